@@ -1,0 +1,84 @@
+# Every task of the project. `make` alone lists them.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run check lint unit test e2e rules skips packages bench docs lock clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+RESULTS := .cache/results
+ADDRESS := $(or $(GPU_EFFICIENCY_WEB_LISTEN_ADDRESS),:19400)
+PIP_COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
+  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/.installed ## watch this node's GPUs; without any, a simulated node
+	@trap 'exit 0' INT TERM; \
+	echo "http://$(patsubst :%,localhost:%,$(ADDRESS:0.0.0.0:%=localhost:%))/  (Ctrl-C ends it)"; \
+	$(BIN)/gpu-efficiency serve; status=$$?; [ $$status -eq 3 ] || exit $$status; \
+	echo "No usable source of GPU telemetry on this machine: running the demo, a simulated node."; \
+	$(BIN)/gpu-efficiency demo
+
+check: lint unit ## what every change must pass: lint, types, imports, unit tests, coverage of the core
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: .venv/.installed
+	@mkdir -p $(RESULTS)
+	$(BIN)/coverage run -m pytest -q -m "not e2e" --junitxml=$(RESULTS)/unit.xml
+	$(BIN)/coverage report
+
+test: ## everything, Debian packages included: what continuous integration runs
+	@rm -rf $(RESULTS)
+	@$(MAKE) --no-print-directory packages
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory e2e
+	@$(MAKE) --no-print-directory rules
+	@$(MAKE) --no-print-directory skips
+
+e2e: .venv/.installed
+	@mkdir -p $(RESULTS)
+	$(BIN)/pytest -q -m e2e --junitxml=$(RESULTS)/e2e.xml
+
+rules:
+	promtool check rules alerts/*.yaml
+	promtool test rules alerts/tests/*.yaml
+
+skips: .venv/.installed
+	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml
+
+packages:
+	@.ci/packages prometheus gcc libc6-dev
+
+bench: .venv/.installed ## measure what the exporter itself costs
+	$(BIN)/python benchmarks/run.py
+
+docs: .venv/.installed ## write docs/metrics.md from the metrics' table
+	@mkdir -p docs .cache
+	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
+	mv .cache/metrics.md docs/metrics.md
+
+lock: .venv/.installed ## pin the dependencies anew, with hashes
+	$(PIP_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock || \
+	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }
+
+clean: ## remove all that the other targets made
+	rm -rf .venv .cache .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	  { echo "No virtual environment could be made: on Debian, apt-get install python3-venv." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
