@@ -1,0 +1,82 @@
+"""What state a GPU is in: RULES, ordered, the first that gives a reason wins, and the last always does.
+
+Owns the judgement of one piece of time. Refuses memory, which is `track`'s, and leaks.
+"""
+
+from collections.abc import Callable
+
+from exporter.core.evidence import Evidence
+from exporter.core.model import State
+from exporter.core.policy import Policy
+from exporter.core.track import Piece
+
+_HARD = frozenset({"lost", "missing", "xid", "recovery", "reset_required"})
+"""Conditions under which a GPU cannot work; any other ("drained") yields to a job that does."""
+
+
+Rule = Callable[[Evidence, Piece, Policy], str]
+"""Returns the reason the state holds, or "" when it does not."""
+
+
+def _unavailable(ev: Evidence, piece: Piece, policy: Policy) -> str:
+    condition = ev.device.condition
+    if not condition or condition in _HARD:
+        return condition
+    working = not ev.distrust and ev.engine >= policy.stalled_engine
+    return "" if working and piece.holders else condition
+
+
+def _unobserved(ev: Evidence, piece: Piece, _: Policy) -> str:
+    return ev.distrust or ("" if piece.owner_known else "owner_unknown")
+
+
+def _unowned(_: Evidence, piece: Piece, __: Policy) -> str:
+    return "leaked_process" if not piece.holders and piece.leaked else ""
+
+
+def _unallocated(_: Evidence, piece: Piece, __: Policy) -> str:
+    return "" if piece.holders else "free"
+
+
+def _hung(_: Evidence, piece: Piece, __: Policy) -> str:
+    if piece.hung:
+        return "spinning"
+    return "culprit" if piece.culprit else ""
+
+
+def _zombie(ev: Evidence, piece: Piece, _: Policy) -> str:
+    return _depth(ev) if piece.zombie else ""
+
+
+def _stalled(ev: Evidence, _: Piece, policy: Policy) -> str:
+    return _depth(ev) if ev.engine < policy.stalled_engine else ""
+
+
+def _depth(ev: Evidence) -> str:
+    """How far down an idle GPU is: a context that rests, or nobody home."""
+    processes = ev.reading.processes
+    if processes is None:
+        return "processes_unseen"
+    return "idle_context" if processes else "no_process"
+
+
+def _active(_: Evidence, __: Piece, ___: Policy) -> str:
+    return "computing"
+
+
+RULES: tuple[tuple[State, Rule], ...] = (
+    (State.UNAVAILABLE, _unavailable),
+    (State.UNOBSERVED, _unobserved),
+    (State.UNOWNED, _unowned),
+    (State.UNALLOCATED, _unallocated),
+    (State.HUNG, _hung),
+    (State.ZOMBIE, _zombie),
+    (State.STALLED, _stalled),
+    (State.ACTIVE, _active),
+)
+"""In this order; the first that gives a reason wins, and the last always does."""
+
+
+def classify(ev: Evidence, piece: Piece, policy: Policy) -> tuple[State, str]:
+    """The one state of a piece of time, with the reason in one word."""
+    return next((state, reason) for state, rule in RULES if (reason := rule(ev, piece, policy)))

@@ -1,0 +1,253 @@
+"""Floats end here: one reading becomes `Evidence`, checked, clamped and cut into integer pools.
+
+Owns what a counter may say and what follows from one reading alone. Refuses memory: nothing here knows the
+reading before. What cannot be believed is dropped and named in `rejected`, never replaced by a guess.
+"""
+
+from math import inf
+from operator import attrgetter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.model import MS, PPM, Device, Reading
+from exporter.core.policy import Policy
+
+NO, IF_FLAT, YES = 0, 1, 2
+"""Does the reading look like a spin: no; only if the PCIe traffic is also flat; yes."""
+_RATIOS = (
+    "gr_engine_active",
+    "sm_active",
+    "tensor_active",
+    "dram_active",
+    "fp64_active",
+    "fp32_active",
+    "fp16_active",
+    "gpu_utilization",
+)
+_AMOUNTS = (
+    "pcie_tx_bytes_per_second",
+    "pcie_rx_bytes_per_second",
+    "nvlink_tx_bytes_per_second",
+    "nvlink_rx_bytes_per_second",
+    "power_watts",
+    "enforced_power_limit_watts",
+    "energy_joules",
+    "sm_clock_hz",
+    "memory_used_bytes",
+)
+_ratios, _amounts = attrgetter(*_RATIOS), attrgetter(*_AMOUNTS)
+
+
+class Evidence(Struct, gc=False):
+    """What one reading proves. Pools are parts per million of its time and add up to the whole."""
+
+    reading: Reading
+    device: Device
+    distrust: str = ""
+    """Not empty: nothing else here may be used."""
+    rejected: tuple[str, ...] = ()
+    engine: float = 0.0
+    sm: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    clock: float = 1.0
+    fp: float | None = None
+    utilization: int | None = None
+    """The driver's own, parts per million."""
+    nvlink: float | None = None
+    """The busier direction, bytes per second; 0 where the board has none."""
+    pcie_tx: float | None = None
+    pcie_rx: float | None = None
+    wait: int = PPM
+    slack: int = 0
+    clock_loss: int = 0
+    pure: int = 0
+    """Tensor time at the reference clock: share of the dense peak delivered (OFU)."""
+    unresolved: int = 0
+    work: int = 0
+    """Effective work: engine time that touched tensor, FP or DRAM; parts per million."""
+    spin: int = NO
+    suspect_only: bool = False
+    """A field that could acquit is missing: the spin may be suspected, never confirmed."""
+    activity: int = 0
+    """How far from a spin the busiest signal is, in multiples of its limit."""
+    joules: float = 0.0
+    """Energy per ppm of a millisecond; 0 where neither a counter nor the power is seen."""
+    flops: float = 0.0
+    """Tensor FLOPs per millisecond, from activity and the board's peak."""
+    bytes: float = 0.0
+    """DRAM traffic per millisecond, likewise."""
+
+
+def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
+    """One reading as evidence. Never raises on any float; distrusted evidence says why in one word."""
+    ev = Evidence(reading, device, reading.distrust)
+    if ev.distrust:
+        return ev
+    checked = _checked(reading, policy, ev)
+    engine = checked.gr_engine_active
+    driver = checked.gpu_utilization
+    ev.utilization = None if driver is None else round(driver * PPM)
+    ev.engine = engine if engine is not None else (driver or 0.0)
+    if engine is None and driver is None:
+        ev.distrust = "no_engine_signal"
+        return ev
+    ev.sm, ev.tensor, ev.dram = checked.sm_active, checked.tensor_active, checked.dram_active
+    ev.distrust = _ordered(ev, policy)
+    if ev.distrust:
+        return ev
+    _links(ev, checked)
+    _pools(ev, checked)
+    _physics(ev, checked)
+    _spin(ev, checked, policy, profiled=engine is not None)
+    return ev
+
+
+def _checked(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
+    """The reading itself when all is in range, else a copy without what is not."""
+    for value in _ratios(reading):
+        if value is not None and not 0.0 <= value <= 1.0:
+            return _repaired(reading, policy, ev)
+    for value in _amounts(reading):
+        if value is not None and not 0.0 <= value < inf:
+            return _repaired(reading, policy, ev)
+    return reading
+
+
+def _repaired(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
+    wrong: dict[str, float | None] = {}
+    for name, value in zip(_RATIOS, _ratios(reading), strict=True):
+        if value is not None and not 0.0 <= value <= 1.0:
+            wrong[name] = 1.0 if 1.0 < value <= 1.0 + policy.clamp_excess else None
+            ev.rejected += (_fault(value, policy),)
+    for name, value in zip(_AMOUNTS, _amounts(reading), strict=True):
+        if value is not None and not 0.0 <= value < inf:
+            wrong[name] = None
+            ev.rejected += (_fault(value, policy),)
+    return replace(reading, **wrong)
+
+
+def _fault(value: float, policy: Policy) -> str:
+    if value < 0:
+        return "negative"
+    if value <= 1.0 + policy.clamp_excess:
+        return "clamped"
+    return "above_one" if value < inf else "not_finite"
+
+
+def _ordered(ev: Evidence, policy: Policy) -> str:
+    """0 <= t <= s <= g: clamp a small excess, drop a large one. Returns why the reading is worthless, or "".
+
+    A whole profiler gone to zero (after an XID, or another client took the counters) shows as an engine at
+    exactly 0 beside a busy driver, or as pipes busier than the engine that holds them.
+    """
+    g, s, t = ev.engine, ev.sm, ev.tensor
+    slop = policy.clamp_excess
+    if s is not None and t is not None and s > g + slop and t > g + slop:
+        return "zero_filled"
+    if g == 0.0 and not s and not t and (ev.utilization or 0) >= policy.zero_fill_utilization * PPM:
+        return "zero_filled"
+    if s is not None and s > g:
+        ev.sm = g if s <= g + slop else None
+        ev.rejected += ("clamped" if s <= g + slop else "order",)
+    ceiling = g if ev.sm is None else ev.sm
+    if t is not None and t > ceiling:
+        ev.tensor = ceiling if t <= ceiling + slop else None
+        ev.rejected += ("clamped" if t <= ceiling + slop else "order",)
+    return ""
+
+
+def _links(ev: Evidence, checked: Reading) -> None:
+    lacks = ev.device.lacks
+    ev.nvlink = _busier(checked.nvlink_tx_bytes_per_second, checked.nvlink_rx_bytes_per_second)
+    if ev.nvlink is None and "nvlink_tx_bytes_per_second" in lacks:
+        ev.nvlink = 0.0
+    ev.pcie_tx, ev.pcie_rx = checked.pcie_tx_bytes_per_second, checked.pcie_rx_bytes_per_second
+    ev.fp = _busier(_busier(checked.fp64_active, checked.fp32_active), checked.fp16_active)
+    if ev.dram is None and "dram_active" in lacks:
+        ev.dram = 0.0
+
+
+def _busier(one: float | None, other: float | None) -> float | None:
+    if one is None:
+        return other
+    return one if other is None or one >= other else other
+
+
+def _pools(ev: Evidence, checked: Reading) -> None:
+    """Cut the reading into wait, slack, clock and tensor; or into wait and unresolved without a tensor peak."""
+    engine = round(ev.engine * PPM)
+    ev.wait = PPM - engine
+    spec = ev.device.spec
+    if ev.tensor is None or spec is None or spec.peak_flops is None:
+        ev.unresolved = engine
+        return
+    tensor = min(engine, round(ev.tensor * PPM))
+    ev.slack = engine - tensor
+    reference, actual = spec.tensor_reference_clock_hz, checked.sm_clock_hz
+    if reference and actual is not None and actual < reference:
+        ev.clock = actual / reference
+    ev.pure = int(tensor * ev.clock)
+    ev.clock_loss = tensor - ev.pure
+
+
+def _physics(ev: Evidence, checked: Reading) -> None:
+    """Energy from its counter, else from the power at the reading's end; FLOPs and bytes from the board's peaks."""
+    if checked.energy_joules is not None:
+        ev.joules = checked.energy_joules / (checked.end - checked.start) * (MS / PPM)
+    else:
+        ev.joules = (checked.power_watts or 0.0) / 1000 / PPM
+    spec = ev.device.spec
+    if spec is not None:
+        ev.flops = ev.pure / PPM * (spec.peak_flops or 0.0) / 1000
+        ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0) / 1000
+
+
+def _spin(ev: Evidence, checked: Reading, policy: Policy, *, profiled: bool) -> None:
+    """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
+    tensor, dram, fp = ev.tensor or 0.0, ev.dram or 0.0, ev.fp or 0.0
+    seen = ev.tensor is not None or ev.dram is not None
+    computes = tensor >= policy.working_tensor or dram >= policy.working_dram or fp >= policy.working_fp
+    if computes or not seen:
+        ev.work = round(ev.engine * PPM)
+    if not profiled or ev.tensor is None:
+        return
+    pcie = _busier(ev.pcie_tx, ev.pcie_rx)
+    ev.activity = int(
+        max(
+            tensor / policy.working_tensor,
+            dram / policy.working_dram,
+            fp / policy.working_fp,
+            (ev.nvlink or 0.0) / policy.spin_nvlink_bytes_per_second,
+        )
+    )
+    if ev.engine < policy.spin_engine or ev.activity or not _cool(ev, checked, policy):
+        return
+    ev.spin = _pcie_at_rest(ev, pcie, policy)
+    ev.suspect_only = ev.dram is None or ev.nvlink is None or pcie is None or not _acquittable(ev, checked)
+
+
+def _cool(ev: Evidence, checked: Reading, policy: Policy) -> bool:
+    """Power near idle-with-context; True where it cannot be judged. A spin kernel draws little more than that."""
+    spec = ev.device.spec
+    limit, power = checked.enforced_power_limit_watts, checked.power_watts
+    if spec is None or spec.idle_context_watts is None or not limit or power is None:
+        return True
+    share = policy.spin_power_share if ev.fp is None else policy.spin_power_share_with_fp
+    return power <= spec.idle_context_watts + share * limit
+
+
+def _acquittable(ev: Evidence, checked: Reading) -> bool:
+    """Could register-bound work have shown itself, in the FP pipes or in the power draw?"""
+    spec = ev.device.spec
+    powered = checked.power_watts is not None and checked.enforced_power_limit_watts is not None
+    return ev.fp is not None or (powered and spec is not None and spec.idle_context_watts is not None)
+
+
+def _pcie_at_rest(ev: Evidence, pcie: float | None, policy: Policy) -> int:
+    if pcie is None or pcie < policy.spin_pcie_bytes_per_second:
+        return YES
+    spec = ev.device.spec
+    capacity = spec.pcie_bytes_per_second if spec is not None else None
+    return IF_FLAT if capacity and pcie < policy.spin_pcie_flat_share * capacity else NO

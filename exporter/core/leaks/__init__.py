@@ -1,0 +1,233 @@
+"""LEAKS: every way a paid GPU-second is lost, in the order of pouring, one row each.
+
+Owns the table and the pouring. A detector is one function `take(span) -> ppm`, in a file of its own where it
+has a formula; the pouring clips it to what its pools still hold, so that no estimate can take what is not there.
+Refuses time and money: a row says what share of a stretch is lost, the ledger how long it was.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from exporter.core.leaks import (
+    checkpoint,
+    communication,
+    data_stall,
+    host_overhead,
+    low_parallelism,
+    memory_bound,
+    startup,
+)
+from exporter.core.leaks.span import CLOCK, POOLS, SLACK, TENSOR, UNRESOLVED, WAIT, Span
+from exporter.core.model import State
+
+Take = Callable[[Span], int]
+_WORKING = frozenset({State.ZOMBIE, State.STALLED, State.ACTIVE})
+LAYERS = ("gau", "ectr", "emfu", "useful", "unresolved", "unobserved")
+"""What a second counts as: a loss of one of the three layers, or one of the three outcomes that are no loss."""
+
+
+class Leak(Struct, frozen=True):
+    """One row. `pools` are drained in their order; in a state it `swallows` it takes the whole stretch."""
+
+    name: str
+    layer: str
+    takes: str
+    """What it takes, in words; the catalogue and the page print it."""
+    pools: tuple[int, ...] = ()
+    evidence: str = "measured"
+    """measured, estimated; or reported, engine: taken only when a workload or a serving engine says so."""
+    team: str = "platform"
+    watch: str = ""
+    """The metric to watch."""
+    fix: str = ""
+    """What to do first."""
+    take: Take | None = None
+    """None: its evidence comes from a workload or an engine, and none has spoken: it takes nothing."""
+    swallows: frozenset[State] = frozenset()
+    states: frozenset[State] = _WORKING
+
+
+def _rest(pool: int) -> Take:
+    return lambda span: span.pools[pool]
+
+
+LEAKS: tuple[Leak, ...] = (
+    Leak(
+        "unavailable", "gau", "all time a GPU cannot be scheduled and does not work",
+        swallows=frozenset({State.UNAVAILABLE}),
+        watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains",
+    ),
+    Leak(
+        "idle_allocation", "gau", "time nobody holds the GPU, and the waiting of zombies",
+        pools=(WAIT,), take=_rest(WAIT), states=frozenset({State.ZOMBIE}),
+        swallows=frozenset({State.UNALLOCATED, State.UNOWNED}),
+        watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
+    ),
+    Leak(
+        "hung", "ectr", "all time a job spins without progress, its idle culprits included",
+        swallows=frozenset({State.HUNG}), team="training",
+        watch="MTTD, MTTR, goodput", fix="dump stacks on the culprit rank, then restart from the checkpoint",
+    ),
+    Leak(
+        "failure_recovery", "ectr", "waiting from a restart to the first work",
+        pools=(WAIT,), take=startup.take_restart, team="training",
+        watch="MTTR, goodput", fix="checkpoint more often; restart in place",
+    ),
+    Leak(
+        "startup", "ectr", "waiting from the allocation to the first work",
+        pools=(WAIT,), take=startup.take,
+        watch="time from allocation to first work", fix="cache images, weights and compiled kernels on the node",
+    ),
+    Leak(
+        "checkpoint", "ectr", "waiting while state is copied to the host",
+        pools=(WAIT,), evidence="estimated", take=checkpoint.take, team="training",
+        watch="checkpoint seconds per hour", fix="save asynchronously and in shards",
+    ),
+    Leak(
+        "data_stall", "ectr", "waiting for input",
+        pools=(WAIT,), evidence="estimated", take=data_stall.take, team="data",
+        watch="input wait per step", fix="more loader workers, prefetch, local copies of the data",
+    ),
+    Leak(
+        "pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",
+        pools=(WAIT, SLACK), evidence="reported", team="training",
+        watch="bubble ratio", fix="more microbatches or interleaved stages",
+    ),
+    Leak(
+        "kv_cache_wait", "ectr", "waiting while requests queue because the KV cache is full",
+        pools=(WAIT,), evidence="engine", team="serving",
+        watch="KV-cache use, preemptions", fix="quantise or page the KV cache; add a replica",
+    ),
+    Leak(
+        "batching", "ectr", "empty batch slots while requests queue",
+        pools=(WAIT, SLACK), evidence="engine", team="serving",
+        watch="batch fill, queue time", fix="continuous batching; raise the batch limit",
+    ),
+    Leak(
+        "host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
+        pools=(WAIT,), evidence="estimated", take=host_overhead.take, team="training",
+        watch="host-bound fraction", fix="CUDA graphs, compilation, fused kernels, a faster host loop",
+    ),
+    Leak(
+        "unattributed_stall", "ectr", "the rest of waiting",
+        pools=(WAIT,), take=_rest(WAIT), team="training",
+        watch="stall seconds by job", fix="let the job report its phases; profile one step",
+    ),
+    Leak(
+        "exposed_communication", "ectr", "kernels that only move data between GPUs or wait for a peer",
+        pools=(SLACK,), evidence="estimated", take=communication.take, team="training",
+        watch="exposed communication", fix="overlap with compute; place ranks closer; find the straggler",
+    ),
+    Leak(
+        "prefill_decode_interference", "ectr", "decode steps stretched by prefills beside them",
+        pools=(SLACK,), evidence="engine", team="serving",
+        watch="TTFT, inter-token p99", fix="chunked prefill, or prefill and decode on GPUs of their own",
+    ),
+    Leak(
+        "memory_bound", "emfu", "kernels limited by DRAM",
+        pools=(SLACK,), take=memory_bound.take, team="model",
+        watch="arithmetic intensity", fix="bigger batches, fused kernels, lower precision",
+    ),
+    Leak(
+        "low_parallelism", "emfu", "SMs without a warp while a kernel runs",
+        pools=(SLACK,), take=low_parallelism.take, team="model",
+        watch="per-workload memory and compute use", fix="bigger batches; a smaller GPU or MIG slice",
+    ),
+    Leak(
+        "other_compute", "emfu", "the rest of kernel time without tensor work",
+        pools=(SLACK,), take=_rest(SLACK), team="model",
+        watch="tensor share of kernel time", fix="move the work to tensor cores; profile the top kernels",
+    ),
+    Leak(
+        "throttled", "emfu", "tensor time lost because the clock is below the reference",
+        pools=(CLOCK,), take=_rest(CLOCK),
+        watch="clock event reasons", fix="cooling, power limit, clock settings",
+    ),
+    Leak(
+        "rejected_speculation", "emfu", "draft tokens computed and thrown away",
+        pools=(TENSOR,), evidence="engine", team="serving",
+        watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts",
+    ),
+    Leak(
+        "kv_cache_pressure", "emfu", "tokens computed twice after eviction",
+        pools=(TENSOR,), evidence="engine", team="serving",
+        watch="preemptions", fix="more KV memory per request; limit concurrency",
+    ),
+    Leak(
+        "recomputation", "emfu", "activations computed twice to save memory",
+        pools=(TENSOR,), evidence="reported", team="training",
+        watch="HFU-MFU gap", fix="selective recomputation",
+    ),
+    Leak(
+        "padding", "emfu", "padded sequences and tiles, dropped expert slots",
+        pools=(TENSOR,), evidence="reported", team="data",
+        watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles",
+    ),
+    Leak(
+        "rework", "emfu", "steps run a second time after a restart",
+        pools=(TENSOR,), evidence="reported", team="training",
+        watch="steps repeated per restart", fix="checkpoint more often",
+    ),
+    Leak(
+        "oversized_allocation", "gau", "the part of a GPU a job never needed, out of what was lost anyway",
+        evidence="reported", team="scheduling",
+        watch="peak need against the smallest slice", fix="MIG slice or a smaller board",
+    ),
+)  # fmt: skip
+
+NAMES = (*(leak.name for leak in LEAKS), "useful", "unresolved", "unobserved")
+"""Every value of the label `leak`: the leaks, then the outcomes that are none."""
+LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved")
+"""The layer of each, in the order of NAMES."""
+USEFUL, UNRESOLVED_TIME, UNOBSERVED = (NAMES.index(name) for name in ("useful", "unresolved", "unobserved"))
+
+_PLANS: dict[State, tuple[tuple[int, Take, int, tuple[int, ...]], ...]] = {
+    state: tuple(
+        (i, leak.take, leak.pools[0] if len(leak.pools) == 1 else -1, leak.pools)
+        for i, leak in enumerate(LEAKS)
+        if leak.take is not None and state in leak.states
+    )
+    for state in State
+}
+"""By state, the leaks that can take then: index, detector, their only pool or -1, all their pools."""
+_SWALLOWS = {state: i for i, leak in enumerate(LEAKS) for state in leak.swallows} | {State.UNOBSERVED: UNOBSERVED}
+
+Taken = list[tuple[int, int]]
+"""(index into NAMES, parts per million of the stretch), adding up to the span's whole."""
+
+
+def pour(span: Span) -> Taken:
+    """Give all of a span to leaks and outcomes: each part once, none twice, 0 <= taken <= left."""
+    swallower = _SWALLOWS.get(span.state)
+    if swallower is not None:
+        return [(swallower, span.whole)]
+    taken: Taken = []
+    left = span.pools
+    for index, take, only, pools in _PLANS[span.state]:
+        available = left[only] if only >= 0 else sum([left[pool] for pool in pools])
+        if not available:
+            continue
+        amount = take(span)
+        if amount > 0:
+            amount = min(amount, available)
+            taken.append((index, amount))
+            _drain(left, only, pools, amount)
+    if left[TENSOR]:
+        taken.append((USEFUL, left[TENSOR]))
+    if left[UNRESOLVED]:
+        taken.append((UNRESOLVED_TIME, left[UNRESOLVED]))
+    return taken
+
+
+def _drain(left: list[int], only: int, pools: tuple[int, ...], amount: int) -> None:
+    if only >= 0:
+        left[only] -= amount
+        return
+    for pool in pools:
+        part = min(amount, left[pool])
+        left[pool] -= part
+        amount -= part
+
+
+__all__ = ["LAYERS", "LAYER_OF", "LEAKS", "NAMES", "POOLS", "UNOBSERVED", "USEFUL", "Leak", "Span", "pour"]

@@ -1,0 +1,34 @@
+"""What a detector may look at, and the four pools it may take from."""
+
+from msgspec import Struct
+
+from exporter.core.evidence import Evidence
+from exporter.core.model import State
+from exporter.core.policy import Policy
+from exporter.core.track import Minute, spins
+
+WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
+"""Waiting (no kernel); a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
+kernel time whose worth cannot be known."""
+POOLS = ("wait", "slack", "clock", "tensor", "unresolved")
+
+
+class Span(Struct, gc=False):
+    """One owner's part of a stretch of one GPU's time, in one state."""
+
+    ev: Evidence
+    state: State
+    policy: Policy
+    pools: list[int]
+    """What is left of each pool, parts per million of the whole stretch."""
+    whole: int
+    """This owner's share of the stretch, parts per million."""
+    gpus: int = 1
+    restarts: int = 0
+    worked: bool = True
+    minute: Minute = Minute()
+
+    @property
+    def spinning(self) -> bool:
+        """The kernel only waits for a peer."""
+        return spins(self.ev, self.minute)

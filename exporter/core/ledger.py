@@ -1,0 +1,187 @@
+"""The two books: per GPU x leak, never evicted, and per job x leak, evicted a while after the job's end.
+
+Owns posting and the law: for every GPU, always, the parts add up to what was paid, as integers. Refuses to
+judge: what it posts was decided elsewhere. Entries are never reversed.
+"""
+
+from collections import Counter, deque
+
+from exporter.core.evidence import Evidence
+from exporter.core.leaks import NAMES, Taken
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, State
+from exporter.core.policy import Policy
+from exporter.core.track import Limits, Track, limits
+
+MARK_EVERY = 60 * SECOND
+MARKS = 61
+"""An hour of marks, a minute apart, and the one before."""
+SPREAD_BINS = 20
+"""Engine activity is spread over bins of 5 %."""
+_COUNTERS = (
+    "bytes", "dram", "dram_seen", "engine", "flops", "paid", "pure", "tensor_seen", "until",
+    "utilization", "utilization_seen",
+)  # fmt: skip
+
+
+class Book:
+    """Counters of one GPU or one job.
+
+    Times are integer nanoseconds (`parts`, `paid`, `engine`, ...); `energy` is joules by leak; `flops` and `bytes`
+    are what the tensor pipes and DRAM did, as far as the board's peaks are known.
+    """
+
+    __slots__ = (*_COUNTERS, "energy", "marks", "next_mark", "parts", "since", "spread")
+
+    def __init__(self, start: int) -> None:
+        self.since = self.until = start
+        self.paid = self.engine = self.pure = self.tensor_seen = 0
+        self.dram = self.dram_seen = self.utilization = self.utilization_seen = 0
+        self.flops = self.bytes = 0.0
+        self.parts = [0] * len(NAMES)
+        self.energy = [0.0] * len(NAMES)
+        self.spread = [0] * SPREAD_BINS
+        self.marks: deque[Mark] = deque([Mark(self)], maxlen=MARKS)
+        self.next_mark = (start // MARK_EVERY + 1) * MARK_EVERY
+
+    def post(self, taken: Taken, whole: int, ms: int, ev: Evidence) -> None:
+        """Add `ms` milliseconds, of which `whole` ppm are split by `taken`. Ppm times milliseconds are nanoseconds.
+
+        `paid` does not add up `taken`: that the two agree is what `conserved` checks.
+        """
+        parts, energy, rate = self.parts, self.energy, ev.joules * ms
+        for index, ppm in taken:
+            parts[index] += ppm * ms
+            energy[index] += ppm * rate
+        self.paid += whole * ms
+
+    def observe(self, ev: Evidence, ms: int, sharers: int = 1) -> None:
+        """Add `ms` milliseconds of what the counters said, a `sharers`-th of it."""
+        if ev.distrust:
+            return
+        busy, seen = PPM - ev.wait, PPM * ms // sharers
+        self.engine += busy * ms // sharers
+        self.spread[busy * SPREAD_BINS // (PPM + 1)] += ms
+        if ev.utilization is not None:
+            self.utilization += ev.utilization * ms // sharers
+            self.utilization_seen += seen
+        if ev.dram is not None:
+            self.dram += int(ev.dram * seen)
+            self.dram_seen += seen
+            self.bytes += ev.bytes * ms / sharers
+        if not ev.unresolved:
+            self.pure += ev.pure * ms // sharers
+            self.tensor_seen += seen
+            self.flops += ev.flops * ms / sharers
+
+    def mark_if_due(self) -> None:
+        """Once a minute, keep today's counters as the beginning of a window."""
+        if self.until >= self.next_mark:
+            self.marks.append(Mark(self))
+            self.next_mark = (self.until // MARK_EVERY + 1) * MARK_EVERY
+
+    def window(self, seconds: int) -> "Mark":
+        """The latest mark that lies at least `seconds` back, or the oldest there is."""
+        horizon = self.until - seconds * SECOND
+        return next((mark for mark in reversed(self.marks) if mark.until <= horizon), self.marks[0])
+
+
+class Mark:
+    """A book's counters at one moment: what a window begins with."""
+
+    __slots__ = (*_COUNTERS, "parts", "spread")
+
+    def __init__(self, book: Book) -> None:
+        self.until, self.paid, self.engine = book.until, book.paid, book.engine
+        self.pure, self.tensor_seen, self.dram, self.dram_seen = (
+            book.pure,
+            book.tensor_seen,
+            book.dram,
+            book.dram_seen,
+        )
+        self.utilization, self.utilization_seen = book.utilization, book.utilization_seen
+        self.flops, self.bytes = book.flops, book.bytes
+        self.parts, self.spread = tuple(book.parts), tuple(book.spread)
+
+
+class Gpu:
+    """One GPU of the inventory: its book, its track, and what was last seen of it."""
+
+    __slots__ = ("book", "device", "holders", "reading", "reason", "since", "state", "track")
+
+    def __init__(self, device: Device, start: int) -> None:
+        self.device, self.book, self.track = device, Book(start), Track()
+        self.state, self.reason, self.since = State.UNOBSERVED, "starting", start
+        self.reading: Reading | None = None
+        self.holders: tuple[Allocation, ...] = ()
+
+    def enter(self, state: State, reason: str, at: int) -> None:
+        """Remember the state, and since when."""
+        if state is not self.state:
+            self.state, self.since = state, at
+        self.reason = reason
+
+
+class Job:
+    """One job's part of this node: its book adds up over its GPUs."""
+
+    __slots__ = ("book", "gpus", "owner")
+
+    def __init__(self, owner: Owner, start: int) -> None:
+        self.owner, self.book = owner, Book(start)
+        self.gpus: set[str] = set()
+
+    def saw(self, uuid: str, ev: Evidence, end: int, ms: int, sharers: int) -> None:
+        """Add what one of its GPUs did for `ms` milliseconds up to `end`."""
+        book = self.book
+        self.gpus.add(uuid)
+        book.until = max(book.until, end)
+        book.observe(ev, ms, sharers)
+        book.mark_if_due()
+
+
+class Ledger:
+    """All that is known of a node: its GPUs, its jobs, and counts of what was refused."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self.rules: Limits = limits(self.policy)
+        self.gpus: dict[str, Gpu] = {}
+        self.jobs: dict[str, Job] = {}
+        self.allocations: dict[str, list[Allocation]] = {}
+        self.allocations_at = NEVER
+        self.rejected: Counter[str] = Counter()
+        self.unobserved: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.conservation_errors = 0
+        self.at: int | None = None
+        self.wall = 0
+        self.source = ""
+
+    def allocate(self, allocations: tuple[Allocation, ...]) -> None:
+        """Replace what is known about who holds what."""
+        self.allocations = {}
+        for held in allocations:
+            self.allocations.setdefault(held.uuid, []).append(held)
+
+    def job(self, owner: Owner, start: int) -> Job:
+        """The job's book, opened at `start` if there is none."""
+        job = self.jobs.get(owner.job_id)
+        if job is None:
+            job = self.jobs[owner.job_id] = Job(owner, start)
+        job.owner = owner
+        return job
+
+    def evict(self, at: int) -> None:
+        """Drop jobs that ended long ago, and the oldest ended ones beyond the limit; never one that holds a GPU."""
+        linger = round(self.policy.job_linger_seconds * 1000) * MS
+        holding = {h.owner.job_id for held in self.allocations.values() for h in held if h.end is None}
+        ended = sorted((job.book.until, name) for name, job in self.jobs.items() if name not in holding)
+        surplus = len(self.jobs) - self.policy.max_jobs
+        for rank, (until, name) in enumerate(ended):
+            if rank < surplus or at - until > linger:
+                del self.jobs[name]
+
+
+def conserved(book: Book) -> bool:
+    """The law: what was lost, useful, unresolved and unobserved is what was paid, to the nanosecond."""
+    return sum(book.parts) == book.paid == book.until - book.since

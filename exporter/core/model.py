@@ -1,0 +1,175 @@
+"""The values that flow through the house, and nothing else.
+
+Owns the shapes of what sources, schedulers and traces say (`Device`, `Reading`, `Allocation`,
+`Observation`). Refuses behaviour: nothing here judges.
+
+Times are integer nanoseconds on the host's monotonic clock, on whole milliseconds: a millisecond times a
+part per million is a whole nanosecond, which is what makes the ledger exact. Signals keep NVIDIA's names
+in lower case, ratios run from 0 to 1, everything else is in base units. `None` means *not seen*, never zero.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+MS = 1_000_000
+"""One millisecond in nanoseconds: the grid of every boundary in a ledger."""
+SECOND = 1_000 * MS
+NEVER = -(1 << 60)
+"""A time before all others, for what was never known."""
+PPM = 1_000_000
+"""The whole of a span, in parts per million."""
+
+
+class Spec(Struct, frozen=True, omit_defaults=True):
+    """What a board can do at best; dense figures, never sparse ones.
+
+    Source: NVIDIA datasheets as collected in `exporter/data/gpu_specs.csv`, one row a board with its confidence.
+    """
+
+    name: str
+    peak_flops: float | None = None
+    """Dense 16-bit tensor FLOP/s."""
+    tensor_reference_clock_hz: float | None = None
+    """SM clock at which `peak_flops` holds."""
+    memory_bandwidth_bytes_per_second: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    """One direction, all links."""
+    pcie_bytes_per_second: float | None = None
+    """One direction."""
+    idle_context_watts: float | None = None
+    """Board power with a CUDA context and no kernel."""
+    dram_ceiling: float = 0.9
+    """The highest `dram_active` that real copy kernels reach."""
+
+
+class Device(Struct, frozen=True, omit_defaults=True):
+    """One GPU of the node's inventory: paid for whether or not it answers."""
+
+    uuid: str
+    index: str = ""
+    """The driver's ordinal, as people name it ("0")."""
+    model: str = ""
+    spec: Spec | None = None
+    lacks: tuple[str, ...] = ()
+    """Signals this hardware cannot have (no NVLink on a PCIe board): they count as zero, not as missing."""
+    condition: str = ""
+    """Why the GPU cannot work, in one word ("lost", "missing", "drained"); empty when it can."""
+
+
+class Process(Struct, frozen=True, omit_defaults=True):
+    """A process with a context on the GPU, as the driver lists it."""
+
+    pid: int
+    memory_bytes: int | None = None
+    name: str = ""
+
+
+class Reading(Struct, frozen=True, omit_defaults=True):
+    """One GPU's telemetry over the interval its counters describe: [start, end).
+
+    Ratios and rates are means over the interval; power, temperature, clocks and memory are the latest value
+    unless the source averages them. Rates are bytes per second as the GPU sees them: `tx` leaves the GPU
+    (device to host, or to a peer), `rx` enters it (DCGM fields 1009-1012).
+    """
+
+    uuid: str
+    start: int
+    end: int
+    gr_engine_active: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    fp64_active: float | None = None
+    fp32_active: float | None = None
+    fp16_active: float | None = None
+    pcie_tx_bytes_per_second: float | None = None
+    pcie_rx_bytes_per_second: float | None = None
+    nvlink_tx_bytes_per_second: float | None = None
+    nvlink_rx_bytes_per_second: float | None = None
+    gpu_utilization: float | None = None
+    """The driver's own "utilisation": the share of time with a kernel, the 98 % of `nvidia-smi`."""
+    power_watts: float | None = None
+    enforced_power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    """Used during the interval."""
+    temperature_celsius: float | None = None
+    sm_clock_hz: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    clock_event_reasons: int | None = None
+    """Bits of NVML's clock event reasons (`nvmlClocksEventReasons`)."""
+    processes: tuple[Process, ...] | None = None
+    distrust: str = ""
+    """Why the source itself does not vouch for these figures, in one word ("stale", "blank"); else empty."""
+
+
+class Owner(Struct, frozen=True, omit_defaults=True):
+    """Who holds a GPU, in the scheduler's own words."""
+
+    job_id: str
+    scheduler: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    namespace: str = ""
+    pod: str = ""
+    name: str = ""
+    workload_class: str = "batch"
+    """batch, interactive or serving: how long idling is normal."""
+
+
+class Allocation(Struct, frozen=True, omit_defaults=True):
+    """One owner's hold on one GPU over [start, end); `end` is None while it lasts."""
+
+    uuid: str
+    owner: Owner
+    start: int
+    end: int | None = None
+    gpus: int = 1
+    """GPUs of the whole job, on all its nodes: a job of one cannot wait for a peer."""
+    restarts: int = 0
+    """How often the scheduler has restarted the job."""
+
+
+class Fault(Struct, frozen=True, omit_defaults=True):
+    """Something that could not be read or believed; counted by `kind`, told by `message`."""
+
+    kind: str
+    message: str = ""
+    uuid: str = ""
+
+
+class Observation(Struct, frozen=True, omit_defaults=True):
+    """All that was seen at one moment. A trace is a header and a list of these; replay needs no clock.
+
+    `devices` and `allocations` are change-points: None means "as before". `settled` is the instant up to which
+    nothing more will come: what no reading covers before it is posted as unobserved.
+    """
+
+    at: int
+    wall: int
+    """The same moment in Unix nanoseconds, for people; never used for arithmetic."""
+    readings: tuple[Reading, ...] = ()
+    settled: int | None = None
+    """None: `at`."""
+    devices: tuple[Device, ...] | None = None
+    allocations: tuple[Allocation, ...] | None = None
+    allocations_at: int | None = None
+    """When the allocations, new or "as before", were last known to be true. None: `at`."""
+    source: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+class State(StrEnum):
+    """What a GPU is doing, exclusively; RULES in `classification` decide, the first match wins."""
+
+    UNAVAILABLE = "unavailable"
+    UNOBSERVED = "unobserved"
+    UNOWNED = "unowned"
+    UNALLOCATED = "unallocated"
+    HUNG = "hung"
+    ZOMBIE = "zombie"
+    STALLED = "stalled"
+    ACTIVE = "active"

@@ -1,0 +1,201 @@
+"""The whole core on one screen: an observation goes in, the ledger has moved on.
+
+Owns the order of things: take in the inventory and the owners, refuse what is malformed, attribute, find the
+timed states of every GPU, then classify and pour each piece and post it. Two passes, for whether a resting
+GPU is a hung job's culprit depends on its siblings. Time nobody saw is a reading too: a distrusted one.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from exporter.core.attribution import attribute
+from exporter.core.classification import classify
+from exporter.core.evidence import Evidence, weigh
+from exporter.core.leaks import Span, Taken, pour
+from exporter.core.ledger import Gpu, Ledger, conserved
+from exporter.core.model import MS, PPM, Allocation, Observation, Owner, Reading, State
+from exporter.core.track import Piece, blind, pieces
+
+Stretch = tuple[Gpu, Evidence, list[Piece]]
+"""A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
+Hangs = dict[str, list[tuple[int, int]]]
+"""Job id -> when any of its GPUs hung."""
+UNKNOWN = Owner(job_id="unknown", name="the scheduler's word is too old to tell")
+
+
+def advance(ledger: Ledger, observation: Observation) -> None:
+    """Move the ledger to `observation`. Never raises on bad figures: it refuses them by name, and counts."""
+    if ledger.at is not None and observation.at < ledger.at:
+        ledger.rejected["clock_step"] += 1
+        return
+    _take_in(ledger, observation)
+    stretches = [_cut(ledger, gpu, reading) for gpu, reading in _timeline(ledger, observation)]
+    hangs = _hangs(stretches)
+    for gpu, ev, cut in stretches:
+        _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs, ledger.policy.stalled_engine) if hangs else cut)
+    for gpu in ledger.gpus.values():
+        ledger.conservation_errors += not conserved(gpu.book)
+    ledger.evict(observation.at)
+
+
+def _take_in(ledger: Ledger, observation: Observation) -> None:
+    ledger.at, ledger.wall = observation.at, observation.wall
+    ledger.source = observation.source or ledger.source
+    for fault in observation.faults:
+        ledger.faults[fault.kind] += 1
+    for device in observation.devices or ():
+        gpu = ledger.gpus.get(device.uuid)
+        if gpu is None:
+            ledger.gpus[device.uuid] = Gpu(device, _first_moment(device.uuid, observation))
+        else:
+            gpu.device = device
+    ledger.allocations_at = observation.at if observation.allocations_at is None else observation.allocations_at
+    if observation.allocations is not None:
+        ledger.allocate(observation.allocations)
+
+
+def _first_moment(uuid: str, observation: Observation) -> int:
+    """A GPU is paid for from the first moment anything is said of it."""
+    starts = [r.start for r in observation.readings if r.uuid == uuid and not _malformed(r, observation.at)]
+    return min([observation.at - observation.at % MS, *starts])
+
+
+def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, Reading]]:
+    """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
+    for reading in sorted(observation.readings, key=_by_start):
+        gpu = ledger.gpus.get(reading.uuid)
+        wrong = "unknown_gpu" if gpu is None else _malformed(reading, observation.at)
+        if gpu is None or wrong or reading.start < gpu.book.until:
+            ledger.rejected[wrong or "overlap"] += 1
+            continue
+        if reading.start > gpu.book.until:
+            yield gpu, _gap(gpu, reading.start, observation)
+        gpu.reading, gpu.book.until = reading, reading.end
+        yield gpu, reading
+    settled = observation.at if observation.settled is None else min(observation.settled, observation.at)
+    for gpu in ledger.gpus.values():
+        if gpu.book.until < settled - settled % MS:
+            yield gpu, _gap(gpu, settled - settled % MS, observation)
+
+
+def _by_start(reading: Reading) -> int:
+    return reading.start
+
+
+def _malformed(reading: Reading, at: int) -> str:
+    if reading.start % MS or reading.end % MS or reading.end <= reading.start:
+        return "bad_interval"
+    return "future" if reading.end > at else ""
+
+
+def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
+    """Time no reading covers, with the best reason there is."""
+    uuid, start = gpu.device.uuid, gpu.book.until
+    kinds = [fault.kind for fault in observation.faults if fault.uuid in (uuid, "")]
+    gpu.book.until = end
+    return Reading(uuid, start, end, distrust=kinds[0] if kinds else "gap")
+
+
+def _cut(ledger: Ledger, gpu: Gpu, reading: Reading) -> Stretch:
+    """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
+    ev = weigh(reading, gpu.device, ledger.policy)
+    for reason in ev.rejected:
+        ledger.rejected[reason] += 1
+    cut: list[Piece] = []
+    for start, end, holders, known in _owned(ledger, ev):
+        if ev.distrust or not known:
+            blind(gpu.track, end - start)
+            cut.append(Piece(start, end, holders, owner_known=known))
+            continue
+        _begin_if_new(ledger, gpu, holders)
+        cut.extend(pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy))
+    return gpu, ev, cut
+
+
+def _owned(ledger: Ledger, ev: Evidence) -> list[tuple[int, int, tuple[Allocation, ...], bool]]:
+    """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown, not nobody.
+
+    A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's.
+    """
+    uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
+    reach = ledger.allocations_at + ledger.rules.stale
+    known_until = min(end, max(start, reach - reach % MS))
+    parts = attribute(start, known_until, ledger.allocations.get(uuid, ())) if start < known_until else ()
+    owned = [(a, b, holders, True) for a, b, holders in parts]
+    if known_until < end:
+        taken = ev.reading.processes or ev.engine >= ledger.policy.stalled_engine
+        somebody = (Allocation(uuid, UNKNOWN, start=reach),) if taken else ()
+        owned.append((known_until, end, somebody, bool(somebody)))
+    return owned
+
+
+def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
+    owners = tuple([held.owner.job_id for held in holders])
+    if owners == gpu.track.owners:
+        return
+    windows = ledger.rules.windows
+    window = max((windows.get(h.owner.workload_class, windows["batch"]) for h in holders), default=0)
+    began_unseen = any(held.start < gpu.book.since for held in holders)
+    gpu.track.begin(owners, window=window, worked=began_unseen)
+
+
+def _hangs(stretches: Iterable[Stretch]) -> Hangs:
+    hangs: Hangs = {}
+    for _, _, cut in stretches:
+        for piece in cut:
+            if piece.hung:
+                for held in piece.holders:
+                    hangs.setdefault(held.owner.job_id, []).append((piece.start, piece.end))
+    return hangs
+
+
+def _with_culprits(cut: Iterable[Piece], ev: Evidence, hangs: Hangs, stalled: float) -> Iterator[Piece]:
+    """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends."""
+    for piece in cut:
+        spans = [span for held in piece.holders for span in hangs.get(held.owner.job_id, ())]
+        if ev.distrust or ev.engine >= stalled or not spans:
+            yield piece
+            continue
+        inside = sorted({t for span in spans for t in span if piece.start < t < piece.end})
+        edges = [piece.start, *inside, piece.end]
+        for a, b in pairwise(edges):
+            culprit = any(start <= a and b <= end for start, end in spans)
+            yield piece.between(a, b, culprit=culprit)
+
+
+def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
+    """Second pass: classify and pour every piece of one reading, and post it to both books."""
+    for piece in cut:
+        state, reason = classify(ev, piece, ledger.policy)
+        gpu.enter(state, reason, piece.start)
+        gpu.holders = piece.holders
+        if state is State.UNOBSERVED:
+            ledger.unobserved[reason] += piece.end - piece.start
+        ms = (piece.end - piece.start) // MS
+        for held, sharers, whole, taken in _poured(ledger, ev, piece, state):
+            gpu.book.post(taken, whole, ms, ev)
+            if held is not None:
+                job = ledger.job(held.owner, piece.start)
+                job.book.post(taken, whole, ms, ev)
+                job.saw(gpu.device.uuid, ev, piece.end, ms, sharers)
+        gpu.book.observe(ev, ms)
+    gpu.book.mark_if_due()
+
+
+def _poured(
+    ledger: Ledger, ev: Evidence, piece: Piece, state: State
+) -> Iterator[tuple[Allocation | None, int, int, Taken]]:
+    """Each owner, how many share the GPU, the owner's ppm of it, and where they went. Owners split the pools first."""
+    policy, minute, worked = ledger.policy, piece.minute, piece.worked
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    count = len(piece.holders)
+    if count == 0:
+        yield None, 1, PPM, pour(Span(ev, state, policy, pools, PPM))
+    elif count == 1:
+        held = piece.holders[0]
+        yield held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, worked, minute))
+    else:
+        for rank, held in enumerate(piece.holders):
+            own = [pool // count + (rank < pool % count) for pool in pools]
+            span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, worked, minute)
+            yield held, count, span.whole, pour(span)

@@ -1,0 +1,193 @@
+"""What one reading may claim, and what is done to it when it claims too much."""
+
+import math
+from typing import Any
+
+import pytest
+
+from exporter.core.evidence import IF_FLAT, NO, YES, Evidence, weigh
+from exporter.core.model import PPM
+from exporter.core.policy import Policy
+from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
+
+POLICY = Policy()
+
+
+def evidence(signals: dict[str, Any], **changes: Any) -> Evidence:
+    return weigh(reading(0, 1, signals | changes), device(), POLICY)
+
+
+def test_pools_of_a_busy_second() -> None:
+    """g 0.95, t 0.45 at three quarters of the reference clock: wait 5 %, slack 50 %, clock 11.25 %, tensor 33.75 %."""
+    ev = evidence(WORKING, sm_clock_hz=0.75 * 1830e6)
+    assert (ev.wait, ev.slack, ev.clock_loss, ev.pure) == (50_000, 500_000, 112_500, 337_500)
+    assert ev.unresolved == 0
+
+
+def test_a_clock_above_the_reference_gains_nothing() -> None:
+    assert evidence(WORKING, sm_clock_hz=1980e6).clock == 1.0
+
+
+@pytest.mark.parametrize("missing", ["tensor_active"])
+def test_without_a_tensor_counter_kernel_time_is_unresolved(missing: str) -> None:
+    ev = evidence(WORKING, **{missing: None})
+    assert (ev.wait, ev.unresolved, ev.slack, ev.pure) == (50_000, 950_000, 0, 0)
+
+
+def test_an_unknown_board_has_no_peak() -> None:
+    ev = weigh(reading(0, 1), device(spec=None), POLICY)
+    assert ev.unresolved == 950_000
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "left"),
+    [
+        (math.nan, "not_finite", None),
+        (math.inf, "not_finite", None),
+        (-math.inf, "negative", None),
+        (-0.1, "negative", None),
+        (1.04, "clamped", 1.0),
+        (1.2, "above_one", None),
+        (98.0, "above_one", None),
+    ],
+)
+def test_a_ratio_out_of_range(value: float, reason: str, left: float | None) -> None:
+    ev = evidence(WORKING, dram_active=value)
+    assert ev.rejected == (reason,)
+    assert ev.dram == left
+    assert not ev.distrust
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_an_amount_out_of_range_is_not_seen(value: float) -> None:
+    ev = evidence(WORKING, pcie_tx_bytes_per_second=value)
+    assert ev.pcie_tx is None
+    assert len(ev.rejected) == 1
+
+
+@pytest.mark.parametrize(
+    ("sm", "tensor", "rejected", "kept_sm", "kept_tensor"),
+    [
+        (0.52, 0.2, ("clamped",), 0.5, 0.2),
+        (0.7, 0.2, ("order",), None, 0.2),
+        (0.4, 0.42, ("clamped",), 0.4, 0.4),
+        (0.4, 0.5, ("order",), 0.4, None),
+        (None, 0.53, ("clamped",), None, 0.5),
+    ],
+)
+def test_tensor_within_sm_within_engine(
+    sm: float | None, tensor: float, rejected: tuple[str, ...], kept_sm: float | None, kept_tensor: float | None
+) -> None:
+    ev = evidence(WORKING, gr_engine_active=0.5, sm_active=sm, tensor_active=tensor)
+    assert (ev.rejected, ev.sm, ev.tensor) == (rejected, kept_sm, kept_tensor)
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        {"gr_engine_active": 0.1, "sm_active": 0.8, "tensor_active": 0.5},
+        {"gr_engine_active": 0.0, "sm_active": 0.0, "tensor_active": 0.0, "gpu_utilization": 0.9},
+    ],
+)
+def test_a_profiler_gone_to_zero_is_not_believed(signals: dict[str, Any]) -> None:
+    assert evidence(WORKING, **signals).distrust == "zero_filled"
+
+
+def test_zero_beside_a_driver_at_rest_is_just_zero() -> None:
+    assert not evidence(RESTING).distrust
+
+
+def test_no_engine_signal_at_all() -> None:
+    assert evidence(WORKING, gr_engine_active=None, gpu_utilization=None).distrust == "no_engine_signal"
+
+
+def test_the_drivers_word_stands_in_for_the_engine() -> None:
+    ev = evidence(WORKING, gr_engine_active=None, tensor_active=None, gpu_utilization=0.6)
+    assert (ev.wait, ev.unresolved) == (400_000, 600_000)
+    assert ev.spin == NO
+
+
+def test_a_source_that_does_not_vouch_is_not_believed() -> None:
+    assert weigh(reading(0, 1, distrust="stale"), device(), POLICY).distrust == "stale"
+
+
+def test_energy_comes_from_the_counter_or_from_the_power() -> None:
+    assert evidence(WORKING, energy_joules=500.0).joules * PPM * 1000 == pytest.approx(500.0)
+    assert evidence(WORKING).joules * PPM * 1000 == pytest.approx(600.0)
+    assert evidence(WORKING, power_watts=None).joules == 0.0
+
+
+def test_flops_and_bytes_from_activity_and_peaks() -> None:
+    ev = evidence(WORKING)
+    assert ev.flops * 1000 == pytest.approx(0.45 * 989.4e12)
+    assert ev.bytes * 1000 == pytest.approx(0.4 * 3350e9)
+
+
+def test_a_spin() -> None:
+    ev = evidence(SPINNING)
+    assert (ev.spin, ev.suspect_only, ev.work) == (YES, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"gr_engine_active": 0.9}, "the engine rests now and then"),
+        ({"tensor_active": 0.01}, "tensor work"),
+        ({"dram_active": 0.02}, "memory traffic"),
+        ({"fp32_active": 0.05}, "arithmetic"),
+        ({"nvlink_tx_bytes_per_second": 2e8}, "link traffic"),
+        ({"pcie_rx_bytes_per_second": 5e9}, "host traffic"),
+        ({"power_watts": 300.0}, "it draws what work draws"),
+        ({"tensor_active": None}, "nobody saw the tensor pipes"),
+    ],
+)
+def test_what_acquits(change: dict[str, Any], why: str) -> None:
+    assert evidence(SPINNING, **change).spin == NO, why
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["dram_active", "nvlink_tx_bytes_per_second nvlink_rx_bytes_per_second",
+     "pcie_tx_bytes_per_second pcie_rx_bytes_per_second"],
+)  # fmt: skip
+def test_what_is_missing_leaves_only_suspicion(gone: str) -> None:
+    ev = evidence(SPINNING, **dict.fromkeys(gone.split()))
+    assert (ev.spin, ev.suspect_only) == (YES, True)
+
+
+def test_without_power_and_fp_pipes_there_is_only_suspicion() -> None:
+    assert evidence(SPINNING, power_watts=None, fp32_active=None).suspect_only
+    assert not evidence(SPINNING, power_watts=None).suspect_only
+    assert not evidence(SPINNING, fp32_active=None).suspect_only
+
+
+def test_power_is_judged_more_strictly_where_the_fp_pipes_are_not_seen() -> None:
+    """Idle-with-context 110 W and a limit of 700 W: 166 W without FP pipes, 215 W with them."""
+    assert evidence(SPINNING, fp32_active=None, power_watts=180.0).spin == NO
+    assert evidence(SPINNING, power_watts=180.0).spin == YES
+
+
+def test_what_the_hardware_cannot_have_is_zero_not_missing() -> None:
+    lacks = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "dram_active")
+    gone: dict[str, Any] = dict.fromkeys(lacks)
+    ev = weigh(reading(0, 1, SPINNING | gone), device(lacks=lacks), POLICY)
+    assert (ev.spin, ev.suspect_only, ev.nvlink, ev.dram) == (YES, False, 0.0, 0.0)
+
+
+def test_polling_of_host_memory_is_judged_by_its_evenness() -> None:
+    """30 MB/s is more than a heartbeat, and far below 5 % of 64 GB/s."""
+    assert evidence(SPINNING, pcie_rx_bytes_per_second=3e7).spin == IF_FLAT
+    unknown = weigh(reading(0, 1, SPINNING | {"pcie_rx_bytes_per_second": 3e7}), device(spec=None), POLICY)
+    assert unknown.spin == NO
+
+
+def test_effective_work_needs_more_than_an_engine() -> None:
+    assert evidence(WORKING).work == 950_000
+    assert evidence(SPINNING).work == 0
+    assert evidence(WORKING, tensor_active=None, dram_active=None, fp32_active=None).work == 950_000
+
+
+def test_power_cannot_be_judged_on_an_unknown_board() -> None:
+    ev = weigh(reading(0, 1, SPINNING | {"power_watts": 600.0}), device(spec=None), POLICY)
+    assert ev.spin == YES
+    assert H100.idle_context_watts

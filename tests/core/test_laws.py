@@ -1,0 +1,278 @@
+"""The laws of the ledger, on inputs that hypothesis makes up.
+
+Each docstring names the mutation under which the law was seen to fail.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exporter.core.attribution import attribute
+from exporter.core.catalog import METRICS
+from exporter.core.evidence import weigh
+from exporter.core.exposition import render
+from exporter.core.leaks import LEAKS, Span, pour
+from exporter.core.ledger import Ledger, conserved
+from exporter.core.model import MS, PPM, Allocation, Device, Observation, Owner, Process, Reading, State
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.track import Minute
+from tests.worlds import H100, RESTING, SPINNING, WORKING, device
+
+# Thresholds short enough for made-up minutes to cross every one of them.
+POLICY = Policy(
+    hang_suspect_seconds=1.0,
+    hang_seconds=2.5,
+    wake_seconds=0.4,
+    wake_window_seconds=2.0,
+    zombie_batch_seconds=4.0,
+    zombie_interactive_seconds=6.0,
+    zombie_serving_seconds=8.0,
+    unowned_seconds=1.5,
+    allocation_stale_seconds=6.0,
+    job_linger_seconds=20.0,
+    max_jobs=3,
+)
+GPUS = ("GPU-0", "GPU-1")
+ratios = st.one_of(st.none(), st.sampled_from([0.0, 0.005, 0.99, 1.0]), st.floats(0, 1))
+wild = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
+rates = st.one_of(st.none(), st.sampled_from([0.0, 5e6, 2e9, 3e9]), st.floats(0, 1e12))
+kinds = st.sampled_from([WORKING, RESTING, SPINNING])
+
+
+@st.composite
+def signals(draw: st.DrawFn) -> dict[str, Any]:
+    """A plain kind of second, a made-up one, or garbage."""
+    base = dict(draw(kinds))
+    if draw(st.booleans()):
+        values = draw(st.sampled_from([ratios, wild]))
+        for name in ("gr_engine_active", "sm_active", "tensor_active", "dram_active", "fp32_active", "gpu_utilization"):
+            base[name] = draw(values)
+        for name in ("pcie_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts", "sm_clock_hz"):
+            base[name] = draw(st.one_of(rates, wild))
+    base["processes"] = draw(st.sampled_from([None, (), (Process(1),)]))
+    base["distrust"] = draw(st.sampled_from(["", "", "", "stale"]))
+    return base
+
+
+@st.composite
+def allocations(draw: st.DrawFn) -> tuple[Allocation, ...]:
+    """Up to three owners on each GPU, beginning and ending anywhere."""
+    made = []
+    for uuid in GPUS:
+        for job in draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)):
+            start = draw(st.integers(-5_000, 30_000)) * MS
+            lasts = draw(st.one_of(st.none(), st.integers(1, 20_000)))
+            owner = Owner(job_id=job, workload_class=draw(st.sampled_from(["batch", "interactive", "serving", "odd"])))
+            made.append(
+                Allocation(
+                    uuid=uuid,
+                    owner=owner,
+                    start=start,
+                    end=None if lasts is None else start + lasts * MS,
+                    gpus=draw(st.integers(1, 2)),
+                    restarts=draw(st.integers(0, 1)),
+                )
+            )
+    return tuple(made)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Observation]:
+    """A node's story: readings of any length, gaps, lost GPUs, owners that come and go."""
+    now = draw(st.integers(-3, 3)) * 1000 * MS
+    devices = tuple(device(uuid, str(i), spec=draw(st.sampled_from([H100, None]))) for i, uuid in enumerate(GPUS))
+    story = [Observation(now, now, devices=devices, allocations=draw(allocations()))]
+    for _ in range(draw(st.integers(1, 8))):
+        before, now = now, now + draw(st.integers(1, 9_000)) * MS
+        readings = tuple(Reading(uuid, before, now, **draw(signals())) for uuid in GPUS if draw(st.integers(0, 9)))
+        story.append(
+            Observation(
+                now,
+                now,
+                readings=readings,
+                devices=draw(st.sampled_from([None, None, devices, _lost(devices)])),
+                allocations=draw(st.one_of(st.none(), st.none(), allocations())),
+                allocations_at=draw(st.sampled_from([None, None, story[0].at])),
+            )
+        )
+    return story
+
+
+def _lost(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    return (msgspec.structs.replace(devices[0], condition="lost"), *devices[1:])
+
+
+def run(story: Iterable[Observation]) -> Ledger:
+    ledger = Ledger(POLICY)
+    for observation in story:
+        advance(ledger, observation)
+    return ledger
+
+
+def totals(ledger: Ledger) -> dict[str, Any]:
+    """Everything that must not depend on how time was cut."""
+    gpus = {uuid: (gpu.book.paid, tuple(gpu.book.parts)) for uuid, gpu in ledger.gpus.items()}
+    jobs = {name: (job.book.paid, tuple(job.book.parts)) for name, job in ledger.jobs.items()}
+    return {"gpus": gpus, "jobs": jobs, "states": {u: g.state for u, g in ledger.gpus.items()}}
+
+
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@relaxed
+@given(traces())
+def test_conservation(story: list[Observation]) -> None:
+    """Every nanosecond paid is in exactly one part, of every GPU and of every job.
+
+    Fails when `leaks._drain` forgets to subtract what it gave, or `Book.post` skips a part.
+    """
+    ledger = run(story)
+    for gpu in ledger.gpus.values():
+        assert sum(gpu.book.parts) == gpu.book.paid == story[-1].at - story[0].at
+        assert conserved(gpu.book)
+    for job in ledger.jobs.values():
+        assert sum(job.book.parts) == job.book.paid
+    assert ledger.conservation_errors == 0
+
+
+@relaxed
+@given(traces())
+def test_the_job_book_never_holds_more_than_the_gpus(story: list[Observation]) -> None:
+    """What all jobs held is at most what all GPUs were paid for, shared GPUs included.
+
+    Fails when sharers are each given the whole pools in `pipeline._poured`.
+    """
+    ledger = Ledger(msgspec.structs.replace(POLICY, job_linger_seconds=1e6, max_jobs=99))
+    for observation in story:
+        advance(ledger, observation)
+    assert sum(job.book.paid for job in ledger.jobs.values()) <= sum(g.book.paid for g in ledger.gpus.values())
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 10_000),
+    st.lists(st.tuples(st.integers(-9, 20_000), st.one_of(st.none(), st.integers(1, 9_000)), st.sampled_from("abc"))),
+)
+def test_partition(start: int, length: int, holds: list[tuple[int, int | None, str]]) -> None:
+    """Attribution cuts an interval into parts that touch and never overlap, each with exactly its holders.
+
+    Fails when `attribute` drops the cut at an allocation's end.
+    """
+    made = [Allocation("GPU-0", Owner(job_id=job), a * MS, None if n is None else (a + n) * MS) for a, n, job in holds]
+    parts = attribute(start * MS, (start + length) * MS, made)
+    assert parts[0][0] == start * MS
+    assert parts[-1][1] == (start + length) * MS
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
+    for begin, end, holders in parts:
+        assert begin < end
+        for moment in (begin, (begin + end) // 2):
+            holding = {h.owner.job_id for h in made if h.start <= moment and (h.end is None or moment < h.end)}
+            assert {h.owner.job_id for h in holders} == holding
+
+
+@relaxed
+@given(traces(), st.data())
+def test_cutting_a_reading_changes_no_total(story: list[Observation], data: st.DataObject) -> None:
+    """Two half readings that say the same as the whole one are worth the same, to the nanosecond.
+
+    Fails when `track._time_to` rounds down instead of up, or when a state is decided by counting readings.
+    """
+    cut: list[Observation] = []
+    for observation in story:
+        at = data.draw(st.integers(1, 9_000)) * MS
+        starts = [r.start for r in observation.readings]
+        middle = starts[0] + at if starts else 0
+        if starts and middle < observation.at:
+            cut.append(_part(observation, None, middle))
+            cut.append(_part(observation, middle, observation.at))
+        else:
+            cut.append(observation)
+    assert totals(run(cut)) == totals(run(story))
+
+
+def _part(observation: Observation, start: int | None, end: int) -> Observation:
+    replace = msgspec.structs.replace
+    readings = tuple(replace(r, start=r.start if start is None else start, end=end) for r in observation.readings)
+    whole = replace(observation, readings=readings, at=end, wall=end)
+    if observation.allocations_at is None:
+        whole = replace(whole, allocations_at=observation.at)
+    return whole
+
+
+@relaxed
+@given(traces())
+def test_replay_is_deterministic(story: list[Observation]) -> None:
+    """The same trace gives the same bytes, through JSON and back.
+
+    Fails when `take_snapshot` leaves jobs in the order of a set.
+    """
+    again = [msgspec.json.decode(msgspec.json.encode(o), type=Observation) for o in _finite(story)]
+    once = render(take_snapshot(run(_finite(story)), Meta()), metrics=METRICS)
+    assert render(take_snapshot(run(again), Meta()), metrics=METRICS) == once
+
+
+def _finite(story: list[Observation]) -> list[Observation]:
+    """JSON has no NaN: what a source cannot write down it cannot have said."""
+    replace = msgspec.structs.replace
+    names = Reading.__struct_fields__
+
+    def clean(r: Reading) -> Reading:
+        values = {n: getattr(r, n) for n in names}
+        bad = {n: None for n, v in values.items() if isinstance(v, float) and not abs(v) < float("inf")}
+        return replace(r, **bad) if bad else r
+
+    return [replace(o, readings=tuple(map(clean, o.readings))) for o in story]
+
+
+@relaxed
+@given(traces())
+def test_no_counter_ever_decreases(story: list[Observation]) -> None:
+    """Fails when `Book.post` subtracts, or a gap is posted with a negative length."""
+    ledger = Ledger(POLICY)
+    before: dict[str, tuple[float, ...]] = {}
+    for observation in story:
+        advance(ledger, observation)
+        for gpu in ledger.gpus.values():
+            now = (*gpu.book.parts, gpu.book.paid, gpu.book.engine, *gpu.book.energy, gpu.book.flops)
+            was = before.get(gpu.device.uuid, (0,) * len(now))
+            assert all(a >= b for a, b in zip(now, was, strict=True))
+            before[gpu.device.uuid] = now
+
+
+@relaxed
+@given(signals(), st.sampled_from(list(State)), st.integers(1, 2), st.booleans(), st.builds(Minute))
+def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
+    made: dict[str, Any], state: State, gpus: int, worked: bool, minute: Minute
+) -> None:
+    """The pouring gives out exactly the whole, in parts that are never negative.
+
+    Fails when `pour` trusts a detector's figure without clipping it.
+    """
+    ev = weigh(Reading("GPU-0", 0, 1000 * MS, **made), device(), POLICY)
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    assert sum(pools) == PPM
+    assert min(pools) >= 0
+    taken = pour(Span(ev, state, POLICY, pools, PPM, gpus, 0, worked, minute))
+    assert all(amount > 0 for _, amount in taken)
+    assert sum(amount for _, amount in taken) == PPM
+    assert len({index for index, _ in taken}) == len(taken)
+
+
+@pytest.mark.parametrize("greed", [-5, 0, 1, PPM, 10 * PPM])
+def test_a_greedy_or_negative_detector_is_clipped(greed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a detector asks for, nothing is made and nothing vanishes."""
+    ev = weigh(Reading("GPU-0", 0, 1000 * MS, **WORKING), device(), POLICY)
+    plan = tuple((i, (lambda _: greed), -1, leak.pools) for i, leak in enumerate(LEAKS) if leak.take)
+    monkeypatch.setitem(__import__("exporter.core.leaks", fromlist=["_PLANS"])._PLANS, State.ACTIVE, plan)
+    taken = pour(Span(ev, State.ACTIVE, POLICY, [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved], PPM))
+    assert all(amount > 0 for _, amount in taken)
+    left = PPM - sum(amount for _, amount in taken)
+    assert left == (0 if greed >= PPM else left)
+    assert left >= 0

@@ -1,0 +1,239 @@
+"""Each leak's share of a second, worked out by hand from accounting section 4."""
+
+import itertools
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core import leaks
+from exporter.core.evidence import weigh
+from exporter.core.leaks import LAYERS, LEAKS, NAMES, POOLS, Leak, Span, communication, pour
+from exporter.core.leaks.span import CLOCK, SLACK, TENSOR, UNRESOLVED, WAIT
+from exporter.core.model import PPM, State
+from exporter.core.policy import Policy
+from exporter.core.track import Minute
+from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
+
+POLICY = Policy()
+
+
+def poured(
+    signals: dict[str, Any],
+    *,
+    state: State = State.ACTIVE,
+    gpus: int = 1,
+    restarts: int = 0,
+    worked: bool = True,
+    minute: Minute | None = None,
+    **changes: Any,
+) -> dict[str, float]:
+    """One second of one owner: leak -> share."""
+    board = device(**{k: changes.pop(k) for k in ("spec", "lacks") if k in changes})
+    ev = weigh(reading(0, 1, signals | changes), board, POLICY)
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, worked, minute or Minute())
+    return {NAMES[index]: amount / PPM for index, amount in pour(span)}
+
+
+def test_the_table_is_complete_and_in_the_order_of_pouring() -> None:
+    """Accounting section 4: 24 leaks, by name, and the three outcomes."""
+    expected = (
+        "unavailable idle_allocation hung failure_recovery startup checkpoint data_stall pipeline_bubble kv_cache_wait "
+        "batching host_overhead unattributed_stall exposed_communication prefill_decode_interference memory_bound "
+        "low_parallelism other_compute throttled rejected_speculation kv_cache_pressure recomputation padding rework "
+        "oversized_allocation useful unresolved unobserved"
+    )
+    assert " ".join(NAMES) == expected
+    assert len(LEAKS) == 24
+    assert {leak.layer for leak in LEAKS} == {"gau", "ectr", "emfu"} < set(LAYERS)
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
+def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
+    assert leak.takes
+    assert leak.watch
+    assert leak.fix
+    assert leak.team
+    silent = leak.take is None and not leak.swallows
+    assert silent == (leak.evidence in {"reported", "engine"})
+    assert all(0 <= pool < len(POOLS) for pool in leak.pools)
+    assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
+
+
+@pytest.mark.parametrize(
+    ("state", "leak"),
+    [
+        (State.UNAVAILABLE, "unavailable"),
+        (State.UNALLOCATED, "idle_allocation"),
+        (State.UNOWNED, "idle_allocation"),
+        (State.HUNG, "hung"),
+        (State.UNOBSERVED, "unobserved"),
+    ],
+)
+def test_some_states_are_one_leak_whole(state: State, leak: str) -> None:
+    assert poured(WORKING, state=state) == {leak: 1.0}
+
+
+def test_a_busy_second_of_one_gpu() -> None:
+    """g .95 s .8 t .45 d .4 c 1: wait .05; slack .5: memory .4/(.92*.95) of it, then 1-.8/.95 of the rest."""
+    memory = 0.5 * 0.4 / (0.92 * 0.95)
+    empty = (0.5 - memory) * (1 - 0.8 / 0.95)
+    assert poured(WORKING) == pytest.approx(
+        {
+            "unattributed_stall": 0.05,
+            "memory_bound": memory,
+            "low_parallelism": empty,
+            "other_compute": 0.5 - memory - empty,
+            "useful": 0.45,
+        },
+        abs=3e-6,
+    )
+
+
+def test_a_copy_loop_is_memory_bound() -> None:
+    shares = poured(WORKING, gr_engine_active=1.0, sm_active=1.0, tensor_active=0.0, dram_active=0.92)
+    assert shares == {"memory_bound": 1.0}
+
+
+def test_a_gemm_at_1200_mhz_loses_a_third_to_the_clock() -> None:
+    shares = poured(
+        WORKING, gr_engine_active=1.0, sm_active=1.0, tensor_active=0.9, dram_active=0.3, sm_clock_hz=1200e6
+    )
+    assert shares["throttled"] == pytest.approx(0.9 * (1 - 1200 / 1830), abs=2e-6)
+    assert shares["useful"] == pytest.approx(0.9 * 1200 / 1830, abs=2e-6)
+
+
+def test_a_zombie_loses_its_waiting_and_keeps_its_work() -> None:
+    shares = poured(WORKING, state=State.ZOMBIE)
+    assert shares["idle_allocation"] == pytest.approx(0.05)
+    assert shares["useful"] == pytest.approx(0.45)
+    assert "unattributed_stall" not in shares
+
+
+def test_before_the_first_work_it_is_startup_and_after_a_restart_recovery() -> None:
+    assert poured(RESTING, worked=False) == {"startup": 1.0}
+    assert poured(RESTING, worked=False, restarts=1) == {"failure_recovery": 1.0}
+    assert poured(RESTING, worked=True, restarts=1) == {"unattributed_stall": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rate", "engine", "leak"),
+    [(2e9, 0.2, "checkpoint"), (1.9e9, 0.2, "unattributed_stall"), (2e9, 0.3, "unattributed_stall")],
+)
+def test_a_checkpoint_flows_to_the_host_while_the_engine_rests(rate: float, engine: float, leak: str) -> None:
+    quiet: dict[str, Any] = {"sm_active": 0.1, "tensor_active": 0.1, "dram_active": 0.1}
+    shares = poured(WORKING, gr_engine_active=engine, pcie_tx_bytes_per_second=rate, **quiet)
+    assert shares[leak] == pytest.approx(1 - engine)
+    assert "checkpoint" not in poured(WORKING, gr_engine_active=0.2, pcie_rx_bytes_per_second=9e9, **quiet)
+
+
+@pytest.mark.parametrize(("bimodal", "bursts"), [*itertools.product([False, True], repeat=2)])
+def test_a_data_stall_needs_both_signs(bimodal: bool, bursts: bool) -> None:
+    leak = "data_stall" if bimodal and bursts else "unattributed_stall"
+    assert poured(RESTING, minute=Minute(bimodal=bimodal, bursts=bursts)) == {leak: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("engine", "sm", "flat", "host"),
+    [
+        (0.6, 0.2, True, True),
+        (0.6, 0.2, False, False),
+        (0.6, 0.3, True, False),
+        (0.29, 0.1, True, False),
+        (0.995, 0.2, True, False),
+    ],
+)
+def test_a_slow_host_shows_as_even_gaps_between_small_kernels(engine: float, sm: float, flat: bool, host: bool) -> None:
+    shares = poured(
+        WORKING, gr_engine_active=engine, sm_active=sm, tensor_active=0.05, dram_active=0.02, minute=Minute(flat=flat)
+    )
+    assert ("host_overhead" in shares) == host
+    assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
+
+
+def test_spinning_of_several_gpus_is_waiting_for_a_peer_and_of_one_is_not() -> None:
+    assert poured(SPINNING, gpus=2) == {"exposed_communication": 1.0}
+    assert "exposed_communication" not in poured(SPINNING, gpus=1)
+
+
+COLLECTIVE: dict[str, Any] = {
+    "gr_engine_active": 1.0, "sm_active": 0.2, "tensor_active": 0.0, "dram_active": 0.3,
+    "nvlink_tx_bytes_per_second": 200e9, "nvlink_rx_bytes_per_second": 200e9,
+}  # fmt: skip
+
+
+def test_a_second_of_pure_communication() -> None:
+    """DRAM .3 less the link's own 2 x 200 / 3350 = .18 is below .35: nothing but moving data."""
+    assert poured(WORKING, gpus=2, **COLLECTIVE) == {"exposed_communication": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor_active": 0.15},
+        {"dram_active": 0.6},
+        {"nvlink_tx_bytes_per_second": 30e9, "nvlink_rx_bytes_per_second": 30e9},
+    ],
+)
+def test_a_second_with_something_else_in_it_is_mixed(change: dict[str, Any]) -> None:
+    """The lesser of link / .75 and (g - s) / .8, and never more than the slack."""
+    signals = COLLECTIVE | change
+    link = signals["nvlink_tx_bytes_per_second"] / 450e9
+    share = min(link / 0.75, (1.0 - 0.2) / 0.8, 1.0 - signals["tensor_active"])
+    assert poured(WORKING, gpus=2, **signals)["exposed_communication"] == pytest.approx(share, abs=2e-6)
+
+
+@pytest.mark.parametrize("gone", ["nvlink", "sm_active", "dram_active", "tensor_active", "spec"])
+def test_communication_is_not_guessed_from_less_than_it_needs(gone: str) -> None:
+    missing: dict[str, Any] = {
+        "nvlink": {"nvlink_tx_bytes_per_second": None, "nvlink_rx_bytes_per_second": None},
+        "spec": {"spec": None},
+    }.get(gone, {gone: None})
+    shares = poured(WORKING, gpus=2, **(COLLECTIVE | {"nvlink_tx_bytes_per_second": 60e9} | missing))
+    mixed = {"dram_active": min(200 / 450 / 0.75, 1.0)}
+    assert shares.get("exposed_communication", 0.0) == pytest.approx(
+        mixed.get(gone, 1.0 if gone == "sm_active" else 0.0), abs=2e-6
+    )
+
+
+def test_a_board_without_nvlink_talks_over_pcie() -> None:
+    lacks = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
+    over_pcie: dict[str, Any] = (
+        COLLECTIVE | dict.fromkeys(lacks) | {"pcie_tx_bytes_per_second": 20e9, "pcie_rx_bytes_per_second": 20e9}
+    )
+    assert poured(WORKING, gpus=2, lacks=lacks, **over_pcie) == {"exposed_communication": 1.0}
+    unseen: dict[str, Any] = over_pcie | {"pcie_tx_bytes_per_second": None, "pcie_rx_bytes_per_second": None}
+    assert "exposed_communication" not in poured(WORKING, gpus=2, lacks=lacks, **unseen)
+
+
+def test_the_links_own_traffic_is_unknown_without_the_memorys_bandwidth() -> None:
+    spec = replace(H100, memory_bandwidth_bytes_per_second=None)
+    assert poured(WORKING, gpus=2, spec=spec, **(COLLECTIVE | {"dram_active": 0.36}))["exposed_communication"] < 1.0
+
+
+@pytest.mark.parametrize(("gone", "residual"), [("dram_active", "memory_bound"), ("sm_active", "low_parallelism")])
+def test_a_missing_fields_share_goes_to_the_residual(gone: str, residual: str) -> None:
+    missing: dict[str, Any] = {gone: None}
+    shares = poured(WORKING, **missing)
+    assert residual not in shares
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["other_compute"] > poured(WORKING)["other_compute"]
+
+
+def test_without_a_tensor_counter_nothing_is_called_waste() -> None:
+    assert poured(WORKING, tensor_active=None) == {"unattributed_stall": 0.05, "unresolved": 0.95}
+
+
+def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bubbles take waiting first, then slack: a stage that rests may still hold a polling kernel."""
+    plan = ((7, lambda _: 300_000, -1, (WAIT, SLACK)), (16, lambda span: span.pools[SLACK], SLACK, (SLACK,)))
+    monkeypatch.setitem(leaks._PLANS, State.ACTIVE, plan)
+    assert poured(WORKING) == {"pipeline_bubble": 0.3, "other_compute": 0.25, "useful": 0.45}
+    assert (WAIT, SLACK, CLOCK, TENSOR) == (0, 1, 2, 3)
+
+
+def test_a_detector_asked_without_a_board_guesses_nothing() -> None:
+    """The pouring never asks it so: without a spec all kernel time is unresolved."""
+    ev = weigh(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
+    assert communication.take(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2)) == 0

@@ -1,0 +1,197 @@
+"""Each state is entered and left when its rule says so, to the millisecond."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import Ledger
+from exporter.core.model import Allocation, Observation, Owner, State
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import Meta, take_snapshot
+from tests.worlds import JOB, RESTING, SOMEBODY, SPINNING, WORKING, S, device, first, held, reading, seen
+
+Signals = dict[str, Any]
+
+
+def story(phases: Iterable[tuple[float, Signals]], *, owner: Owner | None = JOB, step: float = 10.0) -> Ledger:
+    """One GPU through phases of (seconds, signals), in readings of `step` seconds."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=owner)] if owner else []))
+    now = 0.0
+    for length, signals in phases:
+        end = now + length
+        while now < end:
+            stop = min(end, now + step)
+            advance(ledger, seen(stop, reading(now, stop, signals)))
+            now = stop
+    return ledger
+
+
+def lost(ledger: Ledger, leak: str, uuid: str = "GPU-0") -> float:
+    """Seconds of one leak."""
+    return ledger.gpus[uuid].book.parts[NAMES.index(leak)] / S
+
+
+def state(ledger: Ledger, uuid: str = "GPU-0") -> tuple[State, str, float]:
+    gpu = ledger.gpus[uuid]
+    return gpu.state, gpu.reason, gpu.since / S
+
+
+def test_a_spin_hangs_after_exactly_300_seconds() -> None:
+    ledger = story([(60, WORKING), (1000, SPINNING)], step=7.0)
+    assert state(ledger) == (State.HUNG, "spinning", 360.0)
+    assert lost(ledger, "hung") == 700.0
+
+
+def test_suspicion_comes_after_120_seconds_and_is_shown() -> None:
+    early, later = story([(119, SPINNING)]), story([(120, SPINNING)])
+    assert [take_snapshot(led, Meta()).gpus[0].hang_suspected for led in (early, later)] == [False, True]
+
+
+def test_missing_evidence_never_becomes_more_than_suspicion() -> None:
+    ledger = story([(5000, SPINNING | {"dram_active": None})])
+    assert lost(ledger, "hung") == 0
+    assert take_snapshot(ledger, Meta()).gpus[0].hang_suspected
+
+
+def test_one_stray_reading_delays_a_hang_by_its_share() -> None:
+    """A second of nothing among spinning costs 19 seconds more, as "95 % of the time" asks."""
+    ledger = story([(100, SPINNING), (1, RESTING), (500, SPINNING)], step=1.0)
+    assert state(ledger) == (State.HUNG, "spinning", 320.0)
+
+
+def test_real_work_starts_the_count_anew() -> None:
+    ledger = story([(250, SPINNING), (2, WORKING), (299, SPINNING)], step=1.0)
+    assert state(ledger)[0] is State.ACTIVE
+    assert lost(ledger, "hung") == 0
+
+
+def test_a_hang_survives_a_hiccup_and_ends_after_ten_seconds_of_work() -> None:
+    ledger = story([(400, SPINNING), (5, WORKING), (95, SPINNING), (60, WORKING)], step=1.0)
+    assert lost(ledger, "hung") == 210.0
+    assert state(ledger) == (State.ACTIVE, "computing", 510.0)
+
+
+def test_the_resting_sibling_of_a_hung_job_is_its_culprit() -> None:
+    ledger = Ledger()
+    gpus = [device("GPU-0", "0"), device("GPU-1", "1"), device("GPU-2", "2")]
+    other = Owner(job_id="other")
+    advance(ledger, first(gpus, [held("GPU-0", gpus=2), held("GPU-1", gpus=2), held("GPU-2", other)]))
+    for k in range(10):
+        rows = [
+            reading(k * 60, k * 60 + 60, s, u)
+            for u, s in zip(("GPU-0", "GPU-1", "GPU-2"), (SPINNING, RESTING, RESTING), strict=True)
+        ]
+        advance(ledger, seen(k * 60 + 60, *rows))
+    assert state(ledger, "GPU-0") == (State.HUNG, "spinning", 300.0)
+    assert state(ledger, "GPU-1") == (State.HUNG, "culprit", 300.0)
+    assert state(ledger, "GPU-2")[0] is State.STALLED
+    assert lost(ledger, "hung", "GPU-1") == 300.0
+    assert lost(ledger, "startup", "GPU-1") == 300.0
+
+
+@pytest.mark.parametrize(("kind", "minutes"), [("batch", 30), ("interactive", 120), ("serving", 300), ("novel", 30)])
+def test_a_zombie_rises_when_its_class_says(kind: str, minutes: int) -> None:
+    ledger = story([(minutes * 60 + 600, RESTING)], owner=Owner(job_id="z", workload_class=kind), step=60.0)
+    assert state(ledger) == (State.ZOMBIE, "idle_context", minutes * 60.0)
+    assert lost(ledger, "idle_allocation") == 600.0
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"), [((), "no_process"), (SOMEBODY, "idle_context"), (None, "processes_unseen")]
+)
+def test_how_deep_a_zombie_lies(processes: object, reason: str) -> None:
+    assert state(story([(1900, RESTING | {"processes": processes})]))[:2] == (State.ZOMBIE, reason)
+
+
+def test_a_keeper_that_computes_one_second_in_29_minutes_is_still_a_zombie() -> None:
+    ledger = story([(1739, RESTING), (1, WORKING)] * 8, step=1.0)
+    assert state(ledger)[0] is State.ZOMBIE
+
+
+def test_two_percent_of_work_is_no_zombie() -> None:
+    ledger = story([(98, RESTING), (2, WORKING)] * 60, step=1.0)
+    assert state(ledger)[0] is State.ACTIVE
+    assert lost(ledger, "idle_allocation") == 0
+
+
+def test_a_zombie_that_works_is_poured_and_leaves_within_seconds() -> None:
+    """At 95 % a second of work counts 4.7 of the 50 that wake it: it is awake after 10.64 s."""
+    ledger = story([(1800, RESTING), (600, RESTING), (60, WORKING)], step=1.0)
+    assert state(ledger)[0] is State.ACTIVE
+    assert state(ledger)[2] == pytest.approx(2410.7, abs=0.1)
+    assert lost(ledger, "useful") == pytest.approx(60 * 0.45)
+
+
+def test_nobodys_gpu_that_computes_is_unowned_after_a_minute() -> None:
+    ledger = story([(30, RESTING), (100, WORKING)], owner=None)
+    assert state(ledger) == (State.UNOWNED, "leaked_process", 90.0)
+    assert lost(ledger, "idle_allocation") == 130.0
+    back = story([(200, WORKING), (20, RESTING), (59, WORKING)], owner=None)
+    assert state(back)[0] is State.UNALLOCATED
+
+
+def test_nobodys_gpu_where_the_driver_lists_no_process_is_free() -> None:
+    assert state(story([(200, WORKING | {"processes": ()})], owner=None))[0] is State.UNALLOCATED
+
+
+def test_a_job_without_kernels_is_stalled_and_with_them_active() -> None:
+    assert state(story([(20, WORKING), (20, RESTING)]))[:2] == (State.STALLED, "idle_context")
+    assert state(story([(20, RESTING), (20, WORKING)]))[:2] == (State.ACTIVE, "computing")
+
+
+@pytest.mark.parametrize("condition", ["lost", "missing", "xid", "recovery"])
+def test_a_broken_gpu_is_unavailable_whoever_holds_it(condition: str) -> None:
+    ledger = story([(10, WORKING)])
+    broken = device(condition=condition)
+    advance(ledger, Observation(20 * S, 20 * S, devices=(broken,), readings=(reading(10, 20),)))
+    assert state(ledger) == (State.UNAVAILABLE, condition, 10.0)
+
+
+def test_a_draining_gpu_counts_while_its_job_works() -> None:
+    drained = device(condition="drained")
+    ledger = Ledger()
+    advance(ledger, first([drained], [held()]))
+    advance(ledger, seen(10, reading(0, 10)))
+    assert state(ledger)[0] is State.ACTIVE
+    advance(ledger, seen(20, reading(10, 20, RESTING)))
+    assert state(ledger)[:2] == (State.UNAVAILABLE, "drained")
+    advance(ledger, seen(30))
+    assert state(ledger)[:2] == (State.UNAVAILABLE, "drained")
+
+
+def test_what_nobody_saw_is_unobserved_with_its_reason() -> None:
+    ledger = story([(10, WORKING)])
+    advance(ledger, seen(20, reading(10, 20, distrust="stale")))
+    assert state(ledger) == (State.UNOBSERVED, "stale", 10.0)
+    advance(ledger, seen(30))
+    assert state(ledger)[:2] == (State.UNOBSERVED, "gap")
+    assert ledger.unobserved == {"stale": 10 * S, "gap": 10 * S}
+
+
+def test_old_ownership_is_unknown_not_nobody() -> None:
+    """After 90 s without a word from the scheduler: a process, or work, is somebody's; rest is anybody's."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held()]))
+    advance(ledger, seen(200, reading(0, 200), allocations_at=0))
+    assert ledger.gpus["GPU-0"].holders[0].owner.job_id == "unknown"
+    assert ledger.jobs["41"].book.paid == 90 * S
+    assert ledger.jobs["unknown"].book.paid == 110 * S
+    advance(ledger, seen(300, reading(200, 300, RESTING | {"processes": None}), allocations_at=0))
+    assert state(ledger)[:2] == (State.UNOBSERVED, "owner_unknown")
+
+
+def test_a_spin_is_forgotten_while_nobody_looks() -> None:
+    ledger = story([(250, SPINNING)])
+    advance(ledger, seen(500))
+    advance(ledger, seen(700, reading(500, 700, SPINNING)))
+    assert lost(ledger, "hung") == 0
+
+
+def test_a_new_owner_begins_anew() -> None:
+    ledger = story([(1700, RESTING)])
+    new = Allocation("GPU-0", Owner(job_id="42"), start=1700 * S)
+    advance(ledger, seen(3400, reading(1700, 3400, RESTING), allocations=(new,)))
+    assert state(ledger)[0] is State.STALLED
