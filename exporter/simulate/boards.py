@@ -1,0 +1,186 @@
+"""What a board is and how it draws power: figures and laws of physics, typed in from public datasheets.
+
+Owns the boards the simulation can put into a node. Deliberately shares nothing with `exporter/data`: a
+figure that is wrong there must not be wrong here as well, or no test would see it. Refuses to know what a
+workload is.
+"""
+
+import math
+
+from msgspec import Struct
+
+from exporter.core.model import Spec
+from exporter.simulate.work import Load
+
+_SM_WEIGHT = 0.12
+_TENSOR_WEIGHT = 1.25
+_DRAM_WEIGHT = 0.45
+_PIPE_WEIGHT = 0.3
+"""Shares of the range between idle and limit that SMs with a warp, tensor cores, DRAM and FP pipes draw when
+fully used at the boost clock. Together above 1: a board cannot feed everything at once, and slows down.
+Estimates, set so that a large GEMM is power-capped near 1.75 GHz on H100 SXM and a copy loop draws 60 %."""
+_CLOCK_EXPONENT = 2.5
+"""Dynamic power is f * V^2, and the voltage rises less than linearly with the frequency."""
+_COOLING_SECONDS = 45.0
+"""Time constant of a heat sink: what it takes to cover 63 % of the way to a new temperature."""
+CLOCK_STEP_HZ = 15e6
+"""SM clocks move in steps of 15 MHz (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
+
+
+class Board(Struct, frozen=True, kw_only=True):
+    """One model of GPU. Watts, hertz, bytes, kelvin per watt; peaks are dense 16-bit tensor FLOP/s."""
+
+    name: str
+    driver_name: str
+    peak_flops: float
+    reference_clock_hz: float
+    boost_clock_hz: float
+    idle_clock_hz: float
+    bandwidth: float
+    dram_ceiling: float
+    nvlink: float | None
+    """One direction, all links; None where there are none."""
+    pcie: float
+    """One direction."""
+    memory_bytes: int
+    sms: int
+    idle_watts: float
+    context_watts: float
+    limit_watts: float
+    kelvin_per_watt: float
+    inlet_celsius: float = 26.0
+
+    @property
+    def spec(self) -> Spec:
+        """These figures as a Device carries them."""
+        return Spec(
+            name=self.name,
+            peak_flops=self.peak_flops,
+            tensor_reference_clock_hz=self.reference_clock_hz,
+            memory_bandwidth_bytes_per_second=self.bandwidth,
+            nvlink_bytes_per_second=self.nvlink,
+            pcie_bytes_per_second=self.pcie,
+            idle_context_watts=self.context_watts,
+            dram_ceiling=self.dram_ceiling,
+        )
+
+    @property
+    def peer_bytes_per_second(self) -> float:
+        """What one GPU can send to its peers: NVLink, or PCIe where there is none."""
+        return self.pcie if self.nvlink is None else self.nvlink
+
+
+def demand(load: Load) -> float:
+    """Share of the range between idle-with-context and limit that this load would draw at the boost clock."""
+    pipes = load.fp64 + load.fp32 + load.fp16
+    return _SM_WEIGHT * load.sm + _TENSOR_WEIGHT * load.tensor + _DRAM_WEIGHT * load.dram + _PIPE_WEIGHT * pipes
+
+
+def busy_demand(load: Load) -> float:
+    """Demand while a kernel runs, which is what the governor reacts to: a mean over pauses hides the peaks."""
+    return demand(load) / load.engine if load.engine > 0 else 0.0
+
+
+def governed_clock(board: Board, wanted: float) -> float:
+    """Give the SM clock in hertz that holds the board at its power limit while this demand is on."""
+    if wanted <= 1.0:
+        return board.boost_clock_hz
+    return board.boost_clock_hz / math.pow(wanted, 1.0 / _CLOCK_EXPONENT)
+
+
+def watts(board: Board, mean_demand: float, *, clock_hz: float, context: bool) -> float:
+    """Mean board power in watts: idle, a context's share (memory and clocks up), and what the load draws."""
+    still = board.context_watts if context else board.idle_watts
+    slowed = math.pow(clock_hz / board.boost_clock_hz, _CLOCK_EXPONENT)
+    return still + (board.limit_watts - board.context_watts) * mean_demand * slowed
+
+
+def warmed(board: Board, celsius: float, *, power: float, inlet: float, seconds: float) -> float:
+    """Temperature after `seconds` at `power` watts: it lags, for the heat sink has a mass."""
+    target = inlet + board.kelvin_per_watt * power
+    return target + (celsius - target) * math.exp(-seconds / _COOLING_SECONDS)
+
+
+_MIB = 1 << 20
+
+BOARDS: dict[str, Board] = {
+    board.name: board
+    for board in (
+        # H100 datasheet and whitepaper: 989.4 TFLOP/s dense at the tensor boost clock of 1,830 MHz.
+        Board(
+            name="H100-SXM5-80GB",
+            driver_name="NVIDIA H100 80GB HBM3",
+            peak_flops=989.4e12,
+            reference_clock_hz=1830e6,
+            boost_clock_hz=1980e6,
+            idle_clock_hz=345e6,
+            bandwidth=3.35e12,
+            dram_ceiling=0.92,
+            nvlink=450e9,
+            pcie=63e9,
+            memory_bytes=81559 * _MIB,
+            sms=132,
+            idle_watts=70.0,
+            context_watts=114.0,
+            limit_watts=700.0,
+            kelvin_per_watt=0.055,
+        ),
+        # H200 datasheet: the H100's compute with 141 GB of HBM3e at 4.8 TB/s.
+        Board(
+            name="H200-SXM",
+            driver_name="NVIDIA H200",
+            peak_flops=989.4e12,
+            reference_clock_hz=1830e6,
+            boost_clock_hz=1980e6,
+            idle_clock_hz=345e6,
+            bandwidth=4.8e12,
+            dram_ceiling=0.92,
+            nvlink=450e9,
+            pcie=63e9,
+            memory_bytes=143771 * _MIB,
+            sms=132,
+            idle_watts=76.0,
+            context_watts=120.0,
+            limit_watts=700.0,
+            kelvin_per_watt=0.055,
+        ),
+        # A100 80GB datasheet: 108 SMs x 2,048 FLOP a cycle make 312 TFLOP/s at 1,411 MHz.
+        Board(
+            name="A100-SXM4-80GB",
+            driver_name="NVIDIA A100-SXM4-80GB",
+            peak_flops=312e12,
+            reference_clock_hz=1411e6,
+            boost_clock_hz=1410e6,
+            idle_clock_hz=210e6,
+            bandwidth=2.039e12,
+            dram_ceiling=0.80,
+            nvlink=300e9,
+            pcie=31.5e9,
+            memory_bytes=81920 * _MIB,
+            sms=108,
+            idle_watts=62.0,
+            context_watts=75.0,
+            limit_watts=400.0,
+            kelvin_per_watt=0.085,
+        ),
+        # L40S datasheet: 362 TFLOP/s dense (733 is sparse), GDDR6 at 864 GB/s, PCIe 4.0 x16, no NVLink.
+        Board(
+            name="L40S",
+            driver_name="NVIDIA L40S",
+            peak_flops=362e12,
+            reference_clock_hz=2490e6,
+            boost_clock_hz=2520e6,
+            idle_clock_hz=210e6,
+            bandwidth=864e9,
+            dram_ceiling=0.80,
+            nvlink=None,
+            pcie=31.5e9,
+            memory_bytes=46068 * _MIB,
+            sms=142,
+            idle_watts=33.0,
+            context_watts=84.0,
+            limit_watts=350.0,
+            kelvin_per_watt=0.11,
+        ),
+    )
+}

@@ -1,0 +1,240 @@
+"""Who runs what, where and when on one node: the script the simulation plays.
+
+Owns jobs, their timelines and the truth about them. Refuses sensors: what is here is what really happens, and
+no reading is ever made from `Truth`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import pairwise, zip_longest
+from random import Random
+
+from msgspec import Struct
+
+from exporter.core.model import MS, Allocation, Owner, Process
+from exporter.simulate.boards import Board, busy_demand, governed_clock
+from exporter.simulate.sensors import program
+from exporter.simulate.work import (
+    CALM,
+    FOREVER_MS,
+    NOTHING,
+    Climate,
+    Cycle,
+    Load,
+    Stage,
+    Stages,
+    dice,
+)
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One job: the scheduler's hold on GPUs of this node, and what its processes do, one rank a GPU."""
+
+    owner: Owner
+    slots: tuple[int, ...]
+    """Ordinals of its GPUs on this node, in rank order."""
+    stages: Callable[[Random], Stages]
+    """What the ranks do from the start on; called anew for each rank, with equal random numbers."""
+    start_ms: int = 0
+    hold_ms: int = FOREVER_MS
+    """How long the scheduler gives the GPUs to this job."""
+    orphans: frozenset[int] = frozenset()
+    """Ranks whose process outlives the hold: nobody killed it."""
+    gpus: int = 0
+    """GPUs on all nodes; 0 means those of `slots`."""
+    restarts: int = 0
+
+    @property
+    def end_ms(self) -> int:
+        """When the scheduler takes the GPUs back."""
+        return self.start_ms + self.hold_ms
+
+    def allocation(self, uuid: str, *, now_ms: int) -> Allocation:
+        """Tell the hold on one GPU as known at `now_ms`: an end that has not come yet is not known."""
+        return Allocation(
+            uuid=uuid,
+            owner=self.owner,
+            start=self.start_ms * MS,
+            end=self.end_ms * MS if self.end_ms <= now_ms else None,
+            gpus=self.gpus or len(self.slots),
+            restarts=self.restarts,
+        )
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Everything that will happen to one node. Times are milliseconds from the simulation's beginning."""
+
+    jobs: tuple[Job, ...] = ()
+    lost_ms: Mapping[int, int] = {}
+    """When the GPU in a slot falls off the bus, if it does."""
+    silent_ms: tuple[tuple[int, int], ...] = ()
+    """When the telemetry source gives nothing: [start, end)."""
+    noise: float = 1.0
+
+    def silent(self, now_ms: int) -> bool:
+        """Whether the source gives nothing at this moment."""
+        return any(start <= now_ms < end for start, end in self.silent_ms)
+
+    def lost(self, slot: int, now_ms: int) -> bool:
+        """Whether this GPU no longer answers at this moment."""
+        return self.lost_ms.get(slot, FOREVER_MS) <= now_ms
+
+
+class Truth(Struct, frozen=True, kw_only=True):
+    """What really goes on with one GPU from `at` until its next entry: plain physics, no judgement.
+
+    Shares are of time, `*_active` of the unit's capacity, all means over one cycle of the work, as intended and
+    before any sensor. `clock_ratio` is the SM clock over the board's tensor reference clock while a kernel runs.
+    An entry without a uuid is about the node as a whole.
+    """
+
+    at: int
+    phase: str
+    uuid: str = ""
+    job_id: str = ""
+    """The job whose process is there, or whose hold it is."""
+    process: bool = False
+    held: bool = False
+    """Whether the scheduler has given the GPU to `job_id`."""
+    engine_active: float = 0.0
+    sm_active: float = 0.0
+    tensor_active: float = 0.0
+    dram_active: float = 0.0
+    clock_ratio: float = 0.0
+    peer_bytes_per_second: float = 0.0
+    pcie_bytes_per_second: float = 0.0
+    computing_share: float = 0.0
+    exchanging_share: float = 0.0
+    copying_share: float = 0.0
+    waiting_input_share: float = 0.0
+    waiting_peer_share: float = 0.0
+
+
+class Piece(Struct, frozen=True):
+    """A stretch of one GPU's time in which nothing changes but the place within a cycle."""
+
+    start: int
+    end: int
+    name: str
+    origin: int = 0
+    """When the cycle began its first time round."""
+    cycle: Cycle = NOTHING
+    climate: Climate = CALM
+    process: Process | None = None
+    job: Job | None = None
+
+
+def timeline(plan: Plan, slot: int, *, board: Board, seed: int) -> Iterator[Piece]:
+    """All pieces of one GPU's time, without a gap, from 0 to FOREVER_MS.
+
+    Raises ValueError if a job is still there when the next one starts.
+    """
+    now = 0
+    jobs = sorted((job for job in plan.jobs if slot in job.slots), key=lambda job: job.start_ms)
+    for job, successor in zip_longest(jobs, jobs[1:]):
+        yield from _free(now, job.start_ms)
+        now = job.start_ms
+        free_by = successor.start_ms if successor else FOREVER_MS
+        for piece in _played(job, slot, board=board, seed=seed):
+            if piece.end > free_by:
+                raise ValueError(f"job {job.owner.job_id} is still on GPU {slot} when the next one starts")
+            yield piece
+            now = piece.end
+    yield from _free(now, FOREVER_MS)
+
+
+def _free(start: int, end: int) -> Iterator[Piece]:
+    if start < end:
+        yield Piece(start, end, "free")
+
+
+def _played(job: Job, slot: int, *, board: Board, seed: int) -> Iterator[Piece]:
+    """Play a job on one of its GPUs: its stages, cut where the scheduler kills it, then what is left of the hold."""
+    rank = job.slots.index(slot)
+    dies = FOREVER_MS if rank in job.orphans else min(FOREVER_MS, job.end_ms)
+    pid = dice(seed, job.owner.job_id, "pid").randrange(2_000, 4_000_000) + rank
+    now = job.start_ms
+    for stage in job.stages(dice(seed, job.owner.job_id)):
+        end = min(now + stage.ms, dies)
+        process = program(board, pid, share=stage.memory, name=stage.program) if stage.context else None
+        yield from _staged(job, stage, rank, span=(now, end), process=process)
+        now = end
+        if now >= dies:
+            return
+    if now < min(job.end_ms, FOREVER_MS):
+        yield Piece(now, min(job.end_ms, FOREVER_MS), "held without a process", job=job)
+
+
+def _staged(job: Job, stage: Stage, rank: int, *, span: tuple[int, int], process: Process | None) -> Iterator[Piece]:
+    """Give one rank's part of a stage, in two pieces if the hold ends within it."""
+    start, end = span
+    cuts = [start, job.end_ms, end] if start < job.end_ms < end else [start, end]
+    for left, right in pairwise(cuts):
+        if left < right:
+            yield Piece(
+                left,
+                right,
+                stage.name,
+                origin=start,
+                cycle=stage.cycle(rank),
+                climate=stage.climate(rank),
+                process=process,
+                job=job,
+            )
+
+
+def truth(plan: Plan, uuids: Sequence[str], *, board: Board, seed: int, end_ms: int) -> Iterator[Truth]:
+    """Every change of what really goes on until `end_ms`, in order of time, lazily."""
+    per_gpu = [
+        _gpu_truth(plan, slot, uuid=uuid, board=board, seed=seed, end_ms=end_ms) for slot, uuid in enumerate(uuids)
+    ]
+    return merge(*per_gpu, _source_truth(plan, end_ms), key=lambda entry: entry.at)
+
+
+def _gpu_truth(plan: Plan, slot: int, *, uuid: str, board: Board, seed: int, end_ms: int) -> Iterator[Truth]:
+    until = min(end_ms, plan.lost_ms.get(slot, end_ms))
+    for piece in timeline(plan, slot, board=board, seed=seed):
+        if piece.start >= until:
+            break
+        yield _told(piece, uuid, board)
+    if until < end_ms:
+        yield Truth(at=until * MS, uuid=uuid, phase="off the bus")
+
+
+def _source_truth(plan: Plan, end_ms: int) -> Iterator[Truth]:
+    for start, end in plan.silent_ms:
+        if start < end_ms:
+            yield Truth(at=start * MS, phase="the telemetry source is silent")
+        if end < end_ms:
+            yield Truth(at=end * MS, phase="the telemetry source answers again")
+
+
+def _told(piece: Piece, uuid: str, board: Board) -> Truth:
+    load, share = piece.cycle.mean(), piece.cycle.share
+    return Truth(
+        at=piece.start * MS,
+        uuid=uuid,
+        phase=piece.name,
+        job_id=piece.job.owner.job_id if piece.job else "",
+        process=piece.process is not None,
+        held=piece.job is not None and piece.start < piece.job.end_ms,
+        engine_active=load.engine,
+        sm_active=load.sm,
+        tensor_active=load.tensor,
+        dram_active=load.dram,
+        clock_ratio=_clock_ratio(board, load, piece.climate),
+        peer_bytes_per_second=load.peer_tx + load.peer_rx,
+        pcie_bytes_per_second=load.pcie_tx + load.pcie_rx,
+        computing_share=share("computing"),
+        exchanging_share=share("exchanging"),
+        copying_share=share("copying"),
+        waiting_input_share=share("waiting_input"),
+        waiting_peer_share=share("waiting_peer"),
+    )
+
+
+def _clock_ratio(board: Board, load: Load, climate: Climate) -> float:
+    if load.engine <= 0:
+        return 0.0
+    clock = min(governed_clock(board, busy_demand(load)), climate.clock_cap_hz)
+    return clock / board.reference_clock_hz

@@ -1,0 +1,292 @@
+"""Observations as JSON lines: the recording that replay, tests and bug reports are made of.
+
+Owns the file format: a header line that names its version, then one Observation a line, gzip when the name
+ends in `.gz`. Refuses to judge what it carries, and refuses to guess: a file of another format, an unknown
+version or a line that is broken in the middle is a `TraceError`. Only one fault is forgiven, because every
+recorder that is killed leaves it: a last line that is cut off. It is told in `Trace.truncated`.
+"""
+
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+import msgspec
+from msgspec import Struct
+
+from exporter.core.model import Observation
+
+FORMAT = "gpu-efficiency-trace"
+VERSION = 1
+KNOWN_VERSIONS = (VERSION,)
+_LEVEL = 6
+"""gzip's own default; higher levels cost the recorder more than they save."""
+
+
+class TraceError(Exception):
+    """The trace cannot be written or believed; the message names the file, the line and what to do."""
+
+
+class Header(Struct, frozen=True):
+    """The first line of a trace."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    host: str = ""
+    simulated: bool = False
+    """True when a model made the figures: no report may show them as measured."""
+    created_wall: int = 0
+    """Unix nanoseconds, for people."""
+    note: str = ""
+
+
+class _Kind(Struct):
+    """As much of a header as tells whether the rest can be read."""
+
+    format: str = ""
+    version: int = 0
+
+
+class TraceWriter:
+    """Appends Observations to a new trace; also a context manager, which closes it.
+
+    `target` is a path, or an open binary file (which stays open on close, but is flushed). A path that exists
+    is refused unless `overwrite`. After every `flush_every` observations the lines are handed to the
+    operating system, so that they outlive this process; 0 leaves that to `flush()` and `close()`. Nothing
+    here waits for the disk (no fsync): a power cut may take the last seconds. Raises TraceError when the file
+    cannot be made or written to; a failed write ends the recording, for a later line would follow half a one.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | BinaryIO,
+        header: Header,
+        *,
+        flush_every: int = 1,
+        overwrite: bool = False,
+    ) -> None:
+        self._name = str(target if isinstance(target, (str, Path)) else getattr(target, "name", "trace"))
+        self._file, self._close = _create(target, overwrite=overwrite)
+        self._failed = ""
+        self._encoder = msgspec.json.Encoder()
+        self._buffer = bytearray()
+        self._flush_every = flush_every
+        self.observations = 0
+        self._write(header)
+        self.flush()
+
+    def append(self, observation: Observation) -> None:
+        """Write one line, and flush it if its turn has come."""
+        self._write(observation)
+        if self._flush_every and (self.observations + 1) % self._flush_every == 0:
+            self.flush()
+        self.observations += 1
+
+    def _write(self, value: Header | Observation) -> None:
+        if self._failed:
+            raise TraceError(self._failed)
+        # Line and newline in one write: whoever follows the file sees a newline only after a whole line.
+        self._encoder.encode_into(value, self._buffer)
+        self._buffer += b"\n"
+        with self._writing():
+            self._file.write(self._buffer)
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        with self._writing():
+            self._file.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed = (
+                f"{self._name}: the recording stopped after {self.observations:,} observations: "
+                f"{error.strerror or error}; make room, then start a new recording"
+            )
+            raise TraceError(self._failed) from error
+
+    def close(self) -> None:
+        """Flush, and close what this writer opened; a recording that failed before closes in silence."""
+        with suppress(OSError) if self._failed else self._writing():
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO, Callable[[], None]]:
+    if not isinstance(target, (str, Path)):
+        return target, target.flush
+    try:
+        raw = Path(target).open("wb" if overwrite else "xb")
+    except FileExistsError as error:
+        raise TraceError(
+            f"{target}: a file of that name exists; name another one, or move the old recording away"
+        ) from error
+    except OSError as error:
+        raise TraceError(f"{target}: cannot be created: {error.strerror or error}") from error
+    if not str(target).endswith(".gz"):
+        return raw, raw.close
+    # No name and no time in the gzip header: the same observations give the same bytes.
+    packed = gzip.GzipFile(fileobj=raw, filename="", mode="wb", compresslevel=_LEVEL, mtime=0)
+
+    def close() -> None:
+        packed.close()
+        raw.close()
+
+    return cast("BinaryIO", packed), close
+
+
+class Trace:
+    """An open trace: its header, and its Observations, decoded as they are asked for, once.
+
+    Raises TraceError from iteration for a broken line. `truncated` is None until the end was reached, and
+    then tells in words whether the last line was cut off; `observations` counts what was read so far. The end
+    of the iteration closes the file; who stops before it closes the Trace.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, *, close: Callable[[], None]) -> None:
+        self._name = name
+        self._file = file
+        self._close = close
+        self.truncated: str | None = None
+        self.observations = 0
+        self.header = self._read_header()
+        self._iterator = self._decode()
+
+    def _read_header(self) -> Header:
+        line, _ = self._line(1)
+        if not line:
+            raise TraceError(f"{self._name}: is empty: not even a header was written; record it again")
+        return _header(line, self._name)
+
+    def _line(self, number: int) -> tuple[bytes, bool]:
+        """Give the next line, and whether a compressed file broke off before its end mark."""
+        try:
+            return self._file.readline(), False
+        except EOFError:
+            return b"", True
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(
+                f"{self._name}: cannot be unpacked at line {number}: {error}; "
+                "the file was damaged after it was written, or is not gzip: fetch it again"
+            ) from error
+
+    def _decode(self) -> Iterator[Observation]:
+        try:
+            yield from self._observations()
+        finally:
+            self._close()
+
+    def _observations(self) -> Iterator[Observation]:
+        decode = msgspec.json.Decoder(Observation).decode
+        for number in count(2):
+            line, broke_off = self._line(number)
+            if not line:
+                self.truncated = self._no_end(number) if broke_off else None
+                return
+            try:
+                observation = decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if line.endswith(b"\n"):
+                    raise self._broken(number, error) from error
+                self.truncated = self._cut_off(number, len(line))
+                return
+            self.observations += 1
+            yield observation
+
+    def _broken(self, number: int, error: Exception) -> TraceError:
+        return TraceError(
+            f"{self._name}: line {number} is not an observation: {error}; "
+            "the file was changed after it was recorded: fetch it again or delete that line"
+        )
+
+    def _cut_off(self, number: int, size: int) -> str:
+        return (
+            f"line {number:,} is cut off after {size:,} bytes: the recording ended in the middle of a write; "
+            f"{self.observations:,} observations were read"
+        )
+
+    def _no_end(self, number: int) -> str:
+        return (
+            f"the compressed stream breaks off after line {number - 1:,}: the recorder was stopped before it could "
+            f"close the file, and what came last may be missing; {self.observations:,} observations were read"
+        )
+
+    def __iter__(self) -> Iterator[Observation]:
+        return self._iterator
+
+    def close(self) -> None:
+        """Close what `read_trace` opened; a file the caller opened stays open."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_trace(source: str | Path | BinaryIO) -> Trace:
+    """Open a trace and read its header; Observations follow as the Trace is iterated.
+
+    `source` is a path (gzip when it ends in `.gz`) or an open binary file, which may be a pipe. Raises
+    TraceError when it cannot be opened, is not a trace, or has a version this program does not know.
+    """
+    if not isinstance(source, (str, Path)):
+        return Trace(source, str(getattr(source, "name", "trace")), close=_nothing)
+    try:
+        raw = Path(source).open("rb")
+    except OSError as error:
+        raise TraceError(f"{source}: cannot be opened: {error.strerror or error}") from error
+    packed = str(source).endswith(".gz")
+    file = cast("BinaryIO", gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
+    try:
+        return Trace(file, str(source), close=raw.close)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _nothing() -> None:
+    return
+
+
+def _header(line: bytes, name: str) -> Header:
+    try:
+        kind = msgspec.json.decode(line, type=_Kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_a_trace(line, name) from error
+    if kind.format != FORMAT:
+        raise _not_a_trace(line, name)
+    if kind.version not in KNOWN_VERSIONS:
+        known = ", ".join(map(str, KNOWN_VERSIONS))
+        raise TraceError(
+            f"{name}: is a trace of version {kind.version}; this program knows version {known}: "
+            "replay it with the release that recorded it, or a newer one"
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{name}: line 1, the header, cannot be read: {error}") from error
+
+
+def _not_a_trace(line: bytes, name: str) -> TraceError:
+    return TraceError(
+        f"{name}: is not a trace: line 1 should be a header with format {FORMAT!r}, "
+        f"but starts with {line[:40]!r}; is a .gz missing from its name, or is it another file?"
+    )
