@@ -1,0 +1,136 @@
+"""The configuration: defaults that need no file, then TOML, then environment, then flags; frozen once read.
+
+Owns names, types, bounds and where a value came from. An unknown key or a wrong type is an error that names its
+path, never a shrug. Refuses to open anything but the one file.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from exporter.core.policy import Policy
+
+PREFIX = "GPU_EFFICIENCY_"
+DEFAULT_PORT = 19400
+"""dcgm-exporter's 9400 and 10,000: outside 9100-9999, where exporters crowd."""
+_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
+"""What Kubernetes itself puts into the environment for a Service called gpu-efficiency."""
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the place and the reason."""
+
+
+class Web(Struct, frozen=True, forbid_unknown_fields=True):
+    """[web]."""
+
+    listen_address: str = f":{DEFAULT_PORT}"
+    """host:port; an empty host is every address."""
+
+
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+    """[sampling]."""
+
+    interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
+    deadline_seconds: Positive = 10.0
+    """A read that takes longer is given up and its time is unobserved."""
+
+
+class DcgmExporter(Struct, frozen=True, forbid_unknown_fields=True):
+    """[dcgm_exporter]."""
+
+    url: str = "http://127.0.0.1:9400/metrics"
+    timeout_seconds: Positive = 5.0
+    max_gap_seconds: Positive = 90.0
+    """Two scrapes further apart than this do not vouch for the time between them."""
+    hostname: str = ""
+    """Which host's GPUs to take, where one address answers for several."""
+    collect_interval_seconds: Positive = 30.0
+    """How often that exporter collects (its -c or DCGM_EXPORTER_INTERVAL, there in milliseconds)."""
+
+
+class Log(Struct, frozen=True, forbid_unknown_fields=True):
+    """[log]."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    source: Literal["auto", "nvml", "dcgm-exporter"] = "auto"
+    scheduler: Literal["processes"] = "processes"
+    web: Web = Web()
+    sampling: Sampling = Sampling()
+    dcgm_exporter: DcgmExporter = DcgmExporter()
+    log: Log = Log()
+    policy: Policy = Policy()
+
+
+def load(
+    path: Path | None, *, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """Read defaults < file < environment < flags. `flags` maps dotted names ("web.listen_address") to values.
+
+    Raises ConfigError naming the file, key or variable, and what is wrong with it.
+    """
+    tree = {} if path is None else _file(path)
+    _check(tree, where=f"{path}")
+    for name, text in sorted((os.environ if environ is None else environ).items()):
+        if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
+            _put(tree, _dotted(name), text)
+            _check(tree, where=f"environment variable {name}")
+    for dotted, value in (flags or {}).items():
+        _put(tree, dotted, value)
+        _check(tree, where=f"flag --{dotted.replace('_', '-')}")
+    return _check(tree, where="configuration")
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path}: not valid TOML: {err}") from err
+
+
+def _check(tree: dict[str, Any], *, where: str) -> Config:
+    try:
+        config = msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as err:
+        raise ConfigError(f"{where}: {err}") from err
+    split_address(config.web.listen_address)
+    return config
+
+
+def _dotted(name: str) -> str:
+    """GPU_EFFICIENCY_WEB_LISTEN_ADDRESS -> web.listen_address; a name without a section stays whole."""
+    key = name.removeprefix(PREFIX).lower()
+    fields = {f.name: f.type for f in msgspec.structs.fields(Config)}
+    sections = [s for s, kind in fields.items() if isinstance(kind, type) and issubclass(kind, Struct)]
+    section = next((s for s in sections if key.startswith(s + "_")), None)
+    return key if section is None else f"{section}.{key[len(section) + 1 :]}"
+
+
+def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
+    *sections, key = dotted.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[key] = value
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split "host:port", ":port" or "[::1]:port"; raise ConfigError when it is neither."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"web.listen_address: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,79 @@
+"""One line an event, as text or JSON; the same event at most once a minute, with how often it was held back."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable
+
+QUIET_SECONDS = 60.0
+MOST_EVENTS = 1000
+"""Different events remembered at once; beyond it all are forgotten, so that no flood can fill the memory."""
+_DIGITS = re.compile(r"\d+")
+
+
+class OncePerMinute(logging.Filter):
+    """Lets an event through if, numbers aside, it was silent for a minute; then tells how many were held back."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging.Filter."""
+        key, now = f"{record.levelno}:{_DIGITS.sub('#', record.getMessage())}", self._now()
+        if len(self._seen) > MOST_EVENTS:
+            self._seen.clear()
+        last, held = self._seen.get(key, (float("-inf"), 0))
+        if now - last < QUIET_SECONDS:
+            self._seen[key] = (last, held + 1)
+            return False
+        self._seen[key] = (now, 0)
+        record.held = held
+        return True
+
+
+class Text(logging.Formatter):
+    """time level message; one line, whatever the message holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        return f"{_time(record)} {record.levelname.lower():7} {_message(self, record)}"
+
+
+class Json(logging.Formatter):
+    """One JSON object a line: time, level, message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        return json.dumps({
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _message(self, record),
+        })  # fmt: skip
+
+
+def _time(record: logging.LogRecord) -> str:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{stamp}.{int(record.msecs):03d}Z"
+
+
+def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    held = getattr(record, "held", 0)
+    text = record.getMessage() + (f" (and {held} like it, not shown)" if held else "")
+    if record.exc_info:
+        text += " | " + formatter.formatException(record.exc_info)
+    return " | ".join(line.strip() for line in text.splitlines())
+
+
+def set_up(*, form: str, level: str) -> None:
+    """Send all logging to standard error in one form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Json() if form == "json" else Text())
+    handler.addFilter(OncePerMinute())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for noisy in ("httpx", "httpcore", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

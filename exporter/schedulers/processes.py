@@ -1,0 +1,211 @@
+"""No scheduler at all: whoever has a process on a GPU holds it, told by user and systemd unit or container.
+
+Owns the way from a pid to its owner through /proc. Refuses to signal or to ask anybody.
+
+Pids are the driver's, in this daemon's pid namespace: run it in the host's (`hostPID: true` in a pod), or the
+processes of containers cannot be asked. A process that cannot be asked still holds its GPU: its owner is
+`unknown/<its name in the driver's list>`, without a user, never nobody.
+
+Start times: /proc/PID/stat counts from boot with suspended time (CLOCK_BOOTTIME, in ticks of 10 ms), the ledger
+without it (CLOCK_MONOTONIC), so what the two differ by now is taken off. On a machine that slept after the
+process started that is too early, never too late. A tick rounds down; the whole millisecond, up.
+"""
+
+import os
+import pwd
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from exporter.core.model import MS, SECOND, Allocation, Owner, Process, Reading
+from exporter.schedulers import SchedulerError
+
+_UNITS = (
+    # Patterns of one component of a cgroup path, in order of preference; of several matches the deepest counts.
+    # Kubelet's cgroup drivers write a pod's uid with "-" (cgroupfs) or "_" (systemd); a pod is one owner whatever
+    # its containers. Slurm puts jobs below one slurmstepd.scope. 64 hex digits are a container, of any runtime.
+    (re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?"), "pod-{}"),
+    (re.compile(r"job_(\d+)"), "slurm-{}"),
+    (re.compile(r"(?:[a-z-]+-)?([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?"), "container-{}"),
+    (re.compile(r"lxc\.payload\.(.+)"), "lxc-{}"),
+    (re.compile(r"(.+\.(?:service|scope))"), "{}"),
+)
+_NO_UNIT = "no-unit"
+_INTERACTIVE = re.compile(r"/session-[^/]*\.scope|/user@|jupyter|ipykernel|code-server|vscode|rstudio")
+"""People at work: a login session, a user's own systemd, or a notebook or editor server."""
+
+
+class _Identity(Struct, frozen=True):
+    """What /proc said of a pid; `ticks` tells it from a later process with the same number."""
+
+    ticks: int
+    owner: Owner
+    start: int
+
+
+class ProcessesScheduler:
+    """The `Scheduler` of a machine that people share without one; needs a source that lists processes."""
+
+    name = "processes"
+
+    def __init__(
+        self,
+        *,
+        proc: str | Path = "/proc",
+        user_of: Callable[[int], str] | None = None,
+        asleep: Callable[[], int] | None = None,
+    ) -> None:
+        """Read `proc`; `user_of` names a uid, `asleep` gives the nanoseconds spent suspended since boot."""
+        self._proc = Path(proc)
+        # Kept for good: the name service may be a network away, and the reading thread must not wait twice.
+        self._user_of = cache(user_of or _user)
+        self._asleep = asleep or _asleep
+        self._hertz = os.sysconf("SC_CLK_TCK")
+        self._identities: dict[int, _Identity] = {}
+        self._held: dict[tuple[str, str], Allocation] = {}
+        self._looked: dict[str, int] = {}
+
+    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+        """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
+
+        A GPU whose list is not visible (None) keeps its owners. Raises SchedulerError while no list at all has
+        been visible: a source that cannot see processes must not make every GPU look unallocated.
+        """
+        lists = {r.uuid: r for r in readings if r.processes is not None}
+        self._refuse_blindness(readings, lists)
+        ended = [gone for reading in lists.values() for gone in self._look(reading, now=now)]
+        self._forget(process.pid for r in lists.values() for process in r.processes or ())
+        counts = Counter(job for _, job in self._held)
+        self._held = {key: structs.replace(a, gpus=counts[key[1]]) for key, a in self._held.items()}
+        return (*self._held.values(), *ended)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _refuse_blindness(self, readings: tuple[Reading, ...], lists: dict[str, Reading]) -> None:
+        if readings and not lists and not self._looked:
+            raise SchedulerError(
+                "scheduler processes: no GPU's process list can be seen. dcgm-exporter never gives one: use the"
+                " nvml source; with nvml, run as root and in the host's pid namespace"
+            )
+        if lists and not self._proc.is_dir():
+            raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
+
+    def _look(self, reading: Reading, *, now: int) -> list[Allocation]:
+        """Take in one GPU's list; give what ended on it."""
+        uuid, present = reading.uuid, self._present(reading)
+        for owner, start in present.values():
+            # Not on the last list, so not on the GPU then, however old the process: a notebook that only now
+            # makes a context. On the first look there is no such evidence and the true start is given.
+            begun = min(max(start, self._looked.get(uuid, start)), now)
+            self._held.setdefault((uuid, owner.job_id), Allocation(uuid, owner, begun))
+        self._looked[uuid] = now
+        gone = [key for key in self._held if key[0] == uuid and key[1] not in present]
+        return [structs.replace(self._held.pop(key), end=now) for key in gone]
+
+    def _present(self, reading: Reading) -> dict[str, tuple[Owner, int]]:
+        """Owners on the GPU by job id, each with its earliest process's start."""
+        present: dict[str, tuple[Owner, int]] = {}
+        for process in reading.processes or ():
+            known = self._identity(process)
+            owner = known.owner if known else _unknown(process)
+            # Nothing says when an unknown one came: it was there when the list was made for this reading.
+            start = known.start if known else reading.start
+            present[owner.job_id] = (owner, min(start, present.get(owner.job_id, (owner, start))[1]))
+        return present
+
+    def _identity(self, process: Process) -> _Identity | None:
+        """Ask /proc once for each process; one that ended since the list was made is still who it was."""
+        known, folder = self._identities.get(process.pid), self._proc / str(process.pid)
+        try:
+            ticks = _ticks(_text(folder / "stat"))
+            if known is None or known.ticks != ticks:
+                known = _Identity(ticks, self._owner(folder), self._started(ticks))
+                self._identities[process.pid] = known
+        except (OSError, ValueError, IndexError):
+            return known
+        return known
+
+    def _owner(self, folder: Path) -> Owner:
+        user = self._user_of(_uid(_text(folder / "status")))
+        cgroups = _text(folder / "cgroup")
+        unit = _unit(cgroups)
+        kind = "interactive" if _INTERACTIVE.search(cgroups + _command(folder)) else "batch"
+        return Owner(f"{user}/{unit}", "processes", user, name=unit, workload_class=kind)
+
+    def _started(self, ticks: int) -> int:
+        nanoseconds = ticks * SECOND // self._hertz - self._asleep()
+        return -(-nanoseconds // MS) * MS
+
+    def _forget(self, pids: Iterable[int]) -> None:
+        """Drop identities that no list seen this time names."""
+        listed = set(pids)
+        self._identities = {pid: known for pid, known in self._identities.items() if pid in listed}
+
+
+def open_processes(_config: Any) -> ProcessesScheduler:
+    """Open on this machine's /proc; needs nothing of the configuration."""
+    return ProcessesScheduler()
+
+
+def _unknown(process: Process) -> Owner:
+    """Own what /proc does not show: just ended, hidden (`hidepid`), or in another pid namespace."""
+    name = process.name.split("\0")[0].rsplit("/", 1)[-1]
+    return Owner(f"unknown/{name or 'process'}", "processes", name="process not visible in /proc")
+
+
+def _unit(cgroups: str) -> str:
+    """Name the unit of /proc/PID/cgroup: `hierarchy:controllers:path` lines, the unified and systemd's first."""
+    lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]
+    lines.sort(key=lambda line: (line[0] != "0", line[1] != "name=systemd"))
+    found = (_unit_of_path(path) for _, _, path in lines)
+    return next((unit for unit in found if unit), _NO_UNIT)
+
+
+def _unit_of_path(path: str) -> str:
+    components = [part.replace(r"\x2d", "-") for part in reversed(path.split("/"))]
+    for pattern, form in _UNITS:
+        for match in map(pattern.fullmatch, components):
+            if match:
+                return form.format(match[1].replace("_", "-") if form == "pod-{}" else match[1])
+    return ""
+
+
+def _ticks(stat: str) -> int:
+    """Field 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold spaces and brackets."""
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _uid(status: str) -> int:
+    """Real uid: the first number of the `Uid:` line."""
+    line = next(line for line in [*status.splitlines(), "Uid:"] if line.startswith("Uid:"))
+    return int(line.split()[1])
+
+
+def _command(folder: Path) -> str:
+    try:
+        return _text(folder / "cmdline")
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _asleep() -> int:
+    monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - monotonic

@@ -1,0 +1,177 @@
+"""The laws every Source keeps, as functions of a rig; a source's test file runs them all on its own rig.
+
+    @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+    def test_the_source_keeps_the_law(law: Law, rig: Rig) -> None:
+        law(rig)
+
+Owns what holds for any source. Refuses what holds for one: units, error codes and fallbacks are that one's tests.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from exporter.core.model import SECOND, Reading
+from exporter.sources import Batch, Source
+
+START = 100 * SECOND
+
+
+class Rig(Protocol):
+    """A source just opened over a world of at least two healthy, busy GPUs that the law may move and break."""
+
+    @property
+    def source(self) -> Source:
+        """The source under test."""
+        ...
+
+    def run(self, until: int) -> None:
+        """Let the world's GPUs work until `until` (monotonic nanoseconds)."""
+        ...
+
+    def fail(self, uuid: str) -> None:
+        """Make one GPU unreadable from now on."""
+        ...
+
+    def mend(self, uuid: str) -> None:
+        """Undo `fail`."""
+        ...
+
+    def hide(self, uuid: str) -> str:
+        """Take one signal of one GPU away from now on; return its field of `Reading`."""
+        ...
+
+
+Law = Callable[[Rig], None]
+
+
+def _step(rig: Rig, now: int) -> Batch:
+    rig.run(now)
+    return rig.source.read(now)
+
+
+def _steps(rig: Rig, *seconds: int) -> list[Batch]:
+    return [_step(rig, START + second * SECOND) for second in seconds]
+
+
+def _by_uuid(batch: Batch) -> dict[str, Reading]:
+    return {reading.uuid: reading for reading in batch.readings}
+
+
+def the_first_read_sets_the_baseline(rig: Rig) -> None:
+    first, second = _steps(rig, 0, 1)
+    assert all(reading.start >= START for reading in first.readings + second.readings)
+    assert {device.uuid for device in first.devices} == set(_by_uuid(second))
+    assert len(first.devices) > 1
+
+
+def every_device_has_a_name_of_its_own(rig: Rig) -> None:
+    (first,) = _steps(rig, 0)
+    assert len({device.uuid for device in first.devices}) == len(first.devices)
+    assert all(device.uuid and device.model and device.condition == "" for device in first.devices)
+
+
+def a_reading_lies_between_the_last_read_and_this_one(rig: Rig) -> None:
+    before = START
+    for second in (0, 1, 3, 4, 9):
+        now = START + second * SECOND
+        for reading in _step(rig, now).readings:
+            assert before <= reading.start < reading.end <= now
+        before = now
+
+
+def readings_of_one_gpu_never_overlap(rig: Rig) -> None:
+    ends: dict[str, int] = {}
+    for batch in _steps(rig, 0, 1, 2, 2, 3, 5):
+        for reading in batch.readings:
+            assert reading.start >= ends.get(reading.uuid, START)
+            ends[reading.uuid] = reading.end
+    assert set(ends.values()) == {START + 5 * SECOND}
+
+
+def reading_the_same_moment_twice_gives_nothing_twice(rig: Rig) -> None:
+    *_, once, again = _steps(rig, 0, 1, 1)
+    assert once.readings
+    assert (again.readings, again.faults) == ((), ())
+    assert again.devices == once.devices
+
+
+def what_was_given_up_is_not_reported_later(rig: Rig) -> None:
+    _steps(rig, 0, 1)
+    rig.source.resync()
+    late, then = _steps(rig, 60, 61)
+    assert late.readings == ()
+    assert {reading.start for reading in then.readings} == {START + 60 * SECOND}
+
+
+def one_gpu_in_trouble_leaves_the_others_alone(rig: Rig) -> None:
+    before = _steps(rig, 0, 1)[-1]
+    broken = before.devices[0].uuid
+    rig.fail(broken)
+    (after,) = _steps(rig, 2)
+    assert set(_by_uuid(after)) == set(_by_uuid(before)) - {broken}
+    assert broken in {device.uuid for device in after.devices}
+    assert broken in {fault.uuid for fault in after.faults}
+    assert all(fault.kind and fault.message for fault in after.faults)
+
+
+def a_gpu_that_answers_again_begins_anew(rig: Rig) -> None:
+    broken = _steps(rig, 0, 1)[-1].devices[0].uuid
+    rig.fail(broken)
+    _steps(rig, 2, 3)
+    rig.mend(broken)
+    back, then = _steps(rig, 4, 5)
+    assert broken not in _by_uuid(back)
+    assert _by_uuid(then)[broken].start == START + 4 * SECOND
+    assert all(device.condition == "" for device in then.devices)
+
+
+def what_is_not_seen_is_none_and_never_zero(rig: Rig) -> None:
+    uuid = _steps(rig, 0, 1)[-1].devices[0].uuid
+    field = rig.hide(uuid)
+    (after,) = _steps(rig, 2)
+    seen = {other: getattr(reading, field) for other, reading in _by_uuid(after).items()}
+    assert seen.pop(uuid) is None
+    assert seen
+    assert None not in seen.values()
+
+
+def what_is_seen_was_announced(rig: Rig) -> None:
+    *_, batch = _steps(rig, 0, 1)
+    identity = {"uuid", "start", "end", "distrust"}
+    for reading in batch.readings:
+        seen = {field for field, value in msgspec.structs.asdict(reading).items() if value is not None}
+        assert seen - identity <= rig.source.signals
+
+
+def ratios_and_rates_are_in_range(rig: Rig) -> None:
+    *_, batch = _steps(rig, 0, 1)
+    for reading in batch.readings:
+        for field, value in msgspec.structs.asdict(reading).items():
+            if field.endswith(("_active", "_occupancy", "_utilization")) and value is not None:
+                assert 0.0 <= value <= 1.05, field
+            if field.endswith("_per_second") and value is not None:
+                assert value >= 0.0, field
+
+
+def closing_twice_is_closing_once(rig: Rig) -> None:
+    _steps(rig, 0, 1)
+    rig.source.close()
+    assert rig.source.close() is None  # type: ignore[func-returns-value]  # it must not raise
+
+
+LAWS: tuple[Law, ...] = (
+    the_first_read_sets_the_baseline,
+    every_device_has_a_name_of_its_own,
+    a_reading_lies_between_the_last_read_and_this_one,
+    readings_of_one_gpu_never_overlap,
+    reading_the_same_moment_twice_gives_nothing_twice,
+    what_was_given_up_is_not_reported_later,
+    one_gpu_in_trouble_leaves_the_others_alone,
+    a_gpu_that_answers_again_begins_anew,
+    what_is_not_seen_is_none_and_never_zero,
+    what_is_seen_was_announced,
+    ratios_and_rates_are_in_range,
+    closing_twice_is_closing_once,
+)

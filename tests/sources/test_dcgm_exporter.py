@@ -1,0 +1,751 @@
+"""The dcgm-exporter source against pages of every generation, real scrapes, a real HTTP server, and garbage."""
+
+import gzip
+import math
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.config import Config, DcgmExporter
+from exporter.core.model import SECOND, Device, Fault, Reading, Spec
+from exporter.sources import SourceError
+from exporter.sources.dcgm_exporter import DcgmExporterSource, open_dcgm_exporter
+from exporter.sources.dcgm_exporter.page import HttpPage
+from tests.sources.conformance import LAWS, Law
+
+SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+SPECS = {
+    H100: Spec("H100", nvlink_bytes_per_second=450e9),
+    L4: Spec("L4"),
+}
+BUSY = {
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.95",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0.4",
+    "DCGM_FI_DEV_POWER_USAGE": "512.250",
+}
+
+
+class Pages:
+    """A `Fetch` that answers with what it is given, in turn; the last one for ever."""
+
+    def __init__(self, *pages: str | bytes | SourceError) -> None:
+        self.pages, self.closed = list(pages), False
+
+    def __call__(self) -> bytes:
+        page = self.pages.pop(0) if len(self.pages) > 1 else self.pages[0]
+        if isinstance(page, SourceError):
+            raise page
+        return page if isinstance(page, bytes) else page.encode()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def gpu(index: int = 0, figures: dict[str, str] | None = None, **labels: str) -> str:
+    """One GPU's lines; `labels` override or (as "") remove the usual ones."""
+    named = {"gpu": str(index), "UUID": f"GPU-{index}", "modelName": H100, "Hostname": "node1", **labels}
+    told = ",".join(f'{k}="{v}"' for k, v in named.items() if v)
+    lines = [f"{name}{{{told}}} {value}" for name, value in (BUSY if figures is None else figures).items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def source(*pages: str | bytes | SourceError, hostname: str = "", max_gap: float = 90.0) -> DcgmExporterSource:
+    return DcgmExporterSource(
+        "http://node1:9400/metrics",
+        fetch=Pages(*pages),
+        lookup=SPECS.get,
+        hostname=hostname,
+        max_gap_seconds=max_gap,
+    )
+
+
+def reading(figures: dict[str, str], **labels: str) -> Reading:
+    """What one page says: the second of two identical reads, one second apart."""
+    src = source(gpu(0, figures, **labels))
+    src.read(0)
+    (only,) = src.read(SECOND).readings
+    return only
+
+
+def kinds(faults: tuple[Fault, ...]) -> list[str]:
+    return [fault.kind for fault in faults]
+
+
+# What each generation calls a field, and its unit.
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "field", "expected"),
+    [
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "0.5", "gr_engine_active", 0.5),
+        ("DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", "0.5", "gr_engine_active", 0.5),
+        ("dcgm_fi_prof_gr_engine_active", "0.5", "gr_engine_active", 0.5),
+        ("DCGM_FI_PROF_SM_ACTIVE", "0.5", "sm_active", 0.5),
+        ("DCGM_FI_PROF_SM_UTIL_RATIO", "0.5", "sm_active", 0.5),
+        ("DCGM_FI_PROF_SM_OCCUPANCY", "0.25", "sm_occupancy", 0.25),
+        ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "0.5", "tensor_active", 0.5),
+        ("DCGM_FI_PROF_TENSOR_UTIL_RATIO", "0.5", "tensor_active", 0.5),
+        ("DCGM_FI_PROF_DRAM_ACTIVE", "0.5", "dram_active", 0.5),
+        ("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "0.1", "fp64_active", 0.1),
+        ("DCGM_FI_PROF_PIPE_FP32_ACTIVE", "0.1", "fp32_active", 0.1),
+        ("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "0.1", "fp16_active", 0.1),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", "29285", "pcie_tx_bytes_per_second", 29285.0),
+        ("DCGM_FI_PROF_PCIE_RX_BYTES", "30378", "pcie_rx_bytes_per_second", 30378.0),
+        ("DCGM_FI_PROF_NVLINK_TX_BYTES", "7", "nvlink_tx_bytes_per_second", 7.0),
+        ("DCGM_FI_PROF_NVLINK_RX_BYTES", "8", "nvlink_rx_bytes_per_second", 8.0),
+        ("DCGM_FI_DEV_GPU_UTIL", "98", "gpu_utilization", 0.98),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", "0.98", "gpu_utilization", 0.98),
+        ("dcgm_gpu_utilization", "98", "gpu_utilization", 0.98),
+        ("DCGM_FI_DEV_POWER_USAGE", "14.512", "power_watts", 14.512),
+        ("DCGM_FI_DEV_BOARD_POWER_WATTS", "14.512", "power_watts", 14.512),
+        ("DCGM_FI_DEV_POWER_USAGE_INSTANT", "14.512", "power_watts", 14.512),
+        ("dcgm_power_usage", "14.512", "power_watts", 14.512),
+        ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "700", "enforced_power_limit_watts", 700.0),
+        ("DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS", "700", "enforced_power_limit_watts", 700.0),
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", "700", "enforced_power_limit_watts", 700.0),
+        ("DCGM_FI_DEV_GPU_TEMP", "24", "temperature_celsius", 24.0),
+        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", "24", "temperature_celsius", 24.0),
+        ("DCGM_FI_DEV_SM_CLOCK", "1980", "sm_clock_hz", 1.98e9),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "1980000000", "sm_clock_hz", 1.98e9),
+        ("dcgm_sm_clock", "1980", "sm_clock_hz", 1.98e9),
+        ("DCGM_FI_DEV_FB_USED", "2", "memory_used_bytes", 2.0 * 2**20),
+        ("DCGM_FI_DEV_FB_USED_BYTES", "2097152", "memory_used_bytes", 2.0 * 2**20),
+        ("dcgm_fb_used", "2", "memory_used_bytes", 2.0 * 2**20),
+        ("DCGM_FI_DEV_FB_TOTAL", "4", "memory_total_bytes", 4.0 * 2**20),
+        ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "36", "clock_event_reasons", 36),
+        ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "36", "clock_event_reasons", 36),
+    ],
+)
+def test_each_name_of_each_generation_gives_its_field_in_base_units(
+    line: str, value: str, field: str, expected: float
+) -> None:
+    got = getattr(reading({line: value}), field)
+    assert got == pytest.approx(expected)
+    assert type(got) is type(expected)
+
+
+def test_the_field_that_says_more_is_preferred_whatever_the_order() -> None:
+    both = {"DCGM_FI_DEV_POWER_MGMT_LIMIT": "700", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": "500"}
+    assert reading(both).enforced_power_limit_watts == 500.0
+    assert reading(dict(reversed(both.items()))).enforced_power_limit_watts == 500.0
+
+
+def test_a_counter_by_type_is_still_a_rate() -> None:
+    typed = "# TYPE DCGM_FI_PROF_PCIE_TX_BYTES counter\n" + gpu(0, {"DCGM_FI_PROF_PCIE_TX_BYTES": "5e9"})
+    src = source(typed)
+    src.read(0)
+    assert src.read(SECOND).readings[0].pcie_tx_bytes_per_second == 5e9
+
+
+def test_tensor_parts_stand_in_for_the_whole_only_if_both_common_ones_are_there() -> None:
+    hmma, imma, dfma = (f"DCGM_FI_PROF_PIPE_TENSOR_{kind}_ACTIVE" for kind in ("HMMA", "IMMA", "DFMA"))
+    assert reading({hmma: "0.3", imma: "0.1"}).tensor_active == pytest.approx(0.4)
+    assert reading({hmma: "0.3", imma: "0.1", dfma: "0.05"}).tensor_active == pytest.approx(0.45)
+    assert reading({hmma: "0.3"}).tensor_active is None
+    whole = reading({hmma: "0.3", imma: "0.1", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0.35"})
+    assert whole.tensor_active == 0.35
+
+
+def test_total_memory_is_the_sum_of_its_parts_where_it_is_not_told() -> None:
+    parts = {"DCGM_FI_DEV_FB_USED": "1000", "DCGM_FI_DEV_FB_FREE": "79000", "DCGM_FI_DEV_FB_RESERVED": "559"}
+    assert reading(parts).memory_total_bytes == 80559 * 2**20
+    assert reading({"DCGM_FI_DEV_FB_USED": "1000"}).memory_total_bytes is None
+
+
+def test_nothing_is_invented_for_a_field_that_is_not_there() -> None:
+    got = reading({"DCGM_FI_DEV_GPU_TEMP": "30"})
+    absent = [f for f in Reading.__struct_fields__ if getattr(got, f) is None]
+    assert {"gr_engine_active", "sm_active", "power_watts", "energy_joules", "processes"} <= set(absent)
+    assert got.distrust == ""
+
+
+# What is no measurement.
+
+
+@pytest.mark.parametrize(
+    "blank",
+    [
+        "140737488355328.0",
+        "140737488355330.0",
+        "140737488355331",
+        "2147483632",
+        "2147483635",
+        "9223372036854775792",
+        "9223372036854775794",
+        "NaN",
+        "+Inf",
+        "-1",
+        "N/A",
+        "[N/A]",
+        "ERROR - FAILED TO CONVERT TO STRING",
+    ],
+)
+def test_blanks_and_sentinels_are_not_seen(blank: str) -> None:
+    src = source(gpu(0, {**BUSY, "DCGM_FI_PROF_DRAM_ACTIVE": blank}))
+    src.read(0)
+    batch = src.read(SECOND)
+    assert batch.readings[0].dram_active is None
+    assert batch.readings[0].gr_engine_active == 0.95
+    assert batch.faults == ()
+
+
+def test_a_ratio_out_of_range_passes_for_the_core_to_judge() -> None:
+    assert reading({"DCGM_FI_PROF_GR_ENGINE_ACTIVE": "1.7"}).gr_engine_active == 1.7
+
+
+def test_a_gpu_with_nothing_but_blanks_is_there_and_says_so() -> None:
+    page = gpu(0) + gpu(1, dict.fromkeys(BUSY, "N/A"))
+    src = source(page)
+    src.read(0)
+    batch = src.read(SECOND)
+    assert [(r.uuid, r.distrust) for r in batch.readings] == [("GPU-0", ""), ("GPU-1", "blank")]
+    assert [d.condition for d in batch.devices] == ["", ""]
+
+
+# Whose lines they are.
+
+
+def test_devices_come_in_the_drivers_order_with_spec_and_lacks() -> None:
+    page = gpu(10) + gpu(2, modelName=L4) + gpu(0, modelName="Never Heard Of")
+    devices = source(page).read(0).devices
+    assert devices == (
+        Device("GPU-0", "0", "Never Heard Of"),
+        Device("GPU-2", "2", L4, SPECS[L4], ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")),
+        Device("GPU-10", "10", H100, SPECS[H100]),
+    )
+
+
+def test_lower_case_labels_are_read_too() -> None:
+    page = gpu(0, UUID="", uuid="GPU-a", Hostname="", hostname="node1")
+    assert [d.uuid for d in source(page).read(0).devices] == ["GPU-a"]
+
+
+def test_a_line_for_each_pod_is_one_measurement() -> None:
+    page = "".join(gpu(0, pod=p, namespace="ml", container="main") for p in ("a", "b", "c"))
+    src = source(page)
+    src.read(0)
+    batch = src.read(SECOND)
+    assert [(r.gr_engine_active, r.power_watts) for r in batch.readings] == [(0.95, 512.25)]
+    assert batch.faults == ()
+
+
+def test_lines_that_contradict_each_other_are_told() -> None:
+    page = gpu(0) + gpu(0, {**BUSY, "DCGM_FI_DEV_POWER_USAGE": "90"}, pod="b")
+    src = source(page)
+    src.read(0)
+    batch = src.read(SECOND)
+    assert kinds(batch.faults) == ["conflicting_series"]
+    assert "DCGM_FI_DEV_POWER_USAGE" in batch.faults[0].message
+    assert batch.readings[0].power_watts == 512.25
+
+
+def test_mig_instances_are_refused_and_never_mixed_into_the_parent() -> None:
+    mig = gpu(0) + gpu(0, dict.fromkeys(BUSY, "0.1"), GPU_I_ID="3", GPU_I_PROFILE="1g.10gb") + gpu(1)
+    src = source(mig)
+    src.read(0)
+    batch = src.read(SECOND)
+    assert [d.uuid for d in batch.devices] == ["GPU-0", "GPU-1"]
+    assert [r.uuid for r in batch.readings] == ["GPU-1"]
+    assert [(f.kind, f.uuid) for f in batch.faults] == [("mig_not_read", "GPU-0")]
+
+
+def test_a_page_of_instances_alone_is_an_inventory_without_readings() -> None:
+    src = source(gpu(0, GPU_I_ID="3", GPU_I_PROFILE="1g.10gb"))
+    assert [d.uuid for d in src.read(0).devices] == ["GPU-0"]
+    assert src.read(SECOND).readings == ()
+
+
+def test_several_hosts_are_refused_unless_one_is_chosen() -> None:
+    page = gpu(0, Hostname="a") + gpu(1, Hostname="b")
+    with pytest.raises(SourceError, match=r"2 hosts \(a, b\).*dcgm_exporter.url"):
+        source(page).read(0)
+    assert [d.uuid for d in source(page, hostname="b").read(0).devices] == ["GPU-1"]
+    with pytest.raises(SourceError, match=r"no GPU of host 'c'.*a, b"):
+        source(page, hostname="c").read(0)
+
+
+def test_another_nodes_gpus_behind_the_same_address_are_refused() -> None:
+    src = source(gpu(0, Hostname="a"), gpu(1, Hostname="b"), gpu(0, Hostname="a"))
+    src.read(0)
+    with pytest.raises(SourceError, match="load-balanced"):
+        src.read(SECOND)
+    assert [(r.uuid, r.start) for r in src.read(2 * SECOND).readings] == [("GPU-0", 0)]
+
+
+def test_a_vanished_gpu_stays_in_the_inventory_and_its_return_claims_no_unseen_time() -> None:
+    src = source(gpu(0) + gpu(1), gpu(0) + gpu(1), gpu(0), gpu(0) + gpu(1), gpu(0) + gpu(1))
+    src.read(0)
+    src.read(1 * SECOND)
+    gone = src.read(2 * SECOND)
+    assert [(d.uuid, d.condition) for d in gone.devices] == [("GPU-0", ""), ("GPU-1", "missing")]
+    assert [(f.kind, f.uuid) for f in gone.faults] == [("gpu_missing", "GPU-1")]
+    assert [r.uuid for r in gone.readings] == ["GPU-0"]
+    back = src.read(3 * SECOND)
+    assert [d.condition for d in back.devices] == ["", ""]
+    assert [r.uuid for r in back.readings] == ["GPU-0"]
+    assert [(r.uuid, r.start) for r in src.read(4 * SECOND).readings] == [
+        ("GPU-0", 3 * SECOND),
+        ("GPU-1", 3 * SECOND),
+    ]
+
+
+# Which time a reading covers.
+
+
+def test_the_first_read_is_a_baseline_and_later_ones_join_without_overlap() -> None:
+    src = source(gpu(0))
+    assert src.read(5 * SECOND).readings == ()
+    spans = [(r.start, r.end) for at in (15, 20, 60) for r in src.read(at * SECOND).readings]
+    assert spans == [(5 * SECOND, 15 * SECOND), (15 * SECOND, 20 * SECOND), (20 * SECOND, 60 * SECOND)]
+
+
+def test_a_failed_scrape_is_bridged_up_to_the_gap_and_no_further() -> None:
+    down = SourceError("down")
+    src = source(gpu(0), down, gpu(0), down, gpu(0))
+    src.read(0)
+    with pytest.raises(SourceError, match="down"):
+        src.read(60 * SECOND)
+    assert [(r.start, r.end) for r in src.read(90 * SECOND).readings] == [(0, 90 * SECOND)]
+    with pytest.raises(SourceError, match="down"):
+        src.read(120 * SECOND)
+    # 91 s: only the window the means describe, one collect interval, is claimed.
+    assert [(r.start, r.end) for r in src.read(181 * SECOND).readings] == [(151 * SECOND, 181 * SECOND)]
+
+
+def test_a_gap_shorter_than_a_collection_bounds_what_is_claimed() -> None:
+    src = source(gpu(0), max_gap=10.0)
+    src.read(0)
+    assert [(r.start, r.end) for r in src.read(40 * SECOND).readings] == [(30 * SECOND, 40 * SECOND)]
+
+
+def test_resync_gives_up_the_time_since_the_last_read() -> None:
+    src = source(gpu(0))
+    src.read(0)
+    src.resync()
+    assert src.read(10 * SECOND).readings == ()
+    assert [r.start for r in src.read(20 * SECOND).readings] == [10 * SECOND]
+
+
+def test_the_same_instant_twice_gives_no_empty_reading() -> None:
+    src = source(gpu(0))
+    src.read(SECOND)
+    assert src.read(SECOND).readings == ()
+
+
+# Energy.
+
+
+def energies(*millijoules: int | None, step: int = 10) -> list[float | None]:
+    pages = [gpu(0, {**BUSY, **({} if mj is None else {ENERGY: str(mj)})}) for mj in millijoules]
+    src = source(*pages)
+    told = [src.read(n * step * SECOND).readings for n in range(len(pages))]
+    return [r.energy_joules for readings in told for r in readings]
+
+
+ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+
+
+def test_energy_is_what_the_counter_moved() -> None:
+    assert energies(1_000_000, 22_000_000, 43_000_000, step=30) == [21_000.0, 21_000.0]
+
+
+def test_a_counter_collected_more_rarely_than_read_is_spread_and_never_says_zero() -> None:
+    # 700 W, collected every 30 s, read every 10 s.
+    told = energies(*(21_000_000 * (n // 3) for n in range(91)))
+    assert told[:2] == [None, None]
+    known = [joules for joules in told if joules is not None]
+    assert min(known) > 0
+    assert sum(known) + known[-1] * 2 == pytest.approx(30 * 21_000.0, rel=0.02)
+    assert sum(known[-3:]) == pytest.approx(21_000.0, rel=0.01)
+
+
+def test_a_reset_or_absent_counter_gives_no_energy() -> None:
+    assert energies(5_000_000, 2_000_000, 23_000_000, step=30) == [None, 21_000.0]
+    assert energies(None, None) == [None]
+
+
+def test_energy_of_time_not_claimed_is_not_told() -> None:
+    pages = [gpu(0, {**BUSY, ENERGY: str(mj)}) for mj in (0, 140_000_000, 161_000_000)]
+    src = source(*pages)
+    told = [src.read(at * SECOND).readings for at in (0, 200, 230)]
+    assert [(r.start, r.energy_joules) for readings in told for r in readings] == [
+        (170 * SECOND, None),
+        (200 * SECOND, 21_000.0),
+    ]
+
+
+# Freshness.
+
+
+def stale_from(figures: dict[str, str], *, until: int = 2000, moving: str = "") -> int | None:
+    """The first second at which the reading of a page that never changes (but for `moving`) is distrusted."""
+    pages = [gpu(0, figures | ({moving: str(n)} if moving else {})) for n in range(until // 10)]
+    src = source(*pages)
+    for n in range(until // 10):
+        if any(r.distrust == "stale" for r in src.read(n * 10 * SECOND).readings):
+            return n * 10
+    return None
+
+
+IDLE = {"DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.000000", "DCGM_FI_DEV_GPU_UTIL": "0", "DCGM_FI_DEV_GPU_TEMP": "30"}
+
+
+def test_a_page_that_stands_still_is_stale_after_three_collections() -> None:
+    assert stale_from({**IDLE, ENERGY: "48287135"}) == 100
+    assert stale_from(BUSY) == 100
+
+
+def test_an_idle_gpu_without_energy_counter_gets_twenty_collections_or_for_ever() -> None:
+    assert stale_from({**IDLE, "DCGM_FI_DEV_POWER_USAGE": "14.512"}) == 610
+    assert stale_from(IDLE) is None
+
+
+def test_anything_that_moves_keeps_it_fresh() -> None:
+    assert stale_from({**IDLE, ENERGY: "0"}, moving=ENERGY) is None
+    assert stale_from(BUSY, moving="DCGM_FI_DEV_SOME_NEW_FIELD") is None
+
+
+def test_a_stale_gpu_is_trusted_again_once_it_moves() -> None:
+    still, moved = gpu(0), gpu(0, {**BUSY, "DCGM_FI_DEV_POWER_USAGE": "500"})
+    src = source(*[still] * 12, moved)
+    told = [r.distrust for n in range(13) for r in src.read(n * 10 * SECOND).readings]
+    assert told[-2:] == ["stale", ""]
+
+
+def test_a_gpu_that_comes_back_with_its_old_figures_is_not_stale() -> None:
+    src = source(gpu(0) + gpu(1), gpu(1), gpu(0) + gpu(1))
+    told = [{r.uuid: r.distrust for r in src.read(at * SECOND).readings} for at in (0, 50, 95, 100)]
+    assert told[-1] == {"GPU-0": "", "GPU-1": "stale"}
+
+
+def test_one_frozen_gpu_does_not_spoil_its_sibling() -> None:
+    pages = [gpu(0) + gpu(1, {**BUSY, ENERGY: str(n)}) for n in range(12)]
+    src = source(*pages)
+    told = [{r.uuid: r.distrust for r in src.read(n * 10 * SECOND).readings} for n in range(12)]
+    assert told[-1] == {"GPU-0": "stale", "GPU-1": ""}
+
+
+# Signals.
+
+
+def test_signals_are_what_the_pages_showed_even_if_late() -> None:
+    stock = {"DCGM_FI_DEV_GPU_UTIL": "3", ENERGY: "10"}
+    src = source(gpu(0, stock), gpu(0, {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0"}))
+    assert src.signals == frozenset()
+    src.probe()
+    assert src.signals == {"gpu_utilization", "energy_joules"}
+    src.read(0)
+    assert src.signals == {"gpu_utilization", "energy_joules", "tensor_active"}
+
+
+# Pages that are none.
+
+
+def test_a_broken_line_costs_only_itself() -> None:
+    src = source(gpu(0) + 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-0" 30\n' + gpu(1))
+    batch = src.read(0)
+    assert [d.uuid for d in batch.devices] == ["GPU-0", "GPU-1"]
+    assert kinds(batch.faults) == ["malformed_line"]
+    assert "line 4" in batch.faults[0].message
+    assert "DCGM_FI_DEV_GPU_TEMP" in batch.faults[0].message
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("", "shows no DCGM field"),
+        ("\n<!DOCTYPE html><html>GPU Exporter</html>", "HTML page.*ends in /metrics"),
+        ("go_goroutines 12\n", "shows no DCGM field.*dcgm-exporter's metrics page"),
+        ("{{{{\n", "line 1 is not Prometheus"),
+        ('node_load1{UUID="GPU-0"} 3\n', "shows no DCGM field"),
+    ],
+)
+def test_what_is_no_dcgm_page_is_an_error_that_names_the_place(page: str, words: str) -> None:
+    with pytest.raises(SourceError, match=rf"(?s)http://node1:9400/metrics.*{words}"):
+        source(page).read(0)
+
+
+LINE = st.builds(
+    "{}{{gpu={},UUID={}}} {}".format,
+    st.sampled_from(["DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_FB_USED", ENERGY, "dcgm_sm_clock", "x"]),
+    st.sampled_from(['"0"', '"1"', "0", '"']),
+    st.sampled_from(['"GPU-0"', '"GPU-1"', '"\\"', '""']),
+    st.one_of(st.floats().map(repr), st.integers().map(str), st.text(max_size=5)),
+)
+GARBAGE = st.one_of(
+    st.binary(max_size=200),
+    st.text(alphabet='{}"=\\,#\n \x00\x0b_a0.eE+-/', max_size=200).map(str.encode),
+    st.lists(LINE, max_size=8).map(lambda lines: "\n".join(lines).encode("utf-8", "replace")),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(GARBAGE, min_size=1, max_size=4))
+def test_garbage_raises_nothing_but_source_errors_and_gives_finite_figures_only(pages: list[bytes]) -> None:
+    src = source(gpu(0), *pages, gpu(0))
+    end = 0
+    for n in range(len(pages) + 2):
+        try:
+            readings = src.read(n * 10 * SECOND).readings
+        except SourceError:
+            continue
+        for r in readings:
+            assert r.start >= end - 1 or r.uuid != "GPU-0"
+            figures = [v for f in Reading.__struct_fields__ if isinstance(v := getattr(r, f), float)]
+            assert all(math.isfinite(v) and v >= 0 for v in figures)
+            end = r.end if r.uuid == "GPU-0" else end
+    assert "gr_engine_active" in src.signals
+
+
+# The laws of every source.
+
+
+class World:
+    """A `Rig`: the exporter of two busy GPUs, collecting every 5 s."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.down: set[str] = set()
+        self.hidden: set[str] = set()
+        self.source = DcgmExporterSource("http://node1:9400/metrics", fetch=self, lookup=SPECS.get)
+
+    def __call__(self) -> bytes:
+        joules = 700 * (self.now // (5 * SECOND)) * 5
+        pages = []
+        for index in (0, 1):
+            figures = {**BUSY, ENERGY: str(joules * 1000), "DCGM_FI_PROF_PCIE_TX_BYTES": "29285"}
+            if f"GPU-{index}" in self.hidden:
+                del figures["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]
+            if f"GPU-{index}" not in self.down:
+                pages.append(gpu(index, figures))
+        return "".join(pages).encode()
+
+    def run(self, until: int) -> None:
+        self.now = until
+
+    def fail(self, uuid: str) -> None:
+        self.down.add(uuid)
+
+    def mend(self, uuid: str) -> None:
+        self.down.discard(uuid)
+
+    def hide(self, uuid: str) -> str:
+        self.hidden.add(uuid)
+        return "gr_engine_active"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_the_source_keeps_the_law(law: Law) -> None:
+    law(World())
+
+
+# Over HTTP.
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up is what is tested
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class Server:
+    """A real HTTP server that answers as told; counts connections."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = whole(gpu(0).encode())
+        self.connections: set[tuple[str, int]] = set()
+        self.release = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.connections.add(self.client_address)
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = _Quiet(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/metrics"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def whole(body: bytes, status: int = 200) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.stop()
+
+
+def config(url: str, timeout_seconds: float = 5.0) -> Config:
+    return Config(dcgm_exporter=DcgmExporter(url=url, timeout_seconds=timeout_seconds))
+
+
+@pytest.mark.parametrize(
+    ("sample", "gpus", "power"),
+    [
+        ("t4-idle-rafay.prom", 1, 14.512),
+        ("l40s-idle-upcloud.prom", 1, 35.686),
+        ("l4-x2-idle-kops.prom", 1, 16.365),  # its one GPU is on the page twice
+    ],
+)
+def test_real_scrapes_over_http(server: Server, sample: str, gpus: int, power: float) -> None:
+    path = SAMPLES / sample
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    server.answer = whole(path.read_bytes())
+    src = open_dcgm_exporter(config(server.url))
+    src.read(0)
+    batch = src.read(30 * SECOND)
+    src.close()
+    assert len(batch.devices) == len(batch.readings) == gpus
+    assert batch.faults == ()
+    assert power in [r.power_watts for r in batch.readings]
+    assert {r.gr_engine_active for r in batch.readings} == {0.0}
+    # Stock pages: no sm_active, no NVLink; the boards have no NVLink at all, and their specs say so.
+    assert {"gr_engine_active", "tensor_active", "dram_active", "energy_joules"} <= src.signals
+    assert not {"sm_active", "nvlink_tx_bytes_per_second"} & src.signals
+    assert all(d.spec and "nvlink_rx_bytes_per_second" in d.lacks for d in batch.devices)
+    assert all(r.memory_total_bytes and r.memory_used_bytes == 0 for r in batch.readings)
+
+
+def test_one_connection_is_kept(server: Server) -> None:
+    src = open_dcgm_exporter(config(server.url))
+    for n in range(5):
+        src.read(n * SECOND)
+    src.close()
+    assert len(server.connections) == 1
+
+
+def test_a_proxy_in_the_environment_is_not_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    src = open_dcgm_exporter(config(server.url))
+    assert "gr_engine_active" in src.signals
+    src.close()
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"lost the host engine"), (404, b""), (302, b"")])
+def test_any_other_status_is_an_error(server: Server, status: int, body: bytes) -> None:
+    server.answer = whole(body, status)
+    with pytest.raises(SourceError, match=rf"{server.url} answered HTTP {status}"):
+        open_dcgm_exporter(config(server.url))
+
+
+def test_silence_is_a_timeout(server: Server) -> None:
+    def silent(_: BaseHTTPRequestHandler) -> None:
+        server.release.wait()
+
+    server.answer = silent
+    page = HttpPage(server.url, timeout_seconds=0.2)
+    with pytest.raises(SourceError, match=r"no whole page within 0.2 s.*timeout_seconds"):
+        page()
+    page.close()
+
+
+def test_a_page_that_drips_is_a_timeout(server: Server) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "40")
+        handler.end_headers()
+        for _ in range(40):
+            server.release.wait(0.05)
+            try:
+                handler.wfile.write(b"#")
+            except OSError:
+                break
+        handler.close_connection = True
+
+    server.answer = drip
+    page = HttpPage(server.url, timeout_seconds=0.3)
+    with pytest.raises(SourceError, match="no whole page within"):
+        page()
+    page.close()
+
+
+def test_a_page_without_end_is_cut_off(server: Server) -> None:
+    server.answer = whole(b"#" * 5000)
+    page = HttpPage(server.url, timeout_seconds=5, limit_bytes=4096)
+    with pytest.raises(SourceError, match="longer than 4096 bytes"):
+        page()
+    page.close()
+
+
+def test_a_page_compressed_on_its_way_is_read(server: Server) -> None:
+    body = gzip.compress(gpu(0).encode())
+
+    def squeezed(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    server.answer = squeezed
+    src = open_dcgm_exporter(config(server.url))
+    assert "gr_engine_active" in src.signals
+    src.close()
+
+
+def test_nobody_there_is_told_in_plain_words() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else can take it
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/metrics"
+        with pytest.raises(SourceError, match=rf"{url} could not be read.*is dcgm-exporter running"):
+            open_dcgm_exporter(config(url))
+
+
+@pytest.mark.parametrize("url", ["", "localhost:9400/metrics", "http://[::1", "ftp://node1/metrics"])
+def test_an_address_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(SourceError, match=r"dcgm_exporter\.url"):
+        open_dcgm_exporter(config(url))
+
+
+def test_a_connection_dropped_in_the_middle_is_an_error(server: Server) -> None:
+    def drop(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(gpu(0).encode())
+        handler.close_connection = True
+
+    server.answer = drop
+    with pytest.raises(SourceError, match="could not be read"):
+        open_dcgm_exporter(config(server.url))
+
+
+def test_close_is_passed_on() -> None:
+    pages = Pages(gpu(0))
+    DcgmExporterSource("http://x/metrics", fetch=pages, lookup=SPECS.get).close()
+    assert pages.closed
