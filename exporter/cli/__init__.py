@@ -1,0 +1,47 @@
+"""The command `gpu-efficiency`, and the only place where the parts are wired together.
+
+Owns arguments, exit codes and what is printed. 0: done; 1: failed while running; 2: wrong usage or configuration;
+3: no usable source of telemetry on this machine.
+"""
+
+import argparse
+import sys
+from importlib import import_module
+
+from exporter import __version__
+
+_COMMANDS = (
+    ("serve", "live:serve", "wiring:configured", "watch this node's GPUs and serve their metrics"),
+    ("demo", "simulated:demo", "simulated:demo_arguments", "serve a simulated node of 8 GPUs, marked as such"),
+    ("record", "live:record", "live:record_arguments", "write what the hardware says to a trace"),
+    ("replay", "simulated:replay_trace", "simulated:replay_arguments", "run a trace through the ledger"),
+    ("simulate", "simulated:write", "simulated:simulate_arguments", "write a simulated node's trace"),
+    ("check-config", "words:check_config", "wiring:configured", "print the configuration as it will be used"),
+    ("metrics", "words:metrics", "words:metrics_arguments", "print every metric and what it means"),
+)
+"""Name, what runs it, what adds its arguments, about. Loaded when chosen: a daemon never pays for the simulation."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the return value is the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser(words[0] if words else "").parse_args(words)
+    wiring = import_module("exporter.cli.wiring")
+    return int(wiring.run_guarded(args.run, args))
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu-efficiency", description="Where every paid GPU-second goes.")
+    parser.add_argument("--version", action="version", version=f"gpu-efficiency {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, run, arguments, about in _COMMANDS:
+        command = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        if name == chosen:
+            _load(arguments)(command)
+            command.set_defaults(run=_load(run))
+    return parser
+
+
+def _load(place: str):  # type: ignore[no-untyped-def]
+    module, name = place.split(":")
+    return getattr(import_module(f"exporter.cli.{module}"), name)

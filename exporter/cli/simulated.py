@@ -1,0 +1,156 @@
+"""Commands that need no GPU: demo, simulate, replay."""
+
+import argparse
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from exporter.agent import Agent, paced
+from exporter.cli.wiring import FAILED, configuration, configured, portrait, publish
+from exporter.clock import SystemClock
+from exporter.config import Config
+from exporter.core.exposition import render
+from exporter.core.leaks import NAMES
+from exporter.core.model import SECOND, Observation
+from exporter.core.snapshot import Meta, Snapshot, layers
+from exporter.simulate import SCENARIOS, simulate
+from exporter.trace import Header, Trace, TraceWriter, read_trace
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Serve a simulated node: hours of its story at once, then live."""
+    config = configuration(args, loopback=True)
+    probe = simulate("demo", seed=args.seed, board=args.board)
+    before, clock = probe.live_from - probe.start, SystemClock()
+    simulation = simulate(
+        "demo", seed=args.seed, board=args.board, start=clock.now() - before, wall=clock.wall() - before
+    )
+    agent = Agent(
+        meta=portrait(config, source="simulation", simulated=True, host=simulation.host), policy=config.policy
+    )
+    print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
+    return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop, 1.0))
+
+
+def _live(
+    observations: Iterator[Observation], since: int, stop: threading.Event, speed: float
+) -> Iterator[Observation]:
+    """What lies before `since` at once, then the rest at its own pace, its clock shifted to ours."""
+    clock = SystemClock()
+    held: list[Observation] = []
+    for observation in observations:
+        if observation.at > since:
+            held.append(observation)
+            break
+        yield observation
+    rest = (o for source in (held, observations) for o in source)
+    yield from paced(rest, clock, stop, speed=speed)
+
+
+def write(args: argparse.Namespace) -> int:
+    """Write a scenario's trace, and its truth to another file."""
+    if args.scenario is None:
+        for name, scenario in SCENARIOS.items():
+            print(f"{name:24} {scenario.description}")
+        return 0
+    simulation = simulate(
+        args.scenario, seed=args.seed, board=args.board, period_seconds=args.period, duration_seconds=args.duration
+    )
+    header = Header(
+        host=simulation.host, simulated=True, created_wall=simulation.wall, note=f"{args.scenario}, seed {args.seed}"
+    )
+    with TraceWriter(args.output, header, flush_every=0, overwrite=args.force) as trace:
+        for observation in simulation.observations:
+            trace.append(observation)
+    if args.truth is not None:
+        simulation.write_truth(args.truth)
+    print(f"{trace.observations} observations in {args.output}", file=sys.stderr)
+    return 0
+
+
+def replay_trace(args: argparse.Namespace) -> int:
+    """Run a trace through the ledger; print what it came to, or serve it."""
+    config = configuration(args, loopback=True)
+    with read_trace(args.trace) as trace:
+        agent = Agent(meta=_replayed(config, trace), policy=config.policy)
+        if args.serve:
+            return publish(agent, config, lambda stop: _live(iter(trace), -1, stop, args.speed))
+        agent.run(trace)
+        snapshot = agent.latest()
+        if snapshot is None:
+            print(f"gpu-efficiency: {args.trace} holds no observation", file=sys.stderr)
+            return FAILED
+        _print_replay(args, snapshot, trace)
+    return FAILED if snapshot.conservation_errors else 0
+
+
+def _replayed(config: Config, trace: Trace) -> Meta:
+    """What a replay says of itself: nothing of the machine it runs on, so that the same trace gives the same bytes."""
+    meta = portrait(config, source="replay", simulated=True, host=trace.header.host)
+    return Meta(version=meta.version, source="replay", simulated=True, host=meta.host, interval=meta.interval)
+
+
+def _print_replay(args: argparse.Namespace, snapshot: Snapshot, trace: Trace) -> None:
+    if args.metrics:
+        sys.stdout.buffer.write(render(_timeless(snapshot)))
+    else:
+        _print_summary(snapshot)
+    if trace.truncated:
+        print(f"gpu-efficiency: {trace.truncated}", file=sys.stderr)
+
+
+def _timeless(snapshot: Snapshot) -> Snapshot:
+    """Without what this run of the program itself cost."""
+    return replace(snapshot, meta=replace(snapshot.meta, core_seconds=0.0, read_seconds=0.0))
+
+
+def _print_summary(snapshot: Snapshot) -> None:
+    """The node's waterfall, and each GPU's layers, as text."""
+    columns = [gpu.counters.now.parts for gpu in snapshot.gpus]
+    totals = [sum(column) for column in zip(*columns, strict=True)]
+    paid = sum(totals)
+    print(f"{len(snapshot.gpus)} GPUs, {paid / SECOND / 3600:.2f} GPU-hours paid; {_sentence(totals)}")
+    for name, part in sorted(zip(NAMES, totals, strict=True), key=lambda row: -row[1]):
+        if part:
+            print(f"  {name:28} {part / SECOND / 3600:10.3f} h {100 * part / paid:6.1f} %")
+    for gpu in snapshot.gpus:
+        owners = ",".join(owner.job_id for owner in gpu.owners) or "-"
+        where = f"gpu {gpu.device.index:>2} {gpu.state.value:12} {gpu.reason:16} {owners:20}"
+        print(where, _sentence(gpu.counters.now.parts))
+    print(f"conservation errors: {snapshot.conservation_errors}")
+
+
+def _sentence(parts: Iterable[int]) -> str:
+    found = layers(parts)
+    shares = [("GAU", found.gau), ("ECTR", found.ectr), ("eMFU", found.emfu), ("product", found.product)]
+    return "  ".join(f"{name} {'   -' if share is None else f'{100 * share:.1f} %'}" for name, share in shares)
+
+
+def demo_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `demo`."""
+    configured(command)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--board", default="H100-SXM5-80GB")
+
+
+def simulate_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `simulate`."""
+    command.add_argument("scenario", nargs="?", help="without one, the scenarios are listed")
+    command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE")
+    command.add_argument("--truth", metavar="FILE", help="write what was really going on there")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--board", default="H100-SXM5-80GB")
+    command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
+    command.add_argument("--duration", type=float, metavar="S")
+    command.add_argument("--force", action="store_true", help="overwrite TRACE")
+
+
+def replay_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `replay`."""
+    configured(command)
+    command.add_argument("trace", metavar="TRACE")
+    command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
+    command.add_argument("--serve", action="store_true", help="serve it at its own pace")
+    command.add_argument("--speed", type=float, default=1.0, help="with --serve: times as fast")

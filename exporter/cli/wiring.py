@@ -1,0 +1,102 @@
+"""What several commands share: flags, configuration, and an agent beside a web server."""
+
+import argparse
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from exporter import __version__
+from exporter.agent import Agent
+from exporter.clock import SystemClock
+from exporter.config import Config, ConfigError, load, split_address
+from exporter.core.model import Observation
+from exporter.core.snapshot import Meta
+from exporter.logs import set_up
+from exporter.sources import SOURCES
+from exporter.trace import TraceError
+
+FAILED, USAGE, NO_SOURCE = 1, 2, 3
+"""Exit statuses."""
+
+
+def configured(command: argparse.ArgumentParser) -> None:
+    """Flags that override the configuration; their destinations are its dotted names."""
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
+    command.add_argument("--source", dest="source", metavar="NAME", help=f"auto, {', '.join(SOURCES)}")
+    command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help="processes")
+    for flag, metavar, about in (
+        ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
+        ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
+        ("log.format", "FORM", "text or json"),
+        ("log.level", "LEVEL", "debug, info, warning or error"),
+    ):
+        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+    command.add_argument(
+        "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
+    )
+
+
+def configuration(args: argparse.Namespace, *, loopback: bool = False) -> Config:
+    """Read the configuration that `args` asks for, and set up logging by it."""
+    given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
+    config = load(args.config, flags=given)
+    set_up(form=config.log.format, level=config.log.level)
+    if loopback and config.web.listen_address.startswith(":"):
+        given["web.listen_address"] = "127.0.0.1" + config.web.listen_address
+        config = load(args.config, flags=given)
+    return config
+
+
+def portrait(config: Config, *, source: str, simulated: bool = False, host: str = "") -> Meta:
+    """What the daemon says of itself."""
+    return Meta(
+        version=__version__,
+        source=source,
+        scheduler="" if simulated else config.scheduler,
+        simulated=simulated,
+        host=host or platform.node(),
+        started=time.time(),
+        interval=config.sampling.interval_seconds,
+    )
+
+
+def publish(agent: Agent, config: Config, observations: Callable[[threading.Event], Iterable[Observation]]) -> int:
+    """Sample in a thread, serve in this one, until told to stop."""
+    from exporter.http import ListenError, create_app, run
+
+    stop = threading.Event()
+    sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
+    host, port = split_address(config.web.listen_address)
+    app = create_app(
+        agent.latest,
+        now=SystemClock().now,
+        max_age_seconds=max(10.0, 3 * config.sampling.interval_seconds),
+        why_not=agent.last_error,
+    )
+    sampler.start()
+    try:
+        run(app, host=host, port=port)
+    except ListenError as err:
+        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        return FAILED
+    finally:
+        stop.set()
+        sampler.join(timeout=2.0)
+    return 0
+
+
+def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; an error an operator can mend is one line and an exit status, not a traceback."""
+    try:
+        return command(args)
+    except ConfigError as err:
+        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        return USAGE
+    except (TraceError, OSError) as err:
+        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 0

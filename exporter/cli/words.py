@@ -1,0 +1,83 @@
+"""Commands that print what the program knows: check-config, metrics."""
+
+import argparse
+import shutil
+import sys
+from typing import Any
+
+import msgspec
+
+from exporter.cli.wiring import configuration
+from exporter.core.catalog import METRICS, series_of
+from exporter.core.leaks import LEAKS
+
+_HEAD = """# Metrics
+
+Printed by `gpu-efficiency metrics --markdown` (`make docs`) from the table in `exporter/core/catalog.py`.
+"""
+_METRIC_HEAD = """
+| metric | type | labels | per | meaning |
+|---|---|---|---|---|"""
+_LEAK_HEAD = """
+## Values of `leak`
+
+In the order of pouring. Evidence: measured and estimated leaks take from hardware counters alone; what is reported by
+a workload or an engine takes nothing until one speaks.
+
+| leak | layer | evidence | takes | watch | do first |
+|---|---|---|---|---|---|"""
+_OUTCOMES = """\
+| `useful` | useful | measured | the rest of tensor time at full clock | GAU x ECTR x eMFU | |
+| `unresolved` | unresolved | | kernel time whose worth cannot be known: no tensor counter, or an unknown board | | |
+| `unobserved` | unobserved | | time nobody saw, or saw and could not believe | coverage | |
+"""
+
+
+def check_config(args: argparse.Namespace) -> int:
+    """Print the configuration as it will be used, as TOML."""
+    config = configuration(args)
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    scalars = {k: v for k, v in tree.items() if not isinstance(v, dict)}
+    for key, value in scalars.items():
+        print(f"{key} = {_toml(value)}")
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            print(f"\n[{section}]")
+            for key, value in values.items():
+                print(f"{key} = {_toml(value)}")
+    return 0
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def metrics(args: argparse.Namespace) -> int:
+    """Print the catalogue."""
+    if args.markdown:
+        sys.stdout.write(_catalog_markdown())
+        return 0
+    width = shutil.get_terminal_size((120, 24)).columns
+    for metric in METRICS:
+        labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
+        print(f"{metric.name}{labels} ({metric.type})"[:width])
+        print(f"    {metric.help}")
+    return 0
+
+
+def _catalog_markdown() -> str:
+    budget = (
+        f"Series at most: {series_of('gpu')} per GPU (budget 64), {series_of('job')} per job on a node (budget 45), "
+        f"{series_of('node')} per node and the daemon's own `process_*` (budget 150)."
+    )
+    rows = [
+        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"
+        for m in METRICS
+    ]
+    leaks = [f"| `{k.name}` | {k.layer} | {k.evidence} | {k.takes} | {k.watch} | {k.fix} |" for k in LEAKS]
+    return "\n".join([_HEAD, budget, _METRIC_HEAD, *rows, _LEAK_HEAD, *leaks, _OUTCOMES])
+
+
+def metrics_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `metrics`."""
+    command.add_argument("--markdown", action="store_true", help="as docs/metrics.md")
