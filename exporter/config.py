@@ -131,6 +131,6 @@ def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """Split "host:port", ":port" or "[::1]:port"; raise ConfigError when it is neither."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  the last port there is
         raise ConfigError(f"web.listen_address: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
     return host.strip("[]"), int(port)

@@ -6,7 +6,6 @@ version or a line that is broken in the middle is a `TraceError`. Only one fault
 recorder that is killed leaves it: a last line that is cut off. It is told in `Trace.truncated`.
 """
 
-
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
@@ -130,7 +129,7 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
     if not isinstance(target, (str, Path)):
         return target, target.flush
     try:
-        raw = Path(target).open("wb" if overwrite else "xb")
+        raw = Path(target).open("wb" if overwrite else "xb")  # noqa: SIM115  the writer owns and closes it
     except FileExistsError as error:
         raise TraceError(
             f"{target}: a file of that name exists; name another one, or move the old recording away"
@@ -250,7 +249,7 @@ def read_trace(source: str | Path | BinaryIO) -> Trace:
     if not isinstance(source, (str, Path)):
         return Trace(source, str(getattr(source, "name", "trace")), close=_nothing)
     try:
-        raw = Path(source).open("rb")
+        raw = Path(source).open("rb")  # noqa: SIM115  the trace owns and closes it
     except OSError as error:
         raise TraceError(f"{source}: cannot be opened: {error.strerror or error}") from error
     packed = str(source).endswith(".gz")

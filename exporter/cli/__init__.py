@@ -42,6 +42,6 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _load(place: str):  # type: ignore[no-untyped-def]
+def _load(place: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  whichever function the table names
     module, name = place.split(":")
     return getattr(import_module(f"exporter.cli.{module}"), name)

@@ -65,7 +65,7 @@ def portrait(config: Config, *, source: str, simulated: bool = False, host: str 
 
 def publish(agent: Agent, config: Config, observations: Callable[[threading.Event], Iterable[Observation]]) -> int:
     """Sample in a thread, serve in this one, until told to stop."""
-    from exporter.http import ListenError, create_app, run
+    from exporter.http import ListenError, create_app, run  # noqa: PLC0415  only what serves pays for the web
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)

@@ -73,11 +73,10 @@ class Book:
             self.tensor_seen += seen
             self.flops += ev.flops * ms / sharers
 
-    def mark_if_due(self) -> None:
-        """Once a minute, keep today's counters as the beginning of a window."""
-        if self.until >= self.next_mark:
-            self.marks.append(Mark(self))
-            self.next_mark = (self.until // MARK_EVERY + 1) * MARK_EVERY
+    def mark(self) -> None:
+        """Keep the counters of this minute as the beginning of a window."""
+        self.marks.append(Mark(self))
+        self.next_mark = (self.until // MARK_EVERY + 1) * MARK_EVERY
 
     def window(self, seconds: int) -> "Mark":
         """The latest mark that lies at least `seconds` back, or the oldest there is."""
@@ -136,7 +135,8 @@ class Job:
         self.gpus.add(uuid)
         book.until = max(book.until, end)
         book.observe(ev, ms, sharers)
-        book.mark_if_due()
+        if book.until >= book.next_mark:
+            book.mark()
 
 
 class Ledger:

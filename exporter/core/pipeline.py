@@ -5,7 +5,7 @@ timed states of every GPU, then classify and pour each piece and post it. Two pa
 GPU is a hung job's culprit depends on its siblings. Time nobody saw is a reading too: a distrusted one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from exporter.core.attribution import attribute
@@ -102,31 +102,30 @@ def _cut(ledger: Ledger, gpu: Gpu, reading: Reading) -> Stretch:
     for reason in ev.rejected:
         ledger.rejected[reason] += 1
     cut: list[Piece] = []
-    for start, end, holders, known in _owned(ledger, ev):
-        if ev.distrust or not known:
+    for start, end, holders in _owned(ledger, ev):
+        if ev.distrust or holders is None:
             blind(gpu.track, end - start)
-            cut.append(Piece(start, end, holders, owner_known=known))
+            cut.append(Piece(start, end, holders or (), owner_known=holders is not None))
             continue
         _begin_if_new(ledger, gpu, holders)
-        cut.extend(pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy))
+        cut += pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy)
     return gpu, ev, cut
 
 
-def _owned(ledger: Ledger, ev: Evidence) -> list[tuple[int, int, tuple[Allocation, ...], bool]]:
-    """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown, not nobody.
+def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
+    """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown (None), not nobody.
 
     A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's.
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
+    allocations = ledger.allocations.get(uuid, ())
     reach = ledger.allocations_at + ledger.rules.stale
-    known_until = min(end, max(start, reach - reach % MS))
-    parts = attribute(start, known_until, ledger.allocations.get(uuid, ())) if start < known_until else ()
-    owned = [(a, b, holders, True) for a, b, holders in parts]
-    if known_until < end:
-        taken = ev.reading.processes or ev.engine >= ledger.policy.stalled_engine
-        somebody = (Allocation(uuid, UNKNOWN, start=reach),) if taken else ()
-        owned.append((known_until, end, somebody, bool(somebody)))
-    return owned
+    if end <= reach:
+        return attribute(start, end, allocations)
+    known_until = max(start, reach - reach % MS)
+    parts = attribute(start, known_until, allocations) if start < known_until else []
+    taken = ev.reading.processes or ev.engine >= ledger.policy.stalled_engine
+    return [*parts, (known_until, end, (Allocation(uuid, UNKNOWN, start=reach),) if taken else None)]
 
 
 def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
@@ -179,7 +178,8 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
                 job.book.post(taken, whole, ms, ev)
                 job.saw(gpu.device.uuid, ev, piece.end, ms, sharers)
         gpu.book.observe(ev, ms)
-    gpu.book.mark_if_due()
+    if gpu.book.until >= gpu.book.next_mark:
+        gpu.book.mark()
 
 
 def _poured(

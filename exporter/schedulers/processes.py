@@ -162,7 +162,7 @@ def _unknown(process: Process) -> Owner:
 
 def _unit(cgroups: str) -> str:
     """Name the unit of /proc/PID/cgroup: `hierarchy:controllers:path` lines, the unified and systemd's first."""
-    lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]
+    lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]  # noqa: PLR2004  id:controllers:path
     lines.sort(key=lambda line: (line[0] != "0", line[1] != "name=systemd"))
     found = (_unit_of_path(path) for _, _, path in lines)
     return next((unit for unit in found if unit), _NO_UNIT)

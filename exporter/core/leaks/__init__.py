@@ -48,8 +48,9 @@ class Leak(Struct, frozen=True):
     states: frozenset[State] = _WORKING
 
 
-def _rest(pool: int) -> Take:
-    return lambda span: span.pools[pool]
+def the_rest(span: Span) -> int:
+    """All that is left; `pour` knows this detector and need not call it."""
+    return sum(span.pools)
 
 
 LEAKS: tuple[Leak, ...] = (
@@ -60,7 +61,7 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "idle_allocation", "gau", "time nobody holds the GPU, and the waiting of zombies",
-        pools=(WAIT,), take=_rest(WAIT), states=frozenset({State.ZOMBIE}),
+        pools=(WAIT,), take=the_rest, states=frozenset({State.ZOMBIE}),
         swallows=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
     ),
@@ -111,7 +112,7 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "unattributed_stall", "ectr", "the rest of waiting",
-        pools=(WAIT,), take=_rest(WAIT), team="training",
+        pools=(WAIT,), take=the_rest, team="training",
         watch="stall seconds by job", fix="let the job report its phases; profile one step",
     ),
     Leak(
@@ -136,12 +137,12 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "other_compute", "emfu", "the rest of kernel time without tensor work",
-        pools=(SLACK,), take=_rest(SLACK), team="model",
+        pools=(SLACK,), take=the_rest, team="model",
         watch="tensor share of kernel time", fix="move the work to tensor cores; profile the top kernels",
     ),
     Leak(
         "throttled", "emfu", "tensor time lost because the clock is below the reference",
-        pools=(CLOCK,), take=_rest(CLOCK),
+        pools=(CLOCK,), take=the_rest,
         watch="clock event reasons", fix="cooling, power limit, clock settings",
     ),
     Leak(
@@ -208,11 +209,15 @@ def pour(span: Span) -> Taken:
         available = left[only] if only >= 0 else sum([left[pool] for pool in pools])
         if not available:
             continue
-        amount = take(span)
+        amount = available if take is the_rest else take(span)
         if amount > 0:
-            amount = min(amount, available)
+            if amount > available:
+                amount = available
             taken.append((index, amount))
-            _drain(left, only, pools, amount)
+            if only >= 0:
+                left[only] -= amount
+            else:
+                _drain(left, pools, amount)
     if left[TENSOR]:
         taken.append((USEFUL, left[TENSOR]))
     if left[UNRESOLVED]:
@@ -220,10 +225,7 @@ def pour(span: Span) -> Taken:
     return taken
 
 
-def _drain(left: list[int], only: int, pools: tuple[int, ...], amount: int) -> None:
-    if only >= 0:
-        left[only] -= amount
-        return
+def _drain(left: list[int], pools: tuple[int, ...], amount: int) -> None:
     for pool in pools:
         part = min(amount, left[pool])
         left[pool] -= part

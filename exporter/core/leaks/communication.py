@@ -10,7 +10,7 @@ LINK_BYTES_IN_DRAM = 2
 
 def take(span: Span) -> int:
     """Slack of a job of several GPUs: all while it spins or only communicates, else the share the link shows (E)."""
-    if span.gpus < 2:
+    if span.gpus == 1:
         return 0
     ev, slack = span.ev, span.pools[SLACK]
     link = _link(ev)

@@ -97,7 +97,7 @@ class Gpm:
 
     def __call__(self, board: Board, _seconds: float) -> Fields:
         """Take a sample and give the means since the one before; nothing where there is none to compare with."""
-        while len(board.samples) < 2:
+        while len(board.samples) < 2:  # noqa: PLR2004  a pair
             board.samples.append(self._nvml.nvmlGpmSampleAlloc())
         older, newer = board.samples
         primed, board.primed = board.primed, False
