@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.clock import Clock, SystemClock
+from exporter.clock import Clock
 from exporter.core.ledger import Ledger
 from exporter.core.model import NEVER, SECOND, Allocation, Device, Fault, Observation
 from exporter.core.pipeline import advance
@@ -226,11 +226,9 @@ class Agent:
         policy: Policy | None = None,
         record: Callable[[Observation], None] | None = None,
         observer: Observer | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self.ledger = Ledger(policy)
         self._meta, self._record, self._observer = meta, record, observer
-        self._clock = clock or SystemClock()
         self._latest: Snapshot | None = None
         self._errors: Counter[str] = Counter({"core": 0, "record": 0})
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
@@ -244,9 +242,13 @@ class Agent:
         return self._last_error
 
     def run(self, observations: Iterable[Observation]) -> None:
-        """Take in every observation; return when there are no more."""
-        for observation in observations:
-            self.take_in(observation)
+        """Take in every observation; return when there are no more, or the feed itself breaks."""
+        try:
+            for observation in observations:
+                self.take_in(observation)
+        except Exception as err:
+            self._last_error = f"the feed of observations ended: {err}"
+            log.exception("the feed of observations broke; nothing more is sampled")
 
     def take_in(self, observation: Observation) -> None:
         """One tick. What fails is counted and logged; the next tick goes on."""
@@ -280,7 +282,6 @@ class Agent:
             core_seconds=self._core_seconds,
             errors=tuple(sorted(self._errors.items())),
             last_error=self._last_error,
-            published=self._clock.now(),
         )
 
 

@@ -17,6 +17,7 @@ from typing import BinaryIO, Self, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.core.model import Observation
 
@@ -288,4 +289,22 @@ def _not_a_trace(line: bytes, name: str) -> TraceError:
     return TraceError(
         f"{name}: is not a trace: line 1 should be a header with format {FORMAT!r}, "
         f"but starts with {line[:40]!r}; is a .gz missing from its name, or is it another file?"
+    )
+
+
+def shifted(observation: Observation, nanoseconds: int) -> Observation:
+    """The same observation at another monotonic time, as if it were made then; the wall clock stays."""
+
+    def later(moment: int | None) -> int | None:
+        return None if moment is None else moment + nanoseconds
+
+    return replace(
+        observation,
+        at=observation.at + nanoseconds,
+        settled=later(observation.settled),
+        allocations_at=later(observation.allocations_at),
+        readings=tuple(replace(r, start=r.start + nanoseconds, end=r.end + nanoseconds) for r in observation.readings),
+        allocations=None
+        if observation.allocations is None
+        else tuple(replace(a, start=a.start + nanoseconds, end=later(a.end)) for a in observation.allocations),
     )

@@ -1,22 +1,23 @@
 """Commands that need no GPU: demo, simulate, replay."""
 
 import argparse
+import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from msgspec.structs import replace
-
+from exporter import __version__
 from exporter.agent import Agent, paced
 from exporter.cli.wiring import FAILED, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
-from exporter.config import Config
 from exporter.core.exposition import render
 from exporter.core.leaks import NAMES
+from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
-from exporter.core.snapshot import Meta, Snapshot, layers
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import Meta, Snapshot, layers, take_snapshot
 from exporter.simulate import SCENARIOS, simulate
-from exporter.trace import Header, Trace, TraceWriter, read_trace
+from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -31,14 +32,11 @@ def demo(args: argparse.Namespace) -> int:
         meta=portrait(config, source="simulation", simulated=True, host=simulation.host), policy=config.policy
     )
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
-    return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop, 1.0))
+    return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop))
 
 
-def _live(
-    observations: Iterator[Observation], since: int, stop: threading.Event, speed: float
-) -> Iterator[Observation]:
-    """What lies before `since` at once, then the rest at its own pace, its clock shifted to ours."""
-    clock = SystemClock()
+def _live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:
+    """What lies before `since` at once, then the rest at its own pace."""
     held: list[Observation] = []
     for observation in observations:
         if observation.at > since:
@@ -46,7 +44,7 @@ def _live(
             break
         yield observation
     rest = (o for source in (held, observations) for o in source)
-    yield from paced(rest, clock, stop, speed=speed)
+    yield from paced(rest, SystemClock(), stop)
 
 
 def write(args: argparse.Namespace) -> int:
@@ -71,39 +69,38 @@ def write(args: argparse.Namespace) -> int:
 
 
 def replay_trace(args: argparse.Namespace) -> int:
-    """Run a trace through the ledger; print what it came to, or serve it."""
+    """Run a trace through the ledger; print what it came to, or serve it at its own pace and then as it ended."""
     config = configuration(args, loopback=True)
     with read_trace(args.trace) as trace:
-        agent = Agent(meta=_replayed(config, trace), policy=config.policy)
+        meta = Meta(version=__version__, source="replay", simulated=True, host=trace.header.host)
         if args.serve:
-            return publish(agent, config, lambda stop: _live(iter(trace), -1, stop, args.speed))
-        agent.run(trace)
-        snapshot = agent.latest()
-        if snapshot is None:
+            agent = Agent(meta=meta, policy=config.policy)
+            return publish(agent, config, lambda stop: _from_now(trace, stop, args.speed), max_age_seconds=math.inf)
+        ledger = Ledger(config.policy)
+        for observation in trace:
+            advance(ledger, observation)
+        if ledger.at is None:
             print(f"gpu-efficiency: {args.trace} holds no observation", file=sys.stderr)
             return FAILED
-        _print_replay(args, snapshot, trace)
-    return FAILED if snapshot.conservation_errors else 0
+        _print_replay(args, take_snapshot(ledger, meta), trace)
+    return FAILED if ledger.conservation_errors else 0
 
 
-def _replayed(config: Config, trace: Trace) -> Meta:
-    """What a replay says of itself: nothing of the machine it runs on, so that the same trace gives the same bytes."""
-    meta = portrait(config, source="replay", simulated=True, host=trace.header.host)
-    return Meta(version=meta.version, source="replay", simulated=True, host=meta.host, interval=meta.interval)
+def _from_now(trace: Trace, stop: threading.Event, speed: float) -> Iterator[Observation]:
+    """A recording as if it began now: the page's ages count on this host's clock."""
+    clock, offset = SystemClock(), None
+    for observation in paced(trace, clock, stop, speed=speed):
+        offset = clock.now() - observation.at if offset is None else offset
+        yield shifted(observation, offset)
 
 
 def _print_replay(args: argparse.Namespace, snapshot: Snapshot, trace: Trace) -> None:
     if args.metrics:
-        sys.stdout.buffer.write(render(_timeless(snapshot)))
+        sys.stdout.buffer.write(render(snapshot))
     else:
         _print_summary(snapshot)
     if trace.truncated:
         print(f"gpu-efficiency: {trace.truncated}", file=sys.stderr)
-
-
-def _timeless(snapshot: Snapshot) -> Snapshot:
-    """Without what this run of the program itself cost."""
-    return replace(snapshot, meta=replace(snapshot.meta, core_seconds=0.0, read_seconds=0.0))
 
 
 def _print_summary(snapshot: Snapshot) -> None:
@@ -153,4 +150,11 @@ def replay_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("trace", metavar="TRACE")
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
     command.add_argument("--serve", action="store_true", help="serve it at its own pace")
-    command.add_argument("--speed", type=float, default=1.0, help="with --serve: times as fast")
+    command.add_argument("--speed", type=_speed, default=1.0, help="with --serve: times as fast, 1 or more")
+
+
+def _speed(text: str) -> float:
+    value = float(text)
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

@@ -1,6 +1,7 @@
 """What several commands share: flags, configuration, and an agent beside a web server."""
 
 import argparse
+import logging
 import platform
 import sys
 import threading
@@ -18,6 +19,7 @@ from exporter.logs import set_up
 from exporter.sources import SOURCES
 from exporter.trace import TraceError
 
+log = logging.getLogger("gpu-efficiency")
 FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
 
@@ -55,7 +57,7 @@ def portrait(config: Config, *, source: str, simulated: bool = False, host: str 
     return Meta(
         version=__version__,
         source=source,
-        scheduler="" if simulated else config.scheduler,
+        scheduler="simulation" if simulated else config.scheduler,
         simulated=simulated,
         host=host or platform.node(),
         started=time.time(),
@@ -63,28 +65,35 @@ def portrait(config: Config, *, source: str, simulated: bool = False, host: str 
     )
 
 
-def publish(agent: Agent, config: Config, observations: Callable[[threading.Event], Iterable[Observation]]) -> int:
-    """Sample in a thread, serve in this one, until told to stop."""
+def publish(
+    agent: Agent,
+    config: Config,
+    observations: Callable[[threading.Event], Iterable[Observation]],
+    *,
+    max_age_seconds: float | None = None,
+) -> int:
+    """Sample in a thread, serve in this one, until told to stop. Nothing is sampled before the port is ours."""
     from exporter.http import ListenError, create_app, run  # noqa: PLC0415  only what serves pays for the web
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
     host, port = split_address(config.web.listen_address)
-    app = create_app(
-        agent.latest,
-        now=SystemClock().now,
-        max_age_seconds=max(10.0, 3 * config.sampling.interval_seconds),
-        why_not=agent.last_error,
-    )
-    sampler.start()
+    patience = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
+    app = create_app(agent.latest, now=SystemClock().now, max_age_seconds=patience, why_not=agent.last_error)
+
+    def begin(bound: int) -> None:
+        log.info("serving http://%s:%d/ and /metrics", host or "localhost", bound)
+        sampler.start()
+
     try:
-        run(app, host=host, port=port)
+        run(app, host=host, port=port, listening=begin)
     except ListenError as err:
         print(f"gpu-efficiency: {err}", file=sys.stderr)
         return FAILED
     finally:
         stop.set()
-        sampler.join(timeout=2.0)
+        if sampler.ident is not None:
+            sampler.join(timeout=2.0)
     return 0
 
 

@@ -136,7 +136,7 @@ def _reading(name: str) -> Read:
     """The latest value, while it is fresh: an old one is never served as live."""
 
     def value(gpu: GpuView) -> float | None:
-        if gpu.reading is None or gpu.age:
+        if gpu.reading is None or not gpu.live:
             return None
         found: float | None = getattr(gpu.reading, name)
         return found if found is not None and 0 <= found < float("inf") else None
@@ -272,7 +272,7 @@ METRICS: tuple[Metric, ...] = (
         _energy, (*_GPU, "layer"), "joules", "gpu",
     ),
     Metric(
-        _P + "reading_age_seconds", "gauge", "Age of the newest accepted reading; a live GPU shows 0.",
+        _P + "reading_age_seconds", "gauge", "Age of the newest accepted reading; within one interval on a live GPU.",
         _gpus(lambda g: None if g.age is None else g.age / SECOND), _GPU, "seconds", "gpu",
     ),
     Metric(

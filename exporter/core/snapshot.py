@@ -101,7 +101,9 @@ class GpuView(Struct, frozen=True):
     hang_suspected: bool
     owners: tuple[Owner, ...]
     reading: Reading | None
-    """The latest that was believed; its age says whether it still holds."""
+    """The latest that was accepted."""
+    live: bool
+    """It was believed, and nothing after it has been given up as unseen: its values are the present."""
     age: int | None
     """Nanoseconds since that reading ended."""
 
@@ -138,8 +140,6 @@ class Meta(Struct, frozen=True, kw_only=True):
     errors: tuple[tuple[str, int], ...] = ()
     """Failures the loop caught, by kind."""
     last_error: str = ""
-    published: int = 0
-    """Monotonic nanoseconds of the publishing host: a replayed ledger's own time is another's."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -195,6 +195,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         hang_suspected=gpu.track.spin >= ledger.rules.suspect,
         owners=tuple(held.owner for held in gpu.holders),
         reading=gpu.reading,
+        live=gpu.reading is not None and gpu.reading.end == gpu.book.until and not gpu.reading.distrust,
         age=None if gpu.reading is None else at - gpu.reading.end,
     )
 

@@ -116,14 +116,16 @@ class Track:
         ms = (end - start) // MS
         engine = PPM - ev.wait
         rx, tx = int(ev.pcie_rx or 0), int(ev.pcie_tx or 0)
-        busier = max(rx, tx)
+        busier = rx if rx > tx else tx
         self.seen += ms
         self.engine_sum += ms * engine
         self.bimodal_squares += ms * engine * engine
         self.rx_sum += ms * rx
-        self.rx_peak = max(self.rx_peak, rx)
+        if rx > self.rx_peak:
+            self.rx_peak = rx
         self.pcie_sum += ms * busier
-        self.pcie_peak = max(self.pcie_peak, busier)
+        if busier > self.pcie_peak:
+            self.pcie_peak = busier
 
     def turn(self, policy: Policy) -> None:
         """A minute is over: judge it if at least half of it was seen, and begin the next."""

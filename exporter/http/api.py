@@ -1,0 +1,249 @@
+"""What the JSON API says: plain names, seconds as floats, null for unknown. The page for a person reads it too.
+
+Owns these shapes and how a Snapshot becomes them. Refuses to judge, to format, and to speak HTTP.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from exporter.core.leaks import LAYERS, NAMES
+from exporter.core.ledger import Mark
+from exporter.core.model import SECOND, Device, Owner, Reading
+from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers
+
+_USEFUL_ENERGY = LAYERS.index("useful")
+
+
+class WindowOut(Struct, frozen=True, kw_only=True):
+    """A stretch of the latest past: the three layers (0-1), their product, and where its GPU-seconds went."""
+
+    seconds: float
+    """GPU-seconds paid in it; less than the window's name says where the GPU or job is younger."""
+    gau: float | None
+    """GPU Allocation Utilization: allocated and working / paid and seen. null: nothing to divide by."""
+    ectr: float | None
+    """Effective Compute Time Ratio: computing / occupied."""
+    emfu: float | None
+    """Effective Model FLOPs Utilization: useful / computing; without workload reports an upper bound."""
+    product: float | None
+    """GAU x ECTR x eMFU: what you got for what you paid."""
+    floor: float | None
+    """The same if kernel time of unknown worth were worth nothing."""
+    coverage: float | None
+    """Share of the paid time that was seen."""
+    driver_utilization: float | None
+    """The driver's own utilisation over the same time, as nvidia-smi shows it."""
+    leaks: dict[str, float]
+    """GPU-seconds by leak, and useful, unresolved, unobserved; they add up to `seconds`."""
+
+
+class OwnerOut(Struct, frozen=True, kw_only=True):
+    """Who holds a GPU, in the scheduler's words; empty where it has none."""
+
+    job_id: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    namespace: str
+    pod: str
+    workload_class: str
+    scheduler: str
+
+
+class GpuOut(Struct, frozen=True, kw_only=True):
+    """One GPU. Power, temperature and memory are null unless the newest reading has them now."""
+
+    uuid: str
+    index: str
+    model: str
+    state: str
+    reason: str
+    since: float
+    """Unix seconds since which it has been in this state."""
+    state_seconds: float
+    """The same as a duration, at the time of the sample."""
+    hang_suspected: bool
+    owners: list[OwnerOut]
+    last_5_minutes: WindowOut
+    last_hour: WindowOut
+    power_watts: float | None
+    power_limit_watts: float | None
+    temperature_celsius: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    age_seconds: float | None
+    """Age of the newest accepted reading at the time of the sample: 0 when live, null before the first one."""
+    peak_known: bool
+    """False: the board's tensor peak is not known, so the worth of its kernel time is not either."""
+    unsupported: list[str]
+    """Signals this hardware cannot have."""
+
+
+class JobOut(Struct, frozen=True, kw_only=True):
+    """One job's part of this node. An ended job stays for a while, holding no GPU."""
+
+    owner: OwnerOut
+    gpus: list[str]
+    """Indices (or UUIDs, where the driver gives none) of the GPUs it holds now."""
+    paid_seconds: float
+    """GPU-seconds it held on this node in all."""
+    useful_seconds: float
+    energy_joules: float
+    useful_energy_joules: float
+    memory_used_bytes: float | None
+    last_5_minutes: WindowOut
+    last_hour: WindowOut
+
+
+class NodeOut(Struct, frozen=True, kw_only=True):
+    """The node, and how far to trust what is said of it."""
+
+    host: str
+    source: str
+    scheduler: str
+    simulated: bool
+    """True: made by a model or a replay; nothing here was measured on this machine."""
+    version: str
+    sampled_at: float
+    """Unix seconds of the sample that everything here describes."""
+    age_seconds: float
+    """Its age when this was asked."""
+    interval_seconds: float
+    last_error: str
+    last_5_minutes: WindowOut
+    last_hour: WindowOut
+
+
+class GpusOut(Struct, frozen=True, kw_only=True):
+    """Answer of /api/v1/gpus."""
+
+    node: NodeOut
+    gpus: list[GpuOut]
+
+
+class JobsOut(Struct, frozen=True, kw_only=True):
+    """Answer of /api/v1/jobs."""
+
+    node: NodeOut
+    jobs: list[JobOut]
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """Answer to what cannot be answered."""
+
+    detail: str
+    """Why, in plain words."""
+
+
+def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
+    """All GPUs of the node; `age` is the snapshot's, in nanoseconds. Not `live`: its readings no longer hold."""
+    late = 0 if live else age
+    return GpusOut(node=_node(snapshot, age), gpus=[_gpu(gpu, snapshot.wall, late=late) for gpu in snapshot.gpus])
+
+
+def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
+    """All jobs of the node; `age` is the snapshot's, in nanoseconds."""
+    devices = [gpu.device for gpu in snapshot.gpus]
+    return JobsOut(node=_node(snapshot, age), jobs=[_job(job, devices) for job in snapshot.jobs])
+
+
+def components() -> dict[str, object]:
+    """JSON schemas of the answers by name, for OpenAPI's `components`."""
+    template = "#/components/schemas/{name}"
+    return dict(msgspec.json.schema_components([GpusOut, JobsOut, Problem], ref_template=template)[1])
+
+
+def _node(snapshot: Snapshot, age: int) -> NodeOut:
+    books, meta = [gpu.counters for gpu in snapshot.gpus], snapshot.meta
+    return NodeOut(
+        host=meta.host,
+        source=meta.source,
+        scheduler=meta.scheduler,
+        simulated=meta.simulated,
+        version=meta.version,
+        sampled_at=snapshot.wall / SECOND,
+        age_seconds=age / SECOND,
+        interval_seconds=meta.interval,
+        last_error=meta.last_error,
+        last_5_minutes=_window([(book, book.short) for book in books]),
+        last_hour=_window([(book, book.hour) for book in books]),
+    )
+
+
+def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
+    device, spec = gpu.device, gpu.device.spec
+    age = None if gpu.age is None else gpu.age + late
+    live = gpu.reading if gpu.live and not late else None
+    return GpuOut(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        state=gpu.state.value,
+        reason=gpu.reason,
+        since=gpu.since / SECOND,
+        state_seconds=(wall - gpu.since) / SECOND,
+        hang_suspected=gpu.hang_suspected,
+        owners=[_owner(owner) for owner in gpu.owners],
+        last_5_minutes=_window([(gpu.counters, gpu.counters.short)]),
+        last_hour=_window([(gpu.counters, gpu.counters.hour)]),
+        power_watts=_seen(live, "power_watts"),
+        power_limit_watts=_seen(live, "enforced_power_limit_watts"),
+        temperature_celsius=_seen(live, "temperature_celsius"),
+        memory_used_bytes=_seen(live, "memory_used_bytes"),
+        memory_total_bytes=_seen(live, "memory_total_bytes"),
+        age_seconds=None if age is None else age / SECOND,
+        peak_known=spec is not None and spec.peak_flops is not None,
+        unsupported=list(device.lacks),
+    )
+
+
+def _job(job: JobView, devices: Sequence[Device]) -> JobOut:
+    book = job.counters
+    return JobOut(
+        owner=_owner(job.owner),
+        gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
+        paid_seconds=book.now.paid / SECOND,
+        useful_seconds=book.now.parts[NAMES.index("useful")] / SECOND,
+        energy_joules=sum(book.energy),
+        useful_energy_joules=book.energy[_USEFUL_ENERGY],
+        memory_used_bytes=job.memory_used,
+        last_5_minutes=_window([(book, book.short)]),
+        last_hour=_window([(book, book.hour)]),
+    )
+
+
+def _owner(owner: Owner) -> OwnerOut:
+    return OwnerOut(**{name: getattr(owner, name) for name in OwnerOut.__struct_fields__})
+
+
+def _seen(reading: Reading | None, name: str) -> float | None:
+    """A value of the live reading, unless no such quantity can have it."""
+    value: float | None = None if reading is None else getattr(reading, name)
+    return value if value is not None and 0 <= value < float("inf") else None
+
+
+def _window(books: Sequence[tuple[Counters, Mark]]) -> WindowOut:
+    """Sum first, then divide: books and where their window begins."""
+    parts = _summed([book.parts(since) for book, since in books])
+    found = layers(parts)
+    busy = sum(book.now.utilization - since.utilization for book, since in books)
+    seen = sum(book.now.utilization_seen - since.utilization_seen for book, since in books)
+    return WindowOut(
+        seconds=sum(parts) / SECOND,
+        gau=found.gau,
+        ectr=found.ectr,
+        emfu=found.emfu,
+        product=found.product,
+        floor=found.floor,
+        coverage=found.coverage,
+        driver_utilization=busy / seen if seen else None,
+        leaks={name: part / SECOND for name, part in zip(NAMES, parts, strict=True)},
+    )
+
+
+def _summed(columns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    rows = list(columns)
+    return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(NAMES)

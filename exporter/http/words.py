@@ -1,0 +1,80 @@
+"""Figures and names in the words of the page: percentages, durations, clock times, and other people's text made safe.
+
+Refuses tags of any size: what comes out is text, a `<time>` or one `<span>` that says why there is no figure.
+"""
+
+from datetime import UTC, datetime
+from html import escape
+
+from exporter.http.api import WindowOut
+
+MAX_TEXT = 120
+"""Longer names are cut: they are people's own, and one must not fill the page."""
+TIMES = "\N{MULTIPLICATION SIGN}"
+_SPACE, _DASH = "\N{NO-BREAK SPACE}", "\N{EN DASH}"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_TINY = 0.005
+"""What would round to 0 % and is not."""
+_FRESH = 10
+"""Seconds below which tenths of an age count."""
+
+
+def text(value: str, *, limit: int = MAX_TEXT) -> str:
+    """Make safe to show what a person or a program may have named: cut, printable, escaped.
+
+    Control and direction-changing characters become U+FFFD, so that no name can rearrange the line it stands in.
+    """
+    shown = value if len(value) <= limit else value[: limit - 1] + "…"
+    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown))
+
+
+def plain(name: str) -> str:
+    """`low_parallelism` as people say it."""
+    return text(name.replace("_", " "))
+
+
+def percent(ratio: float) -> str:
+    """0-1 as whole percent; what is not nothing never shows as 0."""
+    return f"{'&lt;1' if 0 < ratio < _TINY else f'{100 * ratio:.0f}'}{_SPACE}%"
+
+
+def ratio(window: WindowOut, name: str) -> str:
+    """One of a window's ratios. A zero, a thing not seen, one that cannot be known and none at all look different."""
+    value: float | None = getattr(window, name)
+    if value is not None:
+        return percent(value)
+    if not window.coverage:
+        return '<span class="none">no data</span>'
+    if name == "driver_utilization":
+        return '<span class="unsupported">not reported</span>'
+    if name in ("emfu", "product") and window.leaks["unresolved"]:
+        return '<span class="unsupported" title="no tensor signal, or a board whose peak is not known">unknown</span>'
+    return f'<span class="mute" title="nothing to divide by">{_DASH}</span>'
+
+
+def duration(seconds: float) -> str:
+    """In the one or two units a person would use."""
+    if seconds < 1.5 * _MINUTE:
+        return f"{'&lt;1' if 0 < seconds < 1 else f'{seconds:.0f}'}{_SPACE}s"
+    minutes = round(seconds / _MINUTE)
+    if seconds < 1.5 * _HOUR:
+        return f"{minutes}{_SPACE}min"
+    hours = round(seconds / _HOUR)
+    if seconds < _DAY:
+        return f"{minutes // 60}{_SPACE}h {minutes % 60}{_SPACE}min"
+    return f"{hours // 24}{_SPACE}d {hours % 24}{_SPACE}h"
+
+
+def brief(seconds: float) -> str:
+    """The age of something that ought to be fresh."""
+    return f"{seconds:.1f}{_SPACE}s" if seconds < _FRESH else duration(seconds)
+
+
+def clock(wall: float) -> str:
+    """Unix seconds as the time of day, UTC."""
+    return f'<time datetime="{iso(wall)}">{datetime.fromtimestamp(wall, UTC):%H:%M:%S} UTC</time>'
+
+
+def iso(wall: float) -> str:
+    """Unix seconds as ISO 8601."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
