@@ -1,0 +1,144 @@
+"""What ships beside the code says the same as the code: metric names, leaks, settings, pinned packages."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.config import DEFAULT_PORT, load
+from exporter.core.catalog import METRICS
+from exporter.core.leaks import LAYERS, NAMES
+
+ROOT = Path(__file__).parents[1]
+LABELS = {metric.name: set(metric.labels) for metric in METRICS}
+METRIC = re.compile(r"(?<![:\w])gpu_efficiency_[a-z_]+\b(?!:)")
+"""A metric of ours, not a recorded series: those have a colon before or behind."""
+SELECTED = re.compile(r"(?<![:\w])(gpu_efficiency_[a-z_]+)\{([^}]*)\}")
+TARGET_LABELS = {"instance", "job", "cluster"}
+
+
+def dashboards() -> list[Path]:
+    return sorted((ROOT / "dashboards").glob("*.json"))
+
+
+def values_of(node: Any, key: str) -> Iterator[Any]:
+    if isinstance(node, dict):
+        yield from ([node[key]] if key in node else [])
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from values_of(child, key)
+
+
+def expressions() -> list[str]:
+    rules = [rule["expr"] for path in (ROOT / "alerts").glob("*.yaml") for rule in rules_of(path)]
+    panels = [e for path in dashboards() for e in values_of(json.loads(path.read_text()), "expr")]
+    return rules + panels
+
+
+def rules_of(path: Path) -> Iterator[dict[str, str]]:
+    for group in yaml.safe_load(path.read_text())["groups"]:
+        yield from group["rules"]
+
+
+def test_rules_and_dashboards_ask_for_metrics_that_exist() -> None:
+    asked = {name for expression in expressions() for name in METRIC.findall(expression)}
+    assert len(asked) >= 3
+    assert asked <= set(LABELS)
+
+
+def test_rules_and_dashboards_select_by_labels_and_layers_that_exist() -> None:
+    for name, selector in (pair for expression in expressions() for pair in SELECTED.findall(expression)):
+        assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= LABELS[name] | TARGET_LABELS
+    layers = {layer for expression in expressions() for layer in re.findall(r'layer[=!~]+"([^"]*)"', expression)}
+    assert {part for layer in layers for part in layer.split("|")} <= set(LAYERS)
+
+
+def test_rules_refer_only_to_series_recorded_before_them() -> None:
+    recorded: set[str] = set()
+    for rule in rules_of(ROOT / "alerts/recording.yaml"):
+        assert set(re.findall(r"\b[a-z_]+:[a-z_]+:[a-z0-9_]+", rule["expr"])) <= recorded
+        assert re.fullmatch(r"(node|cluster)(_leak)?:gpu_efficiency_[a-z_]+:(ratio_)?rate5m", rule["record"])
+        recorded.add(rule["record"])
+    assert len(recorded) == 30
+
+
+@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.stem)
+def test_every_leak_has_one_colour_of_its_own(path: Path) -> None:
+    panels = json.loads(path.read_text())["panels"]
+    by_leak = [panel for panel in panels if panel["targets"][0].get("legendFormat") == "{{leak}}"]
+    assert by_leak
+    for panel in by_leak:
+        overrides = panel["fieldConfig"]["overrides"]
+        colours = {o["matcher"]["options"]: o["properties"][0]["value"]["fixedColor"] for o in overrides}
+        assert set(colours) == set(NAMES)
+        assert len(set(colours.values())) == len(NAMES)
+
+
+@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.stem)
+def test_panels_have_ids_of_their_own_descriptions_and_the_chosen_data_source(path: Path) -> None:
+    board = json.loads(path.read_text())
+    assert board["uid"] == path.stem
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert all(panel["description"] for panel in board["panels"])
+    assert {source["uid"] for source in values_of(board, "datasource")} == {"${datasource}"}
+
+
+def test_the_chart_and_the_image_use_settings_the_daemon_knows() -> None:
+    chart = (ROOT / "helm/gpu-efficiency/templates/daemonset.yaml").read_text()
+    image = (ROOT / "Dockerfile").read_text()
+    names = set(re.findall(r"- name: (GPU_EFFICIENCY_\w+)", chart)) | set(re.findall(r"(GPU_EFFICIENCY_\w+)=", image))
+    assert len(names) == 3
+    values = {"GPU_EFFICIENCY_SOURCE": "dcgm-exporter"}
+    environ = {name: values.get(name, f":{DEFAULT_PORT}") for name in names}
+    config = load(None, environ=environ)
+    assert (config.source, config.dcgm_exporter.url) == ("dcgm-exporter", f":{DEFAULT_PORT}")
+    assert f"containerPort: {DEFAULT_PORT}" in chart
+    assert f"EXPOSE {DEFAULT_PORT}" in image
+
+
+def test_the_charts_schema_knows_its_values_and_no_others() -> None:
+    chart = ROOT / "helm/gpu-efficiency"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(values) | {"global"}
+    for name in ("image", "podMonitor"):
+        assert schema["properties"][name]["additionalProperties"] is False
+        assert set(schema["properties"][name]["properties"]) == set(values[name])
+    used = {
+        path for file in (chart / "templates").iterdir() for path in re.findall(r"\.Values\.(\w+)", file.read_text())
+    }
+    assert used == set(values)
+
+
+def test_the_chart_offers_sources_the_daemon_has() -> None:
+    schema = json.loads((ROOT / "helm/gpu-efficiency/values.schema.json").read_text())
+    offered = schema["properties"]["source"]["enum"]
+    assert "auto" in offered
+    assert [load(None, environ={"GPU_EFFICIENCY_SOURCE": name}).source for name in offered] == offered
+
+
+def test_the_locks_pin_every_dependency_with_hashes_and_name_no_index() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for lock, wanted in (
+        ("requirements-runtime.lock", project["dependencies"]),
+        ("requirements.lock", project["dependencies"] + project["optional-dependencies"]["dev"]),
+    ):
+        text = (ROOT / lock).read_text()
+        pinned = set(re.findall(r"^([a-z0-9._-]+)==\S+ \\\n    --hash=sha256:", text, re.MULTILINE))
+        assert {re.split(r"[\[<>=~! ]", name)[0].lower() for name in wanted} <= pinned
+        assert len(pinned) == len(re.findall(r"^\S+==", text, re.MULTILINE))
+        assert "://" not in text
+
+
+def test_the_image_pins_what_development_pins() -> None:
+    def pins(name: str) -> set[str]:
+        return set(re.findall(r"^\S+==\S+", (ROOT / name).read_text(), re.MULTILINE))
+
+    assert pins("requirements-runtime.lock") < pins("requirements.lock")
