@@ -105,7 +105,7 @@ def test_an_old_value_is_never_served_as_live() -> None:
     snapshot = busy_node()
     fresh = samples(text_families(render(snapshot).decode()))
     assert ("gpu_efficiency_power_watts", (("gpu", "0"), ("uuid", "GPU-0"))) in fresh
-    gpus = tuple(replace(gpu, age=1) for gpu in snapshot.gpus)
+    gpus = tuple(replace(gpu, live=False) for gpu in snapshot.gpus)
     stale = samples(text_families(render(replace(snapshot, gpus=gpus)).decode()))
     assert not any(name == "gpu_efficiency_power_watts" for name, _ in stale)
 
