@@ -203,12 +203,17 @@ class Observer:
         )
 
     def _inventory(self, batch: Batch) -> tuple[Device, ...] | None:
-        """The inventory where it changed. A GPU that is no longer listed is missing, and still paid for."""
+        """The inventory where it changed. A GPU that is no longer listed is missing, and still paid for.
+
+        A stand-in name ("unknown-3", of a GPU that has not told its own) ends when it is no longer used.
+        """
         listed = {device.uuid: device for device in batch.devices}
         missing = {
-            uuid: replace(device, condition="missing") for uuid, device in self._known.items() if uuid not in listed
+            uuid: replace(device, condition="missing")
+            for uuid, device in self._known.items()
+            if uuid not in listed and not uuid.startswith("unknown-")
         }
-        self._known |= listed | missing
+        self._known = missing | listed
         devices = tuple(self._known.values())
         if devices == self._said:
             return None

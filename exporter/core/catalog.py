@@ -18,7 +18,7 @@ Read = Callable[[Snapshot], Iterable[Sample]]
 _LEAK_LABELS = tuple(zip(NAMES, LAYER_OF, strict=True))
 REASONS = frozenset({
     "starting", "gap", "stale", "blank", "zero_filled", "no_engine_signal", "owner_unknown", "paused",
-    "source_failed", "source_hung", "gpu_lost", "mig_not_read", "malformed_line",
+    "source_failed", "source_hung", "gpu_lost", "gpu_missing", "mig_not_read", "interval_too_short",
 })  # fmt: skip
 """Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
 
@@ -177,8 +177,10 @@ _VOCABULARY = {
         "above_one", "order",
     }),
     "unobserved": REASONS,
-    "faults": frozenset({"source_failed", "source_hung", "scheduler_failed", "gpu_lost", "mig_not_read",
-                         "malformed_line"}),
+    "faults": frozenset({
+        "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "mig_not_read",
+        "malformed_line", "conflicting_series", "interval_too_short",
+    }),
 }  # fmt: skip
 
 

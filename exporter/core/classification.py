@@ -79,8 +79,8 @@ RULES: tuple[tuple[State, Rule], ...] = (
 
 def classify(ev: Evidence, piece: Piece, policy: Policy) -> tuple[State, str]:
     """The one state of a piece of time, with the reason in one word."""
-    for state, rule in RULES:  # noqa: B007  the state of the rule that ended the loop is the answer
+    for state, rule in RULES:
         reason = rule(ev, piece, policy)
         if reason:
-            break
-    return state, reason
+            return state, reason
+    raise AssertionError("the last rule always holds")

@@ -73,6 +73,11 @@ class Book:
             self.tensor_seen += seen
             self.flops += ev.flops * ms / sharers
 
+    def rest(self, until: int) -> None:
+        """Leave out the time up to `until`: the GPU was not in the inventory, and nobody paid for it."""
+        self.since += max(0, until - self.until)
+        self.until = max(self.until, until)
+
     def mark(self) -> None:
         """Keep the counters of this minute as the beginning of a window."""
         self.marks.append(Mark(self))
@@ -105,13 +110,15 @@ class Mark:
 class Gpu:
     """One GPU of the inventory: its book, its track, and what was last seen of it."""
 
-    __slots__ = ("book", "device", "holders", "reading", "reason", "since", "state", "track")
+    __slots__ = ("book", "device", "holders", "listed", "reading", "reason", "since", "state", "track")
 
     def __init__(self, device: Device, start: int) -> None:
         self.device, self.book, self.track = device, Book(start), Track()
         self.state, self.reason, self.since = State.UNOBSERVED, "starting", start
         self.reading: Reading | None = None
         self.holders: tuple[Allocation, ...] = ()
+        self.listed = True
+        """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
 
     def enter(self, state: State, reason: str, at: int) -> None:
         """Remember the state, and since when."""

@@ -144,8 +144,8 @@ class Fault(Struct, frozen=True, omit_defaults=True):
 class Observation(Struct, frozen=True, omit_defaults=True):
     """All that was seen at one moment. A trace is a header and a list of these; replay needs no clock.
 
-    `devices` and `allocations` are change-points: None means "as before". `settled` is the instant up to which
-    nothing more will come: what no reading covers before it is posted as unobserved.
+    `devices` (the whole inventory) and `allocations` are change-points: None means "as before". `settled` is the
+    instant up to which nothing more will come: what no reading covers before it is posted as unobserved.
     """
 
     at: int

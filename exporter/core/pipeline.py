@@ -13,7 +13,7 @@ from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
 from exporter.core.leaks import Span, Taken, pour
 from exporter.core.ledger import Gpu, Ledger, conserved
-from exporter.core.model import MS, PPM, Allocation, Observation, Owner, Reading, State
+from exporter.core.model import MS, PPM, Allocation, Device, Observation, Owner, Reading, State
 from exporter.core.track import Piece, blind, pieces
 
 Stretch = tuple[Gpu, Evidence, list[Piece]]
@@ -43,28 +43,44 @@ def _take_in(ledger: Ledger, observation: Observation) -> None:
     ledger.source = observation.source or ledger.source
     for fault in observation.faults:
         ledger.faults[fault.kind] += 1
-    for device in observation.devices or ():
-        gpu = ledger.gpus.get(device.uuid)
-        if gpu is None:
-            ledger.gpus[device.uuid] = Gpu(device, _first_moment(device.uuid, observation))
-        else:
-            gpu.device = device
+    if observation.devices is not None:
+        _take_stock(ledger, observation, {device.uuid: device for device in observation.devices})
     ledger.allocations_at = observation.at if observation.allocations_at is None else observation.allocations_at
     if observation.allocations is not None:
         ledger.allocate(observation.allocations)
 
 
+def _take_stock(ledger: Ledger, observation: Observation, inventory: dict[str, Device]) -> None:
+    """The inventory as it stands: what is no longer in it is no longer paid for; its book rests."""
+    for uuid, device in inventory.items():
+        known = ledger.gpus.get(uuid)
+        if known is None:
+            ledger.gpus[uuid] = Gpu(device, _first_moment(uuid, observation))
+            continue
+        known.device = device
+        if not known.listed:
+            known.book.rest(_first_moment(uuid, observation))
+    for uuid, gpu in ledger.gpus.items():
+        gpu.listed = uuid in inventory
+
+
 def _first_moment(uuid: str, observation: Observation) -> int:
     """A GPU is paid for from the first moment anything is said of it."""
     starts = [r.start for r in observation.readings if r.uuid == uuid and not _malformed(r, observation.at)]
-    return min([observation.at - observation.at % MS, *starts])
+    return min([_settled(observation), *starts])
+
+
+def _settled(observation: Observation) -> int:
+    """Up to when nothing more will come, on whole milliseconds."""
+    settled = observation.at if observation.settled is None else min(observation.settled, observation.at)
+    return settled - settled % MS
 
 
 def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, Reading]]:
     """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
     for reading in sorted(observation.readings, key=_by_start):
         gpu = ledger.gpus.get(reading.uuid)
-        wrong = "unknown_gpu" if gpu is None else _malformed(reading, observation.at)
+        wrong = "unknown_gpu" if gpu is None or not gpu.listed else _malformed(reading, observation.at)
         if gpu is None or wrong or reading.start < gpu.book.until:
             ledger.rejected[wrong or "overlap"] += 1
             continue
@@ -72,10 +88,10 @@ def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, R
             yield gpu, _gap(gpu, reading.start, observation)
         gpu.reading, gpu.book.until = reading, reading.end
         yield gpu, reading
-    settled = observation.at if observation.settled is None else min(observation.settled, observation.at)
+    settled = _settled(observation)
     for gpu in ledger.gpus.values():
-        if gpu.book.until < settled - settled % MS:
-            yield gpu, _gap(gpu, settled - settled % MS, observation)
+        if gpu.book.until < settled and gpu.listed:
+            yield gpu, _gap(gpu, settled, observation)
 
 
 def _by_start(reading: Reading) -> int:

@@ -165,7 +165,7 @@ def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
     return Snapshot(
         at=at,
         wall=ledger.wall,
-        gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order)),
+        gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
         jobs=tuple(_job(ledger, job) for _, job in sorted(ledger.jobs.items())),
         rejected=tuple(sorted(ledger.rejected.items())),
         unobserved=tuple(sorted(ledger.unobserved.items())),

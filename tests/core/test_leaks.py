@@ -237,3 +237,8 @@ def test_a_detector_asked_without_a_board_guesses_nothing() -> None:
     """The pouring never asks it so: without a spec all kernel time is unresolved."""
     ev = weigh(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
     assert communication.take(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2)) == 0
+
+
+def test_the_residual_detector_asks_for_all_there_is() -> None:
+    ev = weigh(reading(0, 1), device(), POLICY)
+    assert leaks.the_rest(Span(ev, State.ACTIVE, POLICY, [1, 2, 3, 4, 5], PPM)) == 15

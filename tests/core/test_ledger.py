@@ -119,10 +119,12 @@ def test_a_gap_carries_the_best_reason_there_is() -> None:
 def test_a_gpu_that_appears_is_paid_for_from_then_on_and_one_that_vanishes_for_ever() -> None:
     ledger = opened()
     late = device("GPU-2", "2")
-    advance(ledger, Observation(50 * S + 3, 0, devices=(late,), readings=(reading(40, 50, uuid="GPU-2"),)))
+    whole = (device(), device("GPU-1", "1", condition="missing"), late)
+    advance(ledger, Observation(50 * S + 3, 0, devices=whole, readings=(reading(40, 50, uuid="GPU-2"),)))
     advance(ledger, seen(60))
     assert ledger.gpus["GPU-2"].book.paid == 20 * S
-    assert ledger.gpus["GPU-0"].book.paid == 60 * S
+    assert ledger.gpus["GPU-1"].book.paid == 60 * S
+    assert part(ledger, "unavailable", "GPU-1") == 60.0
 
 
 def test_sharers_split_every_pool_and_the_gpu_is_paid_once() -> None:
@@ -270,3 +272,28 @@ def test_a_reading_that_begins_late_leaves_a_gap_before_it() -> None:
     advance(ledger, seen(10, reading(4, 10)))
     assert part(ledger, "unobserved") == 4.0
     assert ledger.unobserved == {"gap": 14 * S}
+
+
+def test_a_gpu_that_leaves_the_inventory_is_paid_for_no_more_and_may_come_back() -> None:
+    """As a MIG instance does when the GPU is cut anew: 10 s in, 30 s out, 5 s in."""
+    ledger = opened()
+    both, one = (device(), device("GPU-1", "1")), (device(),)
+    advance(ledger, seen(10, reading(0, 10, uuid="GPU-1")))
+    advance(ledger, seen(10, devices=one))
+    advance(ledger, seen(40, reading(10, 40, uuid="GPU-1")))
+    assert ledger.rejected == {"unknown_gpu": 1}
+    assert [gpu.device.uuid for gpu in take_snapshot(ledger, Meta()).gpus] == ["GPU-0"]
+    advance(ledger, seen(40, devices=both))
+    advance(ledger, seen(45, reading(40, 45, uuid="GPU-1")))
+    assert ledger.gpus["GPU-1"].book.paid == 15 * S
+    assert conserved(ledger.gpus["GPU-1"].book)
+    assert part(ledger, "unobserved", "GPU-1") == 0
+
+
+def test_the_first_reading_of_a_slow_source_is_not_too_early() -> None:
+    """The answer to the question of second 0 came 4 ms later; the next reading begins at second 0 all the same."""
+    ledger = Ledger()
+    advance(ledger, Observation(4 * MS, 0, devices=(device(),), settled=0))
+    advance(ledger, seen(1.004, reading(0, 1), settled=S))
+    assert not ledger.rejected
+    assert ledger.gpus["GPU-0"].book.paid == S
