@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import platform
 import sys
 import threading
@@ -101,6 +102,9 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
     """Run a command; an error an operator can mend is one line and an exit status, not a traceback."""
     try:
         return command(args)
+    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ConfigError as err:
         print(f"gpu-efficiency: {err}", file=sys.stderr)
         return USAGE

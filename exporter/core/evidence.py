@@ -53,8 +53,8 @@ class Evidence(Struct, gc=False):
     dram: float | None = None
     clock: float = 1.0
     fp: float | None = None
-    utilization: int | None = None
-    """The driver's own, parts per million."""
+    utilization: float | None = None
+    """The driver's own."""
     nvlink: float | None = None
     """The busier direction, bytes per second; 0 where the board has none."""
     pcie_tx: float | None = None
@@ -75,9 +75,9 @@ class Evidence(Struct, gc=False):
     joules: float = 0.0
     """Energy per ppm of a millisecond; 0 where neither a counter nor the power is seen."""
     flops: float = 0.0
-    """Tensor FLOPs per millisecond, from activity and the board's peak."""
+    """Tensor FLOP/s, from activity and the board's peak."""
     bytes: float = 0.0
-    """DRAM traffic per millisecond, likewise."""
+    """DRAM bytes per second, likewise."""
 
 
 def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
@@ -87,8 +87,7 @@ def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
         return ev
     checked = _checked(reading, policy, ev)
     engine = checked.gr_engine_active
-    driver = checked.gpu_utilization
-    ev.utilization = None if driver is None else round(driver * PPM)
+    ev.utilization = driver = checked.gpu_utilization
     ev.engine = engine if engine is not None else (driver or 0.0)
     if engine is None and driver is None:
         ev.distrust = "no_engine_signal"
@@ -146,7 +145,7 @@ def _ordered(ev: Evidence, policy: Policy) -> str:
     slop = policy.clamp_excess
     if s is not None and t is not None and s > g + slop and t > g + slop:
         return "zero_filled"
-    if g == 0.0 and not s and not t and (ev.utilization or 0) >= policy.zero_fill_utilization * PPM:
+    if g == 0.0 and not s and not t and (ev.utilization or 0.0) >= policy.zero_fill_utilization:
         return "zero_filled"
     if s is not None and s > g:
         ev.sm = g if s <= g + slop else None
@@ -200,8 +199,8 @@ def _physics(ev: Evidence, checked: Reading) -> None:
         ev.joules = (checked.power_watts or 0.0) / 1000 / PPM
     spec = ev.device.spec
     if spec is not None:
-        ev.flops = ev.pure / PPM * (spec.peak_flops or 0.0) / 1000
-        ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0) / 1000
+        ev.flops = ev.pure / PPM * (spec.peak_flops or 0.0)
+        ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0)
 
 
 def _spin(ev: Evidence, checked: Reading, policy: Policy, *, profiled: bool) -> None:

@@ -26,17 +26,18 @@ _COUNTERS = (
 class Book:
     """Counters of one GPU or one job.
 
-    Times are integer nanoseconds (`parts`, `paid`, `engine`, ...); `energy` is joules by leak; `flops` and `bytes`
-    are what the tensor pipes and DRAM did, as far as the board's peaks are known.
+    The law's own are integer nanoseconds: `parts`, `paid`, `engine` (with a kernel). The rest are floats for ratios:
+    seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by
+    leak.
     """
 
     __slots__ = (*_COUNTERS, "energy", "marks", "next_mark", "parts", "since", "spread")
 
     def __init__(self, start: int) -> None:
         self.since = self.until = start
-        self.paid = self.engine = self.pure = self.tensor_seen = 0
-        self.dram = self.dram_seen = self.utilization = self.utilization_seen = 0
-        self.flops = self.bytes = 0.0
+        self.paid = self.engine = 0
+        self.pure = self.tensor_seen = self.dram = self.dram_seen = 0.0
+        self.utilization = self.utilization_seen = self.flops = self.bytes = 0.0
         self.parts = [0] * len(NAMES)
         self.energy = [0.0] * len(NAMES)
         self.spread = [0] * SPREAD_BINS
@@ -58,20 +59,21 @@ class Book:
         """Add `ms` milliseconds of what the counters said, a `sharers`-th of it."""
         if ev.distrust:
             return
-        busy, seen = PPM - ev.wait, PPM * ms // sharers
+        busy = PPM - ev.wait
         self.engine += busy * ms // sharers
         self.spread[busy * SPREAD_BINS // (PPM + 1)] += ms
+        seconds = ms / (1000 * sharers)
         if ev.utilization is not None:
-            self.utilization += ev.utilization * ms // sharers
-            self.utilization_seen += seen
+            self.utilization += ev.utilization * seconds
+            self.utilization_seen += seconds
         if ev.dram is not None:
-            self.dram += int(ev.dram * seen)
-            self.dram_seen += seen
-            self.bytes += ev.bytes * ms / sharers
+            self.dram += ev.dram * seconds
+            self.dram_seen += seconds
+            self.bytes += ev.bytes * seconds
         if not ev.unresolved:
-            self.pure += ev.pure * ms // sharers
-            self.tensor_seen += seen
-            self.flops += ev.flops * ms / sharers
+            self.pure += ev.pure * seconds / PPM
+            self.tensor_seen += seconds
+            self.flops += ev.flops * seconds
 
     def rest(self, until: int) -> None:
         """Leave out the time up to `until`: the GPU was not in the inventory, and nobody paid for it."""

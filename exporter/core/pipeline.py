@@ -200,18 +200,19 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
 
 def _poured(
     ledger: Ledger, ev: Evidence, piece: Piece, state: State
-) -> Iterator[tuple[Allocation | None, int, int, Taken]]:
+) -> list[tuple[Allocation | None, int, int, Taken]]:
     """Each owner, how many share the GPU, the owner's ppm of it, and where they went. Owners split the pools first."""
     policy, minute, worked = ledger.policy, piece.minute, piece.worked
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     count = len(piece.holders)
     if count == 0:
-        yield None, 1, PPM, pour(Span(ev, state, policy, pools, PPM))
-    elif count == 1:
+        return [(None, 1, PPM, pour(Span(ev, state, policy, pools, PPM)))]
+    if count == 1:
         held = piece.holders[0]
-        yield held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, worked, minute))
-    else:
-        for rank, held in enumerate(piece.holders):
-            own = [pool // count + (rank < pool % count) for pool in pools]
-            span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, worked, minute)
-            yield held, count, span.whole, pour(span)
+        return [(held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, worked, minute)))]
+    shares: list[tuple[Allocation | None, int, int, Taken]] = []
+    for rank, held in enumerate(piece.holders):
+        own = [pool // count + (rank < pool % count) for pool in pools]
+        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, worked, minute)
+        shares.append((held, count, span.whole, pour(span)))
+    return shares

@@ -5,7 +5,6 @@ at the millisecond its credit is full. A credit is linear in time and whole, so 
 nothing, and nothing counts ticks. Owns the cutting of a reading into pieces; refuses to name states.
 """
 
-from collections.abc import Iterator
 from math import sqrt
 
 from msgspec import Struct
@@ -111,6 +110,11 @@ class Track:
         self.seen = self.engine_sum = self.bimodal_squares = 0
         self.rx_sum = self.rx_peak = self.pcie_sum = self.pcie_peak = 0
 
+    def unchanged_since(self, piece: "Piece") -> bool:
+        """Would the next piece say the same as this one?"""
+        same = self.hung is piece.hung and self.zombie is piece.zombie and self.unowned is piece.leaked
+        return same and self.minute == piece.minute
+
     def remember(self, ev: Evidence, start: int, end: int) -> None:
         """Add [start, end), which lies within one minute, to the running minute."""
         ms = (end - start) // MS
@@ -173,24 +177,29 @@ def spins(ev: Evidence, minute: Minute) -> bool:
 
 def pieces(
     track: Track, ev: Evidence, start: int, end: int, *, holders: tuple[Allocation, ...], rules: Limits, policy: Policy
-) -> Iterator[Piece]:
-    """Cut [start, end) of one owner's reading where a timed state begins or ends, and where a minute turns."""
+) -> list[Piece]:
+    """[start, end) of one owner's reading, cut where a timed state or the verdict on the last minute changes."""
     if holders:
         track.worked = track.worked or ev.work * rules.duty >= PPM
     elif not computes_unowned(ev):
         track.leaked, track.unowned = 0, False
+    cut: list[Piece] = []
     now = start
     while now < end:
         turn = (now // MINUTE + 1) * MINUTE
         rates = _rates(track, ev, owned=bool(holders), rules=rules)
         stop = min(end, turn, now + _until_change(track, ev, rates, rules)) if rates else min(end, turn)
-        yield Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.worked, track.minute)
+        if cut and track.unchanged_since(cut[-1]):
+            cut[-1].end = stop
+        else:
+            cut.append(Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.worked, track.minute))
         if rates:
             _move(track, ev, rates, (stop - now) // MS, rules=rules)
         track.remember(ev, now, stop)
         now = stop
         if now == turn:
             track.turn(policy)
+    return cut
 
 
 Rates = tuple[int, int, int]
