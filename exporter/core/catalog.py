@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from exporter.core.leaks import LAYER_OF, LAYERS, NAMES
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, layers
+from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, believed, layers
 
 Sample = tuple[tuple[str, ...], float | str]
 Read = Callable[[Snapshot], Iterable[Sample]]
@@ -134,14 +134,7 @@ def _ofu(view: GpuView | JobView) -> float | None:
 
 def _reading(name: str) -> Read:
     """The latest value, while it is fresh: an old one is never served as live."""
-
-    def value(gpu: GpuView) -> float | None:
-        if gpu.reading is None or not gpu.live:
-            return None
-        found: float | None = getattr(gpu.reading, name)
-        return found if found is not None and 0 <= found < float("inf") else None
-
-    return _gpus(value)
+    return _gpus(lambda gpu: believed(gpu.reading, name) if gpu.live else None)
 
 
 def _sum_layers(name: str) -> Read:
@@ -174,7 +167,7 @@ def _tallies(field: str, *, scale: Callable[[int], float | str] = float) -> Read
 _VOCABULARY = {
     "rejected": frozenset({
         "overlap", "bad_interval", "future", "unknown_gpu", "clock_step", "not_finite", "negative", "clamped",
-        "above_one", "order",
+        "above_one", "too_large", "order",
     }),
     "unobserved": REASONS,
     "faults": frozenset({

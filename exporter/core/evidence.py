@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from exporter.core.model import MS, PPM, Device, Reading
 from exporter.core.policy import Policy
 
+LARGEST = 1e18
+"""No watt, hertz, byte or joule of one GPU reaches this; a sum of what is less never overflows."""
 NO, IF_FLAT, YES = 0, 1, 2
 """Does the reading look like a spin: no; only if the PCIe traffic is also flat; yes."""
 _RATIOS = (
@@ -109,7 +111,7 @@ def _checked(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
         if value is not None and not 0.0 <= value <= 1.0:
             return _repaired(reading, policy, ev)
     for value in _amounts(reading):
-        if value is not None and not 0.0 <= value < inf:
+        if value is not None and not 0.0 <= value < LARGEST:
             return _repaired(reading, policy, ev)
     return reading
 
@@ -121,9 +123,9 @@ def _repaired(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
             wrong[name] = 1.0 if 1.0 < value <= 1.0 + policy.clamp_excess else None
             ev.rejected += (_fault(value, policy),)
     for name, value in zip(_AMOUNTS, _amounts(reading), strict=True):
-        if value is not None and not 0.0 <= value < inf:
+        if value is not None and not 0.0 <= value < LARGEST:
             wrong[name] = None
-            ev.rejected += (_fault(value, policy),)
+            ev.rejected += ("too_large" if LARGEST <= value < inf else _fault(value, policy),)
     return replace(reading, **wrong)
 
 

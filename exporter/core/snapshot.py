@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from exporter.core.evidence import LARGEST
 from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED, UNRESOLVED_TIME, USEFUL
 from exporter.core.ledger import SPREAD_BINS, Book, Gpu, Job, Ledger, Mark
 from exporter.core.model import NEVER, Device, Owner, Reading, State
@@ -195,14 +196,25 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         hang_suspected=gpu.track.spin >= ledger.rules.suspect,
         owners=tuple(held.owner for held in gpu.holders),
         reading=gpu.reading,
-        live=gpu.reading is not None and gpu.reading.end == gpu.book.until and not gpu.reading.distrust,
+        live=_live(gpu),
         age=None if gpu.reading is None else at - gpu.reading.end,
     )
 
 
+def _live(gpu: Gpu) -> bool:
+    return gpu.reading is not None and gpu.reading.end == gpu.book.until and not gpu.reading.distrust
+
+
+def believed(reading: Reading | None, name: str) -> float | None:
+    """One amount of a reading as it may be shown: finite and not negative, else None."""
+    value: float | None = None if reading is None else getattr(reading, name)
+    return value if value is not None and 0 <= value < LARGEST else None
+
+
 def _job(ledger: Ledger, job: Job) -> JobView:
-    holding = [gpu for gpu in ledger.gpus.values() if any(h.owner.job_id == job.owner.job_id for h in gpu.holders)]
-    used = [gpu.reading.memory_used_bytes for gpu in holding if gpu.reading is not None]
+    name = job.owner.job_id
+    holding = [g for g in ledger.gpus.values() if g.listed and any(h.owner.job_id == name for h in g.holders)]
+    used = [believed(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
     known = [bytes_ for bytes_ in used if bytes_ is not None]
     return JobView(
         owner=job.owner,

@@ -58,7 +58,7 @@ def test_a_ratio_out_of_range(value: float, reason: str, left: float | None) -> 
     assert not ev.distrust
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e308])
 def test_an_amount_out_of_range_is_not_seen(value: float) -> None:
     ev = evidence(WORKING, pcie_tx_bytes_per_second=value)
     assert ev.pcie_tx is None

@@ -13,41 +13,36 @@ def take(span: Span) -> int:
     if span.gpus == 1:
         return 0
     ev, slack = span.ev, span.pools[SLACK]
-    link = _link(ev)
     if span.spinning:
         return slack
-    if link is None:
+    rate, capacity = _link(ev)
+    if rate is None or not capacity:
         return 0
-    if _only_communicates(span, link):
+    if _only_communicates(span, rate, capacity):
         return slack
     if ev.sm is None:
         return 0
     policy = span.policy
-    share = min(link / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms)
+    share = min(rate / capacity / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms)
     return int(share * PPM)
 
 
-def _link(ev: Evidence) -> float | None:
-    """Rate over one-way capacity of what joins the GPUs: NVLink, or PCIe on a board without it."""
+def _link(ev: Evidence) -> tuple[float | None, float | None]:
+    """Rate and one-way capacity of what joins the GPUs: NVLink, or PCIe on a board without it; bytes per second."""
     spec = ev.device.spec
     if spec is None:
-        return None
+        return None, None
     if spec.nvlink_bytes_per_second and "nvlink_tx_bytes_per_second" not in ev.device.lacks:
-        return None if ev.nvlink is None else ev.nvlink / spec.nvlink_bytes_per_second
-    rates = [rate for rate in (ev.pcie_tx, ev.pcie_rx) if rate is not None]
-    return max(rates) / spec.pcie_bytes_per_second if rates and spec.pcie_bytes_per_second else None
+        return ev.nvlink, spec.nvlink_bytes_per_second
+    tx, rx = ev.pcie_tx, ev.pcie_rx
+    return (rx if tx is None else tx if rx is None else max(tx, rx)), spec.pcie_bytes_per_second
 
 
-def _only_communicates(span: Span, link: float) -> bool:
+def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
     ev, policy = span.ev, span.policy
-    if ev.tensor is None or ev.dram is None or link < policy.link_busy * ev.engine:
+    if ev.tensor is None or ev.dram is None or rate < policy.link_busy * ev.engine * capacity:
         return False
-    return ev.tensor < policy.link_tensor * ev.engine and _own_dram(ev) < policy.link_dram * ev.engine
-
-
-def _own_dram(ev: Evidence) -> float:
-    """DRAM activity less what the link's own traffic causes."""
-    spec, dram = ev.device.spec, ev.dram or 0.0
-    if spec is None or not spec.memory_bandwidth_bytes_per_second:
-        return dram
-    return dram - LINK_BYTES_IN_DRAM * (ev.nvlink or 0.0) / spec.memory_bandwidth_bytes_per_second
+    spec = ev.device.spec
+    bandwidth = spec.memory_bandwidth_bytes_per_second if spec is not None else None
+    own_dram = ev.dram - LINK_BYTES_IN_DRAM * rate / bandwidth if bandwidth else ev.dram
+    return ev.tensor < policy.link_tensor * ev.engine and own_dram < policy.link_dram * ev.engine
