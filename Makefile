@@ -31,8 +31,9 @@ lint: .venv/.installed
 
 unit: .venv/.installed
 	@mkdir -p $(RESULTS)
-	$(BIN)/coverage run -m pytest -q -m "not e2e" --junitxml=$(RESULTS)/unit.xml
+	$(BIN)/coverage run -m pytest -q tests/core --junitxml=$(RESULTS)/core.xml
 	$(BIN)/coverage report
+	$(BIN)/pytest -q -m "not e2e" --ignore=tests/core -n 2 --junitxml=$(RESULTS)/unit.xml
 
 test: ## everything, Debian packages included: what continuous integration runs
 	@rm -rf $(RESULTS)

@@ -182,7 +182,7 @@ class Observer:
 
     def _seen(self, answer: Answer) -> Observation:
         batch = answer.batch
-        for fault in answer.faults:
+        for fault in (*answer.faults, *(batch.faults if batch is not None else ())):
             log.warning("%s: %s", fault.kind, fault.message)
         if batch is None:
             return self._said_nothing(self._clock.now(), faults=answer.faults)

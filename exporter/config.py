@@ -21,7 +21,7 @@ DEFAULT_PORT = 19400
 """dcgm-exporter's 9400 and 10,000: outside 9100-9999, where exporters crowd."""
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
 """What Kubernetes itself puts into the environment for a Service called gpu-efficiency."""
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class ConfigError(Exception):
@@ -106,9 +106,9 @@ def _file(path: Path) -> dict[str, Any]:
 def _check(tree: dict[str, Any], *, where: str) -> Config:
     try:
         config = msgspec.convert(tree, Config, strict=False)
-    except msgspec.ValidationError as err:
+        split_address(config.web.listen_address)
+    except (msgspec.ValidationError, ConfigError) as err:
         raise ConfigError(f"{where}: {err}") from err
-    split_address(config.web.listen_address)
     return config
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 from exporter.agent import Agent, Hands, Observer
-from exporter.cli.wiring import NO_SOURCE, configuration, configured, portrait, publish
+from exporter.cli.wiring import NO_SOURCE, at_least, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.schedulers import open_scheduler
@@ -99,5 +99,7 @@ def record_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `record`."""
     configured(command)
     command.add_argument("output", metavar="TRACE", help="JSON lines; gzip if the name ends in .gz")
-    command.add_argument("--duration", type=float, metavar="S", help="stop after so many seconds; default: on Ctrl-C")
+    command.add_argument(
+        "--duration", type=at_least(0), metavar="S", help="stop after so many seconds; default: on Ctrl-C"
+    )
     command.add_argument("--force", action="store_true", help="overwrite TRACE")

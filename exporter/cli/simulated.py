@@ -5,27 +5,29 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from exporter import __version__
 from exporter.agent import Agent, paced
-from exporter.cli.wiring import FAILED, configuration, configured, portrait, publish
+from exporter.cli.wiring import FAILED, at_least, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
+from exporter.config import ConfigError
 from exporter.core.exposition import render
 from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, layers, take_snapshot
-from exporter.simulate import SCENARIOS, simulate
+from exporter.simulate import SCENARIOS, Simulation, simulate
 from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
 
 def demo(args: argparse.Namespace) -> int:
     """Serve a simulated node: hours of its story at once, then live."""
     config = configuration(args, loopback=True)
-    probe = simulate("demo", seed=args.seed, board=args.board)
+    probe = _simulation("demo", seed=args.seed, board=args.board)
     before, clock = probe.live_from - probe.start, SystemClock()
-    simulation = simulate(
+    simulation = _simulation(
         "demo", seed=args.seed, board=args.board, start=clock.now() - before, wall=clock.wall() - before
     )
     agent = Agent(
@@ -33,6 +35,13 @@ def demo(args: argparse.Namespace) -> int:
     )
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
     return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop))
+
+
+def _simulation(scenario: str, **wanted: Any) -> Simulation:
+    try:
+        return simulate(scenario, **wanted)
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
 
 
 def _live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:
@@ -53,7 +62,7 @@ def write(args: argparse.Namespace) -> int:
         for name, scenario in SCENARIOS.items():
             print(f"{name:24} {scenario.description}")
         return 0
-    simulation = simulate(
+    simulation = _simulation(
         args.scenario, seed=args.seed, board=args.board, period_seconds=args.period, duration_seconds=args.duration
     )
     header = Header(
@@ -150,11 +159,4 @@ def replay_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("trace", metavar="TRACE")
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
     command.add_argument("--serve", action="store_true", help="serve it at its own pace")
-    command.add_argument("--speed", type=_speed, default=1.0, help="with --serve: times as fast, 1 or more")
-
-
-def _speed(text: str) -> float:
-    value = float(text)
-    if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: times as fast, 1 or more")

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import platform
 import sys
@@ -113,3 +114,15 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
         return FAILED
     except KeyboardInterrupt:
         return 0
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """A flag's type: a finite number, `least` or more."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {least:g} or more")
+        return value
+
+    return number

@@ -1,6 +1,7 @@
 """Commands that print what the program knows: check-config, metrics."""
 
 import argparse
+import json
 import shutil
 import sys
 from typing import Any
@@ -49,7 +50,7 @@ def check_config(args: argparse.Namespace) -> int:
 
 
 def _toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def metrics(args: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+Rate = Annotated[float, Meta(gt=0, le=1e15)]
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,10 +36,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     working_fp: Annotated[Ratio, Meta(description="E: less FP64/32/16 pipe activity than this computes nothing")] = 0.01
 
     spin_engine: Annotated[Ratio, Meta(description="a spin kernel never yields the engine")] = 0.98
-    spin_nvlink_bytes_per_second: Annotated[float, Meta(description="E: a stuck collective moves nothing", gt=0)] = 1e8
-    spin_pcie_bytes_per_second: Annotated[float, Meta(description="E: driver heartbeat traffic stays below", gt=0)] = (
-        1e7
-    )
+    spin_nvlink_bytes_per_second: Annotated[Rate, Meta(description="E: a stuck collective moves nothing")] = 1e8
+    spin_pcie_bytes_per_second: Annotated[Rate, Meta(description="E: driver heartbeat traffic stays below")] = 1e7
     spin_pcie_flat_share: Annotated[
         Ratio,
         Meta(description="E: a collective waiting on a NIC polls host memory: flat and below this share of the link"),
@@ -82,8 +81,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 90.0
 
     checkpoint_pcie_bytes_per_second: Annotated[
-        float,
-        Meta(description="E: device-to-host at this rate with an idle engine is state being saved", gt=0),
+        Rate,
+        Meta(description="E: device-to-host at this rate with an idle engine is state being saved"),
     ] = 2e9
     checkpoint_engine: Annotated[
         Ratio, Meta(description="E: engine activity below which the GPU waits for the copy")
@@ -93,7 +92,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="E: standard deviation of 1-s engine activity: the GPU works or waits, nothing between"),
     ] = 0.3
     input_burst_bytes_per_second: Annotated[
-        float, Meta(description="E: a batch arriving from the host; token batches are far smaller", gt=0)
+        Rate, Meta(description="E: a batch arriving from the host; token batches are far smaller")
     ] = 1e8
     flat_spread: Annotated[Ratio, Meta(description="E: engine activity this even over a minute is per-kernel gaps")] = (
         0.15

@@ -15,10 +15,11 @@ class Scheduler(Protocol):
 
     name: str
 
-    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...] | None:
         """Every allocation that still holds a GPU, or ended since the last call (with its `end`).
 
-        `now` is monotonic nanoseconds on whole milliseconds. Raises SchedulerError when it cannot be told.
+        None: nothing can be said yet, which is not "nobody". `now` is monotonic nanoseconds on whole milliseconds.
+        Raises SchedulerError when it cannot be told.
         """
         ...
 

@@ -71,14 +71,17 @@ class ProcessesScheduler:
         self._held: dict[tuple[str, str], Allocation] = {}
         self._looked: dict[str, int] = {}
 
-    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...] | None:
         """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
 
-        A GPU whose list is not visible (None) keeps its owners. Raises SchedulerError while no list at all has
-        been visible: a source that cannot see processes must not make every GPU look unallocated.
+        None before the first reading. A GPU whose list is not visible (None) keeps its owners. Raises SchedulerError
+        while no list at all has been visible: a source that cannot see processes must not make every GPU look
+        unallocated.
         """
         lists = {r.uuid: r for r in readings if r.processes is not None}
         self._refuse_blindness(readings, lists)
+        if not lists and not self._looked:
+            return None
         ended = [gone for reading in lists.values() for gone in self._look(reading, now=now)]
         self._forget(process.pid for r in lists.values() for process in r.processes or ())
         counts = Counter(job for _, job in self._held)

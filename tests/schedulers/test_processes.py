@@ -70,8 +70,14 @@ def blind(index: int, at: int = 100 * SECOND) -> Reading:
     return Reading(f"GPU-{index}", at - SECOND, at)
 
 
+def told(asked: ProcessesScheduler, now: int, *readings: Reading) -> tuple[Allocation, ...]:
+    allocations = asked.allocations(now, readings)
+    assert allocations is not None
+    return allocations
+
+
 def look(asked: ProcessesScheduler, *readings: Reading) -> tuple[Allocation, ...]:
-    return asked.allocations(readings[0].end, readings)
+    return told(asked, readings[0].end, *readings)
 
 
 def test_several_processes_of_one_unit_are_one_owner_since_the_earliest(proc: Proc) -> None:
@@ -132,7 +138,7 @@ def test_an_invisible_list_keeps_the_owner(proc: Proc) -> None:
 def test_no_list_at_all_is_an_error_not_an_idle_machine(proc: Proc) -> None:
     with pytest.raises(SchedulerError, match=r"process list.*nvml source"):
         look(scheduler(proc), blind(0), blind(1))
-    assert scheduler(proc).allocations(0, ()) == ()
+    assert scheduler(proc).allocations(0, ()) is None, "nothing was seen yet: that is not nobody"
     assert look(scheduler(proc), blind(0), gpu(1)) == ()
 
 
@@ -317,19 +323,18 @@ def test_a_real_process_is_known_since_it_began_until_it_is_gone(sleeper: subpro
     now = -(-time.monotonic_ns() // MS) * MS
     asked = open_processes(None)
     listed = Process(sleeper.pid, name=sys.executable)
-    (held,) = asked.allocations(now, (Reading("GPU-0", now - SECOND, now, processes=(listed,)),))
+    (held,) = told(asked, now, Reading("GPU-0", now - SECOND, now, processes=(listed,)))
     me = pwd.getpwuid(os.getuid()).pw_name
     assert held.owner.user == me
     assert held.owner.job_id.startswith(f"{me}/")
     assert held.start % MS == 0
     # It was started after this test's own process and before `now`: a wrong clock would be off by far more.
-    (mine,) = ProcessesScheduler().allocations(
-        now, (Reading("GPU-0", now - SECOND, now, processes=(Process(os.getpid()),)),)
-    )
+    me_too = Reading("GPU-0", now - SECOND, now, processes=(Process(os.getpid()),))
+    (mine,) = told(ProcessesScheduler(), now, me_too)
     assert mine.start <= held.start <= now
     sleeper.kill()
     sleeper.wait()
-    (ended,) = asked.allocations(now + SECOND, (Reading("GPU-0", now, now + SECOND, processes=()),))
+    (ended,) = told(asked, now + SECOND, Reading("GPU-0", now, now + SECOND, processes=()))
     assert (ended.start, ended.end) == (held.start, now + SECOND)
     asked.close()
 
@@ -339,9 +344,8 @@ def test_a_real_start_lies_between_the_moments_around_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         now = -(-time.monotonic_ns() // MS) * MS
-        (held,) = ProcessesScheduler().allocations(
-            now, (Reading("GPU-0", now - SECOND, now, processes=(Process(child.pid),)),)
-        )
+        reading = Reading("GPU-0", now - SECOND, now, processes=(Process(child.pid),))
+        (held,) = told(ProcessesScheduler(), now, reading)
     finally:
         child.communicate(b"\n")
     tick = SECOND // HERTZ
