@@ -135,13 +135,22 @@ class Observer:
         """Yield an Observation an interval until `stop` is set."""
         due = self._settled = self._clock.now()
         while not stop.is_set():
-            yield self._observe(self._clock.now())
+            yield self._guarded(self._clock.now())
             due += self._interval
             now = self._clock.now()
             if now > due + self._interval // 2:
                 self.late += 1
                 due = now + self._interval - (now - due) % self._interval
+                if due - now < self._interval // 2:  # two reads in quick succession measure nothing
+                    due += self._interval
             self._clock.wait(due, stop)
+
+    def _guarded(self, now: int) -> Observation:
+        try:
+            return self._observe(now)
+        except Exception as err:  # a fault of ours must not end the node's accounting
+            log.exception("observing failed; please report this")
+            return self._said_nothing(now, faults=(Fault("source_failed", f"observing failed: {err}"),))
 
     def _observe(self, now: int) -> Observation:
         if self._pending is None:
@@ -235,7 +244,7 @@ class Agent:
         self.ledger = Ledger(policy)
         self._meta, self._record, self._observer = meta, record, observer
         self._latest: Snapshot | None = None
-        self._errors: Counter[str] = Counter({"core": 0, "record": 0})
+        self._errors: Counter[str] = Counter({"core": 0, "record": 0, "snapshot": 0})
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
 
     def latest(self) -> Snapshot | None:
@@ -266,6 +275,9 @@ class Agent:
         if self._record is not None:
             record = self._record
             self._guarded("record", lambda: record(observation))
+        self._guarded("snapshot", lambda: self._publish(observation))
+
+    def _publish(self, observation: Observation) -> None:
         self._latest = take_snapshot(self.ledger, self._self_portrait(observation))
 
     def _guarded(self, kind: str, act: Callable[[], None]) -> None:

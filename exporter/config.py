@@ -39,6 +39,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """[sampling]."""
 
     interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
+    """Between two samples; shorter ones measure nothing, for the counters themselves need 100 ms."""
     deadline_seconds: Positive = 10.0
     """A read that takes longer is given up and its time is unobserved."""
 
@@ -47,7 +48,9 @@ class DcgmExporter(Struct, frozen=True, forbid_unknown_fields=True):
     """[dcgm_exporter]."""
 
     url: str = "http://127.0.0.1:9400/metrics"
+    """Its metrics page: this node's own exporter, not a load-balanced address."""
     timeout_seconds: Positive = 5.0
+    """For one whole page."""
     max_gap_seconds: Positive = 90.0
     """Two scrapes further apart than this do not vouch for the time between them."""
     hostname: str = ""
@@ -60,14 +63,18 @@ class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
     format: Literal["text", "json"] = "text"
+    """One line an event in either."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is less important is not written."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
     source: Literal["auto", "nvml", "dcgm-exporter"] = "auto"
+    """Where telemetry comes from; auto is the first that works."""
     scheduler: Literal["processes"] = "processes"
+    """Who says which job holds a GPU."""
     web: Web = Web()
     sampling: Sampling = Sampling()
     dcgm_exporter: DcgmExporter = DcgmExporter()
@@ -83,7 +90,7 @@ def load(
     Raises ConfigError naming the file, key or variable, and what is wrong with it.
     """
     tree = {} if path is None else _file(path)
-    _check(tree, where=f"{path}")
+    _check(tree, where=f"{path}", strict=True)
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
             _put(tree, _dotted(name), text)
@@ -103,9 +110,10 @@ def _file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {err}") from err
 
 
-def _check(tree: dict[str, Any], *, where: str) -> Config:
+def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
+    """Not strict: an environment variable's or a flag's number is text."""
     try:
-        config = msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=strict)
         split_address(config.web.listen_address)
     except (msgspec.ValidationError, ConfigError) as err:
         raise ConfigError(f"{where}: {err}") from err

@@ -23,7 +23,10 @@ class OncePerMinute(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging.Filter."""
-        key, now = f"{record.levelno}:{_DIGITS.sub('#', record.getMessage())}", self._now()
+        try:
+            key, now = f"{record.levelno}:{_DIGITS.sub('#', record.getMessage())}", self._now()
+        except (TypeError, ValueError):  # a malformed log call; the handler reports those without raising
+            return True
         if len(self._seen) > MOST_EVENTS:
             self._seen.clear()
         last, held = self._seen.get(key, (float("-inf"), 0))

@@ -87,7 +87,8 @@ def _stop_after(seconds: float | None) -> threading.Event:
     """An event that SIGINT and SIGTERM set, or time."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        # Not set() itself: the main thread may be inside this event's own lock, waiting, when the signal comes.
+        signal.signal(number, lambda *_: threading.Timer(0, stop.set).start())
     if seconds is not None:
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True

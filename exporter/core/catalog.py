@@ -360,7 +360,8 @@ METRICS: tuple[Metric, ...] = (
         _tallies("unobserved", scale=seconds), ("reason",), "seconds",
     ),
     Metric(
-        _P + "faults_total", "counter", "Failures to read something, by kind.", _tallies("faults"), ("kind",),
+        _P + "faults_total", "counter", "Failures to read something, by kind; one that lasts counts at every tick.",
+        _tallies("faults"), ("kind",),
     ),
     Metric(
         _P + "allocations_age_seconds", "gauge", "Age of what is known about who holds which GPU.",
@@ -398,7 +399,10 @@ METRICS: tuple[Metric, ...] = (
 
 
 def series_of(scope: str) -> int:
-    """Series one gpu, one job on a node, or a node can have at most, process_* metrics not counted."""
+    """Series one gpu, one job on a node, or a node can have at most, process_* metrics not counted.
+
+    A shared GPU has one `allocation_info` more for each further owner.
+    """
     return sum(_series(metric) for metric in METRICS if metric.scope == scope)
 
 

@@ -107,7 +107,7 @@ def _malformed(reading: Reading, at: int) -> str:
 def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
     """Time no reading covers, with the best reason there is."""
     uuid, start = gpu.device.uuid, gpu.book.until
-    kinds = [fault.kind for fault in observation.faults if fault.uuid in (uuid, "")]
+    kinds = [f.kind for f in observation.faults if f.uuid in (uuid, "") and f.kind != "scheduler_failed"]
     gpu.book.until = end
     return Reading(uuid, start, end, distrust=kinds[0] if kinds else "gap")
 

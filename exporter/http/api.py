@@ -74,8 +74,10 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     temperature_celsius: float | None
     memory_used_bytes: float | None
     memory_total_bytes: float | None
+    live: bool
+    """The newest reading still holds: the figures above are the present."""
     age_seconds: float | None
-    """Age of the newest accepted reading at the time of the sample: 0 when live, null before the first one."""
+    """Age of the newest accepted reading at the time of the sample; null before the first one."""
     peak_known: bool
     """False: the board's tensor peak is not known, so the worth of its kernel time is not either."""
     unsupported: list[str]
@@ -194,6 +196,7 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         temperature_celsius=_seen(live, "temperature_celsius"),
         memory_used_bytes=_seen(live, "memory_used_bytes"),
         memory_total_bytes=_seen(live, "memory_total_bytes"),
+        live=live is not None,
         age_seconds=None if age is None else age / SECOND,
         peak_known=spec is not None and spec.peak_flops is not None,
         unsupported=list(device.lacks),

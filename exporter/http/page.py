@@ -170,7 +170,7 @@ def _facts(gpu: GpuOut) -> str:
 def _value(gpu: GpuOut, signal: str, shown: str | None) -> str:
     if shown is not None:
         return shown
-    if gpu.age_seconds is None or gpu.age_seconds > 0:
+    if not gpu.live:
         return '<span class="none">no data</span>'
     return f'<span class="unsupported">{"unsupported" if signal in gpu.unsupported else "not reported"}</span>'
 
@@ -178,7 +178,7 @@ def _value(gpu: GpuOut, signal: str, shown: str | None) -> str:
 def _age(gpu: GpuOut) -> str:
     if gpu.age_seconds is None:
         return '<span class="none">none yet</span>'
-    return "live" if gpu.age_seconds == 0 else f'<span class="none">{duration(gpu.age_seconds)} old</span>'
+    return "live" if gpu.live else f'<span class="none">{duration(gpu.age_seconds)} old</span>'
 
 
 def _owners(owners: Iterable[OwnerOut]) -> str:

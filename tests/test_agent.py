@@ -1,0 +1,639 @@
+"""The loop on fakes written by hand: sources and schedulers that answer, fail, hang, come late and come back.
+
+Owns what the agent makes of them. Every tick checks the law of the ledger, whatever the test is about.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+import exporter.agent as module
+from exporter.agent import Agent, Answer, Hands, Observer, paced
+from exporter.clock import JumpClock, SystemClock
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import conserved
+from exporter.core.model import SECOND, Allocation, Device, Fault, Observation, Reading, State
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta
+from exporter.schedulers import Scheduler, SchedulerError
+from exporter.schedulers.processes import ProcessesScheduler
+from exporter.sources import Batch, SourceError
+from tests.worlds import JOB, RESTING, WORKING, device, held
+
+TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
+PATIENCE = 60.0
+"""Seconds of real time a test waits for another thread before it says that nothing comes."""
+
+
+class FakeSource:
+    """Reads all its GPUs as busy or as told; raises what `trouble` holds, one a read; waits while `gate` is shut."""
+
+    name = "fake"
+    signals = frozenset(WORKING)
+
+    def __init__(self) -> None:
+        self.devices: tuple[Device, ...] = TWO
+        self.signals_of: dict[str, dict[str, Any]] = {}
+        self.trouble: deque[Exception] = deque()
+        self.faults: tuple[Fault, ...] = ()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Event()
+        self.last: int | None = None
+        self.reads: list[int] = []
+        self.resyncs = self.closes = self.opens = 0
+
+    def open(self) -> "FakeSource":
+        self.opens += 1
+        self.last = None
+        return self
+
+    def read(self, now: int) -> Batch:
+        self.reads.append(now)
+        self.inside.set()
+        self.gate.wait(PATIENCE)
+        if self.trouble:
+            raise self.trouble.popleft()
+        before, self.last = self.last, now
+        readings = () if before is None or before == now else tuple(self._reading(d.uuid, before) for d in self.devices)
+        return Batch(self.devices, readings, self.faults)
+
+    def _reading(self, uuid: str, before: int) -> Reading:
+        assert self.last is not None
+        return Reading(uuid, before, self.last, **self.signals_of.get(uuid, WORKING))
+
+    def resync(self) -> None:
+        self.resyncs += 1
+        self.last = None
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class FakeScheduler:
+    """Says what it was told to; raises `trouble` while there is any."""
+
+    name = "fake"
+
+    def __init__(self, *allocations: Allocation) -> None:
+        self.said = allocations
+        self.trouble: Exception | None = None
+        self.closes = 0
+
+    def allocations(self, _now: int, _readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+        if self.trouble is not None:
+            raise self.trouble
+        return self.said
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class SlowHands:
+    """Hands without a thread: `away` looks in a row find nobody back, then the answer is there."""
+
+    def __init__(self, source: FakeSource, scheduler: Scheduler) -> None:
+        self._source, self._scheduler = source, scheduler
+        self.away = 0
+        self.asked: list[tuple[int, bool]] = []
+
+    def ask(self, now: int, *, resync: bool) -> None:
+        self.asked.append((now, resync))
+
+    def answer(self, timeout: float) -> Answer | None:
+        assert timeout > 0
+        if self.away:
+            self.away -= 1
+            return None
+        now, resync = self.asked[-1]
+        if resync:
+            self._source.resync()
+        batch = self._source.read(now)
+        return Answer(now, batch, self._scheduler.allocations(now, batch.readings), seconds=0.25)
+
+
+class Rig:
+    """An agent over fakes and a clock that jumps; `tick` checks the law each time."""
+
+    def __init__(
+        self,
+        scheduler: Any = None,
+        *,
+        interval: float = 5.0,
+        deadline: float = 10.0,
+        slow: bool = False,
+        record: Callable[[Observation], None] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.source, self.clock = FakeSource(), JumpClock(start=1000 * SECOND)
+        self.scheduler = scheduler or FakeScheduler(*(held(d.uuid, start=1000.0, gpus=2) for d in TWO))
+        self.stop = threading.Event()
+        self.slow = SlowHands(self.source, self.scheduler)
+        self.hands = cast("Hands", self.slow) if slow else Hands(self.source.open, self.scheduler)
+        self.observer = Observer(self.hands, self.clock, interval=interval, deadline=deadline, name="fake")
+        self.agent = Agent(meta=Meta(source="fake"), observer=self.observer, record=record, policy=policy)
+        self._observations = self.observer.observations(self.stop)
+
+    def tick(self, times: int = 1) -> Observation:
+        """Let so many intervals pass; return the last observation."""
+        for _ in range(times):
+            observation = next(self._observations)
+            self.agent.take_in(observation)
+            self.lawful()
+        return observation
+
+    def until(self, true: Callable[[], bool], *, ticks: int = 1000) -> None:
+        """Tick until it is true; each tick waits for the hands for one interval of real time at most."""
+        for _ in range(ticks):
+            if true():
+                return
+            self.tick()
+        pytest.fail(f"not so after {ticks} ticks")
+
+    def lawful(self) -> None:
+        assert all(conserved(gpu.book) for gpu in self.ledger.gpus.values())
+        assert self.ledger.conservation_errors == 0
+        snapshot = self.agent.latest()
+        assert snapshot is not None
+        assert all(sum(gpu.counters.now.parts) == gpu.counters.now.paid for gpu in snapshot.gpus)
+
+    @property
+    def ledger(self) -> Any:
+        return self.agent.ledger
+
+    def seconds(self, leak: str, uuid: str = "GPU-0") -> float:
+        return float(self.ledger.gpus[uuid].book.parts[NAMES.index(leak)] / SECOND)
+
+    def paid(self, uuid: str = "GPU-0") -> float:
+        return float(self.ledger.gpus[uuid].book.paid / SECOND)
+
+    def errors(self) -> dict[str, int]:
+        snapshot = self.agent.latest()
+        assert snapshot is not None
+        return dict(snapshot.meta.errors)
+
+    def close(self) -> None:
+        self.source.gate.set()
+        self.stop.set()
+        if isinstance(self.hands, Hands):
+            self.hands.close()
+
+
+@pytest.fixture(name="rigs")
+def _rigs() -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(*args: Any, **more: Any) -> Rig:
+        made.append(Rig(*args, **more))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+
+
+def test_the_first_tick_brings_the_inventory_and_the_next_ones_fill_every_second(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    first = rig.tick()
+    assert (first.devices, first.readings) == (TWO, ())
+    rig.tick(12)
+    assert (rig.paid("GPU-0"), rig.paid("GPU-1")) == (60.0, 60.0)
+    assert rig.seconds("unobserved") == 0.0
+    assert rig.seconds("useful") == pytest.approx(0.45 * 60)
+    assert rig.ledger.rejected == {}
+    assert rig.source.opens == 1
+
+
+def test_what_has_not_changed_is_not_said_again(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    said = [rig.tick() for _ in range(4)]
+    assert [o.devices for o in said if o.devices is not None] == [TWO]
+    assert [o.allocations for o in said if o.allocations is not None] == [rig.scheduler.said]
+    assert said[-1].allocations_at == said[-1].settled
+    rig.scheduler.said = rig.scheduler.said[:1]
+    assert rig.tick().allocations == rig.scheduler.said
+    rig.source.devices = (replace(TWO[0], condition="drained"), TWO[1])
+    assert rig.tick().devices == rig.source.devices
+    quiet = rig.tick()
+    assert (quiet.devices, quiet.allocations) == (None, None)
+
+
+def test_before_there_is_a_reading_nobody_is_said_to_hold_nothing(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(ProcessesScheduler())
+    rig.source.signals_of = {uuid: RESTING | {"processes": None} for uuid in ("GPU-0", "GPU-1")}
+    rig.tick(10)
+    assert {gpu.reason for gpu in rig.ledger.gpus.values()} == {"owner_unknown"}
+    assert rig.seconds("idle_allocation") == 0.0
+    assert rig.paid() == rig.seconds("unobserved") == 45.0
+
+
+def test_a_source_that_fails_is_dropped_and_opened_again_after_pauses_that_double_up_to_a_minute(
+    rigs: Callable[..., Rig],
+) -> None:
+    rig = rigs(interval=1.0)
+    rig.tick(3)
+    broken_at = rig.clock.now() // SECOND + 1
+    rig.source.reads.clear()
+    rig.source.trouble.extend(SourceError(f"no answer, try {n}") for n in range(8))
+    rig.tick(130)
+    after = [moment // SECOND - broken_at for moment in rig.source.reads]
+    assert after == [0, 1, 3, 7, 15, 31, 63, 123]
+    assert rig.source.closes == 8
+    assert rig.agent.last_error() == "waiting before the next try"
+    rig.tick(56)
+    assert [moment // SECOND - broken_at for moment in rig.source.reads[8:10]] == [183, 184]
+    assert rig.agent.last_error() == ""
+
+
+def test_a_success_makes_the_pauses_short_again(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0)
+    for _ in range(3):
+        rig.source.trouble.extend([SourceError("once"), SourceError("twice")])
+        rig.tick(6)
+        assert rig.agent.last_error() == ""
+
+
+def test_after_a_failure_the_time_is_unobserved_and_counting_goes_on(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.tick(7)
+    rig.source.trouble.append(SourceError("the driver was unloaded"))
+    failed = rig.tick()
+    assert [fault.kind for fault in failed.faults] == ["source_failed"]
+    assert rig.agent.last_error() == "the driver was unloaded"
+    assert rig.ledger.gpus["GPU-0"].state is State.UNOBSERVED
+    useful = rig.seconds("useful")
+    rig.tick(11)
+    assert rig.paid() == 90.0
+    assert rig.seconds("unobserved") == 10.0
+    assert rig.seconds("useful") == pytest.approx(useful + 0.45 * 50)
+    assert rig.ledger.unobserved["source_failed"] == 2 * 5 * SECOND
+    assert rig.ledger.faults["source_failed"] == 1
+    assert rig.source.opens == 2
+    assert rig.ledger.rejected == {}
+
+
+def test_one_gpu_s_fault_leaves_the_other_s_data_alone_and_is_logged(
+    rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs()
+    rig.tick(3)
+    rig.source.faults = (Fault("gpu_lost", "GPU 1 is lost", "GPU-1"),)
+    rig.source.devices = (TWO[0], replace(TWO[1], condition="lost"))
+    rig.source.signals_of = {"GPU-1": {"distrust": "blank"}}
+    rig.tick(6)
+    assert rig.seconds("unavailable", "GPU-1") == 30.0
+    assert rig.seconds("unobserved", "GPU-0") == 0.0
+    assert rig.seconds("useful", "GPU-0") == pytest.approx(0.45 * 40)
+    assert rig.agent.last_error() == "GPU 1 is lost"
+    assert any("GPU 1 is lost" in record.message for record in caplog.records)
+
+
+class Strange(Exception):  # noqa: N818  a vendor's library throws what it likes
+    """Nothing that the source promised."""
+
+
+def test_an_exception_nobody_knows_counts_as_a_failure_and_is_logged_with_its_place(
+    rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs()
+    rig.tick(2)
+    rig.source.trouble.append(Strange("0xdeadbeef"))
+    assert [fault.kind for fault in rig.tick().faults] == ["source_failed"]
+    assert any(record.exc_info and "does not know" in record.message for record in caplog.records)
+    rig.tick(3)
+    assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
+    assert rig.errors() == {"core": 0, "record": 0, "snapshot": 0}
+
+
+def test_a_source_that_cannot_be_opened_at_first_is_opened_later(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.source.trouble.append(SourceError("not yet"))
+    assert rig.tick().devices is None
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert snapshot.gpus == ()
+    rig.tick(4)
+    assert rig.paid() > 0
+    assert rig.seconds("unobserved") == 0.0
+
+
+def test_slow_within_the_deadline_leaves_the_time_open_and_then_covers_it(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0, deadline=10.0, slow=True)
+    rig.tick(10)
+    rig.slow.away = 7
+    during = [rig.tick() for _ in range(7)]
+    assert {observation.settled for observation in during} == {1009 * SECOND}
+    assert all(observation.faults == () for observation in during)
+    assert rig.paid() == 9.0
+    rig.tick(3)
+    assert rig.paid() == 19.0
+    assert rig.seconds("unobserved") == 0.0
+    assert rig.ledger.unobserved == {}
+    assert rig.source.resyncs == 0
+
+
+def test_hung_beyond_the_deadline_the_time_is_given_up_and_the_late_answer_dropped(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0, deadline=10.0, slow=True)
+    rig.tick(10)
+    useful = rig.seconds("useful")
+    rig.slow.away = 30
+    during = [rig.tick() for _ in range(30)]
+    assert [observation.faults != () for observation in during] == [False] * 11 + [True] * 19
+    assert {fault.kind for observation in during for fault in observation.faults} == {"source_hung"}
+    assert "no answer for 29 s" in rig.agent.last_error()
+    assert rig.seconds("unobserved") == 30.0
+    late = rig.tick()
+    assert late.readings == ()
+    assert rig.seconds("useful") == useful
+    assert len(rig.slow.asked) == 11
+    rig.tick(11)
+    assert rig.slow.asked[11] == (1041 * SECOND, True)
+    assert [resync for _, resync in rig.slow.asked[12:]] == [False] * 10
+    assert rig.paid() == 51.0
+    assert rig.seconds("unobserved") == 32.0
+    assert rig.seconds("useful") == pytest.approx(useful + 0.45 * 10)
+    assert rig.ledger.unobserved["source_hung"] == 2 * 31 * SECOND
+    assert rig.ledger.rejected == {}
+
+
+def test_a_hang_on_a_real_thread_blocks_nobody_and_ends_well(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=0.05, deadline=0.2)
+    rig.until(lambda: rig.seconds("useful") > 0 if rig.ledger.gpus else False)
+    rig.source.inside.clear()
+    rig.source.gate.clear()
+    rig.until(lambda: rig.ledger.faults["source_hung"] > 2)
+    assert rig.source.inside.is_set()
+    assert rig.ledger.gpus["GPU-0"].state is State.UNOBSERVED
+    assert rig.ledger.gpus["GPU-0"].reason == "source_hung"
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert snapshot.at == rig.clock.now()
+    reads, useful = len(rig.source.reads), rig.seconds("useful")
+    rig.source.gate.set()
+    rig.until(lambda: rig.seconds("useful") > useful)
+    assert rig.source.resyncs >= 1
+    assert len(rig.source.reads) > reads
+    assert rig.ledger.unobserved["source_hung"] > 0
+    assert rig.ledger.rejected == {}
+
+
+def test_a_silent_scheduler_makes_owners_unknown_after_the_policy_s_time_and_nobody_unallocated(
+    rigs: Callable[..., Rig],
+) -> None:
+    rig = rigs(FakeScheduler(held("GPU-0", start=1000.0)))
+    rig.source.signals_of = {"GPU-1": RESTING | {"processes": ()}}
+    rig.tick(13)
+    assert rig.ledger.gpus["GPU-1"].state is State.UNALLOCATED
+    rig.scheduler.trouble = SchedulerError("slurmctld does not answer")
+    ages = []
+    for _ in range(18):
+        rig.tick()
+        snapshot = rig.agent.latest()
+        assert snapshot is not None
+        ages.append(snapshot.allocations_age)
+    assert ages == [age * SECOND for age in range(5, 95, 5)]
+    assert rig.ledger.gpus["GPU-1"].state is State.UNALLOCATED
+    assert rig.seconds("idle_allocation", "GPU-1") == 60.0 + 90.0
+    rig.tick(12)
+    busy, free = rig.ledger.gpus["GPU-0"], rig.ledger.gpus["GPU-1"]
+    assert (busy.state, [h.owner.job_id for h in busy.holders]) == (State.ACTIVE, ["unknown"])
+    assert (free.state, free.reason) == (State.UNOBSERVED, "owner_unknown")
+    assert rig.seconds("idle_allocation", "GPU-1") == 150.0
+    assert rig.seconds("idle_allocation", "GPU-0") == 0.0
+    assert rig.seconds("unobserved", "GPU-0") == 0.0
+    assert rig.agent.last_error() == "slurmctld does not answer"
+    assert rig.ledger.faults["scheduler_failed"] == 30
+
+
+def test_a_policy_of_shorter_patience_reaches_the_ledger(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(FakeScheduler(held("GPU-0", start=1000.0)), policy=Policy(allocation_stale_seconds=10.0))
+    rig.tick(2)
+    rig.scheduler.trouble = SchedulerError("gone")
+    rig.tick(4)
+    assert [h.owner.job_id for h in rig.ledger.gpus["GPU-0"].holders] == ["unknown"]
+
+
+def test_a_scheduler_that_answers_again_is_believed_again(
+    rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs(FakeScheduler(held("GPU-0", start=1000.0)))
+    rig.tick(2)
+    rig.scheduler.trouble = Strange("a bug in the scheduler's adapter")
+    rig.tick(30)
+    assert any(record.exc_info and record.message == "scheduler failed" for record in caplog.records)
+    rig.scheduler.trouble = None
+    rig.tick()
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert snapshot.allocations_age == 0
+    rig.tick()
+    assert [h.owner for h in rig.ledger.gpus["GPU-0"].holders] == [JOB]
+    assert rig.agent.last_error() == ""
+
+
+def test_a_gpu_that_vanishes_is_missing_and_still_paid_for(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.tick(4)
+    rig.source.devices = TWO[:1]
+    said = rig.tick().devices
+    assert said is not None
+    assert {d.uuid: d.condition for d in said} == {"GPU-0": "", "GPU-1": "missing"}
+    assert rig.tick(3).devices is None
+    gone = rig.ledger.gpus["GPU-1"]
+    assert (gone.state, gone.reason) == (State.UNAVAILABLE, "missing")
+    assert rig.paid("GPU-1") == rig.paid("GPU-0") == 35.0
+    assert rig.seconds("unavailable", "GPU-1") == 20.0
+    rig.source.devices = TWO
+    assert rig.tick().devices == TWO
+    rig.tick()
+    assert rig.ledger.gpus["GPU-1"].state is State.ACTIVE
+
+
+def test_a_gpu_lost_while_the_source_was_down_is_missing_too(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.tick(3)
+    rig.source.trouble.append(SourceError("the driver was reloaded"))
+    rig.source.devices = TWO[:1]
+    rig.tick(5)
+    assert rig.ledger.gpus["GPU-1"].device.condition == "missing"
+    assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
+
+
+def test_a_snapshot_never_changes_once_it_is_out(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    assert rig.agent.latest() is None
+    rig.tick(3)
+    early = rig.agent.latest()
+    assert early is not None
+    kept = [(gpu.counters.now.parts, gpu.counters.now.paid, gpu.state) for gpu in early.gpus]
+    rig.source.signals_of = {"GPU-0": RESTING}
+    rig.tick(3)
+    assert rig.agent.latest() is not early
+    assert [(gpu.counters.now.parts, gpu.counters.now.paid, gpu.state) for gpu in early.gpus] == kept
+
+
+def test_readers_in_other_threads_always_find_one_whole_moment(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(slow=True)
+    rig.tick(2)
+    done, torn, seen = threading.Event(), [], set()
+
+    def read() -> None:
+        before = 0
+        while not done.is_set():
+            snapshot = rig.agent.latest()
+            assert snapshot is not None
+            seen.add(snapshot.at)
+            paid = {gpu.counters.now.paid for gpu in snapshot.gpus}
+            whole = all(sum(gpu.counters.now.parts) == gpu.counters.now.paid for gpu in snapshot.gpus)
+            if snapshot.at < before or len(paid) != 1 or not whole:
+                torn.append(snapshot.at)
+            before = snapshot.at
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    rig.until(lambda: len(seen) > 20, ticks=100_000)
+    done.set()
+    reader.join(PATIENCE)
+    assert torn == []
+
+
+def test_a_bug_in_the_core_is_counted_told_and_survived(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs()
+    rig.tick(3)
+
+    def broken(_ledger: object, _observation: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "advance", broken)
+        rig.tick(2)
+    assert rig.errors() == {"core": 2, "record": 0, "snapshot": 0}
+    assert rig.agent.last_error() == "core: a bug of ours"
+    assert any(record.exc_info for record in caplog.records)
+    rig.tick(2)
+    assert rig.errors()["core"] == 2
+    assert rig.agent.last_error() == ""
+    assert rig.paid() == 30.0
+    assert rig.seconds("unobserved") == 10.0
+
+
+def test_a_bug_in_the_picture_or_in_the_observing_is_survived_too(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rigs()
+    rig.tick(3)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "take_snapshot", broken)
+        rig.tick(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Observer, "_observe", broken)
+        assert [fault.message for fault in rig.tick().faults] == ["observing failed: a bug of ours"]
+    rig.tick(3)
+    assert rig.errors() == {"core": 0, "record": 0, "snapshot": 2}
+    assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
+    assert rig.paid() == 40.0
+
+
+def test_a_recording_that_fails_is_counted_and_the_books_go_on(rigs: Callable[..., Rig]) -> None:
+    kept: list[Observation] = []
+
+    def record(observation: Observation) -> None:
+        if len(kept) == 2:
+            raise OSError(28, "No space left on device")
+        kept.append(observation)
+
+    rig = rigs(record=record)
+    rig.tick(5)
+    assert rig.errors() == {"core": 0, "record": 3, "snapshot": 0}
+    assert "No space left on device" in rig.agent.last_error()
+    assert len(kept) == 2
+    assert rig.paid() == 20.0
+
+
+def test_what_the_agent_says_of_itself(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(slow=True)
+    rig.tick(4)
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert (snapshot.meta.source, snapshot.meta.ticks, snapshot.meta.late_ticks) == ("fake", 4, 0)
+    assert snapshot.meta.read_seconds == 1.0
+    assert snapshot.meta.core_seconds > 0
+
+
+def test_a_late_tick_is_counted_and_the_next_one_is_on_the_old_grid(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0)
+    first = rig.tick(3).at
+    rig.clock.wait(rig.clock.now() + 3_700 * SECOND // 1000, threading.Event())
+    at = rig.tick().at
+    assert rig.observer.late == 1
+    assert (at - first) % SECOND == 0
+    rig.tick(5)
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert (snapshot.meta.late_ticks, snapshot.meta.ticks) == (1, 9)
+    assert rig.seconds("unobserved") == 0.0
+
+
+def test_steps_of_the_wall_clock_change_nothing_in_the_books(rigs: Callable[..., Rig]) -> None:
+    still, stepped = rigs(), rigs()
+    for step in (0, 3600, -86_400, 7, -1_000_000_000):
+        stepped.clock.step_wall(step * SECOND)
+        assert still.tick(4).at == stepped.tick(4).at
+    books = [
+        [(gpu.book.parts, gpu.book.paid, gpu.book.energy, gpu.state, gpu.since) for gpu in rig.ledger.gpus.values()]
+        for rig in (still, stepped)
+    ]
+    assert books[0] == books[1]
+    assert stepped.ledger.rejected == {}
+    assert stepped.ledger.wall != still.ledger.wall
+
+
+def test_closing_gives_source_and_scheduler_back(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.tick()
+    rig.close()
+    assert (rig.source.closes, rig.scheduler.closes) == (1, 1)
+
+
+def test_a_waiting_agent_stops_at_once() -> None:
+    source, scheduler, stop = FakeSource(), FakeScheduler(), threading.Event()
+    hands = Hands(source.open, scheduler)
+    observer = Observer(hands, SystemClock(), interval=300.0, deadline=10.0)
+    agent = Agent(meta=Meta(), observer=observer)
+    loop = threading.Thread(target=agent.run, args=(observer.observations(stop),), daemon=True)
+    loop.start()
+    assert source.inside.wait(PATIENCE)
+    stop.set()
+    loop.join(PATIENCE)
+    assert not loop.is_alive()
+    hands.close()
+
+
+def moments(*seconds: int) -> list[Observation]:
+    return [Observation(second * SECOND, 0) for second in seconds]
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0, 0.5])
+def test_a_trace_comes_at_its_own_pace_times_the_speed(speed: float) -> None:
+    clock, stop = JumpClock(start=77 * SECOND), threading.Event()
+    came = [(o.at // SECOND, clock.now() / SECOND) for o in paced(moments(100, 104, 112), clock, stop, speed=speed)]
+    assert came == [(100, 77.0), (104, 77.0 + 4 / speed), (112, 77.0 + 12 / speed)]
+
+
+def test_a_paced_trace_stops_in_the_middle_when_told() -> None:
+    stop, came = threading.Event(), []
+    for observation in paced(moments(1, 2, 3, 4), JumpClock(), stop):
+        came.append(observation.at // SECOND)
+        if len(came) == 2:
+            stop.set()
+    assert came == [1, 2]

@@ -1,0 +1,355 @@
+"""The command: exit statuses, what is said where, and answers that are the same each time.
+
+Runs `main` in this process where nothing is served; what serves is started for real in `e2e`.
+"""
+
+import gzip
+import logging
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from exporter import __version__
+from exporter.agent import Agent
+from exporter.cli import main
+from exporter.config import Config, load
+from exporter.core.catalog import METRICS, series_of
+from exporter.core.exposition import render
+from exporter.core.leaks import LEAKS
+from exporter.core.model import Owner
+from exporter.core.snapshot import Meta
+from exporter.simulate import SCENARIOS, simulate
+from exporter.trace import read_trace
+from tests.worlds import device, first, held, reading, seen
+
+COMMANDS = ("serve", "demo", "record", "replay", "simulate", "check-config", "metrics")
+DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(name="run")
+def _run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
+    """Run the command in an empty folder and environment; gives exit status, standard output, standard error."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        try:
+            status = main(shlex.split(line))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    yield run
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_help_lists_the_commands_and_version_says_which(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    assert [command for command in COMMANDS if command not in out] == []
+    assert run("--version") == (0, f"gpu-efficiency {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    status, out, _ = run(f"{command} --help")
+    assert status == 0
+    assert f"gpu-efficiency {command}" in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "watch",
+        "serve --colour red",
+        "replay",
+        "simulate demo --seed many",
+        "serve --source amd",
+        "serve --config absent.toml",
+        "record trace.jsonl --source amd",
+        "demo --web.listen-address nowhere",
+        "check-config --sampling.interval-seconds 0",
+        "simulate no-such-scenario",
+        "simulate demo --board no-such-board",
+        "simulate demo --period 0.0005",
+        "demo --board no-such-board",
+        "replay trace.jsonl --serve --speed 0",
+        "replay trace.jsonl --serve --speed -1",
+        "record trace.jsonl --duration -1",
+    ],
+)
+def test_wrong_usage_is_status_2_and_words_on_standard_error(run: Run, tmp_path: Path, line: str) -> None:
+    status, out, err = run(line)
+    assert (status, out) == (2, "")
+    assert "gpu-efficiency" in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("replay absent.jsonl", "absent.jsonl: cannot be opened: No such file or directory"),
+        ("replay .", ".: cannot be opened: Is a directory"),
+        ("simulate demo -o no/such/folder/trace.jsonl", "no/such/folder/trace.jsonl: cannot be created"),
+    ],
+)
+def test_what_fails_while_running_is_status_1_and_one_line(run: Run, line: str, why: str) -> None:
+    status, out, err = run(line)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"gpu-efficiency: {why}")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_no_trace_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("buy milk\n")
+    status, _, err = run("replay notes.txt")
+    assert status == 1
+    assert "notes.txt: is not a trace" in err
+
+
+def test_no_source_is_status_3_and_says_what_was_tried_and_what_to_do(run: Run) -> None:
+    closed = "http://127.0.0.1:1/metrics"
+    for command in ("serve", "record trace.jsonl"):
+        status, out, err = run(f"{command} --source dcgm-exporter --dcgm-exporter-url {closed}")
+        assert (status, out) == (3, "")
+        assert f"tried dcgm-exporter: {closed} could not be read" in err
+        assert "is dcgm-exporter running" in err
+        assert "gpu-efficiency demo" in err
+
+
+def test_simulate_lists_the_scenarios(run: Run) -> None:
+    status, out, _ = run("simulate")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(SCENARIOS)
+    assert all(scenario.description in out for scenario in SCENARIOS.values())
+
+
+def test_simulate_writes_a_trace_marked_as_simulated_and_its_truth(run: Run, tmp_path: Path) -> None:
+    status, out, err = run("simulate deadlock --duration 30 --seed 7 --truth truth.jsonl")
+    assert (status, out, err) == (0, "", "31 observations in trace.jsonl\n")
+    with read_trace("trace.jsonl") as trace:
+        assert trace.header.simulated
+        assert trace.header.note == "deadlock, seed 7"
+        assert len(list(trace)) == 31
+    assert (tmp_path / "truth.jsonl").stat().st_size > 0
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(run: Run, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run(f"simulate straggler --duration 20 --seed {seed} -o {name}.jsonl")[0] == 0
+    a, b, c = ((tmp_path / f"{name}.jsonl").read_bytes() for name in "abc")
+    assert a == b
+    assert a.splitlines()[1:] != c.splitlines()[1:]
+
+
+def test_a_file_is_not_overwritten_unless_forced(run: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "trace.jsonl"
+    kept.write_text("a week of recordings")
+    status, _, err = run("simulate straggler --duration 5")
+    assert status == 1
+    assert "trace.jsonl: a file of that name exists" in err
+    assert kept.read_text() == "a week of recordings"
+    assert run("simulate straggler --duration 5 --force")[0] == 0
+    assert kept.read_text() != "a week of recordings"
+
+
+def test_replay_sums_up_where_the_time_went(run: Run) -> None:
+    run("simulate healthy_training --duration 120")
+    status, out, err = run("replay trace.jsonl")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("8 GPUs, 0.27 GPU-hours paid; GAU 100.0 %")
+    shares = [float(found[1]) for line in lines if (found := re.search(r" h +([\d.]+) %$", line))]
+    assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    assert shares == sorted(shares, reverse=True)
+    assert sum(line.startswith("gpu ") for line in lines) == 8
+    assert lines[-1] == "conservation errors: 0"
+
+
+def test_replayed_metrics_are_the_same_bytes_each_time_and_say_that_they_are_no_measurement(run: Run) -> None:
+    run("simulate deadlock --duration 60 -o trace.jsonl.gz")
+    status, once, err = run("replay trace.jsonl.gz --metrics")
+    assert (status, err) == (0, "")
+    assert run("replay trace.jsonl.gz --metrics")[1] == once
+    assert "\ngpu_efficiency_simulated 1\n" in once
+    assert 'source="replay"' in once
+
+
+def test_a_policy_changes_what_a_replay_finds(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "strict.toml").write_text("[policy]\nhang_seconds = 20\nhang_suspect_seconds = 10\n")
+    run("simulate spin_kernel --duration 60")
+    assert " hung " not in run("replay trace.jsonl")[1]
+    assert " hung " in run("replay trace.jsonl --config strict.toml")[1]
+
+
+def test_the_demo_s_hang_is_confirmed_while_someone_watches(run: Run) -> None:
+    run("simulate demo --duration 150")
+    states = Counter(re.findall(r'gpu_efficiency_state\{.*state="(\w+)"', run("replay trace.jsonl --metrics")[1]))
+    assert (states["active"], states["zombie"], states["hung"]) == (5, 1, 2)
+
+
+def test_a_trace_cut_off_is_replayed_to_its_end_and_the_cut_is_told(run: Run, tmp_path: Path) -> None:
+    run("simulate straggler --duration 20")
+    whole = (tmp_path / "trace.jsonl").read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(whole[:-100])
+    for line in ("replay cut.jsonl", "replay cut.jsonl --metrics"):
+        status, out, err = run(line)
+        assert status == 0
+        assert out
+        assert re.fullmatch(r"gpu-efficiency: line 22 is cut off after .* 20 observations were read\n", err)
+
+
+def test_a_packed_trace_cut_off_is_told_too(run: Run, tmp_path: Path) -> None:
+    run("simulate straggler --duration 20 -o trace.jsonl.gz")
+    packed = (tmp_path / "trace.jsonl.gz").read_bytes()
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) - 200])
+    status, out, err = run("replay cut.jsonl.gz")
+    assert status == 0
+    assert "conservation errors: 0" in out
+    assert "gpu-efficiency: " in err
+
+
+def test_a_trace_changed_in_the_middle_is_refused_by_its_line(run: Run, tmp_path: Path) -> None:
+    run("simulate straggler --duration 20")
+    lines = (tmp_path / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    lines[5] = b'{"at":"noon"}\n'
+    (tmp_path / "trace.jsonl").write_bytes(b"".join(lines))
+    status, out, err = run("replay trace.jsonl")
+    assert (status, out) == (1, "")
+    assert "trace.jsonl: line 6 is not an observation" in err
+
+
+def test_a_trace_without_observations_is_status_1(run: Run, tmp_path: Path) -> None:
+    run("simulate straggler --duration 5")
+    header = (tmp_path / "trace.jsonl").read_bytes().splitlines(keepends=True)[0]
+    with gzip.open(tmp_path / "empty.jsonl.gz", "wb") as file:
+        file.write(header)
+    assert run("replay empty.jsonl.gz") == (1, "", "gpu-efficiency: empty.jsonl.gz holds no observation\n")
+
+
+def test_check_config_prints_what_load_reads_back(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'source = "nvml"\n[policy]\nhang_seconds = 17.5\nmax_jobs = 3\n[log]\nlevel = "debug"\n'
+    )
+    status, out, err = run("check-config --config mine.toml --web.listen-address [::1]:9 --sampling.interval-seconds 2")
+    assert (status, err) == (0, "")
+    (tmp_path / "printed.toml").write_text(out)
+    printed = load(tmp_path / "printed.toml", environ={})
+    flags = {"web.listen_address": "[::1]:9", "sampling.interval_seconds": 2}
+    assert printed == load(tmp_path / "mine.toml", environ={}, flags=flags)
+    assert (printed.policy.hang_seconds, printed.source, printed.web.listen_address) == (17.5, "nvml", "[::1]:9")
+
+
+def test_check_config_without_anything_prints_the_defaults(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "printed.toml").write_text(run("check-config")[1])
+    assert load(tmp_path / "printed.toml", environ={}) == Config()
+
+
+@pytest.mark.parametrize("host", ['gpu"7', "gpu\\n7", "日本", "a b"])
+def test_check_config_prints_any_text_so_that_it_reads_back(run: Run, tmp_path: Path, host: str) -> None:
+    status, out, _ = run(f"check-config --dcgm-exporter-url {shlex.quote(f'http://{host}/metrics')}")
+    assert status == 0
+    (tmp_path / "printed.toml").write_text(out, encoding="utf-8")
+    assert load(tmp_path / "printed.toml", environ={}).dcgm_exporter.url == f"http://{host}/metrics"
+
+
+def test_check_config_names_what_is_wrong(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_EFFICIENCY_POLICY_HANG_SECONDS", "-1")
+    status, out, err = run("check-config")
+    assert (status, out) == (2, "")
+    assert err.startswith("gpu-efficiency: environment variable GPU_EFFICIENCY_POLICY_HANG_SECONDS: ")
+    assert "`$.policy.hang_seconds`" in err
+
+
+def test_metrics_prints_every_metric_with_its_meaning(run: Run) -> None:
+    status, out, _ = run("metrics")
+    assert status == 0
+    assert [m.name for m in METRICS if m.help not in out or f"{m.name}" not in out] == []
+
+
+def test_metrics_markdown_names_every_metric_and_leak_once_in_tables_that_hold(run: Run) -> None:
+    status, out, _ = run("metrics --markdown")
+    assert status == 0
+    rows = [line for line in out.splitlines() if line.startswith("|")]
+    assert {m.name: sum(row.startswith(f"| `{m.name}` |") for row in rows) for m in METRICS} == dict.fromkeys(
+        (m.name for m in METRICS), 1
+    )
+    assert [leak.name for leak in LEAKS if not any(row.startswith(f"| `{leak.name}` |") for row in rows)] == []
+    assert {row.count("|") for row in rows} <= {6, 7}
+
+
+def test_the_documentation_of_the_metrics_is_what_the_command_prints(run: Run) -> None:
+    assert run("metrics --markdown")[1] == DOCS.read_text(encoding="utf-8"), "run `make docs`"
+
+
+def node(*, gpus: int, jobs: int) -> bytes:
+    """A node whose jobs hold one GPU each, ten minutes on, in the text format."""
+    devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
+    holding = [held(f"GPU-{n}", Owner(job_id=f"{n}"), gpus=2) for n in range(jobs)]
+    agent = Agent(meta=Meta(version="1"))
+    agent.run([first(devices, holding)])
+    for at in range(60, 660, 60):
+        readings = [reading(at - 60, at, uuid=d.uuid, **SENSORS) for d in devices]
+        agent.run([seen(at, *readings)])
+    snapshot = agent.latest()
+    assert snapshot is not None
+    return render(snapshot)
+
+
+SENSORS: dict[str, Any] = {"temperature_celsius": 61.0, "memory_used_bytes": 1e9, "energy_joules": 36e3}
+
+
+def series(page: bytes, label: str | None) -> Counter[str]:
+    """Series by the value of a label, or all of those that belong to no GPU and no job."""
+    samples = [sample for family in parse(page.decode()) for sample in family.samples]
+    if label is None:
+        return Counter("node" for s in samples if not {"uuid", "job_id"} & s.labels.keys())
+    other = {"uuid": "", "job_id": "uuid"}[label]
+    return Counter(s.labels[label] for s in samples if label in s.labels and other not in s.labels)
+
+
+def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> None:
+    page = node(gpus=8, jobs=8)
+    counts = {"gpu": series(page, "uuid"), "job": series(page, "job_id"), "node": series(page, None)}
+    assert [len(counts[scope]) for scope in ("gpu", "job", "node")] == [8, 8, 1]
+    assert set(counts["gpu"].values()) == {series_of("gpu")}
+    assert set(counts["job"].values()) == {series_of("job")}
+    # Kinds of errors_total that this agent cannot meet have no series yet.
+    assert series_of("node") - 4 < counts["node"]["node"] <= series_of("node")
+    assert [series_of("gpu") <= 64, series_of("job") <= 45, series_of("node") <= 150] == [True] * 3
+    documented = re.search(
+        r"(\d+) per GPU \(budget 64\), (\d+) per job on a node \(budget 45\), (\d+) per node.*\(budget 150\)",
+        run("metrics --markdown")[1],
+    )
+    assert documented is not None
+    assert [int(count) for count in documented.groups()] == [series_of(scope) for scope in ("gpu", "job", "node")]
+
+
+def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:
+    small, large = node(gpus=2, jobs=2), node(gpus=8, jobs=8)
+    assert series(small, None) == series(large, None)
+    total = {page: sum(len(family.samples) for family in parse(page.decode())) for page in (small, large)}
+    assert total[large] - total[small] == 6 * (series_of("gpu") + series_of("job"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_scenario_publishes_more_series_than_documented(scenario: str) -> None:
+    agent = Agent(meta=Meta())
+    agent.run(simulate(scenario, period_seconds=60, duration_seconds=1200, preroll_seconds=0).observations)
+    snapshot = agent.latest()
+    assert snapshot is not None
+    page = render(snapshot)
+    for scope, label in (("gpu", "uuid"), ("job", "job_id"), ("node", None)):
+        assert all(count <= series_of(scope) for count in series(page, label).values()), scope
