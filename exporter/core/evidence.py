@@ -45,6 +45,7 @@ class Evidence(Struct, gc=False):
     """What one reading proves. Pools are parts per million of its time and add up to the whole."""
 
     reading: Reading
+    """Without the fields that were refused."""
     device: Device
     distrust: str = ""
     """Not empty: nothing else here may be used."""
@@ -54,7 +55,6 @@ class Evidence(Struct, gc=False):
     tensor: float | None = None
     dram: float | None = None
     clock: float = 1.0
-    fp: float | None = None
     utilization: float | None = None
     """The driver's own."""
     nvlink: float | None = None
@@ -72,8 +72,6 @@ class Evidence(Struct, gc=False):
     spin: int = NO
     suspect_only: bool = False
     """A field that could acquit is missing: the spin may be suspected, never confirmed."""
-    activity: int = 0
-    """How far from a spin the busiest signal is, in multiples of its limit."""
     joules: float = 0.0
     """Energy per ppm of a millisecond; 0 where neither a counter nor the power is seen."""
     flops: float = 0.0
@@ -87,7 +85,7 @@ def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
     ev = Evidence(reading, device, reading.distrust)
     if ev.distrust:
         return ev
-    checked = _checked(reading, policy, ev)
+    checked = ev.reading = _checked(reading, policy, ev)
     engine = checked.gr_engine_active
     ev.utilization = driver = checked.gpu_utilization
     ev.engine = engine if engine is not None else (driver or 0.0)
@@ -101,7 +99,7 @@ def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
     _links(ev, checked)
     _pools(ev, checked)
     _physics(ev, checked)
-    _spin(ev, checked, policy, profiled=engine is not None)
+    _work_or_spin(ev, policy, profiled=engine is not None)
     return ev
 
 
@@ -165,7 +163,6 @@ def _links(ev: Evidence, checked: Reading) -> None:
     if ev.nvlink is None and "nvlink_tx_bytes_per_second" in lacks:
         ev.nvlink = 0.0
     ev.pcie_tx, ev.pcie_rx = checked.pcie_tx_bytes_per_second, checked.pcie_rx_bytes_per_second
-    ev.fp = _busier(_busier(checked.fp64_active, checked.fp32_active), checked.fp16_active)
     if ev.dram is None and "dram_active" in lacks:
         ev.dram = 0.0
 
@@ -205,45 +202,57 @@ def _physics(ev: Evidence, checked: Reading) -> None:
         ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0)
 
 
-def _spin(ev: Evidence, checked: Reading, policy: Policy, *, profiled: bool) -> None:
+def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool) -> None:
     """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
-    tensor, dram, fp = ev.tensor or 0.0, ev.dram or 0.0, ev.fp or 0.0
-    seen = ev.tensor is not None or ev.dram is not None
-    computes = tensor >= policy.working_tensor or dram >= policy.working_dram or fp >= policy.working_fp
-    if computes or not seen:
-        ev.work = round(ev.engine * PPM)
-    if not profiled or ev.tensor is None:
+    tensor, dram = ev.tensor, ev.dram
+    if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
+        ev.work = PPM - ev.wait
+        return
+    fp = _fp(ev.reading)
+    if fp is not None and fp >= policy.working_fp:
+        ev.work = PPM - ev.wait
+    elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
+        _spin(ev, fp, policy)
+
+
+def _fp(reading: Reading) -> float | None:
+    return _busier(_busier(reading.fp64_active, reading.fp32_active), reading.fp16_active)
+
+
+def _spin(ev: Evidence, fp: float | None, policy: Policy) -> None:
+    if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or not _cool(ev, fp, policy):
         return
     pcie = _busier(ev.pcie_tx, ev.pcie_rx)
-    ev.activity = int(
-        max(
-            tensor / policy.working_tensor,
-            dram / policy.working_dram,
-            fp / policy.working_fp,
-            (ev.nvlink or 0.0) / policy.spin_nvlink_bytes_per_second,
-        )
-    )
-    if ev.engine < policy.spin_engine or ev.activity or not _cool(ev, checked, policy):
-        return
     ev.spin = _pcie_at_rest(ev, pcie, policy)
-    ev.suspect_only = ev.dram is None or ev.nvlink is None or pcie is None or not _acquittable(ev, checked)
+    ev.suspect_only = ev.dram is None or ev.nvlink is None or pcie is None or not _acquittable(ev, fp)
 
 
-def _cool(ev: Evidence, checked: Reading, policy: Policy) -> bool:
+def activity(ev: Evidence, policy: Policy) -> int:
+    """How far from a spin the busiest signal is, in multiples of its limit."""
+    shares = (
+        (ev.tensor or 0.0) / policy.working_tensor,
+        (ev.dram or 0.0) / policy.working_dram,
+        (_fp(ev.reading) or 0.0) / policy.working_fp,
+        (ev.nvlink or 0.0) / policy.spin_nvlink_bytes_per_second,
+    )
+    return int(max(shares))
+
+
+def _cool(ev: Evidence, fp: float | None, policy: Policy) -> bool:
     """Power near idle-with-context; True where it cannot be judged. A spin kernel draws little more than that."""
     spec = ev.device.spec
-    limit, power = checked.enforced_power_limit_watts, checked.power_watts
+    limit, power = ev.reading.enforced_power_limit_watts, ev.reading.power_watts
     if spec is None or spec.idle_context_watts is None or not limit or power is None:
         return True
-    share = policy.spin_power_share if ev.fp is None else policy.spin_power_share_with_fp
+    share = policy.spin_power_share if fp is None else policy.spin_power_share_with_fp
     return power <= spec.idle_context_watts + share * limit
 
 
-def _acquittable(ev: Evidence, checked: Reading) -> bool:
+def _acquittable(ev: Evidence, fp: float | None) -> bool:
     """Could register-bound work have shown itself, in the FP pipes or in the power draw?"""
     spec = ev.device.spec
-    powered = checked.power_watts is not None and checked.enforced_power_limit_watts is not None
-    return ev.fp is not None or (powered and spec is not None and spec.idle_context_watts is not None)
+    powered = ev.reading.power_watts is not None and ev.reading.enforced_power_limit_watts is not None
+    return fp is not None or (powered and spec is not None and spec.idle_context_watts is not None)
 
 
 def _pcie_at_rest(ev: Evidence, pcie: float | None, policy: Policy) -> int:

@@ -5,6 +5,7 @@ tests. Owns escaping and number formats. Refuses to know what a metric means.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from exporter.core.catalog import METRICS, Metric, Sample
 from exporter.core.snapshot import Snapshot
@@ -36,8 +37,14 @@ def _write(lines: list[str], metric: Metric, samples: Iterable[Sample], *, openm
     lines.append(f"# TYPE {family} {metric.type}")
     name, labels = metric.name, metric.labels
     for values, value in samples:
-        pairs = ",".join([f'{label}="{_escaped(v)}"' for label, v in zip(labels, values, strict=True)])
-        lines.append(f"{name}{{{pairs}}} {_number(value)}" if pairs else f"{name} {_number(value)}")
+        lines.append(f"{_head(name, labels, values)} {_number(value)}")
+
+
+@lru_cache(maxsize=8192)
+def _head(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Everything of a line but its value, which is all that changes from scrape to scrape."""
+    pairs = ",".join([f'{label}="{_escaped(v)}"' for label, v in zip(labels, values, strict=True)])
+    return f"{name}{{{pairs}}}" if pairs else name
 
 
 def _escaped(value: str) -> str:

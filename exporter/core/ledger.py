@@ -156,7 +156,7 @@ class Ledger:
         self.rules: Limits = limits(self.policy)
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
-        self.allocations: dict[str, list[Allocation]] = {}
+        self.allocations: dict[str, tuple[Allocation, ...]] = {}
         self.allocations_at = NEVER
         self.rejected: Counter[str] = Counter()
         self.unobserved: Counter[str] = Counter()
@@ -170,7 +170,7 @@ class Ledger:
         """Replace what is known about who holds what."""
         self.allocations = {}
         for held in allocations:
-            self.allocations.setdefault(held.uuid, []).append(held)
+            self.allocations[held.uuid] = (*self.allocations.get(held.uuid, ()), held)
 
     def job(self, owner: Owner, start: int) -> Job:
         """The job's book, opened at `start` if there is none."""

@@ -145,13 +145,16 @@ def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Alloc
 
 
 def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
-    owners = tuple([held.owner.job_id for held in holders])
-    if owners == gpu.track.owners:
+    track = gpu.track
+    if holders is track.holders:
+        return
+    if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
+        track.holders = holders
         return
     windows = ledger.rules.windows
     window = max((windows.get(h.owner.workload_class, windows["batch"]) for h in holders), default=0)
     began_unseen = any(held.start < gpu.book.since for held in holders)
-    gpu.track.begin(owners, window=window, worked=began_unseen)
+    track.begin(holders, window=window, worked=began_unseen)
 
 
 def _hangs(stretches: Iterable[Stretch]) -> Hangs:
@@ -202,17 +205,17 @@ def _poured(
     ledger: Ledger, ev: Evidence, piece: Piece, state: State
 ) -> list[tuple[Allocation | None, int, int, Taken]]:
     """Each owner, how many share the GPU, the owner's ppm of it, and where they went. Owners split the pools first."""
-    policy, minute, worked = ledger.policy, piece.minute, piece.worked
+    policy, signs = ledger.policy, piece.signs
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     count = len(piece.holders)
     if count == 0:
         return [(None, 1, PPM, pour(Span(ev, state, policy, pools, PPM)))]
     if count == 1:
         held = piece.holders[0]
-        return [(held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, worked, minute)))]
+        return [(held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, signs)))]
     shares: list[tuple[Allocation | None, int, int, Taken]] = []
     for rank, held in enumerate(piece.holders):
         own = [pool // count + (rank < pool % count) for pool in pools]
-        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, worked, minute)
+        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, signs)
         shares.append((held, count, span.whole, pour(span)))
     return shares

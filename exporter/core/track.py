@@ -9,7 +9,7 @@ from math import sqrt
 
 from msgspec import Struct
 
-from exporter.core.evidence import IF_FLAT, NO, YES, Evidence
+from exporter.core.evidence import IF_FLAT, NO, YES, Evidence, activity
 from exporter.core.model import MS, PPM, SECOND, Allocation
 from exporter.core.policy import Policy
 
@@ -55,65 +55,60 @@ def limits(policy: Policy) -> Limits:
 
 
 def _ns(seconds: float) -> int:
-    return round(seconds * 1000) * MS
+    """Whole milliseconds, at least one: a credit that is full at nothing would flip without end."""
+    return max(1, round(seconds * 1000)) * MS
 
 
-class Minute(Struct, frozen=True):
-    """What the last full minute of one owner's time looked like; the default knows nothing."""
-
-    bimodal: bool = False
-    flat: bool = False
-    bursts: bool = False
-    pcie_flat: bool = False
-
-
-_UNKNOWN = Minute()
+BEGINNING, STARVED, EVEN, PCIE_FLAT = "beginning", "starved", "even", "pcie_flat"
+"""Signs of a stretch that one reading cannot show: the owner has not worked yet; in the last full minute the GPU worked
+or rested and nothing between, while input came in bursts; its activity was even; its PCIe traffic was."""
+NO_SIGNS: frozenset[str] = frozenset()
 
 
 class Track:
     """Memory of one GPU: credits, flags and the running minute. A change of owner begins anew."""
 
     __slots__ = (
-        "bimodal_squares",
+        "engine_squares",
         "engine_sum",
+        "holders",
         "hung",
         "leaked",
-        "minute",
-        "owners",
         "pcie_peak",
         "pcie_sum",
         "quiet",
         "rx_peak",
         "rx_sum",
         "seen",
+        "signs",
         "spin",
         "unowned",
+        "verdict",
         "wake",
         "window",
-        "worked",
         "zombie",
     )
 
     def __init__(self) -> None:
-        self.owners: tuple[str, ...] = ()
         self.begin(())
 
-    def begin(self, owners: tuple[str, ...], *, window: int = 0, worked: bool = False) -> None:
+    def begin(self, holders: tuple[Allocation, ...], *, window: int = 0, worked: bool = False) -> None:
         """A new ownership: all credits empty. `worked`: its beginning was not seen, so it is past its start-up."""
-        self.owners, self.window, self.worked = owners, window, worked
+        self.holders, self.window = holders, window
         self.spin = self.quiet = self.wake = self.leaked = 0
         self.hung = self.zombie = self.unowned = False
-        self.minute = _UNKNOWN
+        self.verdict = NO_SIGNS
+        self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
         self._begin_minute()
 
     def _begin_minute(self) -> None:
-        self.seen = self.engine_sum = self.bimodal_squares = 0
+        self.seen = self.engine_sum = self.engine_squares = 0
         self.rx_sum = self.rx_peak = self.pcie_sum = self.pcie_peak = 0
 
     def unchanged_since(self, piece: "Piece") -> bool:
         """Would the next piece say the same as this one?"""
         same = self.hung is piece.hung and self.zombie is piece.zombie and self.unowned is piece.leaked
-        return same and self.minute == piece.minute
+        return same and self.signs == piece.signs
 
     def remember(self, ev: Evidence, start: int, end: int) -> None:
         """Add [start, end), which lies within one minute, to the running minute."""
@@ -123,7 +118,7 @@ class Track:
         busier = rx if rx > tx else tx
         self.seen += ms
         self.engine_sum += ms * engine
-        self.bimodal_squares += ms * engine * engine
+        self.engine_squares += ms * engine * engine
         self.rx_sum += ms * rx
         if rx > self.rx_peak:
             self.rx_peak = rx
@@ -131,23 +126,26 @@ class Track:
         if busier > self.pcie_peak:
             self.pcie_peak = busier
 
+    def work(self) -> None:
+        """The owner's beginning is over."""
+        self.signs = self.verdict
+
     def turn(self, policy: Policy) -> None:
         """A minute is over: judge it if at least half of it was seen, and begin the next."""
-        if self.seen * MS * 2 >= MINUTE:
-            self.minute = self._judged(policy)
-        else:
-            self.minute = _UNKNOWN
+        self.verdict = self._judged(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
+        self.signs = self.verdict | {BEGINNING} if BEGINNING in self.signs else self.verdict
         self._begin_minute()
 
-    def _judged(self, policy: Policy) -> Minute:
+    def _judged(self, policy: Policy) -> frozenset[str]:
         mean = self.engine_sum / self.seen
-        spread = sqrt(max(0.0, self.bimodal_squares / self.seen - mean * mean)) / PPM
-        return Minute(
-            bimodal=spread > policy.bimodal_spread,
-            flat=spread <= policy.flat_spread,
-            bursts=self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen),
-            pcie_flat=self.pcie_peak * 4 * self.seen <= 5 * self.pcie_sum,
-        )
+        spread = sqrt(max(0.0, self.engine_squares / self.seen - mean * mean)) / PPM
+        bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
+        signs = {
+            STARVED: spread > policy.bimodal_spread and bursts,
+            EVEN: spread <= policy.flat_spread,
+            PCIE_FLAT: self.pcie_peak * 4 * self.seen <= 5 * self.pcie_sum,
+        }
+        return frozenset(sign for sign, there in signs.items() if there)
 
 
 class Piece(Struct, gc=False):
@@ -159,20 +157,19 @@ class Piece(Struct, gc=False):
     hung: bool = False
     zombie: bool = False
     leaked: bool = False
-    worked: bool = True
-    minute: Minute = _UNKNOWN
+    signs: frozenset[str] = NO_SIGNS
     culprit: bool = False
     owner_known: bool = True
 
     def between(self, start: int, end: int, *, culprit: bool) -> "Piece":
         """The same over [start, end)."""
-        flags = self.hung, self.zombie, self.leaked, self.worked, self.minute
+        flags = self.hung, self.zombie, self.leaked, self.signs
         return Piece(start, end, self.holders, *flags, culprit, self.owner_known)
 
 
-def spins(ev: Evidence, minute: Minute) -> bool:
+def spins(ev: Evidence, signs: frozenset[str]) -> bool:
     """Does this reading look like a kernel that polls and does nothing else?"""
-    return ev.spin == YES or (ev.spin == IF_FLAT and minute.pcie_flat)
+    return ev.spin == YES or (ev.spin == IF_FLAT and PCIE_FLAT in signs)
 
 
 def pieces(
@@ -180,19 +177,20 @@ def pieces(
 ) -> list[Piece]:
     """[start, end) of one owner's reading, cut where a timed state or the verdict on the last minute changes."""
     if holders:
-        track.worked = track.worked or ev.work * rules.duty >= PPM
+        if ev.work * rules.duty >= PPM and BEGINNING in track.signs:
+            track.work()
     elif not computes_unowned(ev):
         track.leaked, track.unowned = 0, False
     cut: list[Piece] = []
     now = start
     while now < end:
         turn = (now // MINUTE + 1) * MINUTE
-        rates = _rates(track, ev, owned=bool(holders), rules=rules)
+        rates = _rates(track, ev, owned=bool(holders), rules=rules, policy=policy)
         stop = min(end, turn, now + _until_change(track, ev, rates, rules)) if rates else min(end, turn)
         if cut and track.unchanged_since(cut[-1]):
             cut[-1].end = stop
         else:
-            cut.append(Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.worked, track.minute))
+            cut.append(Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.signs))
         if rates:
             _move(track, ev, rates, (stop - now) // MS, rules=rules)
         track.remember(ev, now, stop)
@@ -206,14 +204,14 @@ Rates = tuple[int, int, int]
 """Parts per million gained each second by the credits of spinning, of quiet or waking, and of a leak."""
 
 
-def _rates(track: Track, ev: Evidence, *, owned: bool, rules: Limits) -> Rates | None:
+def _rates(track: Track, ev: Evidence, *, owned: bool, rules: Limits, policy: Policy) -> Rates | None:
     """How fast each credit moves during this reading; None when none does, as while a GPU simply works."""
     if not owned:
         return (0, 0, PPM) if not track.unowned and computes_unowned(ev) else None
     quiet = rules.wake_window * ev.work - PPM if track.zombie else PPM - rules.duty * ev.work
     if quiet <= 0 and ev.spin == NO and not (track.spin or track.quiet or track.wake):
         return None
-    return _spin_rate(track, ev, rules), quiet, 0
+    return _spin_rate(track, ev, rules, policy), quiet, 0
 
 
 def _until_change(track: Track, ev: Evidence, rates: Rates, rules: Limits) -> int:
@@ -237,14 +235,14 @@ def _move(track: Track, ev: Evidence, rates: Rates, ms: int, *, rules: Limits) -
     track.unowned = track.unowned or track.leaked >= rules.unowned
 
 
-def _spin_rate(track: Track, ev: Evidence, rules: Limits) -> int:
+def _spin_rate(track: Track, ev: Evidence, rules: Limits, policy: Policy) -> int:
     """Parts per million of a second gained each second. Before a hang, real work costs what it did."""
-    if spins(ev, track.minute):
+    if spins(ev, track.signs):
         return PPM
     if track.hung:
         return -rules.stray_cost
     worst = rules.hang // SECOND * PPM
-    return -min(max(rules.stray_cost, ev.activity * PPM), max(worst, rules.stray_cost))
+    return -min(max(rules.stray_cost, activity(ev, policy) * PPM), max(worst, rules.stray_cost))
 
 
 def _time_to(level: int, goal: int, rate: int) -> int:

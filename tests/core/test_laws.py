@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exporter.core import leaks
 from exporter.core.attribution import attribute
 from exporter.core.catalog import METRICS
 from exporter.core.evidence import weigh
@@ -22,7 +23,7 @@ from exporter.core.model import MS, PPM, Allocation, Device, Observation, Owner,
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.track import Minute
+from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, PCIE_FLAT, STARVED
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
 # Thresholds short enough for made-up minutes to cross every one of them.
@@ -40,6 +41,7 @@ POLICY = Policy(
     max_jobs=3,
 )
 GPUS = ("GPU-0", "GPU-1")
+SIGNS = st.sampled_from([BEGINNING, STARVED, EVEN, PCIE_FLAT])
 ratios = st.one_of(st.none(), st.sampled_from([0.0, 0.005, 0.99, 1.0]), st.floats(0, 1))
 wild = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 rates = st.one_of(st.none(), st.sampled_from([0.0, 5e6, 2e9, 3e9]), st.floats(0, 1e12))
@@ -170,7 +172,8 @@ def test_partition(start: int, length: int, holds: list[tuple[int, int | None, s
 
     Fails when `attribute` drops the cut at an allocation's end.
     """
-    made = [Allocation("GPU-0", Owner(job_id=job), a * MS, None if n is None else (a + n) * MS) for a, n, job in holds]
+    ends = [None if n is None else (a + n) * MS for a, n, _ in holds]
+    made = tuple(Allocation("GPU-0", Owner(job_id=h[2]), h[0] * MS, end) for h, end in zip(holds, ends, strict=True))
     parts = attribute(start * MS, (start + length) * MS, made)
     assert parts[0][0] == start * MS
     assert parts[-1][1] == (start + length) * MS
@@ -252,9 +255,9 @@ def test_no_counter_ever_decreases(story: list[Observation]) -> None:
 
 
 @relaxed
-@given(signals(), st.sampled_from(list(State)), st.integers(1, 2), st.booleans(), st.builds(Minute))
+@given(signals(), st.sampled_from(list(State)), st.integers(1, 2), st.frozensets(SIGNS))
 def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
-    made: dict[str, Any], state: State, gpus: int, worked: bool, minute: Minute
+    made: dict[str, Any], state: State, gpus: int, signs: frozenset[str]
 ) -> None:
     """The pouring gives out exactly the whole, in parts that are never negative.
 
@@ -264,7 +267,7 @@ def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     assert sum(pools) == PPM
     assert min(pools) >= 0
-    taken = pour(Span(ev, state, POLICY, pools, PPM, gpus, 0, worked, minute))
+    taken = pour(Span(ev, state, POLICY, pools, PPM, gpus, 0, signs))
     assert all(amount > 0 for _, amount in taken)
     assert sum(amount for _, amount in taken) == PPM
     assert len({index for index, _ in taken}) == len(taken)
@@ -274,8 +277,8 @@ def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
 def test_a_greedy_or_negative_detector_is_clipped(greed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a detector asks for, nothing is made and nothing vanishes."""
     ev = weigh(Reading("GPU-0", 0, 1000 * MS, **WORKING), device(), POLICY)
-    plan = tuple((i, (lambda _: greed), -1, leak.pools) for i, leak in enumerate(LEAKS) if leak.take)
-    monkeypatch.setitem(__import__("exporter.core.leaks", fromlist=["_PLANS"])._PLANS, State.ACTIVE, plan)
+    plan = tuple((leak.pools, ((i, lambda *_: greed),)) for i, leak in enumerate(LEAKS) if leak.take)
+    monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     taken = pour(Span(ev, State.ACTIVE, POLICY, [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved], PPM))
     assert all(amount > 0 for _, amount in taken)
     left = PPM - sum(amount for _, amount in taken)

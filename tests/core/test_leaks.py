@@ -1,6 +1,5 @@
 """Each leak's share of a second, worked out by hand from accounting section 4."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from exporter.core.leaks import LAYERS, LEAKS, NAMES, POOLS, Leak, Span, communi
 from exporter.core.leaks.span import CLOCK, SLACK, TENSOR, UNRESOLVED, WAIT
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
-from exporter.core.track import Minute
+from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, STARVED
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
 
 POLICY = Policy()
@@ -24,15 +23,14 @@ def poured(
     state: State = State.ACTIVE,
     gpus: int = 1,
     restarts: int = 0,
-    worked: bool = True,
-    minute: Minute | None = None,
+    signs: frozenset[str] = NO_SIGNS,
     **changes: Any,
 ) -> dict[str, float]:
     """One second of one owner: leak -> share."""
     board = device(**{k: changes.pop(k) for k in ("spec", "lacks") if k in changes})
     ev = weigh(reading(0, 1, signals | changes), board, POLICY)
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
-    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, worked, minute or Minute())
+    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs)
     return {NAMES[index]: amount / PPM for index, amount in pour(span)}
 
 
@@ -112,9 +110,10 @@ def test_a_zombie_loses_its_waiting_and_keeps_its_work() -> None:
 
 
 def test_before_the_first_work_it_is_startup_and_after_a_restart_recovery() -> None:
-    assert poured(RESTING, worked=False) == {"startup": 1.0}
-    assert poured(RESTING, worked=False, restarts=1) == {"failure_recovery": 1.0}
-    assert poured(RESTING, worked=True, restarts=1) == {"unattributed_stall": 1.0}
+    beginning = frozenset({BEGINNING})
+    assert poured(RESTING, signs=beginning) == {"startup": 1.0}
+    assert poured(RESTING, signs=beginning, restarts=1) == {"failure_recovery": 1.0}
+    assert poured(RESTING, restarts=1) == {"unattributed_stall": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -128,10 +127,9 @@ def test_a_checkpoint_flows_to_the_host_while_the_engine_rests(rate: float, engi
     assert "checkpoint" not in poured(WORKING, gr_engine_active=0.2, pcie_rx_bytes_per_second=9e9, **quiet)
 
 
-@pytest.mark.parametrize(("bimodal", "bursts"), [*itertools.product([False, True], repeat=2)])
-def test_a_data_stall_needs_both_signs(bimodal: bool, bursts: bool) -> None:
-    leak = "data_stall" if bimodal and bursts else "unattributed_stall"
-    assert poured(RESTING, minute=Minute(bimodal=bimodal, bursts=bursts)) == {leak: 1.0}
+def test_a_stall_for_want_of_data_needs_its_sign() -> None:
+    assert poured(RESTING, signs=frozenset({STARVED})) == {"data_stall": 1.0}
+    assert poured(RESTING, signs=frozenset({EVEN})) == {"unattributed_stall": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,12 @@ def test_a_data_stall_needs_both_signs(bimodal: bool, bursts: bool) -> None:
 )
 def test_a_slow_host_shows_as_even_gaps_between_small_kernels(engine: float, sm: float, flat: bool, host: bool) -> None:
     shares = poured(
-        WORKING, gr_engine_active=engine, sm_active=sm, tensor_active=0.05, dram_active=0.02, minute=Minute(flat=flat)
+        WORKING,
+        gr_engine_active=engine,
+        sm_active=sm,
+        tensor_active=0.05,
+        dram_active=0.02,
+        signs=frozenset({EVEN} if flat else ()),
     )
     assert ("host_overhead" in shares) == host
     assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
@@ -227,8 +230,8 @@ def test_without_a_tensor_counter_nothing_is_called_waste() -> None:
 
 def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubbles take waiting first, then slack: a stage that rests may still hold a polling kernel."""
-    plan = ((7, lambda _: 300_000, -1, (WAIT, SLACK)), (16, lambda span: span.pools[SLACK], SLACK, (SLACK,)))
-    monkeypatch.setitem(leaks._PLANS, State.ACTIVE, plan)
+    plan = (((WAIT, SLACK), ((7, lambda *_: 300_000),)), ((SLACK,), ((16, leaks.the_rest),)))
+    monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     assert poured(WORKING) == {"pipeline_bubble": 0.3, "other_compute": 0.25, "useful": 0.45}
     assert (WAIT, SLACK, CLOCK, TENSOR) == (0, 1, 2, 3)
 
@@ -236,9 +239,9 @@ def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatc
 def test_a_detector_asked_without_a_board_guesses_nothing() -> None:
     """The pouring never asks it so: without a spec all kernel time is unresolved."""
     ev = weigh(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
-    assert communication.take(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2)) == 0
+    assert communication.take(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2), PPM) == 0
 
 
 def test_the_residual_detector_asks_for_all_there_is() -> None:
     ev = weigh(reading(0, 1), device(), POLICY)
-    assert leaks.the_rest(Span(ev, State.ACTIVE, POLICY, [1, 2, 3, 4, 5], PPM)) == 15
+    assert leaks.the_rest(Span(ev, State.ACTIVE, POLICY, [1, 2, 3, 4, 5], PPM), 7) == 7

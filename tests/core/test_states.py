@@ -9,6 +9,7 @@ from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Observation, Owner, State
 from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta, take_snapshot
 from tests.worlds import JOB, RESTING, SOMEBODY, SPINNING, WORKING, S, device, first, held, reading, seen
 
@@ -195,3 +196,58 @@ def test_a_new_owner_begins_anew() -> None:
     new = Allocation("GPU-0", Owner(job_id="42"), start=1700 * S)
     advance(ledger, seen(3400, reading(1700, 3400, RESTING), allocations=(new,)))
     assert state(ledger)[0] is State.STALLED
+
+
+def minutes(*phases: tuple[float, Signals]) -> dict[str, float]:
+    """Two minutes of a repeated pattern of one job: seconds by leak in the second minute."""
+    ledger = story([(1, WORKING), *phases * 60], step=1.0)
+    before = story([(1, WORKING), *phases * 30], step=1.0)
+    parts = zip(NAMES, ledger.gpus["GPU-0"].book.parts, before.gpus["GPU-0"].book.parts, strict=True)
+    return {name: (after - earlier) / S for name, after, earlier in parts if after > earlier}
+
+
+BURST = WORKING | {"pcie_rx_bytes_per_second": 4e8}
+STEADY = {"pcie_rx_bytes_per_second": 4e8}
+
+
+def test_waiting_between_bursts_of_input_is_a_data_stall() -> None:
+    """Rest and work by turns of 2 s, a batch with each turn of work."""
+    assert "data_stall" in minutes((2, RESTING), (2, BURST))
+
+
+def test_waiting_without_bursts_or_with_a_steady_stream_is_not() -> None:
+    tokens = WORKING | {"pcie_rx_bytes_per_second": 5e7}
+    assert "data_stall" not in minutes((2, RESTING), (2, tokens))
+    assert "data_stall" not in minutes((2, RESTING | STEADY), (2, WORKING | STEADY))
+
+
+def test_half_a_minute_that_nobody_saw_gives_no_verdict() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held()]))
+    for k in range(0, 28, 2):
+        advance(ledger, seen(k + 2, reading(k, k + 1, BURST), reading(k + 1, k + 2, RESTING)))
+    advance(ledger, seen(60))
+    advance(ledger, seen(62, reading(60, 62, RESTING)))
+    assert lost(ledger, "data_stall") == 0
+    assert lost(ledger, "unattributed_stall") > 0
+
+
+def test_polling_of_host_memory_is_a_spin_once_a_minute_has_shown_it_flat() -> None:
+    polling = SPINNING | {"pcie_rx_bytes_per_second": 3e7}
+    ledger = story([(400, polling)], step=1.0)
+    assert state(ledger) == (State.HUNG, "spinning", 360.0)
+    uneven = [(1, SPINNING | {"pcie_rx_bytes_per_second": rate}) for rate in (2e7, 6e8)]
+    assert lost(story(uneven * 300, step=1.0), "hung") == 0
+
+
+def test_thresholds_of_less_than_a_millisecond_are_one() -> None:
+    """Time goes on in milliseconds: a threshold of none would be met again and again at the same instant."""
+    tiny: dict[str, Any] = dict.fromkeys(
+        ("hang_seconds", "hang_suspect_seconds", "wake_seconds", "wake_window_seconds", "zombie_batch_seconds",
+         "unowned_seconds", "allocation_stale_seconds"), 1e-4,
+    )  # fmt: skip
+    for signals in (RESTING, SPINNING, WORKING):
+        ledger = Ledger(Policy(**tiny))
+        advance(ledger, first([device(), device("GPU-1", "1")], [held()]))
+        advance(ledger, seen(2, reading(0, 2, signals), reading(0, 2, WORKING, "GPU-1")))
+        assert ledger.gpus["GPU-0"].book.paid == 2 * S

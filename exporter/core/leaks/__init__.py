@@ -6,22 +6,25 @@ Refuses time and money: a row says what share of a stretch is lost, the ledger h
 """
 
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 
 from msgspec import Struct
 
 from exporter.core.leaks import (
     checkpoint,
     communication,
-    data_stall,
+    failure_recovery,
     host_overhead,
     low_parallelism,
     memory_bound,
-    startup,
 )
 from exporter.core.leaks.span import CLOCK, POOLS, SLACK, TENSOR, UNRESOLVED, WAIT, Span
 from exporter.core.model import State
+from exporter.core.track import BEGINNING, EVEN, STARVED
 
-Take = Callable[[Span], int]
+Take = Callable[[Span, int], int]
+"""`take(span, left)`: parts per million of the stretch it takes, out of the `left` that its pools still hold."""
 _WORKING = frozenset({State.ZOMBIE, State.STALLED, State.ACTIVE})
 LAYERS = ("gau", "ectr", "emfu", "useful", "unresolved", "unobserved")
 """What a second counts as: a loss of one of the three layers, or one of the three outcomes that are no loss."""
@@ -44,13 +47,15 @@ class Leak(Struct, frozen=True):
     """What to do first."""
     take: Take | None = None
     """None: its evidence comes from a workload or an engine, and none has spoken: it takes nothing."""
+    when: str = ""
+    """The sign (see `track`) without which it is not asked."""
     swallows: frozenset[State] = frozenset()
     states: frozenset[State] = _WORKING
 
 
-def the_rest(span: Span) -> int:
+def the_rest(_: Span, left: int) -> int:
     """All that is left; `pour` knows this detector and need not call it."""
-    return sum(span.pools)
+    return left
 
 
 LEAKS: tuple[Leak, ...] = (
@@ -72,12 +77,12 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "failure_recovery", "ectr", "waiting from a restart to the first work",
-        pools=(WAIT,), take=startup.take_restart, team="training",
+        pools=(WAIT,), take=failure_recovery.take, when=BEGINNING, team="training",
         watch="MTTR, goodput", fix="checkpoint more often; restart in place",
     ),
     Leak(
         "startup", "ectr", "waiting from the allocation to the first work",
-        pools=(WAIT,), take=startup.take,
+        pools=(WAIT,), take=the_rest, when=BEGINNING,
         watch="time from allocation to first work", fix="cache images, weights and compiled kernels on the node",
     ),
     Leak(
@@ -87,7 +92,7 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "data_stall", "ectr", "waiting for input",
-        pools=(WAIT,), evidence="estimated", take=data_stall.take, team="data",
+        pools=(WAIT,), evidence="estimated", take=the_rest, when=STARVED, team="data",
         watch="input wait per step", fix="more loader workers, prefetch, local copies of the data",
     ),
     Leak(
@@ -107,7 +112,7 @@ LEAKS: tuple[Leak, ...] = (
     ),
     Leak(
         "host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
-        pools=(WAIT,), evidence="estimated", take=host_overhead.take, team="training",
+        pools=(WAIT,), evidence="estimated", take=host_overhead.take, when=EVEN, team="training",
         watch="host-bound fraction", fix="CUDA graphs, compilation, fused kernels, a faster host loop",
     ),
     Leak(
@@ -183,15 +188,23 @@ LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved
 """The layer of each, in the order of NAMES."""
 USEFUL, UNRESOLVED_TIME, UNOBSERVED = (NAMES.index(name) for name in ("useful", "unresolved", "unobserved"))
 
-_PLANS: dict[State, tuple[tuple[int, Take, int, tuple[int, ...]], ...]] = {
-    state: tuple(
-        (i, leak.take, leak.pools[0] if len(leak.pools) == 1 else -1, leak.pools)
+Plan = tuple[tuple[tuple[int, ...], tuple[tuple[int, Take], ...]], ...]
+"""Pools, and the leaks to ask for them in order, each with its index into NAMES."""
+_plans: dict[tuple[State, frozenset[str]], Plan] = {}
+
+
+def _plan(state: State, signs: frozenset[str]) -> Plan:
+    """Rows that can take anything from a stretch in this state with these signs, neighbours of one pool together."""
+    asked = [
+        (leak.pools, (i, leak.take))
         for i, leak in enumerate(LEAKS)
-        if leak.take is not None and state in leak.states
-    )
-    for state in State
-}
-"""By state, the leaks that can take then: index, detector, their only pool or -1, all their pools."""
+        if leak.take is not None and state in leak.states and (not leak.when or leak.when in signs)
+    ]
+    runs = [(pools, tuple(row for _, row in run)) for pools, run in groupby(asked, key=itemgetter(0))]
+    plan = _plans[state, signs] = tuple(runs)
+    return plan
+
+
 _SWALLOWS = {state: i for i, leak in enumerate(LEAKS) for state in leak.swallows} | {State.UNOBSERVED: UNOBSERVED}
 
 Taken = list[tuple[int, int]]
@@ -204,24 +217,27 @@ def pour(span: Span) -> Taken:
     if swallower is not None:
         return [(swallower, span.whole)]
     taken: Taken = []
-    left = span.pools
-    for index, take, only, pools in _PLANS[span.state]:
-        available = left[only] if only >= 0 else sum([left[pool] for pool in pools])
-        if not available:
-            continue
-        amount = available if take is the_rest else take(span)
-        if amount > 0:
-            if amount > available:
-                amount = available
-            taken.append((index, amount))
-            if only >= 0:
-                left[only] -= amount
-            else:
-                _drain(left, pools, amount)
-    if left[TENSOR]:
-        taken.append((USEFUL, left[TENSOR]))
-    if left[UNRESOLVED]:
-        taken.append((UNRESOLVED_TIME, left[UNRESOLVED]))
+    pools_left = span.pools
+    for pools, rows in _plans.get((span.state, span.signs)) or _plan(span.state, span.signs):
+        first, *more = pools
+        left = before = sum([pools_left[pool] for pool in pools]) if more else pools_left[first]
+        for index, take in rows:
+            if not left:
+                break
+            amount = left if take is the_rest else take(span, left)
+            if amount > 0:
+                if amount > left:
+                    amount = left
+                taken.append((index, amount))
+                left -= amount
+        if more:
+            _drain(pools_left, pools, before - left)
+        else:
+            pools_left[first] = left
+    if pools_left[TENSOR]:
+        taken.append((USEFUL, pools_left[TENSOR]))
+    if pools_left[UNRESOLVED]:
+        taken.append((UNRESOLVED_TIME, pools_left[UNRESOLVED]))
     return taken
 
 

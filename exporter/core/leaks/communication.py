@@ -1,25 +1,25 @@
 """Communication that nothing hides: kernels that only move data between GPUs, or wait for a peer to."""
 
 from exporter.core.evidence import Evidence
-from exporter.core.leaks.span import SLACK, Span
+from exporter.core.leaks.span import Span
 from exporter.core.model import PPM
 
 LINK_BYTES_IN_DRAM = 2
 """A byte on the link is read from or written to memory about twice (E)."""
 
 
-def take(span: Span) -> int:
+def take(span: Span, left: int) -> int:
     """Slack of a job of several GPUs: all while it spins or only communicates, else the share the link shows (E)."""
     if span.gpus == 1:
         return 0
-    ev, slack = span.ev, span.pools[SLACK]
+    ev = span.ev
     if span.spinning:
-        return slack
+        return left
     rate, capacity = _link(ev)
     if rate is None or not capacity:
         return 0
     if _only_communicates(span, rate, capacity):
-        return slack
+        return left
     if ev.sm is None:
         return 0
     policy = span.policy

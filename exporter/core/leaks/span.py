@@ -5,7 +5,7 @@ from msgspec import Struct
 from exporter.core.evidence import Evidence
 from exporter.core.model import State
 from exporter.core.policy import Policy
-from exporter.core.track import Minute, spins
+from exporter.core.track import NO_SIGNS, spins
 
 WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
 """Waiting (no kernel); a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
@@ -20,15 +20,14 @@ class Span(Struct, gc=False):
     state: State
     policy: Policy
     pools: list[int]
-    """What is left of each pool, parts per million of the whole stretch."""
+    """What each pool holds, parts per million of the whole stretch; pouring empties them."""
     whole: int
     """This owner's share of the stretch, parts per million."""
     gpus: int = 1
     restarts: int = 0
-    worked: bool = True
-    minute: Minute = Minute()
+    signs: frozenset[str] = NO_SIGNS
 
     @property
     def spinning(self) -> bool:
         """The kernel only waits for a peer."""
-        return spins(self.ev, self.minute)
+        return spins(self.ev, self.signs)

@@ -1,0 +1,94 @@
+"""A node of eight GPUs held by eight jobs, simulated, behind the real loop and the real server.
+
+Owns a source and a scheduler that tell a simulation's story at the pace they are asked. Unlike `gpu-efficiency
+demo` it goes through the reading thread and the observer, which count late ticks; unlike the stand-in NVML it has
+a job of its own on every GPU. Run as `python -m benchmarks.node` it serves on a free port until SIGTERM.
+"""
+
+import sys
+
+from msgspec.structs import replace
+
+from exporter.agent import Agent, Hands, Observer
+from exporter.cli.wiring import portrait, publish
+from exporter.clock import SystemClock
+from exporter.config import load
+from exporter.core.model import SECOND, Allocation, Reading
+from exporter.logs import set_up
+from exporter.simulate import Simulation, simulate
+from exporter.sources import Batch
+
+SCENARIO = "large_gemm"
+HISTORY_SECONDS = 3660
+"""An hour and a minute: every window that a scrape looks back on is full."""
+
+
+def history(end: int) -> Simulation:
+    """Tell the last hour before `end` (monotonic nanoseconds), in steps of ten seconds."""
+    start = end - HISTORY_SECONDS * SECOND
+    return simulate(SCENARIO, period_seconds=10, duration_seconds=HISTORY_SECONDS, start=start)
+
+
+class SimulatedSource:
+    """A `Source` whose readings come from a simulation; they cover whatever time lies between two calls."""
+
+    name = "simulation"
+    signals = frozenset(Reading.__struct_fields__)
+
+    def __init__(self) -> None:
+        self._story = simulate(SCENARIO, duration_seconds=float("inf")).observations
+        self._devices = next(self._story).devices or ()
+        self._last: int | None = None
+
+    def read(self, now: int) -> Batch:
+        """Play one second on."""
+        last, self._last = self._last, now
+        readings = next(self._story).readings
+        if last is None or last >= now:
+            return Batch(self._devices)
+        return Batch(self._devices, tuple(replace(reading, start=last, end=now) for reading in readings))
+
+    def resync(self) -> None:
+        """Forget the baseline."""
+        self._last = None
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class SimulatedScheduler:
+    """A `Scheduler` whose word never changes."""
+
+    name = "simulation"
+
+    def __init__(self, allocations: tuple[Allocation, ...]) -> None:
+        self._allocations = allocations
+
+    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:  # noqa: ARG002
+        """Say what was said before."""
+        return self._allocations
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def main() -> int:
+    """Serve; the exit status is the server's."""
+    config = load(None, environ={}, flags={"web.listen_address": "127.0.0.1:0"})
+    set_up(form="text", level="info")
+    clock = SystemClock()
+    before = list(history(clock.now()).observations)
+    scheduler = SimulatedScheduler(before[0].allocations or ())
+    hands = Hands(SimulatedSource, scheduler)
+    observer = Observer(hands, clock, interval=1.0, deadline=10.0, name="simulation")
+    agent = Agent(meta=portrait(config, source="simulation", simulated=True, host="gpu-node-00"), observer=observer)
+    for observation in before:
+        agent.take_in(observation)
+    try:
+        return publish(agent, config, observer.observations)
+    finally:
+        hands.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The table in its two forms: columns for a terminal, Markdown for the documentation.
+
+Owns words and layout; every figure comes from the rows it is given.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from benchmarks.figures import Row
+
+_TITLES = ("what", "how often", "median", "spread (min - max unless named)", "budget", "met", "command")
+
+
+class _Section(Struct, frozen=True):
+    title: str
+    about: str
+
+
+_SECTIONS = {
+    "advance": _Section(
+        "Observation to ledger",
+        "One core, in a tight loop, on readings with every signal; processor time (`time.process_time`), the garbage "
+        "collector on. The simulation is made beforehand. In a daemon that wakes once a second the caches are cold: "
+        "the last lines of [`serve`](#the-daemon) show what the same work takes there, by the daemon's own clock.",
+    ),
+    "text": _Section(
+        "Snapshot and text",
+        "A node of eight GPUs, each held by a job of its own, with an hour of history. A snapshot is taken every tick, "
+        "the text is made for every scrape. `process_*` series are not counted.",
+    ),
+    "replay": _Section(
+        "Replay",
+        "`gpu-efficiency replay` of a week of the demo node, as a command: the start of Python and the printing are in "
+        "it, the making of the trace is not.",
+    ),
+    "imports": _Section(
+        "Where the memory goes",
+        "Resident memory (VmRSS) and time that each import adds, in the order in which `serve` meets them; what a "
+        "module shares with an earlier one is counted there. Compiled files exist.",
+    ),
+    "scrape": _Section(
+        "Scrapes",
+        "One kept connection, the next request as soon as the answer is here, client and daemon on the same machine; "
+        "wall time until the last byte. Meanwhile the daemon samples eight simulated GPUs with eight jobs once a "
+        "second through its real loop. The forms take turns. The budget is held against the 99th percentile, "
+        "the median of those of the rounds: a busy moment of a shared machine falls into one round, and slows "
+        "`/healthz` too. The baseline makes the same series with prometheus_client's own metrics, without HTTP: "
+        "compare it with [the text](#snapshot-and-text).",
+    ),
+    "serve": _Section(
+        "The daemon",
+        "`gpu-efficiency serve` on eight GPUs at one reading a second, watched from outside through the process's CPU "
+        "clock and /proc, after ten seconds to warm up. The stand-in NVML (`tests/nvml_stub`) has the interface of "
+        "NVIDIA's library and no driver behind it. CPU is judged over the whole time, memory by its peak (VmHWM). The "
+        "dcgm-exporter page has the stock fields, figures made up, and changes every 30 s; what serves it is not "
+        "counted.",
+    ),
+}
+_HEAD = """# Benchmarks
+
+<!-- Written by `make bench`; changes made here are lost. -->
+
+What the exporter itself costs. {where}; {when}; the whole run took {minutes:.1f} minutes.
+
+Medians are shown with their spread, for the machine is shared with other work unless its load says 0; a figure near its
+budget should be measured again on a quiet one. {verdict}
+
+**The driver's own cost per GPU on real hardware: unmeasured here (no GPU at hand).** NVML calls take the driver's time
+on the calling core, GPM samples above all; add it to the CPU row of the daemon.
+"""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Align the rows in columns, a line each."""
+    cells = [_TITLES, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def markdown(rows: Sequence[Row], *, where: str, when: str, minutes: float) -> str:
+    """Write the page: a section a group, each with what its figures mean."""
+    head = _HEAD.format(where=where, when=when, minutes=minutes, verdict=_verdict(rows))
+    groups = dict.fromkeys(line.group for line in rows)
+    return "\n".join([head, *(_section(name, [line for line in rows if line.group == name]) for name in groups)])
+
+
+def _section(name: str, rows: Sequence[Row]) -> str:
+    section = _SECTIONS[name]
+    lines = [_TITLES, ("---",) * len(_TITLES), *map(_cells, rows)]
+    return "\n".join(
+        [f"## {section.title}", "", section.about, "", *(f"| {' | '.join(cells)} |" for cells in lines), ""]
+    )
+
+
+def _cells(line: Row) -> tuple[str, ...]:
+    met = {None: "-", True: "yes", False: "NO"}[line.met]
+    command = f"python benchmarks/run.py {line.group}"
+    return line.what, line.often, line.median, line.spread, line.budget or "-", met, f"`{command}`"
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    missed = [line.what for line in rows if line.met is False]
+    judged = sum(line.met is not None for line in rows)
+    if not missed:
+        return f"All {judged} budgets were met."
+    return f"Of {judged} budgets, {len(missed)} were not met: {'; '.join(missed)}."

@@ -1,0 +1,82 @@
+"""The table: which groups there are, how they are run, and where the result is written.
+
+Owns the order of the groups, the table on the terminal and `docs/benchmarks.md`. Refuses to compare with earlier
+runs: another machine, or the same one on another day, is another table.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.accounting import readings, replay, text
+from benchmarks.daemons import serve
+from benchmarks.figures import Row
+from benchmarks.imports import imports
+from benchmarks.machine import ROOT, machine, state_of_code
+from benchmarks.report import markdown, table
+from benchmarks.scrape import scrape
+
+GROUPS: dict[str, Callable[[], list[Row]]] = {
+    "advance": readings,
+    "text": text,
+    "replay": replay,
+    "imports": imports,
+    "scrape": scrape,
+    "serve": serve,
+}
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the groups named, all without a name; the exit status is 1 when one could not be measured.
+
+    A missed budget is told and is no failure: this measures, and the machine may have been busy.
+    """
+    args = _arguments(argv)
+    where, when = machine(), state_of_code()
+    began = time.monotonic()
+    try:
+        rows = [line for name in args.groups or GROUPS for line in _measured(name)]
+    except (RuntimeError, OSError, LookupError, subprocess.CalledProcessError) as error:
+        print(f"benchmarks: not measured, and no page written: {error}", file=sys.stderr)
+        return 1
+    print(f"{where}; {when}\n\n{table(rows)}", flush=True)
+    if not args.groups:
+        _write(markdown(rows, where=where, when=when, minutes=(time.monotonic() - began) / 60))
+    missed = [line.what for line in rows if line.met is False]
+    print("".join(f"\nBUDGET NOT MET: {what}" for what in missed), file=sys.stderr, end="\n" if missed else "")
+    return 0
+
+
+def _measured(name: str) -> Iterable[Row]:
+    began = time.monotonic()
+    rows = GROUPS[name]()
+    print(f"{name}: {len(rows)} rows in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def _write(page: str) -> None:
+    PAGE.parent.mkdir(exist_ok=True)
+    draft = PAGE.with_name(f".{PAGE.name}.{os.getpid()}")
+    draft.write_text(page, encoding="utf-8")
+    draft.replace(PAGE)
+    print(f"\nwritten to {PAGE.relative_to(Path(ROOT))}", file=sys.stderr)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="run.py", description="Measure what the exporter costs. All groups: docs/benchmarks.md is written anew."
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", type=_group, help=", ".join(GROUPS))
+    return parser.parse_args(argv)
+
+
+def _group(name: str) -> str:
+    """Refuse what is no group; `choices` would refuse an empty list too."""
+    if name not in GROUPS:
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(GROUPS)}")
+    return name
