@@ -136,6 +136,19 @@ def test_simulate_lists_the_scenarios(run: Run) -> None:
     assert all(scenario.description in out for scenario in SCENARIOS.values())
 
 
+def test_the_nodes_of_a_simulated_fleet_share_no_gpu(run: Run, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for node in range(3):
+        name = f"node{node}.jsonl"
+        assert run(f"simulate fleet --node {node} --gpus 4 --duration 5 -o {name}")[0] == 0
+        with read_trace(tmp_path / name) as trace:
+            assert trace.header.host == f"gpu-node-{node:02}"
+            uuids = {device.uuid for device in next(iter(trace)).devices or ()}
+        assert len(uuids) == 4
+        assert not seen & uuids
+        seen |= uuids
+
+
 def test_simulate_writes_a_trace_marked_as_simulated_and_its_truth(run: Run, tmp_path: Path) -> None:
     status, out, err = run("simulate deadlock --duration 30 --seed 7 --truth truth.jsonl")
     assert (status, out, err) == (0, "", "31 observations in trace.jsonl\n")

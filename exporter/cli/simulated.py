@@ -63,7 +63,13 @@ def write(args: argparse.Namespace) -> int:
             print(f"{name:24} {scenario.description}")
         return 0
     simulation = _simulation(
-        args.scenario, seed=args.seed, board=args.board, period_seconds=args.period, duration_seconds=args.duration
+        args.scenario,
+        seed=args.seed,
+        board=args.board,
+        gpus=args.gpus,
+        node=args.node,
+        period_seconds=args.period,
+        duration_seconds=args.duration,
     )
     header = Header(
         host=simulation.host, simulated=True, created_wall=simulation.wall, note=f"{args.scenario}, seed {args.seed}"
@@ -148,6 +154,8 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--truth", metavar="FILE", help="write what was really going on there")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--board", default="H100-SXM5-80GB")
+    command.add_argument("--gpus", type=int, default=8)
+    command.add_argument("--node", type=int, default=0, help="which node of a fleet; each has GPUs of its own")
     command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
     command.add_argument("--duration", type=float, metavar="S")
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
