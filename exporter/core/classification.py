@@ -77,9 +77,14 @@ RULES: tuple[tuple[State, Rule], ...] = (
 """In this order; the first that gives a reason wins, and the last always does."""
 
 
+_AT_WORK = RULES[-2:]
+"""Most pieces are held, believed and in no timed state: of all rules only these can hold."""
+
+
 def classify(ev: Evidence, piece: Piece, policy: Policy) -> tuple[State, str]:
     """The one state of a piece of time, with the reason in one word."""
-    for state, rule in RULES:
+    plain = piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.device.condition)
+    for state, rule in _AT_WORK if plain else RULES:
         reason = rule(ev, piece, policy)
         if reason:
             return state, reason

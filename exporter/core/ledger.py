@@ -122,27 +122,20 @@ class Gpu:
         self.listed = True
         """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
 
-    def enter(self, state: State, reason: str, at: int) -> None:
-        """Remember the state, and since when."""
-        if state is not self.state:
-            self.state, self.since = state, at
-        self.reason = reason
-
 
 class Job:
     """One job's part of this node: its book adds up over its GPUs."""
 
-    __slots__ = ("book", "gpus", "owner")
+    __slots__ = ("book", "owner")
 
     def __init__(self, owner: Owner, start: int) -> None:
         self.owner, self.book = owner, Book(start)
-        self.gpus: set[str] = set()
 
-    def saw(self, uuid: str, ev: Evidence, end: int, ms: int, sharers: int) -> None:
+    def saw(self, ev: Evidence, end: int, ms: int, sharers: int) -> None:
         """Add what one of its GPUs did for `ms` milliseconds up to `end`."""
         book = self.book
-        self.gpus.add(uuid)
-        book.until = max(book.until, end)
+        if end > book.until:
+            book.until = end
         book.observe(ev, ms, sharers)
         if book.until >= book.next_mark:
             book.mark()
@@ -171,13 +164,12 @@ class Ledger:
         self.allocations = {}
         for held in allocations:
             self.allocations[held.uuid] = (*self.allocations.get(held.uuid, ()), held)
+            if held.owner.job_id in self.jobs:
+                self.jobs[held.owner.job_id].owner = held.owner
 
-    def job(self, owner: Owner, start: int) -> Job:
-        """The job's book, opened at `start` if there is none."""
-        job = self.jobs.get(owner.job_id)
-        if job is None:
-            job = self.jobs[owner.job_id] = Job(owner, start)
-        job.owner = owner
+    def open(self, owner: Owner, start: int) -> Job:
+        """A new job's book, beginning at `start`."""
+        job = self.jobs[owner.job_id] = Job(owner, start)
         return job
 
     def evict(self, at: int) -> None:

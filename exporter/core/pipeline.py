@@ -123,7 +123,8 @@ def _cut(ledger: Ledger, gpu: Gpu, reading: Reading) -> Stretch:
             blind(gpu.track, end - start)
             cut.append(Piece(start, end, holders or (), owner_known=holders is not None))
             continue
-        _begin_if_new(ledger, gpu, holders)
+        if holders is not gpu.track.holders:
+            _begin_if_new(ledger, gpu, holders)
         cut += pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy)
     return gpu, ev, cut
 
@@ -146,8 +147,6 @@ def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Alloc
 
 def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
     track = gpu.track
-    if holders is track.holders:
-        return
     if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
         track.holders = holders
         return
@@ -185,17 +184,18 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
     """Second pass: classify and pour every piece of one reading, and post it to both books."""
     for piece in cut:
         state, reason = classify(ev, piece, ledger.policy)
-        gpu.enter(state, reason, piece.start)
-        gpu.holders = piece.holders
+        if state is not gpu.state:
+            gpu.state, gpu.since = state, piece.start
+        gpu.reason, gpu.holders = reason, piece.holders
         if state is State.UNOBSERVED:
             ledger.unobserved[reason] += piece.end - piece.start
         ms = (piece.end - piece.start) // MS
         for held, sharers, whole, taken in _poured(ledger, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
             if held is not None:
-                job = ledger.job(held.owner, piece.start)
+                job = ledger.jobs.get(held.owner.job_id) or ledger.open(held.owner, piece.start)
                 job.book.post(taken, whole, ms, ev)
-                job.saw(gpu.device.uuid, ev, piece.end, ms, sharers)
+                job.saw(ev, piece.end, ms, sharers)
         gpu.book.observe(ev, ms)
     if gpu.book.until >= gpu.book.next_mark:
         gpu.book.mark()

@@ -5,6 +5,7 @@ at the millisecond its credit is full. A credit is linear in time and whole, so 
 nothing, and nothing counts ticks. Owns the cutting of a reading into pieces; refuses to name states.
 """
 
+from itertools import compress, product
 from math import sqrt
 
 from msgspec import Struct
@@ -63,6 +64,9 @@ BEGINNING, STARVED, EVEN, PCIE_FLAT = "beginning", "starved", "even", "pcie_flat
 """Signs of a stretch that one reading cannot show: the owner has not worked yet; in the last full minute the GPU worked
 or rested and nothing between, while input came in bursts; its activity was even; its PCIe traffic was."""
 NO_SIGNS: frozenset[str] = frozenset()
+_VERDICTS = {
+    there: frozenset(compress((STARVED, EVEN, PCIE_FLAT), there)) for there in product((False, True), repeat=3)
+}
 
 
 class Track:
@@ -140,12 +144,9 @@ class Track:
         mean = self.engine_sum / self.seen
         spread = sqrt(max(0.0, self.engine_squares / self.seen - mean * mean)) / PPM
         bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
-        signs = {
-            STARVED: spread > policy.bimodal_spread and bursts,
-            EVEN: spread <= policy.flat_spread,
-            PCIE_FLAT: self.pcie_peak * 4 * self.seen <= 5 * self.pcie_sum,
-        }
-        return frozenset(sign for sign, there in signs.items() if there)
+        starved = spread > policy.bimodal_spread and bursts
+        even = spread <= policy.flat_spread
+        return _VERDICTS[starved, even, self.pcie_peak * 4 * self.seen <= 5 * self.pcie_sum]
 
 
 class Piece(Struct, gc=False):

@@ -277,7 +277,7 @@ def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
 def test_a_greedy_or_negative_detector_is_clipped(greed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a detector asks for, nothing is made and nothing vanishes."""
     ev = weigh(Reading("GPU-0", 0, 1000 * MS, **WORKING), device(), POLICY)
-    plan = tuple((leak.pools, ((i, lambda *_: greed),)) for i, leak in enumerate(LEAKS) if leak.take)
+    plan = tuple((-1, leak.pools, ((i, lambda *_: greed),)) for i, leak in enumerate(LEAKS) if leak.take)
     monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     taken = pour(Span(ev, State.ACTIVE, POLICY, [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved], PPM))
     assert all(amount > 0 for _, amount in taken)

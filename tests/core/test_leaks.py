@@ -230,7 +230,7 @@ def test_without_a_tensor_counter_nothing_is_called_waste() -> None:
 
 def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubbles take waiting first, then slack: a stage that rests may still hold a polling kernel."""
-    plan = (((WAIT, SLACK), ((7, lambda *_: 300_000),)), ((SLACK,), ((16, leaks.the_rest),)))
+    plan = ((-1, (WAIT, SLACK), ((7, lambda *_: 300_000),)), (SLACK, (SLACK,), ((16, leaks.the_rest),)))
     monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     assert poured(WORKING) == {"pipeline_bubble": 0.3, "other_compute": 0.25, "useful": 0.45}
     assert (WAIT, SLACK, CLOCK, TENSOR) == (0, 1, 2, 3)

@@ -188,8 +188,8 @@ LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved
 """The layer of each, in the order of NAMES."""
 USEFUL, UNRESOLVED_TIME, UNOBSERVED = (NAMES.index(name) for name in ("useful", "unresolved", "unobserved"))
 
-Plan = tuple[tuple[tuple[int, ...], tuple[tuple[int, Take], ...]], ...]
-"""Pools, and the leaks to ask for them in order, each with its index into NAMES."""
+Plan = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, Take], ...]], ...]
+"""The only pool or -1, all pools, and the leaks to ask for them in order, each with its index into NAMES."""
 _plans: dict[tuple[State, frozenset[str]], Plan] = {}
 
 
@@ -200,8 +200,10 @@ def _plan(state: State, signs: frozenset[str]) -> Plan:
         for i, leak in enumerate(LEAKS)
         if leak.take is not None and state in leak.states and (not leak.when or leak.when in signs)
     ]
-    runs = [(pools, tuple(row for _, row in run)) for pools, run in groupby(asked, key=itemgetter(0))]
-    plan = _plans[state, signs] = tuple(runs)
+    plan = _plans[state, signs] = tuple(
+        (pools[0] if len(pools) == 1 else -1, pools, tuple(row for _, row in run))
+        for pools, run in groupby(asked, key=itemgetter(0))
+    )
     return plan
 
 
@@ -218,9 +220,8 @@ def pour(span: Span) -> Taken:
         return [(swallower, span.whole)]
     taken: Taken = []
     pools_left = span.pools
-    for pools, rows in _plans.get((span.state, span.signs)) or _plan(span.state, span.signs):
-        first, *more = pools
-        left = before = sum([pools_left[pool] for pool in pools]) if more else pools_left[first]
+    for only, pools, rows in _plans.get((span.state, span.signs)) or _plan(span.state, span.signs):
+        left = before = pools_left[only] if only >= 0 else sum([pools_left[pool] for pool in pools])
         for index, take in rows:
             if not left:
                 break
@@ -230,10 +231,10 @@ def pour(span: Span) -> Taken:
                     amount = left
                 taken.append((index, amount))
                 left -= amount
-        if more:
-            _drain(pools_left, pools, before - left)
+        if only >= 0:
+            pools_left[only] = left
         else:
-            pools_left[first] = left
+            _drain(pools_left, pools, before - left)
     if pools_left[TENSOR]:
         taken.append((USEFUL, pools_left[TENSOR]))
     if pools_left[UNRESOLVED]:
