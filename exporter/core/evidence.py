@@ -168,9 +168,9 @@ def _links(ev: Evidence, checked: Reading) -> None:
 
 
 def _busier(one: float | None, other: float | None) -> float | None:
-    if one is None:
-        return other
-    return one if other is None or one >= other else other
+    if one is None or other is None:
+        return one if other is None else other
+    return one if one >= other else other
 
 
 def _pools(ev: Evidence, checked: Reading) -> None:

@@ -41,6 +41,7 @@ class Book:
         self.parts = [0] * len(NAMES)
         self.energy = [0.0] * len(NAMES)
         self.spread = [0] * SPREAD_BINS
+        """Milliseconds by engine activity; a job's alone."""
         self.marks: deque[Mark] = deque([Mark(self)], maxlen=MARKS)
         self.next_mark = (start // MARK_EVERY + 1) * MARK_EVERY
 
@@ -61,7 +62,6 @@ class Book:
             return
         busy = PPM - ev.wait
         self.engine += busy * ms // sharers
-        self.spread[busy * SPREAD_BINS // (PPM + 1)] += ms
         seconds = ms / (1000 * sharers)
         if ev.utilization is not None:
             self.utilization += ev.utilization * seconds
@@ -137,6 +137,8 @@ class Job:
         if end > book.until:
             book.until = end
         book.observe(ev, ms, sharers)
+        if not ev.distrust:
+            book.spread[(PPM - ev.wait) * SPREAD_BINS // (PPM + 1)] += ms
         if book.until >= book.next_mark:
             book.mark()
 
@@ -150,6 +152,8 @@ class Ledger:
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[str, tuple[Allocation, ...]] = {}
+        self.holding: set[str] = set()
+        """Jobs that hold a GPU, as far as is known."""
         self.allocations_at = NEVER
         self.rejected: Counter[str] = Counter()
         self.unobserved: Counter[str] = Counter()
@@ -162,6 +166,7 @@ class Ledger:
     def allocate(self, allocations: tuple[Allocation, ...]) -> None:
         """Replace what is known about who holds what."""
         self.allocations = {}
+        self.holding = {held.owner.job_id for held in allocations if held.end is None}
         for held in allocations:
             self.allocations[held.uuid] = (*self.allocations.get(held.uuid, ()), held)
             if held.owner.job_id in self.jobs:
@@ -174,9 +179,10 @@ class Ledger:
 
     def evict(self, at: int) -> None:
         """Drop jobs that ended long ago, and the oldest ended ones beyond the limit; never one that holds a GPU."""
+        if self.jobs.keys() <= self.holding:
+            return
         linger = round(self.policy.job_linger_seconds * 1000) * MS
-        holding = {h.owner.job_id for held in self.allocations.values() for h in held if h.end is None}
-        ended = sorted((job.book.until, name) for name, job in self.jobs.items() if name not in holding)
+        ended = sorted((job.book.until, name) for name, job in self.jobs.items() if name not in self.holding)
         surplus = len(self.jobs) - self.policy.max_jobs
         for rank, (until, name) in enumerate(ended):
             if rank < surplus or at - until > linger:

@@ -7,6 +7,7 @@ GPU is a hung job's culprit depends on its siblings. Time nobody saw is a readin
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 
 from exporter.core.attribution import attribute
 from exporter.core.classification import classify
@@ -34,7 +35,8 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     for gpu, ev, cut in stretches:
         _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs, ledger.policy.stalled_engine) if hangs else cut)
     for gpu in ledger.gpus.values():
-        ledger.conservation_errors += not conserved(gpu.book)
+        if not conserved(gpu.book):
+            ledger.conservation_errors += 1
     ledger.evict(observation.at)
 
 
@@ -78,7 +80,7 @@ def _settled(observation: Observation) -> int:
 
 def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, Reading]]:
     """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
-    for reading in sorted(observation.readings, key=_by_start):
+    for reading in sorted(observation.readings, key=attrgetter("start")):
         gpu = ledger.gpus.get(reading.uuid)
         wrong = "unknown_gpu" if gpu is None or not gpu.listed else _malformed(reading, observation.at)
         if gpu is None or wrong or reading.start < gpu.book.until:
@@ -92,10 +94,6 @@ def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, R
     for gpu in ledger.gpus.values():
         if gpu.book.until < settled and gpu.listed:
             yield gpu, _gap(gpu, settled, observation)
-
-
-def _by_start(reading: Reading) -> int:
-    return reading.start
 
 
 def _malformed(reading: Reading, at: int) -> str:

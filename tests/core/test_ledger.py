@@ -184,8 +184,9 @@ def test_windows_see_only_their_time() -> None:
     counters = take_snapshot(ledger, Meta()).gpus[0].counters
     assert counters.short_ratio("engine", "paid") == 0.0
     assert sum(counters.parts(counters.hour)) == 960 * S
-    assert counters.percentile(0.5) == 0.025
-    assert take_snapshot(ledger, Meta()).jobs[0].counters.short_ratio("pure", "tensor_seen") == 0.0
+    job = take_snapshot(ledger, Meta()).jobs[0].counters
+    assert job.percentile(0.5) == 0.025
+    assert job.short_ratio("pure", "tensor_seen") == 0.0
 
 
 def test_a_window_of_nothing_has_no_ratio() -> None:
