@@ -27,8 +27,7 @@ class Book:
     """Counters of one GPU or one job.
 
     The law's own are integer nanoseconds: `parts`, `paid`, `engine` (with a kernel). The rest are floats for ratios:
-    seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by
-    leak.
+    seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by leak.
     """
 
     __slots__ = (*_COUNTERS, "energy", "marks", "next_mark", "parts", "since", "spread")
@@ -70,7 +69,7 @@ class Book:
             self.dram += ev.dram * seconds
             self.dram_seen += seconds
             self.bytes += ev.bytes * seconds
-        if not ev.unresolved:
+        if ev.tensor is not None and not ev.unresolved:
             self.pure += ev.pure * seconds / PPM
             self.tensor_seen += seconds
             self.flops += ev.flops * seconds

@@ -298,3 +298,9 @@ def test_the_first_reading_of_a_slow_source_is_not_too_early() -> None:
     advance(ledger, seen(1.004, reading(0, 1), settled=S))
     assert not ledger.rejected
     assert ledger.gpus["GPU-0"].book.paid == S
+
+
+def test_a_board_without_a_tensor_counter_has_no_tensor_ratio_even_at_rest() -> None:
+    ledger = opened()
+    advance(ledger, seen(10, reading(0, 10, RESTING | {"tensor_active": None, "sm_active": None})))
+    assert take_snapshot(ledger, Meta()).gpus[0].counters.short_ratio("pure", "tensor_seen") is None

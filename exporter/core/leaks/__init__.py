@@ -1,7 +1,7 @@
 """LEAKS: every way a paid GPU-second is lost, in the order of pouring, one row each.
 
-Owns the table and the pouring. A detector is one function `take(span) -> ppm`, in a file of its own where it
-has a formula; the pouring clips it to what its pools still hold, so that no estimate can take what is not there.
+Owns the table and the pouring. A detector is one function `take(span, left) -> ppm`, in a file of its own where
+it has a formula; the pouring clips it to what its pools still hold, so that no estimate can take what is not there.
 Refuses time and money: a row says what share of a stretch is lost, the ledger how long it was.
 """
 
