@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint unit test e2e rules skips packages bench docs lock clean
+.PHONY: help run check lint unit test e2e rules skips packages bench docs goldens lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -64,6 +64,9 @@ docs: .venv/.installed ## write docs/metrics.md from the metrics' table
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
+
+goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff
+	$(BIN)/python -m tests.scenarios.write_goldens
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
 	$(PIP_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
