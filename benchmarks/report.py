@@ -25,8 +25,8 @@ _SECTIONS = {
         "the last lines of [`serve`](#the-daemon) show what the same work takes there, by the daemon's own clock. "
         "Why the budget is missed: some 390 lines of Python a reading, spread evenly. The largest single part is the "
         "second book: without posting to the job's the first row measured 1.6 us less. Deriving a job's book from "
-        "its GPUs' would save that and cost a second way of accounting; at 8 GPUs it is 0.01 % of a core, so the "
-        "simpler code stays.",
+        "its GPUs' would save that and cost a second way of accounting; at 8 GPUs once a second all "
+        "of it is 0.03 % of a core, so the simpler code stays.",
     ),
     "text": _Section(
         "Snapshot and text",
