@@ -316,6 +316,8 @@ def test_json_has_the_ledgers_figures(live: Site) -> None:
     assert (job.owner.job_id, job.gpus, job.paid_seconds) == ("4711", ["0"], 60.0)
     assert job.useful_seconds == pytest.approx(27.0)
     assert job.energy_joules == pytest.approx(36_000.0)
+    assert job.useful_energy_joules == pytest.approx(36_000.0 * job.useful_seconds / job.paid_seconds)
+    assert job.useful_energy_joules > 0
 
 
 def test_jobs_name_their_gpus_in_the_drivers_order() -> None:

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from exporter.core.leaks import LAYERS, NAMES
+from exporter.core.leaks import NAMES, USEFUL
 from exporter.core.ledger import Mark
 from exporter.core.model import SECOND, Device, Owner, Reading
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers
-
-_USEFUL_ENERGY = LAYERS.index("useful")
 
 
 class WindowOut(Struct, frozen=True, kw_only=True):
@@ -209,9 +207,9 @@ def _job(job: JobView, devices: Sequence[Device]) -> JobOut:
         owner=_owner(job.owner),
         gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
         paid_seconds=book.now.paid / SECOND,
-        useful_seconds=book.now.parts[NAMES.index("useful")] / SECOND,
+        useful_seconds=book.now.parts[USEFUL] / SECOND,
         energy_joules=sum(book.energy),
-        useful_energy_joules=book.energy[_USEFUL_ENERGY],
+        useful_energy_joules=book.energy[USEFUL],
         memory_used_bytes=job.memory_used,
         last_5_minutes=_window([(book, book.short)]),
         last_hour=_window([(book, book.hour)]),
