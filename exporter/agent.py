@@ -43,17 +43,15 @@ class Hands:
     def __init__(self, open_source: Callable[[], Source], scheduler: Scheduler) -> None:
         self._open, self._scheduler = open_source, scheduler
         self._source: Source | None = None
-        self._resync = False
         self._failures, self._retry_at = 0, 0
-        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
     def ask(self, now: int, *, resync: bool) -> None:
         """Send the hands out once; `resync` makes the source forget what lies before."""
-        self._resync = resync
-        self._asked.put(now)
+        self._asked.put((now, resync))
 
     def answer(self, timeout: float) -> Answer | None:
         """The answer, if it comes within `timeout` seconds."""
@@ -68,22 +66,22 @@ class Hands:
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while (now := self._asked.get()) is not None:
+        while (asked := self._asked.get()) is not None:
             began = time.perf_counter()
-            answer = self._visit(now)
+            answer = self._visit(*asked)
             answer.seconds = time.perf_counter() - began
             self._answers.put(answer)
         if self._source is not None:
             self._source.close()
         self._scheduler.close()
 
-    def _visit(self, now: int) -> Answer:
+    def _visit(self, now: int, resync: bool) -> Answer:  # noqa: FBT001  as `ask` queued it
         answer = Answer(now)
         if now < self._retry_at:
             answer.faults = (Fault("source_failed", "waiting before the next try"),)
             return answer
         try:
-            answer.batch = self._read(now)
+            answer.batch = self._read(now, resync=resync)
         except Exception as err:  # noqa: BLE001  a vendor's library can raise anything; it is counted and told
             answer.faults = (Fault("source_failed", self._failed(err, now)),)
             return answer
@@ -96,10 +94,10 @@ class Hands:
             answer.faults = (Fault("scheduler_failed", str(err)),)
         return answer
 
-    def _read(self, now: int) -> Batch:
+    def _read(self, now: int, *, resync: bool) -> Batch:
         if self._source is None:
             self._source = self._open()
-        if self._resync:
+        if resync:
             self._source.resync()
         return self._source.read(now)
 
@@ -275,10 +273,10 @@ class Agent:
         if self._record is not None:
             record = self._record
             self._guarded("record", lambda: record(observation))
-        self._guarded("snapshot", lambda: self._publish(observation))
+        self._guarded("snapshot", self._publish)
 
-    def _publish(self, observation: Observation) -> None:
-        self._latest = take_snapshot(self.ledger, self._self_portrait(observation))
+    def _publish(self) -> None:
+        self._latest = take_snapshot(self.ledger, self._self_portrait())
 
     def _guarded(self, kind: str, act: Callable[[], None]) -> None:
         try:
@@ -288,11 +286,11 @@ class Agent:
             self._last_error = f"{kind}: {err}"
             log.exception("the %s step failed; please report this", kind)
 
-    def _self_portrait(self, observation: Observation) -> Meta:
+    def _self_portrait(self) -> Meta:
         observer = self._observer
         return replace(
             self._meta,
-            source=observation.source or self._meta.source,
+            source=self.ledger.source or self._meta.source,
             ticks=self._ticks,
             late_ticks=observer.late if observer else 0,
             read_seconds=observer.read_seconds if observer else 0.0,

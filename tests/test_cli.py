@@ -22,10 +22,10 @@ from exporter.config import Config, load
 from exporter.core.catalog import METRICS, series_of
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAKS
-from exporter.core.model import Owner
+from exporter.core.model import Observation, Owner
 from exporter.core.snapshot import Meta
 from exporter.simulate import SCENARIOS, simulate
-from exporter.trace import read_trace
+from exporter.trace import Header, TraceWriter, read_trace
 from tests.worlds import device, first, held, reading, seen
 
 COMMANDS = ("serve", "demo", "record", "replay", "simulate", "check-config", "metrics")
@@ -127,6 +127,14 @@ def test_no_source_is_status_3_and_says_what_was_tried_and_what_to_do(run: Run) 
         assert f"tried dcgm-exporter: {closed} could not be read" in err
         assert "is dcgm-exporter running" in err
         assert "gpu-efficiency demo" in err
+
+
+def test_a_trace_without_any_gpu_is_summed_up_all_the_same(run: Run, tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "empty.jsonl", Header(host="bare")) as trace:
+        trace.append(Observation(0, 0, devices=()))
+    status, out, err = run("replay empty.jsonl")
+    assert (status, err) == (0, "")
+    assert out.startswith("0 GPUs, 0.00 GPU-hours paid; GAU    -")
 
 
 def test_simulate_lists_the_scenarios(run: Run) -> None:

@@ -29,7 +29,7 @@ def _first_source(config: Config) -> Source | None:
         source = open_first(config, _names(config))
     except SourceError as err:
         print("gpu-efficiency: no usable source of GPU telemetry:", file=sys.stderr)
-        for tried in str(err).split("; "):
+        for tried in str(err).splitlines():
             print(f"  tried {tried}", file=sys.stderr)
         print("  `gpu-efficiency demo` serves a simulated node instead.", file=sys.stderr)
         return None

@@ -17,7 +17,7 @@ from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, layers, take_snapshot
+from exporter.core.snapshot import Meta, Snapshot, layers, summed, take_snapshot
 from exporter.simulate import SCENARIOS, Simulation, simulate
 from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
@@ -120,8 +120,7 @@ def _print_replay(args: argparse.Namespace, snapshot: Snapshot, trace: Trace) ->
 
 def _print_summary(snapshot: Snapshot) -> None:
     """The node's waterfall, and each GPU's layers, as text."""
-    columns = [gpu.counters.now.parts for gpu in snapshot.gpus]
-    totals = [sum(column) for column in zip(*columns, strict=True)]
+    totals = summed(gpu.counters.now.parts for gpu in snapshot.gpus)
     paid = sum(totals)
     print(f"{len(snapshot.gpus)} GPUs, {paid / SECOND / 3600:.2f} GPU-hours paid; {_sentence(totals)}")
     for name, part in sorted(zip(NAMES, totals, strict=True), key=lambda row: -row[1]):

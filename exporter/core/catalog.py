@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from exporter.core.leaks import LAYER_OF, LAYERS, NAMES
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, believed, layers
+from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, believed, layers, summed
 
 Sample = tuple[tuple[str, ...], float | str]
 Read = Callable[[Snapshot], Iterable[Sample]]
@@ -141,8 +141,7 @@ def _sum_layers(name: str) -> Read:
     pick: Callable[[Layers], float | None] = attrgetter(name)
 
     def read(snapshot: Snapshot) -> float | None:
-        columns = [gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus]
-        return pick(layers(map(sum, zip(*columns, strict=True)))) if columns else None
+        return pick(layers(summed(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)))
 
     return _node(read)
 

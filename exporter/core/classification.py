@@ -7,49 +7,48 @@ from collections.abc import Callable
 
 from exporter.core.evidence import Evidence
 from exporter.core.model import State
-from exporter.core.policy import Policy
 from exporter.core.track import Piece
 
 _HARD = frozenset({"lost", "missing", "xid", "recovery", "reset_required"})
 """Conditions under which a GPU cannot work; any other ("drained") yields to a job that does."""
 
 
-Rule = Callable[[Evidence, Piece, Policy], str]
+Rule = Callable[[Evidence, Piece], str]
 """Returns the reason the state holds, or "" when it does not."""
 
 
-def _unavailable(ev: Evidence, piece: Piece, policy: Policy) -> str:
+def _unavailable(ev: Evidence, piece: Piece) -> str:
     condition = ev.device.condition
     if not condition or condition in _HARD:
         return condition
-    working = not ev.distrust and ev.engine >= policy.stalled_engine
+    working = ev.runs and not ev.distrust
     return "" if working and piece.holders else condition
 
 
-def _unobserved(ev: Evidence, piece: Piece, _: Policy) -> str:
+def _unobserved(ev: Evidence, piece: Piece) -> str:
     return ev.distrust or ("" if piece.owner_known else "owner_unknown")
 
 
-def _unowned(_: Evidence, piece: Piece, __: Policy) -> str:
+def _unowned(_: Evidence, piece: Piece) -> str:
     return "leaked_process" if not piece.holders and piece.leaked else ""
 
 
-def _unallocated(_: Evidence, piece: Piece, __: Policy) -> str:
+def _unallocated(_: Evidence, piece: Piece) -> str:
     return "" if piece.holders else "free"
 
 
-def _hung(_: Evidence, piece: Piece, __: Policy) -> str:
+def _hung(_: Evidence, piece: Piece) -> str:
     if piece.hung:
         return "spinning"
     return "culprit" if piece.culprit else ""
 
 
-def _zombie(ev: Evidence, piece: Piece, _: Policy) -> str:
+def _zombie(ev: Evidence, piece: Piece) -> str:
     return _depth(ev) if piece.zombie else ""
 
 
-def _stalled(ev: Evidence, _: Piece, policy: Policy) -> str:
-    return _depth(ev) if ev.engine < policy.stalled_engine else ""
+def _stalled(ev: Evidence, _: Piece) -> str:
+    return "" if ev.runs else _depth(ev)
 
 
 def _depth(ev: Evidence) -> str:
@@ -60,7 +59,7 @@ def _depth(ev: Evidence) -> str:
     return "idle_context" if processes else "no_process"
 
 
-def _active(_: Evidence, __: Piece, ___: Policy) -> str:
+def _active(_: Evidence, __: Piece) -> str:
     return "computing"
 
 
@@ -81,11 +80,11 @@ _AT_WORK = RULES[-2:]
 """Most pieces are held, believed and in no timed state: of all rules only these can hold."""
 
 
-def classify(ev: Evidence, piece: Piece, policy: Policy) -> tuple[State, str]:
+def classify(ev: Evidence, piece: Piece) -> tuple[State, str]:
     """The one state of a piece of time, with the reason in one word."""
     plain = piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.device.condition)
     for state, rule in _AT_WORK if plain else RULES:
-        reason = rule(ev, piece, policy)
+        reason = rule(ev, piece)
         if reason:
             return state, reason
     raise AssertionError("the last rule always holds")

@@ -51,6 +51,8 @@ class Evidence(Struct, gc=False):
     """Not empty: nothing else here may be used."""
     rejected: tuple[str, ...] = ()
     engine: float = 0.0
+    runs: bool = False
+    """A kernel does: the engine is busier than noise."""
     sm: float | None = None
     tensor: float | None = None
     dram: float | None = None
@@ -89,6 +91,7 @@ def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
     engine = checked.gr_engine_active
     ev.utilization = driver = checked.gpu_utilization
     ev.engine = engine if engine is not None else (driver or 0.0)
+    ev.runs = ev.engine >= policy.stalled_engine
     if engine is None and driver is None:
         ev.distrust = "no_engine_signal"
         return ev

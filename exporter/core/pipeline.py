@@ -33,7 +33,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     stretches = [_cut(ledger, gpu, reading) for gpu, reading in _timeline(ledger, observation)]
     hangs = _hangs(stretches)
     for gpu, ev, cut in stretches:
-        _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs, ledger.policy.stalled_engine) if hangs else cut)
+        _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs) if hangs else cut)
     for gpu in ledger.gpus.values():
         if not conserved(gpu.book):
             ledger.conservation_errors += 1
@@ -139,7 +139,7 @@ def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Alloc
         return attribute(start, end, allocations)
     known_until = max(start, reach - reach % MS)
     parts = attribute(start, known_until, allocations) if start < known_until else []
-    taken = ev.reading.processes or ev.engine >= ledger.policy.stalled_engine
+    taken = ev.reading.processes or ev.runs
     return [*parts, (known_until, end, (Allocation(uuid, UNKNOWN, start=reach),) if taken else None)]
 
 
@@ -164,11 +164,11 @@ def _hangs(stretches: Iterable[Stretch]) -> Hangs:
     return hangs
 
 
-def _with_culprits(cut: Iterable[Piece], ev: Evidence, hangs: Hangs, stalled: float) -> Iterator[Piece]:
+def _with_culprits(cut: Iterable[Piece], ev: Evidence, hangs: Hangs) -> Iterator[Piece]:
     """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends."""
     for piece in cut:
         spans = [span for held in piece.holders for span in hangs.get(held.owner.job_id, ())]
-        if ev.distrust or ev.engine >= stalled or not spans:
+        if ev.distrust or ev.runs or not spans:
             yield piece
             continue
         inside = sorted({t for span in spans for t in span if piece.start < t < piece.end})
@@ -181,7 +181,7 @@ def _with_culprits(cut: Iterable[Piece], ev: Evidence, hangs: Hangs, stalled: fl
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
     """Second pass: classify and pour every piece of one reading, and post it to both books."""
     for piece in cut:
-        state, reason = classify(ev, piece, ledger.policy)
+        state, reason = classify(ev, piece)
         if state is not gpu.state:
             gpu.state, gpu.since = state, piece.start
         gpu.reason, gpu.holders = reason, piece.holders

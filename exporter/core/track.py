@@ -273,7 +273,7 @@ def _move_quiet(track: Track, gain: int) -> None:
 def computes_unowned(ev: Evidence) -> bool:
     """A kernel ran, and the driver's process list, where it can be seen, names somebody."""
     processes = ev.reading.processes
-    return ev.wait <= PPM - PPM // 100 and (processes is None or len(processes) > 0)
+    return ev.runs and (processes is None or len(processes) > 0)
 
 
 def blind(track: Track, duration: int) -> None:

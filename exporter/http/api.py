@@ -3,15 +3,15 @@
 Owns these shapes and how a Snapshot becomes them. Refuses to judge, to format, and to speak HTTP.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from exporter.core.leaks import NAMES, USEFUL
 from exporter.core.ledger import Mark
-from exporter.core.model import SECOND, Device, Owner, Reading
-from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers
+from exporter.core.model import SECOND, Device, Owner
+from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, believed, layers, summed
 
 
 class WindowOut(Struct, frozen=True, kw_only=True):
@@ -189,11 +189,11 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         owners=[_owner(owner) for owner in gpu.owners],
         last_5_minutes=_window([(gpu.counters, gpu.counters.short)]),
         last_hour=_window([(gpu.counters, gpu.counters.hour)]),
-        power_watts=_seen(live, "power_watts"),
-        power_limit_watts=_seen(live, "enforced_power_limit_watts"),
-        temperature_celsius=_seen(live, "temperature_celsius"),
-        memory_used_bytes=_seen(live, "memory_used_bytes"),
-        memory_total_bytes=_seen(live, "memory_total_bytes"),
+        power_watts=believed(live, "power_watts"),
+        power_limit_watts=believed(live, "enforced_power_limit_watts"),
+        temperature_celsius=believed(live, "temperature_celsius"),
+        memory_used_bytes=believed(live, "memory_used_bytes"),
+        memory_total_bytes=believed(live, "memory_total_bytes"),
         live=live is not None,
         age_seconds=None if age is None else age / SECOND,
         peak_known=spec is not None and spec.peak_flops is not None,
@@ -220,15 +220,9 @@ def _owner(owner: Owner) -> OwnerOut:
     return OwnerOut(**{name: getattr(owner, name) for name in OwnerOut.__struct_fields__})
 
 
-def _seen(reading: Reading | None, name: str) -> float | None:
-    """A value of the live reading, unless no such quantity can have it."""
-    value: float | None = None if reading is None else getattr(reading, name)
-    return value if value is not None and 0 <= value < float("inf") else None
-
-
 def _window(books: Sequence[tuple[Counters, Mark]]) -> WindowOut:
     """Sum first, then divide: books and where their window begins."""
-    parts = _summed([book.parts(since) for book, since in books])
+    parts = summed([book.parts(since) for book, since in books])
     found = layers(parts)
     busy = sum(book.now.utilization - since.utilization for book, since in books)
     seen = sum(book.now.utilization_seen - since.utilization_seen for book, since in books)
@@ -243,8 +237,3 @@ def _window(books: Sequence[tuple[Counters, Mark]]) -> WindowOut:
         driver_utilization=busy / seen if seen else None,
         leaks={name: part / SECOND for name, part in zip(NAMES, parts, strict=True)},
     )
-
-
-def _summed(columns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    rows = list(columns)
-    return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(NAMES)

@@ -64,11 +64,11 @@ def open_source(name: str, config: Any) -> Source:
 
 
 def open_first(config: Any, names: Sequence[str]) -> Source:
-    """Open the first of `names` that works; raises SourceError telling what each one said."""
+    """Open the first of `names` that works; raises SourceError with a line for what each one said."""
     said = []
     for name in names:
         try:
             return open_source(name, config)
         except SourceError as err:
             said.append(f"{name}: {err}")
-    raise SourceError("; ".join(said))
+    raise SourceError("\n".join(said))

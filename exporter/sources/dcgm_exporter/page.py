@@ -163,7 +163,7 @@ class GpuLines(Struct):
 def parsed(line: str) -> list[Sample]:
     """Give the sample of one line, none for a comment. Raises whatever the library's parser raises.
 
-    Line by line, so that a broken one costs only itself; at about 40 us a line no slower than the whole page.
+    Line by line, so that a broken one costs only itself.
     """
     line = line.strip()
     if line.startswith("#"):
