@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint unit test e2e rules skips packages bench docs goldens lock clean
+.PHONY: help run check lint unit test e2e rules skips packages bench accuracy docs goldens lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,7 +29,7 @@ lint: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: .venv/.installed
+unit: .venv/.installed .venv/dcgm-bindings/.fetched
 	@mkdir -p $(RESULTS)
 	$(BIN)/coverage run -m pytest -q tests/core --junitxml=$(RESULTS)/core.xml
 	$(BIN)/coverage report
@@ -43,7 +43,7 @@ test: ## everything, Debian packages included: what continuous integration runs
 	@$(MAKE) --no-print-directory rules
 	@$(MAKE) --no-print-directory skips
 
-e2e: .venv/.installed
+e2e: .venv/.installed .venv/dcgm-bindings/.fetched
 	@mkdir -p $(RESULTS)
 	$(BIN)/pytest -q -m e2e --junitxml=$(RESULTS)/e2e.xml
 
@@ -56,6 +56,9 @@ skips: .venv/.installed
 
 packages:
 	@.ci/packages prometheus gcc libc6-dev
+
+accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
+	$(BIN)/python -m benchmarks.accuracy
 
 bench: .venv/.installed ## measure what the exporter itself costs
 	$(BIN)/python benchmarks/run.py
@@ -86,3 +89,11 @@ clean: ## remove all that the other targets made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Without them the tests that need them are skipped, and say so: tests/dcgm_stub/bindings.py
+.venv/dcgm-bindings/.fetched: requirements.bindings.lock | .venv/.installed
+	@rm -rf .venv/dcgm-bindings
+	@mkdir -p .venv/dcgm-bindings
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
+	  --target .venv/dcgm-bindings/dist -r requirements.bindings.lock; then touch $@; \
+	else echo "NVIDIA's DCGM bindings could not be fetched: the tests that need them will be skipped." >&2; fi

@@ -9,7 +9,9 @@ import sys
 
 from msgspec.structs import replace
 
-from exporter.agent import Agent, Hands, Observer
+from exporter.agent import Agent
+from exporter.agent.hands import Hands
+from exporter.agent.observer import Observer
 from exporter.cli.wiring import portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import load
@@ -17,6 +19,7 @@ from exporter.core.model import SECOND, Allocation, Reading
 from exporter.logs import set_up
 from exporter.simulate import Simulation, simulate
 from exporter.sources import Batch
+from exporter.sources.ladder import Ladder
 
 SCENARIO = "large_gemm"
 HISTORY_SECONDS = 3660
@@ -52,6 +55,9 @@ class SimulatedSource:
         """Forget the baseline."""
         self._last = None
 
+    def pause(self) -> None:
+        """There is nobody to let go for."""
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -79,8 +85,8 @@ def main() -> int:
     clock = SystemClock()
     before = list(history(clock.now()).observations)
     scheduler = SimulatedScheduler(before[0].allocations or ())
-    hands = Hands(SimulatedSource, scheduler)
-    observer = Observer(hands, clock, interval=1.0, deadline=10.0, name="simulation")
+    hands = Hands(Ladder(("simulation",), lambda _: SimulatedSource()), scheduler)
+    observer = Observer(hands, clock, interval=1.0, deadline=10.0)
     agent = Agent(meta=portrait(config, source="simulation", simulated=True, host="gpu-node-00"), observer=observer)
     for observation in before:
         agent.take_in(observation)

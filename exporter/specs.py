@@ -1,7 +1,7 @@
 """What each GPU model can do at best: the lookup from the driver's name or PCI device id to a `Spec`.
 
-Owns the reading of `exporter/data/gpu_specs.csv`. Refuses to guess: a board it does not know for certain has
-no spec, so no peak and no eMFU, until the operator configures one.
+Owns the reading of `exporter/data/gpu_specs.csv`, and the words for a board that is not in it. Refuses to guess: a
+board it does not know for certain has no spec, so no peak and no eMFU, until the operator configures one.
 """
 
 import csv
@@ -11,9 +11,9 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from exporter.core.model import Spec
+from exporter.core.model import Fault, Spec
 
 _PCIE_BYTES_PER_SECOND = {"3": 16e9, "4": 32e9, "5": 64e9, "6": 128e9}
 """One direction of a x16 link by generation, raw (PCI-SIG line rates, rounded as vendors print them)."""
@@ -29,6 +29,8 @@ class _Table(Struct, frozen=True):
     by_pci: dict[str, Spec]
     """Only ids that mean one row."""
     by_name: list[tuple[re.Pattern[str], Spec]]
+    confidence: dict[str, str]
+    memory: dict[str, float]
 
 
 def find_spec(
@@ -47,6 +49,30 @@ def find_spec(
     return spec or next((spec for pattern, spec in table.by_name if pattern.fullmatch(model_name)), None)
 
 
+def confidence(name: str) -> str:
+    """How well the table's figures for the board of that `Spec.name` are known: high, medium or low; "" if not there.
+
+    An override keeps the table's name: of what the operator wrote this says nothing.
+    """
+    return _table().confidence.get(name, "")
+
+
+def memory_gigabytes(name: str) -> float | None:
+    """The memory of the board of that `Spec.name`, in the gigabytes its vendor prints; None when it is not known."""
+    return _table().memory.get(name)
+
+
+def unknown_model(uuid: str, model: str) -> Fault:
+    """Say that a GPU has no spec, and what to do; a source says it once a GPU, when it first meets it."""
+    return Fault(
+        "unknown_model",
+        f"GPU {uuid} is a model without known peaks ({model!r}): its kernel time cannot be judged and is booked"
+        f' unresolved. Give its figures in the configuration, under [specs."{model}"]: peak_flops (dense 16-bit tensor'
+        " FLOP/s), tensor_reference_clock_hz, memory_bandwidth_bytes_per_second",
+        uuid,
+    )
+
+
 def _device_id(text: str) -> str:
     digits = text.lower().removeprefix("0x")
     return digits.removesuffix(_NVIDIA).zfill(4) if len(digits) > len(_NVIDIA) else digits.zfill(4)
@@ -61,6 +87,8 @@ def _table() -> _Table:
     return _Table(
         by_pci={identifier: spec for identifier, spec in ids if seen.count(identifier) == 1},
         by_name=[(re.compile(row["nvml_name_patterns"]), spec) for row, spec in rows],
+        confidence={spec.name: row["confidence"] for row, spec in rows},
+        memory={spec.name: float(row["memory_gb"]) for row, spec in rows},
     )
 
 
@@ -86,3 +114,13 @@ def _spec(row: Mapping[str, str]) -> Spec:
 
 def _number(cell: str, *, scale: float) -> float | None:
     return float(cell) * scale if cell.strip() else None
+
+
+def sliced(spec: Spec, *, compute: float, memory: float) -> Spec:
+    """What a MIG instance can do at best: its share of the SMs, and of the memory's bandwidth."""
+    peak, bandwidth = spec.peak_flops, spec.memory_bandwidth_bytes_per_second
+    return structs.replace(
+        spec,
+        peak_flops=None if peak is None else peak * compute,
+        memory_bandwidth_bytes_per_second=None if bandwidth is None else bandwidth * memory,
+    )

@@ -3,184 +3,28 @@
 Owns what the agent makes of them. Every tick checks the law of the ledger, whatever the test is about.
 """
 
+import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import exporter.agent as module
-from exporter.agent import Agent, Answer, Hands, Observer, paced
+from exporter.agent import Agent, paced
+from exporter.agent.hands import Hands
+from exporter.agent.observer import Observer
 from exporter.clock import JumpClock, SystemClock
-from exporter.core.leaks import NAMES
-from exporter.core.ledger import conserved
-from exporter.core.model import SECOND, Allocation, Device, Fault, Observation, Reading, State
+from exporter.core.model import SECOND, Fault, Health, Observation, State
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta
-from exporter.schedulers import Scheduler, SchedulerError
+from exporter.schedulers import SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler
-from exporter.sources import Batch, SourceError
-from tests.worlds import JOB, RESTING, WORKING, device, held
-
-TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
-PATIENCE = 60.0
-"""Seconds of real time a test waits for another thread before it says that nothing comes."""
-
-
-class FakeSource:
-    """Reads all its GPUs as busy or as told; raises what `trouble` holds, one a read; waits while `gate` is shut."""
-
-    name = "fake"
-    signals = frozenset(WORKING)
-
-    def __init__(self) -> None:
-        self.devices: tuple[Device, ...] = TWO
-        self.signals_of: dict[str, dict[str, Any]] = {}
-        self.trouble: deque[Exception] = deque()
-        self.faults: tuple[Fault, ...] = ()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.inside = threading.Event()
-        self.last: int | None = None
-        self.reads: list[int] = []
-        self.resyncs = self.closes = self.opens = 0
-
-    def open(self) -> "FakeSource":
-        self.opens += 1
-        self.last = None
-        return self
-
-    def read(self, now: int) -> Batch:
-        self.reads.append(now)
-        self.inside.set()
-        self.gate.wait(PATIENCE)
-        if self.trouble:
-            raise self.trouble.popleft()
-        before, self.last = self.last, now
-        readings = () if before is None or before == now else tuple(self._reading(d.uuid, before) for d in self.devices)
-        return Batch(self.devices, readings, self.faults)
-
-    def _reading(self, uuid: str, before: int) -> Reading:
-        assert self.last is not None
-        return Reading(uuid, before, self.last, **self.signals_of.get(uuid, WORKING))
-
-    def resync(self) -> None:
-        self.resyncs += 1
-        self.last = None
-
-    def close(self) -> None:
-        self.closes += 1
-
-
-class FakeScheduler:
-    """Says what it was told to; raises `trouble` while there is any."""
-
-    name = "fake"
-
-    def __init__(self, *allocations: Allocation) -> None:
-        self.said = allocations
-        self.trouble: Exception | None = None
-        self.closes = 0
-
-    def allocations(self, _now: int, _readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
-        if self.trouble is not None:
-            raise self.trouble
-        return self.said
-
-    def close(self) -> None:
-        self.closes += 1
-
-
-class SlowHands:
-    """Hands without a thread: `away` looks in a row find nobody back, then the answer is there."""
-
-    def __init__(self, source: FakeSource, scheduler: Scheduler) -> None:
-        self._source, self._scheduler = source, scheduler
-        self.away = 0
-        self.asked: list[tuple[int, bool]] = []
-
-    def ask(self, now: int, *, resync: bool) -> None:
-        self.asked.append((now, resync))
-
-    def answer(self, timeout: float) -> Answer | None:
-        assert timeout > 0
-        if self.away:
-            self.away -= 1
-            return None
-        now, resync = self.asked[-1]
-        if resync:
-            self._source.resync()
-        batch = self._source.read(now)
-        return Answer(now, batch, self._scheduler.allocations(now, batch.readings), seconds=0.25)
-
-
-class Rig:
-    """An agent over fakes and a clock that jumps; `tick` checks the law each time."""
-
-    def __init__(
-        self,
-        scheduler: Any = None,
-        *,
-        interval: float = 5.0,
-        deadline: float = 10.0,
-        slow: bool = False,
-        record: Callable[[Observation], None] | None = None,
-        policy: Policy | None = None,
-    ) -> None:
-        self.source, self.clock = FakeSource(), JumpClock(start=1000 * SECOND)
-        self.scheduler = scheduler or FakeScheduler(*(held(d.uuid, start=1000.0, gpus=2) for d in TWO))
-        self.stop = threading.Event()
-        self.slow = SlowHands(self.source, self.scheduler)
-        self.hands = cast("Hands", self.slow) if slow else Hands(self.source.open, self.scheduler)
-        self.observer = Observer(self.hands, self.clock, interval=interval, deadline=deadline, name="fake")
-        self.agent = Agent(meta=Meta(source="fake"), observer=self.observer, record=record, policy=policy)
-        self._observations = self.observer.observations(self.stop)
-
-    def tick(self, times: int = 1) -> Observation:
-        """Let so many intervals pass; return the last observation."""
-        for _ in range(times):
-            observation = next(self._observations)
-            self.agent.take_in(observation)
-            self.lawful()
-        return observation
-
-    def until(self, true: Callable[[], bool], *, ticks: int = 1000) -> None:
-        """Tick until it is true; each tick waits for the hands for one interval of real time at most."""
-        for _ in range(ticks):
-            if true():
-                return
-            self.tick()
-        pytest.fail(f"not so after {ticks} ticks")
-
-    def lawful(self) -> None:
-        assert all(conserved(gpu.book) for gpu in self.ledger.gpus.values())
-        assert self.ledger.conservation_errors == 0
-        snapshot = self.agent.latest()
-        assert snapshot is not None
-        assert all(sum(gpu.counters.now.parts) == gpu.counters.now.paid for gpu in snapshot.gpus)
-
-    @property
-    def ledger(self) -> Any:
-        return self.agent.ledger
-
-    def seconds(self, leak: str, uuid: str = "GPU-0") -> float:
-        return float(self.ledger.gpus[uuid].book.parts[NAMES.index(leak)] / SECOND)
-
-    def paid(self, uuid: str = "GPU-0") -> float:
-        return float(self.ledger.gpus[uuid].book.paid / SECOND)
-
-    def errors(self) -> dict[str, int]:
-        snapshot = self.agent.latest()
-        assert snapshot is not None
-        return dict(snapshot.meta.errors)
-
-    def close(self) -> None:
-        self.source.gate.set()
-        self.stop.set()
-        if isinstance(self.hands, Hands):
-            self.hands.close()
+from exporter.sources import Source, SourceError
+from exporter.sources.ladder import LOOK_EVERY, Ladder
+from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
+from tests.worlds import JOB, RESTING, held
 
 
 @pytest.fixture(name="rigs")
@@ -243,7 +87,7 @@ def test_a_source_that_fails_is_dropped_and_opened_again_after_pauses_that_doubl
     after = [moment // SECOND - broken_at for moment in rig.source.reads]
     assert after == [0, 1, 3, 7, 15, 31, 63, 123]
     assert rig.source.closes == 8
-    assert rig.agent.last_error() == "waiting before the next try"
+    assert rig.agent.last_error() == "fake: opened, but the first read failed: no answer, try 7 (next try in 54 s)"
     rig.tick(56)
     assert [moment // SECOND - broken_at for moment in rig.source.reads[8:10]] == [183, 184]
     assert rig.agent.last_error() == ""
@@ -292,6 +136,83 @@ def test_one_gpu_s_fault_leaves_the_other_s_data_alone_and_is_logged(
     assert any("GPU 1 is lost" in record.message for record in caplog.records)
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Lines of the observer's log, once each."""
+    return [record.message for record in caplog.records if record.name == "exporter.agent.observer"]
+
+
+def test_a_fault_is_told_when_it_appears_and_when_it_is_over_and_not_between(
+    rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = rigs(interval=1.0)
+    rig.tick(3)
+    for n in range(60):
+        rig.source.faults = (
+            Fault("gpu_lost", f"GPU 1 is lost, look {n}", "GPU-1"),
+            Fault("nvml_unknown", "?", "GPU-0"),
+        )
+        assert [fault.kind for fault in rig.tick().faults] == ["gpu_lost", "nvml_unknown"]
+    rig.source.faults = (Fault("gpu_lost", "GPU 0 too", "GPU-0"),)
+    rig.tick(12)
+    rig.source.faults = ()
+    rig.tick(10)
+    assert told(caplog) == [
+        "gpu_lost: GPU 1 is lost, look 0",
+        "nvml_unknown: ?",
+        "gpu_lost: GPU 0 too",
+        "gpu_lost of GPU-1 is over after 60 s",
+        "nvml_unknown of GPU-0 is over after 60 s",
+        "gpu_lost of GPU-0 is over after 12 s",
+    ]
+    rig.source.faults = (Fault("gpu_lost", "once more", "GPU-1"),)
+    rig.tick(2)
+    assert told(caplog)[6:] == ["gpu_lost: once more"]
+
+
+def test_a_tick_that_saw_nothing_does_not_end_the_faults_of_gpus(
+    rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = rigs(interval=1.0)
+    rig.source.faults = (Fault("gpu_lost", "GPU 1 is lost", "GPU-1"),)
+    rig.tick(3)
+    rig.source.trouble.append(SourceError("the driver was reloaded"))
+    rig.tick(5)
+    assert told(caplog) == [
+        "gpu_lost: GPU 1 is lost",
+        "source_failed: the driver was reloaded",
+        "source_failed is over after 1 s",
+    ]
+
+
+def test_a_hang_is_told_once_and_its_end_too(rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = rigs(interval=1.0, deadline=10.0, slow=True)
+    rig.source.faults = (Fault("gpu_lost", "GPU 1 is lost", "GPU-1"),)
+    rig.tick(3)
+    rig.slow.away = 30
+    rig.tick(35)
+    assert told(caplog) == [
+        "gpu_lost: GPU 1 is lost",
+        "source_hung: fake: no answer for 11 s; still waiting",
+        "source answers again",
+        "source_hung is over after 20 s",
+    ]
+
+
+def test_what_only_happens_is_not_told_to_be_over(rigs: Callable[..., Rig], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = rigs(interval=1.0)
+    rig.tick(2)
+    for _ in range(2):
+        rig.source.faults = (Fault("clock_step", "the wall clock was set"), Fault("unknown_model", "?", "GPU-0"))
+        rig.tick(2)
+        rig.source.faults = ()
+        rig.tick(2)
+    assert told(caplog) == ["clock_step: the wall clock was set", "unknown_model: ?"] * 2
+
+
 class Strange(Exception):  # noqa: N818  a vendor's library throws what it likes
     """Nothing that the source promised."""
 
@@ -309,6 +230,34 @@ def test_an_exception_nobody_knows_counts_as_a_failure_and_is_logged_with_its_pl
     assert rig.errors() == {"core": 0, "record": 0, "snapshot": 0}
 
 
+def test_values_that_come_late_are_waited_for_as_long_as_the_source_says(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0)
+    rig.source.late = 3 * SECOND
+    rig.tick()
+    said = [rig.tick() for _ in range(5)]
+    assert [o.at - (o.settled or 0) for o in said] == [3 * SECOND] * 5
+    rig.source.late = -5 * SECOND  # nothing is settled before it was asked for
+    ahead = rig.tick()
+    assert ahead.settled == ahead.at
+
+
+def test_health_is_passed_on_as_it_is(rigs: Callable[..., Rig]) -> None:
+    rig = rigs()
+    rig.source.health = (Health("GPU-1", xids=(63,), recovery_action=0),)
+    assert rig.tick().health == rig.source.health
+    rig.source.health = ()
+    assert rig.tick().health == ()
+
+
+def test_an_open_time_stays_open_where_the_source_had_left_it(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0, slow=True)
+    rig.source.late = 3 * SECOND
+    last = rig.tick(6)
+    rig.slow.away = 4
+    assert {rig.tick().settled for _ in range(4)} == {last.settled}
+    assert last.settled == last.at - 3 * SECOND
+
+
 def test_a_source_that_cannot_be_opened_at_first_is_opened_later(rigs: Callable[..., Rig]) -> None:
     rig = rigs()
     rig.source.trouble.append(SourceError("not yet"))
@@ -319,6 +268,115 @@ def test_a_source_that_cannot_be_opened_at_first_is_opened_later(rigs: Callable[
     rig.tick(4)
     assert rig.paid() > 0
     assert rig.seconds("unobserved") == 0.0
+
+
+class Two:
+    """A good source and one to fall back on, which can refuse to open, or hang over it."""
+
+    def __init__(self) -> None:
+        self.good, self.other = FakeSource(), FakeSource()
+        self.other.signals = frozenset({"gpu_utilization"})
+        self.refused = self.hangs = False
+        self.gate, self.inside = threading.Event(), threading.Event()
+
+    def open(self, name: str) -> Source:
+        if name == "other":
+            return self.other.open(name)
+        if self.hangs:
+            self.inside.set()
+            self.gate.wait(PATIENCE)
+        if self.refused:
+            raise SourceError("nobody listens on localhost:5555")
+        return self.good.open(name)
+
+    def rungs(self) -> Ladder:
+        return Ladder(("good", "other"), self.open, chance=lambda: 0.5)
+
+
+def test_another_source_takes_over_and_hands_back_without_a_second_counted_twice(rigs: Callable[..., Rig]) -> None:
+    two = Two()
+    rig = rigs(interval=1.0, rungs=two.rungs())
+    assert rig.tick(10).source == "good"
+    two.refused = True
+    two.good.trouble.append(SourceError("the connection is not valid any more"))
+    rig.tick(18)
+    assert rig.observer.name == "other"
+    assert rig.seconds("unobserved") == 16.0  # 1, 2, 4 and 8 s of waiting, and the read that failed
+    two.refused = False
+    rig.tick(LOOK_EVERY // SECOND)
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert snapshot.meta.source == "good"
+    assert snapshot.meta.source_reason == "good: sees tensor activity on 2 of 2 GPUs; in place of other"
+    assert rig.seconds("unobserved") == 17.0
+    assert rig.paid() == 27.0 + LOOK_EVERY // SECOND
+    assert (two.good.opens, two.good.closes, two.other.closes) == (2, 1, 1)
+    assert rig.ledger.gpus["GPU-0"].rejected == {}
+
+
+def test_a_better_source_that_hangs_while_it_is_opened_delays_no_reading_but_the_next(rigs: Callable[..., Rig]) -> None:
+    two = Two()
+    two.refused = True
+    rig = rigs(interval=0.05, deadline=1000.0, rungs=two.rungs())
+    rig.tick(3)
+    two.hangs = True
+    rig.clock.wait(rig.clock.now() + LOOK_EVERY, threading.Event())
+    assert rig.tick().readings != ()
+    assert two.inside.wait(PATIENCE)
+    during = [rig.tick() for _ in range(5)]
+    assert [observation for observation in during if observation.readings or observation.faults] == []
+    two.gate.set()
+    rig.until(lambda: rig.ledger.at == rig.ledger.gpus["GPU-0"].book.until)
+    assert rig.seconds("unobserved") == 0.0
+
+
+def test_a_bug_on_the_reading_thread_is_told_and_survived(
+    rigs: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs(interval=1.0)
+    rig.tick(3)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ladder, "read", broken)
+        assert [fault.message for fault in rig.tick().faults] == ["the visit failed: a bug of ours"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ladder, "look_up", broken)
+        rig.tick(2)
+    rig.tick(2)
+    assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
+    assert sum(record.exc_info is not None for record in caplog.records) >= 2
+
+
+def test_what_the_first_visit_brought_home_is_the_first_observation() -> None:
+    source, clock = FakeSource(), JumpClock(start=1000 * SECOND)
+    source.health, source.faults = (Health("GPU-0", xids=(79,)),), (Fault("unknown_model", "no peak", "GPU-0"),)
+    hands = Hands(ladder(source), FakeScheduler())
+    first = hands.first(clock.now() - 2 * SECOND)
+    observer = Observer(hands, clock, interval=1.0, deadline=10.0, first=first)
+    assert (observer.name, source.reads) == ("fake", [998 * SECOND])
+    came = observer.observations(threading.Event())
+    opening, then, last = next(came), next(came), next(came)
+    hands.close()
+    assert (opening.devices, opening.readings, opening.settled) == (TWO, (), 998 * SECOND)
+    assert (opening.health, opening.faults) == (source.health, source.faults)
+    spans = [(r.start // SECOND, r.end // SECOND) for r in (*then.readings, *last.readings) if r.uuid == "GPU-0"]
+    assert spans == [(998, 1001), (1001, 1002)]
+    assert source.resyncs == 0
+
+
+def test_what_a_late_answer_says_beside_its_readings_is_not_lost(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(interval=1.0, deadline=10.0, slow=True)
+    rig.tick(3)
+    rig.source.health = (Health("GPU-0", xids=(79,)),)
+    rig.source.faults = (Fault("gpu_lost", "GPU 0 is lost", "GPU-0"),)
+    rig.slow.away = 15
+    rig.tick(15)
+    late = rig.tick()
+    assert (late.readings, late.health) == ((), rig.source.health)
+    assert [fault.kind for fault in late.faults] == ["source_hung", "gpu_lost"]
 
 
 def test_slow_within_the_deadline_leaves_the_time_open_and_then_covers_it(rigs: Callable[..., Rig]) -> None:
@@ -536,7 +594,7 @@ def test_a_bug_in_the_picture_or_in_the_observing_is_survived_too(
         patch.setattr(module, "take_snapshot", broken)
         rig.tick(2)
     with monkeypatch.context() as patch:
-        patch.setattr(module.Observer, "_observe", broken)
+        patch.setattr(Observer, "_observe", broken)
         assert [fault.message for fault in rig.tick().faults] == ["observing failed: a bug of ours"]
     rig.tick(3)
     assert rig.errors() == {"core": 0, "record": 0, "snapshot": 2}
@@ -566,6 +624,7 @@ def test_what_the_agent_says_of_itself(rigs: Callable[..., Rig]) -> None:
     snapshot = rig.agent.latest()
     assert snapshot is not None
     assert (snapshot.meta.source, snapshot.meta.ticks, snapshot.meta.late_ticks) == ("fake", 4, 0)
+    assert snapshot.meta.source_reason == "told to"
     assert snapshot.meta.read_seconds == 1.0
     assert snapshot.meta.core_seconds > 0
 
@@ -607,7 +666,7 @@ def test_closing_gives_source_and_scheduler_back(rigs: Callable[..., Rig]) -> No
 
 def test_a_waiting_agent_stops_at_once() -> None:
     source, scheduler, stop = FakeSource(), FakeScheduler(), threading.Event()
-    hands = Hands(source.open, scheduler)
+    hands = Hands(ladder(source), scheduler)
     observer = Observer(hands, SystemClock(), interval=300.0, deadline=10.0)
     agent = Agent(meta=Meta(), observer=observer)
     loop = threading.Thread(target=agent.run, args=(observer.observations(stop),), daemon=True)

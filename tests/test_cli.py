@@ -4,15 +4,18 @@ Runs `main` in this process where nothing is served; what serves is started for 
 """
 
 import gzip
+import json
 import logging
 import re
 import shlex
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from exporter import __version__
@@ -22,13 +25,15 @@ from exporter.config import Config, load
 from exporter.core.catalog import METRICS, series_of
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAKS
-from exporter.core.model import Observation, Owner
-from exporter.core.snapshot import Meta
+from exporter.core.model import Health, Observation, Owner
+from exporter.core.snapshot import Meta, Snapshot
 from exporter.simulate import SCENARIOS, simulate
+from exporter.sources import SOURCES, Source, SourceError
 from exporter.trace import Header, TraceWriter, read_trace
+from tests.rigs import FakeSource
 from tests.worlds import device, first, held, reading, seen
 
-COMMANDS = ("serve", "demo", "record", "replay", "simulate", "check-config", "metrics")
+COMMANDS = ("serve", "demo", "record", "replay", "simulate", "pause", "resume", "check-config", "metrics")
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 Run = Callable[..., tuple[int, str, str]]
 
@@ -87,6 +92,9 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         "replay trace.jsonl --serve --speed 0",
         "replay trace.jsonl --serve --speed -1",
         "record trace.jsonl --duration -1",
+        "pause --for 25h",
+        "pause --config absent.toml",
+        "resume --config absent.toml",
     ],
 )
 def test_wrong_usage_is_status_2_and_words_on_standard_error(run: Run, tmp_path: Path, line: str) -> None:
@@ -127,6 +135,72 @@ def test_no_source_is_status_3_and_says_what_was_tried_and_what_to_do(run: Run) 
         assert f"tried dcgm-exporter: {closed} could not be read" in err
         assert "is dcgm-exporter running" in err
         assert "gpu-efficiency demo" in err
+
+
+def test_every_source_that_was_tried_is_a_line_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, _: Config) -> Source:
+        raise SourceError(f"no {name} here: install it")
+
+    monkeypatch.setattr("exporter.sources.ladder.open_source", refuse)
+    status, out, err = run("serve")
+    assert (status, out) == (3, "")
+    assert [line for line in err.splitlines() if line.startswith("  tried ")] == [
+        f"  tried {name}: no {name} here: install it" for name in SOURCES
+    ]
+
+
+@pytest.fixture(name="served")
+def _served(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSource, list[tuple[Observation, Snapshot]]]:
+    """A source that `serve` finds, and the first observation that it makes of it instead of serving."""
+    source, served = FakeSource(), list[tuple[Observation, Snapshot]]()
+
+    def publish(agent: Agent, _: Config, observations: Callable[[threading.Event], Iterator[Observation]]) -> int:
+        observation = next(observations(threading.Event()))
+        agent.take_in(observation)
+        snapshot = agent.latest()
+        assert snapshot is not None
+        served.append((observation, snapshot))
+        return 0
+
+    monkeypatch.setattr("exporter.sources.ladder.open_source", lambda name, _: source.open(name))
+    monkeypatch.setattr("exporter.cli.live.publish", publish)
+    return source, served
+
+
+Served = tuple[FakeSource, list[tuple[Observation, Snapshot]]]
+
+
+def test_serve_watches_the_source_and_the_inventory_that_are_configured(
+    run: Run, served: Served, tmp_path: Path
+) -> None:
+    source, seen = served
+    (tmp_path / "mine.toml").write_text("[inventory]\nexpected_gpus = 3\nfile = 'known.json'\n")
+    assert run("serve --source nvml --config mine.toml")[:2] == (0, "")
+    ((observation, snapshot),) = seen
+    assert [d.uuid for d in observation.devices or ()] == ["GPU-0", "GPU-1", "missing-1"]
+    assert snapshot.meta.source == "nvml"
+    assert snapshot.meta.source_reason == (
+        "nvml (the driver's own library): announces tensor activity; no other one is configured"
+    )
+    assert [board["uuid"] for board in json.loads((tmp_path / "known.json").read_bytes())] == ["GPU-0", "GPU-1"]
+    assert (source.opens, source.closes) == (1, 1)
+    (tmp_path / "known.json").write_text('[{"uuid": "GPU-9", "index": "9"}, {"uuid": "GPU-0"}, {"uuid": "GPU-1"}]')
+    run("serve --source nvml --config mine.toml")
+    assert [d.uuid for d in seen[1][0].devices or ()] == ["GPU-9", "GPU-0", "GPU-1"]
+
+
+def test_serve_during_a_pause_waits_for_its_end_and_does_not_say_that_there_is_no_source(
+    run: Run, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, seen = served
+    monkeypatch.setenv("GPU_EFFICIENCY_SAMPLING_PAUSE_FILE", str(tmp_path / "pause"))
+    run("pause")
+    assert run("serve")[0] == 0
+    assert [fault.kind for fault in seen[0][0].faults] == ["paused"]
+    assert source.opens == 0
+    run("resume")
+    assert run("serve")[0] == 0
+    assert seen[1][0].devices == source.devices
 
 
 def test_a_trace_without_any_gpu_is_summed_up_all_the_same(run: Run, tmp_path: Path) -> None:
@@ -316,29 +390,36 @@ def test_the_documentation_of_the_metrics_is_what_the_command_prints(run: Run) -
 
 
 def node(*, gpus: int, jobs: int) -> bytes:
-    """A node whose jobs hold one GPU each, ten minutes on, in the text format."""
+    """A node whose jobs hold one GPU each, ten minutes on, in the text format; each GPU has time nobody saw."""
     devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     holding = [held(f"GPU-{n}", Owner(job_id=f"{n}"), gpus=2) for n in range(jobs)]
     agent = Agent(meta=Meta(version="1"))
     agent.run([first(devices, holding)])
+    health = tuple(replace(HEALTH, uuid=d.uuid) for d in devices)
     for at in range(60, 660, 60):
-        readings = [reading(at - 60, at, uuid=d.uuid, **SENSORS) for d in devices]
-        agent.run([seen(at, *readings)])
+        readings = [reading(at - 59, at, uuid=d.uuid, **SENSORS) for d in devices]
+        agent.run([seen(at, *readings, health=health)])
     snapshot = agent.latest()
     assert snapshot is not None
     return render(snapshot)
 
 
-SENSORS: dict[str, Any] = {"temperature_celsius": 61.0, "memory_used_bytes": 1e9, "energy_joules": 36e3}
+SENSORS: dict[str, Any] = {
+    "temperature_celsius": 61.0, "memory_used_bytes": 1e9, "energy_joules": 36e3, "clock_event_reasons": 0,
+}  # fmt: skip
+HEALTH = Health(
+    "", xids=(13,), recovery_action=0, ecc_corrected=0, ecc_uncorrected=0, row_remap_pending=False, nvlink_errors=0,
+    memory_temperature_celsius=70.0, temperature_margin_celsius=20.0,
+)  # fmt: skip
 
 
 def series(page: bytes, label: str | None) -> Counter[str]:
     """Series by the value of a label, or all of those that belong to no GPU and no job."""
     samples = [sample for family in parse(page.decode()) for sample in family.samples]
     if label is None:
-        return Counter("node" for s in samples if not {"uuid", "job_id"} & s.labels.keys())
+        return Counter("node" for s in samples if not (s.labels.get("uuid") or s.labels.get("job_id")))
     other = {"uuid": "", "job_id": "uuid"}[label]
-    return Counter(s.labels[label] for s in samples if label in s.labels and other not in s.labels)
+    return Counter(s.labels[label] for s in samples if s.labels.get(label) and other not in s.labels)
 
 
 def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> None:

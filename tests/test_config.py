@@ -69,13 +69,13 @@ def test_a_variable_names_its_section_and_key(name: str, value: str, where: str,
     assert getattr(getattr(config, section) if section else config, key) == found
 
 
-@pytest.mark.parametrize("section", [None, "web", "sampling", "dcgm_exporter", "log", "policy"])
+@pytest.mark.parametrize("section", [None, "web", "sampling", "inventory", "dcgm", "dcgm_exporter", "log", "policy"])
 def test_every_section_s_every_key_can_come_from_the_environment(section: str | None) -> None:
     part = Config() if section is None else getattr(Config(), section)
     for field, value in msgspec.structs.asdict(part).items():
-        if not isinstance(value, msgspec.Struct):
+        if not isinstance(value, msgspec.Struct | dict):
             name = "_".join(filter(None, ("GPU_EFFICIENCY", section, field))).upper()
-            assert load(None, environ={name: f"{value}"}) == Config()
+            assert load(None, environ={name: f"{list(value) if isinstance(value, tuple) else value}"}) == Config()
 
 
 @pytest.mark.parametrize(

@@ -21,24 +21,25 @@ import msgspec
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporter.core.exposition import OPENMETRICS, TEXT
 from exporter.core.leaks import LEAKS, NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Allocation, Device, Observation, Owner, Reading, Spec, State
+from exporter.core.model import PPM, Allocation, Device, Health, Observation, Owner, Reading, Spec, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, take_snapshot
 from exporter.http import ListenError, create_app
-from exporter.http.api import GpusOut, JobsOut, gpus_out, jobs_out
+from exporter.http.api import GpusOut, HealthOut, JobsOut, gpus_out, jobs_out
 from exporter.http.app import PATHS
 from exporter.http.appearance import COLOURS, MARKS, STYLE
 from exporter.http.negotiation import wants_gzip, wants_openmetrics
 from exporter.http.page import CONTENT_SECURITY_POLICY
 from exporter.http.page import render as render_page
 from exporter.http.serving import listen, settings
-from exporter.http.words import duration, percent, text
+from exporter.http.words import complaints, duration, percent, text
 
 S = 1_000_000_000
 WALL = 1_767_225_600 * S
@@ -327,7 +328,8 @@ def test_jobs_name_their_gpus_in_the_drivers_order() -> None:
 
 
 KINDS: dict[str, Any] = {
-    "string": str, "boolean": bool, "number": (int, float), "null": type(None), "array": list, "object": dict,
+    "string": str, "boolean": bool, "number": (int, float), "integer": int, "null": type(None), "array": list,
+    "object": dict,
 }  # fmt: skip
 
 
@@ -557,6 +559,61 @@ def test_a_card_names_useful_work_and_the_three_largest_losses() -> None:
     ]
     assert "useful 27 s" in card
     assert len(said) == 3
+
+
+def test_a_board_and_its_instances_are_one_gpu_and_each_says_what_it_is() -> None:
+    board = gpu(0, weight=4 * PPM // 7)
+    part = gpu(0, uuid="MIG-1", index="0:3", weight=PPM - 4 * PPM // 7, parent="GPU-0", profile="3g.40gb")
+    answer = gpus_out(world((board, part), holds=("MIG-1",), meta=replace(META, source_reason="nvml: sees")), 0)
+    told = " ".join(" ".join(Tags(render_page((answer, jobs_out(NODE, 0)))).words).split())
+    assert "node-7 1 GPU" in told
+    assert "MIG 3g.40gb of H100" in told
+    assert "57 % not partitioned" in told.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Source nvml: sees." in told
+    assert [(one.parent, one.profile, round(one.share, 2)) for one in answer.gpus] == [
+        ("", "", 0.57),
+        ("GPU-0", "3g.40gb", 0.43),
+    ]
+
+
+def test_what_is_wrong_with_a_board_is_said_and_nothing_while_all_is_well() -> None:
+    well = HealthOut(
+        xids=0,
+        last_xid=None,
+        recovery_action=0,
+        ecc_corrected=9,
+        ecc_uncorrected=0,
+        row_remap_pending=False,
+        row_remap_failed=None,
+        nvlink_errors=0,
+        memory_temperature_celsius=None,
+        temperature_margin_celsius=12.0,
+        clock_limited_seconds={},
+    )
+    assert complaints(well) == ""
+    ill = replace(
+        well, last_xid=79, recovery_action=1, ecc_uncorrected=1, row_remap_pending=True, row_remap_failed=True
+    )
+    assert complaints(ill).split("; ") == [
+        "Xid 79",
+        "the driver asks: reset this GPU",
+        "1 uncorrected ECC error",
+        "a row remap failed: replace the board",
+        "a row remap waits for a reset",
+    ]
+    assert complaints(replace(well, recovery_action=9)) == "the driver asks: see NVML"
+
+
+def test_the_api_tells_health_and_null_where_nothing_is_known() -> None:
+    ledger = Ledger()
+    advance(ledger, Observation(0, WALL, devices=(gpu(0), gpu(1))))
+    reading = Reading("GPU-0", 0, S, **WORKING, clock_event_reasons=4)
+    health = Health("GPU-0", xids=(13, 31), ecc_uncorrected=2)
+    advance(ledger, Observation(S, WALL + S, readings=(reading,), health=(health,)))
+    told, unknown = (one.health for one in gpus_out(take_snapshot(ledger, META), 0).gpus)
+    assert (told.xids, told.last_xid, told.ecc_uncorrected, told.ecc_corrected) == (2, 31, 2, None)
+    assert told.clock_limited_seconds["power"] == 1.0
+    assert (unknown.xids, unknown.last_xid, unknown.recovery_action) == (0, None, None)
 
 
 def test_a_node_without_gpus_or_samples_has_a_page() -> None:

@@ -1,14 +1,17 @@
-"""The spec lookup: the right board or none."""
+"""The spec lookup: the right board or none; and what an operator may say of a board."""
 
 import csv
 import itertools
 import re
 from importlib import resources
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from exporter.config import Board, Config, ConfigError, load
 from exporter.core.model import Spec
-from exporter.specs import find_spec
+from exporter.specs import confidence, find_spec, memory_gigabytes, sliced, unknown_model
 
 ROWS = list(csv.DictReader((resources.files("exporter") / "data" / "gpu_specs.csv").read_text("utf-8").splitlines()))
 
@@ -130,3 +133,89 @@ def test_what_the_table_leaves_empty_is_none_not_zero() -> None:
     assert spec is not None
     assert spec.nvlink_bytes_per_second is None
     assert spec.idle_context_watts == 28.0
+
+
+def test_every_board_has_its_confidence_and_memory() -> None:
+    assert {confidence(row["model"]) for row in ROWS} == {"high", "medium", "low"}
+    assert (confidence("H100-PCIe"), confidence("A10G"), confidence("NVIDIA A10G")) == ("high", "low", "")
+    assert all((memory_gigabytes(row["model"]) or 0) > 0 for row in ROWS)
+    assert (memory_gigabytes("H200-SXM"), memory_gigabytes("Mine")) == (141.0, None)
+
+
+def test_a_part_of_a_board_has_its_share_of_peak_and_bandwidth_alone() -> None:
+    spec = find_spec("NVIDIA H100 80GB HBM3")
+    assert spec is not None
+    part = sliced(spec, compute=3 / 7, memory=0.5)
+    assert part.peak_flops == pytest.approx(989.4e12 * 3 / 7)
+    assert part.memory_bandwidth_bytes_per_second == 3350e9 / 2
+    assert msgspec.structs.replace(part, peak_flops=989.4e12, memory_bandwidth_bytes_per_second=3350e9) == spec
+    assert sliced(Spec("x"), compute=0.5, memory=0.5) == Spec("x")
+
+
+def test_of_an_unknown_model_is_said_which_gpu_it_is_and_what_to_configure() -> None:
+    fault = unknown_model("GPU-7", "NVIDIA H300")
+    assert (fault.kind, fault.uuid) == ("unknown_model", "GPU-7")
+    assert "GPU GPU-7 is a model without known peaks ('NVIDIA H300')" in fault.message
+    assert '[specs."NVIDIA H300"]: peak_flops' in fault.message
+
+
+# What an operator may say of a board: the section [specs] of the configuration.
+
+
+def configured(folder: Path, text: str) -> Config:
+    path = folder / "gpu-efficiency.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environ={})
+
+
+def test_what_is_configured_wins_and_the_rest_is_the_table_s(tmp_path: Path) -> None:
+    config = configured(tmp_path, '[specs."NVIDIA H100 PCIe"]\npeak_flops = 700e12\ndram_ceiling = 0.9\n')
+    table = find_spec("NVIDIA H100 PCIe")
+    assert table is not None
+    assert table.dram_ceiling != 0.9
+    mine = msgspec.structs.replace(table, peak_flops=700e12, dram_ceiling=0.9)
+    assert config.overrides() == {"NVIDIA H100 PCIe": mine}
+    assert find_spec("NVIDIA H100 PCIe", "2331", overrides=config.overrides()) == mine
+
+
+def test_a_board_that_the_table_lacks_is_what_is_configured_and_no_more(tmp_path: Path) -> None:
+    config = configured(tmp_path, '[specs."NVIDIA H300"]\npeak_flops = 2_000_000_000_000_000\n')
+    assert config.overrides() == {"NVIDIA H300": Spec("NVIDIA H300", peak_flops=2e15)}
+
+
+def test_every_field_of_a_spec_but_its_name_can_be_configured_and_by_the_same_name() -> None:
+    assert Board.__struct_fields__ == Spec.__struct_fields__[1:]
+    every = dict(zip(Board.__struct_fields__, (1e12, 1e9, 1e12, 1e11, 1e10, 90.0, 0.8), strict=True))
+    assert Config(specs={"Mine": Board(**every)}).overrides() == {"Mine": Spec("Mine", **every)}
+
+
+def test_nothing_is_configured_unless_it_is() -> None:
+    assert Config().overrides() == {}
+    assert load(None, environ={}).specs == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("peak_flop = 1e12", 'specs."A B": .*unknown field `peak_flop`'),
+        ("peak_flops = 989.4", r'specs."A B": Expected `float` >= 1000000000.0 - at `\$.peak_flops`'),
+        ("tensor_reference_clock_hz = 1830", r'specs."A B": .*at `\$.tensor_reference_clock_hz`'),
+        ("memory_bandwidth_bytes_per_second = 3350", r'specs."A B": .*at `\$.memory_bandwidth_bytes_per_second`'),
+        ("nvlink_bytes_per_second = -1e9", r'specs."A B": .*at `\$.nvlink_bytes_per_second`'),
+        ("pcie_bytes_per_second = 0", r'specs."A B": .*at `\$.pcie_bytes_per_second`'),
+        ("idle_context_watts = 0", r'specs."A B": Expected `float` > 0.0 - at `\$.idle_context_watts`'),
+        ("idle_context_watts = inf", r'specs."A B": .*at `\$.idle_context_watts`'),
+        ("dram_ceiling = 1.1", r'specs."A B": Expected `float` <= 1.0 - at `\$.dram_ceiling`'),
+        ("dram_ceiling = nan", r'specs."A B": .*at `\$.dram_ceiling`'),
+        ('peak_flops = "1e12"', r'specs."A B": .*got `str` - at `\$.peak_flops`'),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_of_board_and_key(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"gpu-efficiency\.toml: {words}"):
+        configured(tmp_path, f'[specs."A B"]\n{text}\n')
+
+
+@pytest.mark.parametrize("text", ["specs = 3", "[specs]\npeak_flops = 1e12"])
+def test_a_section_that_names_no_board_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="specs"):
+        configured(tmp_path, text)

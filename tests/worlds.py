@@ -1,9 +1,10 @@
 """Hand-made worlds for tests: boards, readings and observations with few words. Knows nothing of the core's rules."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-from exporter.core.model import Allocation, Device, Observation, Owner, Process, Reading, Spec
+from exporter.core.model import PPM, Allocation, Device, Observation, Owner, Process, Reading, Spec
 
 S = 1_000_000_000
 H100 = Spec(
@@ -49,6 +50,20 @@ SPINNING: dict[str, Any] = RESTING | {
 def device(uuid: str = "GPU-0", index: str = "0", **changes: Any) -> Device:
     board: dict[str, Any] = {"model": "NVIDIA H100 80GB HBM3", "spec": H100}
     return Device(uuid, index, **(board | changes))
+
+
+def cut(*slices: int, board: str = "GPU-0", of: int = 7, **changes: Any) -> tuple[Device, ...]:
+    """A board in MIG mode: what is left of it, then its instances of so many of its slices; together one GPU.
+
+    An instance of the same size at the same place has the same UUID, as in life. No slices: a whole board again.
+    """
+    edges = [sum(slices[:n]) for n in range(len(slices) + 1)]
+    weights = [(b * PPM) // of - (a * PPM) // of for a, b in pairwise(edges)]
+    parts = [
+        device(f"MIG-{board}-{a}-{k}g", f"0:{n}", weight=w, parent=board, profile=f"{k}g", **changes)
+        for n, (a, k, w) in enumerate(zip(edges, slices, weights, strict=False))
+    ]
+    return (device(board, weight=PPM - sum(weights), **changes), *parts)
 
 
 def reading(

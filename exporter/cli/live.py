@@ -1,84 +1,84 @@
 """Commands on real hardware: serve, record."""
 
 import argparse
-import logging
 import platform
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
-from exporter.agent import Agent, Hands, Observer
+from exporter.agent import Agent
+from exporter.agent.hands import Hands
+from exporter.agent.inventory import Inventory, InventoryFile
+from exporter.agent.observer import Observer
+from exporter.agent.pause import PauseFile
 from exporter.cli.wiring import NO_SOURCE, at_least, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import Config
+from exporter.core.model import Fault
 from exporter.schedulers import open_scheduler
-from exporter.sources import SOURCES, Source, SourceError, open_first
+from exporter.sources.ladder import open_ladder
 from exporter.trace import Header, TraceWriter
-
-log = logging.getLogger("gpu-efficiency")
-
-
-def _names(config: Config) -> tuple[str, ...]:
-    return tuple(SOURCES) if config.source == "auto" else (config.source,)
-
-
-def _first_source(config: Config) -> Source | None:
-    """The first source that works here; if none does, says what was tried and what to do."""
-    try:
-        source = open_first(config, _names(config))
-    except SourceError as err:
-        print("gpu-efficiency: no usable source of GPU telemetry:", file=sys.stderr)
-        for tried in str(err).splitlines():
-            print(f"  tried {tried}", file=sys.stderr)
-        print("  `gpu-efficiency demo` serves a simulated node instead.", file=sys.stderr)
-        return None
-    log.info("source %s: %s", source.name, ", ".join(sorted(source.signals)) or "signals not known yet")
-    return source
-
-
-def _observer(config: Config, source: Source) -> tuple[Hands, Observer]:
-    """Hands that begin with the source already open, and open it again by its own name if it breaks."""
-    first = iter([source])
-    hands = Hands(
-        lambda: next(first, None) or open_first(config, [source.name]), open_scheduler(config.scheduler, config)
-    )
-    timing = config.sampling
-    return hands, Observer(
-        hands, SystemClock(), interval=timing.interval_seconds, deadline=timing.deadline_seconds, name=source.name
-    )
 
 
 def serve(args: argparse.Namespace) -> int:
     """Watch this node and serve; exit status 3 where there is nothing to watch."""
-    config = configuration(args)
-    source = _first_source(config)
-    if source is None:
-        return NO_SOURCE
-    hands, observer = _observer(config, source)
-    agent = Agent(meta=portrait(config, source=source.name), policy=config.policy, observer=observer)
-    try:
-        return publish(agent, config, observer.observations)
-    finally:
-        hands.close()
+    return _watching(args, _serve)
 
 
 def record(args: argparse.Namespace) -> int:
-    """Write Observations to a trace until told to stop, or for a while."""
+    """Write Observations to a trace until told to stop, or for a while; exit status as `serve`."""
+    return _watching(args, lambda _, observer: _record(args, observer))
+
+
+def _watching(args: argparse.Namespace, use: Callable[[Config, Observer], int]) -> int:
+    """Find a source and let `use` have what is observed through it; where none works, say what was tried."""
     config = configuration(args)
-    source = _first_source(config)
-    if source is None:
-        return NO_SOURCE
-    hands, observer = _observer(config, source)
-    stop = _stop_after(args.duration)
+    clock, timing = SystemClock(), config.sampling
+    hands = _hands(config, clock)
     try:
-        with TraceWriter(
-            args.output, Header(host=platform.node(), created_wall=time.time_ns()), overwrite=args.force
-        ) as trace:
-            for observation in observer.observations(stop):
-                trace.append(observation)
+        first = hands.first(clock.now())
+        refusals = [fault for fault in first.faults if fault.kind == "source_failed"]
+        if refusals:
+            return _refused(refusals)
+        interval, deadline = timing.interval_seconds, timing.deadline_seconds
+        return use(config, Observer(hands, clock, interval=interval, deadline=deadline, first=first))
     finally:
         hands.close()
+
+
+def _hands(config: Config, clock: SystemClock) -> Hands:
+    """Hands over the sources that `config` names, and over what it says should be there."""
+    file = InventoryFile(config.inventory.file) if config.inventory.file else None
+    return Hands(
+        open_ladder(config),
+        open_scheduler(config.scheduler, config),
+        pause=PauseFile(config.sampling.pause_file, clock.wall) if config.sampling.pause_file else None,
+        inventory=Inventory(file.recall() if file else (), expected=config.inventory.expected_gpus),
+        remembered=file,
+    )
+
+
+def _refused(refusals: list[Fault]) -> int:
+    print("gpu-efficiency: no usable source of GPU telemetry:", file=sys.stderr)
+    for tried in (line for fault in refusals for line in fault.message.splitlines()):
+        print(f"  tried {tried}", file=sys.stderr)
+    print("  `gpu-efficiency demo` serves a simulated node instead.", file=sys.stderr)
+    return NO_SOURCE
+
+
+def _serve(config: Config, observer: Observer) -> int:
+    agent = Agent(meta=portrait(config, source=observer.name), policy=config.policy, observer=observer)
+    return publish(agent, config, observer.observations)
+
+
+def _record(args: argparse.Namespace, observer: Observer) -> int:
+    stop = _stop_after(args.duration)
+    header = Header(host=platform.node(), created_wall=time.time_ns())
+    with TraceWriter(args.output, header, overwrite=args.force) as trace:
+        for observation in observer.observations(stop):
+            trace.append(observation)
     print(f"{trace.observations} observations in {args.output}", file=sys.stderr)
     return 0
 

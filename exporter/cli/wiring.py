@@ -28,7 +28,7 @@ FAILED, USAGE, NO_SOURCE = 1, 2, 3
 
 def configured(command: argparse.ArgumentParser) -> None:
     """Flags that override the configuration; their destinations are its dotted names."""
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
+    config_file(command)
     command.add_argument("--source", dest="source", metavar="NAME", help=f"auto, {', '.join(SOURCES)}")
     command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help="processes")
     for flag, metavar, about in (
@@ -41,6 +41,11 @@ def configured(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
     )
+
+
+def config_file(command: argparse.ArgumentParser) -> None:
+    """The flag that names the configuration."""
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
 
 
 def configuration(args: argparse.Namespace, *, loopback: bool = False) -> Config:

@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -36,21 +37,27 @@ _OUTCOMES = """\
 
 def check_config(args: argparse.Namespace) -> int:
     """Print the configuration as it will be used, as TOML."""
-    config = configuration(args)
-    tree: dict[str, Any] = msgspec.to_builtins(config)
-    scalars = {k: v for k, v in tree.items() if not isinstance(v, dict)}
-    for key, value in scalars.items():
-        print(f"{key} = {_toml(value)}")
-    for section, values in tree.items():
-        if isinstance(values, dict):
-            print(f"\n[{section}]")
-            for key, value in values.items():
-                print(f"{key} = {_toml(value)}")
+    tree: dict[str, Any] = msgspec.to_builtins(configuration(args))
+    print("\n".join(_table("", tree)).strip())
     return 0
 
 
+def _table(path: str, values: dict[str, Any]) -> Iterator[str]:
+    """One TOML table and those inside it; what is not set is left out."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
+    if path and (plain or not values):
+        yield f"\n[{path}]"
+    yield from (f"{key} = {_toml(value)}" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, dict):
+            bare = key.isascii() and key.replace("_", "").isalnum()
+            name = key if bare else _toml(key)
+            yield from _table(f"{path}.{name}" if path else name, value)
+
+
 def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    """Strings, numbers, booleans and lists as TOML writes them: as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def metrics(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
+from exporter.core.health import LIMITERS
 from exporter.core.leaks import LAYER_OF, LAYERS, NAMES
 from exporter.core.model import SECOND
 from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, believed, layers, summed
@@ -17,8 +18,9 @@ Sample = tuple[tuple[str, ...], float | str]
 Read = Callable[[Snapshot], Iterable[Sample]]
 _LEAK_LABELS = tuple(zip(NAMES, LAYER_OF, strict=True))
 REASONS = frozenset({
-    "starting", "gap", "stale", "blank", "zero_filled", "no_engine_signal", "owner_unknown", "paused",
-    "source_failed", "source_hung", "gpu_lost", "gpu_missing", "mig_not_read", "interval_too_short",
+    "starting", "gap", "stale", "blank", "zero_filled", "multiplexed", "no_engine_signal", "owner_unknown", "paused",
+    "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "interval_too_short", "clock_step",
+    "mig_layout", "handle_stale",
 })  # fmt: skip
 """Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
 
@@ -98,7 +100,11 @@ def _state(snapshot: Snapshot) -> Iterator[Sample]:
 def _gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
     for gpu in snapshot.gpus:
         spec = gpu.device.spec
-        yield (gpu.device.uuid, gpu.device.index, gpu.device.model, spec.name if spec else "unknown"), 1
+        device = gpu.device
+        named = spec.name if spec else "unknown"
+        smooths = gpu.health.power_smoothing if gpu.health is not None else None
+        said = "" if smooths is None else ("yes" if smooths else "no")
+        yield (device.uuid, device.index, device.model, named, device.profile, device.parent, said), 1
 
 
 def _allocation_info(snapshot: Snapshot) -> Iterator[Sample]:
@@ -150,30 +156,86 @@ def _intensity(counters: Counters) -> float | None:
     return counters.short_ratio("flops", "bytes")
 
 
-def _tallies(field: str, *, scale: Callable[[int], float | str] = float) -> Read:
-    """Counts by reason; all known reasons from the start, all others together."""
+def _by_reason(field: str, *, scale: Callable[[int], float | str] = float) -> Callable[[GpuView], Iterator[Sample]]:
+    """Counts of one GPU by reason: those that have occurred, for a healthy GPU would have dozens of zeros."""
 
-    def read(snapshot: Snapshot) -> Iterator[Sample]:
-        counts: dict[str, int] = dict.fromkeys(sorted(_VOCABULARY[field]), 0) | {"other": 0}
-        for reason, count in getattr(snapshot, field):
-            counts[reason if reason in counts else "other"] += count
-        for reason, count in counts.items():
-            yield (reason,), scale(count)
+    def read(gpu: GpuView) -> Iterator[Sample]:
+        known: dict[str, int] = {}
+        for reason, count in getattr(gpu, field):
+            reason = reason if reason in _VOCABULARY[field] else "other"  # noqa: PLW2901  so that no input adds series
+            known[reason] = known.get(reason, 0) + count
+        for reason, count in sorted(known.items()):
+            yield (gpu.device.uuid, gpu.device.index, reason), scale(count)
 
     return read
 
 
+def _each_gpu(samples: Callable[[GpuView], Iterator[Sample]]) -> Read:
+    return lambda snapshot: (sample for gpu in snapshot.gpus for sample in samples(gpu))
+
+
+def _rejected(snapshot: Snapshot) -> Iterator[Sample]:
+    refused = dict.fromkeys(_REFUSED, 0) | dict(snapshot.refused)
+    for reason in _REFUSED:
+        yield ("", "", reason), refused[reason]
+    yield from _each_gpu(_by_reason("rejected"))(snapshot)
+
+
+def _faults(snapshot: Snapshot) -> Iterator[Sample]:
+    """Counts by kind; all known kinds from the start, all others together."""
+    counts: dict[str, int] = dict.fromkeys(sorted(_FAULTS), 0) | {"other": 0}
+    for kind, count in snapshot.faults:
+        counts[kind if kind in counts else "other"] += count
+    for kind, count in counts.items():
+        yield (kind,), count
+
+
+def _health(name: str, *, lasting: bool = True) -> Read:
+    """A figure of the latest Health; absent where the board does not say, and where it may no longer hold."""
+
+    def read(gpu: GpuView) -> float | None:
+        if gpu.health is None or not (lasting or gpu.live):
+            return None
+        value: float | None = getattr(gpu.health, name)
+        return None if value is None else float(value)
+
+    return _gpus(read)
+
+
+def _ecc(gpu: GpuView) -> Iterator[Sample]:
+    for kind in ("corrected", "uncorrected"):
+        count = None if gpu.health is None else getattr(gpu.health, f"ecc_{kind}")
+        if count is not None:
+            yield (gpu.device.uuid, gpu.device.index, kind), count
+
+
+def _row_remap(gpu: GpuView) -> int | None:
+    health = gpu.health
+    if health is None or health.row_remap_pending is health.row_remap_failed is None:
+        return None
+    return 2 if health.row_remap_failed else int(bool(health.row_remap_pending))
+
+
+def _limited(gpu: GpuView) -> Iterator[Sample]:
+    if gpu.device.parent:
+        return
+    for group, nanoseconds in gpu.limited:
+        yield (gpu.device.uuid, gpu.device.index, group), seconds(nanoseconds)
+
+
+_REFUSED = ("clock_step", "unknown_gpu")
 _VOCABULARY = {
     "rejected": frozenset({
-        "overlap", "bad_interval", "future", "unknown_gpu", "clock_step", "not_finite", "negative", "clamped",
-        "above_one", "too_large", "order",
+        "overlap", "bad_interval", "future", "not_finite", "negative", "clamped", "above_one", "too_large", "order",
     }),
     "unobserved": REASONS,
-    "faults": frozenset({
-        "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "mig_not_read",
-        "malformed_line", "conflicting_series", "interval_too_short",
-    }),
 }  # fmt: skip
+_FAULTS = frozenset({
+    "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "malformed_line",
+    "conflicting_series", "interval_too_short", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
+    "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
+    "xid_unassigned", "xids_not_told",
+})  # fmt: skip
 
 
 def _errors(snapshot: Snapshot) -> Iterator[Sample]:
@@ -187,7 +249,8 @@ def _build(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _source(snapshot: Snapshot) -> Iterator[Sample]:
-    yield (snapshot.meta.source, snapshot.meta.scheduler), 1
+    meta = snapshot.meta
+    yield (meta.source, meta.scheduler, meta.source_reason), 1
 
 
 _GPU = ("uuid", "gpu")
@@ -201,12 +264,13 @@ METRICS: tuple[Metric, ...] = (
         _gpu_seconds, (*_GPU, "leak", "layer"), "seconds", "gpu",
     ),
     Metric(
-        _P + "paid_seconds_total", "counter", "Seconds this GPU has been in the inventory, and so paid for.",
+        _P + "paid_seconds_total", "counter",
+        "GPU-seconds in the inventory, and so paid for; of a MIG instance, its share of the board's.",
         _gpus(lambda g: seconds(g.counters.now.paid)), _GPU, "seconds", "gpu",
     ),
     Metric(
         _P + "kernel_seconds_total", "counter",
-        "Seconds with a kernel on the GPU; over paid seconds this is GPU Kernel Utilization.",
+        "GPU-seconds with a kernel on the GPU; over paid seconds this is GPU Kernel Utilization.",
         _gpus(lambda g: seconds(g.counters.now.engine)), _GPU, "seconds", "gpu",
     ),
     Metric(
@@ -257,6 +321,54 @@ METRICS: tuple[Metric, ...] = (
         _reading("temperature_celsius"), _GPU, "celsius", "gpu",
     ),
     Metric(
+        _P + "power_limit_watts", "gauge", "Power limit the driver enforces: what power draw is to be compared with.",
+        _reading("enforced_power_limit_watts"), _GPU, "watts", "gpu",
+    ),
+    Metric(
+        _P + "memory_temperature_celsius", "gauge", "Temperature of the device memory, where the board has a sensor.",
+        _health("memory_temperature_celsius", lasting=False), _GPU, "celsius", "gpu",
+    ),
+    Metric(
+        _P + "temperature_margin_celsius", "gauge", "Degrees left until the board slows itself down.",
+        _health("temperature_margin_celsius", lasting=False), _GPU, "celsius", "gpu",
+    ),
+    Metric(
+        _P + "clock_limited_seconds_total", "counter",
+        "Seconds in which the clock was held down, as sampled, by reason: power (the software power cap), thermal, "
+        "hardware (slowdown, power brake), settings (application or display clocks, sync boost).",
+        _each_gpu(_limited), (*_GPU, "reason"), "seconds", "gpu",
+    ),
+    Metric(
+        _P + "xid_errors_total", "counter",
+        "Critical errors (Xid) the driver has told since the daemon saw the GPU first.",
+        _gpus(lambda g: None if g.health is None else g.xids), _GPU, "", "gpu",
+    ),
+    Metric(
+        _P + "last_xid", "gauge", "Code of the last of them; absent while there was none.",
+        _gpus(lambda g: g.last_xid or None), _GPU, "", "gpu",
+    ),
+    Metric(
+        _P + "recovery_action", "gauge",
+        "What the driver wants done, as NVML numbers it: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peers, "
+        "4 drain and reset; later drivers have more.",
+        _health("recovery_action"), _GPU, "", "gpu",
+    ),
+    Metric(
+        _P + "ecc_errors_total", "counter",
+        "Memory errors since the driver was loaded: corrected ones, and those that could not be.",
+        _each_gpu(_ecc), (*_GPU, "type"), "", "gpu",
+    ),
+    Metric(
+        _P + "row_remap", "gauge",
+        "Spare memory rows: 0 none wanted, 1 a remap waits for a reset, 2 one failed: replace the board.",
+        _gpus(_row_remap), _GPU, "", "gpu",
+    ),
+    Metric(
+        _P + "nvlink_errors_total", "counter",
+        "CRC, replay and recovery errors of all NVLinks since the driver was loaded.",
+        _health("nvlink_errors"), _GPU, "", "gpu",
+    ),
+    Metric(
         _P + "memory_used_bytes", "gauge", "Device memory in use.",
         _reading("memory_used_bytes"), _GPU, "bytes", "gpu",
     ),
@@ -270,8 +382,10 @@ METRICS: tuple[Metric, ...] = (
         _gpus(lambda g: None if g.age is None else g.age / SECOND), _GPU, "seconds", "gpu",
     ),
     Metric(
-        _P + "gpu_info", "gauge", "Board as the driver names it, and its row in the specification table.",
-        _gpu_info, (*_GPU, "model", "spec"), "", "gpu",
+        _P + "gpu_info", "gauge",
+        "Board as the driver names it, and its row in the specification table; of a MIG instance its profile and the "
+        "board it is cut from; whether the board smooths its power draw.",
+        _gpu_info, (*_GPU, "model", "spec", "profile", "parent", "power_smoothing"), "", "gpu",
     ),
     Metric(
         _P + "allocation_info", "gauge", "1 for each job that holds the GPU now.",
@@ -292,7 +406,7 @@ METRICS: tuple[Metric, ...] = (
          "scheduler"), "", "job",
     ),
     Metric(
-        _P + "job_gpus", "gauge", "GPUs of this node a job holds now.",
+        _P + "job_gpus", "gauge", "GPUs and MIG instances of this node a job holds now.",
         _jobs(lambda j: len(j.gpus)), ("job_id",), "", "job",
     ),
     Metric(
@@ -351,16 +465,18 @@ METRICS: tuple[Metric, ...] = (
         _node(lambda s: s.conservation_errors),
     ),
     Metric(
-        _P + "rejected_total", "counter", "Readings or fields refused, by reason.",
-        _tallies("rejected"), ("reason",),
+        _P + "rejected_total", "counter",
+        "Readings or fields refused, by GPU and reason, those that occurred; without a GPU: what no one GPU did.",
+        _rejected, (*_GPU, "reason"),
     ),
     Metric(
-        _P + "unobserved_seconds_total", "counter", "GPU-seconds nobody could see, by reason.",
-        _tallies("unobserved", scale=seconds), ("reason",), "seconds",
+        _P + "unobserved_seconds_total", "counter",
+        "GPU-seconds nobody could see, by GPU and reason: those that occurred.",
+        _each_gpu(_by_reason("unobserved", scale=seconds)), (*_GPU, "reason"), "seconds", "gpu",
     ),
     Metric(
         _P + "faults_total", "counter", "Failures to read something, by kind; one that lasts counts at every tick.",
-        _tallies("faults"), ("kind",),
+        _faults, ("kind",),
     ),
     Metric(
         _P + "allocations_age_seconds", "gauge", "Age of what is known about who holds which GPU.",
@@ -389,7 +505,9 @@ METRICS: tuple[Metric, ...] = (
         _node(lambda s: int(s.meta.simulated)),
     ),
     Metric(
-        _P + "source_info", "gauge", "Where telemetry and allocations come from.", _source, ("source", "scheduler"),
+        _P + "source_info", "gauge",
+        "Where telemetry and allocations come from, and in one sentence why that source.",
+        _source, ("source", "scheduler", "reason"),
     ),
     Metric(
         _P + "build_info", "gauge", "Version of the exporter.", _build, ("version",),
@@ -410,9 +528,10 @@ def _series(metric: Metric) -> int:
         _P + "seconds_total": len(NAMES),
         _P + "job_seconds_total": len(NAMES),
         _P + "energy_joules_total": len(LAYERS),
+        _P + "clock_limited_seconds_total": len(LIMITERS),
+        _P + "ecc_errors_total": 2,
         _P + "job_activity_ratio": 3,
-        _P + "rejected_total": len(_VOCABULARY["rejected"]) + 1,
-        _P + "unobserved_seconds_total": len(_VOCABULARY["unobserved"]) + 1,
-        _P + "faults_total": len(_VOCABULARY["faults"]) + 1,
+        _P + "rejected_total": len(_REFUSED),
+        _P + "faults_total": len(_FAULTS) + 1,
         _P + "errors_total": 4,
     }.get(metric.name, 1)

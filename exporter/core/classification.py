@@ -18,7 +18,7 @@ Rule = Callable[[Evidence, Piece], str]
 
 
 def _unavailable(ev: Evidence, piece: Piece) -> str:
-    condition = ev.device.condition
+    condition = ev.condition
     if not condition or condition in _HARD:
         return condition
     working = ev.runs and not ev.distrust
@@ -33,8 +33,8 @@ def _unowned(_: Evidence, piece: Piece) -> str:
     return "leaked_process" if not piece.holders and piece.leaked else ""
 
 
-def _unallocated(_: Evidence, piece: Piece) -> str:
-    return "" if piece.holders else "free"
+def _unallocated(ev: Evidence, piece: Piece) -> str:
+    return "" if piece.holders else ("stranded" if ev.device.stranded else "free")
 
 
 def _hung(_: Evidence, piece: Piece) -> str:
@@ -82,7 +82,7 @@ _AT_WORK = RULES[-2:]
 
 def classify(ev: Evidence, piece: Piece) -> tuple[State, str]:
     """The one state of a piece of time, with the reason in one word."""
-    plain = piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.device.condition)
+    plain = piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.condition)
     for state, rule in _AT_WORK if plain else RULES:
         reason = rule(ev, piece)
         if reason:

@@ -49,6 +49,8 @@ class Evidence(Struct, gc=False):
     device: Device
     distrust: str = ""
     """Not empty: nothing else here may be used."""
+    condition: str = ""
+    """Why the GPU cannot work; empty when it can."""
     rejected: tuple[str, ...] = ()
     engine: float = 0.0
     runs: bool = False
@@ -82,9 +84,12 @@ class Evidence(Struct, gc=False):
     """DRAM bytes per second, likewise."""
 
 
-def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
-    """One reading as evidence. Never raises on any float; distrusted evidence says why in one word."""
-    ev = Evidence(reading, device, reading.distrust)
+def weigh(reading: Reading, device: Device, policy: Policy, *, power_smoothed: bool = False) -> Evidence:
+    """One reading as evidence. Never raises on any float; distrusted evidence says why in one word.
+
+    `power_smoothed`: the board draws power while it idles, so that power acquits nobody.
+    """
+    ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
         return ev
     checked = ev.reading = _checked(reading, policy, ev)
@@ -102,7 +107,7 @@ def weigh(reading: Reading, device: Device, policy: Policy) -> Evidence:
     _links(ev, checked)
     _pools(ev, checked)
     _physics(ev, checked)
-    _work_or_spin(ev, policy, profiled=engine is not None)
+    _work_or_spin(ev, policy, profiled=engine is not None, power_speaks=not power_smoothed)
     return ev
 
 
@@ -142,14 +147,19 @@ def _ordered(ev: Evidence, policy: Policy) -> str:
     """0 <= t <= s <= g: clamp a small excess, drop a large one. Returns why the reading is worthless, or "".
 
     A whole profiler gone to zero (after an XID, or another client took the counters) shows as an engine at
-    exactly 0 beside a busy driver, or as pipes busier than the engine that holds them.
+    exactly 0 beside a busy driver, or as pipes busier than the engine that holds them; without an engine counter, as
+    an SM activity of exactly 0. Counters that take turns (a second client watches another metric group of an older
+    board) show as a busy engine counter without a single warp.
     """
     g, s, t = ev.engine, ev.sm, ev.tensor
-    slop = policy.clamp_excess
+    slop, counted = policy.clamp_excess, ev.reading.gr_engine_active
     if s is not None and t is not None and s > g + slop and t > g + slop:
         return "zero_filled"
-    if g == 0.0 and not s and not t and (ev.utilization or 0.0) >= policy.zero_fill_utilization:
+    first = s if counted is None else counted
+    if first == 0.0 and not s and not t and (ev.utilization or 0.0) >= policy.zero_fill_utilization:
         return "zero_filled"
+    if s == 0.0 and not t and counted is not None and counted >= policy.multiplexed_engine:
+        return "multiplexed"
     if s is not None and s > g:
         ev.sm = g if s <= g + slop else None
         ev.rejected += ("clamped" if s <= g + slop else "order",)
@@ -194,9 +204,9 @@ def _pools(ev: Evidence, checked: Reading) -> None:
 
 
 def _physics(ev: Evidence, checked: Reading) -> None:
-    """Energy from its counter, else from the power at the reading's end; FLOPs and bytes from the board's peaks."""
+    """Energy from its counter, else a share of the board's power at the reading's end; FLOPs and bytes from peaks."""
     if checked.energy_joules is not None:
-        ev.joules = checked.energy_joules / (checked.end - checked.start) * (MS / PPM)
+        ev.joules = checked.energy_joules / (checked.end - checked.start) * (MS / (ev.device.weight or PPM))
     else:
         ev.joules = (checked.power_watts or 0.0) / 1000 / PPM
     spec = ev.device.spec
@@ -205,7 +215,7 @@ def _physics(ev: Evidence, checked: Reading) -> None:
         ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0)
 
 
-def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool) -> None:
+def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_speaks: bool) -> None:
     """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
     if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
@@ -215,19 +225,24 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool) -> None:
     if fp is not None and fp >= policy.working_fp:
         ev.work = PPM - ev.wait
     elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
-        _spin(ev, fp, policy)
+        _spin(ev, fp, policy, power_speaks=power_speaks)
 
 
 def _fp(reading: Reading) -> float | None:
     return _busier(_busier(reading.fp64_active, reading.fp32_active), reading.fp16_active)
 
 
-def _spin(ev: Evidence, fp: float | None, policy: Policy) -> None:
-    if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or not _cool(ev, fp, policy):
+def _spin(ev: Evidence, fp: float | None, policy: Policy, *, power_speaks: bool) -> None:
+    if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or (power_speaks and not _cool(ev, fp, policy)):
         return
     pcie = _busier(ev.pcie_tx, ev.pcie_rx)
     ev.spin = _pcie_at_rest(ev, pcie, policy)
-    ev.suspect_only = ev.dram is None or ev.nvlink is None or pcie is None or not _acquittable(ev, fp)
+    ev.suspect_only = (
+        ev.dram is None
+        or ev.nvlink is None
+        or pcie is None
+        or not (fp is not None or (power_speaks and _power_judges(ev)))
+    )
 
 
 def activity(ev: Evidence, policy: Policy) -> int:
@@ -251,11 +266,11 @@ def _cool(ev: Evidence, fp: float | None, policy: Policy) -> bool:
     return power <= spec.idle_context_watts + share * limit
 
 
-def _acquittable(ev: Evidence, fp: float | None) -> bool:
-    """Could register-bound work have shown itself, in the FP pipes or in the power draw?"""
+def _power_judges(ev: Evidence) -> bool:
+    """Could register-bound work have shown itself in the power draw?"""
     spec = ev.device.spec
     powered = ev.reading.power_watts is not None and ev.reading.enforced_power_limit_watts is not None
-    return fp is not None or (powered and spec is not None and spec.idle_context_watts is not None)
+    return powered and spec is not None and spec.idle_context_watts is not None
 
 
 def _pcie_at_rest(ev: Evidence, pcie: float | None, policy: Policy) -> int:

@@ -7,6 +7,7 @@ judge: what it posts was decided elsewhere. Entries are never reversed.
 from collections import Counter, deque
 
 from exporter.core.evidence import Evidence
+from exporter.core.health import Vitals
 from exporter.core.leaks import NAMES, Taken
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, State
 from exporter.core.policy import Policy
@@ -30,10 +31,14 @@ class Book:
     seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by leak.
     """
 
-    __slots__ = (*_COUNTERS, "energy", "marks", "next_mark", "parts", "since", "spread")
+    __slots__ = (
+        *_COUNTERS, "anchor", "due_before", "energy", "marks", "next_mark", "parts", "since", "spread", "weight",
+    )  # fmt: skip
 
-    def __init__(self, start: int) -> None:
-        self.since = self.until = start
+    def __init__(self, start: int, weight: int = PPM) -> None:
+        self.since = self.until = self.anchor = start
+        self.weight, self.due_before = weight, 0
+        """Parts per million of a GPU since `anchor`, and what was due until then."""
         self.paid = self.engine = 0
         self.pure = self.tensor_seen = self.dram = self.dram_seen = 0.0
         self.utilization = self.utilization_seen = self.flops = self.bytes = 0.0
@@ -59,25 +64,36 @@ class Book:
         """Add `ms` milliseconds of what the counters said, a `sharers`-th of it."""
         if ev.distrust:
             return
-        busy = PPM - ev.wait
-        self.engine += busy * ms // sharers
-        seconds = ms / (1000 * sharers)
+        weight = ev.device.weight
+        self.engine += (PPM - ev.wait) * weight // PPM * ms // sharers
+        lasted = ms / (1000 * sharers)
+        seconds = lasted * weight / PPM
         if ev.utilization is not None:
             self.utilization += ev.utilization * seconds
             self.utilization_seen += seconds
         if ev.dram is not None:
             self.dram += ev.dram * seconds
             self.dram_seen += seconds
-            self.bytes += ev.bytes * seconds
+            self.bytes += ev.bytes * lasted
         if ev.tensor is not None and not ev.unresolved:
             self.pure += ev.pure * seconds / PPM
             self.tensor_seen += seconds
-            self.flops += ev.flops * seconds
+            self.flops += ev.flops * lasted
 
     def rest(self, until: int) -> None:
         """Leave out the time up to `until`: the GPU was not in the inventory, and nobody paid for it."""
-        self.since += max(0, until - self.until)
-        self.until = max(self.until, until)
+        left_out = max(0, until - self.until)
+        self.since += left_out
+        self.anchor += left_out
+        self.until += left_out
+
+    def reweigh(self, weight: int) -> None:
+        """From here on the device is another share of a GPU: instances were cut from it, or given back."""
+        self.due_before, self.anchor, self.weight = self.due(), self.until, weight
+
+    def due(self) -> int:
+        """What time and weight alone say must have been paid, nanoseconds."""
+        return self.due_before + (self.until - self.anchor) // MS * self.weight
 
     def mark(self) -> None:
         """Keep the counters of this minute as the beginning of a window."""
@@ -111,10 +127,15 @@ class Mark:
 class Gpu:
     """One GPU of the inventory: its book, its track, and what was last seen of it."""
 
-    __slots__ = ("book", "device", "holders", "listed", "reading", "reason", "since", "state", "track")
+    __slots__ = (
+        "book", "device", "holders", "listed", "reading", "reason", "rejected", "since", "state", "track",
+        "unobserved", "vitals",
+    )  # fmt: skip
 
     def __init__(self, device: Device, start: int) -> None:
-        self.device, self.book, self.track = device, Book(start), Track()
+        self.device, self.book, self.track, self.vitals = device, Book(start, device.weight), Track(), Vitals()
+        self.rejected: Counter[str] = Counter()
+        self.unobserved: Counter[str] = Counter()
         self.state, self.reason, self.since = State.UNOBSERVED, "starting", start
         self.reading: Reading | None = None
         self.holders: tuple[Allocation, ...] = ()
@@ -154,13 +175,23 @@ class Ledger:
         self.holding: set[str] = set()
         """Jobs that hold a GPU, as far as is known."""
         self.allocations_at = NEVER
-        self.rejected: Counter[str] = Counter()
-        self.unobserved: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """What was refused and cannot be laid to any one GPU."""
         self.faults: Counter[str] = Counter()
         self.conservation_errors = 0
         self.at: int | None = None
         self.wall = 0
         self.source = ""
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """Readings and fields refused, on the whole node, by reason."""
+        return sum((gpu.rejected for gpu in self.gpus.values()), self.refused.copy())
+
+    @property
+    def unobserved(self) -> Counter[str]:
+        """GPU-nanoseconds nobody saw, on the whole node, by reason."""
+        return sum((gpu.unobserved for gpu in self.gpus.values()), Counter[str]())
 
     def allocate(self, allocations: tuple[Allocation, ...]) -> None:
         """Replace what is known about who holds what."""
@@ -190,4 +221,4 @@ class Ledger:
 
 def conserved(book: Book) -> bool:
     """The law: what was lost, useful, unresolved and unobserved is what was paid, to the nanosecond."""
-    return sum(book.parts) == book.paid == book.until - book.since
+    return sum(book.parts) == book.paid == book.due()

@@ -55,6 +55,15 @@ class Device(Struct, frozen=True, omit_defaults=True):
     """Signals this hardware cannot have (no NVLink on a PCIe board): they count as zero, not as missing."""
     condition: str = ""
     """Why the GPU cannot work, in one word ("lost", "missing", "drained"); empty when it can."""
+    weight: int = PPM
+    """Parts per million of one paid GPU. A MIG instance has its share of the compute slices, the board it is cut
+    from what no instance has (perhaps 0): together they are one GPU, exactly."""
+    parent: str = ""
+    """UUID of the board, for a MIG instance."""
+    profile: str = ""
+    """MIG profile as NVIDIA writes it ("1g.10gb"); empty for a whole board."""
+    stranded: bool = False
+    """What is left of a board in MIG mode, which no profile can reach."""
 
 
 class Process(Struct, frozen=True, omit_defaults=True):
@@ -103,6 +112,29 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     processes: tuple[Process, ...] | None = None
     distrust: str = ""
     """Why the source itself does not vouch for these figures, in one word ("stale", "blank"); else empty."""
+
+
+class Health(Struct, frozen=True, omit_defaults=True):
+    """A board's condition beside its work, as last read. Counters count from the load of the driver."""
+
+    uuid: str
+    xids: tuple[int, ...] = ()
+    """Critical errors told since the last Health, oldest first (NVIDIA's "Xid errors" document)."""
+    recovery_action: int | None = None
+    """nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot, 3 drain peers, 4 drain and reset, ..."""
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    """A reset is needed to put a spare row to use."""
+    row_remap_failed: bool | None = None
+    """No spare row was left: the board should be replaced."""
+    nvlink_errors: int | None = None
+    """CRC, replay and recovery errors of all links together."""
+    memory_temperature_celsius: float | None = None
+    temperature_margin_celsius: float | None = None
+    """Degrees left until the board slows down."""
+    power_smoothing: bool | None = None
+    """The board keeps its power draw flat on purpose: power proves nothing about work."""
 
 
 class Owner(Struct, frozen=True, omit_defaults=True):
@@ -160,6 +192,8 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     """When the allocations, new or "as before", were last known to be true. None: `at`."""
     source: str = ""
     faults: tuple[Fault, ...] = ()
+    health: tuple[Health, ...] = ()
+    """Of the boards it was read for, whole each time."""
 
 
 class State(StrEnum):

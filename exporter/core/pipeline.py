@@ -14,7 +14,7 @@ from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
 from exporter.core.leaks import Span, Taken, pour
 from exporter.core.ledger import Gpu, Ledger, conserved
-from exporter.core.model import MS, PPM, Allocation, Device, Observation, Owner, Reading, State
+from exporter.core.model import MS, NEVER, PPM, Allocation, Device, Observation, Owner, Reading, State
 from exporter.core.track import Piece, blind, pieces
 
 Stretch = tuple[Gpu, Evidence, list[Piece]]
@@ -27,10 +27,11 @@ UNKNOWN = Owner(job_id="unknown", name="the scheduler's word is too old to tell"
 def advance(ledger: Ledger, observation: Observation) -> None:
     """Move the ledger to `observation`. Never raises on bad figures: it refuses them by name, and counts."""
     if ledger.at is not None and observation.at < ledger.at:
-        ledger.rejected["clock_step"] += 1
+        ledger.refused["clock_step"] += 1
         return
-    _take_in(ledger, observation)
-    stretches = [_cut(ledger, gpu, reading) for gpu, reading in _timeline(ledger, observation)]
+    stretches = _take_in(ledger, observation)
+    heard = [(gpu, _heard(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
+    stretches += [(gpu, ev, _cut(ledger, gpu, ev)) for gpu, ev in heard]
     hangs = _hangs(stretches)
     for gpu, ev, cut in stretches:
         _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs) if hangs else cut)
@@ -40,30 +41,60 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     ledger.evict(observation.at)
 
 
-def _take_in(ledger: Ledger, observation: Observation) -> None:
+def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
+    """All but the readings; time that a recut closes for good, as stretches."""
     ledger.at, ledger.wall = observation.at, observation.wall
     ledger.source = observation.source or ledger.source
     for fault in observation.faults:
         ledger.faults[fault.kind] += 1
-    if observation.devices is not None:
-        _take_stock(ledger, observation, {device.uuid: device for device in observation.devices})
     ledger.allocations_at = observation.at if observation.allocations_at is None else observation.allocations_at
     if observation.allocations is not None:
         ledger.allocate(observation.allocations)
+    closed = [] if observation.devices is None else _take_stock(ledger, observation, observation.devices)
+    for health in observation.health:
+        board = ledger.gpus.get(health.uuid)
+        if board is not None:
+            board.vitals.hear(health, observation.at, ledger.policy.fatal_xids)
+    return closed
 
 
-def _take_stock(ledger: Ledger, observation: Observation, inventory: dict[str, Device]) -> None:
+def _take_stock(ledger: Ledger, observation: Observation, devices: Iterable[Device]) -> list[Stretch]:
     """The inventory as it stands: what is no longer in it is no longer paid for; its book rests."""
-    for uuid, device in inventory.items():
-        known = ledger.gpus.get(uuid)
-        if known is None:
-            ledger.gpus[uuid] = Gpu(device, _first_moment(uuid, observation))
-            continue
-        known.device = device
-        if not known.listed:
-            known.book.rest(_first_moment(uuid, observation))
-    for uuid, gpu in ledger.gpus.items():
-        gpu.listed = uuid in inventory
+    known: dict[str, list[Gpu]] = {}
+    for gpu in ledger.gpus.values():
+        known.setdefault(gpu.device.parent or gpu.device.uuid, []).append(gpu)
+    listed: dict[str, dict[str, Device]] = {}
+    for device in devices:
+        listed.setdefault(device.parent or device.uuid, {})[device.uuid] = device
+    closed: list[Stretch] = []
+    for board in known | listed:
+        gpus, parts = known.get(board, []), listed.get(board, {})
+        if {gpu.device.uuid: gpu.book.weight for gpu in gpus if gpu.listed} != {u: d.weight for u, d in parts.items()}:
+            closed += _recut(ledger, observation, gpus, parts)
+        for uuid, device in parts.items():
+            ledger.gpus[uuid].device = device
+    return closed
+
+
+def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts: dict[str, Device]) -> list[Stretch]:
+    """A board and its instances are one paid GPU: at one instant what they were ends, and what they are begins.
+
+    It is where the furthest of their books stands, for entries are never reversed; the others are closed up to it.
+    """
+    until = [gpu.book.until for gpu in known if gpu.listed]
+    first = min((_first_moment(uuid, observation) for uuid in parts), default=NEVER)
+    edge = max(until) if until else max([first, *(gpu.book.until for gpu in known)])
+    gaps = [(gpu, _gap(gpu, edge, observation)) for gpu in known if gpu.listed and gpu.book.until < edge]
+    heard = [(gpu, _heard(ledger, gpu, gap)) for gpu, gap in gaps]
+    closed = [(gpu, ev, _cut(ledger, gpu, ev)) for gpu, ev in heard]
+    for gpu in known:
+        gpu.listed = False
+    for uuid, device in parts.items():
+        gpu = ledger.gpus.get(uuid) or ledger.gpus.setdefault(uuid, Gpu(device, edge))
+        gpu.book.rest(edge)
+        gpu.book.reweigh(device.weight)
+        gpu.listed = True
+    return closed
 
 
 def _first_moment(uuid: str, observation: Observation) -> int:
@@ -84,7 +115,7 @@ def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, R
         gpu = ledger.gpus.get(reading.uuid)
         wrong = "unknown_gpu" if gpu is None or not gpu.listed else _malformed(reading, observation.at)
         if gpu is None or wrong or reading.start < gpu.book.until:
-            ledger.rejected[wrong or "overlap"] += 1
+            (gpu.rejected if gpu is not None and gpu.listed else ledger.refused)[wrong or "overlap"] += 1
             continue
         if reading.start > gpu.book.until:
             yield gpu, _gap(gpu, reading.start, observation)
@@ -105,16 +136,29 @@ def _malformed(reading: Reading, at: int) -> str:
 def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
     """Time no reading covers, with the best reason there is."""
     uuid, start = gpu.device.uuid, gpu.book.until
-    kinds = [f.kind for f in observation.faults if f.uuid in (uuid, "") and f.kind != "scheduler_failed"]
+    whose = (uuid, gpu.device.parent, "")
+    kinds = [f.kind for f in observation.faults if f.uuid in whose and f.kind != "scheduler_failed"]
     gpu.book.until = end
     return Reading(uuid, start, end, distrust=kinds[0] if kinds else "gap")
 
 
-def _cut(ledger: Ledger, gpu: Gpu, reading: Reading) -> Stretch:
-    """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
-    ev = weigh(reading, gpu.device, ledger.policy)
+def _heard(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
+    """What a reading proves, and what it tells of the board's health."""
+    board = ledger.gpus.get(gpu.device.parent, gpu).vitals
+    ev = weigh(reading, gpu.device, ledger.policy, power_smoothed=board.power_smoothed)
     for reason in ev.rejected:
-        ledger.rejected[reason] += 1
+        gpu.rejected[reason] += 1
+    gpu.vitals.see(ev)
+    if board.fatal_since is not None:
+        board.outlive(ev, board.fatal_since)
+    return ev
+
+
+def _cut(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[Piece]:
+    """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
+    board = ledger.gpus.get(gpu.device.parent, gpu).vitals
+    if board.fatal_since is not None:
+        ev.condition = ev.condition or board.condition(ev.reading.start)
     cut: list[Piece] = []
     for start, end, holders in _owned(ledger, ev):
         if ev.distrust or holders is None:
@@ -124,7 +168,7 @@ def _cut(ledger: Ledger, gpu: Gpu, reading: Reading) -> Stretch:
         if holders is not gpu.track.holders:
             _begin_if_new(ledger, gpu, holders)
         cut += pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy)
-    return gpu, ev, cut
+    return cut
 
 
 def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
@@ -185,9 +229,9 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
         if state is not gpu.state:
             gpu.state, gpu.since = state, piece.start
         gpu.reason, gpu.holders = reason, piece.holders
-        if state is State.UNOBSERVED:
-            ledger.unobserved[reason] += piece.end - piece.start
         ms = (piece.end - piece.start) // MS
+        if state is State.UNOBSERVED:
+            gpu.unobserved[reason] += ms * ev.device.weight
         for held, sharers, whole, taken in _poured(ledger, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
             if held is not None:
@@ -203,17 +247,30 @@ def _poured(
     ledger: Ledger, ev: Evidence, piece: Piece, state: State
 ) -> list[tuple[Allocation | None, int, int, Taken]]:
     """Each owner, how many share the GPU, the owner's ppm of it, and where they went. Owners split the pools first."""
-    policy, signs = ledger.policy, piece.signs
+    policy, signs, whole = ledger.policy, piece.signs, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    if whole != PPM:
+        pools = _scaled(pools, whole)
     count = len(piece.holders)
     if count == 0:
-        return [(None, 1, PPM, pour(Span(ev, state, policy, pools, PPM)))]
+        return [(None, 1, whole, pour(Span(ev, state, policy, pools, whole)))]
     if count == 1:
         held = piece.holders[0]
-        return [(held, 1, PPM, pour(Span(ev, state, policy, pools, PPM, held.gpus, held.restarts, signs)))]
+        return [(held, 1, whole, pour(Span(ev, state, policy, pools, whole, held.gpus, held.restarts, signs)))]
     shares: list[tuple[Allocation | None, int, int, Taken]] = []
     for rank, held in enumerate(piece.holders):
         own = [pool // count + (rank < pool % count) for pool in pools]
         span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, signs)
         shares.append((held, count, span.whole, pour(span)))
     return shares
+
+
+def _scaled(pools: list[int], weight: int) -> list[int]:
+    """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM, rounded cumulatively."""
+    scaled, total, before = [], 0, 0
+    for pool in pools:
+        total += pool
+        after = total * weight // PPM
+        scaled.append(after - before)
+        before = after
+    return scaled

@@ -29,6 +29,11 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.5
 
+    multiplexed_engine: Annotated[
+        Ratio,
+        Meta(description="E: an engine this busy has warps on some SM: an SM activity of exactly 0 was not measured"),
+    ] = 0.1
+
     working_tensor: Annotated[
         Ratio, Meta(description="E: less tensor activity than this is a polling kernel's noise")
     ] = 0.002
@@ -72,6 +77,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     zombie_serving_seconds: Annotated[
         Seconds, Meta(description="E: real serving pods are silent for hours and work again later")
     ] = 18000.0
+    fatal_xids: Annotated[
+        tuple[int, ...],
+        Meta(
+            description="E, after NVIDIA's Xid catalogue: nothing runs before a reset or reboot (stopped engine, off "
+            "the bus, halted microcontroller, uncontained ECC, GSP timeouts); a kernel seen later disproves it"
+        ),
+    ] = (46, 62, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 158)
     unowned_seconds: Annotated[Seconds, Meta(description="epilogs take up to a minute to kill what a job leaves")] = (
         60.0
     )

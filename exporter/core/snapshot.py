@@ -11,7 +11,7 @@ from msgspec import Struct
 from exporter.core.evidence import LARGEST
 from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED, UNRESOLVED_TIME, USEFUL
 from exporter.core.ledger import SPREAD_BINS, Book, Gpu, Job, Ledger, Mark
-from exporter.core.model import NEVER, Device, Owner, Reading, State
+from exporter.core.model import NEVER, Device, Health, Owner, Reading, State
 
 SHORT = 300
 """Seconds of the window behind the gauges meant for people."""
@@ -113,6 +113,16 @@ class GpuView(Struct, frozen=True):
     """It was believed, and nothing after it has been given up as unseen: its values are the present."""
     age: int | None
     """Nanoseconds since that reading ended."""
+    rejected: tuple[tuple[str, int], ...] = ()
+    """Fields and readings refused, by reason."""
+    unobserved: tuple[tuple[str, int], ...] = ()
+    """GPU-nanoseconds nobody saw, by reason."""
+    health: Health | None = None
+    xids: int = 0
+    """Critical errors told since the daemon saw the GPU first, and the last of them (0: none)."""
+    last_xid: int = 0
+    limited: tuple[tuple[str, int], ...] = ()
+    """Nanoseconds with the clock held down, by group of reasons."""
 
 
 class JobView(Struct, frozen=True):
@@ -131,6 +141,7 @@ class Meta(Struct, frozen=True, kw_only=True):
 
     version: str = ""
     source: str = ""
+    source_reason: str = ""
     scheduler: str = ""
     simulated: bool = False
     host: str = ""
@@ -156,9 +167,8 @@ class Snapshot(Struct, frozen=True):
     wall: int
     gpus: tuple[GpuView, ...]
     jobs: tuple[JobView, ...]
-    rejected: tuple[tuple[str, int], ...]
-    unobserved: tuple[tuple[str, int], ...]
-    """Nanoseconds by reason."""
+    refused: tuple[tuple[str, int], ...]
+    """What cannot be laid to any one GPU, by reason."""
     faults: tuple[tuple[str, int], ...]
     conservation_errors: int
     allocations_age: int | None
@@ -174,8 +184,7 @@ def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
         wall=ledger.wall,
         gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
         jobs=tuple(_job(ledger, job) for _, job in sorted(ledger.jobs.items())),
-        rejected=tuple(sorted(ledger.rejected.items())),
-        unobserved=tuple(sorted(ledger.unobserved.items())),
+        refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
         conservation_errors=ledger.conservation_errors,
         allocations_age=None if ledger.allocations_at == NEVER else max(0, at - ledger.allocations_at),
@@ -204,6 +213,12 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         reading=gpu.reading,
         live=_live(gpu),
         age=None if gpu.reading is None else at - gpu.reading.end,
+        rejected=tuple(sorted(gpu.rejected.items())),
+        unobserved=tuple(sorted(gpu.unobserved.items())),
+        health=gpu.vitals.health,
+        xids=gpu.vitals.xids,
+        last_xid=gpu.vitals.last_xid,
+        limited=tuple(gpu.vitals.limited.items()),
     )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from exporter.core.leaks import NAMES, USEFUL
 from exporter.core.ledger import Mark
-from exporter.core.model import SECOND, Device, Owner
+from exporter.core.model import PPM, SECOND, Device, Health, Owner
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, believed, layers, summed
 
 
@@ -51,6 +51,25 @@ class OwnerOut(Struct, frozen=True, kw_only=True):
     scheduler: str
 
 
+class HealthOut(Struct, frozen=True, kw_only=True):
+    """A board's condition beside its work; null where it does not say. Counters count from the load of the driver."""
+
+    xids: int
+    """Critical errors told since the daemon saw the GPU first."""
+    last_xid: int | None
+    recovery_action: int | None
+    """What the driver wants done: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peers, 4 drain and reset."""
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    row_remap_pending: bool | None
+    row_remap_failed: bool | None
+    nvlink_errors: int | None
+    memory_temperature_celsius: float | None
+    temperature_margin_celsius: float | None
+    clock_limited_seconds: dict[str, float]
+    """Time the clock was held down, by reason."""
+
+
 class GpuOut(Struct, frozen=True, kw_only=True):
     """One GPU. Power, temperature and memory are null unless the newest reading has them now."""
 
@@ -80,6 +99,13 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     """False: the board's tensor peak is not known, so the worth of its kernel time is not either."""
     unsupported: list[str]
     """Signals this hardware cannot have."""
+    share: float
+    """Of one paid GPU: 1 for a whole board, less for a MIG instance and for what is left of its board."""
+    profile: str
+    """MIG profile; empty for a board."""
+    parent: str
+    """UUID of the board a MIG instance is cut from."""
+    health: HealthOut
 
 
 class JobOut(Struct, frozen=True, kw_only=True):
@@ -103,6 +129,8 @@ class NodeOut(Struct, frozen=True, kw_only=True):
 
     host: str
     source: str
+    source_reason: str
+    """Why this source, in one sentence."""
     scheduler: str
     simulated: bool
     """True: made by a model or a replay; nothing here was measured on this machine."""
@@ -161,6 +189,7 @@ def _node(snapshot: Snapshot, age: int) -> NodeOut:
     return NodeOut(
         host=meta.host,
         source=meta.source,
+        source_reason=meta.source_reason,
         scheduler=meta.scheduler,
         simulated=meta.simulated,
         version=meta.version,
@@ -198,6 +227,20 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         age_seconds=None if age is None else age / SECOND,
         peak_known=spec is not None and spec.peak_flops is not None,
         unsupported=list(device.lacks),
+        share=device.weight / PPM,
+        profile=device.profile,
+        parent=device.parent,
+        health=_health(gpu),
+    )
+
+
+def _health(gpu: GpuView) -> HealthOut:
+    told = gpu.health or Health(gpu.device.uuid)
+    return HealthOut(
+        xids=gpu.xids,
+        last_xid=gpu.last_xid or None,
+        clock_limited_seconds={group: nanoseconds / SECOND for group, nanoseconds in gpu.limited},
+        **{name: getattr(told, name) for name in HealthOut.__struct_fields__ if hasattr(told, name) and name != "xids"},
     )
 
 

@@ -13,7 +13,7 @@ from exporter.http.api import GpuOut, GpusOut, JobsOut, NodeOut, OwnerOut, Windo
 from exporter.http.appearance import HATCHES, MARKS, STYLE
 from exporter.http.drawing import bar, worst
 from exporter.http.tables import job_table, leak_table
-from exporter.http.words import TIMES, brief, clock, duration, iso, plain, ratio, text
+from exporter.http.words import TIMES, brief, clock, complaints, duration, iso, plain, ratio, text
 
 REFRESH_SECONDS = 5
 CONTENT_SECURITY_POLICY = (
@@ -45,7 +45,7 @@ def _body(gpus: GpusOut, jobs: JobsOut, *, problem: str) -> str:
         (_simulated() if node.simulated else "")
         + (_alarm("Not live. " + asof, problem) if problem else "")
         + f"<main{' class=stale' if problem else ''}>"
-        + _header(node, len(gpus.gpus))
+        + _header(node, _boards(gpus.gpus))
         + (_summary(gpus, was=was) if gpus.gpus else _no_gpus(node))
         + "".join(["<h2>GPUs</h2><div class=gpus>", *(_card(gpu, was=was) for gpu in gpus.gpus), "</div>"])
         + job_table(jobs.jobs)
@@ -53,6 +53,11 @@ def _body(gpus: GpusOut, jobs: JobsOut, *, problem: str) -> str:
         + _footer(node)
         + "</main>"
     )
+
+
+def _boards(gpus: Iterable[GpuOut]) -> int:
+    """GPUs that are paid for: the instances of a board are part of it."""
+    return sum(1 for gpu in gpus if not gpu.parent) or 1
 
 
 def _simulated() -> str:
@@ -88,7 +93,7 @@ def _no_gpus(node: NodeOut) -> str:
 def _summary(view: GpusOut, *, was: str) -> str:
     """The three layers multiplied out, beside what nvidia-smi would have said; then what the GPUs are doing now."""
     hour = view.node.last_hour
-    span = hour.seconds / len(view.gpus)
+    span = hour.seconds / _boards(view.gpus)
     when = "hour" if span >= _HOUR - 60 else duration(span)
     return (
         f'<section class="summary"><p class="sentence">Of what was paid in the last {when}, '
@@ -129,9 +134,16 @@ def _caveats(hour: WindowOut) -> str:
 def _card(gpu: GpuOut, *, was: str) -> str:
     return (
         f'<article class="gpu {gpu.state}"><div class="top"><h3>GPU {text(gpu.index) or "?"} '
-        f'<small title="{text(gpu.uuid)}">{text(gpu.model) or "unknown model"}</small></h3>{_state(gpu, was=was)}</div>'
+        f'<small title="{text(gpu.uuid)}">{_what(gpu)}</small></h3>{_state(gpu, was=was)}</div>'
         f"{bar(gpu.last_hour, height=16)}{_equation(gpu)}{worst(gpu.last_hour)}{_facts(gpu)}</article>"
     )
+
+
+def _what(gpu: GpuOut) -> str:
+    model = text(gpu.model) or "unknown model"
+    if gpu.parent:
+        return f"MIG {text(gpu.profile)} of {model}"
+    return model if gpu.share == 1 else f"{model}, {100 * gpu.share:.0f} % not partitioned"
 
 
 def _state(gpu: GpuOut, *, was: str) -> str:
@@ -163,6 +175,7 @@ def _facts(gpu: GpuOut) -> str:
         ("temperature", _value(gpu, "temperature_celsius", None if celsius is None else f"{celsius:.0f} °C")),
         ("memory", _value(gpu, "memory_used_bytes", None if used is None else f"{used / 2**30:.1f}{of} GiB")),
         ("data", _age(gpu)),
+        *(("health", told) for told in filter(None, [complaints(gpu.health)])),
     ]
     return f'<dl class="facts">{"".join(f"<div><dt>{term}</dt><dd>{told}</dd></div>" for term, told in facts)}</dl>'
 
@@ -186,8 +199,9 @@ def _owners(owners: Iterable[OwnerOut]) -> str:
 
 
 def _footer(node: NodeOut) -> str:
+    why = f"<p>Source {text(node.source_reason, limit=600)}.</p>" if node.source_reason else ""
     return (
-        "<footer><p>Without reports from the workload, useful is what the hardware can have done at best: "
+        f"<footer>{why}<p>Without reports from the workload, useful is what the hardware can have done at best: "
         f"tensor activity {TIMES} clock. It is an upper bound of MFU.</p>"
         '<p><a href="/metrics">metrics</a> · <a href="/api/v1/gpus">GPUs</a> and <a href="/api/v1/jobs">jobs</a> as '
         f'JSON · <a href="/openapi.json">OpenAPI</a> · version {text(node.version)}</p></footer>'

@@ -6,11 +6,12 @@ Refuses tags of any size: what comes out is text, a `<time>` or one `<span>` tha
 from datetime import UTC, datetime
 from html import escape
 
-from exporter.http.api import WindowOut
+from exporter.http.api import HealthOut, WindowOut
 
 MAX_TEXT = 120
 """Longer names are cut: they are people's own, and one must not fill the page."""
 TIMES = "\N{MULTIPLICATION SIGN}"
+_WANTED = {1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU"}
 _SPACE, _DASH = "\N{NO-BREAK SPACE}", "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TINY = 0.005
@@ -78,3 +79,16 @@ def clock(wall: float) -> str:
 def iso(wall: float) -> str:
     """Unix seconds as ISO 8601."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
+
+
+def complaints(health: HealthOut) -> str:
+    """What is wrong with a board, in a few words; empty while nothing is known to be."""
+    lost = health.ecc_uncorrected
+    found = [
+        f"Xid {health.last_xid}" if health.last_xid else "",
+        f"the driver asks: {_WANTED.get(health.recovery_action, 'see NVML')}" if health.recovery_action else "",
+        f"{lost} uncorrected ECC error{'s' if lost != 1 else ''}" if lost else "",
+        "a row remap failed: replace the board" if health.row_remap_failed else "",
+        "a row remap waits for a reset" if health.row_remap_pending else "",
+    ]
+    return "; ".join(filter(None, found))

@@ -17,6 +17,7 @@ from exporter.core.model import MS, Allocation, Device, Fault, Observation, Read
 from exporter.simulate.boards import Board
 from exporter.simulate.plan import Piece, Plan, Truth, timeline, truth
 from exporter.simulate.sensors import Meter
+from exporter.simulate.vitals import vitals
 from exporter.simulate.work import Load, add, dice
 
 _NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
@@ -151,6 +152,7 @@ def _observation(simulation: Simulation, before: int, now: int, *, readings: tup
         allocations=_allocations(simulation, before, now) if first or _moved(simulation, before, now) else None,
         source="simulation",
         faults=_faults(simulation, now),
+        health=vitals(simulation.plan, simulation.board, simulation.uuids, readings, before=before, now=now),
     )
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from exporter.core.model import Device, Fault, Reading
+from exporter.core.model import PPM, Device, Fault, Health, Reading
 
 
 class Batch(Struct, frozen=True):
@@ -15,6 +16,19 @@ class Batch(Struct, frozen=True):
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...] = ()
     faults: tuple[Fault, ...] = ()
+    health: tuple[Health, ...] = ()
+    settled: int | None = None
+    """Nothing more will come for the time before this (monotonic nanoseconds); None: the `now` of the read. A source
+    whose values arrive late says so here, or the ledger books the time they stand for as unobserved."""
+
+
+def shares(slices: Sequence[int], whole: int) -> list[int]:
+    """Weights of MIG instances by their compute slices of `whole`, parts per million of the board.
+
+    Rounded cumulatively, so that instances which fill the board make exactly one GPU.
+    """
+    edges = [end * PPM // whole for end in accumulate(slices, initial=0)]
+    return [after - before for before, after in pairwise(edges)]
 
 
 class SourceError(Exception):
@@ -34,14 +48,22 @@ class Source(Protocol):
     def read(self, now: int) -> Batch:
         """Readings since the last call; the first call sets the baseline and may give none.
 
-        `now` is monotonic nanoseconds on whole milliseconds. Each reading lies within [last `now`, `now`] and never
-        overlaps an earlier one. One GPU's failure is a Fault and a missing reading, not an exception.
-        Raises SourceError when nothing could be read at all.
+        `now` is monotonic nanoseconds on whole milliseconds. Each reading ends at `now` or before, begins where or
+        after the one before it ended, and never before the first read, the last `resync` or the last `settled`. One
+        GPU's failure is a Fault and a missing reading, not an exception. Raises SourceError when nothing could be read
+        at all.
         """
         ...
 
     def resync(self) -> None:
         """Forget the baseline: the time since the last read was given up and must not be reported later."""
+        ...
+
+    def pause(self) -> None:
+        """Let go of the hardware counters, so that a profiler can have them; the next `read` takes them again.
+
+        Never raises. Called once at the beginning of a pause, throughout which nothing is read.
+        """
         ...
 
     def close(self) -> None:
@@ -50,8 +72,9 @@ class Source(Protocol):
 
 
 SOURCES = {
-    "nvml": "exporter.sources.nvml:open_nvml",
+    "dcgm": "exporter.sources.dcgm:open_dcgm",
     "dcgm-exporter": "exporter.sources.dcgm_exporter:open_dcgm_exporter",
+    "nvml": "exporter.sources.nvml:open_nvml",
 }
 """Name -> module:opener, in the order in which `--source auto` tries them. Imported only when tried."""
 
@@ -61,14 +84,3 @@ def open_source(name: str, config: Any) -> Source:
     module, opener = SOURCES[name].split(":")
     source: Source = getattr(import_module(module), opener)(config)
     return source
-
-
-def open_first(config: Any, names: Sequence[str]) -> Source:
-    """Open the first of `names` that works; raises SourceError with a line for what each one said."""
-    said = []
-    for name in names:
-        try:
-            return open_source(name, config)
-        except SourceError as err:
-            said.append(f"{name}: {err}")
-    raise SourceError("\n".join(said))

@@ -97,6 +97,56 @@ def test_zero_beside_a_driver_at_rest_is_just_zero() -> None:
     assert not evidence(RESTING).distrust
 
 
+UNSEEN: dict[str, Any] = dict.fromkeys(("sm_active", "tensor_active", "dram_active", "fp32_active"))
+
+
+@pytest.mark.parametrize(("busy", "distrust"), [(0.5, "zero_filled"), (0.49, "")])
+def test_without_an_engine_counter_the_sms_show_whether_the_profiler_went_to_zero(busy: float, distrust: str) -> None:
+    """Fails when a board without any profiling is called zero-filled, or the driver's word passes for a counter."""
+    lone = {"gr_engine_active": None, "gpu_utilization": busy, "tensor_active": 0.0}
+    assert evidence(WORKING | lone, sm_active=0.0).distrust == distrust
+    assert not evidence(WORKING | lone, sm_active=0.001).distrust
+    assert not evidence(WORKING | lone, sm_active=None).distrust
+    assert not evidence(WORKING | lone | UNSEEN).distrust
+
+
+@pytest.mark.parametrize("tensor", [0.0, None])
+@pytest.mark.parametrize("engine", [0.1, 0.6, 1.0])
+def test_a_busy_engine_without_a_single_warp_was_counted_at_another_time(engine: float, tensor: float | None) -> None:
+    """Two metric groups take turns on an older board: the engine's share was measured, the SMs' was not.
+
+    Fails when `_ordered` asks for less than an SM activity of exactly 0, or for more than the engine counter.
+    """
+    ev = evidence(WORKING, gr_engine_active=engine, sm_active=0.0, tensor_active=tensor)
+    assert ev.distrust == "multiplexed"
+    assert ev.wait == PPM
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"gr_engine_active": 0.0999}, "a kernel of a few microseconds rounds to no SM"),
+        ({"sm_active": 1 / 132 / 1000, "gr_engine_active": 1.0}, "a spin on one SM for a moment"),
+        ({"sm_active": 1 / 132, "gr_engine_active": 1.0}, "a spin on one SM"),
+        ({"sm_active": None}, "the SMs were not asked"),
+        ({"sm_active": None, "tensor_active": None}, "neither were the tensor pipes"),
+        ({"tensor_active": 0.001}, "the tensor pipes worked: a skew between counters"),
+        ({"sm_active": 0.9, "gr_engine_active": 1.0, "dram_active": 0.92}, "a copy from memory to memory"),
+        ({"gr_engine_active": 0.0, "pcie_rx_bytes_per_second": 2e10, "dram_active": 0.1}, "the copy engine alone"),
+        ({"gr_engine_active": None, "gpu_utilization": 0.45}, "the driver's word is no counter"),
+    ],
+)
+def test_what_is_not_multiplexed(change: dict[str, Any], why: str) -> None:
+    quiet = {"gr_engine_active": 0.5, "sm_active": 0.0, "tensor_active": 0.0, "gpu_utilization": 0.4}
+    assert evidence(WORKING | quiet | change).distrust == "", why
+
+
+def test_how_busy_an_engine_without_a_warp_may_be_is_the_policys_word() -> None:
+    row = reading(0, 1, WORKING | {"gr_engine_active": 0.5, "sm_active": 0.0, "tensor_active": 0.0})
+    assert not weigh(row, device(), Policy(multiplexed_engine=0.51)).distrust
+    assert weigh(row, device(), Policy(multiplexed_engine=0.5)).distrust == "multiplexed"
+
+
 def test_no_engine_signal_at_all() -> None:
     assert evidence(WORKING, gr_engine_active=None, gpu_utilization=None).distrust == "no_engine_signal"
 
@@ -165,6 +215,36 @@ def test_power_is_judged_more_strictly_where_the_fp_pipes_are_not_seen() -> None
     """Idle-with-context 110 W and a limit of 700 W: 166 W without FP pipes, 215 W with them."""
     assert evidence(SPINNING, fp32_active=None, power_watts=180.0).spin == NO
     assert evidence(SPINNING, power_watts=180.0).spin == YES
+
+
+def smoothed(**changes: Any) -> Evidence:
+    return weigh(reading(0, 1, SPINNING | changes), device(), POLICY, power_smoothed=True)
+
+
+@pytest.mark.parametrize("watts", [0.0, 130.0, 300.0, 700.0, None])
+def test_the_power_of_a_board_that_smooths_it_neither_acquits_nor_proves(watts: float | None) -> None:
+    """With the FP pipes seen at rest it is a spin; where they are not, power cannot stand in for them.
+
+    Fails when `_spin` asks `_cool` of such a board, or `_power_judges` speaks for it.
+    """
+    assert (smoothed(power_watts=watts).spin, smoothed(power_watts=watts).suspect_only) == (YES, False)
+    blind = smoothed(power_watts=watts, fp32_active=None)
+    assert (blind.spin, blind.suspect_only) == (YES, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tensor_active": 0.01}, {"dram_active": 0.02}, {"fp32_active": 0.05}, {"gr_engine_active": 0.9},
+     {"nvlink_tx_bytes_per_second": 2e8}, {"pcie_rx_bytes_per_second": 5e9}],
+)  # fmt: skip
+def test_all_but_power_still_acquits_on_a_board_that_smooths(change: dict[str, Any]) -> None:
+    assert smoothed(**change).spin == NO
+
+
+@pytest.mark.parametrize("gone", ["dram_active", "nvlink_tx_bytes_per_second nvlink_rx_bytes_per_second",
+                                  "pcie_tx_bytes_per_second pcie_rx_bytes_per_second"])  # fmt: skip
+def test_what_is_missing_still_leaves_only_suspicion_on_a_board_that_smooths(gone: str) -> None:
+    assert smoothed(**dict.fromkeys(gone.split())).suspect_only
 
 
 def test_what_the_hardware_cannot_have_is_zero_not_missing() -> None:

@@ -9,16 +9,38 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
 
-from exporter.core.catalog import METRICS, Metric
+from exporter.core.catalog import METRICS, REASONS, Metric, series_of
 from exporter.core.exposition import MAX_LABEL, render
 from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Fault, Owner, Process
+from exporter.core.model import Fault, Health, Owner, Process
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from tests.worlds import RESTING, SPINNING, WORKING, device, first, held, reading, seen
+from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
 
 HOSTILE = 'a"b\\c\nd{e}=é,\t' + "x" * 10
+
+
+HEALTH = Health(
+    "GPU-0", recovery_action=0, ecc_corrected=0, ecc_uncorrected=0, row_remap_pending=False, row_remap_failed=False,
+    nvlink_errors=0, memory_temperature_celsius=60.0, temperature_margin_celsius=30.0, power_smoothing=False,
+)  # fmt: skip
+GAUGES: dict[str, Any] = {
+    "temperature_celsius": 50.0, "memory_used_bytes": 1e9, "energy_joules": 10.0, "clock_event_reasons": 0,
+}  # fmt: skip
+
+
+def cut_node() -> Snapshot:
+    """A board in seven parts, all that it can tell told, errors too; an instance that has vanished; nonsense."""
+    ledger = Ledger()
+    parts = cut(1, 1, 1, 1, 1, 1, 1)
+    advance(ledger, first(parts, [held(part.uuid, Owner(job_id="j")) for part in parts[1:4]]))
+    for k in range(3):
+        rows = [reading(k, k + 1, uuid=p.uuid, **GAUGES) for p in parts]
+        wild = [reading(k, k + 1, uuid="GPU-9"), replace(rows[2], end=k + 9), replace(rows[3], start=k + 1, end=k)]
+        advance(ledger, seen(k + 1, *rows[: 5 + k], *wild, health=(replace(HEALTH, xids=(13, 79)),)))
+    advance(ledger, seen(4, devices=cut(3, 3)))
+    return take_snapshot(ledger, Meta())
 
 
 def busy_node() -> Snapshot:
@@ -58,19 +80,25 @@ def expected(snapshot: Snapshot) -> Samples:
     }
 
 
-def test_the_text_format_says_what_the_catalogue_says() -> None:
-    snapshot = busy_node()
+NODES = pytest.mark.parametrize("node", [busy_node, cut_node])
+
+
+@NODES
+def test_the_text_format_says_what_the_catalogue_says(node: Callable[[], Snapshot]) -> None:
+    snapshot = node()
     assert samples(text_families(render(snapshot).decode())) == expected(snapshot)
 
 
-def test_openmetrics_says_the_same() -> None:
-    snapshot = busy_node()
+@NODES
+def test_openmetrics_says_the_same(node: Callable[[], Snapshot]) -> None:
+    snapshot = node()
     body = render(snapshot, openmetrics=True).decode() + "# EOF\n"
     assert samples(openmetrics_families(body)) == expected(snapshot)
 
 
-def test_types_and_help_arrive() -> None:
-    snapshot = busy_node()
+@NODES
+def test_types_and_help_arrive(node: Callable[[], Snapshot]) -> None:
+    snapshot = node()
     families = {family.name: family for family in text_families(render(snapshot).decode())}
     for metric in METRICS:
         family = families.get(metric.name) or families.get(metric.name.removesuffix("_total"))
@@ -80,18 +108,20 @@ def test_types_and_help_arrive() -> None:
         assert (family.type, family.documentation) == (metric.type, metric.help)
 
 
+@NODES
 @pytest.mark.parametrize("is_openmetrics", [False, True])
-def test_every_gpus_parts_add_up_in_the_scrape_itself(is_openmetrics: bool) -> None:
+def test_every_gpus_parts_add_up_in_the_scrape_itself(is_openmetrics: bool, node: Callable[[], Snapshot]) -> None:
     """As decimals, with ==: floats are for readers, the law is in the digits."""
     parts: dict[str, Decimal] = {}
     paid: dict[str, Decimal] = {}
-    for line in render(busy_node(), openmetrics=is_openmetrics).decode().splitlines():
+    snapshot = node()
+    for line in render(snapshot, openmetrics=is_openmetrics).decode().splitlines():
         if line.startswith(("gpu_efficiency_seconds_total{", "gpu_efficiency_paid_seconds_total{")):
             uuid = line.split('uuid="')[1].split('"')[0]
             into = parts if line.startswith("gpu_efficiency_seconds_total{") else paid
             into[uuid] = into.get(uuid, Decimal(0)) + Decimal(line.rsplit(" ", 1)[1])
     assert parts == paid
-    assert len(paid) == 4
+    assert len(paid) == len(snapshot.gpus)
 
 
 def test_every_leak_is_there_from_the_start() -> None:
@@ -108,6 +138,11 @@ def test_an_old_value_is_never_served_as_live() -> None:
     gpus = tuple(replace(gpu, live=False) for gpu in snapshot.gpus)
     stale = samples(text_families(render(replace(snapshot, gpus=gpus)).decode()))
     assert not any(name == "gpu_efficiency_power_watts" for name, _ in stale)
+
+
+def test_power_and_the_limit_it_is_to_be_compared_with() -> None:
+    shown = [line for name in ("power_watts", "power_limit_watts") for line in lines(busy_node(), name)[:1]]
+    assert shown == ['power_watts{uuid="GPU-0",gpu="0"} 600.0', 'power_limit_watts{uuid="GPU-0",gpu="0"} 700.0']
 
 
 def test_a_wild_figure_is_not_served() -> None:
@@ -144,3 +179,97 @@ def test_an_empty_node_is_a_valid_page() -> None:
     assert "gpu_efficiency_build_info" in body
     assert "node_gau_ratio" not in body
     assert Process(1).pid == 1
+
+
+def lines(snapshot: Snapshot, name: str) -> list[str]:
+    return [
+        line.removeprefix("gpu_efficiency_")
+        for line in render(snapshot).decode().splitlines()
+        if line.startswith(f"gpu_efficiency_{name}{{")
+    ]
+
+
+def test_a_healthy_gpu_has_exactly_the_series_of_its_budget() -> None:
+    """All it can have, told, with one error in its past and one moment that nobody saw: 64 and no more."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held()]))
+    advance(ledger, seen(1, faults=(Fault("paused"),)))
+    advance(
+        ledger, seen(400, reading(1, 400, **GAUGES), allocations_at=400 * 10**9, health=(replace(HEALTH, xids=(13,)),))
+    )
+    body = render(take_snapshot(ledger, Meta())).decode().splitlines()
+    own = [line for line in body if 'uuid="GPU-0"' in line]
+    assert len(own) == series_of("gpu") == 64
+
+
+def test_a_reason_is_shown_once_it_has_occurred() -> None:
+    """Of each GPU by itself; what no one GPU did stands without one, from the start."""
+    ledger = Ledger()
+    advance(ledger, first([device(), device("GPU-1", "1")]))
+    nothing = take_snapshot(ledger, Meta())
+    assert lines(nothing, "unobserved_seconds_total") == []
+    assert lines(nothing, "rejected_total") == [
+        'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 0',
+    ]  # fmt: skip
+    wild = WORKING | {"dram_active": 1.04, "fp32_active": float("nan"), "tensor_active": 0.99}
+    advance(ledger, seen(5, reading(1, 4, wild, "GPU-1"), reading(2, 3, uuid="GPU-1"), reading(0, 5, uuid="GPU-7")))
+    advance(ledger, seen(3))
+    after = take_snapshot(ledger, Meta())
+    assert lines(after, "unobserved_seconds_total") == [
+        'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="gap"} 5.0',
+        'unobserved_seconds_total{uuid="GPU-1",gpu="1",reason="gap"} 2.0',
+    ]
+    assert lines(after, "rejected_total") == [
+        'rejected_total{uuid="",gpu="",reason="clock_step"} 1',
+        'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 1',
+        'rejected_total{uuid="GPU-1",gpu="1",reason="clamped"} 1.0',
+        'rejected_total{uuid="GPU-1",gpu="1",reason="not_finite"} 1.0',
+        'rejected_total{uuid="GPU-1",gpu="1",reason="order"} 1.0',
+        'rejected_total{uuid="GPU-1",gpu="1",reason="overlap"} 1.0',
+    ]
+
+
+def test_a_reason_nobody_knows_is_another() -> None:
+    """Whatever a source makes up: one series for all of it, and the seconds add up."""
+    ledger = Ledger()
+    advance(ledger, first([device()]))
+    for k, word in enumerate(["wool", "steel", "paused", *(f"made-up-{n}" for n in range(50))]):
+        advance(ledger, seen(k + 1, reading(k, k + 1, distrust=word)))
+    assert lines(take_snapshot(ledger, Meta()), "unobserved_seconds_total") == [
+        'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="other"} 52.0',
+        'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="paused"} 1.0',
+    ]
+
+
+def test_every_reason_of_the_core_s_own_has_a_series_of_its_own() -> None:
+    """What the core itself finds wrong with a reading is never lumped together with what it does not know."""
+    contradictions: list[dict[str, Any]] = [
+        {"gr_engine_active": 0.5, "sm_active": 0.0, "tensor_active": 0.0},
+        {"gr_engine_active": 0.0, "sm_active": 0.0, "tensor_active": 0.0, "gpu_utilization": 1.0},
+        {"gr_engine_active": None, "gpu_utilization": None},
+    ]
+    ledger = Ledger()
+    advance(ledger, first([device()], [held()]))
+    for k, wrong in enumerate(contradictions):
+        advance(ledger, seen(k + 1, reading(k, k + 1, WORKING | wrong)))
+    advance(ledger, seen(4))
+    rest = RESTING | {"processes": None}
+    advance(ledger, seen(5, reading(4, 5, rest), allocations_at=-100 * 10**9))
+    snapshot = take_snapshot(ledger, Meta())
+    found = {line.split('reason="')[1].split('"')[0] for line in lines(snapshot, "unobserved_seconds_total")}
+    assert found == {"multiplexed", "zero_filled", "no_engine_signal", "gap", "owner_unknown"}
+    assert found <= REASONS
+
+
+def test_a_boards_parts_weigh_what_they_are_in_the_nodes_ratios() -> None:
+    """A whole idle GPU beside one of which four slices work and three rest: 4/14 of the time is occupied by work."""
+    ledger = Ledger()
+    parts = cut(4, 3, board="GPU-1")
+    advance(ledger, first([device(), *parts], [held(parts[1].uuid)]))
+    quiet = RESTING | {"processes": ()}
+    rows = [reading(0, 10, quiet), reading(0, 10, uuid=parts[1].uuid), reading(0, 10, quiet, parts[2].uuid)]
+    advance(ledger, seen(10, *rows))
+    body = render(take_snapshot(ledger, Meta())).decode()
+    gau = float(body.split("\ngpu_efficiency_node_gau_ratio ")[1].split("\n")[0])
+    assert gau == pytest.approx(4 / 14, abs=1e-6)
+    assert "node_coverage_ratio 1.0" in body

@@ -205,6 +205,17 @@ def test_cutting_a_reading_changes_no_total(story: list[Observation], data: st.D
     assert totals(run(cut)) == totals(run(story))
 
 
+def halved(story: Iterable[Observation]) -> list[Observation]:
+    """Each reading in two, both in the same observation, with the cut on a whole millisecond."""
+    replace = msgspec.structs.replace
+
+    def two(whole: Reading) -> list[Reading]:
+        middle = whole.start + (whole.end - whole.start) // 3 // MS * MS
+        return [whole] if middle == whole.start else [replace(whole, end=middle), replace(whole, start=middle)]
+
+    return [replace(o, readings=tuple(half for r in o.readings for half in two(r))) for o in story]
+
+
 def _part(observation: Observation, start: int | None, end: int) -> Observation:
     replace = msgspec.structs.replace
     readings = tuple(replace(r, start=r.start if start is None else start, end=end) for r in observation.readings)
@@ -221,12 +232,12 @@ def test_replay_is_deterministic(story: list[Observation]) -> None:
 
     Fails when `take_snapshot` leaves jobs in the order of their addresses.
     """
-    again = [msgspec.json.decode(msgspec.json.encode(o), type=Observation) for o in _finite(story)]
-    once = render(take_snapshot(run(_finite(story)), Meta()), metrics=METRICS)
+    again = [msgspec.json.decode(msgspec.json.encode(o), type=Observation) for o in finite(story)]
+    once = render(take_snapshot(run(finite(story)), Meta()), metrics=METRICS)
     assert render(take_snapshot(run(again), Meta()), metrics=METRICS) == once
 
 
-def _finite(story: list[Observation]) -> list[Observation]:
+def finite(story: list[Observation]) -> list[Observation]:
     """JSON has no NaN: what a source cannot write down it cannot have said."""
     replace = msgspec.structs.replace
     names = Reading.__struct_fields__

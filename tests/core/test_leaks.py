@@ -200,6 +200,12 @@ def test_communication_is_not_guessed_from_less_than_it_needs(gone: str) -> None
     )
 
 
+def test_a_mixed_second_without_sm_activity_gives_communication_nothing() -> None:
+    """How many SMs a collective leaves idle is then unknown, and so is its share."""
+    mixed = COLLECTIVE | {"dram_active": 0.6, "sm_active": None}
+    assert "exposed_communication" not in poured(WORKING, gpus=2, **mixed)
+
+
 def test_a_board_without_nvlink_talks_over_pcie() -> None:
     lacks = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
     over_pcie: dict[str, Any] = (

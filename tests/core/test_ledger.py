@@ -211,6 +211,18 @@ def test_a_broken_sum_is_noticed() -> None:
     assert ledger.conservation_errors == 1
 
 
+def test_time_that_was_paid_twice_or_never_is_noticed_though_the_parts_add_up() -> None:
+    """The clock and the weight alone say what is due."""
+    for extra in (S, -S):
+        ledger = opened()
+        advance(ledger, seen(10, reading(0, 10)))
+        book = ledger.gpus["GPU-0"].book
+        book.parts[0] += extra
+        book.paid += extra
+        advance(ledger, seen(20, reading(10, 20)))
+        assert ledger.conservation_errors == 1
+
+
 def test_a_snapshot_is_not_moved_by_what_comes_after() -> None:
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10)))
@@ -298,6 +310,12 @@ def test_the_first_reading_of_a_slow_source_is_not_too_early() -> None:
     advance(ledger, seen(1.004, reading(0, 1), settled=S))
     assert not ledger.rejected
     assert ledger.gpus["GPU-0"].book.paid == S
+
+
+def test_the_drivers_word_counts_only_where_it_was_given() -> None:
+    ledger = opened()
+    advance(ledger, seen(20, reading(0, 10, gpu_utilization=0.6), reading(10, 20, gpu_utilization=None)))
+    assert take_snapshot(ledger, Meta()).gpus[0].counters.short_ratio("utilization", "utilization_seen") == 0.6
 
 
 def test_a_board_without_a_tensor_counter_has_no_tensor_ratio_even_at_rest() -> None:

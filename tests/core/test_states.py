@@ -198,6 +198,14 @@ def test_a_new_owner_begins_anew() -> None:
     assert state(ledger)[0] is State.STALLED
 
 
+def test_an_owner_told_again_is_not_a_new_one() -> None:
+    """A scheduler repeats itself: the same job, by other words, keeps what it was credited with."""
+    ledger = story([(1700, RESTING)])
+    again = held(owner=Owner(job_id=JOB.job_id, name="renamed"))
+    advance(ledger, seen(3400, reading(1700, 3400, RESTING), allocations=(again,)))
+    assert state(ledger) == (State.ZOMBIE, "idle_context", 1800.0)
+
+
 def minutes(*phases: tuple[float, Signals]) -> dict[str, float]:
     """Two minutes of a repeated pattern of one job: seconds by leak in the second minute."""
     ledger = story([(1, WORKING), *phases * 60], step=1.0)

@@ -1,83 +1,16 @@
-"""The dcgm-exporter source against pages of every generation, real scrapes, a real HTTP server, and garbage."""
+"""The dcgm-exporter source against pages of every generation, and garbage. MIG, health and HTTP: beside this."""
 
-import gzip
 import math
-import socket
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.config import Config, DcgmExporter
-from exporter.core.model import SECOND, Device, Fault, Reading, Spec
+from exporter.core.model import PPM, SECOND, Device, Reading
 from exporter.sources import SourceError
-from exporter.sources.dcgm_exporter import DcgmExporterSource, open_dcgm_exporter
-from exporter.sources.dcgm_exporter.page import HttpPage
+from exporter.sources.dcgm_exporter import DcgmExporterSource
 from tests.sources.conformance import LAWS, Law
-
-SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
-H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
-SPECS = {
-    H100: Spec("H100", nvlink_bytes_per_second=450e9),
-    L4: Spec("L4"),
-}
-BUSY = {
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.95",
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0.4",
-    "DCGM_FI_DEV_POWER_USAGE": "512.250",
-}
-
-
-class Pages:
-    """A `Fetch` that answers with what it is given, in turn; the last one for ever."""
-
-    def __init__(self, *pages: str | bytes | SourceError) -> None:
-        self.pages, self.closed = list(pages), False
-
-    def __call__(self) -> bytes:
-        page = self.pages.pop(0) if len(self.pages) > 1 else self.pages[0]
-        if isinstance(page, SourceError):
-            raise page
-        return page if isinstance(page, bytes) else page.encode()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def gpu(index: int = 0, figures: dict[str, str] | None = None, **labels: str) -> str:
-    """One GPU's lines; `labels` override or (as "") remove the usual ones."""
-    named = {"gpu": str(index), "UUID": f"GPU-{index}", "modelName": H100, "Hostname": "node1", **labels}
-    told = ",".join(f'{k}="{v}"' for k, v in named.items() if v)
-    lines = [f"{name}{{{told}}} {value}" for name, value in (BUSY if figures is None else figures).items()]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def source(*pages: str | bytes | SourceError, hostname: str = "", max_gap: float = 90.0) -> DcgmExporterSource:
-    return DcgmExporterSource(
-        "http://node1:9400/metrics",
-        fetch=Pages(*pages),
-        lookup=SPECS.get,
-        hostname=hostname,
-        max_gap_seconds=max_gap,
-    )
-
-
-def reading(figures: dict[str, str], **labels: str) -> Reading:
-    """What one page says: the second of two identical reads, one second apart."""
-    src = source(gpu(0, figures, **labels))
-    src.read(0)
-    (only,) = src.read(SECOND).readings
-    return only
-
-
-def kinds(faults: tuple[Fault, ...]) -> list[str]:
-    return [fault.kind for fault in faults]
-
+from tests.sources.exporter_pages import BUSY, ENERGY, H100, L4, SPECS, gpu, kinds, reading, source
 
 # What each generation calls a field, and its unit.
 
@@ -215,12 +148,24 @@ def test_a_gpu_with_nothing_but_blanks_is_there_and_says_so() -> None:
 
 def test_devices_come_in_the_drivers_order_with_spec_and_lacks() -> None:
     page = gpu(10) + gpu(2, modelName=L4) + gpu(0, modelName="Never Heard Of")
-    devices = source(page).read(0).devices
-    assert devices == (
+    assert source(page).read(0).devices == (
         Device("GPU-0", "0", "Never Heard Of"),
         Device("GPU-2", "2", L4, SPECS[L4], ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")),
         Device("GPU-10", "10", H100, SPECS[H100]),
     )
+
+
+@pytest.mark.parametrize("index", ["", "x", "9" * 5000])
+def test_a_gpu_whose_index_is_none_comes_last(index: str) -> None:
+    assert [d.uuid for d in source(gpu(0, gpu=index) + gpu(3)).read(0).devices] == ["GPU-3", "GPU-0"]
+
+
+def test_a_model_without_figures_is_told_once_for_each_gpu_and_not_by_the_probe() -> None:
+    src = source(gpu(0, modelName="Never Heard Of") + gpu(1) + gpu(2, modelName="Never Heard Of"))
+    src.probe()
+    assert [(f.kind, f.uuid) for f in src.read(0).faults] == [("unknown_model", "GPU-0"), ("unknown_model", "GPU-2")]
+    src.resync()
+    assert src.read(SECOND).faults == ()
 
 
 def test_lower_case_labels_are_read_too() -> None:
@@ -245,22 +190,6 @@ def test_lines_that_contradict_each_other_are_told() -> None:
     assert kinds(batch.faults) == ["conflicting_series"]
     assert "DCGM_FI_DEV_POWER_USAGE" in batch.faults[0].message
     assert batch.readings[0].power_watts == 512.25
-
-
-def test_mig_instances_are_refused_and_never_mixed_into_the_parent() -> None:
-    mig = gpu(0) + gpu(0, dict.fromkeys(BUSY, "0.1"), GPU_I_ID="3", GPU_I_PROFILE="1g.10gb") + gpu(1)
-    src = source(mig)
-    src.read(0)
-    batch = src.read(SECOND)
-    assert [d.uuid for d in batch.devices] == ["GPU-0", "GPU-1"]
-    assert [r.uuid for r in batch.readings] == ["GPU-1"]
-    assert [(f.kind, f.uuid) for f in batch.faults] == [("mig_not_read", "GPU-0")]
-
-
-def test_a_page_of_instances_alone_is_an_inventory_without_readings() -> None:
-    src = source(gpu(0, GPU_I_ID="3", GPU_I_PROFILE="1g.10gb"))
-    assert [d.uuid for d in src.read(0).devices] == ["GPU-0"]
-    assert src.read(SECOND).readings == ()
 
 
 def test_several_hosts_are_refused_unless_one_is_chosen() -> None:
@@ -348,9 +277,6 @@ def energies(*millijoules: int | None, step: int = 10) -> list[float | None]:
     src = source(*pages)
     told = [src.read(n * step * SECOND).readings for n in range(len(pages))]
     return [r.energy_joules for readings in told for r in readings]
-
-
-ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 
 
 def test_energy_is_what_the_counter_moved() -> None:
@@ -473,11 +399,36 @@ def test_what_is_no_dcgm_page_is_an_error_that_names_the_place(page: str, words:
         source(page).read(0)
 
 
+KINDS = {"malformed_line", "conflicting_series", "gpu_missing", "mig_layout", "unknown_model"}
 LINE = st.builds(
-    "{}{{gpu={},UUID={}}} {}".format,
-    st.sampled_from(["DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_FB_USED", ENERGY, "dcgm_sm_clock", "x"]),
+    "{}{{gpu={},UUID={}{}}} {}".format,
+    st.sampled_from(
+        [
+            "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+            "DCGM_FI_DEV_FB_USED",
+            "DCGM_FI_DEV_XID_ERRORS",
+            "DCGM_EXP_XID_ERRORS_TOTAL",
+            "DCGM_FI_DEV_MIG_MAX_SLICES",
+            ENERGY,
+            "dcgm_sm_clock",
+            "x",
+        ]
+    ),
     st.sampled_from(['"0"', '"1"', "0", '"']),
     st.sampled_from(['"GPU-0"', '"GPU-1"', '"\\"', '""']),
+    st.sampled_from(
+        [
+            "",
+            ',xid="79"',
+            ',xid="x"',
+            f',xid="{"9" * 5000}",GPU_I_ID="{"9" * 5000}"',
+            ',GPU_I_ID="1",GPU_I_PROFILE="1g.10gb"',
+            ',GPU_I_ID="2",GPU_I_PROFILE="4g.40gb"',
+            ',GPU_I_ID="-2",GPU_I_PROFILE="9999g.40gb"',
+            ',GPU_I_PROFILE="\u0663g.\u0664gb"',
+            ',GPU_I_ID="\u00b2"',
+        ]
+    ),
     st.one_of(st.floats().map(repr), st.integers().map(str), st.text(max_size=5)),
 )
 GARBAGE = st.one_of(
@@ -494,10 +445,16 @@ def test_garbage_raises_nothing_but_source_errors_and_gives_finite_figures_only(
     end = 0
     for n in range(len(pages) + 2):
         try:
-            readings = src.read(n * 10 * SECOND).readings
+            batch = src.read(n * 10 * SECOND)
         except SourceError:
             continue
-        for r in readings:
+        assert {fault.kind for fault in batch.faults} <= KINDS
+        assert len(batch.faults) == len({(fault.kind, fault.uuid) for fault in batch.faults})
+        for board in (device for device in batch.devices if not device.parent):
+            parts = [d.weight for d in batch.devices if board.uuid in (d.uuid, d.parent)]
+            assert sum(parts) == PPM
+            assert min(parts) >= 0
+        for r in batch.readings:
             assert r.start >= end - 1 or r.uuid != "GPU-0"
             figures = [v for f in Reading.__struct_fields__ if isinstance(v := getattr(r, f), float)]
             assert all(math.isfinite(v) and v >= 0 for v in figures)
@@ -508,11 +465,17 @@ def test_garbage_raises_nothing_but_source_errors_and_gives_finite_figures_only(
 # The laws of every source.
 
 
-class World:
-    """A `Rig`: the exporter of two busy GPUs, collecting every 5 s."""
+INSTANCES = {"3": "3g.40gb", "11": "1g.10gb"}
 
-    def __init__(self) -> None:
+
+class World:
+    """A `Rig`: the exporter of two busy GPUs, the second perhaps in MIG mode, collecting every 5 s."""
+
+    lag = 0
+
+    def __init__(self, *, mig: bool = False) -> None:
         self.now = 0
+        self.mig = mig
         self.down: set[str] = set()
         self.hidden: set[str] = set()
         self.source = DcgmExporterSource("http://node1:9400/metrics", fetch=self, lookup=SPECS.get)
@@ -525,8 +488,13 @@ class World:
             if f"GPU-{index}" in self.hidden:
                 del figures["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]
             if f"GPU-{index}" not in self.down:
-                pages.append(gpu(index, figures))
+                pages += self.lines(index, figures)
         return "".join(pages).encode()
+
+    def lines(self, index: int, figures: dict[str, str]) -> list[str]:
+        if index == 0 or not self.mig:
+            return [gpu(index, figures)]
+        return [gpu(index, figures, GPU_I_ID=i, GPU_I_PROFILE=profile) for i, profile in INSTANCES.items()]
 
     def run(self, until: int) -> None:
         self.now = until
@@ -545,207 +513,7 @@ class World:
         pass
 
 
+@pytest.mark.parametrize("mig", [False, True], ids=["whole", "mig"])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_source_keeps_the_law(law: Law) -> None:
-    law(World())
-
-
-# Over HTTP.
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-class _Quiet(ThreadingHTTPServer):
-    def handle_error(self, request: object, client_address: object) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up is what is tested
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-class Server:
-    """A real HTTP server that answers as told; counts connections."""
-
-    def __init__(self) -> None:
-        self.answer: Answer = whole(gpu(0).encode())
-        self.connections: set[tuple[str, int]] = set()
-        self.release = threading.Event()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer.connections.add(self.client_address)
-                outer.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = _Quiet(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/metrics"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.release.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-def whole(body: bytes, status: int = 200) -> Answer:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.stop()
-
-
-def config(url: str, timeout_seconds: float = 5.0) -> Config:
-    return Config(dcgm_exporter=DcgmExporter(url=url, timeout_seconds=timeout_seconds))
-
-
-@pytest.mark.parametrize(
-    ("sample", "gpus", "power"),
-    [
-        ("t4-idle-rafay.prom", 1, 14.512),
-        ("l40s-idle-upcloud.prom", 1, 35.686),
-        ("l4-x2-idle-kops.prom", 1, 16.365),  # its one GPU is on the page twice
-    ],
-)
-def test_real_scrapes_over_http(server: Server, sample: str, gpus: int, power: float) -> None:
-    path = SAMPLES / sample
-    if not path.exists():
-        pytest.skip("needs ../shared")
-    server.answer = whole(path.read_bytes())
-    src = open_dcgm_exporter(config(server.url))
-    src.read(0)
-    batch = src.read(30 * SECOND)
-    src.close()
-    assert len(batch.devices) == len(batch.readings) == gpus
-    assert batch.faults == ()
-    assert power in [r.power_watts for r in batch.readings]
-    assert {r.gr_engine_active for r in batch.readings} == {0.0}
-    # Stock pages: no sm_active, no NVLink; the boards have no NVLink at all, and their specs say so.
-    assert {"gr_engine_active", "tensor_active", "dram_active", "energy_joules"} <= src.signals
-    assert not {"sm_active", "nvlink_tx_bytes_per_second"} & src.signals
-    assert all(d.spec and "nvlink_rx_bytes_per_second" in d.lacks for d in batch.devices)
-    assert all(r.memory_total_bytes and r.memory_used_bytes == 0 for r in batch.readings)
-
-
-def test_one_connection_is_kept(server: Server) -> None:
-    src = open_dcgm_exporter(config(server.url))
-    for n in range(5):
-        src.read(n * SECOND)
-    src.close()
-    assert len(server.connections) == 1
-
-
-def test_a_proxy_in_the_environment_is_not_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    src = open_dcgm_exporter(config(server.url))
-    assert "gr_engine_active" in src.signals
-    src.close()
-
-
-@pytest.mark.parametrize(("status", "body"), [(500, b"lost the host engine"), (404, b""), (302, b"")])
-def test_any_other_status_is_an_error(server: Server, status: int, body: bytes) -> None:
-    server.answer = whole(body, status)
-    with pytest.raises(SourceError, match=rf"{server.url} answered HTTP {status}"):
-        open_dcgm_exporter(config(server.url))
-
-
-def test_silence_is_a_timeout(server: Server) -> None:
-    def silent(_: BaseHTTPRequestHandler) -> None:
-        server.release.wait()
-
-    server.answer = silent
-    page = HttpPage(server.url, timeout_seconds=0.2)
-    with pytest.raises(SourceError, match=r"no whole page within 0.2 s.*timeout_seconds"):
-        page()
-    page.close()
-
-
-def test_a_page_that_drips_is_a_timeout(server: Server) -> None:
-    def drip(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "40")
-        handler.end_headers()
-        for _ in range(40):
-            server.release.wait(0.05)
-            try:
-                handler.wfile.write(b"#")
-            except OSError:
-                break
-        handler.close_connection = True
-
-    server.answer = drip
-    page = HttpPage(server.url, timeout_seconds=0.3)
-    with pytest.raises(SourceError, match="no whole page within"):
-        page()
-    page.close()
-
-
-def test_a_page_without_end_is_cut_off(server: Server) -> None:
-    server.answer = whole(b"#" * 5000)
-    page = HttpPage(server.url, timeout_seconds=5, limit_bytes=4096)
-    with pytest.raises(SourceError, match="longer than 4096 bytes"):
-        page()
-    page.close()
-
-
-def test_a_page_compressed_on_its_way_is_read(server: Server) -> None:
-    body = gzip.compress(gpu(0).encode())
-
-    def squeezed(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    server.answer = squeezed
-    src = open_dcgm_exporter(config(server.url))
-    assert "gr_engine_active" in src.signals
-    src.close()
-
-
-def test_nobody_there_is_told_in_plain_words() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else can take it
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/metrics"
-        with pytest.raises(SourceError, match=rf"{url} could not be read.*is dcgm-exporter running"):
-            open_dcgm_exporter(config(url))
-
-
-@pytest.mark.parametrize("url", ["", "localhost:9400/metrics", "http://[::1", "ftp://node1/metrics"])
-def test_an_address_that_is_none_is_told(url: str) -> None:
-    with pytest.raises(SourceError, match=r"dcgm_exporter\.url"):
-        open_dcgm_exporter(config(url))
-
-
-def test_a_connection_dropped_in_the_middle_is_an_error(server: Server) -> None:
-    def drop(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
-        handler.end_headers()
-        handler.wfile.write(gpu(0).encode())
-        handler.close_connection = True
-
-    server.answer = drop
-    with pytest.raises(SourceError, match="could not be read"):
-        open_dcgm_exporter(config(server.url))
-
-
-def test_close_is_passed_on() -> None:
-    pages = Pages(gpu(0))
-    DcgmExporterSource("http://x/metrics", fetch=pages, lookup=SPECS.get).close()
-    assert pages.closed
+def test_the_source_keeps_the_law(law: Law, *, mig: bool) -> None:
+    law(World(mig=mig))

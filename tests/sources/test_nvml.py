@@ -1,7 +1,5 @@
 """The NVML source, through the real nvidia-ml-py, on a stand-in `libnvidia-ml.so.1` that the test moves."""
 
-import _ctypes
-import ctypes
 import json
 import os
 import subprocess
@@ -13,93 +11,31 @@ from typing import Any
 import pynvml
 import pytest
 
-from exporter.core.model import MS, SECOND, Process, Reading, Spec
-from exporter.sources import Batch, SourceError
+from exporter.core.model import MS, SECOND, Process, Spec
+from exporter.sources import SourceError
 from exporter.sources.nvml import NvmlSource, open_nvml
 from tests.nvml_stub.build import LIBRARY, build, compiler
 from tests.sources.conformance import LAWS, START, Law
+from tests.sources.nvml_rig import (
+    LOST,
+    NO_FUNCTION,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    RESET,
+    TIMEOUT,
+    UNKNOWN,
+    NvmlRig,
+    conditions,
+    kinds,
+    number,
+    one,
+    rigged,
+)
 
 MIB = 1024 * 1024
 PROFILING = {"gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active"}
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
-UNKNOWN, TIMEOUT, NO_PERMISSION, LOST, RESET, NO_FUNCTION, NOT_SUPPORTED, NOT_FOUND = 999, 10, 4, 15, 16, 13, 3, 6
-
-
-class Stub:
-    """The stand-in library and its script; `source` is what the test opened over it."""
-
-    def __init__(self, script: Path, library: ctypes.CDLL) -> None:
-        self.script, self.library = script, library
-        self.lines: list[str] = ["count 3"]
-        self.writes = 0
-        self.run(START - SECOND)
-
-    def say(self, *lines: str) -> None:
-        """Add lines to the script; they hold from the last `run` on, and the library sees them at the next."""
-        self.lines += lines
-
-    def unsay(self, *lines: str) -> None:
-        self.lines = [line for line in self.lines if line not in lines]
-
-    def run(self, until: int) -> None:
-        self.now = until
-        draft = self.script.with_suffix(".draft")
-        draft.write_text("\n".join([*self.lines, f"clock {until // MS}"]))
-        self.writes += 1
-        os.utime(draft, (self.writes, self.writes))  # the library looks at the file's time to see a change
-        draft.replace(self.script)
-
-    def calls(self, name: str) -> int:
-        self.library.nvmlStubCalls.restype = ctypes.c_ulong
-        return int(self.library.nvmlStubCalls(name.encode()))
-
-
-class NvmlRig(Stub):
-    """The stand-in as the conformance suite wants it."""
-
-    source: NvmlSource
-
-    def fail(self, uuid: str) -> None:
-        self.say(f"gpu {_index(uuid)} lost")
-
-    def mend(self, uuid: str) -> None:
-        self.unsay(f"gpu {_index(uuid)} lost")
-
-    def hide(self, uuid: str) -> str:
-        self.say(f"gpu {_index(uuid)} error nvmlDeviceGetPowerUsage {NOT_SUPPORTED}")
-        return "power_watts"
-
-    def open(self) -> NvmlSource:
-        self.run(self.now)
-        self.source = open_nvml(None)
-        return self.source
-
-    def read(self, second: float) -> Batch:
-        now = START + int(second * SECOND)
-        self.run(now)
-        return self.source.read(now)
-
-    def reading(self, gpu: int = 0, *, after: float = 0.0) -> Reading:
-        """Read twice, a second apart, and give one GPU's reading."""
-        self.read(after)
-        return self.one(self.read(after + 1), gpu)
-
-    @staticmethod
-    def one(batch: Batch, gpu: int = 0) -> Reading:
-        (reading,) = [each for each in batch.readings if _index(each.uuid) == gpu]
-        return reading
-
-
-def _index(uuid: str) -> int:
-    return int(uuid.rsplit("-", 1)[1])
-
-
-def _kinds(batch: Batch) -> list[tuple[int, str]]:
-    return [(_index(fault.uuid), fault.kind) for fault in batch.faults]
-
-
-def _conditions(batch: Batch) -> list[str]:
-    return [device.condition for device in batch.devices]
 
 
 @pytest.fixture(scope="session")
@@ -109,31 +45,9 @@ def library() -> Path:
     return build() / LIBRARY
 
 
-def _unload(library: ctypes.CDLL) -> None:
-    """Leave no stand-in behind: whoever loads NVML next in this process must meet what the machine has."""
-    if pynvml.nvmlLib is not None:
-        _ctypes.dlclose(pynvml.nvmlLib._handle)
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
-    pynvml._nvmlLib_refcount = 0
-    _ctypes.dlclose(library._handle)
-    with pytest.raises(OSError, match=LIBRARY):
-        ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-
-
 @pytest.fixture
-def rig(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
-    """A world of three H100s, not yet opened. A library of that SONAME already loaded is what pynvml gets."""
-    monkeypatch.setenv("NVML_STUB_SCRIPT", str(tmp_path / "script"))
-    loaded = ctypes.CDLL(str(library))
-    rig = NvmlRig(tmp_path / "script", loaded)
-    try:
-        yield rig
-        if hasattr(rig, "source"):
-            rig.source.close()
-        assert (loaded.nvmlStubLiveSamples(), loaded.nvmlStubBadFrees(), loaded.nvmlStubInitialised()) == (0, 0, 0)
-    finally:
-        _unload(loaded)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
+    yield from rigged(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -178,7 +92,7 @@ def test_gpm_is_the_mean_over_the_whole_interval(opened: NvmlRig) -> None:
         opened.say(f"gpu 0 tensor {percent}")
         opened.run(START + second * SECOND)
         pynvml.nvmlSystemGetDriverVersion()  # any call lets the world run on
-    assert opened.one(opened.source.read(START + 3 * SECOND)).tensor_active == pytest.approx(0.2)
+    assert one(opened.source.read(START + 3 * SECOND)).tensor_active == pytest.approx(0.2)
 
 
 def test_boards_do_not_see_each_others_figures(opened: NvmlRig) -> None:
@@ -193,9 +107,9 @@ def test_a_metric_that_the_driver_leaves_alone_is_not_the_last_boards(opened: Nv
     opened.say(f"gpu 1 metric {pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL} -1")
     opened.read(0)
     batch = opened.read(1)
-    assert opened.one(batch).tensor_active == pytest.approx(0.4)
-    assert opened.one(batch, 1).tensor_active is None
-    assert _kinds(batch) == [(1, "nvml_no_data")]
+    assert one(batch).tensor_active == pytest.approx(0.4)
+    assert one(batch, 1).tensor_active is None
+    assert kinds(batch) == [(1, "nvml_no_data")]
 
 
 def test_the_gauges_are_in_base_units(opened: NvmlRig) -> None:
@@ -213,15 +127,15 @@ def test_energy_is_what_the_interval_used(opened: NvmlRig) -> None:
     opened.say("gpu 0 power_mw 500000")
     opened.read(0)
     opened.read(2)
-    assert opened.one(opened.read(4)).energy_joules == pytest.approx(1000)
+    assert one(opened.read(4)).energy_joules == pytest.approx(1000)
 
 
 def test_an_energy_counter_that_was_reset_tells_nothing(opened: NvmlRig) -> None:
     opened.reading()
     opened.say("gpu 0 energy 5")
-    assert opened.one(opened.read(2)).energy_joules is None
+    assert one(opened.read(2)).energy_joules is None
     opened.unsay("gpu 0 energy 5")
-    assert opened.one(opened.read(3)).energy_joules == pytest.approx(500)
+    assert one(opened.read(3)).energy_joules == pytest.approx(500)
 
 
 def test_energy_never_covers_more_than_the_reading(opened: NvmlRig) -> None:
@@ -230,16 +144,16 @@ def test_energy_never_covers_more_than_the_reading(opened: NvmlRig) -> None:
     opened.say(fault)
     opened.read(2)
     opened.unsay(fault)
-    assert opened.one(opened.read(3)).energy_joules is None
-    assert opened.one(opened.read(4)).energy_joules == pytest.approx(500)
+    assert one(opened.read(3)).energy_joules is None
+    assert one(opened.read(4)).energy_joules == pytest.approx(500)
 
 
 def test_a_process_whose_memory_the_driver_hides_has_none(opened: NvmlRig) -> None:
     opened.say("gpu 0 idle", "gpu 0 process 4242", "gpu 0 process 4243 1024", "gpu 1 idle")
     opened.read(0)
     batch = opened.read(1)
-    assert opened.one(batch).processes == (Process(4242), Process(4243, 1024))
-    assert opened.one(batch, 1).processes == ()
+    assert one(batch).processes == (Process(4242), Process(4243, 1024))
+    assert one(batch, 1).processes == ()
 
 
 def test_the_inventory_names_model_spec_and_what_is_lacking(rig: NvmlRig) -> None:
@@ -296,7 +210,7 @@ def test_an_older_boards_utilisation_is_the_mean_of_the_drivers_samples(older: N
         older.say(f"gpu 0 util {percent}")
         older.run(START + second * SECOND)
         pynvml.nvmlSystemGetDriverVersion()  # any call lets the world run on
-    assert older.one(older.source.read(START + 4 * SECOND)).gpu_utilization == pytest.approx(0.25)
+    assert one(older.source.read(START + 4 * SECOND)).gpu_utilization == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("code", [NOT_FOUND, NOT_SUPPORTED])
@@ -312,13 +226,13 @@ def test_samples_that_come_late_are_not_lost(older: NvmlRig) -> None:
     older.read(2)
     older.unsay(silent)
     older.say("gpu 0 util 25")
-    assert older.one(older.read(3)).gpu_utilization == pytest.approx((0.95 + 0.25) / 2)
+    assert one(older.read(3)).gpu_utilization == pytest.approx((0.95 + 0.25) / 2)
 
 
 def test_an_older_boards_nvlink_rates_come_from_counters_over_all_links(older: NvmlRig) -> None:
     older.say("gpu 0 nvlink_tx 1200", "gpu 0 nvlink_rx 600")
     older.read(0)
-    reading = older.one(older.read(2))
+    reading = one(older.read(2))
     assert reading.nvlink_tx_bytes_per_second == pytest.approx(1200 * MIB)
     assert reading.nvlink_rx_bytes_per_second == pytest.approx(600 * MIB)
 
@@ -326,10 +240,10 @@ def test_an_older_boards_nvlink_rates_come_from_counters_over_all_links(older: N
 def test_nvlink_counters_that_were_reset_tell_nothing(older: NvmlRig) -> None:
     older.reading()
     older.say("gpu 0 nvlink_mib 0")
-    reset = older.one(older.read(2))
+    reset = one(older.read(2))
     assert [getattr(reset, field) for field in NVLINK] == [None, None]
     older.unsay("gpu 0 nvlink_mib 0")
-    assert older.one(older.read(3)).nvlink_tx_bytes_per_second == pytest.approx(3000 * MIB)
+    assert one(older.read(3)).nvlink_tx_bytes_per_second == pytest.approx(3000 * MIB)
 
 
 def test_an_nvlink_rate_never_covers_more_than_the_reading(older: NvmlRig) -> None:
@@ -338,8 +252,8 @@ def test_an_nvlink_rate_never_covers_more_than_the_reading(older: NvmlRig) -> No
     older.say(fault)
     older.read(2)
     older.unsay(fault)
-    assert older.one(older.read(3)).nvlink_tx_bytes_per_second is None
-    assert older.one(older.read(4)).nvlink_tx_bytes_per_second == pytest.approx(3000 * MIB)
+    assert one(older.read(3)).nvlink_tx_bytes_per_second is None
+    assert one(older.read(4)).nvlink_tx_bytes_per_second == pytest.approx(3000 * MIB)
 
 
 def test_an_older_board_without_nvlink_reads_none(rig: NvmlRig) -> None:
@@ -362,7 +276,7 @@ def test_what_could_not_be_learnt_is_not_held_against_a_board(rig: NvmlRig) -> N
     rig.say(f"error nvmlGpmQueryDeviceSupport {UNKNOWN}", f"error nvmlDeviceGetNvLinkState {UNKNOWN}")
     rig.open()
     assert rig.read(0).devices[0].lacks == ()
-    assert rig.one(rig.read(1)).tensor_active == pytest.approx(0.4)
+    assert one(rig.read(1)).tensor_active == pytest.approx(0.4)
 
 
 def test_an_older_driver_is_asked_in_its_own_words(opened: NvmlRig) -> None:
@@ -392,21 +306,21 @@ def test_any_other_error_costs_that_signal_a_fault_and_is_asked_again(opened: Nv
     opened.read(0)
     opened.say(f"gpu 1 error nvmlDeviceGetTemperature {UNKNOWN}")
     batch = opened.read(1)
-    assert _kinds(batch) == [(1, "nvml_unknown")]
+    assert kinds(batch) == [(1, "nvml_unknown")]
     assert "temperature" in batch.faults[0].message
-    assert opened.one(batch, 1).temperature_celsius is None
-    assert opened.one(batch, 1).power_watts == 500
+    assert one(batch, 1).temperature_celsius is None
+    assert one(batch, 1).power_watts == 500
     opened.unsay(f"gpu 1 error nvmlDeviceGetTemperature {UNKNOWN}")
-    assert opened.one(opened.read(2), 1).temperature_celsius == 60
+    assert one(opened.read(2), 1).temperature_celsius == 60
 
 
 def test_a_gpm_metric_that_fails_is_none_and_told(opened: NvmlRig) -> None:
     opened.say(f"gpu 0 metric {pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL} {UNKNOWN}")
     opened.read(0)
     batch = opened.read(1)
-    assert opened.one(batch).dram_active is None
-    assert opened.one(batch).sm_active is not None
-    assert _kinds(batch) == [(0, "nvml_unknown")]
+    assert one(batch).dram_active is None
+    assert one(batch).sm_active is not None
+    assert kinds(batch) == [(0, "nvml_unknown")]
     assert "dram_active" in batch.faults[0].message
 
 
@@ -422,9 +336,9 @@ def test_gpm_denied_is_a_fault_and_no_figure(opened: NvmlRig, call: str) -> None
     opened.say(f"gpu 0 error {call} {NO_PERMISSION}")
     opened.read(0)
     batch = opened.read(1)
-    assert (0, "nvml_no_permission") in _kinds(batch)
-    assert opened.one(batch).gr_engine_active is None
-    assert opened.one(batch).power_watts == 500
+    assert (0, "nvml_no_permission") in kinds(batch)
+    assert one(batch).gr_engine_active is None
+    assert one(batch).power_watts == 500
 
 
 def test_a_gpm_sample_that_was_missed_shortens_no_reading(opened: NvmlRig) -> None:
@@ -432,15 +346,15 @@ def test_a_gpm_sample_that_was_missed_shortens_no_reading(opened: NvmlRig) -> No
     opened.say(f"gpu 0 error nvmlGpmSampleGet {TIMEOUT}", "gpu 0 tensor 100")
     opened.read(2)
     opened.unsay(f"gpu 0 error nvmlGpmSampleGet {TIMEOUT}", "gpu 0 tensor 100")
-    assert opened.one(opened.read(3)).tensor_active is None
-    assert opened.one(opened.read(4)).tensor_active == pytest.approx(0.4)
+    assert one(opened.read(3)).tensor_active is None
+    assert one(opened.read(4)).tensor_active == pytest.approx(0.4)
 
 
 def test_samples_closer_than_gpm_counts_make_no_reading(opened: NvmlRig) -> None:
     opened.read(0)
     batch = opened.read(0.05)
     assert batch.readings == ()
-    assert set(_kinds(batch)) == {(gpu, "interval_too_short") for gpu in range(3)}
+    assert set(kinds(batch)) == {(gpu, "interval_too_short") for gpu in range(3)}
     assert {each.start for each in opened.read(1).readings} == {START + 50 * MS}
 
 
@@ -452,9 +366,9 @@ def test_a_lost_gpu_stays_in_the_inventory_and_leaves_the_others_alone(opened: N
     opened.say("gpu 1 lost")
     for second in (2, 3):
         batch = opened.read(second)
-        assert _conditions(batch) == ["", "lost", ""]
-        assert _kinds(batch) == [(1, "gpu_lost")]
-        assert [_index(each.uuid) for each in batch.readings] == [0, 2]
+        assert conditions(batch) == ["", "lost", ""]
+        assert kinds(batch) == [(1, "gpu_lost")]
+        assert [number(each.uuid) for each in batch.readings] == [0, 2]
 
 
 @pytest.mark.parametrize(("code", "condition"), [(LOST, "lost"), (RESET, "reset_required")])
@@ -463,9 +377,9 @@ def test_a_gpu_lost_in_the_middle_of_a_read_gives_no_half_reading(opened: NvmlRi
     opened.say(f"gpu 0 error nvmlDeviceGetClockInfo {code}")
     for second in (2, 3):
         batch = opened.read(second)
-        assert _conditions(batch) == [condition, "", ""]
-        assert _kinds(batch) == [(0, f"gpu_{condition}")]
-        assert [_index(each.uuid) for each in batch.readings] == [1, 2]
+        assert conditions(batch) == [condition, "", ""]
+        assert kinds(batch) == [(0, f"gpu_{condition}")]
+        assert [number(each.uuid) for each in batch.readings] == [1, 2]
 
 
 def test_a_gpu_off_the_bus_may_answer_unknown_when_its_handle_is_asked(opened: NvmlRig) -> None:
@@ -475,21 +389,21 @@ def test_a_gpu_off_the_bus_may_answer_unknown_when_its_handle_is_asked(opened: N
     opened.unsay("gpu 2 lost")
     opened.say(f"gpu 2 error nvmlDeviceGetHandleByIndex_v2 {UNKNOWN}")
     batch = opened.read(3)
-    assert _conditions(batch) == ["", "", "lost"]
-    assert _kinds(batch) == [(2, "gpu_lost")]
+    assert conditions(batch) == ["", "", "lost"]
+    assert kinds(batch) == [(2, "gpu_lost")]
 
 
 def test_a_gpu_that_leaves_the_list_is_missing_and_may_come_back(opened: NvmlRig) -> None:
     opened.reading()
     opened.say("count 2")
     batch = opened.read(2)
-    assert _conditions(batch) == ["", "", "missing"]
-    assert _kinds(batch) == [(2, "gpu_missing")]
+    assert conditions(batch) == ["", "", "missing"]
+    assert kinds(batch) == [(2, "gpu_missing")]
     assert len(batch.readings) == 2
     opened.unsay("count 2")
     back = opened.read(3)
-    assert (_conditions(back), len(back.readings)) == (["", "", ""], 2)
-    assert opened.one(opened.read(4), 2).start == START + 3 * SECOND
+    assert (conditions(back), len(back.readings)) == (["", "", ""], 2)
+    assert one(opened.read(4), 2).start == START + 3 * SECOND
 
 
 def test_a_gpu_dead_from_the_start_is_in_the_inventory_without_a_name(rig: NvmlRig) -> None:
@@ -498,28 +412,32 @@ def test_a_gpu_dead_from_the_start_is_in_the_inventory_without_a_name(rig: NvmlR
     batch = rig.read(0)
     assert [(each.uuid, each.condition) for each in batch.devices if each.condition] == [("unknown-1", "lost")]
     rig.unsay("gpu 1 lost")
-    assert sorted(_index(each.uuid) for each in rig.read(1).devices) == [0, 1, 2]
+    assert sorted(number(each.uuid) for each in rig.read(1).devices) == [0, 1, 2]
     assert len(rig.read(2).readings) == 3
+
+
+def test_a_gpu_lost_while_it_is_met_is_met_later(rig: NvmlRig) -> None:
+    rig.say(f"gpu 1 error nvmlDeviceGetPciInfo_v3 {LOST}")
+    rig.open()
+    assert conditions(rig.read(0)) == ["", "lost", ""]
+    rig.unsay(f"gpu 1 error nvmlDeviceGetPciInfo_v3 {LOST}")
+    assert sorted(number(each.uuid) for each in rig.read(1).devices) == [0, 1, 2]
 
 
 def test_a_gpu_this_process_may_not_see_is_left_out_and_told(rig: NvmlRig) -> None:
     rig.say(f"gpu 1 error nvmlDeviceGetHandleByIndex_v2 {NO_PERMISSION}")
     rig.open()
-    batch = rig.read(0)
-    assert [_index(each.uuid) for each in batch.devices] == [0, 2]
-    assert [fault.kind for fault in batch.faults] == ["nvml_no_permission"]
-
-
-def test_a_gpu_in_mig_mode_is_not_read(opened: NvmlRig) -> None:
-    opened.reading()
-    opened.say("gpu 0 mig 1")
-    batch = opened.read(2)
-    assert _kinds(batch) == [(0, "mig_not_read")]
-    assert [_index(each.uuid) for each in batch.readings] == [1, 2]
-    assert _conditions(batch) == ["", "", ""]
-    opened.unsay("gpu 0 mig 1")
-    assert [_index(each.uuid) for each in opened.read(3).readings] == [1, 2]
-    assert opened.one(opened.read(4)).start == START + 3 * SECOND
+    for second in (0, 1):
+        batch = rig.read(second)
+        assert [number(each.uuid) for each in batch.devices] == [0, 2]
+        assert [fault.kind for fault in batch.faults] == ["nvml_no_permission"]
+    rig.unsay(f"gpu 1 error nvmlDeviceGetHandleByIndex_v2 {NO_PERMISSION}")
+    batch = rig.read(2)
+    assert [number(each.uuid) for each in batch.devices] == [0, 2, 1]
+    assert batch.faults == ()
+    asked = rig.calls("nvmlDeviceGetHandleByIndex_v2")
+    rig.read(3)
+    assert rig.calls("nvmlDeviceGetHandleByIndex_v2") == asked
 
 
 # -- the driver and the library --
@@ -620,3 +538,55 @@ def test_the_stand_in_sees_a_sample_freed_twice_and_one_used_after(opened: NvmlR
     with pytest.raises(pynvml.NVMLError):
         pynvml.nvmlGpmSampleGet(pynvml.nvmlDeviceGetHandleByIndex(0), sample)
     assert opened.library.nvmlStubBadFrees() == 0
+
+
+def test_the_stand_in_refuses_a_handle_from_before_a_reset_and_one_of_an_instance_that_went(opened: NvmlRig) -> None:
+    opened.say("gpu 0 mig 1g.10gb:7")
+    opened.run(START)
+    board = pynvml.nvmlDeviceGetHandleByIndex(0)
+    instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(board, 0)
+    assert pynvml.nvmlDeviceGetName(instance) == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    for call in (pynvml.nvmlDeviceGetPowerUsage, pynvml.nvmlDeviceGetUtilizationRates):
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            call(instance)
+    opened.unsay("gpu 0 mig 1g.10gb:7")
+    opened.run(START + SECOND)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetName(instance)
+    opened.say("gpu 0 reset")
+    opened.run(START + 2 * SECOND)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetName(board)
+
+
+def test_the_stand_in_lets_no_pair_of_samples_span_a_reset_or_two_instances(opened: NvmlRig) -> None:
+    opened.say("gpu 0 mig 1g.10gb:7 1g.10gb:8")
+    opened.run(START)
+    board = pynvml.nvmlDeviceGetHandleByIndex(0)
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    for sample, instance in zip(samples, (7, 8), strict=True):
+        pynvml.nvmlGpmMigSampleGet(board, instance, sample)
+    request: Any = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version, request.sample1, request.sample2 = pynvml.NVML_GPM_METRICS_GET_VERSION, *samples
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlGpmMetricsGet(request)
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlGpmMigSampleGet(board, 3, samples[0])
+    for sample in samples:
+        pynvml.nvmlGpmSampleFree(sample)
+
+
+def test_the_stand_in_tells_what_happened_after_registering_and_counts_event_sets(opened: NvmlRig) -> None:
+    board, events = pynvml.nvmlDeviceGetHandleByIndex(0), pynvml.nvmlEventSetCreate()
+    opened.say("gpu 0 xid 31")
+    opened.run(START)
+    pynvml.nvmlDeviceRegisterEvents(board, pynvml.nvmlEventTypeXidCriticalError, events)
+    opened.say("gpu 0 xid 48")
+    opened.run(START + SECOND)
+    assert pynvml.nvmlEventSetWait_v2(events, 0).eventData == 48
+    with pytest.raises(pynvml.NVMLError_Timeout):
+        pynvml.nvmlEventSetWait_v2(events, 0)
+    assert opened.held()[1] == 2
+    pynvml.nvmlEventSetFree(events)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlEventSetWait_v2(events, 0)

@@ -2,7 +2,6 @@
 
 from exporter.core.evidence import Evidence
 from exporter.core.leaks.span import Span
-from exporter.core.model import PPM
 
 LINK_BYTES_IN_DRAM = 2
 """A byte on the link is read from or written to memory about twice (E)."""
@@ -24,7 +23,7 @@ def take(span: Span, left: int) -> int:
         return 0
     policy = span.policy
     share = min(rate / capacity / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms)
-    return int(share * PPM)
+    return int(share * span.whole)
 
 
 def _link(ev: Evidence) -> tuple[float | None, float | None]:

@@ -1,9 +1,9 @@
 """Reads an existing dcgm-exporter over HTTP, for nodes where another DCGM client already owns the counters.
 
-Owns readings: what time a page's figures stand for, and the doubt when the page stops moving; the page itself is
-`page`'s. Refuses to drive DCGM, to read MIG instances, to say
-who holds a GPU (`pod` labels are a scheduler's business), and `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` (one sum of both
-directions, in units that changed between releases).
+Owns readings: what time a page's figures stand for, and the doubt when the page stops moving. The page itself is
+`page`'s, names and units `names`'s, parts of a board in MIG mode `mig`'s, health `health`'s. Refuses to drive DCGM, to
+say who holds a GPU (`pod` labels are a scheduler's business), and `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` (one sum of
+both directions, in units that changed between releases).
 
 What time a reading covers: the page shows the exporter's last collection. Profiling fields are means over its
 collect interval (`--collect-interval`, 30 s unless set), device fields the value at that moment, and the page
@@ -12,34 +12,39 @@ successful scrapes, as Prometheus takes a gauge to hold between samples. Beyond 
 evidence: it then covers only the last collect interval, the window the means describe; the rest stays unseen.
 """
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from math import inf
 from typing import Any
 
 from msgspec import Struct, structs
-from prometheus_client.samples import Sample
 
-from exporter.core.model import MS, SECOND, Device, Fault, Reading, Spec
+from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
 from exporter.sources import Batch, SourceError
-from exporter.sources.dcgm_exporter.page import Fetch, GpuLines, HttpPage, by_gpu, doubts, figures_of, label, parsed
-from exporter.specs import find_spec
+from exporter.sources.dcgm_exporter.health import Xids, health_of
+from exporter.sources.dcgm_exporter.mig import NVLINK, devices_of, instance_of, layout, rest_of
+from exporter.sources.dcgm_exporter.names import whole_number
+from exporter.sources.dcgm_exporter.page import GpuLines, Page, figures_of
+from exporter.sources.dcgm_exporter.web import Fetch, HttpPage
+from exporter.specs import find_spec, unknown_model
 
 MAX_GAP_SECONDS = 90.0
 COLLECT_SECONDS = 30.0
 """dcgm-exporter's default `--collect-interval` (30000 ms)."""
 
-_NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 _BUSY = ("gr_engine_active", "sm_active", "tensor_active", "dram_active", "gpu_utilization")
 
 
 class _Track(Struct):
-    """What is remembered of a GPU from page to page."""
+    """What is remembered of a board, and of its MIG instances, from page to page."""
 
-    device: Device
+    devices: tuple[Device, ...]
+    """The board, then its instances."""
+    xids: Xids
+    layout: tuple[tuple[str, str], ...] = ()
     at: int | None = None
     """The last scrape that showed it; None: the next one is a baseline."""
-    lines: set[tuple[str, str]] = set()
+    lines: set[tuple[str, ...]] = set()
     moved_at: int = 0
     """When its lines last changed."""
     counter: float | None = None
@@ -71,11 +76,11 @@ class DcgmExporterSource:
         lookup: Callable[[str], Spec | None] = find_spec,
         fetch: Fetch | None = None,
     ) -> None:
-        self._url, self._hostname, self._lookup = url, hostname, cache(lookup)
+        self._url, self._lookup = url, cache(lookup)
         self._fetch = HttpPage(url, timeout_seconds=timeout_seconds) if fetch is None else fetch
+        self._page = Page(url, hostname=hostname)
         self._max_gap, self._collect = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
         self._tracks: dict[str, _Track] = {}
-        self._lines: dict[str, list[Sample]] = {}
         self._signals: frozenset[str] = frozenset()
 
     @property
@@ -88,130 +93,117 @@ class DcgmExporterSource:
 
     def probe(self) -> None:
         """Get the page once, for `signals`; sets no baseline. Raises SourceError."""
-        self._page([])
+        self._gpus([])
 
     def read(self, now: int) -> Batch:
-        """Get the page and give one reading for each GPU that the last page showed too.
+        """Get the page and give one reading for each GPU and MIG instance that the last page showed too.
 
-        Faults: malformed_line, conflicting_series, mig_not_read (and no reading: a parent's lines do not
-        describe its instances), gpu_missing (was there before, siblings still are). Raises SourceError.
+        Faults: malformed_line, conflicting_series, gpu_missing (was there before, other GPUs still are), mig_layout
+        (the instances do not add up to a board, which then has no reading) and, once a GPU, unknown_model. Health is
+        told of each page that was collected anew. Raises SourceError.
         """
         faults: list[Fault] = []
-        gpus = self._page(faults)
-        readings = [self._reading(uuid, gpu, now=now) for uuid, gpu in gpus.items()]
+        readings: list[Reading] = []
+        health: list[Health] = []
+        gpus = self._gpus(faults)
+        for uuid, gpu in gpus.items():
+            track = self._meet(uuid, gpu, faults)
+            if gpu.lines != track.lines:
+                track.lines, track.moved_at = gpu.lines, now
+                told = health_of(uuid, gpu, track.xids.news(gpu))
+                health += [told] if told else []
+            readings += self._readings(track, gpu, now)
         faults += [self._missing(uuid) for uuid in sorted(self._tracks.keys() - gpus.keys())]
-        devices = sorted((track.device for track in self._tracks.values()), key=_order)
-        return Batch(tuple(devices), tuple(r for r in readings if r is not None), tuple(faults))
+        boards = sorted((track.devices for track in self._tracks.values()), key=lambda devices: _order(devices[0]))
+        return Batch(tuple(d for devices in boards for d in devices), tuple(readings), tuple(faults), tuple(health))
 
     def resync(self) -> None:
         """Forget where the next reading would start; the last page is kept, to know a frozen one."""
         for track in self._tracks.values():
             track.forget()
 
+    def pause(self) -> None:
+        """Forget the baseline, which is all there is to let go of: the counters are the exporter's.
+
+        A profiler that needs them must have the exporter's own DCGM give them up: `dcgmi profile --pause`, and
+        `--resume` afterwards. The exporter then shows no profiling fields.
+        """
+        self.resync()
+
     def close(self) -> None:
         """Close the connection."""
         self._fetch.close()
 
-    def _page(self, faults: list[Fault]) -> dict[str, GpuLines]:
-        samples = self._samples(self._fetch().decode("utf-8", "replace"), faults)
-        gpus = by_gpu(self._of_one_host(samples))
-        self._refuse_strangers(gpus, faults)
-        for uuid, gpu in gpus.items():
-            faults += doubts(uuid, gpu)
-            self._signals |= figures_of(gpu).keys() | ({"energy_joules"} if "energy" in gpu.figures else set())
+    def _gpus(self, faults: list[Fault]) -> dict[str, GpuLines]:
+        gpus = self._page.read(self._fetch(), faults, known=self._tracks.keys())
+        for gpu in gpus.values():
+            board = rest_of(gpu) if gpu.instances else figures_of(gpu)
+            parts = (instance_of(gpu, instance) for instance in gpu.instances)
+            self._signals = self._signals.union(board, *parts, {"energy_joules"} if _gives_energy(gpu) else ())
         return gpus
 
-    def _samples(self, text: str, faults: list[Fault]) -> list[Sample]:
-        if text.lstrip()[:1] == "<":
-            raise SourceError(
-                f"{self._url} is an HTML page, not metrics: dcgm_exporter.url must name the exporter's"
-                " metrics page (it ends in /metrics)"
-            )
-        bad: list[str] = []
-        lines: dict[str, list[Sample]] = {}
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                lines[line] = self._lines.get(line) or parsed(line)
-            except (ValueError, IndexError, KeyError, TypeError) as error:
-                bad.append(f"line {number} is not Prometheus text format ({error}): {line[:80]!r}")
-        # Most scrapes fall between two collections and find the same lines: parsing those again is the cost.
-        self._lines = lines
-        if bad:
-            faults.append(Fault("malformed_line", f"{self._url}: {len(bad)} of its lines unread; {bad[0]}"))
-        return [sample for line in lines.values() for sample in line]
+    def _meet(self, uuid: str, gpu: GpuLines, faults: list[Fault]) -> _Track:
+        """Bring what is known of a board up to this page; a new partition of it begins with a new baseline."""
+        spec = self._lookup(gpu.model)
+        if uuid not in self._tracks:
+            self._tracks[uuid] = _Track((), Xids())
+            faults += [unknown_model(uuid, gpu.model)] if spec is None else []
+        track, new = self._tracks[uuid], layout(gpu)
+        if new != track.layout:
+            track.layout = new
+            track.forget()
+        lacks = NVLINK if spec is not None and not spec.nvlink_bytes_per_second else ()
+        condition = "recovery" if gpu.figures.get("recovery_action") else ""
+        board = Device(uuid, gpu.index, gpu.model, spec, lacks, condition)
+        track.devices = devices_of(board, gpu) if gpu.instances else (board,)
+        if not track.devices:
+            track.devices = (board,)
+            faults.append(_unreadable(board, new))
+        return track
 
-    def _of_one_host(self, samples: Iterable[Sample]) -> list[Sample]:
-        on_gpus = [(label(s, "Hostname"), s) for s in samples if label(s, "UUID")]
-        hosts = sorted({host for host, _ in on_gpus if host})
-        if self._hostname and self._hostname not in hosts:
-            raise SourceError(
-                f"{self._url} shows no GPU of host {self._hostname!r}, only of: {', '.join(hosts) or 'none'};"
-                " correct dcgm_exporter.hostname"
-            )
-        if len(hosts) > 1 and not self._hostname:
-            raise SourceError(
-                f"{self._url} shows GPUs of {len(hosts)} hosts ({', '.join(hosts[:3])}), this daemon is for"
-                " one: set dcgm_exporter.url to this node's own exporter, or dcgm_exporter.hostname to one"
-            )
-        return [sample for host, sample in on_gpus if not self._hostname or host == self._hostname]
-
-    def _refuse_strangers(self, gpus: dict[str, GpuLines], faults: list[Fault]) -> None:
-        if not any(gpu.figures or gpu.mig for gpu in gpus.values()):
-            raise SourceError(
-                f"{self._url} shows no DCGM field of any GPU. {faults[0].message + '. ' if faults else ''}Is"
-                " it dcgm-exporter's metrics page? If so the exporter lost its GPUs or its host engine: read"
-                " its log and restart it"
-            )
-        if self._tracks and self._tracks.keys().isdisjoint(gpus):
-            raise SourceError(
-                f"{self._url} shows none of the GPUs it showed before, but {len(gpus)} others: a"
-                " load-balanced Service answers for another node each time. Set dcgm_exporter.url to this"
-                " node's own exporter (host IP and port); after exchanging the GPUs, restart this daemon"
-            )
-
-    def _reading(self, uuid: str, gpu: GpuLines, *, now: int) -> Reading | None:
-        track = self._tracks.setdefault(uuid, _Track(Device(uuid)))
-        track.device = self._device(uuid, gpu)
-        if gpu.lines != track.lines:
-            track.lines, track.moved_at = gpu.lines, now
+    def _readings(self, track: _Track, gpu: GpuLines, now: int) -> Iterator[Reading]:
         before, track.at = track.at, now
-        if gpu.mig or before is None or before >= now:
+        unreadable = gpu.instances and len(track.devices) == 1
+        if unreadable or before is None or before >= now:
             track.counter, track.owed = gpu.figures.get("energy"), None
-            return None
+            return
         start = before if now - before <= self._max_gap else now - min(self._collect, self._max_gap)
         joules = self._joules(track, gpu.figures.get("energy"), covers=now - start, whole=start == before)
-        figures: dict[str, Any] = figures_of(gpu)
-        distrust = self._distrust(gpu.figures, still=now - track.moved_at)
-        return Reading(uuid, start, now, energy_joules=joules, distrust=distrust, **figures)
-
-    def _device(self, uuid: str, gpu: GpuLines) -> Device:
-        spec = self._lookup(gpu.model)
-        no_nvlink = spec is not None and not spec.nvlink_bytes_per_second
-        return Device(uuid, gpu.index, gpu.model, spec, _NVLINK if no_nvlink else ())
+        stale = self._stale(gpu, still=now - track.moved_at)
+        if not gpu.instances:
+            doubt = stale if gpu.tells else "blank"
+            whole: dict[str, Any] = figures_of(gpu)
+            yield Reading(
+                uuid=track.devices[0].uuid, start=start, end=now, energy_joules=joules, distrust=doubt, **whole
+            )
+            return
+        if joules is None and "power_watts" in gpu.figures:
+            joules = gpu.figures["power_watts"] * (now - start) / SECOND
+        for device in track.devices:
+            yield _part(device, gpu, (start, now), joules, stale)
 
     def _missing(self, uuid: str) -> Fault:
         track = self._tracks[uuid]
-        track.device = structs.replace(track.device, condition="missing")
+        track.devices = tuple(structs.replace(device, condition="missing") for device in track.devices)
         track.forget()
         track.lines = set()  # its return is a change, even with the figures it left with
         return Fault(
             "gpu_missing",
-            f"GPU {track.device.index} is gone from {self._url} while others are there: it fell off the bus"
+            f"GPU {track.devices[0].index} is gone from {self._url} while others are there: it fell off the bus"
             " or was taken from the exporter; look at `nvidia-smi` and `dmesg`",
             uuid,
         )
 
-    def _distrust(self, figures: dict[str, float], *, still: int) -> str:
+    def _stale(self, gpu: GpuLines, *, still: int) -> str:
         """Tell "stale" when a GPU's lines have not changed for longer than a live exporter can explain.
 
         An energy counter moves with every collection of a powered board, and a board at work never repeats
         power and ratios to the last digit: 3 collections. An idle one without that counter may well repeat
         itself, but its power sensor, in milliwatts, hardly 20 times running. Without power nothing need move.
         """
-        if not figures:
-            return "blank"
-        moves = figures.get("energy") or any(figures.get(name) for name in _BUSY)
-        patience = 3.0 if moves else 20.0 if "power_watts" in figures else inf
+        figures = gpu.figures
+        busy = any(one.figures.get(name) for one in (gpu, *gpu.instances.values()) for name in _BUSY)
+        patience = 3.0 if busy or figures.get("energy") else 20.0 if "power_watts" in figures else inf
         return "stale" if still > patience * self._collect else ""
 
     def _joules(self, track: _Track, counter: float | None, *, covers: int, whole: bool) -> float | None:
@@ -244,6 +236,7 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
         max_gap_seconds=section.max_gap_seconds,
         collect_interval_seconds=section.collect_interval_seconds,
         hostname=section.hostname,
+        lookup=partial(find_spec, overrides=config.overrides()),
     )
     try:
         source.probe()
@@ -253,8 +246,36 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
     return source
 
 
+def _part(device: Device, gpu: GpuLines, span: tuple[int, int], joules: float | None, stale: str) -> Reading:
+    """The reading of a MIG instance, or of what none has. Nobody measures their energy: each has its share."""
+    if device.parent:
+        instance = device.uuid.removeprefix(device.parent + "/")
+        figures: dict[str, Any] = instance_of(gpu, instance)
+        tells = bool(gpu.instances[instance].figures)
+    else:
+        figures, tells = rest_of(gpu), gpu.tells
+    share = None if joules is None else joules * device.weight / PPM
+    distrust = stale if tells else "blank"
+    return Reading(device.uuid, *span, energy_joules=share, distrust=distrust, **figures)
+
+
+def _gives_energy(gpu: GpuLines) -> bool:
+    return "energy" in gpu.figures or (bool(gpu.instances) and "power_watts" in gpu.figures)
+
+
+def _unreadable(board: Device, parts: tuple[tuple[str, str], ...]) -> Fault:
+    told = ", ".join(f"{instance or '?'} {profile or '?'}" for instance, profile in parts)
+    return Fault(
+        "mig_layout",
+        f"GPU {board.index} is in MIG mode, and its instances ({told}) do not add up to a {board.model or 'board'}: it"
+        " is not observed. Compare with `nvidia-smi mig -lgi`; after a change of instances restart dcgm-exporter",
+        board.uuid,
+    )
+
+
 def _order(device: Device) -> tuple[int, str, str]:
-    return (int(device.index) if device.index.isdecimal() else 1 << 30, device.index, device.uuid)
+    index = whole_number(device.index)
+    return (1 << 30 if index is None else index, device.index, device.uuid)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,166 +1,170 @@
-"""The page of a dcgm-exporter: getting it, and what each generation of names on it means.
+"""The page of a dcgm-exporter: its text, and what it says of each GPU.
 
-Owns names, units and blanks, and the merging of lines into one set of figures a GPU. Refuses time: it knows one page.
+Owns the lines of one page: whose they are, which are unread, and their merging into one set of figures a GPU and a MIG
+instance. Refuses time: it knows one page; names and units are `names`'s.
 """
 
-from collections.abc import Iterable, Iterator
-from time import monotonic
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator
 
-import httpx
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from exporter.core.model import Fault, Reading
 from exporter.sources import SourceError
-
-LIMIT_BYTES = 8 << 20
-"""Far above any real page: 8 GPUs, 60 fields and 10 pods each make about 2 MB."""
-
-_MIB = float(1 << 20)
-_FIELDS = (
-    # Figure, factor to base units, and its names: DCGM 2 to 4.6, DCGM 4.7's renames, then dcgm-exporter 1.x.
-    # Several rows for a figure: the first one found wins. Source: dcgm_fields.h, DCGM 1.7 to 4.7, and the
-    # exporter's etc/*.csv. GPU_UTIL_RATIO is a ratio (field 1613), the older name percent (field 203).
-    ("gr_engine_active", 1.0, "PROF_GR_ENGINE_ACTIVE PROF_GR_ENGINE_UTIL_RATIO", "fi_prof_gr_engine_active"),
-    ("sm_active", 1.0, "PROF_SM_ACTIVE PROF_SM_UTIL_RATIO", "fi_prof_sm_active"),
-    ("sm_occupancy", 1.0, "PROF_SM_OCCUPANCY PROF_SM_OCCUPANCY_RATIO", "fi_prof_sm_occupancy"),
-    ("tensor_active", 1.0, "PROF_PIPE_TENSOR_ACTIVE PROF_TENSOR_UTIL_RATIO", "fi_prof_pipe_tensor_active"),
-    ("hmma", 1.0, "PROF_PIPE_TENSOR_HMMA_ACTIVE PROF_HMMA_UTIL_RATIO", ""),
-    ("imma", 1.0, "PROF_PIPE_TENSOR_IMMA_ACTIVE PROF_IMMA_UTIL_RATIO", ""),
-    ("dfma", 1.0, "PROF_PIPE_TENSOR_DFMA_ACTIVE PROF_DFMA_UTIL_RATIO", ""),
-    ("dram_active", 1.0, "PROF_DRAM_ACTIVE PROF_DRAM_UTIL_RATIO", "fi_prof_dram_active"),
-    ("fp64_active", 1.0, "PROF_PIPE_FP64_ACTIVE PROF_FP64_UTIL_RATIO", "fi_prof_pipe_fp64_active"),
-    ("fp32_active", 1.0, "PROF_PIPE_FP32_ACTIVE PROF_FP32_UTIL_RATIO", "fi_prof_pipe_fp32_active"),
-    ("fp16_active", 1.0, "PROF_PIPE_FP16_ACTIVE PROF_FP16_UTIL_RATIO", "fi_prof_pipe_fp16_active"),
-    # Rates in bytes per second whatever TYPE says: older collector files declare them counters.
-    ("pcie_tx_bytes_per_second", 1.0, "PROF_PCIE_TX_BYTES", "fi_prof_pcie_tx_bytes"),
-    ("pcie_rx_bytes_per_second", 1.0, "PROF_PCIE_RX_BYTES", "fi_prof_pcie_rx_bytes"),
-    ("nvlink_tx_bytes_per_second", 1.0, "PROF_NVLINK_TX_BYTES", "fi_prof_nvlink_tx_bytes"),
-    ("nvlink_rx_bytes_per_second", 1.0, "PROF_NVLINK_RX_BYTES", "fi_prof_nvlink_rx_bytes"),
-    ("gpu_utilization", 0.01, "DEV_GPU_UTIL", "gpu_utilization"),
-    ("gpu_utilization", 1.0, "DEV_GPU_UTIL_RATIO", ""),
-    ("power_watts", 1.0, "DEV_POWER_USAGE DEV_BOARD_POWER_WATTS", "power_usage"),
-    ("power_watts", 1.0, "DEV_POWER_USAGE_INSTANT DEV_BOARD_POWER_RAW_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_ENFORCED_POWER_LIMIT DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_POWER_MGMT_LIMIT DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS", ""),
-    ("energy", 1e-3, "DEV_TOTAL_ENERGY_CONSUMPTION", "total_energy_consumption"),
-    ("energy", 1.0, "DEV_GPU_ENERGY_JOULES_TOTAL", ""),
-    ("temperature_celsius", 1.0, "DEV_GPU_TEMP DEV_GPU_TEMP_CELSIUS", "gpu_temp"),
-    ("sm_clock_hz", 1e6, "DEV_SM_CLOCK", "sm_clock"),
-    ("sm_clock_hz", 1.0, "DEV_SM_CLOCK_HERTZ", ""),
-    ("memory_used_bytes", 1.0, "DEV_FB_USED_BYTES", ""),
-    ("memory_used_bytes", _MIB, "DEV_FB_USED", "fb_used"),
-    ("memory_total_bytes", 1.0, "DEV_FB_CAPACITY_BYTES", ""),
-    ("memory_total_bytes", _MIB, "DEV_FB_TOTAL", "fb_total"),
-    ("free", 1.0, "DEV_FB_FREE_BYTES", ""),
-    ("free", _MIB, "DEV_FB_FREE", "fb_free"),
-    ("reserved", 1.0, "DEV_FB_RESERVED_BYTES", ""),
-    ("reserved", _MIB, "DEV_FB_RESERVED", "fb_reserved"),
-    ("clock_event_reasons", 1.0, "DEV_CLOCKS_EVENT_REASONS DEV_CLOCK_THROTTLE_REASONS", ""),
+from exporter.sources.dcgm_exporter.names import (
+    BLANK_TEXTS,
+    OF_A_BOARD,
+    OF_AN_INSTANCE,
+    ROWS,
+    SERIES,
+    XID,
+    XID_COUNTS,
+    seen,
+    whole_number,
 )
-_SERIES = {
-    name: (figure, factor, row)
-    for row, (figure, factor, names, old) in enumerate(_FIELDS)
-    for name in [*(f"DCGM_FI_{n}" for n in names.split()), *(f"dcgm_{n}" for n in old.split())]
-}
-_BLANK_TEXTS = ("[N/A]", "N/A", "<<<NULL>>>", "ERROR - FAILED TO CONVERT TO STRING", "SKIPPING DCGM VALUE")
-_FP64_BLANK = 2.0**47
-_INT32_BLANK, _INT32_MAX = 0x7FFFFFF0, 0x7FFFFFFF
-
-
-class Fetch(Protocol):
-    """Gives the page's bytes, or raises SourceError."""
-
-    def __call__(self) -> bytes:
-        """Get the page as it is now."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds. Never raises."""
-        ...
-
-
-class HttpPage:
-    """One URL, got again and again over one kept connection; bounded in time and size."""
-
-    def __init__(self, url: str, *, timeout_seconds: float, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._url, self._timeout, self._limit = url, timeout_seconds, limit_bytes
-        # No proxy from the environment: the exporter is on this node, a proxy would answer for another.
-        self._client = httpx.Client(timeout=timeout_seconds, trust_env=False)
-
-    def __call__(self) -> bytes:
-        """Raise SourceError for anything but a whole page with status 200."""
-        try:
-            with self._client.stream("GET", self._url) as response:
-                return self._body(response)
-        except httpx.TimeoutException as error:
-            raise self._late() from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise SourceError(
-                f"{self._url} could not be read ({error or type(error).__name__}): is dcgm-exporter running"
-                " on this node and is this its address? Try `curl` on it, or set dcgm_exporter.url"
-            ) from error
-
-    def _body(self, response: httpx.Response) -> bytes:
-        if response.status_code != httpx.codes.OK:
-            raise SourceError(
-                f"{self._url} answered HTTP {response.status_code}, not 200: read the exporter's log, and"
-                " check that dcgm_exporter.url is its metrics page (it ends in /metrics)"
-            )
-        body, deadline = bytearray(), monotonic() + self._timeout
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > self._limit:
-                raise SourceError(
-                    f"{self._url} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
-                    " dcgm_exporter.url to this node's own exporter, not to a federating Prometheus"
-                )
-            # httpx times each wait, not the whole: a page that drips would hold the reading thread for ever.
-            if monotonic() > deadline:
-                raise self._late()
-        return bytes(body)
-
-    def _late(self) -> SourceError:
-        return SourceError(
-            f"{self._url} gave no whole page within {self._timeout:g} s: the exporter hangs or the node is"
-            " overloaded; restart dcgm-exporter, or raise dcgm_exporter.timeout_seconds"
-        )
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
 
 class GpuLines(Struct):
-    """One GPU's lines on one page."""
+    """One GPU's lines on one page, or those of one of its MIG instances."""
 
     index: str
     model: str
+    profile: str = ""
     figures: dict[str, float] = {}
     rows: dict[str, int] = {}
-    """The row of _FIELDS each figure came from: a lower one is preferred."""
-    lines: set[tuple[str, str]] = set()
-    """All its values, mapped or not: when none of them changes, nothing was collected."""
+    """The row of the table that each figure came from: a lower one is preferred."""
     conflicts: set[str] = set()
-    mig: bool = False
+    lines: set[tuple[str, ...]] = set()
+    """All values of the board and its instances, mapped or not: when none changes, nothing was collected."""
+    instances: dict[str, "GpuLines"] = {}
+    """By GPU_I_ID."""
+    xids: dict[str, int] = {}
+    """The last critical error, by GPU_I_ID; the board's own under ""."""
+    xid_counts: dict[str, dict[int, int]] = {}
+    """By name of the line and code."""
 
-    def take(self, name: str, value: float) -> None:
-        """Add one line, unless it is a blank."""
-        self.lines.add((name, repr(value)))
-        figure, factor, row = _SERIES.get(name, ("", 0.0, 0))
-        if not figure or not _seen(value):
+    @property
+    def tells(self) -> bool:
+        """Whether anything at all was measured."""
+        return bool(self.figures) or any(instance.figures for instance in self.instances.values())
+
+    def hear(self, sample: Sample) -> None:
+        """Add one line."""
+        name, labels, value = sample.name, sample.labels, sample.value
+        instance, profile = labels.get("GPU_I_ID", ""), labels.get("GPU_I_PROFILE", "")
+        self.lines.add((name, instance, labels.get("xid", ""), repr(value)))
+        if instance or profile:
+            whose = self.instances.setdefault(instance, GpuLines(self.index, self.model, profile))
+        else:
+            whose = self
+        if name in XID or name in XID_COUNTS:
+            self._hear_of_error(name, instance, labels.get("xid", ""), value)
+        elif name in SERIES:
+            self._take(name, value, whose)
+
+    def _take(self, name: str, value: float, whose: "GpuLines") -> None:
+        """A whole board's lines are its own; of an instance's some are the board's, told again."""
+        figure = SERIES[name][0]
+        if whose is self or figure in OF_AN_INSTANCE:
+            whose.add(name, value)
+        elif figure in OF_A_BOARD:
+            self.add(name, value, borrowed=True)
+
+    def add(self, name: str, value: float, *, borrowed: bool = False) -> None:
+        """Add one figure, unless it is a blank. One that an instance told of its board gives way to the board's own."""
+        figure, factor, row = SERIES[name]
+        if not seen(value, figure):
             return
+        row += ROWS * borrowed
         known = self.rows.get(figure)
         if known is None or row < known:
             self.figures[figure], self.rows[figure] = value * factor, row
-        elif row == known and value * factor != self.figures[figure]:
+        elif row == known and value * factor != self.figures[figure] and not borrowed:
             # Time-slicing repeats a GPU's line for each pod: one measurement, never to be summed.
             self.conflicts.add(name)
 
+    def _hear_of_error(self, name: str, instance: str, xid: str, value: float) -> None:
+        if not seen(value):
+            return
+        if name in XID:
+            self.xids[instance] = int(value)
+            return
+        counts, code = self.xid_counts.setdefault(name, {}), whole_number(xid)
+        if code is not None:
+            # Repeated for each pod and instance: one count, never to be summed.
+            counts[code] = max(int(value), counts.get(code, 0))
 
-def parsed(line: str) -> list[Sample]:
+
+class Page:
+    """The text of one URL, page after page. Lines that did not change are not parsed again."""
+
+    def __init__(self, url: str, *, hostname: str = "") -> None:
+        self._url, self._hostname = url, hostname
+        self._lines: dict[str, list[Sample]] = {}
+
+    def read(self, body: bytes, faults: list[Fault], *, known: Collection[str]) -> dict[str, GpuLines]:
+        """Give this host's GPUs by UUID; `known` are those of earlier pages. What cannot be read goes to `faults`.
+
+        Raises SourceError for what is no page of this node's exporter.
+        """
+        samples = self._samples(body.decode("utf-8", "replace"), faults)
+        gpus = _by_gpu(self._of_one_host(samples))
+        self._refuse_strangers(gpus, faults, known)
+        for uuid, gpu in gpus.items():
+            faults += _doubts(uuid, gpu)
+        return gpus
+
+    def _samples(self, text: str, faults: list[Fault]) -> list[Sample]:
+        if text.lstrip()[:1] == "<":
+            raise SourceError(
+                f"{self._url} is an HTML page, not metrics: dcgm_exporter.url must name the exporter's"
+                " metrics page (it ends in /metrics)"
+            )
+        bad: list[str] = []
+        lines: dict[str, list[Sample]] = {}
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                lines[line] = self._lines.get(line) or _parsed(line)
+            except (ValueError, IndexError, KeyError, TypeError) as error:
+                bad.append(f"line {number} is not Prometheus text format ({error}): {line[:80]!r}")
+        # Most scrapes fall between two collections and find the same lines: parsing those again is the cost.
+        self._lines = lines
+        if bad:
+            faults.append(Fault("malformed_line", f"{self._url}: {len(bad)} of its lines unread; {bad[0]}"))
+        return [sample for line in lines.values() for sample in line]
+
+    def _of_one_host(self, samples: Iterable[Sample]) -> list[Sample]:
+        on_gpus = [(_label(s, "Hostname"), s) for s in samples if _label(s, "UUID")]
+        hosts = sorted({host for host, _ in on_gpus if host})
+        if self._hostname and self._hostname not in hosts:
+            raise SourceError(
+                f"{self._url} shows no GPU of host {self._hostname!r}, only of: {', '.join(hosts) or 'none'};"
+                " correct dcgm_exporter.hostname"
+            )
+        if len(hosts) > 1 and not self._hostname:
+            raise SourceError(
+                f"{self._url} shows GPUs of {len(hosts)} hosts ({', '.join(hosts[:3])}), this daemon is for"
+                " one: set dcgm_exporter.url to this node's own exporter, or dcgm_exporter.hostname to one"
+            )
+        return [sample for host, sample in on_gpus if not self._hostname or host == self._hostname]
+
+    def _refuse_strangers(self, gpus: dict[str, GpuLines], faults: list[Fault], known: Collection[str]) -> None:
+        if not any(gpu.tells for gpu in gpus.values()):
+            raise SourceError(
+                f"{self._url} shows no DCGM field of any GPU. {faults[0].message + '. ' if faults else ''}Is"
+                " it dcgm-exporter's metrics page? If so the exporter lost its GPUs or its host engine: read"
+                " its log and restart it"
+            )
+        if known and gpus.keys().isdisjoint(known):
+            raise SourceError(
+                f"{self._url} shows none of the GPUs it showed before, but {len(gpus)} others: a"
+                " load-balanced Service answers for another node each time. Set dcgm_exporter.url to this"
+                " node's own exporter (host IP and port); after exchanging the GPUs, restart this daemon"
+            )
+
+
+def _parsed(line: str) -> list[Sample]:
     """Give the sample of one line, none for a comment. Raises whatever the library's parser raises.
 
     Line by line, so that a broken one costs only itself.
@@ -168,22 +172,19 @@ def parsed(line: str) -> list[Sample]:
     line = line.strip()
     if line.startswith("#"):
         return []
-    blank = next((text for text in _BLANK_TEXTS if line.endswith(text)), None)
+    blank = next((text for text in BLANK_TEXTS if line.endswith(text)), None)
     if blank:
         line = line.removesuffix(blank) + "NaN"
     return [sample for family in text_string_to_metric_families(line) for sample in family.samples]
 
 
-def by_gpu(samples: Iterable[Sample]) -> dict[str, GpuLines]:
-    """Merge lines into figures by UUID; a MIG instance's lines only mark its parent."""
+def _by_gpu(samples: Iterable[Sample]) -> dict[str, GpuLines]:
     gpus: dict[str, GpuLines] = {}
     for sample in samples:
-        labels, uuid = sample.labels, label(sample, "UUID")
-        gpu = gpus.setdefault(uuid, GpuLines(labels.get("gpu", ""), labels.get("modelName", "")))
-        if labels.get("GPU_I_ID") or labels.get("GPU_I_PROFILE"):
-            gpu.mig = True
-        else:
-            gpu.take(sample.name, sample.value)
+        uuid = _label(sample, "UUID")
+        if uuid not in gpus:
+            gpus[uuid] = GpuLines(sample.labels.get("gpu", ""), sample.labels.get("modelName", ""))
+        gpus[uuid].hear(sample)
     return gpus
 
 
@@ -205,20 +206,14 @@ def figures_of(gpu: GpuLines) -> dict[str, float | int]:
     return figures
 
 
-def doubts(uuid: str, gpu: GpuLines) -> Iterator[Fault]:
-    """What on the page cannot be read, or contradicts itself."""
-    if gpu.mig:
-        yield Fault("mig_not_read", f"GPU {gpu.index} is in MIG mode: its instances are not read yet", uuid)
-    if gpu.conflicts:
-        names = ", ".join(sorted(gpu.conflicts))
+def _doubts(uuid: str, gpu: GpuLines) -> Iterator[Fault]:
+    """What on the page contradicts itself."""
+    conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
+    if conflicts:
+        names = ", ".join(sorted(conflicts))
         yield Fault("conflicting_series", f"GPU {gpu.index}: lines of {names} differ; first one used", uuid)
 
 
-def _seen(value: float) -> bool:
-    """Tell a measurement from NaN and DCGM's blanks: 2^47 and up, 0x7ffffff0 to 0x7fffffff (dcgm_structs.h)."""
-    return 0.0 <= value < _FP64_BLANK and not _INT32_BLANK <= value <= _INT32_MAX
-
-
-def label(sample: Sample, name: str) -> str:
+def _label(sample: Sample, name: str) -> str:
     """Give a label that other releases and old-namespace mode write in lower case."""
     return sample.labels.get(name) or sample.labels.get(name.lower()) or ""

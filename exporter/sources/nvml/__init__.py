@@ -1,32 +1,31 @@
 """NVML, NVIDIA's own library, through nvidia-ml-py: every GPU's figures without DCGM.
 
-Owns the inventory, the baselines and what each error code means; which call gives which signal is `probes`.
-Refuses to fill in: what NVML did not say is None, never zero and never the last good value.
+Owns the order of a read, and the opening and closing of the library; what is asked is `probes`, what an answer means
+`asking`, which boards there are `inventory`, how one is cut up `mig`, how it fares `health`. Refuses to fill in: what
+NVML did not say is None, never zero and never the last good value.
 
 Hopper and later answer GPM (`nvmlGpm*`): hardware counters between two samples, so means over the whole
 interval. Older boards give no profiling figures here: their `gpu_utilization` is the mean of the driver's sample
 buffer, and PCIe throughput is left out, for `nvmlDeviceGetPcieThroughput` blocks 20 ms a call to measure 20 ms
-(NVML reference): 0.3 s a tick on eight GPUs to see 2 % of the interval. Of a GPU in MIG mode nothing is read: its
-figures belong to its instances.
+(NVML reference): 0.3 s a tick on eight GPUs to see 2 % of the interval. A vGPU guest gives what it gives.
+
+In MIG mode each GPU instance is a Device, and so is what is left of the board. Nobody measures an instance's energy:
+it is the board's, by weight. Its power, temperature and links are the board's alone, its SM clock is the board's too.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from msgspec.structs import replace
-
-from exporter.core.model import MS, SECOND, Device, Fault, Reading, Spec
+from exporter.core.model import MS, PPM, SECOND, Reading, Spec
 from exporter.sources import Batch, SourceError
-from exporter.sources.nvml.probes import GPM_SHORTEST, MIG, NVLINK, Board, Fields, Gpm, probes
-from exporter.specs import find_spec
-
-_DECLINED = ("not_supported", "function_not_found", "argument_version_mismatch", "deprecated")
-"""This driver or board does not have the call at all: not a fault, and not worth asking again."""
-_FATAL = ("uninitialized", "driver_not_loaded", "lib_rm_version_mismatch")
-"""The driver went away under us."""
-_GONE = {"gpu_is_lost": "lost", "gpu_not_found": "lost", "reset_required": "reset_required"}
-"""The GPU cannot work: its condition."""
+from exporter.sources.nvml.asking import Asking
+from exporter.sources.nvml.gpm import COMPUTE, LINKS, SHORTEST, Gpm, free
+from exporter.sources.nvml.health import Examiner
+from exporter.sources.nvml.inventory import Inventory, none_visible
+from exporter.sources.nvml.mig import Mig
+from exporter.sources.nvml.probes import NOTHING_RUNS
+from exporter.sources.nvml.units import MIG, Board, Fields, Unit
 
 
 class NvmlSource:
@@ -39,203 +38,131 @@ class NvmlSource:
     name = "nvml"
 
     def __init__(self, nvml: Any, *, overrides: Mapping[str, Spec] | None = None) -> None:
-        self._nvml = nvml
-        self._overrides = overrides or {}
-        self._boards: dict[str, Board] = {}
-        self._count = 0
-        self._faults: list[Fault] = []
+        self._nvml, specs = nvml, overrides or {}
+        self._asking = asking = Asking(nvml)
+        whole = Gpm(nvml, COMPUTE + LINKS, fault=asking.metric_fault)
+        self._mig = Mig(asking, (whole, Gpm(nvml, COMPUTE, fault=asking.metric_fault)), specs)
+        self._inventory = Inventory(asking, whole, specs)
+        self._examiner = Examiner(asking)
+        self._boards = self._inventory.boards
         self._closed = False
-        self._codes = _error_names(nvml)
-        self._gpm = Gpm(nvml, self._metric_fault)
-        self._survey(self._ask_count())
-        if not self._boards:
-            raise SourceError("NVML: the driver lists no GPU that this process may see: try `nvidia-smi -L`")
+        self._inventory.refresh()
+        none_visible(self._boards)
+        self._examiner.begin(self._boards.values())
+        self._inventory.changed = False
 
     @property
     def signals(self) -> frozenset[str]:
         """Fields of `Reading` that some board here can give; settled after the first read."""
-        return frozenset(field for board in self._boards.values() for field in board.gives())
+        units = [unit for board in self._boards.values() for unit in board.units()]
+        known = NOTHING_RUNS if any(board.mig for board in self._boards.values()) else ()
+        return frozenset(field for unit in units for field in unit.gives()).union(known)
 
     def read(self, now: int) -> Batch:
         """Read every GPU; see `Source.read`. Raises SourceError when the driver is gone or the source closed."""
         if self._closed:
             raise SourceError("NVML: this source was closed: open a new one")
-        count = self._ask_count()
-        if count != self._count or any(board.device.condition for board in self._boards.values()):
-            self._survey(count)
-        readings = tuple(self._readings(now))
-        faults, self._faults = tuple(self._faults), []
-        return Batch(tuple(board.device for board in self._boards.values()), readings, faults)
+        self._inventory.refresh()
+        boards = tuple(self._boards.values())
+        readings = tuple(reading for board in boards for reading in self._guarded(board, now))
+        changed, self._inventory.changed = self._inventory.changed, False
+        health = tuple(self._examiner.examine(boards, now, changed=changed))
+        devices = tuple(unit.device for board in boards for unit in board.units())
+        return Batch(devices, readings, self._asking.told(), health)
 
     def resync(self) -> None:
         """Forget the baselines; see `Source.resync`. What boards did not support is asked once more."""
         for board in self._boards.values():
             board.forget()
 
+    def pause(self) -> None:
+        """Give the GPM samples back; see `Source.pause`. Critical errors go on being collected."""
+        for board in self._boards.values():
+            board.forget()
+            self._free(board)
+
     def close(self) -> None:
-        """Free the GPM samples and shut NVML down, once. Never raises."""
+        """Free the GPM samples and the event set, and shut NVML down, once. Never raises."""
         if self._closed:
             return
         self._closed = True
-        for sample in [sample for board in self._boards.values() for sample in board.samples]:
-            with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlGpmSampleFree(sample)
+        for board in self._boards.values():
+            self._free(board)
+        self._examiner.close()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
-    # -- the inventory --
-
-    def _ask_count(self) -> int:
-        try:
-            return int(self._nvml.nvmlDeviceGetCount())
-        except self._nvml.NVMLError as error:
-            raise _unusable(error, "asked for the number of GPUs") from error
-
-    def _survey(self, count: int) -> None:
-        """Match the driver's list with the boards remembered; a GPU once seen is never forgotten."""
-        self._count = count
-        for board in self._boards.values():
-            board.handle = None
-        for index in range(count):
-            try:
-                self._meet(index)
-            except self._nvml.NVMLError as error:
-                self._unreachable(index, error)
-        for board in self._boards.values():
-            if board.handle is None and board.device.condition in ("", "missing"):
-                self._condemn(board, "missing", "it is no longer in the driver's list")
-
-    def _meet(self, index: int) -> None:
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = self._nvml.nvmlDeviceGetUUID(handle)
-        if uuid not in self._boards:
-            self._boards[uuid] = self._introduce(handle, uuid)
-        board = self._boards[uuid]
-        board.handle = handle
-        board.device = replace(board.device, index=str(index), condition="")
-        self._boards.pop(_nameless(index), None)
-
-    def _introduce(self, handle: Any, uuid: str) -> Board:
-        nvml = self._nvml
-        model, pci = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetPciInfo(handle)
-        spec = find_spec(model, f"{pci.pciDeviceId:08x}", overrides=self._overrides)
-        lacks = () if self._has_nvlink(handle) else NVLINK
-        asked = probes(nvml, self._gpm if self._has_gpm(handle) else None)
-        return Board(Device(uuid=uuid, model=model, spec=spec, lacks=lacks), asked)
-
-    def _has_gpm(self, handle: Any) -> bool:
-        try:
-            return bool(self._nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-        except self._nvml.NVMLError as error:
-            return not self._declined(error)  # any other error: reading will tell, loudly
-
-    def _has_nvlink(self, handle: Any) -> bool:
-        """Whether a link is up; False only where NVML says so. Links end at the first INVALID_ARGUMENT."""
-        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
-            try:
-                if self._nvml.nvmlDeviceGetNvLinkState(handle, link):
-                    return True
-            except self._nvml.NVMLError as error:
-                return not self._declined(error) and error.value != self._nvml.NVML_ERROR_INVALID_ARGUMENT
-        return False
-
-    def _unreachable(self, index: int, error: Any) -> None:
-        """Book a GPU whose handle failed: a GPU off the bus often answers UNKNOWN here, not GPU_IS_LOST."""
-        self._raise_if_fatal(error)
-        if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
-            message = f"NVML: GPU {index} is not visible to this process (no permission): it is left out"
-            self._faults.append(Fault("nvml_no_permission", message))
-            return
-        known = (b for b in self._boards.values() if b.handle is None and b.device.index == str(index))
-        board = next(known, None) or Board(Device(uuid=_nameless(index), index=str(index)), {})
-        self._boards[board.device.uuid] = board
-        self._condemn(board, self._gone(error) or "lost", str(error))
-
-    def _condemn(self, board: Board, condition: str, why: str) -> None:
-        board.handle = None
-        board.forget()
-        board.device = replace(board.device, condition=condition)
-        self._fault(board, f"gpu_{condition}", f"is {condition}: {why}: find its Xid in dmesg, then reset or drain it")
+    def _free(self, board: Board) -> None:
+        for unit in board.units():
+            free(self._nvml, unit)
 
     # -- the readings --
 
-    def _readings(self, now: int) -> Iterator[Reading]:
-        for board in self._boards.values():
-            if board.handle is None or (board.since is not None and now <= board.since):
-                continue
-            try:
-                reading = self._read_board(board, now)
-            except self._nvml.NVMLError as error:
-                self._raise_if_fatal(error)
-                self._condemn(board, self._gone(error), str(error))
-                continue
-            if reading is not None:
-                yield reading
+    def _guarded(self, board: Board, now: int) -> list[Reading]:
+        """Read a board and its instances; all of them or none, for a board lost halfway was lost."""
+        if board.own.handle is None or (board.read_at is not None and now <= board.read_at):
+            return []
+        try:
+            return list(self._read(board, now))
+        except self._nvml.NVMLError as error:
+            self._asking.raise_if_fatal(error, "read the GPUs")
+            condition = self._asking.gone(error)
+            if condition:
+                self._inventory.condemn(board, condition, str(error))
+            else:
+                self._inventory.drop(board)
+                said = f"no longer knows its handle: {error}: it was reset, or is being; it is asked for anew"
+                self._asking.fault(board.own, "handle_stale", said)
+            return []
 
-    def _read_board(self, board: Board, now: int) -> Reading | None:
-        if self._ask(board, MIG, 0.0).get(MIG):
-            board.since, board.primed = None, False
-            self._fault(board, "mig_not_read", "is in MIG mode: its instances are not read, so it is unobserved")
-            return None
-        since, board.since = board.since, now
-        seconds = 0.0 if since is None else (now - since) / SECOND
+    def _read(self, board: Board, now: int) -> Iterator[Reading]:
+        own = board.own
+        if not self._mig.follow(board, now):
+            board.forget()
+            return
+        board.read_at = now
+        values = self._values(own, now)
+        if not values and any(own.calls.values()):
+            self._inventory.drop(board)  # it said nothing at all: the handle may have gone stale
+            return
+        if not board.mig:
+            yield from self._reading(own, now, values)
+            return
+        left = {**values, **NOTHING_RUNS, **_share(values, own)}
+        yield from self._reading(own, now, left)
+        for unit in board.instances.values():
+            found = {**self._values(unit, now), **_share(values, unit)}
+            if "sm_clock_hz" in values:
+                found["sm_clock_hz"] = values["sm_clock_hz"]
+            yield from self._reading(unit, now, found)
+
+    def _values(self, unit: Unit, now: int) -> Fields:
+        seconds = 0.0 if unit.since is None else (now - unit.since) / SECOND
         values: Fields = {}
-        for name in board.probes:
+        for name in unit.probes:
             if name != MIG:
-                values.update(self._ask(board, name, seconds))
+                values.update(self._asking.ask(unit, name, seconds))
+        return values
+
+    def _reading(self, unit: Unit, now: int, values: Fields) -> Iterator[Reading]:
+        since, unit.since = unit.since, now
         if since is None:
-            return None
-        if board.calls.get("gpm") and now - since < GPM_SHORTEST:
+            return
+        if unit.calls.get("gpm") and now - since < SHORTEST:
             ms = (now - since) // MS
-            self._fault(board, "interval_too_short", f"was read {ms} ms ago: GPM needs 100 ms between samples")
-            return None
-        return Reading(uuid=board.device.uuid, start=since, end=now, **values)
-
-    def _ask(self, board: Board, name: str, seconds: float) -> Fields:
-        """Make the probe's call, an older one where the newer is declined; a declined call is not made again."""
-        calls = board.calls[name]
-        while calls:
-            try:
-                return calls[0](board, seconds)
-            except self._nvml.NVMLError as error:
-                if self._declined(error):
-                    del calls[0]
-                    continue
-                if self._gone(error) or self._fatal(error):
-                    raise
-                self._signal_fault(board, name, error.value)
-                return {}
-        return {}
-
-    # -- what an error code means --
-
-    def _declined(self, error: Any) -> bool:
-        return self._codes.get(error.value) in _DECLINED
-
-    def _gone(self, error: Any) -> str:
-        return _GONE.get(self._codes.get(error.value, ""), "")
-
-    def _fatal(self, error: Any) -> bool:
-        return self._codes.get(error.value) in _FATAL
-
-    def _raise_if_fatal(self, error: Any) -> None:
-        if self._fatal(error):
-            raise _unusable(error, "read the GPUs") from error
-
-    def _metric_fault(self, board: Board, field: str, code: int) -> None:
-        if code != self._nvml.NVML_ERROR_NOT_SUPPORTED:
-            self._signal_fault(board, field, code)
-
-    def _signal_fault(self, board: Board, what: str, code: int) -> None:
-        kind = self._codes.get(code, str(code))
-        self._fault(board, f"nvml_{kind}", f"gave no {what}: {kind} (error {code})")
-
-    def _fault(self, board: Board, kind: str, what: str) -> None:
-        message = f"NVML: GPU {board.device.index} ({board.device.uuid}) {what}"
-        self._faults.append(Fault(kind, message, board.device.uuid))
+            said = f"was read {ms} ms ago: GPM needs 100 ms between samples"
+            self._asking.fault(unit, "interval_too_short", said)
+            return
+        yield Reading(uuid=unit.device.uuid, start=since, end=now, **values)
 
 
-def open_nvml(_config: Any) -> NvmlSource:
+def _share(values: Fields, unit: Unit) -> Fields:
+    """Give a unit its part of the board's energy."""
+    energy = values.get("energy_joules")
+    return {} if energy is None else {"energy_joules": energy * unit.device.weight / PPM}
+
+
+def open_nvml(config: Any) -> NvmlSource:
     """Initialise NVML on this node. Raises SourceError when the library, the driver or every GPU is missing."""
     import pynvml  # noqa: PLC0415  only a node with a driver needs it
 
@@ -244,7 +171,7 @@ def open_nvml(_config: Any) -> NvmlSource:
     except pynvml.NVMLError as error:
         raise _not_opened(pynvml, error) from error
     try:
-        return NvmlSource(pynvml)
+        return NvmlSource(pynvml, overrides=None if config is None else config.overrides())
     except SourceError:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -262,20 +189,3 @@ def _not_opened(nvml: Any, error: Any) -> SourceError:
         nvml.NVML_ERROR_NO_PERMISSION: "no permission to talk to the driver: may this user open /dev/nvidiactl?",
     }
     return SourceError(f"NVML: {advice.get(error.value, f'nvmlInit failed: {error} (error {error.value})')}")
-
-
-def _unusable(error: Any, doing: str) -> SourceError:
-    return SourceError(
-        f"NVML: {doing}, and the driver answered {error} (error {error.value}): it was unloaded or updated under"
-        " this process. If `nvidia-smi` works, NVML must be opened anew; after an update, restart this process"
-    )
-
-
-def _error_names(nvml: Any) -> dict[int, str]:
-    prefix = "NVML_ERROR_"
-    return {getattr(nvml, name): name.removeprefix(prefix).lower() for name in dir(nvml) if name.startswith(prefix)}
-
-
-def _nameless(index: int) -> str:
-    """Stand for a GPU that never gave its UUID, until it does."""
-    return f"unknown-{index}"

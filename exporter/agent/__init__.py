@@ -1,0 +1,110 @@
+"""The loop: take in what was observed, advance the ledger, publish.
+
+Owns the ledger and the one reference that readers of the newest Snapshot share. Catches broadly, as do the hands and
+the observer that feed it, and counts what it catches. Refuses to judge.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from exporter.agent.observer import Observer
+from exporter.clock import Clock
+from exporter.core.ledger import Ledger
+from exporter.core.model import Observation
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Advances one ledger by Observations and publishes an immutable Snapshot after each."""
+
+    def __init__(
+        self,
+        *,
+        meta: Meta,
+        policy: Policy | None = None,
+        record: Callable[[Observation], None] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.ledger = Ledger(policy)
+        self._meta, self._record, self._observer = meta, record, observer
+        self._latest: Snapshot | None = None
+        self._errors: Counter[str] = Counter({"core": 0, "record": 0, "snapshot": 0})
+        self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
+
+    def latest(self) -> Snapshot | None:
+        """The newest Snapshot; safe from any thread."""
+        return self._latest
+
+    def last_error(self) -> str:
+        """What went wrong last, in words; empty while all is well."""
+        return self._last_error
+
+    def run(self, observations: Iterable[Observation]) -> None:
+        """Take in every observation; return when there are no more, or the feed itself breaks."""
+        try:
+            for observation in observations:
+                self.take_in(observation)
+        except Exception as err:
+            self._last_error = f"the feed of observations ended: {err}"
+            log.exception("the feed of observations broke; nothing more is sampled")
+
+    def take_in(self, observation: Observation) -> None:
+        """One tick. What fails is counted and logged; the next tick goes on."""
+        began = time.perf_counter()
+        messages = [fault.message for fault in observation.faults if fault.message]
+        self._last_error = messages[-1] if messages else ""
+        self._guarded("core", lambda: advance(self.ledger, observation))
+        self._core_seconds += time.perf_counter() - began
+        self._ticks += 1
+        if self._record is not None:
+            record = self._record
+            self._guarded("record", lambda: record(observation))
+        self._guarded("snapshot", self._publish)
+
+    def _publish(self) -> None:
+        self._latest = take_snapshot(self.ledger, self._self_portrait())
+
+    def _guarded(self, kind: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as err:  # a fault of ours must not stop the node's accounting
+            self._errors[kind] += 1
+            self._last_error = f"{kind}: {err}"
+            log.exception("the %s step failed; please report this", kind)
+
+    def _self_portrait(self) -> Meta:
+        observer = self._observer
+        return replace(
+            self._meta,
+            source=self.ledger.source or self._meta.source,
+            source_reason=observer.reason if observer else self._meta.source_reason,
+            ticks=self._ticks,
+            late_ticks=observer.late if observer else 0,
+            read_seconds=observer.read_seconds if observer else 0.0,
+            core_seconds=self._core_seconds,
+            errors=tuple(sorted(self._errors.items())),
+            last_error=self._last_error,
+        )
+
+
+def paced(
+    observations: Iterable[Observation], clock: Clock, stop: threading.Event, *, speed: float = 1.0
+) -> Iterator[Observation]:
+    """Let recorded or simulated observations out at their own pace; the first comes at once."""
+    began: tuple[int, int] | None = None
+    for observation in observations:
+        if began is None:
+            began = clock.now(), observation.at
+        clock.wait(began[0] + round((observation.at - began[1]) / speed), stop)
+        if stop.is_set():
+            return
+        yield observation

@@ -1,0 +1,143 @@
+"""The thread that alone touches source and scheduler, so that whatever blocks there blocks nobody else.
+
+Owns going out when asked and coming home with an Answer: pauses, choosing and losing sources, and the GPUs that should
+be there are handled here, where time may be lost. Refuses to judge how late an answer may be: that is the observer's.
+"""
+
+import logging
+import queue
+import threading
+import time
+
+from msgspec import Struct
+
+from exporter.agent.inventory import Inventory, InventoryFile, told
+from exporter.agent.pause import PauseFile
+from exporter.core.model import Allocation, Device, Fault
+from exporter.schedulers import Scheduler, SchedulerError
+from exporter.sources import Batch, SourceError
+from exporter.sources.ladder import Ladder
+
+log = logging.getLogger(__name__)
+PAUSED = "paused"
+"""Kind of the fault that a pause is, and so the reason of its unobserved time."""
+
+
+class Answer(Struct):
+    """What one visit to source and scheduler brought home."""
+
+    asked: int
+    batch: Batch | None = None
+    """None: nothing could be read, or was not to be; `faults` say why."""
+    devices: tuple[Device, ...] = ()
+    """Those to account for; some the source may not list."""
+    allocations: tuple[Allocation, ...] | None = None
+    faults: tuple[Fault, ...] = ()
+    """All there are: the source's, the inventory's, the scheduler's."""
+    source: str = ""
+    """Name of the source; empty where there is none."""
+    reason: str = ""
+    """Why that one, for people."""
+    seconds: float = 0.0
+
+
+class Hands:
+    """Asked by one other thread; answers in the order of the questions."""
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        scheduler: Scheduler,
+        *,
+        pause: PauseFile | None = None,
+        inventory: Inventory | None = None,
+        remembered: InventoryFile | None = None,
+    ) -> None:
+        self._ladder, self._scheduler, self._pause = ladder, scheduler, pause
+        self._inventory, self._remembered = inventory or Inventory(), remembered
+        self._paused = False
+        self._asked: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self._thread.start()
+
+    def first(self, now: int) -> Answer:
+        """Go out before anything is sampled, to see whether there is a source at all; takes as long as it takes."""
+        self.ask(now, resync=False)
+        return self._answers.get()
+
+    def ask(self, now: int, *, resync: bool) -> None:
+        """Send the hands out once; `resync` makes the source forget what lies before."""
+        self._asked.put((now, resync))
+
+    def answer(self, timeout: float) -> Answer | None:
+        """The answer, if it comes within `timeout` seconds."""
+        try:
+            return self._answers.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let go. A thread stuck inside a vendor's call is left to the end of the process."""
+        self._asked.put(None)
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            began = time.perf_counter()
+            answer = self._guarded(*asked)
+            answer.seconds = time.perf_counter() - began
+            self._answers.put(answer)
+            if answer.batch is not None:
+                self._look_up(answer.asked)
+        self._ladder.close()
+        self._scheduler.close()
+
+    def _guarded(self, now: int, resync: bool) -> Answer:  # noqa: FBT001  as `ask` queued it
+        try:
+            answer = self._visit(now, resync=resync)
+        except Exception as err:  # a fault of ours must not end the thread, or no time would be seen any more
+            log.exception("a visit to the source failed; please report this")
+            answer = Answer(now, faults=(Fault("source_failed", f"the visit failed: {err}"),))
+        answer.source, answer.reason = self._ladder.name, self._ladder.reason
+        return answer
+
+    def _visit(self, now: int, *, resync: bool) -> Answer:
+        words = self._pause.look() if self._pause is not None else ""
+        if words:
+            return self._rest(now, words)
+        resumed, self._paused = self._paused, False
+        if resync or resumed:
+            self._ladder.resync()
+        faults = (Fault(PAUSED, "the pause is over, what was not read is forgotten"),) if resumed else ()
+        try:
+            return self._seen(now, self._ladder.read(now), faults)
+        except SourceError as err:
+            return Answer(now, faults=(*faults, Fault("source_failed", str(err))))
+
+    def _rest(self, now: int, words: str) -> Answer:
+        """One tick of a pause: the counters are let go of once, at its beginning."""
+        if not self._paused:
+            self._paused = True
+            self._ladder.pause()
+        return Answer(now, faults=(Fault(PAUSED, words),))
+
+    def _seen(self, now: int, batch: Batch, faults: tuple[Fault, ...]) -> Answer:
+        devices = self._inventory.take(batch.devices)
+        if self._remembered is not None:
+            self._remembered.keep(self._inventory.boards())
+        answer = Answer(now, batch, devices=devices, faults=faults + batch.faults + told(devices, batch.devices))
+        try:
+            answer.allocations = self._scheduler.allocations(now, batch.readings)
+        except Exception as err:
+            if not isinstance(err, SchedulerError):
+                log.warning("scheduler failed", exc_info=err)
+            answer.faults += (Fault("scheduler_failed", str(err)),)
+        return answer
+
+    def _look_up(self, now: int) -> None:
+        """After the answer has been given, so that a source that blocks when it is opened delays no reading."""
+        try:
+            self._ladder.look_up(now)
+        except Exception:
+            log.exception("looking for a better source failed; please report this")

@@ -1,0 +1,107 @@
+"""The pause file: an operator, or a job's prolog, says that a profiler wants the hardware counters for a while.
+
+Owns the file's form, its reading and its writing; the command and the daemon share nothing else. Refuses to act on it.
+The form is JSON: {"until": Unix seconds, "reason": text}. What cannot be read as that was still meant as a pause: it
+counts as one of half an hour from its last change, so that a bare `touch` pauses too.
+"""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from exporter.core.model import SECOND
+from exporter.files import write_whole
+
+log = logging.getLogger(__name__)
+LONGEST_SECONDS = 24 * 3600
+"""No pause lasts longer, whatever the file says: one that was forgotten must not blind a node for good."""
+BROKEN_SECONDS = 30 * 60
+"""How long a file that cannot be understood is taken for a pause: as long as the command's own, by default."""
+_LONGEST_FILE = 4096
+"""Bytes that are read of it."""
+_LONGEST_REASON = 200
+
+
+class Pause(Struct, frozen=True):
+    """What the file says."""
+
+    until: float
+    """Unix seconds."""
+    reason: str = ""
+
+
+class PauseFile:
+    """The file as the daemon looks at it, once a tick: one stat(2), and a read only where it has changed.
+
+    `wall` gives Unix nanoseconds, for `until` is a time of day.
+    """
+
+    def __init__(self, path: str | Path, wall: Callable[[], int] = time.time_ns) -> None:
+        self._path, self._wall = Path(path), wall
+        self._mark: tuple[int, int, int] | None = None
+        self._pause = Pause(0.0)
+        self._complained = False
+
+    def look(self) -> str:
+        """Why nothing may be read now, in words for a log; empty where nothing forbids it. Never raises."""
+        try:
+            found = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError as err:
+            return self._complain(f"cannot be looked at: {err.strerror or err}")
+        if not stat.S_ISREG(found.st_mode):
+            return self._complain("is not a file: remove it, or name another in sampling.pause_file")
+        mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if mark != self._mark:
+            self._mark, self._pause = mark, self._read(changed=found.st_mtime)
+        return self._words() if self._wall() < self._pause.until * SECOND else ""
+
+    def _read(self, *, changed: float) -> Pause:
+        try:
+            said = msgspec.json.decode(_start_of(self._path), type=Pause)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
+            until = changed + BROKEN_SECONDS
+            log.warning(
+                'the pause file %s is not {"until": Unix seconds, "reason": text} (%s); it was meant as a pause, and'
+                " counts as one until %s",
+                self._path,
+                err,
+                clock_time(until),
+            )
+            return Pause(until, "the file is broken")
+        return Pause(min(said.until, changed + LONGEST_SECONDS), said.reason)
+
+    def _words(self) -> str:
+        reason = f" ({' '.join(self._pause.reason.split())[:_LONGEST_REASON]})" if self._pause.reason else ""
+        return (
+            f"nothing is read until {clock_time(self._pause.until)}{reason}, for {self._path} says so;"
+            " `gpu-efficiency resume` ends it"
+        )
+
+    def _complain(self, what: str) -> str:
+        if not self._complained:
+            self._complained = True
+            log.warning("the pause file %s %s; nothing is paused", self._path, what)
+        return ""
+
+
+def clock_time(seconds: float) -> str:
+    """Unix seconds as people read them."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def write_pause(path: Path, pause: Pause) -> None:
+    """Have every daemon that looks at `path` pause. Raises OSError."""
+    write_whole(path, msgspec.json.encode(pause) + b"\n")
+
+
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return os.read(file.fileno(), _LONGEST_FILE)

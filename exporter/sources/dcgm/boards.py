@@ -1,0 +1,300 @@
+"""What DCGM lists: boards and their MIG instances, as devices; and what is remembered of each between reads.
+
+Owns identity, shares and the edges of time. Refuses to ask for readings.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
+from exporter.sources import shares
+from exporter.sources.dcgm.engine import Engine, Entity, Instance, Refusal, Sample
+from exporter.sources.dcgm.fields import STATIC, VISIBLE
+from exporter.sources.dcgm.series import Cycles, Interval, Series
+from exporter.specs import find_spec, sliced, unknown_model
+
+NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
+_NOTHING_RUNS = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)
+Span = tuple[int, int, Interval | None]
+"""Monotonic nanoseconds [start, end) and what was measured over it; None: there are only gauges."""
+
+
+class Found(Struct):
+    """One look at all that the engine lists."""
+
+    gpus: list[int]
+    static: dict[int, dict[str, Any]]
+    instances: dict[int, list[Instance]]
+
+    def layout(self, gpu: int) -> tuple[Any, ...] | None:
+        """What must stay the same for a board to be the one that is watched; None: it does not say."""
+        mig = self.static[gpu].get("mig")
+        return None if mig is None else (mig, *((i.entity, i.number, i.slices) for i in self.instances.get(gpu, ())))
+
+
+class Unit:
+    """A board or an instance: a device with its entity, its series, and where its last reading ended."""
+
+    def __init__(self, device: Device, entity: Entity) -> None:
+        self.device, self.entity = device, entity
+        self.series: Series | None = None
+        self.cycles: Cycles | None = None
+        self.latest: dict[int, Sample] = {}
+        self.newest = 0
+        """Stamp of the newest of the latest values."""
+        self._ended, self._joined = NEVER, False
+        """End of the last reading, and whether the next begins there."""
+        self._gauged: int | None = None
+        self._counter: tuple[int, float] | None = None
+
+    def begin(self, series: Series, cycles: Cycles | None) -> None:
+        """Profiling values are to come, through a new series."""
+        self.series, self.cycles, self._joined = series, cycles, False
+
+    def forget(self, wall: int) -> None:
+        """Drop every baseline; values stamped before `wall`, microseconds of the engine's clock, are over."""
+        self._joined, self._gauged, self._counter = False, None, None
+        self.latest = {}
+        if self.series is not None:
+            self.series.forget(wall)
+        if self.cycles is not None:
+            self.cycles.forget()
+
+    def number(self, field: int) -> float | int | None:
+        """The latest value of a field, if it is one."""
+        sample = self.latest.get(field)
+        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
+
+    @property
+    def silent(self) -> bool:
+        """Not one of its fields has a value."""
+        return not any(isinstance(sample.value, (int, float)) for sample in self.latest.values())
+
+    @property
+    def profiled(self) -> bool:
+        """Profiling values are to be expected."""
+        return self.series is not None and bool(self.series.fields)
+
+    def spans(
+        self, intervals: Iterable[Interval], host: Callable[[int], int], *, slack: int, floor: int
+    ) -> Iterator[Span]:
+        """Intervals on the host's clock, each beginning where the last ended; never before `floor`.
+
+        An interval longer than `slack` is believed for its last part only.
+        """
+        for interval in intervals:
+            end = host(interval.end)
+            begun = self._ended if self._joined else max(host(interval.start), self._ended)
+            start = max(begun, end - slack, floor)
+            if end > start:
+                self._ended, self._joined = end, True
+                yield start, end, interval
+
+    def since_last(self, now: int, *, slack: int, floor: int) -> list[Span]:
+        """The time since the last read, for a unit without profiling; none while no gauge has been taken anew."""
+        newest = max((sample.at for sample in self.latest.values()), default=0)
+        if newest <= self.newest:
+            return []
+        before, self._gauged, self.newest = self._gauged, now, newest
+        start = now if before is None else max(before, self._ended, now - slack, floor)
+        if start >= now:
+            return []
+        self._ended, self._joined = now, False
+        return [(start, now, None)]
+
+    def energies(self, told: tuple[int, float] | None, durations: Sequence[int]) -> list[float | None]:
+        """This unit's share of what the board's counter moved, at the rate between the last two times it was told.
+
+        `told` is when (microseconds) and how many joules. Readings rarely cover just the time between the two.
+        """
+        if not durations:
+            return []
+        before, self._counter = self._counter, told
+        if before is None or told is None or told[1] < before[1] or told[0] <= before[0]:
+            return [None] * len(durations)
+        rate = (told[1] - before[1]) / (told[0] - before[0]) / 1000 * self.device.weight / PPM
+        return [rate * duration for duration in durations]
+
+    def reading(
+        self, start: int, end: int, values: Mapping[str, Any], gauges: Mapping[str, Any], joules: float | None
+    ) -> Reading:
+        """One reading: what was measured over it, and the latest gauges."""
+        return Reading(self.device.uuid, start, end, energy_joules=joules, **{**gauges, **values})
+
+
+class Board:
+    """One GPU of the engine's: itself, and the instances it is cut into."""
+
+    def __init__(self, gpu: int, layout: tuple[Any, ...] | None, units: list[Unit], doubts: list[Fault]) -> None:
+        self.gpu, self.layout, self.units, self.doubts = gpu, layout, units, doubts
+        self.group: Any = None
+        self.watched: list[Any] = []
+        self.ratios: Any = None
+        self.refused = ""
+        """Why profiling is not to be had, in words; empty when it is."""
+        self.hopeless = False
+        """The refusal is final."""
+        self.recovery = 0
+        self._xid_at: int | None = None
+
+    @property
+    def whole(self) -> Unit:
+        """The board itself."""
+        return self.units[0]
+
+    @property
+    def cut(self) -> bool:
+        """It is in MIG mode and has instances."""
+        return len(self.units) > 1 or self.whole.device.weight != PPM
+
+    @property
+    def condition(self) -> str:
+        """Of the board, and so of its instances."""
+        return self.whole.device.condition
+
+    def condemn(self, condition: str) -> None:
+        """Give the board and its instances a condition, or take it from them."""
+        for unit in self.units:
+            unit.device = replace(unit.device, condition=condition)
+
+    def forget(self, wall: int) -> None:
+        """Drop the baselines of all units."""
+        for unit in self.units:
+            unit.forget(wall)
+
+    def xids(self, field: int) -> tuple[int, ...]:
+        """The error told since the last time: the field keeps the last one for ever, with the time it happened."""
+        sample = self.whole.latest.get(field)
+        if sample is None or not isinstance(sample.value, int) or sample.value <= 0:
+            self._xid_at = self._xid_at or 0
+            return ()
+        before, self._xid_at = self._xid_at, sample.at
+        return (sample.value,) if before is not None and sample.at > before else ()
+
+    def carry(self, known: "Board") -> None:
+        """Keep what outlives a new layout."""
+        self._xid_at, self.recovery = known._xid_at, known.recovery  # noqa: SLF001
+
+
+def survey(engine: Engine) -> Found:
+    """Ask for everything that has an identity."""
+    gpus = engine.gpus()
+    numbers = {field.number(engine.fields): field.name for field in STATIC}
+    asked = [number for number in numbers if number is not None]
+    static: dict[int, dict[str, Any]] = {gpu: {} for gpu in gpus}
+    for sample in engine.latest([(engine.gpu, gpu) for gpu in gpus], asked, live=True) if gpus else ():
+        if isinstance(sample.value, (int, str)):
+            static[sample.entity[1]][numbers[sample.field]] = sample.value
+    instances: dict[int, list[Instance]] = {}
+    if any(facts.get("mig") == 1 for facts in static.values()):
+        for instance in sorted(engine.instances(), key=lambda instance: instance.number):
+            instances.setdefault(instance.gpu, []).append(instance)
+    return Found(gpus, static, instances)
+
+
+def meet(engine: Engine, gpu: int, found: Found, *, overrides: Mapping[str, Spec]) -> Board:
+    """A board as it is met: its device and those of its instances, with their shares of it."""
+    facts = found.static[gpu]
+    model, pci = str(facts.get("model", "")), facts.get("pci")
+    spec = find_spec(model, f"{pci:08x}" if isinstance(pci, int) else None, overrides=overrides)
+    uuid = str(facts.get("uuid") or f"unknown-{gpu}")
+    whole = Device(
+        uuid=uuid,
+        index=str(facts.get("index", gpu)),
+        model=model,
+        spec=spec,
+        lacks=() if spec is None or spec.nvlink_bytes_per_second else NVLINK,
+    )
+    cut = [instance for instance in found.instances.get(gpu, ()) if instance.computes] if facts.get("mig") == 1 else []
+    doubts = [unknown_model(uuid, model)] if spec is None and model else []
+    units = _units(engine, gpu, whole, cut, int(facts.get("slices") or 0), mig=facts.get("mig") == 1)
+    return Board(gpu, found.layout(gpu), units, doubts)
+
+
+def _units(engine: Engine, gpu: int, whole: Device, cut: list[Instance], slices: int, *, mig: bool) -> list[Unit]:
+    if not mig:
+        return [Unit(whole, (engine.gpu, gpu))]
+    counts = [instance.slices for instance in cut]
+    weights = shares(counts, max(slices, sum(counts), 1))
+    parts = [
+        Unit(_part(engine, whole, instance, weight, max(slices, 1)), instance.entity)
+        for instance, weight in zip(cut, weights, strict=True)
+    ]
+    return [Unit(replace(whole, weight=PPM - sum(weights)), (engine.gpu, gpu)), *parts]
+
+
+def _part(engine: Engine, whole: Device, instance: Instance, weight: int, slices: int) -> Device:
+    share = instance.slices / slices
+    return Device(
+        uuid=_mig_uuid(engine, whole, instance),
+        index=f"{whole.index}:{instance.number}",
+        model=whole.model,
+        spec=None if whole.spec is None else sliced(whole.spec, compute=share, memory=share),
+        lacks=NVLINK,
+        weight=weight,
+        parent=whole.uuid,
+        profile=f"{instance.slices}g",
+    )
+
+
+def _mig_uuid(engine: Engine, whole: Device, instance: Instance) -> str:
+    """The MIG device's own UUID where the instance is one device; else the board's and the instance's number."""
+    number = VISIBLE.number(engine.fields)
+    if number is not None and len(instance.computes) == 1:
+        with suppress(Refusal):
+            (sample,) = engine.latest(instance.computes, [number], live=True)
+            if isinstance(sample.value, str) and sample.value.startswith("MIG-"):
+                return sample.value
+    return f"{whole.uuid}/{instance.number}"
+
+
+def health_of(
+    board: Board,
+    numbers: Mapping[str, int],
+    values: Mapping[int, Sample],
+    *,
+    xids: tuple[int, ...],
+    temperature: float | None,
+) -> Health:
+    """A board's Health from the latest values; what is blank is None."""
+
+    def told(name: str) -> int | float | None:
+        sample = values.get(numbers.get(name, -1))
+        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
+
+    margin, slowdown = told("temperature_margin_celsius"), told("slowdown")
+    if margin is None and slowdown is not None and temperature is not None:
+        margin = slowdown - temperature
+    links = [told(f"nvlink_{kind}") for kind in ("crc_flit", "crc_data", "replay", "recovery")]
+    seen = [int(count) for count in links if count is not None]
+    board.recovery = int(told("recovery_action") or 0)
+    return Health(
+        uuid=board.whole.device.uuid,
+        xids=xids,
+        recovery_action=_whole(told("recovery_action")),
+        ecc_corrected=_whole(told("ecc_corrected")),
+        ecc_uncorrected=_whole(told("ecc_uncorrected")),
+        row_remap_pending=_flag(told("row_remap_pending")),
+        row_remap_failed=_flag(told("row_remap_failed")),
+        nvlink_errors=sum(seen) if seen else None,
+        memory_temperature_celsius=told("memory_temperature_celsius") or None,
+        temperature_margin_celsius=margin,
+        power_smoothing=_flag(told("power_smoothing")),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def nothing_runs() -> dict[str, Any]:
+    """What is not partitioned runs nothing: no kernel can be started on it."""
+    return {**_NOTHING_RUNS, "processes": ()}

@@ -1,0 +1,48 @@
+"""The engine's clock and ours: it stamps with the wall clock, we account in monotonic time.
+
+Owns the translation and the noticing of a wall clock that was set. Refuses to know what that costs.
+"""
+
+from exporter.clock import Clock
+from exporter.core.model import MS
+
+STEP_MS = 500
+"""A wall clock that moves this much against the monotonic one was set, not disciplined."""
+_LOOKS = 3
+
+
+class Clocks:
+    """Translates by the difference of the two clocks as it was at the last `follow`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = self._skew()
+
+    def follow(self) -> int:
+        """Take the difference anew; give the milliseconds by which the wall clock was set since, mostly 0."""
+        before, self._ahead = self._ahead, self._skew()
+        moved = self._ahead - before
+        return moved if abs(moved) > STEP_MS else 0
+
+    def now(self) -> int:
+        """Monotonic nanoseconds on whole milliseconds."""
+        return self._clock.now()
+
+    def stamp(self) -> int:
+        """Now, as the engine stamps its values: microseconds since 1970."""
+        return self._clock.wall() // 1000
+
+    def stamped(self, now: int) -> int:
+        """A monotonic time as the engine would stamp it."""
+        return (now // MS + self._ahead) * 1000
+
+    def host(self, stamp: int) -> int:
+        """An engine's stamp as monotonic nanoseconds on whole milliseconds."""
+        return (stamp // 1000 - self._ahead) * MS
+
+    def _skew(self) -> int:
+        """Milliseconds by which the wall clock is ahead.
+
+        Whoever is put to sleep between the two clocks makes it look less: the largest of a few is the truest.
+        """
+        return max((self._clock.wall() - self._clock.now()) // MS for _ in range(_LOOKS))

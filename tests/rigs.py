@@ -1,0 +1,215 @@
+"""The whole loop over fakes written by hand, and a clock that jumps: what tests of its parts share.
+
+Owns the fakes and the law that each tick is checked against. Knows nothing of any one test.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from exporter.agent import Agent
+from exporter.agent.hands import Answer, Hands
+from exporter.agent.inventory import Inventory, InventoryFile
+from exporter.agent.observer import Observer
+from exporter.agent.pause import PauseFile
+from exporter.clock import JumpClock
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import conserved
+from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Observation, Reading
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta
+from exporter.schedulers import Scheduler
+from exporter.sources import Batch
+from exporter.sources.ladder import Ladder
+from tests.worlds import WORKING, device, held
+
+TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
+PATIENCE = 60.0
+"""Seconds of real time a test waits for another thread before it says that nothing comes."""
+
+
+class FakeSource:
+    """Reads all its GPUs as busy or as told; raises what `trouble` holds, one a read; waits while `gate` is shut."""
+
+    name = "fake"
+    signals = frozenset(WORKING)
+
+    def __init__(self) -> None:
+        self.devices: tuple[Device, ...] = TWO
+        self.signals_of: dict[str, dict[str, Any]] = {}
+        self.trouble: deque[Exception] = deque()
+        self.faults: tuple[Fault, ...] = ()
+        self.health: tuple[Health, ...] = ()
+        self.late = 0
+        """Nanoseconds by which its values lag."""
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Event()
+        self.last: int | None = None
+        self.reads: list[int] = []
+        self.resyncs = self.pauses = self.closes = self.opens = 0
+
+    def open(self, _name: str) -> "FakeSource":
+        self.opens += 1
+        self.last = None
+        return self
+
+    def read(self, now: int) -> Batch:
+        self.reads.append(now)
+        self.inside.set()
+        self.gate.wait(PATIENCE)
+        if self.trouble:
+            raise self.trouble.popleft()
+        before, self.last = self.last, now
+        readings = () if before is None or before == now else tuple(self._reading(d.uuid, before) for d in self.devices)
+        settled = now - self.late if self.late else None
+        return Batch(self.devices, readings, self.faults, self.health, settled)
+
+    def _reading(self, uuid: str, before: int) -> Reading:
+        assert self.last is not None
+        return Reading(uuid, before, self.last, **self.signals_of.get(uuid, WORKING))
+
+    def resync(self) -> None:
+        self.resyncs += 1
+        self.last = None
+
+    def pause(self) -> None:
+        self.pauses += 1
+        self.last = None
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class FakeScheduler:
+    """Says what it was told to; raises `trouble` while there is any."""
+
+    name = "fake"
+
+    def __init__(self, *allocations: Allocation) -> None:
+        self.said = allocations
+        self.trouble: Exception | None = None
+        self.closes = 0
+
+    def allocations(self, _now: int, _readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+        if self.trouble is not None:
+            raise self.trouble
+        return self.said
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class SlowHands:
+    """Hands without a thread: `away` looks in a row find nobody back, then the answer is there."""
+
+    def __init__(self, source: FakeSource, scheduler: Scheduler) -> None:
+        self._source, self._scheduler, self._inventory = source, scheduler, Inventory()
+        self.away = 0
+        self.asked: list[tuple[int, bool]] = []
+
+    def ask(self, now: int, *, resync: bool) -> None:
+        self.asked.append((now, resync))
+
+    def answer(self, timeout: float) -> Answer | None:
+        assert timeout > 0
+        if self.away:
+            self.away -= 1
+            return None
+        now, resync = self.asked[-1]
+        if resync:
+            self._source.resync()
+        batch = self._source.read(now)
+        devices = self._inventory.take(batch.devices)
+        owners = self._scheduler.allocations(now, batch.readings)
+        return Answer(now, batch, devices, owners, batch.faults, source="fake", reason="told to", seconds=0.25)
+
+
+def ladder(source: FakeSource) -> Ladder:
+    """One rung, and waits without jitter."""
+    return Ladder(("fake",), source.open, chance=lambda: 0.5)
+
+
+class Rig:
+    """An agent over fakes and a clock that jumps; `tick` checks the law each time."""
+
+    def __init__(
+        self,
+        scheduler: Any = None,
+        *,
+        interval: float = 5.0,
+        deadline: float = 10.0,
+        slow: bool = False,
+        record: Callable[[Observation], None] | None = None,
+        policy: Policy | None = None,
+        rungs: Ladder | None = None,
+        pause: Path | None = None,
+        inventory: Inventory | None = None,
+        remembered: InventoryFile | None = None,
+    ) -> None:
+        self.source, self.clock = FakeSource(), JumpClock(start=1000 * SECOND)
+        self.scheduler = scheduler or FakeScheduler(*(held(d.uuid, start=1000.0, gpus=2) for d in TWO))
+        self.stop = threading.Event()
+        self.slow = SlowHands(self.source, self.scheduler)
+        self.hands = (
+            cast("Hands", self.slow)
+            if slow
+            else Hands(
+                rungs or ladder(self.source),
+                self.scheduler,
+                pause=None if pause is None else PauseFile(pause, self.clock.wall),
+                inventory=inventory,
+                remembered=remembered,
+            )
+        )
+        self.observer = Observer(self.hands, self.clock, interval=interval, deadline=deadline)
+        self.agent = Agent(meta=Meta(source="fake"), observer=self.observer, record=record, policy=policy)
+        self._observations = self.observer.observations(self.stop)
+
+    def tick(self, times: int = 1) -> Observation:
+        """Let so many intervals pass; return the last observation."""
+        for _ in range(times):
+            observation = next(self._observations)
+            self.agent.take_in(observation)
+            self.lawful()
+        return observation
+
+    def until(self, true: Callable[[], bool], *, ticks: int = 1000) -> None:
+        """Tick until it is true; each tick waits for the hands for one interval of real time at most."""
+        for _ in range(ticks):
+            if true():
+                return
+            self.tick()
+        pytest.fail(f"not so after {ticks} ticks")
+
+    def lawful(self) -> None:
+        assert all(conserved(gpu.book) for gpu in self.ledger.gpus.values())
+        assert self.ledger.conservation_errors == 0
+        snapshot = self.agent.latest()
+        assert snapshot is not None
+        assert all(sum(gpu.counters.now.parts) == gpu.counters.now.paid for gpu in snapshot.gpus)
+
+    @property
+    def ledger(self) -> Any:
+        return self.agent.ledger
+
+    def seconds(self, leak: str, uuid: str = "GPU-0") -> float:
+        return float(self.ledger.gpus[uuid].book.parts[NAMES.index(leak)] / SECOND)
+
+    def paid(self, uuid: str = "GPU-0") -> float:
+        return float(self.ledger.gpus[uuid].book.paid / SECOND)
+
+    def errors(self) -> dict[str, int]:
+        snapshot = self.agent.latest()
+        assert snapshot is not None
+        return dict(snapshot.meta.errors)
+
+    def close(self) -> None:
+        self.source.gate.set()
+        self.stop.set()
+        if isinstance(self.hands, Hands):
+            self.hands.close()

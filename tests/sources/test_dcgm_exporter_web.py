@@ -1,0 +1,235 @@
+"""The dcgm-exporter source over real HTTP: real scrapes, and every way in which a server can fail."""
+
+import gzip
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from exporter.config import Board, Config, DcgmExporter
+from exporter.core.model import SECOND, Health
+from exporter.sources import SourceError
+from exporter.sources.dcgm_exporter import DcgmExporterSource, open_dcgm_exporter
+from exporter.sources.dcgm_exporter.web import HttpPage
+from tests.sources.exporter_pages import SPECS, Pages, gpu
+
+SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up is what is tested
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class Server:
+    """A real HTTP server that answers as told; counts connections."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = whole(gpu(0).encode())
+        self.connections: set[tuple[str, int]] = set()
+        self.release = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.connections.add(self.client_address)
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = _Quiet(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/metrics"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def whole(body: bytes, status: int = 200) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.stop()
+
+
+def config(url: str, timeout_seconds: float = 5.0) -> Config:
+    return Config(dcgm_exporter=DcgmExporter(url=url, timeout_seconds=timeout_seconds))
+
+
+@pytest.mark.parametrize(
+    ("sample", "gpus", "power", "remap"),
+    [
+        ("t4-idle-rafay.prom", 1, 14.512, []),
+        ("l40s-idle-upcloud.prom", 1, 35.686, [False]),
+        ("l4-x2-idle-kops.prom", 1, 16.365, [False]),  # its one GPU is on the page twice
+    ],
+)
+def test_real_scrapes_over_http(server: Server, sample: str, gpus: int, power: float, remap: list[bool]) -> None:
+    path = SAMPLES / sample
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    server.answer = whole(path.read_bytes())
+    src = open_dcgm_exporter(config(server.url))
+    first = src.read(0)
+    batch = src.read(30 * SECOND)
+    src.close()
+    assert len(batch.devices) == len(batch.readings) == gpus
+    assert batch.faults == ()
+    # GDDR6 has no sensor and there was no Xid. What is left is the remapping of rows, where the board can.
+    assert [health.row_remap_failed for health in first.health] == remap
+    assert all(health == Health(health.uuid, row_remap_failed=False) for health in first.health)
+    assert power in [r.power_watts for r in batch.readings]
+    assert {r.gr_engine_active for r in batch.readings} == {0.0}
+    # Stock pages: no sm_active, no NVLink; the boards have no NVLink at all, and their specs say so.
+    assert {"gr_engine_active", "tensor_active", "dram_active", "energy_joules"} <= src.signals
+    assert not {"sm_active", "nvlink_tx_bytes_per_second"} & src.signals
+    assert all(d.spec and "nvlink_rx_bytes_per_second" in d.lacks for d in batch.devices)
+    assert all(r.memory_total_bytes and r.memory_used_bytes == 0 for r in batch.readings)
+
+
+def test_the_operator_s_figures_for_a_board_win_and_an_unknown_board_is_told_once(server: Server) -> None:
+    server.answer = whole((gpu(0, modelName="NVIDIA A10G") + gpu(1, modelName="Mine") + gpu(2, modelName="X")).encode())
+    boards = {"NVIDIA A10G": Board(peak_flops=125e12), "Mine": Board(peak_flops=1e12)}
+    src = open_dcgm_exporter(Config(dcgm_exporter=DcgmExporter(url=server.url), specs=boards))
+    batches = [src.read(n * SECOND) for n in range(2)]
+    src.close()
+    known, mine, stranger = (device.spec for device in batches[1].devices)
+    assert known is not None
+    assert (known.name, known.peak_flops, known.memory_bandwidth_bytes_per_second) == ("A10G", 125e12, 600e9)
+    assert mine is not None
+    assert (mine.name, mine.peak_flops, mine.memory_bandwidth_bytes_per_second) == ("Mine", 1e12, None)
+    assert stranger is None
+    assert [[(f.kind, f.uuid) for f in batch.faults] for batch in batches] == [[("unknown_model", "GPU-2")], []]
+
+
+def test_one_connection_is_kept(server: Server) -> None:
+    src = open_dcgm_exporter(config(server.url))
+    for n in range(5):
+        src.read(n * SECOND)
+    src.close()
+    assert len(server.connections) == 1
+
+
+def test_a_proxy_in_the_environment_is_not_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    src = open_dcgm_exporter(config(server.url))
+    assert "gr_engine_active" in src.signals
+    src.close()
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"lost the host engine"), (404, b""), (302, b"")])
+def test_any_other_status_is_an_error(server: Server, status: int, body: bytes) -> None:
+    server.answer = whole(body, status)
+    with pytest.raises(SourceError, match=rf"{server.url} answered HTTP {status}"):
+        open_dcgm_exporter(config(server.url))
+
+
+def test_silence_is_a_timeout(server: Server) -> None:
+    def silent(_: BaseHTTPRequestHandler) -> None:
+        server.release.wait()
+
+    server.answer = silent
+    page = HttpPage(server.url, timeout_seconds=0.2)
+    with pytest.raises(SourceError, match=r"no whole page within 0.2 s.*timeout_seconds"):
+        page()
+    page.close()
+
+
+def test_a_page_that_drips_is_a_timeout(server: Server) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "40")
+        handler.end_headers()
+        for _ in range(40):
+            server.release.wait(0.05)
+            try:
+                handler.wfile.write(b"#")
+            except OSError:
+                break
+        handler.close_connection = True
+
+    server.answer = drip
+    page = HttpPage(server.url, timeout_seconds=0.3)
+    with pytest.raises(SourceError, match="no whole page within"):
+        page()
+    page.close()
+
+
+def test_a_page_without_end_is_cut_off(server: Server) -> None:
+    server.answer = whole(b"#" * 5000)
+    page = HttpPage(server.url, timeout_seconds=5, limit_bytes=4096)
+    with pytest.raises(SourceError, match="longer than 4096 bytes"):
+        page()
+    page.close()
+
+
+def test_a_page_compressed_on_its_way_is_read(server: Server) -> None:
+    body = gzip.compress(gpu(0).encode())
+
+    def squeezed(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    server.answer = squeezed
+    src = open_dcgm_exporter(config(server.url))
+    assert "gr_engine_active" in src.signals
+    src.close()
+
+
+def test_nobody_there_is_told_in_plain_words() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else can take it
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/metrics"
+        with pytest.raises(SourceError, match=rf"{url} could not be read.*is dcgm-exporter running"):
+            open_dcgm_exporter(config(url))
+
+
+@pytest.mark.parametrize("url", ["", "localhost:9400/metrics", "http://[::1", "ftp://node1/metrics"])
+def test_an_address_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(SourceError, match=r"dcgm_exporter\.url"):
+        open_dcgm_exporter(config(url))
+
+
+def test_a_connection_dropped_in_the_middle_is_an_error(server: Server) -> None:
+    def drop(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(gpu(0).encode())
+        handler.close_connection = True
+
+    server.answer = drop
+    with pytest.raises(SourceError, match="could not be read"):
+        open_dcgm_exporter(config(server.url))
+
+
+def test_close_is_passed_on() -> None:
+    pages = Pages(gpu(0))
+    DcgmExporterSource("http://x/metrics", fetch=pages, lookup=SPECS.get).close()
+    assert pages.closed

@@ -1,0 +1,143 @@
+"""The driver's process list beside a source that shows none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.model import SECOND, Device, Process, Reading
+from exporter.sources import Batch, Source, SourceError
+from exporter.sources.nvml.listing import open_processes
+from exporter.sources.processes import WithProcesses, with_processes
+from tests.sources.nvml_rig import LOST, NvmlRig, rigged
+
+
+class Plain:
+    """A source of two GPUs that shows no processes."""
+
+    name = "dcgm"
+    signals = frozenset({"gr_engine_active"})
+
+    def __init__(self, *uuids: str) -> None:
+        self.uuids, self.told = uuids, list[str]()
+
+    def read(self, now: int) -> Batch:
+        devices = tuple(Device(uuid) for uuid in self.uuids)
+        return Batch(devices, tuple(Reading(uuid, now - SECOND, now, gr_engine_active=0.5) for uuid in self.uuids))
+
+    def resync(self) -> None:
+        self.told.append("resync")
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+class Listed:
+    def __init__(self, **by_uuid: tuple[Process, ...]) -> None:
+        self.by_uuid, self.closed, self.broken = by_uuid, False, ""
+
+    def __call__(self) -> dict[str, tuple[Process, ...]]:
+        if self.broken:
+            raise SourceError(self.broken)
+        return self.by_uuid
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
+    yield from rigged(tmp_path, monkeypatch)
+
+
+def test_readings_say_who_is_there_and_that_nobody_is() -> None:
+    source = WithProcesses(Plain("a", "b", "c"), Listed(a=(Process(7),), b=()))
+    found = {reading.uuid: reading.processes for reading in source.read(SECOND).readings}
+    assert found == {"a": (Process(7),), "b": (), "c": None}
+    assert source.signals == {"gr_engine_active", "processes"}
+
+
+def test_what_a_source_says_itself_is_left_alone() -> None:
+    class Knows(Plain):
+        def read(self, now: int) -> Batch:
+            batch = super().read(now)
+            return replace(batch, readings=tuple(replace(one, processes=()) for one in batch.readings))
+
+    (reading,) = WithProcesses(Knows("a"), Listed(a=(Process(7),))).read(SECOND).readings
+    assert reading.processes == ()
+
+
+def test_without_the_list_the_readings_come_without_it_and_it_is_told() -> None:
+    listing = Listed(a=())
+    listing.broken = "the driver is gone"
+    batch = WithProcesses(Plain("a"), listing).read(SECOND)
+    assert [reading.processes for reading in batch.readings] == [None]
+    assert [(fault.kind, fault.message) for fault in batch.faults] == [("processes_unseen", "the driver is gone")]
+
+
+def test_everything_else_is_the_sources() -> None:
+    inner, listing = Plain("a"), Listed()
+    source = WithProcesses(inner, listing)
+    source.resync()
+    source.pause()
+    source.close()
+    assert inner.told == ["resync", "pause", "close"]
+    assert (source.name, listing.closed) == ("dcgm", True)
+
+
+def test_where_there_is_no_list_or_no_need_of_one_the_source_is_left_as_it_is() -> None:
+    def none() -> Listed:
+        raise SourceError("no driver library")
+
+    plain: Source = Plain("a")
+    assert with_processes(plain, none) is plain
+    seen = with_processes(plain, Listed)
+    assert seen is not plain
+    assert with_processes(seen, Listed) is seen
+
+
+def test_the_drivers_list_by_gpu(rig: NvmlRig) -> None:
+    rig.say("gpu 1 idle", "gpu 2 idle", "gpu 2 process 4711 1024")
+    rig.run(rig.now)
+    listing = open_processes()
+    listed = listing()
+    listing.close()
+    by_gpu = {int(uuid[-1]): [(each.pid, each.memory_bytes) for each in found] for uuid, found in listed.items()}
+    assert (by_gpu[1], by_gpu[2]) == ([], [(4711, 1024)])
+    assert rig.held()[2] == 0
+
+
+def test_a_gpu_in_trouble_shows_none_and_the_others_do(rig: NvmlRig) -> None:
+    rig.say("gpu 0 lost", f"gpu 1 error nvmlDeviceGetMigMode {LOST}")
+    rig.run(rig.now)
+    listing = open_processes()
+    assert sorted(int(uuid[-1]) for uuid in listing()) == [1, 2]
+    listing.close()
+
+
+def test_a_driver_that_is_gone_is_an_error_that_says_so(rig: NvmlRig) -> None:
+    listing = open_processes()
+    rig.say("driver gone")
+    rig.run(rig.now)
+    with pytest.raises(SourceError, match="process list could not be read"):
+        listing()
+    with pytest.raises(SourceError, match="cannot be had"):
+        open_processes()
+    listing.close()
+
+
+def test_instances_are_named_as_the_sources_name_them(rig: NvmlRig) -> None:
+    rig.say("gpu 0 mig 3g.40gb 1g.10gb")
+    rig.open()
+    batch = rig.read(0)
+    listing = open_processes()
+    listed = listing()
+    listing.close()
+    board, *parts = [device for device in batch.devices if device.index.split(":")[0] == "0"]
+    assert listed[board.uuid] == ()
+    assert all(listed[part.uuid] for part in parts)
+    assert len(parts) == 2
