@@ -94,7 +94,7 @@ def weigh(reading: Reading, device: Device, policy: Policy, *, power_smoothed: b
         return ev
     checked = ev.reading = _checked(reading, policy, ev)
     engine = checked.gr_engine_active
-    ev.utilization = driver = checked.gpu_utilization
+    ev.utilization = driver = None if device.rest else checked.gpu_utilization  # the board's, not the rest's
     ev.engine = engine if engine is not None else (driver or 0.0)
     ev.runs = ev.engine >= policy.stalled_engine
     if engine is None and driver is None:

@@ -65,6 +65,11 @@ class Device(Struct, frozen=True, omit_defaults=True):
     stranded: bool = False
     """What is left of a board in MIG mode, which no profile can reach."""
 
+    @property
+    def rest(self) -> bool:
+        """What no instance has of a board in MIG mode: nobody can hold it, and nothing runs on it."""
+        return self.weight != PPM and not self.parent
+
 
 class Process(Struct, frozen=True, omit_defaults=True):
     """A process with a context on the GPU, as the driver lists it."""
@@ -100,6 +105,7 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     gpu_utilization: float | None = None
     """The driver's own "utilisation": the share of time with a kernel, the 98 % of `nvidia-smi`."""
     power_watts: float | None = None
+    """The board's: never copied to an instance."""
     enforced_power_limit_watts: float | None = None
     energy_joules: float | None = None
     """Used during the interval."""

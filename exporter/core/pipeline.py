@@ -21,6 +21,8 @@ Stretch = tuple[Gpu, Evidence, list[Piece]]
 """A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
 Hangs = dict[str, list[tuple[int, int]]]
 """Job id -> when any of its GPUs hung."""
+_NO_REASON = frozenset({"scheduler_failed", "unknown_model", "processes_unseen"})
+"""Faults that keep nobody from seeing a GPU."""
 UNKNOWN = Owner(job_id="unknown", name="the scheduler's word is too old to tell")
 
 
@@ -137,7 +139,7 @@ def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
     """Time no reading covers, with the best reason there is."""
     uuid, start = gpu.device.uuid, gpu.book.until
     whose = (uuid, gpu.device.parent, "")
-    kinds = [f.kind for f in observation.faults if f.uuid in whose and f.kind != "scheduler_failed"]
+    kinds = [f.kind for f in observation.faults if f.uuid in whose and f.kind not in _NO_REASON]
     gpu.book.until = end
     return Reading(uuid, start, end, distrust=kinds[0] if kinds else "gap")
 
@@ -174,12 +176,13 @@ def _cut(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[Piece]:
 def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
     """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown (None), not nobody.
 
-    A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's.
+    A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's, but for what
+    is left of a board in MIG mode: nobody can use that.
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
     allocations = ledger.allocations.get(uuid, ())
     reach = ledger.allocations_at + ledger.rules.stale
-    if end <= reach:
+    if end <= reach or ev.device.rest:
         return attribute(start, end, allocations)
     known_until = max(start, reach - reach % MS)
     parts = attribute(start, known_until, allocations) if start < known_until else []

@@ -14,7 +14,7 @@ from exporter.core.exposition import render
 from exporter.core.health import LIMITERS
 from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import MS, Fault, Health, Observation, Reading, State
+from exporter.core.model import MS, Health, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta, take_snapshot

@@ -131,7 +131,7 @@ def test_a_part_of_a_gpu_loses_what_a_whole_one_would_in_proportion(
         advance(ledger, seen(1, Reading(board.uuid, 0, S, **made)))
         return [part / ledger.gpus[board.uuid].book.paid for part in ledger.gpus[board.uuid].book.parts]
 
-    whole, share = device(), replace(device(), weight=slices * PPM // 7)
+    whole, share = device(), replace(device(), weight=slices * PPM // 7, parent="GPU-9")
     assert parts(share, "abc"[:sharers]) == pytest.approx(parts(whole, "a"), abs=2e-4)
 
 
@@ -320,3 +320,20 @@ def test_a_reading_of_an_instance_that_is_gone_is_nobodys() -> None:
     ledger = run([first(cut(7)), seen(10, devices=[device()]), seen(20, reading(10, 20, uuid="MIG-GPU-0-0-7g"))])
     assert ledger.refused == {"unknown_gpu": 1}
     assert not ledger.gpus["MIG-GPU-0-0-7g"].rejected
+
+
+def test_what_is_left_of_a_board_is_nobodys_though_nobody_knows_who_holds_what() -> None:
+    """And the driver's utilisation, which is its instances', does not make it a blind profiler."""
+    board, part = cut(4)
+    rests = RESTING | {"gpu_utilization": 1.0, "processes": None}
+    rows = (reading(200, 210, rests, board.uuid), reading(200, 210, RESTING | {"processes": None}, part.uuid))
+    ledger = run([first((board, part)), seen(210, *rows, allocations_at=0)])
+    states = {uuid: (gpu.state, gpu.reason) for uuid, gpu in ledger.gpus.items()}
+    assert states[board.uuid] == (State.UNALLOCATED, "free")
+    assert states[part.uuid] == (State.UNOBSERVED, "owner_unknown")
+
+
+def test_a_fault_that_hides_no_gpu_is_not_why_time_was_not_seen() -> None:
+    faults = (Fault("unknown_model", uuid="GPU-0"), Fault("processes_unseen"), Fault("stale", uuid="GPU-0"))
+    ledger = run([first([device()]), seen(10, faults=faults)])
+    assert dict(ledger.unobserved) == {"stale": 10 * S}

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from exporter.clock import JumpClock
-from exporter.core.model import MS, PPM, SECOND, Reading
+from exporter.core.ledger import Ledger
+from exporter.core.model import MS, PPM, SECOND, Observation, Reading, State
+from exporter.core.pipeline import advance
 from exporter.sources import Batch, SourceError
 from exporter.sources.dcgm import DcgmSource
 from exporter.sources.dcgm.bindings import Bindings, connect, load
@@ -419,3 +421,16 @@ def test_closing_leaves_no_pause_behind(rig: DcgmRig) -> None:
     rig.source.pause()
     rig.source.close()
     assert rig.stub.calls("dcgmProfResume") == 1
+
+
+def test_what_is_not_partitioned_is_free_though_its_instances_keep_the_driver_busy(closed: DcgmRig) -> None:
+    closed.say("gpu 0 mig 3g.40gb", "gpu 0 util 100")
+    closed.open()
+    board = closed.read(0).devices[0]
+    ledger = Ledger()
+    for second in range(1, 6):
+        batch = closed.read(second)
+        at = START + second * SECOND
+        advance(ledger, Observation(at, at, batch.readings, batch.settled, batch.devices, allocations_at=0))
+    assert (ledger.gpus[board.uuid].state, ledger.gpus[board.uuid].reason) == (State.UNALLOCATED, "free")
+    assert ledger.conservation_errors == 0

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
 from exporter.sources import shares
 from exporter.sources.dcgm.engine import Engine, Entity, Instance, Refusal, Sample
-from exporter.sources.dcgm.fields import STATIC, VISIBLE
+from exporter.sources.dcgm.fields import RATES, STATIC, VISIBLE, Field
 from exporter.sources.dcgm.series import Cycles, Interval, Series
 from exporter.specs import find_spec, sliced, unknown_model
 
@@ -237,19 +237,30 @@ def _part(engine: Engine, whole: Device, instance: Instance, weight: int, slices
         lacks=NVLINK,
         weight=weight,
         parent=whole.uuid,
-        profile=f"{instance.slices}g",
+        profile=_profile(engine, instance),
     )
+
+
+def _profile(engine: Engine, instance: Instance) -> str:
+    """The profile as NVIDIA writes it, which DCGM gives as the name of the instance; else its slices alone."""
+    name = _text(engine, instance.entity, STATIC[0]).rpartition(" ")[2]
+    return name if "g." in name else f"{instance.slices}g"
 
 
 def _mig_uuid(engine: Engine, whole: Device, instance: Instance) -> str:
     """The MIG device's own UUID where the instance is one device; else the board's and the instance's number."""
-    number = VISIBLE.number(engine.fields)
-    if number is not None and len(instance.computes) == 1:
+    name = _text(engine, instance.computes[0], VISIBLE) if len(instance.computes) == 1 else ""
+    return name if name.startswith("MIG-") else f"{whole.uuid}/{instance.number}"
+
+
+def _text(engine: Engine, entity: Entity, field: Field) -> str:
+    """A static text of an entity; empty where there is none."""
+    number = field.number(engine.fields)
+    if number is not None:
         with suppress(Refusal):
-            (sample,) = engine.latest(instance.computes, [number], live=True)
-            if isinstance(sample.value, str) and sample.value.startswith("MIG-"):
-                return sample.value
-    return f"{whole.uuid}/{instance.number}"
+            (sample,) = engine.latest([entity], [number], live=True)
+            return sample.value if isinstance(sample.value, str) else ""
+    return ""
 
 
 def health_of(
@@ -296,5 +307,5 @@ def _flag(value: float | None) -> bool | None:
 
 
 def nothing_runs() -> dict[str, Any]:
-    """What is not partitioned runs nothing: no kernel can be started on it."""
-    return {**_NOTHING_RUNS, "processes": ()}
+    """What is not partitioned runs nothing: no kernel can be started on it. Rates of the board are its instances'."""
+    return {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **_NOTHING_RUNS}
