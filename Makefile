@@ -60,7 +60,7 @@ packages:
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
 
-bench: .venv/.installed ## measure what the exporter itself costs
+bench: .venv/.installed .venv/dcgm-bindings/.fetched ## measure what the exporter itself costs
 	$(BIN)/python benchmarks/run.py
 
 docs: .venv/.installed ## write docs/metrics.md from the metrics' table

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_MEASURED = ("exporter", "tests/nvml_stub")
+_MEASURED = ("exporter", "tests/nvml_stub", "tests/dcgm_stub")
 
 
 def machine() -> str:

@@ -10,24 +10,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.accounting import readings, replay, text
 from benchmarks.daemons import serve
 from benchmarks.figures import Row
+from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.machine import ROOT, machine, state_of_code
 from benchmarks.report import markdown, table
+from benchmarks.sampling import sampling
 from benchmarks.scrape import scrape
+from benchmarks.ticks import tick
 
 GROUPS: dict[str, Callable[[], list[Row]]] = {
     "advance": readings,
+    "tick": tick,
     "text": text,
     "replay": replay,
     "imports": imports,
     "scrape": scrape,
     "serve": serve,
+    "sampling": sampling,
+    "growth": growth,
 }
+QUICK: dict[str, Callable[[], list[Row]]] = {
+    "tick": partial(tick, quick=True),
+    "sampling": partial(sampling, quick=True),
+    "growth": partial(growth, quick=True),
+}
+"""Those that have a short form: it shows that they work, and its figures mean little."""
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 
@@ -40,21 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     where, when = machine(), state_of_code()
     began = time.monotonic()
     try:
-        rows = [line for name in args.groups or GROUPS for line in _measured(name)]
+        rows = [line for name in args.groups or GROUPS for line in _measured(name, quick=args.quick)]
     except (RuntimeError, OSError, LookupError, subprocess.CalledProcessError) as error:
         print(f"benchmarks: not measured, and no page written: {error}", file=sys.stderr)
         return 1
     print(f"{where}; {when}\n\n{table(rows)}", flush=True)
-    if not args.groups:
+    if not (args.groups or args.quick):
         _write(markdown(rows, where=where, when=when, minutes=(time.monotonic() - began) / 60))
     missed = [line.what for line in rows if line.met is False]
     print("".join(f"\nBUDGET NOT MET: {what}" for what in missed), file=sys.stderr, end="\n" if missed else "")
     return 0
 
 
-def _measured(name: str) -> Iterable[Row]:
+def _measured(name: str, *, quick: bool) -> Iterable[Row]:
     began = time.monotonic()
-    rows = GROUPS[name]()
+    rows = ({**GROUPS, **QUICK} if quick else GROUPS)[name]()
     print(f"{name}: {len(rows)} rows in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return rows
 
@@ -71,6 +84,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run.py", description="Measure what the exporter costs. All groups: docs/benchmarks.md is written anew."
     )
+    short = ", ".join(QUICK)
+    parser.add_argument("--quick", action="store_true", help=f"shorten {short}, to see whether they work; no page")
     parser.add_argument("groups", nargs="*", metavar="GROUP", type=_group, help=", ".join(GROUPS))
     return parser.parse_args(argv)
 

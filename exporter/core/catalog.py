@@ -19,7 +19,7 @@ Read = Callable[[Snapshot], Iterable[Sample]]
 _LEAK_LABELS = tuple(zip(NAMES, LAYER_OF, strict=True))
 REASONS = frozenset({
     "starting", "gap", "stale", "blank", "zero_filled", "multiplexed", "no_engine_signal", "owner_unknown", "paused",
-    "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "interval_too_short", "clock_step",
+    "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "clock_step",
     "mig_layout", "handle_stale",
 })  # fmt: skip
 """Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
@@ -232,7 +232,7 @@ _VOCABULARY = {
 }  # fmt: skip
 _FAULTS = frozenset({
     "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "malformed_line",
-    "conflicting_series", "interval_too_short", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
+    "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
     "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
     "xid_unassigned", "xids_not_told",
 })  # fmt: skip

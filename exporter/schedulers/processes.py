@@ -70,6 +70,8 @@ class ProcessesScheduler:
         self._identities: dict[int, _Identity] = {}
         self._held: dict[tuple[str, str], Allocation] = {}
         self._looked: dict[str, int] = {}
+        self._blind = False
+        """No list has been seen though there were readings; a tick without any is no sight regained."""
 
     def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...] | None:
         """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
@@ -92,7 +94,8 @@ class ProcessesScheduler:
         """Nothing is held open."""
 
     def _refuse_blindness(self, readings: tuple[Reading, ...], lists: dict[str, Reading]) -> None:
-        if readings and not lists and not self._looked:
+        self._blind = not lists and not self._looked and (self._blind or bool(readings))
+        if self._blind:
             raise SchedulerError(
                 "scheduler processes: no GPU's process list can be seen. dcgm-exporter never gives one: use the"
                 " nvml source; with nvml, run as root and in the host's pid namespace"

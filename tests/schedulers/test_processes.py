@@ -142,6 +142,14 @@ def test_no_list_at_all_is_an_error_not_an_idle_machine(proc: Proc) -> None:
     assert look(scheduler(proc), blind(0), gpu(1)) == ()
 
 
+def test_a_tick_without_readings_ends_no_blindness(proc: Proc) -> None:
+    asked = scheduler(proc)
+    for second, readings in enumerate(((blind(0),), ())):
+        with pytest.raises(SchedulerError, match="no GPU's process list"):
+            asked.allocations((100 + second) * SECOND, readings)
+    assert look(asked, gpu(0)) == ()
+
+
 def test_a_missing_proc_is_an_error(tmp_path: Path) -> None:
     asked = ProcessesScheduler(proc=tmp_path / "no")
     with pytest.raises(SchedulerError, match=r"no is no directory: mount"):

@@ -350,12 +350,25 @@ def test_a_gpm_sample_that_was_missed_shortens_no_reading(opened: NvmlRig) -> No
     assert one(opened.read(4)).tensor_active == pytest.approx(0.4)
 
 
-def test_samples_closer_than_gpm_counts_make_no_reading(opened: NvmlRig) -> None:
+def test_a_read_too_soon_for_gpm_leaves_its_time_to_the_next_one(opened: NvmlRig) -> None:
     opened.read(0)
-    batch = opened.read(0.05)
-    assert batch.readings == ()
-    assert set(kinds(batch)) == {(gpu, "interval_too_short") for gpu in range(3)}
-    assert {each.start for each in opened.read(1).readings} == {START + 50 * MS}
+    early = opened.read(0.05)
+    assert (early.readings, early.faults, early.settled) == ((), (), START)
+    assert {(each.start, each.end) for each in opened.read(0.149).readings} == {(START, START + 149 * MS)}
+    late = opened.read(0.248)
+    assert (late.readings, late.settled) == ((), START + 149 * MS)
+    batch = opened.read(0.249)
+    assert {(each.start, each.end) for each in batch.readings} == {(START + 149 * MS, START + 249 * MS)}
+    assert batch.settled == START + 249 * MS
+
+
+def test_a_board_without_gpm_is_read_as_often_as_asked(rig: NvmlRig) -> None:
+    rig.say("gpu 1 gpm 0")
+    rig.open()
+    rig.read(0)
+    batch = rig.read(0.05)
+    assert [(number(each.uuid), each.end) for each in batch.readings] == [(1, START + 50 * MS)]
+    assert batch.settled == START, "the others' time is not over"
 
 
 # -- GPUs in trouble --

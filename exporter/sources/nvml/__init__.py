@@ -68,7 +68,8 @@ class NvmlSource:
         changed, self._inventory.changed = self._inventory.changed, False
         health = tuple(self._examiner.examine(boards, now, changed=changed))
         devices = tuple(unit.device for board in boards for unit in board.units())
-        return Batch(devices, readings, self._asking.told(), health)
+        early = [board.read_at for board in boards if board.read_at is not None and _unripe(board, now)]
+        return Batch(devices, readings, self._asking.told(), health, min(early, default=None))
 
     def resync(self) -> None:
         """Forget the baselines; see `Source.resync`. What boards did not support is asked once more."""
@@ -100,7 +101,7 @@ class NvmlSource:
 
     def _guarded(self, board: Board, now: int) -> list[Reading]:
         """Read a board and its instances; all of them or none, for a board lost halfway was lost."""
-        if board.own.handle is None or (board.read_at is not None and now <= board.read_at):
+        if board.own.handle is None or _unripe(board, now):
             return []
         try:
             return list(self._read(board, now))
@@ -148,12 +149,15 @@ class NvmlSource:
         since, unit.since = unit.since, now
         if since is None:
             return
-        if unit.calls.get("gpm") and now - since < SHORTEST:
-            ms = (now - since) // MS
-            said = f"was read {ms} ms ago: GPM needs 100 ms between samples"
-            self._asking.fault(unit, "interval_too_short", said)
-            return
         yield Reading(uuid=unit.device.uuid, start=since, end=now, **values)
+
+
+def _unripe(board: Board, now: int) -> bool:
+    """Whether it is too soon to read it again; its next reading then covers this time too."""
+    if board.read_at is None:
+        return False
+    shortest = SHORTEST if any(unit.calls.get("gpm") for unit in board.units()) else MS
+    return now - board.read_at < shortest
 
 
 def _share(values: Fields, unit: Unit) -> Fields:
