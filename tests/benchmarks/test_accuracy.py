@@ -19,7 +19,8 @@ from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
 from exporter.trace import read_trace
 from tests.benchmarks import played
-from tests.nvml_stub.build import LIBRARY, build, compiler
+from tests.nvml_stub.build import LIBRARY, build
+from tests.shared_library import compiler
 
 ROUNDING = 1e-5
 """The ledger counts parts per million."""

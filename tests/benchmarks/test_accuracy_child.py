@@ -20,7 +20,8 @@ from benchmarks.machine import ROOT
 from exporter.clock import JumpClock, SystemClock
 from exporter.core.model import MS, SECOND
 from exporter.trace import read_trace
-from tests.nvml_stub.build import LIBRARY, build, compiler
+from tests.nvml_stub.build import LIBRARY, build
+from tests.shared_library import compiler
 
 HERE = Path(__file__).parent
 PRETENDED = HERE / "pretended"

@@ -25,8 +25,8 @@ from exporter.core.model import SECOND
 from exporter.core.snapshot import Meta
 from exporter.simulate import simulate
 from tests.dcgm_stub.bindings import missing
-from tests.dcgm_stub.build import compiler
 from tests.rigs import FakeSource
+from tests.shared_library import compiler
 from tests.worlds import WORKING, device
 
 FAST = CASES[0]

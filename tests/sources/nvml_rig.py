@@ -19,7 +19,8 @@ import pytest
 from exporter.core.model import MS, SECOND, Device, Health, Reading
 from exporter.sources import Batch
 from exporter.sources.nvml import NvmlSource, open_nvml
-from tests.nvml_stub.build import LIBRARY, build, compiler
+from tests.nvml_stub.build import LIBRARY, build
+from tests.shared_library import compiler
 from tests.sources.conformance import START
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, NO_FUNCTION, LOST, RESET, UNKNOWN = (

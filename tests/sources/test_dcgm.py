@@ -15,8 +15,8 @@ from exporter.sources.dcgm import DcgmSource
 from exporter.sources.dcgm.bindings import Bindings, connect, load
 from exporter.sources.dcgm.engine import Engine
 from tests.dcgm_stub.bindings import missing, unpack
-from tests.dcgm_stub.build import compiler
 from tests.dcgm_stub.stub import Stub, stand_in
+from tests.shared_library import compiler
 from tests.sources.conformance import LAWS, START, Law
 
 ADDRESS = "unix:/tests/engine"

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tests.dcgm_stub.bindings import missing, unpack
-from tests.dcgm_stub.build import compiler
 from tests.dcgm_stub.client import COMPUTE, GPU, INSTANCE, Client, S, Seen, seen_value
 from tests.dcgm_stub.stub import START_US, Stub, stand_in
+from tests.shared_library import compiler
 
 GR, SM, TENSOR, DRAM, FP64, PCIE_TX, NVLINK_TX = 1001, 1002, 1004, 1005, 1006, 1009, 1011
 POWER, ENERGY, UTIL, NAME, UUID, XID = 155, 156, 203, 50, 54, 230

@@ -14,7 +14,8 @@ import pytest
 from exporter.core.model import MS, SECOND, Process, Spec
 from exporter.sources import SourceError
 from exporter.sources.nvml import NvmlSource, open_nvml
-from tests.nvml_stub.build import LIBRARY, build, compiler
+from tests.nvml_stub.build import LIBRARY, build
+from tests.shared_library import compiler
 from tests.sources.conformance import LAWS, START, Law
 from tests.sources.nvml_rig import (
     LOST,

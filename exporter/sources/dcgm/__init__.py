@@ -17,10 +17,11 @@ from exporter.clock import Clock, SystemClock
 from exporter.core.model import MS, NEVER, SECOND, Fault, Health, Reading, Spec
 from exporter.sources import Batch, SourceError
 from exporter.sources.dcgm.bindings import connect, load
-from exporter.sources.dcgm.boards import Board, Found, Unit, health_of, meet, nothing_runs, survey
+from exporter.sources.dcgm.boards import Board, Found, health_of, meet, nothing_runs, survey
 from exporter.sources.dcgm.clocks import Clocks
 from exporter.sources.dcgm.engine import LOST, Engine, Refusal, Sample
 from exporter.sources.dcgm.series import Interval
+from exporter.sources.dcgm.units import Unit
 from exporter.sources.dcgm.watching import Fields, profile, watched
 
 SURVEY_EVERY = 10 * SECOND
@@ -61,8 +62,8 @@ class DcgmSource:
     @property
     def signals(self) -> frozenset[str]:
         """Fields of `Reading` that some board here can give."""
-        boards = self._boards.values()
-        ratios = {field.name for field in self._fields.ratios.values()} if any(not b.refused for b in boards) else set()
+        profiled = any(board.ratios is not None for board in self._boards.values())
+        ratios = {field.name for field in self._fields.ratios.values()} if profiled else set()
         return frozenset(ratios | self._fields.shown | {"energy_joules"})
 
     def read(self, now: int) -> Batch:
@@ -80,7 +81,7 @@ class DcgmSource:
             self._survey()
         self._surveyed = now if due else self._surveyed
         if self._afresh:  # what lies before this read is nobody's, but the value that spans it still tells of after
-            self._forget(self._clocks.stamp() - 2 * self._period)
+            self._forget(self._clocks.since(2 * self._period))
             self._afresh, self._settled = False, max(self._settled, now)
         readings = tuple(self._readings(now))
         health = tuple(self._health(whole=due))
@@ -142,16 +143,16 @@ class DcgmSource:
         if known is not None:
             self._engine.unwatch(known.group, known.watched)
             board.carry(known)
-        watched(self._engine, self._fields, board, period=self._period, since=self._clocks.stamp())
+        watched(self._engine, self._fields, board, period=self._period, since=self._clocks.since())
         return board
 
     def _look_after(self, board: Board, condition: str) -> None:
         if condition != board.condition:
             if condition in _AWAY:
-                board.forget(self._clocks.stamp())
+                board.forget(self._clocks.since())
             board.condemn(condition)
         if board.group is not None and board.refused and not board.hopeless and condition not in _AWAY:
-            profile(self._engine, self._fields, board, period=self._period, since=self._clocks.stamp())
+            profile(self._engine, self._fields, board, period=self._period, since=self._clocks.since())
 
     def _condition(self, gpu: int, board: Board | None, *, listed: bool) -> str:
         if not listed:
@@ -219,7 +220,7 @@ class DcgmSource:
     def _not_drained(self, board: Board, refusal: Refusal) -> None:
         if refusal.kind == "gpu_is_lost":
             board.condemn("lost")
-            board.forget(self._clocks.stamp())
+            board.forget(self._clocks.since())
         else:  # it may have been cut anew
             self._surveyed = NEVER
             self._fault(board.whole, "profiling_refused", f"gave no profiling values: {refusal}")
@@ -265,17 +266,13 @@ class DcgmSource:
     # -- time --
 
     def _watch_the_clock(self) -> None:
-        """Values are stamped with the wall clock: when that is set, what was stamped before is of no use.
-
-        When it is set back, the engine samples nothing until the clock has passed its last stamps, and what it stamps
-        then cannot be told from what it stamped before.
-        """
+        """Values are stamped with the wall clock: when that is set, what was stamped before is of no use."""
         moved = self._clocks.follow()
         if moved:
             text = f"the wall clock was set by {moved / 1000:+.1f} s: DCGM's values before and after cannot be joined"
             until = f"; it gives no new ones for {-moved / 1000:.0f} s, unless the host engine is restarted"
             self._faults.append(Fault("clock_step", text + (until if moved < 0 else "")))
-            self._forget(self._clocks.stamp() + max(0, -moved) * 1000)
+            self._forget(self._clocks.since())
 
     def _forget(self, since: int) -> None:
         """Begin anew, with values stamped `since`, microseconds."""

@@ -87,7 +87,13 @@ def connect(bindings: Bindings, address: str, *, timeout_seconds: float) -> Any:
         return _connected(bindings, f"vsock://{rest}", address, timeout_seconds)
     if kind == "unix" and rest.startswith("/"):
         return _connected(bindings, rest, address, timeout_seconds)
-    _knock(address)
+    found = _TCP.fullmatch(address)
+    port = int(found[3] or DEFAULT_PORT) if found else 0
+    if kind in ("vsock", "unix") or not found or not 0 < port <= _LAST_PORT:
+        raise SourceError(
+            f"dcgm.address {address!r} is none of host:port, [IPv6]:port, unix:/path, vsock:CID:PORT, embedded"
+        )
+    _knock(found[1] or found[2], port, address)
     return _connected(bindings, address, address, timeout_seconds)
 
 
@@ -100,16 +106,10 @@ def _embedded(bindings: Bindings) -> Any:
         ) from error
 
 
-def _knock(address: str) -> None:
+def _knock(host: str, port: int, address: str) -> None:
     """Ask for a TCP connection first: libdcgm takes seconds to say less clearly that nobody listens."""
-    found = _TCP.fullmatch(address)
-    port = int(found[3] or DEFAULT_PORT) if found else 0
-    if not found or not 0 < port <= _LAST_PORT:
-        raise SourceError(
-            f"dcgm.address {address!r} is none of host:port, [IPv6]:port, unix:/path, vsock:CID:PORT, embedded"
-        )
     try:
-        socket.create_connection((found[1] or found[2], port), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host, port), timeout=_KNOCK_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise SourceError(
             f"nobody listens on {address} ({getattr(error, 'strerror', None) or error}): is the host engine running"

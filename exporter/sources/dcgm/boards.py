@@ -1,26 +1,24 @@
-"""What DCGM lists: boards and their MIG instances, as devices; and what is remembered of each between reads.
+"""What DCGM lists: boards and their MIG instances, as devices; and what is remembered of a board between surveys.
 
-Owns identity, shares and the edges of time. Refuses to ask for readings.
+Owns identity, shares and health. Refuses to ask for readings.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
+from exporter.core.model import PPM, Device, Fault, Health, Spec
 from exporter.sources import shares
 from exporter.sources.dcgm.engine import Engine, Entity, Instance, Refusal, Sample
 from exporter.sources.dcgm.fields import RATES, STATIC, VISIBLE, Field
-from exporter.sources.dcgm.series import Cycles, Interval, Series
+from exporter.sources.dcgm.units import Unit
 from exporter.specs import find_spec, sliced, unknown_model
 
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 _NOTHING_RUNS = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)
-Span = tuple[int, int, Interval | None]
-"""Monotonic nanoseconds [start, end) and what was measured over it; None: there are only gauges."""
 
 
 class Found(Struct):
@@ -34,96 +32,6 @@ class Found(Struct):
         """What must stay the same for a board to be the one that is watched; None: it does not say."""
         mig = self.static[gpu].get("mig")
         return None if mig is None else (mig, *((i.entity, i.number, i.slices) for i in self.instances.get(gpu, ())))
-
-
-class Unit:
-    """A board or an instance: a device with its entity, its series, and where its last reading ended."""
-
-    def __init__(self, device: Device, entity: Entity) -> None:
-        self.device, self.entity = device, entity
-        self.series: Series | None = None
-        self.cycles: Cycles | None = None
-        self.latest: dict[int, Sample] = {}
-        self.newest = 0
-        """Stamp of the newest of the latest values."""
-        self._ended, self._joined = NEVER, False
-        """End of the last reading, and whether the next begins there."""
-        self._gauged: int | None = None
-        self._counter: tuple[int, float] | None = None
-
-    def begin(self, series: Series, cycles: Cycles | None) -> None:
-        """Profiling values are to come, through a new series."""
-        self.series, self.cycles, self._joined = series, cycles, False
-
-    def forget(self, wall: int) -> None:
-        """Drop every baseline; values stamped before `wall`, microseconds of the engine's clock, are over."""
-        self._joined, self._gauged, self._counter = False, None, None
-        self.latest = {}
-        if self.series is not None:
-            self.series.forget(wall)
-        if self.cycles is not None:
-            self.cycles.forget()
-
-    def number(self, field: int) -> float | int | None:
-        """The latest value of a field, if it is one."""
-        sample = self.latest.get(field)
-        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
-
-    @property
-    def silent(self) -> bool:
-        """Not one of its fields has a value."""
-        return not any(isinstance(sample.value, (int, float)) for sample in self.latest.values())
-
-    @property
-    def profiled(self) -> bool:
-        """Profiling values are to be expected."""
-        return self.series is not None and bool(self.series.fields)
-
-    def spans(
-        self, intervals: Iterable[Interval], host: Callable[[int], int], *, slack: int, floor: int
-    ) -> Iterator[Span]:
-        """Intervals on the host's clock, each beginning where the last ended; never before `floor`.
-
-        An interval longer than `slack` is believed for its last part only.
-        """
-        for interval in intervals:
-            end = host(interval.end)
-            begun = self._ended if self._joined else max(host(interval.start), self._ended)
-            start = max(begun, end - slack, floor)
-            if end > start:
-                self._ended, self._joined = end, True
-                yield start, end, interval
-
-    def since_last(self, now: int, *, slack: int, floor: int) -> list[Span]:
-        """The time since the last read, for a unit without profiling; none while no gauge has been taken anew."""
-        newest = max((sample.at for sample in self.latest.values()), default=0)
-        if newest <= self.newest:
-            return []
-        before, self._gauged, self.newest = self._gauged, now, newest
-        start = now if before is None else max(before, self._ended, now - slack, floor)
-        if start >= now:
-            return []
-        self._ended, self._joined = now, False
-        return [(start, now, None)]
-
-    def energies(self, told: tuple[int, float] | None, durations: Sequence[int]) -> list[float | None]:
-        """This unit's share of what the board's counter moved, at the rate between the last two times it was told.
-
-        `told` is when (microseconds) and how many joules. Readings rarely cover just the time between the two.
-        """
-        if not durations:
-            return []
-        before, self._counter = self._counter, told
-        if before is None or told is None or told[1] < before[1] or told[0] <= before[0]:
-            return [None] * len(durations)
-        rate = (told[1] - before[1]) / (told[0] - before[0]) / 1000 * self.device.weight / PPM
-        return [rate * duration for duration in durations]
-
-    def reading(
-        self, start: int, end: int, values: Mapping[str, Any], gauges: Mapping[str, Any], joules: float | None
-    ) -> Reading:
-        """One reading: what was measured over it, and the latest gauges."""
-        return Reading(self.device.uuid, start, end, energy_joules=joules, **{**gauges, **values})
 
 
 class Board:

@@ -17,11 +17,15 @@ class Clocks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead = self._skew()
+        self._floor = 0
+        """Stamps before it may be from before the wall clock was set back."""
 
     def follow(self) -> int:
         """Take the difference anew; give the milliseconds by which the wall clock was set since, mostly 0."""
         before, self._ahead = self._ahead, self._skew()
         moved = self._ahead - before
+        if moved < -STEP_MS:
+            self._floor = self.stamp() - moved * 1000
         return moved if abs(moved) > STEP_MS else 0
 
     def now(self) -> int:
@@ -31,6 +35,14 @@ class Clocks:
     def stamp(self) -> int:
         """Now, as the engine stamps its values: microseconds since 1970."""
         return self._clock.wall() // 1000
+
+    def since(self, back: int = 0) -> int:
+        """Stamp from which values can be believed to be of now, or of up to `back` microseconds ago.
+
+        When the clock was set back, the engine samples nothing until it has passed its last stamps, and what it stamps
+        then cannot be told from what it stamped before.
+        """
+        return max(self.stamp() - back, self._floor)
 
     def stamped(self, now: int) -> int:
         """A monotonic time as the engine would stamp it."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from exporter.sources import SourceError
 from exporter.sources.dcgm.bindings import Bindings
-from exporter.sources.dcgm.fields import Value, decoded
+from exporter.sources.dcgm.fields import Value, decoded, plain
 
 Entity = tuple[int, int]
 """DCGM's (entity group, entity id)."""
@@ -112,7 +112,10 @@ class Engine:
         flags = self._structs.DCGM_FV_FLAG_LIVE_DATA if live else 0
         ask = self._agent.dcgmEntitiesGetLatestValues
         values = self._ask("give the latest values", ask, pairs, list(fields), flags)
-        return [Sample((v.entityGroupId, v.entityId), v.fieldId, v.ts, decoded(v)) for v in values]
+        return [
+            Sample((plain(v, "entityGroupId"), plain(v, "entityId")), plain(v, "fieldId"), plain(v, "ts"), decoded(v))
+            for v in values
+        ]
 
     def drain(self, group: Any, field_group: Any, since: int) -> list[Sample]:
         """Every cached value of the group's entities stamped `since` (microseconds) or later, oldest first."""
@@ -123,7 +126,7 @@ class Engine:
 
     def _hear(self, entity_group: int, entity: int, values: Any, number: int, _: Any) -> int:
         for raw in values[:number]:
-            self._heard.append(Sample((entity_group, entity), raw.fieldId, raw.ts, decoded(raw)))
+            self._heard.append(Sample((entity_group, entity), plain(raw, "fieldId"), plain(raw, "ts"), decoded(raw)))
         return 0
 
     def group(self, entities: Iterable[Entity]) -> Any:

@@ -111,20 +111,25 @@ _FP64_BLANK, _INT64_BLANK = 2.0**47, 0x7FFFFFFFFFFFFFF0
 _INT32_BLANK, _INT32_LAST = 0x7FFFFFF0, 0x7FFFFFFF
 _KINDS = (Blank.BLANK, Blank.NOT_FOUND, Blank.NOT_SUPPORTED, Blank.NOT_PERMISSIONED)
 _TEXTS = {"<<<NOT_FOUND>>>": Blank.NOT_FOUND, "<<<NOT_SUPPORTED>>>": Blank.NOT_SUPPORTED, "<<<NOT_PERM>>>": _KINDS[3]}
+_DOUBLE, _STRING, _INTEGERS = ord("d"), ord("s"), (ord("i"), ord("t"))
+plain = object.__getattribute__
+"""A member of one of the bindings' structures: their own access looks for classes and text in every value, and costs
+a multiple."""
 
 
 def decoded(raw: Any) -> Value:
     """What a c_dcgmFieldValue_v1 or _v2 says; a Blank for every way to say nothing, as a status that is not OK."""
-    if raw.status:
-        return _STATUSES.get(raw.status, Blank.BLANK)
-    kind = chr(raw.fieldType)
-    if kind == "d":
-        return _double(raw.value.dbl)
-    if kind in "it":
-        return _integer(raw.value.i64)
-    if kind == "s":
-        return _text(raw.value.str)
-    return bytes(raw.value.blob)
+    status = plain(raw, "status")
+    if status:
+        return _STATUSES.get(status, Blank.BLANK)
+    kind, value = plain(raw, "fieldType"), plain(raw, "value")
+    if kind == _DOUBLE:
+        return _double(plain(value, "dbl"))
+    if kind in _INTEGERS:
+        return _integer(plain(value, "i64"))
+    if kind == _STRING:
+        return _text(plain(value, "str"))
+    return bytes(plain(value, "blob"))
 
 
 def _double(value: float) -> float | Blank:

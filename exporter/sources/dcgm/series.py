@@ -14,8 +14,12 @@ RESEND = 3_000_000
 """How far back values are asked for again because a slower field is behind, at least."""
 _LATE = 500_000
 """How much later than two periods a value may be stored."""
-_SLIVER = 4
-"""Less than this part of a piece or of an interval lies beyond an edge only because stamps of one cycle differ."""
+_PART = 4
+"""A quarter of a piece more or less makes no other pace."""
+_ALIKE = 10
+"""Fields whose values come as often, to a tenth, are sampled in one cycle, be it that their stamps differ."""
+_SLIVER = 100
+"""Stamps of one cycle differ by microseconds: pieces that share less than a hundredth are of different cycles."""
 _TRUE_AFTER = 10
 """Intervals over which counters of cycles are compared with the ratios before they are believed."""
 _AGREE = 0.03
@@ -92,9 +96,10 @@ class Series:
         """Stamp up to which nothing more need be waited for; a field that is slower or late has a while, then none."""
         told = [field for field in self.fields if field in self._gap]
         alive = [field for field in told if self.newest - self._last[field] <= self._patience]
-        slowest = min((self._last[field] for field in alive), default=until)
-        spread = min((self._gap[field] for field in alive), default=0) // _SLIVER
-        return max(until - self._patience, min(until, slowest + spread))
+        pace = self._gap[alive[0]] if alive else 0
+        fellows = {field for field in alive[1:] if abs(self._gap[field] - pace) <= pace // _ALIKE}
+        known = [self._last[field] + (pace // _PART if field in fellows else 0) for field in alive]
+        return max(until - self._patience, min([until, *known]))
 
     def take(self, until: int) -> list[Interval]:
         """Intervals that end at `until` or before: later stamps may still lack their fellows."""
@@ -111,13 +116,13 @@ class Series:
         """The next piece of the first field that knows the time from the edge on; where none does, of any."""
         ahead = [piece for pieces in self._waiting.values() if (piece := self._next(pieces)) is not None]
         edge = self.edge
-        known = (p for p in ahead if edge is None or (p.start - edge) * _SLIVER <= p.end - p.start)
+        known = (p for p in ahead if edge is None or (p.start - edge) * _PART <= p.end - p.start)
         return next(known, min(ahead, key=lambda piece: piece.start, default=None))
 
     def _next(self, pieces: Sequence[Piece]) -> Piece | None:
-        """The first that reaches beyond the edge by more than a sliver."""
+        """The first that reaches well beyond the edge."""
         edge = self.edge
-        return next((p for p in pieces if edge is None or (p.end - edge) * _SLIVER > p.end - p.start), None)
+        return next((p for p in pieces if edge is None or (p.end - edge) * _PART > p.end - p.start), None)
 
     def _interval(self, start: int, pace: Piece) -> Interval:
         seen = {}
@@ -145,7 +150,7 @@ def _mean(pieces: Sequence[Piece], start: int, end: int) -> float | None:
 def _at(pieces: Sequence[Piece], start: int, end: int) -> float | None:
     """The value stamped nearest to `end`, if it is near."""
     near = min(pieces, key=lambda piece: abs(piece.end - end), default=None)
-    if near is None or abs(near.end - end) * _SLIVER > end - start or not isinstance(near.value, (int, float)):
+    if near is None or abs(near.end - end) * _PART > end - start or not isinstance(near.value, (int, float)):
         return None
     return float(near.value)
 

@@ -7,10 +7,11 @@ time.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from exporter.sources.dcgm.boards import Board, Unit
+from exporter.sources.dcgm.boards import Board
 from exporter.sources.dcgm.engine import Engine, Entity, Refusal
 from exporter.sources.dcgm.fields import CYCLES, GAUGES, HEALTH, INSTANCE, RATES, RATIOS, Field
 from exporter.sources.dcgm.series import Cycles, Series
+from exporter.sources.dcgm.units import Unit
 
 KEEP_SECONDS = 90.0
 """For how long the engine keeps values: longer than its own longest blocking call (60 s)."""
