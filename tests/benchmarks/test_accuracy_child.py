@@ -321,5 +321,6 @@ def test_the_whole_command_runs_its_child_beside_both_stand_ins(libcuda: Path, t
     assert rows["mma"]["expected"]["ofu"] > 0.1
     assert "the reduced set, through libcuda alone" in done.stdout
     for name in rows:
-        first = next(iter(read_trace(tmp_path / "out" / f"{name}.jsonl.gz")))
+        with read_trace(tmp_path / "out" / f"{name}.jsonl.gz") as trace:
+            first = next(iter(trace))
         assert (first.readings, first.faults) == ((), ())  # each recording begins with a baseline of its own

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,11 @@ from exporter.sources.dcgm import DcgmSource, open_dcgm
 from exporter.sources.dcgm.bindings import PATHS, Bindings, connect, load
 from exporter.sources.dcgm.clocks import Clocks
 from exporter.sources.dcgm.engine import Engine
-from exporter.sources.dcgm.fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE
+from exporter.sources.dcgm.fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE, Blank, Value
+from exporter.sources.dcgm.series import Cycles, Series
 from tests.dcgm_stub.bindings import missing, unpack
+from tests.dcgm_stub.build import compiler
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
-from tests.shared_library import compiler
 
 ADDRESS = "unix:/tests/engine"
 WALL = 1_700_000_000 * SECOND
@@ -184,7 +185,7 @@ def test_in_peace_every_moment_is_told_once_and_as_it_was(world: World, peace: P
     """On a board before Hopper, where each value is the mean since the one before, whoever asks how often."""
     steps, period = peace.steps, peace.period
     watchers = [f"watcher {field} {ms}" for field, ms in peace.watchers.items()]
-    late = [f"late {field} {min(ms, period)}" for field, ms in peace.late.items()]
+    late = [f"late {field} {min(ms, period * 3 // 2)}" for field, ms in peace.late.items()]
     world.start("gpu * gpm 0", f"jitter {peace.jitter}", *watchers, *late)
     truth = Truth(world)
     world.open(period / 1000)
@@ -194,7 +195,7 @@ def test_in_peace_every_moment_is_told_once_and_as_it_was(world: World, peace: P
         truth.hear(world.read(wait))
     ours = truth.told[UNITS[0]]
     assert all(one.end == two.start for one, two in pairwise(ours))
-    assert world.clock.now() - ours[-1].end <= (3 * period + 700) * MS
+    assert world.clock.now() - ours[-1].end <= (4 * period + 700) * MS
     assert not any(reading.distrust for reading in ours[1:])
     changes = sum(one != two for one, two in pairwise([idle, *(levels for levels, _ in steps)]))
     for place, name in enumerate(FIELDS.values()):
@@ -286,14 +287,25 @@ def test_whatever_befalls_one_gpu_the_books_balance_the_other_goes_on_and_both_c
 # -- GPUs in trouble --
 
 
-@pytest.mark.parametrize(("state", "kind"), [("lost", "gpu_lost"), ("unsupported", "profiling_refused")])
-def test_a_gpu_that_cannot_be_watched_does_not_hide_the_others(world: World, state: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "kind", "words", "name"),
+    [
+        ("lost", "gpu_lost", "dmesg", "unknown-0"),
+        ("unsupported", "profiling_refused", "DCGM does not support this board", UNITS[0]),
+        ("error dcgmWatchFields -24", "profiling_refused", "max_limit", UNITS[0]),
+    ],
+)
+def test_a_gpu_that_cannot_be_watched_does_not_hide_the_others(
+    world: World, state: str, kind: str, words: str, name: str
+) -> None:
     """It is refused by groups: dcgmGroupAddEntity says GPU_IS_LOST or GPU_NOT_SUPPORTED."""
     world.start(f"gpu 0 {state}")
     world.open()
     batches = [world.read() for _ in range(30)]
     assert {r.uuid for batch in batches for r in batch.readings} == {UNITS[1]}
     assert {fault.kind for batch in batches for fault in batch.faults} == {kind}
+    assert all(words in fault.message for batch in batches for fault in batch.faults)
+    assert batches[0].devices[0].uuid == name
     assert world.stub.count("groups") == 1
     world.stub.unsay(f"gpu 0 {state}")
     back = world.reads(15)
@@ -314,14 +326,16 @@ def test_a_gpu_that_is_lost_and_back_is_watched_anew(world: World) -> None:
     assert world.left()[:2] == [1, 2]
 
 
-def test_a_lapse_is_not_filled_by_the_value_after_it(world: World) -> None:
+@pytest.mark.parametrize("reads", [20, 0])
+def test_a_lapse_is_not_filled_by_the_value_after_it(world: World, reads: int) -> None:
     """Not even its energy: the counter moved all the while, and only the last part of the time is told of."""
     world.open()
     truth = Truth(world)
     world.stub.say("gpu 0 power 400")
     truth.hears(4)
     world.stub.say("gpu 0 stuck")
-    truth.hears(20)
+    truth.hears(reads)
+    world.wait(20_000)
     world.stub.unsay("gpu 0 stuck")
     truth.hears(4)
     after = [r for r in truth.told[UNITS[0]] if r.end > world.clock.now() - 5 * SECOND]
@@ -396,7 +410,188 @@ def test_all_fields_not_supported_for_a_while_is_seen_as_an_unprofiled_board(wor
     assert truth.told[UNITS[0]][-1].tensor_active == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(("code", "lost"), [(-18, True), (-3, False)])
+@pytest.mark.parametrize("call", ["dcgmGetGpuStatus", "dcgmGetValuesSince_v2"])
+def test_gpu_is_lost_means_so_wherever_it_is_said(world: World, call: str, code: int, lost: bool) -> None:
+    """And another refusal does not."""
+    world.open()
+    world.reads(3)
+    world.stub.say(f"gpu 0 error {call} {code}")
+    batches = [world.read() for _ in range(12)]
+    assert {device.condition for device in batches[-1].devices if device.uuid == UNITS[0]} == {"lost" if lost else ""}
+    assert {reading.uuid for reading in batches[-1].readings} >= {UNITS[1]}
+
+
+def test_a_final_refusal_is_asked_for_once(world: World) -> None:
+    world.start("gpu 0 profiling -36")
+    world.open()
+    watched = world.stub.calls("dcgmWatchFields")
+    world.reads(25)
+    assert world.stub.calls("dcgmWatchFields") == watched
+
+
+@pytest.mark.parametrize("kind", ["blank", "not_found", "not_supported", "not_permissioned"])
+@pytest.mark.parametrize("width", ["", "int32_"])
+def test_no_blank_of_any_type_is_taken_for_a_value(world: World, width: str, kind: str) -> None:
+    """Integers say it at either width (dcgm_structs.h: DCGM_INT32_BLANK and DCGM_INT64_BLANK and what follows them)."""
+    whole = {203: "gpu_utilization", 150: "temperature_celsius", 100: "sm_clock_hz", 252: "memory_used_bytes"}
+    whole |= {250: "memory_total_bytes", 112: "clock_event_reasons", 1009: "pcie_tx_bytes_per_second"}
+    double = {155: "power_watts", 164: "enforced_power_limit_watts", 1003: "sm_occupancy"}
+    world.start(*(f"gpu 0 blank {field} {width}{kind}" for field in (*whole, 156, *(() if width else double))))
+    world.open()
+    last = world.reads(5)[-1]
+    assert {name: getattr(last, name) for name in whole.values()} == dict.fromkeys(whole.values())
+    assert last.energy_joules is None
+    assert width or {getattr(last, name) for name in double.values()} == {None}
+    assert last.tensor_active is not None
+
+
+@pytest.mark.parametrize("nothing", ["nan", "inf", "-inf"])
+def test_what_is_not_a_number_is_not_a_value(world: World, nothing: str) -> None:
+    world.start(f"gpu 0 power {nothing}")
+    world.open()
+    assert world.reads(4)[-1].power_watts is None
+
+
+def test_texts_that_say_there_is_none_are_no_names(world: World) -> None:
+    world.start("gpu 0 blank 54 not_found", "gpu 0 blank 50 blank")
+    world.open()
+    device = world.read().devices[0]
+    assert (device.uuid, device.model) == ("unknown-0", "")
+
+
+# -- energy --
+
+
+def test_a_counter_that_was_set_back_gives_no_energy_and_goes_on(world: World) -> None:
+    """A driver that is loaded again counts from 0."""
+    world.open()
+    world.reads(4)
+    world.stub.say("gpu 0 energy 5")
+    told = [reading.energy_joules for reading in world.reads(1)]
+    world.stub.unsay("gpu 0 energy 5")
+    told += [reading.energy_joules for reading in world.reads(5)]
+    assert None in told
+    assert {round(joules) for joules in told if joules is not None} == {500}
+
+
+def test_energy_of_time_that_was_given_up_is_nobodys(world: World) -> None:
+    world.open()
+    world.stub.say("gpu 0 power 100")
+    world.reads(4)
+    world.stub.unsay("gpu 0 power 100")
+    world.source.resync()
+    told = [reading.energy_joules for reading in world.reads(1, 30_000) + world.reads(5)]
+    assert {round(joules) for joules in told if joules is not None} == {500}
+
+
+def test_energy_between_two_tellings_is_spread_over_all_that_is_told_then(world: World) -> None:
+    """The engine samples it more often than the ratios, for another client; a read may find nothing else."""
+    world.start("watcher 156 100")
+    world.open()
+    world.stub.say("gpu 0 power 400")
+    world.reads(5)
+    world.stub.say("gpu 0 power 900")
+    first = world.reads(1, 500)
+    world.stub.say("gpu 0 power 100")
+    (reading,) = first + world.reads(1, 500)
+    assert reading.energy_joules == pytest.approx(500, rel=0.1)
+
+
+def test_a_boards_energy_is_shared_out_and_nothing_is_lost(world: World) -> None:
+    world.start("gpu 0 mig 3g.40gb 2g.20gb")
+    world.open()
+    world.reads(6)
+    shares: dict[str, float] = {}
+    for _ in range(10):
+        for reading in world.read().readings:
+            shares[reading.uuid] = shares.get(reading.uuid, 0.0) + (reading.energy_joules or 0.0)
+    assert shares.pop(UNITS[1]) == pytest.approx(5000, rel=0.01)
+    assert sum(shares.values()) == pytest.approx(5000, rel=0.01)
+    assert sorted(shares.values()) == pytest.approx([5000 * part / 7 for part in (2, 2, 3)], rel=0.01)
+
+
+# -- layouts and health --
+
+
+def test_a_new_layout_ends_what_was_watched_and_tells_what_happened_meanwhile(world: World) -> None:
+    world.start("watcher 230 1000", "gpu 1 xid 31 1")
+    world.open()
+    batches = [world.read() for _ in range(3)]
+    assert not any(health.xids for batch in batches for health in batch.health)  # it was there before us
+    world.stub.say("gpu 1 mig 3g.40gb 2g.20gb/0", "gpu 1 xid 63 2")
+    batches = [world.read() for _ in range(12)]
+    assert [h.xids for batch in batches for h in batch.health if h.xids] == [(63,)]
+    (instance,) = [device for device in batches[-1].devices if device.parent]  # nothing can run in the other
+    assert instance.profile.startswith("3g")
+    assert world.stub.calls("dcgmUnwatchFields") == 4
+    assert world.left()[:3] == [1, 2, 4]
+
+
+def test_a_layout_that_is_not_told_is_as_before(world: World) -> None:
+    world.open()
+    world.reads(3)
+    world.stub.say("gpu 0 blank 67 blank")
+    told = world.reads(25)
+    assert all(one.end == two.start for one, two in pairwise(told))
+
+
+def test_of_groups_that_share_a_field_the_first_is_watched(world: World) -> None:
+    """As DCGM lists a board's counters: the tensor pipe with the SMs, and again with another pipe."""
+    world.start("gpu * gpm 0", "gpu * group 1 1 1002 1004", "gpu * group 1 2 1004 1006", "gpu * group 2 0 1001")
+    world.open()
+    last = world.reads(5)[-1]
+    assert None not in {last.sm_active, last.tensor_active, last.gr_engine_active}
+    assert last.fp64_active is None
+
+
+def test_a_board_that_wants_a_reset_still_does_when_it_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.bindings.fields, "DCGM_FI_DEV_GPU_RECOVERY_ACTION", 1523, raising=False)
+    world.start("knows 1523", "gpu 0 recovery 1")
+    world.open()
+    world.reads(12)
+    world.stub.say("gpu 0 lost")
+    assert world.read(10_000).devices[0].condition == "lost"
+    world.stub.unsay("gpu 0 lost")
+    assert world.read().devices[0].condition == "recovery"
+
+
+def test_a_temperature_of_0_is_a_memory_without_a_sensor(world: World) -> None:
+    world.start("gpu 0 memory_temp 0")
+    world.open()
+    assert [h.memory_temperature_celsius for h in world.read().health] == [None, 70]
+
+
+def test_a_utilisation_given_as_a_ratio_is_one(world: World) -> None:
+    """Field 203 is an integer percentage; later versions name it a ratio, and their doubles are taken as such."""
+    source = world.open()
+    world.reads(2)
+    unit = source._boards[0].whole
+    unit.latest[203] = unit.latest[203]._replace(value=0.5)
+    assert source._fields.gauges(unit)["gpu_utilization"] == 0.5
+
+
 # -- what fails as a whole --
+
+
+@pytest.mark.parametrize("code", [-7, -10, -11, -12, -21])
+def test_a_connection_that_is_dead_is_told_as_such(world: World, code: int) -> None:
+    """INIT_ERROR, UNINITIALIZED, TIMEOUT, VER_MISMATCH, CONNECTION_NOT_VALID: no question will be answered on it."""
+    world.open()
+    world.reads(3)
+    world.stub.say(f"error dcgmGetValuesSince_v2 {code}")
+    with pytest.raises(SourceError, match="the connection is dead, a new one is needed"):
+        world.read()
+
+
+def test_what_was_closed_is_closed_once_and_answers_nothing(world: World) -> None:
+    source = world.open()
+    world.reads(2)
+    source.close()
+    source.close()
+    assert world.stub.calls("dcgmDisconnect") == 1
+    with pytest.raises(SourceError, match="was closed: open a new one"):
+        source.read(world.clock.now())
 
 
 @pytest.mark.parametrize("call", ["dcgmEntitiesGetLatestValues", "dcgmGetAllDevices"])
@@ -505,6 +700,23 @@ def test_a_clock_set_back_tells_nothing_twice_and_says_for_how_long(world: World
     assert stepped + 9 * SECOND < after[0] < stepped + 13 * SECOND
 
 
+def test_a_clock_set_forward_joins_nothing_over_its_step(world: World) -> None:
+    """What was stamped before it and came after it belongs to neither side."""
+    world.start(*(f"watcher {field} 50" for field in FIELDS))
+    world.open()
+    truth = Truth(world)
+    truth.hears(4)
+    world.wait(700)
+    stepped = world.clock.now()
+    world.clock.step_wall(3600 * SECOND)
+    world.wait(0)
+    truth.hear(world.read(300))
+    truth.hears(4)
+    told = truth.told[UNITS[0]]
+    assert not any(reading.start < stepped < reading.end for reading in told)
+    assert told[-1].end > stepped + 3 * SECOND
+
+
 class Sleepy:
     """A clock whose reader is put to sleep between the two clocks, once for each time it is told to."""
 
@@ -529,6 +741,71 @@ def test_a_thread_that_is_put_to_sleep_between_two_clocks_sees_no_step() -> None
     assert clocks.follow() == 0
     assert clocks.host(WALL // 1000) == 5 * SECOND
     assert clocks.stamped(6 * SECOND) == (WALL + SECOND) // 1000
+
+
+# -- one entity's values, by themselves --
+
+ENGINE, SM, TENSOR = 1001, 1002, 1004
+S = 1_000_000
+
+
+def line(rows: Iterable[tuple[int, int, Value]], *, counters: tuple[int, ...] = ()) -> Series:
+    series = Series((ENGINE, SM, TENSOR), period=S, since=0, counters=counters)
+    for field, at, value in rows:
+        series.add(field, at, value)
+    return series
+
+
+def cycles(*fields: int, to: int) -> list[tuple[int, int, Value]]:
+    return [(field, second * S + 10, 0.5) for second in range(1, to + 1) for field in fields]
+
+
+def test_the_newest_stamp_is_of_any_field() -> None:
+    assert line([(ENGINE, 9 * S, 0.5), (SM, 5 * S, 0.5)]).newest == 9 * S
+
+
+def test_a_field_that_ceases_is_waited_for_a_while_and_then_no_more() -> None:
+    series = line([*cycles(ENGINE, SM, TENSOR, to=3), *cycles(ENGINE, SM, to=5)])
+    assert series.ripe(5 * S + 20) < 4 * S
+    series = line([*cycles(ENGINE, SM, TENSOR, to=3), *cycles(ENGINE, SM, to=6)])
+    assert series.ripe(6 * S + 20) >= 6 * S
+
+
+def test_values_that_cease_all_at_once_are_not_waited_for_for_ever() -> None:
+    series = line([*cycles(ENGINE, SM, TENSOR, to=3), (ENGINE, 4 * S + 10, 0.5)])
+    assert series.ripe(4 * S + 20) < 4 * S
+    assert series.ripe(7 * S) >= 4 * S + 10
+
+
+def test_a_field_that_exists_again_does_not_speak_for_the_time_it_did_not() -> None:
+    absent = [(ENGINE, second * S + 10, Blank.NOT_SUPPORTED) for second in (3, 4, 5)]
+    series = line([*cycles(ENGINE, SM, TENSOR, to=2), *absent, *cycles(SM, TENSOR, to=6), (ENGINE, 6 * S + 10, 0.9)])
+    taken = series.take(7 * S)
+    assert [(i.end, i.values.get(ENGINE)) for i in taken] == [
+        (second * S + 10, value) for second, value in ((2, 0.5), (3, None), (4, None), (5, None), (6, 0.9))
+    ]
+
+
+def test_a_value_from_before_a_field_ceased_to_exist_is_still_told() -> None:
+    series = line([*cycles(ENGINE, SM, TENSOR, to=2), (ENGINE, 3 * S + 10, Blank.NOT_SUPPORTED)])
+    (only,) = series.take(2 * S + 20)
+    assert only.values[ENGINE] == 0.5
+
+
+def test_of_a_counter_the_value_at_the_end_counts_and_one_far_from_it_does_not() -> None:
+    rows: list[tuple[int, int, Value]] = [(ENGINE, S, 0.5), (ENGINE, 2 * S, 0.5), (ENGINE, 3 * S, 0.5)]
+    rows += [(TENSOR, at, at) for at in (S, 3 * S // 2, 2 * S + 5, 5 * S // 2)]
+    first, second = line(rows, counters=(TENSOR,)).take(3 * S)
+    assert first.values[TENSOR] == 2 * S + 5
+    assert TENSOR not in second.values
+
+
+def test_more_cycles_than_there_were_are_not_believed() -> None:
+    counted = Cycles(SM, {TENSOR: ENGINE})
+    for tick in range(20):
+        values = {ENGINE: 1.0, SM: 100.0 * tick, TENSOR: 101.0 * tick}
+        counted.correct(values)
+        assert values[ENGINE] == 1.0
 
 
 # -- names of both generations --
@@ -635,6 +912,11 @@ def test_counters_are_used_once_they_have_agreed(world: World, monkeypatch: pyte
     assert told[:9] == [pytest.approx(0.40)] * 9
     assert told[12:] == [pytest.approx(0.41)] * len(told[12:])
     world.source.resync()
+    world.stub.unsay("gpu 0 hmma 41")
+    world.stub.say("gpu 0 hmma 20")
+    world.wait(4000)
+    world.stub.unsay("gpu 0 hmma 20")
+    world.stub.say("gpu 0 hmma 41")
     again = world.reads(6)
     assert {round(reading.tensor_active or 0.0, 6) for reading in again} <= {0.40, 0.41}
     assert again[-1].tensor_active == pytest.approx(0.41)
@@ -662,6 +944,7 @@ def test_counters_are_exact_where_the_ratios_look_back_too_far(world: World, mon
     counting(world, monkeypatch, mma=1086)
     world.stub.say("jitter 20000")
     world.open()
+    assert world.stub.count("field_groups") == 4
     truth = Truth(world)
     for turn in range(60):
         truth.work((5, 4, 0, 3, 1) if turn % 7 < 4 else (90, 60, 40, 30, 10))
@@ -735,7 +1018,7 @@ def test_the_first_place_of_several_wins_and_the_configuration_before_the_enviro
     assert found_by() == f"{environment}/dcgm_agent.py"
     _forget_bindings()
     assert found_by(configured) == f"{configured}/dcgm_agent.py"
-    assert sys.path[-1] == configured  # behind everything else: the folder holds modules with common names
+    assert configured not in sys.path  # the folder holds modules with common names, too
 
 
 def found_by(wanted: str = "") -> str:
@@ -750,9 +1033,15 @@ def _forget_bindings() -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_bindings_that_are_installed_as_modules_need_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bindings_that_are_installed_as_modules_need_no_place_unless_one_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(folder_of(tmp_path / "site"))
+    wanted = folder_of(tmp_path / "wanted")
     assert found_by() == f"{tmp_path}/site/dcgm_agent.py"
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    assert found_by(wanted) == f"{wanted}/dcgm_agent.py"
 
 
 @pytest.mark.usefixtures("bare")
@@ -773,6 +1062,12 @@ def test_broken_bindings_are_told_with_their_place_and_the_cause(agent: str, tmp
     place = folder_of(tmp_path / "broken", agent)
     with pytest.raises(SourceError, match=rf"in {re.escape(place)} cannot be imported: \w+Error"):
         load(place)
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_library_is_looked_for_where_it_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"libdcgm cannot be loaded \(no library\): the bindings in"):
+        load(folder_of(tmp_path / "bindings"), "broken")
 
 
 @pytest.mark.usefixtures("bare")
@@ -821,6 +1116,18 @@ def test_an_address_is_knocked_at_where_it_says(
     with pytest.raises(SourceError, match="nobody listens"):
         connect(world.bindings, address, timeout_seconds=1.0)
     assert tried == [(knocked, True)]
+
+
+@pytest.mark.parametrize("cause", [TimeoutError("timed out"), OSError(113, "No route"), UnicodeError("too long")])
+def test_whatever_keeps_a_knock_from_being_heard_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, cause: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise cause
+
+    monkeypatch.setattr("socket.create_connection", fail)
+    with pytest.raises(SourceError, match=r"nobody listens on node7:5555 \((timed out|No route|too long)\)"):
+        connect(world.bindings, "node7:5555", timeout_seconds=1.0)
 
 
 @pytest.mark.parametrize(

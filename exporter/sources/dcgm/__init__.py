@@ -26,8 +26,6 @@ from exporter.sources.dcgm.watching import Fields, profile, watched
 
 SURVEY_EVERY = 10 * SECOND
 """GPUs, their MIG layout and their health: they change seldom, and asking costs a round trip to the driver."""
-SETTLE_US = 100_000
-"""Values of one cycle are stored within this time of each other: the engine's loop takes a few milliseconds."""
 _AWAY = ("lost", "missing")
 _PAUSED: set[str] = set()
 """Addresses of the engines that this process has paused and not resumed: a pause outlives its connection."""
@@ -148,8 +146,6 @@ class DcgmSource:
 
     def _look_after(self, board: Board, condition: str) -> None:
         if condition != board.condition:
-            if condition in _AWAY:
-                board.forget(self._clocks.since())
             board.condemn(condition)
         if board.group is not None and board.refused and not board.hopeless and condition not in _AWAY:
             profile(self._engine, self._fields, board, period=self._period, since=self._clocks.since())
@@ -167,7 +163,7 @@ class DcgmSource:
 
     def _readings(self, now: int) -> Iterator[Reading]:
         self._latest([board for board in self._boards.values() if board.condition not in _AWAY])
-        until = min(self._clocks.stamp(), self._clocks.stamped(now)) - SETTLE_US
+        until = min(self._clocks.stamp(), self._clocks.stamped(now))
         for board in self._boards.values():
             if board.condition not in _AWAY and board.whole.silent:
                 self._look_after(board, self._condition(board.gpu, board, listed=True))
@@ -220,7 +216,6 @@ class DcgmSource:
     def _not_drained(self, board: Board, refusal: Refusal) -> None:
         if refusal.kind == "gpu_is_lost":
             board.condemn("lost")
-            board.forget(self._clocks.since())
         else:  # it may have been cut anew
             self._surveyed = NEVER
             self._fault(board.whole, "profiling_refused", f"gave no profiling values: {refusal}")

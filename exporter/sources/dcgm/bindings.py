@@ -56,9 +56,11 @@ def load(wanted: str = "", library: str = "") -> Bindings:
             f"NVIDIA's Python bindings of DCGM (dcgm_agent.py) are not in {', '.join(places)}: install the package"
             " datacenter-gpu-manager-4-core, or set DCGM_BINDINGS or dcgm.bindings to their folder"
         )
-    if place not in sys.path:
-        sys.path.append(place)  # at the end: the folder also holds modules with common names
-    return _imported(place, library)
+    sys.path.insert(0, place)
+    try:
+        return _imported(place, library)
+    finally:
+        sys.path.remove(place)  # the folder also holds modules with common names
 
 
 def _imported(place: str, library: str) -> Bindings:

@@ -86,11 +86,9 @@ class Series:
         self.newest = max(self.newest, at)
         if value is Blank.NOT_SUPPORTED:
             self._absent.add(field)
-            self._waiting[field] = []
             return
         self._absent.discard(field)
-        if self.edge is None or at > self.edge:
-            self._waiting[field].append(Piece(at - gap, at, value))
+        self._waiting[field].append(Piece(at - gap, at, value))
 
     def ripe(self, until: int) -> int:
         """Stamp up to which nothing more need be waited for; a field that is slower or late has a while, then none."""

@@ -31,11 +31,11 @@ class Unit:
 
     def begin(self, series: Series, cycles: Cycles | None) -> None:
         """Profiling values are to come, through a new series."""
-        self.series, self.cycles, self._joined = series, cycles, False
+        self.series, self.cycles = series, cycles
 
     def forget(self, wall: int) -> None:
         """Drop every baseline; values stamped before `wall`, microseconds of the engine's clock, are over."""
-        self._joined, self._gauged, self._counter = False, None, None
+        self._joined, self._counter = False, None
         self.latest = {}
         if self.series is not None:
             self.series.forget(wall)
