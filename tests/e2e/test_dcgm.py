@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.dcgm_stub.bindings import missing, unpack
-from tests.dcgm_stub.build import LIBRARY, build, compiler
+from tests.dcgm_stub.build import LIBRARY, build
 from tests.e2e.running import ROOT, Daemon, Page, daemon, wait_for
+from tests.shared_library import compiler
 
 pytestmark = pytest.mark.e2e
 PERIOD = Decimal("0.2")

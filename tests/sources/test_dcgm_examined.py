@@ -30,8 +30,8 @@ from exporter.sources.dcgm.engine import Engine
 from exporter.sources.dcgm.fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE, Blank, Value
 from exporter.sources.dcgm.series import Cycles, Series
 from tests.dcgm_stub.bindings import missing, unpack
-from tests.dcgm_stub.build import compiler
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
+from tests.shared_library import compiler
 
 ADDRESS = "unix:/tests/engine"
 WALL = 1_700_000_000 * SECOND
