@@ -56,7 +56,11 @@ def _table(path: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _toml(value: object) -> str:
-    """Strings, numbers, booleans and lists as TOML writes them: as JSON does."""
+    """Strings, numbers, booleans and lists as TOML writes them: as JSON does; tables in a list differ."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items() if v is not None) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -76,7 +80,9 @@ def metrics(args: argparse.Namespace) -> int:
 def _catalog_markdown() -> str:
     budget = (
         f"Series at most: {series_of('gpu')} per GPU (budget 64), {series_of('job')} per job on a node (budget 45), "
-        f"{series_of('node')} per node and the daemon's own `process_*` (budget 150)."
+        f"{series_of('node')} per node and the daemon's own `process_*` (budget 150); beside them "
+        f"{series_of('account')} per account (at most `policy.max_accounts` and one), and on a GPU that several jobs "
+        "share one `allocation_info` for each of them and two `shared_seconds_total`."
     )
     rows = [
         f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"

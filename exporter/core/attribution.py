@@ -1,11 +1,13 @@
 """Who held the GPU when: an interval and its allocations become parts that partition it.
 
-Owns the cutting of time at the instants where ownership changes. Refuses to guess an owner.
+Owns the cutting of time at the instants where ownership changes, and the shares of those who hold a GPU together.
+Refuses to guess an owner.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
-from exporter.core.model import Allocation
+from exporter.core.model import PPM, Allocation, Process
 
 Part = tuple[int, int, tuple[Allocation, ...]]
 """[start, end) and the allocations that hold the GPU all through it; none: nobody's."""
@@ -32,3 +34,35 @@ def _holders(start: int, end: int, allocations: tuple[Allocation, ...]) -> tuple
         held.owner.job_id: held for held in allocations if held.start <= start and (held.end is None or held.end >= end)
     }
     return tuple(holding[job] for job in sorted(holding))
+
+
+def use_of(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...]) -> list[int] | None:
+    """SM time of each holder's processes, parts per million; None where it is not told whose time it was.
+
+    It is not while any process on the GPU has no figure, or works and belongs to none of the holders. What runs while
+    there is but one process is that one's, without a figure.
+    """
+    use = {held.owner.job_id: 0 for held in holders}
+    if processes is not None and len(processes) == 1:
+        alone = processes[0].job_id
+        return [PPM if job == alone else 0 for job in use] if alone in use else None
+    for process in processes or ():
+        active = process.sm_active
+        if active is None or not 0 <= active <= 1:
+            return None
+        if process.job_id in use:
+            use[process.job_id] += round(active * PPM)
+        elif active:
+            return None
+    return list(use.values()) if any(use.values()) else None
+
+
+def divided(whole: int, weights: Sequence[int]) -> list[int]:
+    """`whole` in parts as `weights` have it, rounded cumulatively: they add up exactly."""
+    total, parts, before, reached = sum(weights), [], 0, 0
+    for weight in weights:
+        reached += weight
+        after = whole * reached // total
+        parts.append(after - before)
+        before = after
+    return parts

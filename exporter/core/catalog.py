@@ -26,7 +26,7 @@ REASONS = frozenset({
 
 
 class Metric(Struct, frozen=True):
-    """One row. `scope` says what a series belongs to: a gpu, a job on the node, or the node."""
+    """One row. `scope` says what a series belongs to: a gpu, a job on the node, an account on it, or the node."""
 
     name: str
     type: str
@@ -86,6 +86,15 @@ def _job_seconds(snapshot: Snapshot) -> Iterator[Sample]:
             yield (job.owner.job_id, *names), seconds(part)
 
 
+def _bills(snapshot: Snapshot) -> Iterator[Sample]:
+    for account, parts in snapshot.bills:
+        sums = dict.fromkeys(LAYERS, 0)
+        for layer, part in zip(LAYER_OF, parts, strict=True):
+            sums[layer] += part
+        for layer, part in sums.items():
+            yield (*account, layer), seconds(part)
+
+
 def _energy(snapshot: Snapshot) -> Iterator[Sample]:
     for gpu in snapshot.gpus:
         for layer, joules in gpu.counters.energy_by_layer().items():
@@ -109,15 +118,16 @@ def _gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 def _allocation_info(snapshot: Snapshot) -> Iterator[Sample]:
     for gpu in snapshot.gpus:
-        for owner in gpu.owners:
-            yield (gpu.device.uuid, gpu.device.index, owner.job_id), 1
+        for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True):
+            yield (gpu.device.uuid, gpu.device.index, owner.job_id, ranks), 1
 
 
 def _job_info(snapshot: Snapshot) -> Iterator[Sample]:
     for job in snapshot.jobs:
         o = job.owner
         yield (
-            o.job_id, o.name, o.user, o.account, o.partition, o.namespace, o.pod, o.workload_class, o.scheduler,
+            o.job_id, o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id,
+            o.workload_class, o.scheduler,
         ), 1  # fmt: skip
 
 
@@ -223,6 +233,11 @@ def _limited(gpu: GpuView) -> Iterator[Sample]:
         yield (gpu.device.uuid, gpu.device.index, group), seconds(nanoseconds)
 
 
+def _shared(gpu: GpuView) -> Iterator[Sample]:
+    for basis, nanoseconds in gpu.shared:
+        yield (gpu.device.uuid, gpu.device.index, basis), seconds(nanoseconds)
+
+
 _REFUSED = ("clock_step", "unknown_gpu")
 _VOCABULARY = {
     "rejected": frozenset({
@@ -234,7 +249,7 @@ _FAULTS = frozenset({
     "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "malformed_line",
     "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
     "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
-    "xid_unassigned", "xids_not_told",
+    "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused",
 })  # fmt: skip
 
 
@@ -388,8 +403,9 @@ METRICS: tuple[Metric, ...] = (
         _gpu_info, (*_GPU, "model", "spec", "profile", "parent", "power_smoothing"), "", "gpu",
     ),
     Metric(
-        _P + "allocation_info", "gauge", "1 for each job that holds the GPU now.",
-        _allocation_info, (*_GPU, "job_id"), "", "gpu",
+        _P + "allocation_info", "gauge",
+        "1 for each job that holds the GPU now, with the ranks of the job whose processes are on it.",
+        _allocation_info, (*_GPU, "job_id", "rank"), "", "gpu",
     ),
     Metric(
         _P + "job_seconds_total", "counter",
@@ -402,12 +418,25 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_info", "gauge", "Who a job is: join on job_id.", _job_info,
-        ("job_id", "name", "user", "account", "partition", "workload_namespace", "workload_pod", "workload_class",
-         "scheduler"), "", "job",
+        ("job_id", "name", "user", "account", "team", "partition", "qos", "workload_namespace", "workload_pod", "kind",
+         "array_id", "workload_class", "scheduler"), "", "job",
     ),
     Metric(
         _P + "job_gpus", "gauge", "GPUs and MIG instances of this node a job holds now.",
         _jobs(lambda j: len(j.gpus)), ("job_id",), "", "job",
+    ),
+    Metric(
+        _P + "job_start_timestamp_seconds", "gauge", "Unix time at which a job was given its first GPU on this node.",
+        _jobs(lambda j: j.start / SECOND), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_time_limit_seconds", "gauge", "Time the scheduler allows a job; absent where there is no limit.",
+        _jobs(lambda j: j.owner.time_limit_seconds), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_first_work_seconds", "gauge",
+        "From a job's first GPU on this node to its first kernel; absent until then, and where it was not seen.",
+        _jobs(lambda j: None if j.first_work is None else j.first_work / SECOND), ("job_id",), "seconds", "job",
     ),
     Metric(
         _P + "job_ectr_ratio", "gauge", "Effective Compute Time Ratio of a job over the last 5 minutes.",
@@ -442,6 +471,12 @@ METRICS: tuple[Metric, ...] = (
         _P + "job_activity_ratio", "gauge",
         "Spread of engine activity over the last 5 minutes: 10th, 50th and 90th percentile of time, to 5 %.",
         _job_spread, ("job_id", "percentile"), "ratio", "job",
+    ),
+    Metric(
+        _P + "account_seconds_total", "counter",
+        "GPU-seconds held on this node by who is billed and what they counted as; what is past of a job stays here "
+        "when its own series are gone. Beyond policy.max_accounts all others are one: other.",
+        _bills, ("team", "account", "workload_namespace", "layer"), "seconds", "account",
     ),
     Metric(
         _P + "node_gau_ratio", "gauge", "GPU Allocation Utilization of the node over the last 5 minutes.",
@@ -481,6 +516,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         _P + "allocations_age_seconds", "gauge", "Age of what is known about who holds which GPU.",
         _node(lambda s: None if s.allocations_age is None else s.allocations_age / SECOND), (), "seconds",
+    ),
+    Metric(
+        _P + "shared_seconds_total", "counter",
+        "Seconds in which several jobs held the GPU, by how they were told apart: sm (SM time of their processes) or "
+        "equal; only where it occurred.",
+        _each_gpu(_shared), (*_GPU, "basis"), "seconds", "shared GPU",
+    ),
+    Metric(
+        _P + "scheduler_unanswered_seconds", "gauge",
+        "For how long a question to the scheduler's controller or API server has had no answer; 0: none is open.",
+        _node(lambda s: s.meta.unanswered_seconds), (), "seconds",
     ),
     Metric(
         _P + "ticks_total", "counter", "Sampling ticks.", _node(lambda s: s.meta.ticks),
@@ -528,6 +574,7 @@ def _series(metric: Metric) -> int:
         _P + "seconds_total": len(NAMES),
         _P + "job_seconds_total": len(NAMES),
         _P + "energy_joules_total": len(LAYERS),
+        _P + "account_seconds_total": len(LAYERS),
         _P + "clock_limited_seconds_total": len(LIMITERS),
         _P + "ecc_errors_total": 2,
         _P + "job_activity_ratio": 3,

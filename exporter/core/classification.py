@@ -10,7 +10,7 @@ from exporter.core.model import State
 from exporter.core.track import Piece
 
 _HARD = frozenset({"lost", "missing", "xid", "recovery", "reset_required"})
-"""Conditions under which a GPU cannot work; any other ("drained") yields to a job that does."""
+"""Conditions under which a GPU cannot work; any other ("drained") only keeps new work away: who holds it, holds it."""
 
 
 Rule = Callable[[Evidence, Piece], str]
@@ -19,10 +19,9 @@ Rule = Callable[[Evidence, Piece], str]
 
 def _unavailable(ev: Evidence, piece: Piece) -> str:
     condition = ev.condition
-    if not condition or condition in _HARD:
+    if condition in _HARD:
         return condition
-    working = ev.runs and not ev.distrust
-    return "" if working and piece.holders else condition
+    return "" if piece.holders else condition
 
 
 def _unobserved(ev: Evidence, piece: Piece) -> str:

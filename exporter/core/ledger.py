@@ -60,13 +60,13 @@ class Book:
             energy[index] += ppm * rate
         self.paid += whole * ms
 
-    def observe(self, ev: Evidence, ms: int, sharers: int = 1) -> None:
-        """Add `ms` milliseconds of what the counters said, a `sharers`-th of it."""
+    def observe(self, ev: Evidence, ms: int, share: int = PPM) -> None:
+        """Add `ms` milliseconds of what the counters said, `share` parts per million of it."""
         if ev.distrust:
             return
         weight = ev.device.weight
-        self.engine += (PPM - ev.wait) * weight // PPM * ms // sharers
-        lasted = ms / (1000 * sharers)
+        self.engine += (PPM - ev.wait) * weight // PPM * ms * share // PPM
+        lasted = ms * share / (1000 * PPM)
         seconds = lasted * weight / PPM
         if ev.utilization is not None:
             self.utilization += ev.utilization * seconds
@@ -128,7 +128,7 @@ class Gpu:
     """One GPU of the inventory: its book, its track, and what was last seen of it."""
 
     __slots__ = (
-        "book", "device", "holders", "listed", "reading", "reason", "rejected", "since", "state", "track",
+        "book", "device", "holders", "listed", "reading", "reason", "rejected", "shared", "since", "state", "track",
         "unobserved", "vitals",
     )  # fmt: skip
 
@@ -136,6 +136,8 @@ class Gpu:
         self.device, self.book, self.track, self.vitals = device, Book(start, device.weight), Track(), Vitals()
         self.rejected: Counter[str] = Counter()
         self.unobserved: Counter[str] = Counter()
+        self.shared: Counter[str] = Counter()
+        """Nanoseconds held by several owners, by how they were split: sm or equal."""
         self.state, self.reason, self.since = State.UNOBSERVED, "starting", start
         self.reading: Reading | None = None
         self.holders: tuple[Allocation, ...] = ()
@@ -143,20 +145,31 @@ class Gpu:
         """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
 
 
+Account = tuple[str, str, str]
+"""Team, account, namespace: who is billed."""
+OTHERS: Account = ("other", "other", "other")
+
+
 class Job:
     """One job's part of this node: its book adds up over its GPUs."""
 
-    __slots__ = ("book", "owner")
+    __slots__ = ("account", "awaits_work", "billed", "book", "first_work", "owner", "start")
 
-    def __init__(self, owner: Owner, start: int) -> None:
-        self.owner, self.book = owner, Book(start)
+    def __init__(self, held: Allocation, account: Account, start: int, *, awaits_work: bool) -> None:
+        self.owner, self.account, self.book = held.owner, account, Book(start)
+        self.start, self.awaits_work = held.start, awaits_work
+        """When it was given its first GPU here, and whether its first kernel is still to come, as far as was seen."""
+        self.billed = (0,) * len(NAMES)
+        """What of the book is in an account for good."""
+        self.first_work: int | None = None
+        """Nanoseconds from then to that kernel."""
 
-    def saw(self, ev: Evidence, end: int, ms: int, sharers: int) -> None:
-        """Add what one of its GPUs did for `ms` milliseconds up to `end`."""
+    def saw(self, ev: Evidence, end: int, ms: int, share: int) -> None:
+        """Add what one of its GPUs did for `ms` milliseconds up to `end`, `share` ppm of it."""
         book = self.book
         if end > book.until:
             book.until = end
-        book.observe(ev, ms, sharers)
+        book.observe(ev, ms, share)
         if not ev.distrust:
             book.spread[(PPM - ev.wait) * SPREAD_BINS // (PPM + 1)] += ms
         if book.until >= book.next_mark:
@@ -171,6 +184,8 @@ class Ledger:
         self.rules: Limits = limits(self.policy)
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
+        self.accounts: dict[Account, list[int]] = {}
+        """Nanoseconds by leak, in the order of NAMES, of jobs that are gone; those still here are added when read."""
         self.allocations: dict[str, tuple[Allocation, ...]] = {}
         self.holding: set[str] = set()
         """Jobs that hold a GPU, as far as is known."""
@@ -199,13 +214,43 @@ class Ledger:
         self.holding = {held.owner.job_id for held in allocations if held.end is None}
         for held in allocations:
             self.allocations[held.uuid] = (*self.allocations.get(held.uuid, ()), held)
-            if held.owner.job_id in self.jobs:
-                self.jobs[held.owner.job_id].owner = held.owner
+            job = self.jobs.get(held.owner.job_id)
+            if job is not None and job.owner is not held.owner:
+                self._rename(job, held.owner)
 
-    def open(self, owner: Owner, start: int) -> Job:
+    def open(self, held: Allocation, start: int, *, awaits_work: bool) -> Job:
         """A new job's book, beginning at `start`."""
-        job = self.jobs[owner.job_id] = Job(owner, start)
+        account = self._account(held.owner)
+        job = self.jobs[held.owner.job_id] = Job(held, account, start, awaits_work=awaits_work)
         return job
+
+    def _rename(self, job: Job, owner: Owner) -> None:
+        """More is known of a job; what was billed before stays where it was billed."""
+        job.owner, account = owner, self._account(owner)
+        if account != job.account:
+            self._bill(job)
+            job.account = account
+
+    def _account(self, owner: Owner) -> Account:
+        """Who is billed; beyond the limit, all others together."""
+        account = (owner.team, owner.account, owner.namespace)
+        if account not in self.accounts and len(self.accounts) >= self.policy.max_accounts:
+            account = OTHERS
+        self.accounts.setdefault(account, [0] * len(NAMES))
+        return account
+
+    def _bill(self, job: Job) -> None:
+        """Put into the job's account what is not in one yet."""
+        account = self.accounts[job.account]
+        for index, (now, then) in enumerate(zip(job.book.parts, job.billed, strict=True)):
+            account[index] += now - then
+        job.billed = tuple(job.book.parts)
+
+    def bills(self) -> dict[Account, tuple[int, ...]]:
+        """Nanoseconds by leak of each account so far: jobs that are gone, and those that are here."""
+        for job in self.jobs.values():
+            self._bill(job)
+        return {account: tuple(parts) for account, parts in self.accounts.items()}
 
     def evict(self, at: int) -> None:
         """Drop jobs that ended long ago, and the oldest ended ones beyond the limit; never one that holds a GPU."""
@@ -216,7 +261,7 @@ class Ledger:
         surplus = len(self.jobs) - self.policy.max_jobs
         for rank, (until, name) in enumerate(ended):
             if rank < surplus or at - until > linger:
-                del self.jobs[name]
+                self._bill(self.jobs.pop(name))
 
 
 def conserved(book: Book) -> bool:

@@ -77,6 +77,10 @@ class Process(Struct, frozen=True, omit_defaults=True):
     pid: int
     memory_bytes: int | None = None
     name: str = ""
+    sm_active: float | None = None
+    """Share of the SMs' time it used, 0-1, as the driver samples it: the mean since the last reading."""
+    job_id: str = ""
+    """The job it belongs to, as its cgroup or its environment says; empty: not known."""
 
 
 class Reading(Struct, frozen=True, omit_defaults=True):
@@ -156,6 +160,23 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     name: str = ""
     workload_class: str = "batch"
     """batch, interactive or serving: how long idling is normal."""
+    qos: str = ""
+    team: str = ""
+    """Who pays, by the operator's own rules."""
+    kind: str = ""
+    """What made it, in one lower-case word: array, interactive, deployment, jobset, ..."""
+    array_id: str = ""
+    """The job array or heterogeneous job it is part of."""
+    comment: str = ""
+    nodes: int = 0
+    """Nodes of the whole job; 0: not known."""
+    time_limit_seconds: float | None = None
+    zombie_seconds: float | None = None
+    """How long it may rest before it is a zombie; None: as its class."""
+
+
+UNKNOWN_JOB = "unknown"
+"""The job of what somebody may hold and nobody can say who: a GPU that works is its, one that rests may be free."""
 
 
 class Allocation(Struct, frozen=True, omit_defaults=True):
@@ -169,6 +190,8 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
     """GPUs of the whole job, on all its nodes: a job of one cannot wait for a peer."""
     restarts: int = 0
     """How often the scheduler has restarted the job."""
+    ranks: str = ""
+    """Ranks of the job whose processes are on the GPU ("0", "4,5"); empty: not known."""
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):

@@ -9,21 +9,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from exporter.core.attribution import attribute
+from exporter.core.attribution import Part, attribute, divided, use_of
 from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
 from exporter.core.leaks import Span, Taken, pour
-from exporter.core.ledger import Gpu, Ledger, conserved
-from exporter.core.model import MS, NEVER, PPM, Allocation, Device, Observation, Owner, Reading, State
-from exporter.core.track import Piece, blind, pieces
+from exporter.core.ledger import Gpu, Job, Ledger, conserved
+from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
+from exporter.core.track import Piece, blind, pieces, zombie_window
 
 Stretch = tuple[Gpu, Evidence, list[Piece]]
 """A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
 Hangs = dict[str, list[tuple[int, int]]]
 """Job id -> when any of its GPUs hung."""
-_NO_REASON = frozenset({"scheduler_failed", "unknown_model", "processes_unseen"})
+_NO_REASON = frozenset({
+    "controller_silent", "processes_unseen", "scheduler_failed", "scheduler_refused", "unknown_model",
+})  # fmt: skip
 """Faults that keep nobody from seeing a GPU."""
-UNKNOWN = Owner(job_id="unknown", name="the scheduler's word is too old to tell")
+UNKNOWN = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
 
 def advance(ledger: Ledger, observation: Observation) -> None:
@@ -183,11 +185,21 @@ def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Alloc
     allocations = ledger.allocations.get(uuid, ())
     reach = ledger.allocations_at + ledger.rules.stale
     if end <= reach or ev.device.rest:
-        return attribute(start, end, allocations)
+        return _sure(ev, attribute(start, end, allocations))
     known_until = max(start, reach - reach % MS)
     parts = attribute(start, known_until, allocations) if start < known_until else []
-    taken = ev.reading.processes or ev.runs
-    return [*parts, (known_until, end, (Allocation(uuid, UNKNOWN, start=reach),) if taken else None)]
+    nobody_knows = (known_until, end, (Allocation(uuid, UNKNOWN, start=reach),))
+    return _sure(ev, [*parts, nobody_knows])
+
+
+def _sure(ev: Evidence, parts: list[Part]) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
+    """The parts, with None for holders where they may be nobody: the unknown job alone, on a GPU that rests."""
+    if ev.reading.processes or ev.runs:
+        return parts
+    return [
+        (start, end, None if len(held) == 1 and held[0].owner.job_id == UNKNOWN_JOB else held)
+        for start, end, held in parts
+    ]
 
 
 def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
@@ -195,8 +207,7 @@ def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> 
     if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
         track.holders = holders
         return
-    windows = ledger.rules.windows
-    window = max((windows.get(h.owner.workload_class, windows["batch"]) for h in holders), default=0)
+    window = max((zombie_window(ledger.rules, held.owner) for held in holders), default=0)
     began_unseen = any(held.start < gpu.book.since for held in holders)
     track.begin(holders, window=window, worked=began_unseen)
 
@@ -235,45 +246,54 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
         ms = (piece.end - piece.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
-        for held, sharers, whole, taken in _poured(ledger, ev, piece, state):
+        for held, share, whole, taken in _poured(ledger, gpu, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
             if held is not None:
-                job = ledger.jobs.get(held.owner.job_id) or ledger.open(held.owner, piece.start)
+                job = ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start)
                 job.book.post(taken, whole, ms, ev)
-                job.saw(ev, piece.end, ms, sharers)
+                job.saw(ev, piece.end, ms, share)
+                if job.awaits_work and ev.runs and not ev.distrust:
+                    job.first_work, job.awaits_work = piece.start - job.start, False
         gpu.book.observe(ev, ms)
     if gpu.book.until >= gpu.book.next_mark:
         gpu.book.mark()
 
 
+def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
+    """A new job; one that held the GPU before it was watched may have worked already."""
+    return ledger.open(held, start, awaits_work=held.start >= gpu.book.since)
+
+
 def _poured(
-    ledger: Ledger, ev: Evidence, piece: Piece, state: State
+    ledger: Ledger, gpu: Gpu, ev: Evidence, piece: Piece, state: State
 ) -> list[tuple[Allocation | None, int, int, Taken]]:
-    """Each owner, how many share the GPU, the owner's ppm of it, and where they went. Owners split the pools first."""
+    """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
+
+    The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
+    """
     policy, signs, whole = ledger.policy, piece.signs, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     if whole != PPM:
         pools = _scaled(pools, whole)
     count = len(piece.holders)
     if count == 0:
-        return [(None, 1, whole, pour(Span(ev, state, policy, pools, whole)))]
+        return [(None, PPM, whole, pour(Span(ev, state, policy, pools, whole)))]
     if count == 1:
         held = piece.holders[0]
-        return [(held, 1, whole, pour(Span(ev, state, policy, pools, whole, held.gpus, held.restarts, signs)))]
+        return [(held, PPM, whole, pour(Span(ev, state, policy, pools, whole, held.gpus, held.restarts, signs)))]
+    equal = [1] * count
+    use = use_of(ev.reading.processes, piece.holders)
+    gpu.shared["equal" if use is None else "sm"] += piece.end - piece.start
+    split = [divided(pools[0], equal), *(divided(pool, use or equal) for pool in pools[1:])]
+    ran = divided(PPM, use or equal)
     shares: list[tuple[Allocation | None, int, int, Taken]] = []
     for rank, held in enumerate(piece.holders):
-        own = [pool // count + (rank < pool % count) for pool in pools]
+        own = [parts[rank] for parts in split]
         span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, signs)
-        shares.append((held, count, span.whole, pour(span)))
+        shares.append((held, ran[rank], span.whole, pour(span)))
     return shares
 
 
 def _scaled(pools: list[int], weight: int) -> list[int]:
-    """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM, rounded cumulatively."""
-    scaled, total, before = [], 0, 0
-    for pool in pools:
-        total += pool
-        after = total * weight // PPM
-        scaled.append(after - before)
-        before = after
-    return scaled
+    """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM."""
+    return divided(weight, pools)

@@ -129,6 +129,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         Seconds,
         Meta(description="series of an ended job stay this long, so that the last scrape sees the total"),
     ] = 600.0
+    max_accounts: Annotated[
+        int,
+        Meta(description="accounts (team, account, namespace) of one node with series; the rest are one: other", ge=1),
+    ] = 32
     max_jobs: Annotated[
         int, Meta(description="job series of one node at most; beyond it the oldest ended go first", ge=1)
     ] = 256

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from exporter.core.evidence import LARGEST
 from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED, UNRESOLVED_TIME, USEFUL
-from exporter.core.ledger import SPREAD_BINS, Book, Gpu, Job, Ledger, Mark
+from exporter.core.ledger import SPREAD_BINS, Account, Book, Gpu, Job, Ledger, Mark
 from exporter.core.model import NEVER, Device, Health, Owner, Reading, State
 
 SHORT = 300
@@ -107,6 +107,8 @@ class GpuView(Struct, frozen=True):
     """Unix nanoseconds."""
     hang_suspected: bool
     owners: tuple[Owner, ...]
+    ranks: tuple[str, ...]
+    """Of each owner, the ranks that are on this GPU."""
     reading: Reading | None
     """The latest that was accepted."""
     live: bool
@@ -123,6 +125,8 @@ class GpuView(Struct, frozen=True):
     last_xid: int = 0
     limited: tuple[tuple[str, int], ...] = ()
     """Nanoseconds with the clock held down, by group of reasons."""
+    shared: tuple[tuple[str, int], ...] = ()
+    """Nanoseconds held by several owners, by how they were split."""
 
 
 class JobView(Struct, frozen=True):
@@ -134,6 +138,10 @@ class JobView(Struct, frozen=True):
     """GPUs it holds now."""
     memory_used: float | None
     """Bytes, on all of them."""
+    start: int = 0
+    """Unix nanoseconds at which it was given its first GPU here."""
+    first_work: int | None = None
+    """Nanoseconds from then to its first kernel here; None: none yet, or it was not seen."""
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -155,6 +163,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     """Spent in the source and the scheduler, in all."""
     core_seconds: float = 0.0
     """Spent between an observation and its ledger entries, in all."""
+    unanswered_seconds: float | None = None
+    """For how long a question to the scheduler's controller has had no answer; None: the scheduler has none."""
     errors: tuple[tuple[str, int], ...] = ()
     """Failures the loop caught, by kind."""
     last_error: str = ""
@@ -167,6 +177,8 @@ class Snapshot(Struct, frozen=True):
     wall: int
     gpus: tuple[GpuView, ...]
     jobs: tuple[JobView, ...]
+    bills: tuple[tuple[Account, tuple[int, ...]], ...]
+    """Nanoseconds by leak, in the order of NAMES, of each account since the start, jobs that are gone included."""
     refused: tuple[tuple[str, int], ...]
     """What cannot be laid to any one GPU, by reason."""
     faults: tuple[tuple[str, int], ...]
@@ -183,7 +195,8 @@ def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
         at=at,
         wall=ledger.wall,
         gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
-        jobs=tuple(_job(ledger, job) for _, job in sorted(ledger.jobs.items())),
+        jobs=tuple(_job(ledger, job, at) for _, job in sorted(ledger.jobs.items())),
+        bills=tuple(sorted(ledger.bills().items())),
         refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
         conservation_errors=ledger.conservation_errors,
@@ -210,6 +223,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         since=ledger.wall - (at - gpu.since),
         hang_suspected=gpu.track.spin >= ledger.rules.suspect,
         owners=tuple(held.owner for held in gpu.holders),
+        ranks=tuple(held.ranks for held in gpu.holders),
         reading=gpu.reading,
         live=_live(gpu),
         age=None if gpu.reading is None else at - gpu.reading.end,
@@ -219,6 +233,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         xids=gpu.vitals.xids,
         last_xid=gpu.vitals.last_xid,
         limited=tuple(gpu.vitals.limited.items()),
+        shared=tuple(sorted(gpu.shared.items())),
     )
 
 
@@ -232,7 +247,7 @@ def believed(reading: Reading | None, name: str) -> float | None:
     return value if value is not None and 0 <= value < LARGEST else None
 
 
-def _job(ledger: Ledger, job: Job) -> JobView:
+def _job(ledger: Ledger, job: Job, at: int) -> JobView:
     name = job.owner.job_id
     holding = [g for g in ledger.gpus.values() if g.listed and any(h.owner.job_id == name for h in g.holders)]
     used = [believed(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
@@ -242,6 +257,8 @@ def _job(ledger: Ledger, job: Job) -> JobView:
         counters=_counters(job.book),
         gpus=tuple(sorted(gpu.device.uuid for gpu in holding)),
         memory_used=sum(known) if known else None,
+        start=ledger.wall - (at - job.start),
+        first_work=job.first_work,
     )
 
 

@@ -11,7 +11,7 @@ from math import sqrt
 from msgspec import Struct
 
 from exporter.core.evidence import IF_FLAT, NO, YES, Evidence, activity
-from exporter.core.model import MS, PPM, SECOND, Allocation
+from exporter.core.model import MS, PPM, SECOND, Allocation, Owner
 from exporter.core.policy import Policy
 
 MINUTE = 60 * SECOND
@@ -53,6 +53,13 @@ def limits(policy: Policy) -> Limits:
         unowned=_ns(policy.unowned_seconds),
         stale=_ns(policy.allocation_stale_seconds),
     )
+
+
+def zombie_window(rules: Limits, owner: Owner) -> int:
+    """How long `owner` may rest: its own limit, else its class's, else batch work's."""
+    if owner.zombie_seconds is not None:
+        return _ns(owner.zombie_seconds)
+    return rules.windows.get(owner.workload_class, rules.windows["batch"])
 
 
 def _ns(seconds: float) -> int:

@@ -49,6 +49,14 @@ class OwnerOut(Struct, frozen=True, kw_only=True):
     pod: str
     workload_class: str
     scheduler: str
+    qos: str
+    team: str
+    kind: str
+    array_id: str
+    comment: str
+    nodes: int
+    """Of the whole job; 0: not known."""
+    time_limit_seconds: float | None
 
 
 class HealthOut(Struct, frozen=True, kw_only=True):
@@ -84,6 +92,8 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     """The same as a duration, at the time of the sample."""
     hang_suspected: bool
     owners: list[OwnerOut]
+    ranks: dict[str, str]
+    """By job_id, the ranks of that job whose processes are on it ("4,5"); empty where not known."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
     power_watts: float | None
@@ -120,6 +130,10 @@ class JobOut(Struct, frozen=True, kw_only=True):
     energy_joules: float
     useful_energy_joules: float
     memory_used_bytes: float | None
+    started_at: float
+    """Unix seconds at which it was given its first GPU here."""
+    first_work_seconds: float | None
+    """From then to its first kernel here; null: none yet, or it was not seen."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
@@ -216,6 +230,7 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         state_seconds=(wall - gpu.since) / SECOND,
         hang_suspected=gpu.hang_suspected,
         owners=[_owner(owner) for owner in gpu.owners],
+        ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
         last_5_minutes=_window([(gpu.counters, gpu.counters.short)]),
         last_hour=_window([(gpu.counters, gpu.counters.hour)]),
         power_watts=believed(live, "power_watts"),
@@ -254,6 +269,8 @@ def _job(job: JobView, devices: Sequence[Device]) -> JobOut:
         energy_joules=sum(book.energy),
         useful_energy_joules=book.energy[USEFUL],
         memory_used_bytes=job.memory_used,
+        started_at=job.start / SECOND,
+        first_work_seconds=None if job.first_work is None else job.first_work / SECOND,
         last_5_minutes=_window([(book, book.short)]),
         last_hour=_window([(book, book.hour)]),
     )

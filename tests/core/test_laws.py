@@ -48,6 +48,9 @@ rates = st.one_of(st.none(), st.sampled_from([0.0, 5e6, 2e9, 3e9]), st.floats(0,
 kinds = st.sampled_from([WORKING, RESTING, SPINNING])
 
 
+SHARING = (Process(1, job_id="a", sm_active=0.3), Process(2, job_id="b", sm_active=0.01))
+
+
 @st.composite
 def signals(draw: st.DrawFn) -> dict[str, Any]:
     """A plain kind of second, a made-up one, or garbage."""
@@ -58,7 +61,7 @@ def signals(draw: st.DrawFn) -> dict[str, Any]:
             base[name] = draw(values)
         for name in ("pcie_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts", "sm_clock_hz"):
             base[name] = draw(st.one_of(rates, wild))
-    base["processes"] = draw(st.sampled_from([None, (), (Process(1),)]))
+    base["processes"] = draw(st.sampled_from([None, (), (Process(1),), SHARING]))
     base["distrust"] = draw(st.sampled_from(["", "", "", "stale"]))
     return base
 
@@ -71,7 +74,10 @@ def allocations(draw: st.DrawFn) -> tuple[Allocation, ...]:
         for job in draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)):
             start = draw(st.integers(-5_000, 30_000)) * MS
             lasts = draw(st.one_of(st.none(), st.integers(1, 20_000)))
-            owner = Owner(job_id=job, workload_class=draw(st.sampled_from(["batch", "interactive", "serving", "odd"])))
+            account = draw(st.sampled_from(["", "nlp", "vision"]))
+            owner = Owner(
+                job, account=account, workload_class=draw(st.sampled_from(["batch", "interactive", "serving", "odd"]))
+            )
             made.append(
                 Allocation(
                     uuid=uuid,
@@ -145,13 +151,28 @@ def test_conservation(story: list[Observation]) -> None:
 
 
 @relaxed
+@given(traces(), st.sampled_from([0.001, 1e6]))
+def test_accounts_hold_what_all_jobs_paid_and_never_less_than_before(story: list[Observation], linger: float) -> None:
+    """Fails when a job that is gone, or whose account became known, takes its past with it, or leaves it twice."""
+    ledger = Ledger(msgspec.structs.replace(POLICY, job_linger_seconds=linger, max_jobs=99))
+    before: dict[Any, tuple[int, ...]] = {}
+    for observation in story:
+        advance(ledger, observation)
+        bills = ledger.bills()
+        assert all(a <= b for key, parts in before.items() for a, b in zip(parts, bills[key], strict=True))
+        before = bills
+    billed, here = sum(map(sum, before.values())), sum(job.book.paid for job in ledger.jobs.values())
+    assert billed == here if linger > 1 else billed >= here
+
+
+@relaxed
 @given(signals(), st.integers(1, 4), st.integers(1, 9_000), st.integers(1, 3))
 def test_sharers_divide_every_leak_among_them(made: dict[str, Any], sharers: int, length: int, gpus: int) -> None:
     """What the GPU's book holds of each leak is what its owners' books hold together, to the nanosecond.
 
     Fails when sharers are each given the whole pools in `pipeline._poured`.
     """
-    owners = [Allocation("GPU-0", Owner(job_id=f"j{k}"), start=0, gpus=gpus) for k in range(sharers)]
+    owners = [Allocation("GPU-0", Owner(job_id=k), start=0, gpus=gpus) for k in "abcd"[:sharers]]
     end = length * MS
     ledger = run([
         Observation(0, 0, devices=(device(),), allocations=tuple(owners)),

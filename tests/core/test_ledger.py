@@ -271,7 +271,7 @@ def test_series_stay_within_their_budgets() -> None:
     assert series_of("gpu") <= 64
     assert series_of("job") <= 45
     assert series_of("node") <= 150
-    assert {metric.scope for metric in METRICS} == {"gpu", "job", "node"}
+    assert {metric.scope for metric in METRICS} == {"gpu", "shared GPU", "job", "account", "node"}
 
 
 def test_state_reasons_have_a_series_of_their_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Allocation, Observation, Owner, State
+from exporter.core.model import UNKNOWN_JOB, Allocation, Observation, Owner, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta, take_snapshot
@@ -151,16 +151,21 @@ def test_a_broken_gpu_is_unavailable_whoever_holds_it(condition: str) -> None:
     assert state(ledger) == (State.UNAVAILABLE, condition, 10.0)
 
 
-def test_a_draining_gpu_counts_while_its_job_works() -> None:
+def test_on_a_draining_node_a_held_gpu_is_judged_as_any_and_a_free_one_is_unavailable() -> None:
+    """Its job's resting is its job's; and a zombie there keeps the node from its repair."""
     drained = device(condition="drained")
     ledger = Ledger()
-    advance(ledger, first([drained], [held()]))
+    advance(ledger, first([drained], [held(end=40 * S)]))
     advance(ledger, seen(10, reading(0, 10)))
     assert state(ledger)[0] is State.ACTIVE
     advance(ledger, seen(20, reading(10, 20, RESTING)))
-    assert state(ledger)[:2] == (State.UNAVAILABLE, "drained")
+    assert state(ledger)[:2] == (State.STALLED, "idle_context")
     advance(ledger, seen(30))
-    assert state(ledger)[:2] == (State.UNAVAILABLE, "drained")
+    assert state(ledger)[:2] == (State.UNOBSERVED, "gap")
+    advance(ledger, seen(50, reading(30, 50, RESTING | {"processes": ()})))
+    assert state(ledger) == (State.UNAVAILABLE, "drained", 40.0)
+    advance(ledger, seen(60))
+    assert state(ledger)[:2] == (State.UNAVAILABLE, "drained"), "nobody can hold it, seen or not"
 
 
 def test_what_nobody_saw_is_unobserved_with_its_reason() -> None:
@@ -259,3 +264,19 @@ def test_thresholds_of_less_than_a_millisecond_are_one() -> None:
         advance(ledger, first([device(), device("GPU-1", "1")], [held()]))
         advance(ledger, seen(2, reading(0, 2, signals), reading(0, 2, WORKING, "GPU-1")))
         assert ledger.gpus["GPU-0"].book.paid == 2 * S
+
+
+def test_what_an_unknown_job_may_hold_is_its_while_it_works_and_nobody_s_to_tell_while_it_rests() -> None:
+    """A scheduler that knows of a job and not of its GPUs: neither unallocated nor held."""
+    unknown = Owner(UNKNOWN_JOB)
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=unknown)]))
+    advance(ledger, seen(10, reading(0, 10)))
+    assert state(ledger)[0] is State.ACTIVE
+    advance(ledger, seen(20, reading(10, 20, RESTING)))
+    assert state(ledger)[0] is State.STALLED, "with a process on it, it is somebody's"
+    advance(ledger, seen(30, reading(20, 30, RESTING | {"processes": ()})))
+    assert state(ledger)[:2] == (State.UNOBSERVED, "owner_unknown")
+    both = (held(owner=unknown), held())
+    advance(ledger, seen(40, reading(30, 40, RESTING | {"processes": ()}), allocations=both))
+    assert state(ledger)[0] is State.STALLED, "somebody known holds it too"

@@ -1,0 +1,171 @@
+"""What an owner's own limits, processes and account do to the books."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.core.attribution import divided
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import OTHERS, Ledger
+from exporter.core.model import Owner, Process, State
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from tests.worlds import RESTING, WORKING, S, device, first, held, reading, seen
+
+ANN, BOB = Owner("ann", account="nlp"), Owner("bob", account="vision")
+
+
+def paid(ledger: Ledger, job: str) -> float:
+    return ledger.jobs[job].book.paid / S
+
+
+def together(*processes: Process, share: float = 0.6, **signals: float) -> Ledger:
+    """Ann and Bob on one GPU that has a kernel for `share` of ten seconds."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=ANN), held(owner=BOB)]))
+    half = WORKING | dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active"), share) | signals
+    advance(ledger, seen(10, reading(0, 10, half, processes=processes)))
+    return ledger
+
+
+def test_who_shares_a_gpu_waits_in_equal_parts_and_pays_for_the_sm_time_its_processes_used() -> None:
+    ledger = together(
+        Process(1, job_id="ann", sm_active=0.3), Process(2, job_id="ann", sm_active=0.0),
+        Process(3, job_id="bob", sm_active=0.1),
+    )  # fmt: skip
+    assert (paid(ledger, "ann"), paid(ledger, "bob")) == (2 + 6 * 0.75, 2 + 6 * 0.25)
+    assert ledger.gpus["GPU-0"].shared == {"sm": 10 * S}
+    assert sum(job.book.engine for job in ledger.jobs.values()) == ledger.gpus["GPU-0"].book.engine == 6 * S
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        (),
+        (Process(1, job_id="ann", sm_active=0.0), Process(2, job_id="bob", sm_active=0.0)),
+        (Process(1, job_id="ann", sm_active=0.3), Process(2, job_id="bob")),
+        (Process(1, job_id="ann", sm_active=0.3), Process(2, job_id="eve", sm_active=0.1)),
+        (Process(1, job_id="ann", sm_active=0.3), Process(2, sm_active=0.1)),
+        (Process(1, job_id="ann", sm_active=7.0), Process(2, job_id="bob", sm_active=0.1)),
+        (Process(1, job_id="ann", sm_active=float("nan")), Process(2, job_id="bob", sm_active=0.1)),
+    ],
+)
+def test_where_it_is_not_told_whose_sm_time_it_was_all_is_split_equally(processes: tuple[Process, ...]) -> None:
+    ledger = together(*processes)
+    assert (paid(ledger, "ann"), paid(ledger, "bob")) == (5.0, 5.0)
+    assert ledger.gpus["GPU-0"].shared == {"equal": 10 * S}
+
+
+def test_what_runs_while_there_is_one_process_is_that_one_s() -> None:
+    ledger = together(Process(2, job_id="bob"))
+    assert (paid(ledger, "ann"), paid(ledger, "bob")) == (2.0, 8.0)
+    assert together(Process(2, job_id="eve")).gpus["GPU-0"].shared == {"equal": 10 * S}
+
+
+def test_a_process_of_nobody_that_rests_spoils_nothing() -> None:
+    ledger = together(Process(1, job_id="ann", sm_active=0.3), Process(9, sm_active=0.0))
+    assert (paid(ledger, "ann"), paid(ledger, "bob")) == (8.0, 2.0)
+
+
+def test_a_gpu_held_by_one_is_not_shared_whatever_runs_on_it() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=ANN)]))
+    advance(ledger, seen(10, reading(0, 10, processes=(Process(1, job_id="bob", sm_active=0.9),))))
+    assert paid(ledger, "ann") == 10.0
+    assert ledger.gpus["GPU-0"].shared == {}
+
+
+@given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
+def test_parts_add_up_to_the_whole_and_are_as_large_as_their_weights(whole: int, weights: list[int]) -> None:
+    parts = divided(whole, weights)
+    assert sum(parts) == whole
+    assert all(abs(p - whole * w / sum(weights)) <= 1 + whole * 1e-12 for p, w in zip(parts, weights, strict=True))
+
+
+@pytest.mark.parametrize(("own", "after"), [(None, 1800), (60.0, 60), (7200.0, 7200)])
+def test_an_owner_may_have_its_own_limit_of_rest(own: float | None, after: int) -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=Owner("j", zombie_seconds=own))]))
+    advance(ledger, seen(1, reading(0, 1)))
+    at = 1
+    while ledger.gpus["GPU-0"].state is not State.ZOMBIE:
+        at += 10
+        assert at < 9000
+        advance(ledger, seen(at, reading(at - 10, at, RESTING)))
+    assert after <= at <= after * 1.02 + 120
+
+
+def bills(ledger: Ledger) -> dict[tuple[str, str, str], float]:
+    return {account: sum(parts) / S for account, parts in snapshot(ledger).bills}
+
+
+def snapshot(ledger: Ledger) -> Snapshot:
+    return take_snapshot(ledger, Meta())
+
+
+def test_what_a_job_cost_stays_in_its_account_when_the_job_is_gone() -> None:
+    ledger = Ledger(Policy(job_linger_seconds=5))
+    advance(ledger, first([device()], [held(owner=ANN, end=S)]))
+    advance(ledger, seen(1, reading(0, 1)))
+    assert bills(ledger) == {("", "nlp", ""): 1.0}
+    for at in range(2, 12):
+        advance(ledger, seen(at, reading(at - 1, at, RESTING), allocations=()))
+    assert ledger.jobs == {}
+    assert bills(ledger) == {("", "nlp", ""): 1.0}
+    parts = dict(snapshot(ledger).bills)["", "nlp", ""]
+    assert parts[NAMES.index("useful")] == round(0.45 * S)
+
+
+def test_what_is_learnt_of_a_job_bills_its_later_time_and_no_counter_falls() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=Owner("ann"))]))
+    advance(ledger, seen(2, reading(0, 2)))
+    before = bills(ledger)
+    advance(ledger, seen(5, reading(2, 5), allocations=(held(owner=ANN),)))
+    advance(ledger, seen(6, reading(5, 6)))
+    assert before == {("", "", ""): 2.0}
+    assert bills(ledger) == {("", "", ""): 2.0, ("", "nlp", ""): 4.0}
+    advance(ledger, seen(7, reading(6, 7), allocations=(held(owner=Owner("ann", "slurm", account="nlp")),)))
+    assert bills(ledger) == {("", "", ""): 2.0, ("", "nlp", ""): 5.0}, "another name, the same account"
+
+
+def test_a_storm_of_accounts_ends_in_one_series_for_the_others() -> None:
+    ledger = Ledger(Policy(max_accounts=3, max_jobs=5, job_linger_seconds=1))
+    advance(ledger, first([device()]))
+    for n in range(200):
+        job = Owner(f"j{n}", account=f"a{n}")
+        advance(ledger, seen(n + 1, reading(n, n + 1), allocations=(held(owner=job, start=n, end=(n + 1) * S),)))
+    told = bills(ledger)
+    assert told == {("", "a0", ""): 1.0, ("", "a1", ""): 1.0, ("", "a2", ""): 1.0, OTHERS: 197.0}
+    assert len(ledger.jobs) <= 6
+
+
+def test_a_job_that_is_gone_and_comes_back_is_billed_on() -> None:
+    ledger = Ledger(Policy(job_linger_seconds=1))
+    advance(ledger, first([device()], [held(owner=ANN, end=S)]))
+    for at in range(1, 10):
+        advance(ledger, seen(at, reading(at - 1, at), allocations=() if at > 1 else None))
+    advance(ledger, seen(12, reading(9, 12), allocations=(held(owner=ANN, start=9),)))
+    assert bills(ledger) == {("", "nlp", ""): 4.0}
+
+
+def test_from_the_first_gpu_to_the_first_kernel() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()]))
+    advance(ledger, seen(10, reading(0, 10, RESTING), allocations=(held(owner=ANN, start=3),)))
+    assert [(j.start / S, j.first_work) for j in snapshot(ledger).jobs] == [(3.0, None)]
+    advance(ledger, seen(20, reading(10, 20, RESTING)))
+    advance(ledger, seen(30, reading(20, 30)))
+    advance(ledger, seen(40, reading(30, 40)))
+    (job,) = snapshot(ledger).jobs
+    assert job.first_work == 17 * S
+
+
+def test_a_job_that_was_there_before_the_daemon_has_no_first_kernel_to_tell() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=ANN, start=-100)]))
+    advance(ledger, seen(10, reading(0, 10, RESTING)))
+    advance(ledger, seen(20, reading(10, 20)))
+    (job,) = snapshot(ledger).jobs
+    assert (job.start / S, job.first_work) == (-100.0, None)

@@ -1,0 +1,50 @@
+"""Ten thousand jobs an hour on one node: what is kept stays bounded, and what they cost is still billed."""
+
+import gc
+import tracemalloc
+
+from exporter.core.catalog import series_of
+from exporter.core.exposition import render
+from exporter.core.ledger import Ledger
+from exporter.core.model import Owner
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, take_snapshot
+from tests.worlds import S, device, first, held, reading, seen
+
+GPUS = [f"GPU-{n}" for n in range(8)]
+
+
+def storm(ledger: Ledger, begin: int, end: int) -> None:
+    """From second to second three of the eight GPUs go to new jobs, of users and accounts that nobody heard of."""
+    for at in range(begin, end):
+        jobs = [Owner(f"{at}-{n}", user=f"u{at}{n}", account=f"a{at}{n}", namespace=f"n{at}") for n in range(3)]
+        holding = [held(uuid, job, start=at) for uuid, job in zip(GPUS, jobs, strict=False)]
+        ended = [held(uuid, Owner(f"{at - 1}-{n}"), start=at - 1, end=at * S) for n, uuid in enumerate(GPUS[:3])]
+        readings = [reading(at, at + 1, uuid=uuid) for uuid in GPUS]
+        advance(ledger, seen(at + 1, *readings, allocations=(*ended, *holding)))
+
+
+def test_series_and_memory_stay_bounded_and_every_second_is_billed() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device(uuid, uuid[-1]) for uuid in GPUS]))
+    storm(ledger, 0, 1200)
+    gc.collect()
+    tracemalloc.start()
+    storm(ledger, 1200, 1320)
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    storm(ledger, 1320, 3600)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 1_000_000
+    policy = Policy()
+    # Three more hold a GPU, and three more ended in the last second.
+    assert len(ledger.jobs) <= policy.max_jobs + 6
+    page = render(take_snapshot(ledger, Meta())).decode()
+    told = [line for line in page.splitlines() if "job_id=" in line and "allocation_info" not in line]
+    assert len(told) <= (policy.max_jobs + 6) * series_of("job")
+    assert page.count("account_seconds_total{") == (policy.max_accounts + 1) * series_of("account")
+    billed = sum(sum(parts) for parts in ledger.bills().values())
+    assert billed == 3 * 3600 * S
