@@ -61,6 +61,11 @@ static void add_process(struct process *process, unsigned *n, const struct words
     process[(*n)++] = (struct process){.pid = (unsigned)atoi(w->one), .ci = (unsigned)atoi(w->three), .bytes = bytes};
 }
 
+static void add_use(struct gpu *g, const struct words *w) {
+    if (g->uses == MAX_USES) die("too many users", w->one);
+    g->use[g->uses++] = (struct use){(unsigned)strtoul(w->one, NULL, 10), (unsigned)strtoul(w->two, NULL, 10)};
+}
+
 static void set_field(struct gpu *g, unsigned id, const char *value, const char *code) {
     if (id >= MAX_FIELD) die("no such field", value);
     g->field_code[id] = !strcmp(value, "none") ? 3 : !strcmp(value, "fails") ? atoi(code) : 0;
@@ -158,6 +163,8 @@ static void set_gpu(struct world *the, int i, const char *rest, const char *line
     else if (!strcmp(w.key, "nan")) g->metric_nan[id] = true;
     else if (!strcmp(w.key, "idle")) g->processes = 0;
     else if (!strcmp(w.key, "process")) add_process(g->process, &g->processes, &w);
+    else if (!strcmp(w.key, "use")) add_use(g, &w);
+    else if (!strcmp(w.key, "use_stamp")) g->stamped = true, g->stamp = strtoull(w.one, NULL, 10);
     else if (!strcmp(w.key, "field")) set_field(g, (unsigned)atoi(w.one), w.two, w.three);
     else if (!strcmp(w.key, "mig")) set_mig(g, w.rest);
     else if (!strcmp(w.key, "gi")) set_instance(the, i, w.rest, line);

@@ -70,7 +70,7 @@ void world_reset(struct world *w) {
         g->reasons = 0, g->gpm = g->events = true, g->lost = g->vgpu = false;
         g->was = g->generation, g->generation = 0, g->xids = 0;
         g->process[0] = (struct process){.pid = (unsigned)(4000 + i), .bytes = 39000000000ULL};
-        g->processes = 1;
+        g->processes = 1, g->uses = 0, g->stamped = false;
         memset(g->metric_code, 0, sizeof g->metric_code);
         memset(g->metric_nan, 0, sizeof g->metric_nan);
         default_fields(g), default_instances(g, i);
@@ -99,11 +99,15 @@ static void run(struct gpu *g, double seconds) {
             g->instance[gi].counter[r] += g->instance[gi].rate[r] * seconds;
 }
 
-static void fill_samples(double from, double to) {
-    for (sampled = fmax(sampled, from); sampled + SAMPLE_EVERY <= to + 1e-9; sampled += SAMPLE_EVERY)
-        for (int i = 0; i < MAX_GPUS; i++)
-            the.gpu[i].sample[the.gpu[i].samples++ % MAX_SAMPLES] =
-                (struct sample){.us = (unsigned long long)((sampled + SAMPLE_EVERY) * 1e6), .value = the.gpu[i].util};
+static void add_sample(struct gpu *g, double seconds) {
+    struct sample *s = &g->sample[g->samples++ % MAX_SAMPLES];
+    *s = (struct sample){.us = (unsigned long long)(seconds * 1e6), .value = g->util, .uses = g->uses};
+    memcpy(s->use, g->use, sizeof s->use);
+}
+
+static void fill_samples(double to) {
+    for (; sampled + SAMPLE_EVERY <= to + 1e-9; sampled += SAMPLE_EVERY)
+        for (int i = 0; i < MAX_GPUS; i++) add_sample(&the.gpu[i], sampled + SAMPLE_EVERY);
 }
 
 struct world *world_now(void) {
@@ -113,7 +117,8 @@ struct world *world_now(void) {
         if (!scripted) live(&the.gpu[i], i, now);
         run(&the.gpu[i], passed);
     }
-    fill_samples(started ? now - passed : now - 20 * SAMPLE_EVERY, now);
+    if (!started) sampled = now - 20 * SAMPLE_EVERY;
+    fill_samples(now);
     the.now = now, started = true;
     return &the;
 }

@@ -26,6 +26,8 @@
  *   gpu N|* nan ID          that GPM metric is not a number
  *   gpu N|* idle            no process (each GPU and each instance has one by default)
  *   gpu N|* process PID [BYTES]   without BYTES: NVML_VALUE_NOT_AVAILABLE
+ *   gpu N|* use PID PERCENT   that process uses so much of the SMs, there or not; the driver remembers it
+ *   gpu N|* use_stamp US    all that buffer is of that time, whatever was asked for
  *   gpu N|* energy MJ       sets the energy counter (a driver reload resets it)
  *   gpu N|* nvlink_mib MIB  likewise both NVLink counters
  *   gpu N|* field ID VALUE|none|fails CODE   what nvmlDeviceGetFieldValues says, of each link where it is asked by link
@@ -52,7 +54,7 @@
 
 enum {
     MAX_GPUS = 16, MAX_RULES = 128, MAX_PROCESSES = 32, MAX_SAMPLES = 120, MAX_METRIC = 512, MAX_TEXT = 96, MAX_GI = 16,
-    MAX_PLACES = 8, MAX_FIELD = 320, MAX_XIDS = 128,
+    MAX_PLACES = 8, MAX_FIELD = 320, MAX_XIDS = 128, MAX_USES = 8,
 };
 
 /* Rates of a GPU, in the order of RATE_KEYS: percent, then MiB/s. */
@@ -70,9 +72,14 @@ struct process {
     unsigned long long bytes;
 };
 
+struct use {
+    unsigned pid, percent;
+};
+
 struct sample {
     unsigned long long us;
-    unsigned value;
+    unsigned value, uses;
+    struct use use[MAX_USES];
 };
 
 struct profile {
@@ -113,6 +120,10 @@ struct gpu {
     int field_code[MAX_FIELD]; /* of each, 0: it is there */
     struct process process[MAX_PROCESSES];
     unsigned processes;
+    struct use use[MAX_USES];
+    unsigned uses;
+    bool stamped;
+    unsigned long long stamp; /* of all samples of processes, if stamped */
     struct sample sample[MAX_SAMPLES]; /* a ring, newest at samples - 1 */
     unsigned long samples;
     struct instance instance[MAX_GI]; /* by GPU instance id */

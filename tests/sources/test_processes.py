@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from exporter.core.model import SECOND, Device, Process, Reading
 from exporter.sources import Batch, Source, SourceError
-from exporter.sources.nvml.listing import open_processes
+from exporter.sources.nvml.listing import ProcessList, open_processes
 from exporter.sources.processes import WithProcesses, with_processes
-from tests.sources.nvml_rig import LOST, NvmlRig, rigged
+from tests.sources.conformance import START
+from tests.sources.nvml_rig import LOST, NOT_SUPPORTED, TIMEOUT, NvmlRig, rigged
 
 
 class Plain:
@@ -109,6 +110,81 @@ def test_the_drivers_list_by_gpu(rig: NvmlRig) -> None:
     by_gpu = {int(uuid[-1]): [(each.pid, each.memory_bytes) for each in found] for uuid, found in listed.items()}
     assert (by_gpu[1], by_gpu[2]) == ([], [(4711, 1024)])
     assert rig.held()[2] == 0
+
+
+@pytest.fixture
+def shared(rig: NvmlRig) -> Iterator[ProcessList]:
+    """The list over a world in which processes 1 and 2 share GPU 0, where 1 works."""
+    rig.say("gpu 0 idle", "gpu 0 process 1", "gpu 0 process 2", "gpu 0 use 1 60")
+    rig.run(START)
+    listing = open_processes()
+    yield listing
+    listing.close()
+
+
+def used(rig: NvmlRig, listing: ProcessList, second: float) -> dict[int, float | None]:
+    """Ask at `second`, and give what each process used of GPU 0 by pid."""
+    rig.run(START + int(second * SECOND))
+    (found,) = (found for uuid, found in listing().items() if uuid.endswith("-000000000000"))
+    return {each.pid: each.sm_active for each in found}
+
+
+def test_several_on_one_gpu_have_their_shares_since_the_last_time(rig: NvmlRig, shared: ProcessList) -> None:
+    assert used(rig, shared, 0) == {1: None, 2: None}
+    rig.say("gpu 0 use 2 20")
+    assert used(rig, shared, 1) == {1: 0.6, 2: 0.2}
+    rig.unsay("gpu 0 use 1 60")
+    assert used(rig, shared, 2) == {1: 0.0, 2: 0.2}
+
+
+def test_shares_reach_the_readings(rig: NvmlRig, shared: ProcessList) -> None:
+    uuid = "GPU-5700b000-0000-0000-0000-000000000000"
+    source = WithProcesses(Plain(uuid), shared)
+    source.read(START)
+    rig.run(START + SECOND)
+    (reading,) = source.read(START + SECOND).readings
+    assert [each.sm_active for each in reading.processes or ()] == [0.6, 0.0]
+
+
+def test_one_alone_is_not_asked_about_and_begins_anew_in_company(rig: NvmlRig, shared: ProcessList) -> None:
+    used(rig, shared, 0)
+    rig.unsay("gpu 0 process 2")
+    asked = rig.calls("nvmlDeviceGetProcessUtilization")
+    assert used(rig, shared, 1) == {1: None}
+    assert rig.calls("nvmlDeviceGetProcessUtilization") == asked
+    rig.say("gpu 0 process 2")
+    assert used(rig, shared, 2) == {1: None, 2: None}
+    assert used(rig, shared, 3) == {1: 0.6, 2: 0.0}
+
+
+def test_a_gpu_that_has_no_shares_is_asked_once_while_it_is_shared(rig: NvmlRig, shared: ProcessList) -> None:
+    calls = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
+    refusals = [f"gpu 0 error {call} {NOT_SUPPORTED}" for call in calls]
+    rig.say(*refusals)
+    for second in (0, 1, 2):
+        assert used(rig, shared, second) == {1: None, 2: None}
+    assert [rig.calls(call) for call in calls] == [1, 1]
+    rig.unsay(*refusals, "gpu 0 process 2")
+    used(rig, shared, 3)
+    rig.say("gpu 0 process 2")
+    used(rig, shared, 4)
+    assert used(rig, shared, 5) == {1: 0.6, 2: 0.0}
+
+
+def test_shares_that_could_not_be_had_cost_nothing_else(rig: NvmlRig, shared: ProcessList) -> None:
+    used(rig, shared, 0)
+    rig.say(f"error nvmlDeviceGetProcessUtilization {TIMEOUT}")
+    assert used(rig, shared, 1) == {1: None, 2: None}
+    rig.unsay(f"error nvmlDeviceGetProcessUtilization {TIMEOUT}")
+    assert used(rig, shared, 2) == {1: None, 2: None}
+    assert used(rig, shared, 3) == {1: 0.6, 2: 0.0}
+
+
+def test_instances_have_no_shares(rig: NvmlRig, shared: ProcessList) -> None:
+    rig.say("gpu 0 mig 3g.40gb:2", "gpu 0 gi 2 process 8")
+    rig.run(START)
+    assert sorted(len(found) for found in shared().values()) == [0, 1, 1, 2, 2]
+    assert rig.calls("nvmlDeviceGetProcessUtilization") == 0
 
 
 def test_a_gpu_in_trouble_shows_none_and_the_others_do(rig: NvmlRig) -> None:

@@ -1,6 +1,7 @@
-"""Who has a compute context on which GPU, for sources that show no processes: the driver's own list, and nothing else.
+"""Who has a compute context on which GPU, for sources that show no processes, and which share is whose.
 
-Owns handles and names. Refuses counters: this may be asked while another source reads them.
+Owns handles and names, and what several processes on one GPU used of it. Refuses hardware counters: this may be asked
+while another source reads them, and the driver's samples of processes are none.
 """
 
 from collections.abc import Iterator
@@ -9,21 +10,36 @@ from typing import Any
 
 from exporter.core.model import Process
 from exporter.sources import SourceError
+from exporter.sources.nvml.asking import Asking
+from exporter.sources.nvml.sharing import Samples, Taken, samples_of, with_use
+
+
+class _Shared:
+    """What is remembered of a GPU that several processes share."""
+
+    def __init__(self, calls: tuple[Samples, ...]) -> None:
+        self.taken, self.calls = Taken(), list(calls)
 
 
 class ProcessList:
     """The driver's list by UUID of the GPU or MIG device, as sources name them; made by `open_processes`."""
 
     def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
+        self._nvml, self._declined = nvml, Asking(nvml).declined
+        self._shared: dict[str, _Shared] = {}
 
     def __call__(self) -> dict[str, tuple[Process, ...]]:
-        """Processes of every device that answers. Raises SourceError when the driver does not."""
+        """Processes of every device that answers. Raises SourceError when the driver does not.
+
+        Of several on one GPU each has its `sm_active` since the last call, see `sharing`; None where that failed.
+        """
         nvml = self._nvml
         try:
-            return dict(pair for index in range(nvml.nvmlDeviceGetCount()) for pair in self._of_board(index))
+            found = dict(pair for index in range(nvml.nvmlDeviceGetCount()) for pair in self._of_board(index))
         except nvml.NVMLError as error:
             raise SourceError(f"the driver's process list could not be read: {error}") from error
+        self._shared = {uuid: shared for uuid, shared in self._shared.items() if len(found.get(uuid, ())) > 1}
+        return found
 
     def close(self) -> None:
         """Let go of NVML. Never raises."""
@@ -39,7 +55,20 @@ class ProcessList:
                 yield uuid, ()
                 yield from self._of_instances(board, uuid)
             else:
-                yield uuid, self._processes(board)
+                yield uuid, self._used(board, uuid, self._processes(board))
+
+    def _used(self, board: Any, uuid: str, listed: tuple[Process, ...]) -> tuple[Process, ...]:
+        if len(listed) < 2:  # noqa: PLR2004  with one there is nothing to share
+            return listed
+        shared = self._shared.setdefault(uuid, _Shared(samples_of(self._nvml)))
+        while shared.calls:
+            try:
+                return with_use(self._nvml, shared.calls[0], handle=board, taken=shared.taken, listed=listed)
+            except self._nvml.NVMLError as error:
+                if not self._declined(error):
+                    break
+                del shared.calls[0]
+        return listed
 
     def _cut(self, board: Any) -> bool:
         with suppress(self._nvml.NVMLError):

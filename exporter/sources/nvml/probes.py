@@ -9,7 +9,8 @@ from typing import Any
 
 from exporter.core.model import Process
 from exporter.sources.nvml.gpm import Gpm
-from exporter.sources.nvml.units import MIG, NVLINK, Fields, Probe, Unit
+from exporter.sources.nvml.sharing import Samples, Taken, samples_of, with_use
+from exporter.sources.nvml.units import MIG, NVLINK, Call, Fields, Probe, Unit
 
 Probes = dict[str, Probe]
 
@@ -31,12 +32,14 @@ _SAMPLE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 def board(nvml: Any, gpm: Gpm | None) -> Probes:
     """Give what to ask a board, in order; `gpm` is None where the hardware has none."""
     rates = _one("gpu_utilization", lambda h: nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100)
-    running = _one(
-        "processes",
-        lambda h: _processes(nvml.nvmlDeviceGetComputeRunningProcesses(h)),
-        lambda h: _processes(nvml.nvmlDeviceGetComputeRunningProcesses_v2(h)),  # drivers before 510
-    )
-    asked = {**rest(nvml), "memory": _memory_probe(nvml), "processes": running}
+    # The second call is for drivers before 510.
+    running = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2)
+    asked = {
+        **rest(nvml),
+        "memory": _memory_probe(nvml),
+        "processes": Probe(("processes",), tuple(_listing(call) for call in running)),
+        "sm_active of processes": Probe((), tuple(partial(_shared, nvml, call) for call in samples_of(nvml))),
+    }
     if gpm is not None:
         return {"gpm": Probe(gpm.fields, (gpm,)), **asked, "utilization": rates}
     mean = Probe(rates.fields, (partial(_utilization, nvml), *rates.calls))
@@ -99,6 +102,23 @@ def _memory(memory: Any) -> Fields:
 def _processes(listed: list[Any]) -> tuple[Process, ...]:
     """Give the processes with a compute context; the binding makes None of NVML_VALUE_NOT_AVAILABLE."""
     return tuple(Process(pid=each.pid, memory_bytes=each.usedGpuMemory) for each in listed)
+
+
+def _listing(call: Callable[[Any], list[Any]]) -> Call:
+    def listing(unit: Unit, _seconds: float) -> Fields:
+        unit.listed = ()  # a call that fails must leave no list behind
+        unit.listed = _processes(call(unit.handle))
+        return {"processes": unit.listed}
+
+    return listing
+
+
+def _shared(nvml: Any, samples: Samples, unit: Unit, _seconds: float) -> Fields:
+    """Give the processes just listed again, with what each of several used."""
+    if len(unit.listed) < 2:  # noqa: PLR2004  with one there is nothing to share
+        unit.taken = Taken()
+        return {}
+    return {"processes": with_use(nvml, samples, handle=unit.handle, taken=unit.taken, listed=unit.listed)}
 
 
 def _of_all(nvml: Any, handles: tuple[Any, ...]) -> tuple[Process, ...]:

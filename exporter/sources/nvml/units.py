@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from exporter.core.model import NEVER, Device, Spec
+from exporter.core.model import NEVER, Device, Process, Spec
+from exporter.sources.nvml.sharing import Taken
 
 Fields = dict[str, Any]
 """Fields of `Reading`, by name; what is not in it was not seen."""
@@ -63,6 +64,9 @@ class Unit:
         self.energy: int | None = None
         self.links: list[int] | None = None
         self.stamp: int | None = None
+        self.listed: tuple[Process, ...] = ()
+        """Its processes, of this read."""
+        self.taken = Taken()
 
     def gives(self) -> Iterator[str]:
         """Yield the fields of `Reading` that it has not declined and can have."""
