@@ -48,6 +48,7 @@ e2e: .venv/.installed .venv/dcgm-bindings/.fetched
 	$(BIN)/pytest -q -m e2e --junitxml=$(RESULTS)/e2e.xml
 
 rules:
+	shellcheck exporter/data/*.sh .ci/packages .ci/run
 	promtool check rules alerts/*.yaml
 	promtool test rules alerts/tests/*.yaml
 
@@ -55,7 +56,8 @@ skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml
 
 packages:
-	@.ci/packages prometheus gcc libc6-dev
+	@.ci/packages prometheus gcc libc6-dev shellcheck runc mmdebstrap \
+	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
@@ -72,8 +74,8 @@ goldens: .venv/.installed ## accept a meant change of what /metrics says of the 
 	$(BIN)/python -m tests.scenarios.write_goldens
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
-	$(PIP_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
-	$(PIP_COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(PIP_COMPILE) --extra dev --extra kubernetes --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra kubernetes --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock || \
 	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }
 

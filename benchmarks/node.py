@@ -6,6 +6,7 @@ a job of its own on every GPU. Run as `python -m benchmarks.node` it serves on a
 """
 
 import sys
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -15,8 +16,9 @@ from exporter.agent.observer import Observer
 from exporter.cli.wiring import portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import load
-from exporter.core.model import SECOND, Allocation, Reading
+from exporter.core.model import SECOND, Allocation, Device, Reading
 from exporter.logs import set_up
+from exporter.schedulers import Word
 from exporter.simulate import Simulation, simulate
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
@@ -70,9 +72,9 @@ class SimulatedScheduler:
     def __init__(self, allocations: tuple[Allocation, ...]) -> None:
         self._allocations = allocations
 
-    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:  # noqa: ARG002
+    def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word:  # noqa: ARG002
         """Say what was said before."""
-        return self._allocations
+        return Word(self._allocations, now)
 
     def close(self) -> None:
         """Nothing is held open."""

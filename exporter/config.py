@@ -7,7 +7,7 @@ path, never a shrug. Refuses to open anything but the one file.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,6 +112,105 @@ class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return structs.replace(find_spec(name) or Spec(name=name), **given)
 
 
+class Host(Struct, frozen=True, forbid_unknown_fields=True):
+    """[host]: where this node's own trees are, in a container that has them elsewhere."""
+
+    proc: str = "/proc"
+    """The host's process tree."""
+    cgroup: str = "/sys/fs/cgroup"
+    """The host's control groups."""
+
+
+class Slurm(Struct, frozen=True, forbid_unknown_fields=True):
+    """[slurm]. What is empty is found as Slurm's own commands find it."""
+
+    node_name: str = ""
+    """This node's NodeName."""
+    conf: str = ""
+    """slurm.conf; empty: SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf."""
+    spool_dir: str = ""
+    """SlurmdSpoolDir, where each running step has a socket; empty: as slurm.conf says."""
+    mapping_dir: str = ""
+    """Where the prolog writes who holds each GPU; see slurm-prolog.sh. Empty: there is none."""
+    bin_dir: str = ""
+    """Where scontrol, sinfo and slurmd are; empty: on PATH."""
+    timeout_seconds: Positive = 5.0
+    """For one question to the controller."""
+    node_state_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 300.0
+    """Between two questions about this node's state, asked only while a GPU is held by nobody; 0: never asked."""
+    restd_url: str = ""
+    """slurmrestd to ask instead of commands: http://host:port or unix:/path."""
+    restd_token_file: str = ""
+    """File with the token for it (JWT)."""
+
+
+class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True):
+    """[kubernetes]."""
+
+    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """The kubelet's pod-resources service."""
+    refresh_seconds: Positive = 10.0
+    """Between two looks at it; a change that the API server tells of is looked at at once."""
+    resources: tuple[str, ...] = ("nvidia.com/*",)
+    """Which extended resources are GPUs; * is any text."""
+    node_name: str = ""
+    """This node's name; empty: NODE_NAME, else the host's."""
+    api_url: str = "auto"
+    """The API server; auto: the cluster this daemon runs in, if it does; empty: it is not asked."""
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  a path
+    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+
+class MappingDir(Struct, frozen=True, forbid_unknown_fields=True):
+    """[mapping_dir]."""
+
+    path: str = "/run/gpu-efficiency/jobs"
+    """One file a GPU, named by its index, a job id a line; as dcgm-exporter's HPC job mapping."""
+
+
+class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """[[workload.rules]]: for whoever matches all that is given, regular expressions that fit the whole value."""
+
+    workload_class: Literal["", "batch", "interactive", "serving"] = ""
+    team: str = ""
+    zombie_seconds: Positive | None = None
+    """How long such a job may rest before it is a zombie."""
+    scheduler: str = ""
+    partition: str = ""
+    qos: str = ""
+    account: str = ""
+    user: str = ""
+    namespace: str = ""
+    name: str = ""
+    kind: str = ""
+    command: str = ""
+    """Fits where it is found anywhere in the command line."""
+    label: str = ""
+    """A pod's label: key=regular expression."""
+
+
+class Workload(Struct, frozen=True, forbid_unknown_fields=True):
+    """[workload]: what kind of work a job is, and who pays for it."""
+
+    rules: tuple[WorkloadRule, ...] = ()
+    """Each of class, team and zombie_seconds comes from the first rule that fits and gives it."""
+    defaults: bool = True
+    """After these rules come the built-in ones for the class."""
+
+
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
+    """[cluster]: of `gpu-efficiency cluster` alone."""
+
+    listen_address: str = ":19401"
+    """host:port; an empty host is every address."""
+    scheduler: Literal["auto", "slurm", "kubernetes"] = "auto"
+    """Whom to ask; auto: Kubernetes in a pod, else Slurm."""
+    refresh_seconds: Annotated[float, Meta(ge=20, le=3600)] = 60.0
+    """Between two looks; each asks Slurm's controller three times at most."""
+    max_jobs: Annotated[int, Meta(ge=0, le=20_000)] = 2000
+    """Running jobs whose placement is told, the largest ones."""
+
+
 class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
@@ -126,13 +225,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     source: Literal["auto", "dcgm", "dcgm-exporter", "nvml"] = "auto"
     """Where telemetry comes from; auto is the first of these, from left to right, that sees the most."""
-    scheduler: Literal["processes"] = "processes"
-    """Who says which job holds a GPU."""
+    scheduler: Literal["auto", "slurm", "kubernetes", "mapping-dir", "processes"] = "auto"
+    """Who says which job holds a GPU; auto is the first of these, from left to right, that is at home on this node."""
     web: Web = Web()
     sampling: Sampling = Sampling()
     inventory: Inventory = Inventory()
     dcgm: Dcgm = Dcgm()
     dcgm_exporter: DcgmExporter = DcgmExporter()
+    host: Host = Host()
+    slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
+    mapping_dir: MappingDir = MappingDir()
+    workload: Workload = Workload()
+    cluster: Cluster = Cluster()
     log: Log = Log()
     policy: Policy = Policy()
     specs: dict[str, Board] = {}
@@ -176,10 +281,36 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
     try:
         _check_boards(tree.get("specs"), strict=strict)
         config = msgspec.convert(tree, Config, strict=strict)
+        check_rules(config.workload.rules)
         split_address(config.web.listen_address)
     except (msgspec.ValidationError, ConfigError) as err:
         raise ConfigError(f"{where}: {err}") from err
     return config
+
+
+MATCHED = ("scheduler", "partition", "qos", "account", "user", "namespace", "name", "kind")
+"""Fields of a WorkloadRule that are fields of an Owner too."""
+
+
+def check_rules(rules: Iterable[WorkloadRule]) -> None:
+    """Raise ConfigError naming the first rule that cannot be used, its field, and why."""
+    for index, rule in enumerate(rules):
+        where = f"workload.rules[{index}]"
+        if not (rule.workload_class or rule.team or rule.zombie_seconds is not None):
+            raise ConfigError(f"{where}: gives nothing; give it a workload_class, a team or zombie_seconds")
+        for field in (*MATCHED, "command"):
+            _check_pattern(f"{where}.{field}", getattr(rule, field))
+        key, equals, pattern = rule.label.partition("=")
+        if rule.label and not (key and equals):
+            raise ConfigError(f"{where}.label: {rule.label!r} is not key=regular expression (example: app=vllm.*)")
+        _check_pattern(f"{where}.label", pattern)
+
+
+def _check_pattern(where: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as err:
+        raise ConfigError(f"{where}: {pattern!r} is no regular expression: {err}") from err
 
 
 def _check_boards(boards: object, *, strict: bool) -> None:

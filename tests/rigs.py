@@ -5,11 +5,12 @@ Owns the fakes and the law that each tick is checked against. Knows nothing of a
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.agent import Agent
 from exporter.agent.hands import Answer, Hands
@@ -22,7 +23,7 @@ from exporter.core.ledger import conserved
 from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Observation, Reading
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta
-from exporter.schedulers import Scheduler
+from exporter.schedulers import Scheduler, Word
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
 from tests.worlds import WORKING, device, held
@@ -91,14 +92,15 @@ class FakeScheduler:
     name = "fake"
 
     def __init__(self, *allocations: Allocation) -> None:
-        self.said = allocations
+        self.said, self.age = allocations, 0
+        self.word = Word((), 0)
         self.trouble: Exception | None = None
         self.closes = 0
 
-    def allocations(self, _now: int, _readings: tuple[Reading, ...]) -> tuple[Allocation, ...]:
+    def look(self, now: int, _devices: Sequence[Device], _readings: Sequence[Reading]) -> Word:
         if self.trouble is not None:
             raise self.trouble
-        return self.said
+        return replace(self.word, allocations=self.said, at=now - self.age)
 
     def close(self) -> None:
         self.closes += 1
@@ -125,8 +127,11 @@ class SlowHands:
             self._source.resync()
         batch = self._source.read(now)
         devices = self._inventory.take(batch.devices)
-        owners = self._scheduler.allocations(now, batch.readings)
-        return Answer(now, batch, devices, owners, batch.faults, source="fake", reason="told to", seconds=0.25)
+        word = self._scheduler.look(now, devices, batch.readings)
+        owners = None if word is None else word.allocations
+        return Answer(
+            now, batch, devices, owners, now, faults=batch.faults, source="fake", reason="told to", seconds=0.25
+        )
 
 
 def ladder(source: FakeSource) -> Ladder:

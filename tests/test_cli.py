@@ -337,6 +337,8 @@ def test_a_trace_without_observations_is_status_1(run: Run, tmp_path: Path) -> N
 def test_check_config_prints_what_load_reads_back(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'source = "nvml"\n[policy]\nhang_seconds = 17.5\nmax_jobs = 3\n[log]\nlevel = "debug"\n'
+        '[[workload.rules]]\nteam = "nlp \\"x\\""\naccount = "nlp-.*"\n'
+        '[[workload.rules]]\nzombie_seconds = 60\nlabel = "app=x"\n'
     )
     status, out, err = run("check-config --config mine.toml --web.listen-address [::1]:9 --sampling.interval-seconds 2")
     assert (status, err) == (0, "")
@@ -392,7 +394,7 @@ def test_the_documentation_of_the_metrics_is_what_the_command_prints(run: Run) -
 def node(*, gpus: int, jobs: int) -> bytes:
     """A node whose jobs hold one GPU each, ten minutes on, in the text format; each GPU has time nobody saw."""
     devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
-    holding = [held(f"GPU-{n}", Owner(job_id=f"{n}"), gpus=2) for n in range(jobs)]
+    holding = [held(f"GPU-{n}", Owner(f"{n}", time_limit_seconds=3600), gpus=2) for n in range(jobs)]
     agent = Agent(meta=Meta(version="1"))
     agent.run([first(devices, holding)])
     health = tuple(replace(HEALTH, uuid=d.uuid) for d in devices)
@@ -417,7 +419,8 @@ def series(page: bytes, label: str | None) -> Counter[str]:
     """Series by the value of a label, or all of those that belong to no GPU and no job."""
     samples = [sample for family in parse(page.decode()) for sample in family.samples]
     if label is None:
-        return Counter("node" for s in samples if not (s.labels.get("uuid") or s.labels.get("job_id")))
+        mine = (s for s in samples if "account" not in s.labels)
+        return Counter("node" for s in mine if not (s.labels.get("uuid") or s.labels.get("job_id")))
     other = {"uuid": "", "job_id": "uuid"}[label]
     return Counter(s.labels[label] for s in samples if s.labels.get(label) and other not in s.labels)
 
@@ -437,6 +440,7 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
     )
     assert documented is not None
     assert [int(count) for count in documented.groups()] == [series_of(scope) for scope in ("gpu", "job", "node")]
+    assert f"{series_of('account')} per account" in run("metrics --markdown")[1]
 
 
 def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:

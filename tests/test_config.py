@@ -199,3 +199,24 @@ def test_a_threshold_of_the_file_reaches_the_ledger(tmp_path: Path) -> None:
 def test_every_threshold_gives_its_reason() -> None:
     assert set(reasons()) == set(Policy.__struct_fields__)
     assert all(len(reason) > 10 for reason in reasons().values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        ('partition = "("\nteam = "x"', "workload.rules[1].partition: '(' is no regular expression: missing )"),
+        ('command = "*"\nteam = "x"', "workload.rules[1].command: '*' is no regular expression: nothing to repeat"),
+        ('label = "app"\nteam = "x"', "workload.rules[1].label: 'app' is not key=regular expression"),
+        ('label = "app=["\nteam = "x"', "workload.rules[1].label: '[' is no regular expression"),
+        ('partition = "gpu"', "workload.rules[1]: gives nothing; give it a workload_class, a team or zombie_seconds"),
+        ('workload_class = "lazy"', "Invalid enum value 'lazy'"),
+        ('team = "x"\nlabels = "a=b"', "unknown field `labels`"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_named(tmp_path: Path, rule: str, wrong: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f'[[workload.rules]]\nteam = "y"\n[[workload.rules]]\n{rule}\n')
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ={})
+    assert wrong in str(caught.value)
+    assert str(caught.value).startswith(str(file))

@@ -10,11 +10,13 @@ import threading
 import time
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.agent.inventory import Inventory, InventoryFile, told
+from exporter.agent.joining import Joining, with_condition, with_members
 from exporter.agent.pause import PauseFile
 from exporter.core.model import Allocation, Device, Fault
-from exporter.schedulers import Scheduler, SchedulerError
+from exporter.schedulers import Scheduler, SchedulerError, Word
 from exporter.sources import Batch, SourceError
 from exporter.sources.ladder import Ladder
 
@@ -32,6 +34,11 @@ class Answer(Struct):
     devices: tuple[Device, ...] = ()
     """Those to account for; some the source may not list."""
     allocations: tuple[Allocation, ...] | None = None
+    """None: the scheduler said nothing."""
+    allocations_at: int = 0
+    """When they were last known to be true."""
+    unanswered_since: int | None = None
+    """Since when the scheduler has waited for an answer of its own; None: it does not."""
     faults: tuple[Fault, ...] = ()
     """All there are: the source's, the inventory's, the scheduler's."""
     source: str = ""
@@ -55,6 +62,7 @@ class Hands:
     ) -> None:
         self._ladder, self._scheduler, self._pause = ladder, scheduler, pause
         self._inventory, self._remembered = inventory or Inventory(), remembered
+        self._joining, self._condition = Joining(), ""
         self._paused = False
         self._asked: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -128,12 +136,23 @@ class Hands:
             self._remembered.keep(self._inventory.boards())
         answer = Answer(now, batch, devices=devices, faults=faults + batch.faults + told(devices, batch.devices))
         try:
-            answer.allocations = self._scheduler.allocations(now, batch.readings)
+            word = self._scheduler.look(now, devices, batch.readings)
         except Exception as err:
             if not isinstance(err, SchedulerError):
                 log.warning("scheduler failed", exc_info=err)
             answer.faults += (Fault("scheduler_failed", str(err)),)
+        else:
+            if word is not None:
+                self._join(answer, word, batch)
+        answer.devices = with_condition(devices, self._condition)
         return answer
+
+    def _join(self, answer: Answer, word: Word, batch: Batch) -> None:
+        self._condition = word.condition
+        answer.allocations, answer.allocations_at = self._joining.allocations(word, batch.readings), word.at
+        answer.batch = replace(batch, readings=with_members(batch.readings, word))
+        answer.unanswered_since = word.unanswered_since
+        answer.faults += word.faults
 
     def _look_up(self, now: int) -> None:
         """After the answer has been given, so that a source that blocks when it is opened delays no reading."""

@@ -38,8 +38,15 @@ class Observer:
         self._faults = Standing()
         self.reason = ""
         """Why this source, in one sentence for people."""
+        self._unanswered_since: int | None = None
         self.late = 0
         self.read_seconds = 0.0
+
+    @property
+    def unanswered_seconds(self) -> float:
+        """For how long a question of the scheduler's to its controller has had no answer; 0: none is open."""
+        since = self._unanswered_since
+        return 0.0 if since is None else max(0, self._clock.now() - since) / SECOND
 
     def observations(self, stop: threading.Event) -> Iterator[Observation]:
         """Yield an Observation an interval until `stop` is set."""
@@ -77,6 +84,8 @@ class Observer:
 
     def _came(self, answer: Answer) -> Observation:
         self.read_seconds += answer.seconds
+        if answer.allocations is not None:
+            self._unanswered_since = answer.unanswered_since
         self.name, self.reason = answer.source or self.name, answer.reason
         return self._lost(answer) if self._given_up else self._seen(answer)
 
@@ -121,7 +130,7 @@ class Observer:
         self._settled = answer.asked if batch.settled is None else min(batch.settled, answer.asked)
         changed = answer.allocations is not None and answer.allocations != self._allocations
         if answer.allocations is not None:
-            self._allocations, self._allocations_at = answer.allocations, answer.asked
+            self._allocations, self._allocations_at = answer.allocations, answer.allocations_at
         return Observation(
             at=now,
             wall=self._clock.wall(),

@@ -16,6 +16,7 @@ _COMMANDS = (
     ("record", "live:record", "live:record_arguments", "write what the hardware says to a trace"),
     ("replay", "simulated:replay_trace", "simulated:replay_arguments", "run a trace through the ledger"),
     ("simulate", "simulated:write", "simulated:simulate_arguments", "write a simulated node's trace"),
+    ("cluster", "cluster:cluster", "cluster:arguments", "serve what a whole cluster's scheduler knows"),
     ("pause", "pausing:pause", "pausing:pause_arguments", "leave the hardware counters to a profiler for a while"),
     ("resume", "pausing:resume", "wiring:config_file", "end a pause before its time"),
     ("check-config", "words:check_config", "wiring:configured", "print the configuration as it will be used"),

@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from exporter.agent import Agent
 from exporter.agent.hands import Hands
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.observer import Observer
 from exporter.agent.pause import PauseFile
-from exporter.cli.wiring import NO_SOURCE, at_least, configuration, configured, portrait, publish
+from exporter.cli.wiring import FAILED, NO_SOURCE, at_least, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import Fault
-from exporter.schedulers import open_scheduler
+from exporter.schedulers import Scheduler, SchedulerError
+from exporter.schedulers.choice import choose
 from exporter.sources.ladder import open_ladder
 from exporter.trace import Header, TraceWriter
 
@@ -33,10 +36,16 @@ def record(args: argparse.Namespace) -> int:
 
 
 def _watching(args: argparse.Namespace, use: Callable[[Config, Observer], int]) -> int:
-    """Find a source and let `use` have what is observed through it; where none works, say what was tried."""
+    """Find a scheduler and a source and let `use` have what is observed; where none works, say what was tried."""
     config = configuration(args)
     clock, timing = SystemClock(), config.sampling
-    hands = _hands(config, clock)
+    try:
+        scheduler = choose(config)
+    except SchedulerError as err:
+        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        return FAILED
+    hands = _hands(config, clock, scheduler)
+    config = structs.replace(config, scheduler=scheduler.name)
     try:
         first = hands.first(clock.now())
         refusals = [fault for fault in first.faults if fault.kind == "source_failed"]
@@ -48,12 +57,12 @@ def _watching(args: argparse.Namespace, use: Callable[[Config, Observer], int]) 
         hands.close()
 
 
-def _hands(config: Config, clock: SystemClock) -> Hands:
+def _hands(config: Config, clock: SystemClock, scheduler: Scheduler) -> Hands:
     """Hands over the sources that `config` names, and over what it says should be there."""
     file = InventoryFile(config.inventory.file) if config.inventory.file else None
     return Hands(
         open_ladder(config),
-        open_scheduler(config.scheduler, config),
+        scheduler,
         pause=PauseFile(config.sampling.pause_file, clock.wall) if config.sampling.pause_file else None,
         inventory=Inventory(file.recall() if file else (), expected=config.inventory.expected_gpus),
         remembered=file,

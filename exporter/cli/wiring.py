@@ -18,6 +18,7 @@ from exporter.config import Config, ConfigError, load, split_address
 from exporter.core.model import Observation
 from exporter.core.snapshot import Meta
 from exporter.logs import set_up
+from exporter.schedulers import SCHEDULERS
 from exporter.sources import SOURCES
 from exporter.trace import TraceError
 
@@ -30,7 +31,7 @@ def configured(command: argparse.ArgumentParser) -> None:
     """Flags that override the configuration; their destinations are its dotted names."""
     config_file(command)
     command.add_argument("--source", dest="source", metavar="NAME", help=f"auto, {', '.join(SOURCES)}")
-    command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help="processes")
+    command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help=f"auto, {', '.join(SCHEDULERS)}")
     for flag, metavar, about in (
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("sampling.interval-seconds", "S", "seconds between samples; default 1"),

@@ -1,25 +1,56 @@
-"""Who holds the GPU. One file a scheduler, one row in SCHEDULERS."""
+"""Who holds the GPU. One module or package a scheduler, one row in SCHEDULERS."""
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from exporter.core.model import Allocation, Reading
+from msgspec import Struct
+
+from exporter.core.model import Allocation, Device, Fault, Reading
+
+CONDITIONS = frozenset({
+    "drained", "draining", "down", "maintenance", "reserved", "planned", "cordoned", "not_ready",
+})  # fmt: skip
+"""Why nothing new may be placed on a node: what no one holds there is unavailable, not idle."""
 
 
 class SchedulerError(Exception):
     """The scheduler could not be asked; the message says what was tried and what to do."""
 
 
+class Member(Struct, frozen=True):
+    """What a process on a GPU is to its job."""
+
+    job_id: str
+    rank: str = ""
+    """Its global rank, digits; empty: not known."""
+
+
+class Word(Struct, frozen=True):
+    """What a scheduler says at one moment."""
+
+    allocations: tuple[Allocation, ...]
+    """Every allocation that still holds a GPU, or ended since the last time (with its `end`)."""
+    at: int
+    """When this was last known to be true; monotonic nanoseconds."""
+    condition: str = ""
+    """One of CONDITIONS; empty: the node takes new work."""
+    members: Mapping[int, Member] = {}
+    """By pid, of processes in the readings."""
+    faults: tuple[Fault, ...] = ()
+    unanswered_since: int | None = None
+    """Since when a question to the controller or the API server has had no answer; None: none is open."""
+
+
 class Scheduler(Protocol):
-    """Says who holds each GPU. Called on the reading thread, one call at a time."""
+    """Says who holds each GPU. Called on the reading thread, one call at a time; what may block is not done there."""
 
     name: str
 
-    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...] | None:
-        """Every allocation that still holds a GPU, or ended since the last call (with its `end`).
+    def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word | None:
+        """What is known at `now` (monotonic nanoseconds on whole milliseconds) of who holds `devices`.
 
-        None: nothing can be said yet, which is not "nobody". `now` is monotonic nanoseconds on whole milliseconds.
-        Raises SchedulerError when it cannot be told.
+        None: nothing can be said yet, which is not "nobody". Raises SchedulerError when it cannot be told.
         """
         ...
 
@@ -28,8 +59,14 @@ class Scheduler(Protocol):
         ...
 
 
-SCHEDULERS = {"processes": "exporter.schedulers.processes:open_processes"}
-"""Name -> module:opener."""
+SCHEDULERS = {
+    "slurm": "exporter.schedulers.slurm:open_slurm",
+    "kubernetes": "exporter.schedulers.kubernetes:open_kubernetes",
+    "mapping-dir": "exporter.schedulers.mapping_dir:open_mapping_dir",
+    "processes": "exporter.schedulers.processes:open_processes",
+}
+"""Name -> module:opener, in the order in which `scheduler = "auto"` tries them; the last opens anywhere. Imported only
+when tried."""
 
 
 def open_scheduler(name: str, config: Any) -> Scheduler:

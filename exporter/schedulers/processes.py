@@ -12,19 +12,20 @@ process started that is too early, never too late. A tick rounds down; the whole
 """
 
 import os
-import pwd
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs
 
-from exporter.core.model import MS, SECOND, Allocation, Owner, Process, Reading
-from exporter.schedulers import SchedulerError
+from exporter.core.model import MS, NEVER, SECOND, Allocation, Device, Owner, Process, Reading
+from exporter.schedulers import Member, SchedulerError, Word
+from exporter.schedulers.members import Seen, facts, rank, user_name
+from exporter.schedulers.rules import Rules
 
 _UNITS = (
     # Patterns of one component of a cgroup path, in order of preference; of several matches the deepest counts.
@@ -37,16 +38,16 @@ _UNITS = (
     (re.compile(r"(.+\.(?:service|scope))"), "{}"),
 )
 _NO_UNIT = "no-unit"
-_INTERACTIVE = re.compile(r"/session-[^/]*\.scope|/user@|jupyter|ipykernel|code-server|vscode|rstudio")
-"""People at work: a login session, a user's own systemd, or a notebook or editor server."""
+_SESSION = re.compile(r"/session-[^/]*\.scope|/user@")
+"""A login session, or a user's own systemd."""
 
 
 class _Identity(Struct, frozen=True):
-    """What /proc said of a pid; `ticks` tells it from a later process with the same number."""
+    """What /proc said of a process."""
 
-    ticks: int
     owner: Owner
     start: int
+    rank: str
 
 
 class ProcessesScheduler:
@@ -56,44 +57,48 @@ class ProcessesScheduler:
 
     def __init__(
         self,
+        rules: Rules | None = None,
         *,
         proc: str | Path = "/proc",
         user_of: Callable[[int], str] | None = None,
         asleep: Callable[[], int] | None = None,
     ) -> None:
         """Read `proc`; `user_of` names a uid, `asleep` gives the nanoseconds spent suspended since boot."""
-        self._proc = Path(proc)
+        self._proc, self._rules = Path(proc), rules or Rules()
         # Kept for good: the name service may be a network away, and the reading thread must not wait twice.
-        self._user_of = cache(user_of or _user)
+        self._user_of = cache(user_of or user_name)
         self._asleep = asleep or _asleep
         self._hertz = os.sysconf("SC_CLK_TCK")
-        self._identities: dict[int, _Identity] = {}
+        self._seen = Seen(self._proc, self._identify)
         self._held: dict[tuple[str, str], Allocation] = {}
         self._looked: dict[str, int] = {}
+        self._at = NEVER
         self._blind = False
         """No list has been seen though there were readings; a tick without any is no sight regained."""
 
-    def allocations(self, now: int, readings: tuple[Reading, ...]) -> tuple[Allocation, ...] | None:
+    def look(self, now: int, _devices: Sequence[Device], readings: Sequence[Reading]) -> Word | None:
         """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
 
-        None before the first reading. A GPU whose list is not visible (None) keeps its owners. Raises SchedulerError
-        while no list at all has been visible: a source that cannot see processes must not make every GPU look
-        unallocated.
+        None before the first reading. A GPU whose list is not visible (None) keeps its owners; while no list is,
+        all that is known grows old. Raises SchedulerError while none has ever been: a source that cannot see
+        processes must not make every GPU look unallocated.
         """
         lists = {r.uuid: r for r in readings if r.processes is not None}
         self._refuse_blindness(readings, lists)
         if not lists and not self._looked:
             return None
-        ended = [gone for reading in lists.values() for gone in self._look(reading, now=now)]
-        self._forget(process.pid for r in lists.values() for process in r.processes or ())
+        known = self._seen.look(process.pid for r in lists.values() for process in r.processes or ())
+        ended = [gone for reading in lists.values() for gone in self._take(reading, known, now=now)]
         counts = Counter(job for _, job in self._held)
         self._held = {key: structs.replace(a, gpus=counts[key[1]]) for key, a in self._held.items()}
-        return (*self._held.values(), *ended)
+        if lists or not readings:
+            self._at = now
+        return Word((*self._held.values(), *ended), self._at, members=_members(lists.values(), known))
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _refuse_blindness(self, readings: tuple[Reading, ...], lists: dict[str, Reading]) -> None:
+    def _refuse_blindness(self, readings: Sequence[Reading], lists: dict[str, Reading]) -> None:
         self._blind = not lists and not self._looked and (self._blind or bool(readings))
         if self._blind:
             raise SchedulerError(
@@ -103,9 +108,9 @@ class ProcessesScheduler:
         if lists and not self._proc.is_dir():
             raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
 
-    def _look(self, reading: Reading, *, now: int) -> list[Allocation]:
+    def _take(self, reading: Reading, known: Mapping[int, _Identity], *, now: int) -> list[Allocation]:
         """Take in one GPU's list; give what ended on it."""
-        uuid, present = reading.uuid, self._present(reading)
+        uuid, present = reading.uuid, _present(reading, known)
         for owner, start in present.values():
             # Not on the last list, so not on the GPU then, however old the process: a notebook that only now
             # makes a context. On the first look there is no such evidence and the true start is given.
@@ -115,49 +120,41 @@ class ProcessesScheduler:
         gone = [key for key in self._held if key[0] == uuid and key[1] not in present]
         return [structs.replace(self._held.pop(key), end=now) for key in gone]
 
-    def _present(self, reading: Reading) -> dict[str, tuple[Owner, int]]:
-        """Owners on the GPU by job id, each with its earliest process's start."""
-        present: dict[str, tuple[Owner, int]] = {}
-        for process in reading.processes or ():
-            known = self._identity(process)
-            owner = known.owner if known else _unknown(process)
-            # Nothing says when an unknown one came: it was there when the list was made for this reading.
-            start = known.start if known else reading.start
-            present[owner.job_id] = (owner, min(start, present.get(owner.job_id, (owner, start))[1]))
-        return present
-
-    def _identity(self, process: Process) -> _Identity | None:
-        """Ask /proc once for each process; one that ended since the list was made is still who it was."""
-        known, folder = self._identities.get(process.pid), self._proc / str(process.pid)
-        try:
-            ticks = _ticks(_text(folder / "stat"))
-            if known is None or known.ticks != ticks:
-                known = _Identity(ticks, self._owner(folder), self._started(ticks))
-                self._identities[process.pid] = known
-        except (OSError, ValueError, IndexError):
-            return known
-        return known
-
-    def _owner(self, folder: Path) -> Owner:
-        user = self._user_of(_uid(_text(folder / "status")))
-        cgroups = _text(folder / "cgroup")
-        unit = _unit(cgroups)
-        kind = "interactive" if _INTERACTIVE.search(cgroups + _command(folder)) else "batch"
-        return Owner(f"{user}/{unit}", "processes", user, name=unit, workload_class=kind)
+    def _identify(self, folder: Path, ticks: int) -> _Identity:
+        said = facts(folder)
+        if said.uid is None:
+            raise ValueError(f"{folder}/status: no uid")
+        user, unit = self._user_of(said.uid), _unit(said.cgroup)
+        kind = "session" if _SESSION.search(said.cgroup) else ""
+        owner = Owner(f"{user}/{unit}", "processes", user, name=unit, kind=kind)
+        return _Identity(self._rules.judge(owner, command=said.command), self._started(ticks), rank(said.environ))
 
     def _started(self, ticks: int) -> int:
         nanoseconds = ticks * SECOND // self._hertz - self._asleep()
         return -(-nanoseconds // MS) * MS
 
-    def _forget(self, pids: Iterable[int]) -> None:
-        """Drop identities that no list seen this time names."""
-        listed = set(pids)
-        self._identities = {pid: known for pid, known in self._identities.items() if pid in listed}
+
+def open_processes(config: Any) -> ProcessesScheduler:
+    """Open on the host's /proc, wherever `config` says that is."""
+    return ProcessesScheduler(Rules(config.workload), proc=config.host.proc)
 
 
-def open_processes(_config: Any) -> ProcessesScheduler:
-    """Open on this machine's /proc; needs nothing of the configuration."""
-    return ProcessesScheduler()
+def _present(reading: Reading, known: Mapping[int, _Identity]) -> dict[str, tuple[Owner, int]]:
+    """Owners on the GPU by job id, each with its earliest process's start."""
+    present: dict[str, tuple[Owner, int]] = {}
+    for process in reading.processes or ():
+        said = known.get(process.pid)
+        owner = said.owner if said else _unknown(process)
+        # Nothing says when an unknown one came: it was there when the list was made for this reading.
+        start = said.start if said else reading.start
+        present[owner.job_id] = (owner, min(start, present.get(owner.job_id, (owner, start))[1]))
+    return present
+
+
+def _members(readings: Iterable[Reading], known: Mapping[int, _Identity]) -> dict[int, Member]:
+    listed = (process for reading in readings for process in reading.processes or ())
+    said = ((process, known.get(process.pid)) for process in listed)
+    return {p.pid: Member(who.owner.job_id, who.rank) if who else Member(_unknown(p).job_id) for p, who in said}
 
 
 def _unknown(process: Process) -> Owner:
@@ -181,35 +178,6 @@ def _unit_of_path(path: str) -> str:
             if match:
                 return form.format(match[1].replace("_", "-") if form == "pod-{}" else match[1])
     return ""
-
-
-def _ticks(stat: str) -> int:
-    """Field 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold spaces and brackets."""
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def _uid(status: str) -> int:
-    """Real uid: the first number of the `Uid:` line."""
-    line = next(line for line in [*status.splitlines(), "Uid:"] if line.startswith("Uid:"))
-    return int(line.split()[1])
-
-
-def _command(folder: Path) -> str:
-    try:
-        return _text(folder / "cmdline")
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _asleep() -> int:

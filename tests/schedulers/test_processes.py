@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from exporter.config import Config, Host, Workload, WorkloadRule
 from exporter.core.model import MS, SECOND, Allocation, Process, Reading
-from exporter.schedulers import SchedulerError
+from exporter.schedulers import Member, SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler, open_processes
 
 HERTZ = os.sysconf("SC_CLK_TCK")
@@ -71,9 +72,9 @@ def blind(index: int, at: int = 100 * SECOND) -> Reading:
 
 
 def told(asked: ProcessesScheduler, now: int, *readings: Reading) -> tuple[Allocation, ...]:
-    allocations = asked.allocations(now, readings)
-    assert allocations is not None
-    return allocations
+    word = asked.look(now, (), readings)
+    assert word is not None
+    return word.allocations
 
 
 def look(asked: ProcessesScheduler, *readings: Reading) -> tuple[Allocation, ...]:
@@ -131,14 +132,14 @@ def test_an_invisible_list_keeps_the_owner(proc: Proc) -> None:
     before = look(asked, gpu(0, one))
     proc.end(10)
     assert look(asked, blind(0, at=101 * SECOND)) == before
-    assert asked.allocations(102 * SECOND, ()) == before
+    assert told(asked, 102 * SECOND) == before
     assert [a.end for a in look(asked, gpu(0, at=103 * SECOND))] == [103 * SECOND]
 
 
 def test_no_list_at_all_is_an_error_not_an_idle_machine(proc: Proc) -> None:
     with pytest.raises(SchedulerError, match=r"process list.*nvml source"):
         look(scheduler(proc), blind(0), blind(1))
-    assert scheduler(proc).allocations(0, ()) is None, "nothing was seen yet: that is not nobody"
+    assert scheduler(proc).look(0, (), ()) is None, "nothing was seen yet: that is not nobody"
     assert look(scheduler(proc), blind(0), gpu(1)) == ()
 
 
@@ -146,7 +147,7 @@ def test_a_tick_without_readings_ends_no_blindness(proc: Proc) -> None:
     asked = scheduler(proc)
     for second, readings in enumerate(((blind(0),), ())):
         with pytest.raises(SchedulerError, match="no GPU's process list"):
-            asked.allocations((100 + second) * SECOND, readings)
+            asked.look((100 + second) * SECOND, (), readings)
     assert look(asked, gpu(0)) == ()
 
 
@@ -154,6 +155,26 @@ def test_a_missing_proc_is_an_error(tmp_path: Path) -> None:
     asked = ProcessesScheduler(proc=tmp_path / "no")
     with pytest.raises(SchedulerError, match=r"no is no directory: mount"):
         look(asked, gpu(0, Process(1)))
+
+
+def test_every_listed_process_is_a_member_of_its_owner_with_its_rank(proc: Proc) -> None:
+    first, second, hidden = proc.add(10), proc.add(11, uid=BOB), Process(77, name="/opt/python")
+    (proc.root / "10" / "environ").write_bytes(b"RANK=5\0")
+    word = scheduler(proc).look(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
+    assert word is not None
+    assert word.members == {
+        10: Member("alice/train.service", "5"),
+        11: Member("bob/train.service"),
+        77: Member("unknown/python"),
+    }
+
+
+def test_what_is_known_grows_old_while_no_list_is_seen(proc: Proc) -> None:
+    asked, one = scheduler(proc), proc.add(10)
+    ticks: list[tuple[Reading, ...]] = [(gpu(0, one),), (blind(0),), (), (blind(0),), (blind(0), gpu(1))]
+    words = [asked.look((100 + second) * SECOND, (), readings) for second, readings in enumerate(ticks)]
+    ages = [None if word is None else 100 + second - word.at // SECOND for second, word in enumerate(words)]
+    assert ages == [0, 1, 0, 1, 0], "a tick without readings says nothing of anybody's sight"
 
 
 # Since when.
@@ -236,12 +257,21 @@ def test_the_unit_is_the_last_name_people_know(proc: Proc, cgroup: str, unit: st
         ("0::/system.slice/jupyter-alice.service", "python\0a.py", "interactive"),
         (f"0::/docker/{CONTAINER}", "python\0-m\0ipykernel_launcher\0-f\0k.json", "interactive"),
         (f"0::/docker/{CONTAINER}", "python\0train.py", "batch"),
+        (f"0::/docker/{CONTAINER}", "vllm\0serve\0m", "serving"),
         ("0::/system.slice/session-manager.service", "python\0a.py", "batch"),
     ],
 )
-def test_people_at_work_are_interactive(proc: Proc, cgroup: str, command: str, kind: str) -> None:
+def test_people_at_work_are_interactive_and_servers_serve(proc: Proc, cgroup: str, command: str, kind: str) -> None:
     (held,) = look(scheduler(proc), gpu(0, proc.add(10, cgroup=cgroup, command=command)))
     assert held.owner.workload_class == kind
+
+
+def test_the_operators_rules_judge_and_the_hosts_proc_is_read(proc: Proc) -> None:
+    process = proc.add(10, uid=ALICE, command="python\0eval.py\0--all")
+    rule = WorkloadRule(workload_class="serving", team="search", zombie_seconds=90.0, command=r"eval\.py --all")
+    asked = open_processes(Config(host=Host(proc=str(proc.root)), workload=Workload((rule,))))
+    (held,) = look(asked, gpu(0, process))
+    assert (held.owner.workload_class, held.owner.team, held.owner.zombie_seconds) == ("serving", "search", 90.0)
 
 
 def test_a_process_without_a_readable_command_line_is_still_known(proc: Proc) -> None:
@@ -329,7 +359,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_real_process_is_known_since_it_began_until_it_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
     now = -(-time.monotonic_ns() // MS) * MS
-    asked = open_processes(None)
+    asked = open_processes(Config())
     listed = Process(sleeper.pid, name=sys.executable)
     (held,) = told(asked, now, Reading("GPU-0", now - SECOND, now, processes=(listed,)))
     me = pwd.getpwuid(os.getuid()).pw_name

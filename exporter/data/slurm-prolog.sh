@@ -1,0 +1,125 @@
+#!/bin/sh
+# Slurm prolog: writes which job holds which GPU, one file a GPU, named by its index on the node, one job id a line.
+# gpu-efficiency reads them (scheduler "slurm" with slurm.mapping_dir, or "mapping-dir"); so does dcgm-exporter
+# (--hpc-job-mapping-dir). Needs a POSIX shell and coreutils; takes flock of util-linux where it is there.
+#
+# Install on each GPU node, with its epilog, and in slurm.conf:
+#     PrologFlags=Alloc
+#     Prolog=/etc/slurm/gpu-efficiency-prolog.sh
+#     Epilog=/etc/slurm/gpu-efficiency-epilog.sh
+# With a prolog of your own, call this from it (or let Prolog be a pattern, /etc/slurm/prolog.d/*). Without
+# PrologFlags=Alloc it runs only with the first step, and an allocation without one is seen by nobody.
+# slurmd gives a prolog an environment of its own making: for another directory change the line below, in both scripts,
+# or call them from a script that sets GPU_EFFICIENCY_JOBS_DIR.
+#
+# The numbers are SLURM_JOB_GPUS, Slurm's for the devices of gres.conf. They are the driver's where gres.conf lists all
+# of the node's GPUs in the driver's order (AutoDetect=nvml does); for MIG they count instances: do not use this there.
+#
+# It always exits 0: a prolog that fails drains the node and requeues the job (Slurm, Prolog and Epilog Guide).
+# What goes wrong is told to standard error and to syslog; the job starts all the same.
+
+# shellcheck disable=SC2317  # what `locked` calls is reached
+
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+umask 022
+trap 'exit 0' EXIT
+dir=${GPU_EFFICIENCY_JOBS_DIR:-/run/gpu-efficiency/jobs}
+job=${SLURM_JOB_ID:-}
+
+tell() {
+    printf 'gpu-efficiency prolog: %s\n' "$1" >&2
+    if command -v logger >/dev/null 2>&1; then
+        logger -t gpu-efficiency-prolog -p daemon.warning -- "$1" >/dev/null 2>&1
+    fi
+    return 0
+}
+
+# True when $1 is a number of at most 18 digits, without a leading 0: what a shell can reckon with, and no path.
+number() {
+    case $1 in
+        '' | *[!0-9]* | 0?* | ???????????????????*) return 1 ;;
+    esac
+    return 0
+}
+
+# The numbers of a list such as 0,1,4-6, one a line. Slurm writes no ranges here today; it does elsewhere.
+numbers() {
+    printf '%s\n' "$1" | tr ',' '\n' | while IFS= read -r part; do
+        first=${part%%-*}
+        last=${part#*-}
+        if ! number "$first" || ! number "$last" || [ "$last" -gt 1023 ]; then
+            tell "job $job: SLURM_JOB_GPUS is no list of numbers below 1024, left out: $part"
+            continue
+        fi
+        while [ "$first" -le "$last" ]; do
+            printf '%s\n' "$first"
+            first=$((first + 1))
+        done
+    done
+}
+
+# Lines of file $1 that are not this job's.
+others() {
+    [ -f "$1" ] || return 0
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in
+            "$job" | "$job "*) ;;
+            ?*) printf '%s\n' "$line" ;;
+        esac
+    done <"$1"
+}
+
+# Readers see the old file or the new one, never half of it: it is written beside, under a name that is no GPU's.
+add() {
+    new=$dir/.$1.$$
+    if [ ! -d "$dir/$1" ] && { others "$dir/$1" && printf '%s\n' "$job"; } >"$new" && mv -f "$new" "$dir/$1"; then
+        return 0
+    fi
+    rm -f "$new"
+    tell "job $job: cannot write $dir/$1: its GPU will look unallocated"
+}
+
+add_all() {
+    numbers "$SLURM_JOB_GPUS" | while IFS= read -r gpu; do
+        add "$gpu"
+    done
+}
+
+# Prologs and epilogs of several jobs run at a time; each rewrites whole files, so one after the other. flock's lock dies
+# with its holder, a directory as lock does not. After 5 s nobody is waited for, and such a one is taken away: slurmd
+# takes a job for lost after BatchStartTimeout, 10 s by default.
+locked() {
+    if command -v flock >/dev/null 2>&1; then
+        (
+            flock -w 5 9 || tell "job $job: no lock on $dir after 5 s, going on without"
+            "$@"
+        ) 9<"$dir"
+        return 0
+    fi
+    tries=0
+    until mkdir "$dir/.lock" 2>/dev/null; do
+        tries=$((tries + 1))
+        if [ "$tries" -ge 50 ] || [ ! -w "$dir" ]; then
+            break
+        fi
+        sleep 0.1
+    done
+    "$@"
+    rmdir "$dir/.lock" 2>/dev/null
+    return 0
+}
+
+if [ -z "${SLURM_JOB_GPUS:-}" ]; then
+    exit 0 # a job without GPUs
+fi
+if ! number "$job"; then
+    tell "SLURM_JOB_ID is no number: '$job'"
+    exit 0
+fi
+if ! mkdir -p "$dir" 2>/dev/null || [ ! -d "$dir" ]; then
+    tell "job $job: cannot make $dir: its GPUs will look unallocated"
+    exit 0
+fi
+locked add_all
+exit 0

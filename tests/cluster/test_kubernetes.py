@@ -1,0 +1,347 @@
+"""Pods and nodes of a whole Kubernetes cluster: what they mean, and that they come by one list and one watch."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import msgspec
+import pytest
+
+from exporter.clock import SystemClock
+from exporter.cluster.kubernetes import KubernetesCluster, open_kubernetes
+from exporter.cluster.kubernetes_objects import Node, Pod, gpus_of
+from exporter.cluster.kubernetes_reading import Disruptions, read_nodes, read_pods
+from exporter.cluster.metrics import page
+from exporter.cluster.model import Jobs, Nodes, Reservations, Topology
+from exporter.cluster.view import Fitting, fitting_of, queue_of, spread_of
+from exporter.cluster.watching import SilentError, Watch
+from exporter.config import Config, ConfigError, Kubernetes
+from exporter.schedulers.kubernetes.api import Access, Pace
+from exporter.schedulers.rules import Rules
+from tests.e2e.running import Page, wait_for
+from tests.kubernetes import api
+from tests.kubernetes.api import VERSION, ApiServer, Json
+from tests.kubernetes.cluster import uid_of
+
+GPU, WHOLE = ("nvidia.com/*",), "nvidia.com/gpu"
+PACE = Pace(first=0.05, most=0.2, answer=1.0, quiet=5.0)
+MADE = "2026-01-02T03:04:05Z"
+NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()
+RULES = Rules()
+
+
+def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: str = WHOLE, **spec: Any) -> Json:
+    """A valid pod that wants so many GPUs; without `node` it is pending, and the scheduler has said that it cannot."""
+    asked = {"limits": {resource: f"{gpus}"}} if gpus else {}
+    scheduled = {"type": "PodScheduled", "status": "True" if node else "False"}
+    if not node:
+        scheduled["reason"] = "SchedulingGated" if "schedulingGates" in spec else "Unschedulable"
+    thing = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ml", "uid": uid_of(name), "creationTimestamp": MADE},
+        "spec": {"containers": [{"name": "main", "image": "train:1", "resources": asked}]} | spec,
+        "status": {"phase": phase or ("Running" if node else "Pending"), "conditions": [scheduled]},
+    }
+    if node:
+        thing["spec"]["nodeName"] = node  # type: ignore[index]
+    kubernetes_validate.validate(thing, VERSION, strict=False)
+    return thing
+
+
+def node(name: str, gpus: int = 8, *, offered: int | None = None, ready: str = "True", **more: Any) -> Json:
+    labels = more.pop("labels", {})
+    resources = {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": f"{gpus}"}
+    thing = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": uid_of(f"node {name}"), "labels": labels},
+        "spec": more,
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "capacity": resources,
+            "allocatable": resources | {"nvidia.com/gpu": f"{gpus if offered is None else offered}"},
+        },
+    }
+    kubernetes_validate.validate(thing, VERSION, strict=False)
+    return thing
+
+
+def jobs(pods: list[Json], nodes: list[Json], *, disruptions: Disruptions | None = None) -> Jobs:
+    told = disruptions.told() if disruptions else ()
+    return read_pods(
+        msgspec.convert(pods, list[Pod]),
+        msgspec.convert(nodes, list[Node]),
+        resources=GPU,
+        rules=RULES,
+        disruptions=told,
+    )
+
+
+def nodes_of(nodes: list[Json], pods: list[Json]) -> Nodes:
+    return read_nodes(msgspec.convert(nodes, list[Node]), msgspec.convert(pods, list[Pod]), resources=GPU)
+
+
+def fitting(pods: list[Json], nodes: list[Json]) -> Fitting:
+    found = jobs(pods, nodes)
+    queue = queue_of(found.pending, now=NOW)
+    return fitting_of(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
+
+
+def fits(pods: list[Json], nodes: list[Json]) -> int:
+    return sum(fitting(pods, nodes).gpus.values())
+
+
+def kept_by(name: str) -> list[Json]:
+    return [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid_of(name), "controller": True}]
+
+
+def of_job(thing: Json, name: str) -> Json:
+    thing["metadata"]["ownerReferences"] = kept_by(name)
+    return thing
+
+
+def test_the_queue_by_namespace_and_reason() -> None:
+    pods = [
+        pod("a", 8),
+        pod("b", 2),
+        pod("gated", 4, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]),
+        pod("web"),
+        pod("works", 1, node="n1"),
+        pod("starts", 1, node="n1", phase="Pending"),
+        pod("over", 4, phase="Succeeded"),
+    ]
+    queue = queue_of(jobs(pods, [node("n1")]).pending, now=NOW)
+    assert queue.jobs == {("ml", "unschedulable"): 2, ("ml", "gated"): 1}
+    assert queue.gpus == {("ml", "unschedulable"): 10, ("ml", "gated"): 4}
+    assert queue.waits == {"ml": 600.0}
+
+
+def test_nodes_expected_allocated_and_free() -> None:
+    pods = [pod("a", 3, node="n1"), pod("b", 1, node="n1", phase="Pending"), pod("c", 4, node="n1", phase="Failed")]
+    things = [node("n1", offered=7), node("n2", ready="Unknown"), node("n3", unschedulable=True), node("n4")]
+    one, two, three, four = nodes_of(things, pods).nodes
+    assert (one.gpus, one.used, one.free) == ({"gpu": 8}, {"gpu": 4}, {"gpu": 3})
+    assert [each.state for each in (one, two, three, four)] == ["mixed", "not_ready", "cordoned", "idle"]
+    assert (two.free, three.free) == ({}, {})
+    assert nodes_of([node("cpu", gpus=0)], []).nodes == ()
+
+
+def test_a_shared_gpu_is_one_gpu() -> None:
+    labels = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+    (shared,) = nodes_of([node("n1", 32, labels=labels)], []).nodes
+    assert (shared.total, shared.shares) == (32, 4)
+    (whole,) = nodes_of([node("n1", 8, labels={"nvidia.com/gpu.replicas": "1"})], []).nodes
+    assert whole.shares == 1
+
+
+def test_what_a_pod_is_set_aside() -> None:
+    thing = pod("a", 2)
+    thing["spec"]["containers"].append(
+        {
+            "name": "two",
+            "image": "x",
+            "resources": {"requests": {WHOLE: "1"}, "limits": {WHOLE: "1"}},
+        }
+    )
+    thing["spec"]["initContainers"] = [{"name": "i", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "5"}}}]
+    assert gpus_of(msgspec.convert(thing, Pod), GPU) == {"nvidia.com/gpu": 5}
+    thing["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    assert gpus_of(msgspec.convert(thing, Pod), GPU) == {"nvidia.com/gpu": 8}
+
+
+def test_one_unreadable_pod_is_counted_and_costs_no_other() -> None:
+    bad = pod("bad", 1)
+    bad["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1.5"
+    found = jobs([bad, pod("good", 1)], [])
+    assert (found.refused, [each.job_id for each in found.pending]) == (1, ["ml/pod/good"])
+
+
+def test_pods_fit_by_gpus_selector_affinity_and_taints() -> None:
+    things = [node("n1", labels={"pool": "train", "zone": "a"}, taints=[{"key": "gpu", "effect": "NoSchedule"}])]
+    tolerant: Json = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    assert fits([pod("a", 4)], things) == 0, "the taint"
+    assert fits([pod("a", 4, **tolerant)], things) == 4
+    assert fits([pod("a", 9, **tolerant)], things) == 0
+    assert fits([pod("a", 4, nodeSelector={"pool": "train"}, **tolerant)], things) == 4
+    assert fits([pod("a", 4, nodeSelector={"pool": "serve"}, **tolerant)], things) == 0
+    assert fits([pod("a", 4, **affine("zone", "In", "b", "a"), **tolerant)], things) == 4
+    assert fits([pod("a", 4, **affine("zone", "In", "b"), **tolerant)], things) == 0
+    assert fits([pod("a", 4, **affine("zone", "Exists"), **tolerant)], things) == 4
+    assert fits([pod("a", 4, **affine("rack", "Exists"), **tolerant)], things) == 0
+    assert fits([pod("a", 4, **affine("zone", "NotIn", "c"), **tolerant)], things) == 0, (
+        "not understood: not known to fit"
+    )
+    assert fits([pod("a", 4, schedulingGates=[{"name": "x"}], **tolerant)], things) == 0
+
+
+def affine(key: str, operator: str, *values: str) -> Json:
+    expression: Json = {"key": key, "operator": operator} | ({"values": list(values)} if values else {})
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def test_priority_goes_first() -> None:
+    found = fitting([pod("low", 5, priority=1), pod("high", 6, priority=9)], [node("n1")])
+    assert sum(found.gpus.values()) == 6
+
+
+def test_mig_and_whole_gpus_are_not_mixed_up() -> None:
+    assert fits([pod("a", 1, resource="nvidia.com/mig-1g.10gb")], [node("n1")]) == 0
+
+
+def test_placement_of_a_job_of_several_pods() -> None:
+    labels = {"network.topology.nvidia.com/leaf": "s1", "topology.kubernetes.io/zone": "a"}
+    things = [
+        node("n1", labels=labels | {"nvidia.com/gpu.clique": "c1"}),
+        node("n2", labels=labels | {"nvidia.com/gpu.clique": "c2"}),
+    ]
+    pods = [of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n2"), "a")]
+    spread = spread_of(jobs(pods, things), nodes_of(things, pods), topology=Topology(), most=10)
+    assert spread.gpus == (("ml/job/a", 8),)
+    found = {each.level: (each.spans, each.fewest) for each in spread.placements}
+    assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
+
+
+def disrupted(thing: Json, reason: str) -> Json:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    return thing | {"status": thing["status"] | {"conditions": [condition]}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "culprit"),
+    [
+        ("PreemptionByScheduler", "preempted", ""),
+        ("DeletionByTaintManager", "node_failure", "n1"),
+        ("EvictionByEvictionAPI", "", ""),
+    ],
+)
+def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit: str) -> None:
+    seen = Disruptions()
+    thing = disrupted(of_job(pod("a-0", 4, node="n1"), "a"), reason)
+    spared = disrupted(of_job(pod("a-2", 4, node="n1"), "a"), reason)
+    spared["status"]["conditions"][0]["status"] = "False"
+    for each in (thing, thing, of_job(pod("a-1", 4, node="n1"), "a"), spared):
+        seen.see(msgspec.convert(each, Pod))
+    (run,) = jobs([], [], disruptions=seen).runs
+    assert (run.job_id, run.restarts, run.each, run.cause, run.culprit) == ("ml/job/a", 1, 4, cause, culprit)
+
+
+# -- on an API server --
+
+
+def _selected(thing: Json, selector: str) -> bool:
+    """Of all nodes' objects: `a!=b` joined by commas."""
+    parts = [part.partition("!=") for part in selector.split(",") if part]
+    return all(thing.get("status", {}).get(field.rpartition(".")[2]) != value for field, _, value in parts)
+
+
+def _refusal(server: ApiServer, token: str, path: str, asked: dict[str, str]) -> tuple[int, str] | None:
+    if token != f"Bearer {server.token}":
+        return 401, "Unauthorized"
+    if path in server.forbidden:
+        return 403, f"cannot list {path}"
+    return (410, "too old resource version") if "watch" in asked and server.expired(asked) else None
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    monkeypatch.setattr(api, "_selected", _selected)
+    monkeypatch.setattr(api, "_refusal", _refusal)
+    made = ApiServer(tmp_path)
+    (tmp_path / "token").write_text(made.token)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
+    access = Access(server.url, f"{tmp_path / 'token'}", f"{server.ca}", PACE)
+    made = KubernetesCluster(access, rules=RULES, resources=GPU, now=SystemClock().now)
+    yield made
+    made.close()
+
+
+class Looks:
+    """A watch on the server whose turns are taken by hand."""
+
+    def __init__(self, source: KubernetesCluster) -> None:
+        self._clock = SystemClock()
+        self.watch = Watch(source, self._clock, refresh_seconds=60, max_jobs=10)
+
+    def page(self) -> Page:
+        self.watch.turn()
+        return Page(page(self.watch.view, now=self._clock.now()).decode())
+
+    def total(self, name: str, **labels: str) -> float:
+        return float(self.page().total(f"cluster_{name}", **labels))
+
+
+def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: KubernetesCluster) -> None:
+    server.has(node("n1"), node("n2", gpus=4), pod("a", 2, node="n1"), pod("b", 8), pod("over", 8, phase="Succeeded"))
+    looks = Looks(source)
+    wait_for(lambda: looks.total("node_expected_gpus") == 12, "both nodes are told")
+    wait_for(lambda: looks.total("node_allocated_gpus") == 2, "the pod that runs")
+    wait_for(lambda: looks.total("queue_gpus", partition="ml", reason="unschedulable") == 8, "the pod that waits")
+    for _ in range(20):
+        looks.page()
+    for path in ("/api/v1/pods", "/api/v1/nodes"):
+        assert len(server.asked(path, watch=False)) == 1
+        assert len(server.asked(path, watch=True)) == 1
+    (asked,) = server.asked("/api/v1/pods", watch=False)
+    assert asked["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed", "the many that are over stay away"
+    server.has(pod("b", 8, node="n2"))
+    wait_for(lambda: looks.total("queue_gpus") == 0, "the pod was scheduled")
+
+
+def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
+    server: ApiServer, source: KubernetesCluster
+) -> None:
+    thing, other = of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n1"), "a")
+    server.has(node("n1"), thing, other)
+    looks = Looks(source)
+    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 8, "the job is told")
+    server.has(disrupted(thing, "PreemptionByScheduler"))
+    server.deletes(thing)
+    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 4, "the pod has gone")
+    assert looks.total("interruptions_total", partition="ml", cause="preempted") == 1
+    assert looks.total("interrupted_gpus_total", cause="preempted") == 4
+
+
+def test_a_server_that_goes_and_comes_back(server: ApiServer, source: KubernetesCluster) -> None:
+    server.has(node("n1"), pod("b", 8))
+    looks = Looks(source)
+    wait_for(lambda: looks.total("queue_gpus") == 8, "the queue is told")
+    server.stop()
+    wait_for(lambda: looks.total("failed_questions_total", kind="silent") > 0, "the silence is noticed")
+    assert server.url in looks.watch.trouble
+    assert looks.total("node_expected_gpus") == 8
+    server.start()
+    wait_for(lambda: not (looks.page() and looks.watch.trouble), "it answers again")
+
+
+def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> None:
+    server.forbidden.add("/api/v1/nodes")
+    config = Config(
+        kubernetes=Kubernetes(api_url=server.url, token_file=f"{tmp_path / 'token'}", ca_file=f"{server.ca}")
+    )
+    source = open_kubernetes(config, pace=PACE)
+    try:
+        with pytest.raises(SilentError, match=r"403.*ClusterRole"):
+            source.questions[1].ask()
+    finally:
+        source.close()
+        source.close()
+
+
+def test_after_its_end_it_answers_nothing(source: KubernetesCluster) -> None:
+    source.close()
+    with pytest.raises(SilentError, match="restart"):
+        source.questions[0].ask()
+
+
+def test_outside_a_cluster_it_does_not_open() -> None:
+    with pytest.raises(ConfigError, match="api_url"):
+        open_kubernetes(Config(), environ={})

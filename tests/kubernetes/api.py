@@ -1,0 +1,270 @@
+"""An API server over real HTTP with TLS and tokens: lists and watches as Kubernetes' "API Concepts" says.
+
+Owns objects, resource versions, a history that can be forgotten (410), bookmarks, and the faults that tests ask for.
+Every object is checked with kubernetes-validate before it is served. Refuses any request without the right token, and
+any that asks for more than one node's objects.
+"""
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+import kubernetes_validate
+
+VERSION = "1.34"
+"""Of Kubernetes, that objects are valid for."""
+PATHS = {
+    "/api/v1/pods": ("v1", "Pod"),
+    "/api/v1/nodes": ("v1", "Node"),
+    "/apis/resource.k8s.io/v1/resourceslices": ("resource.k8s.io/v1", "ResourceSlice"),
+}
+Json = dict[str, Any]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A CA's certificate, and one it signed for 127.0.0.1 with its key, all made for this test."""
+    ca, key, request, chain = (folder / name for name in ("ca.crt", "server.key", "server.csr", "server.pem"))
+    made = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _openssl("req", "-x509", *made, "-keyout", f"{folder / 'ca.key'}", "-out", f"{ca}", "-days", "2", "-subj", "/CN=ca")
+    _openssl("req", *made, "-keyout", f"{key}", "-out", f"{request}", "-subj", "/CN=kubernetes")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    signed = ["-CA", f"{ca}", "-CAkey", f"{folder / 'ca.key'}", "-CAcreateserial", "-extfile", f"{folder / 'names'}"]
+    _openssl("x509", "-req", "-in", f"{request}", *signed, "-days", "2", "-out", f"{chain}")
+    chain.write_text(chain.read_text() + key.read_text())
+    return ca, chain
+
+
+def _openssl(*words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+class ApiServer:
+    """Serves from construction to `stop`; `start` serves again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ca, self._chain = certificate(folder)
+        self.token = f"token of {folder.name}"
+        self.objects: dict[str, dict[str, Json]] = {path: {} for path in PATHS}
+        self.missing: set[str] = set()
+        """Paths that this server's version does not have."""
+        self.forbidden: set[str] = set()
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.piece = 0
+        """Bytes at a time of what a watch says; 0: as it comes."""
+        self.fleeting = False
+        """Each watch is taken and ended at once."""
+        self.deaf = False
+        """Take requests and answer none of them until `stop`."""
+        self._over = threading.Event()
+        self._version, self._oldest = 100, 0
+        self._history: list[tuple[int, str, str, Json]] = []
+        self._changed = threading.Condition()
+        self.connections: list[socket.socket] = []
+        self._round = 0
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._chain)
+        self._over.clear()
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
+        self._server.daemon_threads = True
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+        self.end_watches()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.connections.clear()
+
+    def endure(self) -> None:
+        """Say nothing while this server lives."""
+        self._over.wait()
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def has(self, *things: Json) -> Self:
+        """Make or change objects; each is valid Kubernetes, and gets a resource version."""
+        for thing in things:
+            path = next(path for path, kind in PATHS.items() if kind == (thing["apiVersion"], thing["kind"]))
+            kubernetes_validate.validate(thing, VERSION, strict=False)
+            uid = thing["metadata"]["uid"]
+            self._happened("MODIFIED" if uid in self.objects[path] else "ADDED", path, thing)
+        return self
+
+    def deletes(self, thing: Json) -> None:
+        path = next(path for path, found in self.objects.items() if thing["metadata"]["uid"] in found)
+        self._happened("DELETED", path, thing)
+
+    def bookmark(self) -> None:
+        """Tell all watches the newest version and nothing else."""
+        for path, (version, kind) in PATHS.items():
+            empty: Json = {"apiVersion": version, "kind": kind, "metadata": {"uid": ""}}
+            self._happened("BOOKMARK", path, empty)
+
+    def says(self, path: str, text: str) -> None:
+        """Put a line into the watches of `path`, whatever it is."""
+        self._happened("RAW", path, {"text": text, "metadata": {}})
+
+    def forgets(self) -> None:
+        """Forget the history: a watch from an older version is answered with 410, an open one told so."""
+        with self._changed:
+            self._version += 1
+            self._oldest = self._version
+            self._history.clear()
+            self._changed.notify_all()
+
+    def end_watches(self) -> None:
+        with self._changed:
+            self._round += 1
+            self._changed.notify_all()
+
+    def asked(self, path: str, *, watch: bool) -> list[dict[str, str]]:
+        """Questions about `path` so far."""
+        return [asked for found, asked in self.requests if found == path and ("watch" in asked) == watch]
+
+    def _happened(self, what: str, path: str, thing: Json) -> None:
+        with self._changed:
+            self._version += 1
+            thing = json.loads(json.dumps(thing))  # as it is now, whatever the test does to it later
+            thing["metadata"]["resourceVersion"] = f"{self._version}"
+            if what in ("ADDED", "MODIFIED"):
+                self.objects[path][thing["metadata"]["uid"]] = thing
+            elif what == "DELETED":
+                del self.objects[path][thing["metadata"]["uid"]]
+            self._history.append((self._version, what, path, thing))
+            self._changed.notify_all()
+
+    def listing(self, path: str, selector: str) -> Json:
+        version, kind = PATHS[path]
+        with self._changed:
+            items = [thing for thing in self.objects[path].values() if _selected(thing, selector)]
+            metadata = {"resourceVersion": f"{self._version}"}
+        return {"apiVersion": version, "kind": f"{kind}List", "metadata": metadata, "items": items}
+
+    def watched(self, path: str, asked: dict[str, str]) -> Iterator[bytes]:
+        """Lines of a watch, until it is ended."""
+        since, began = int(asked["resourceVersion"]), self._round
+        until = time.monotonic() + int(asked["timeoutSeconds"])
+        while time.monotonic() < until:
+            with self._changed:
+                if since < self._oldest:
+                    yield _line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+                    return
+                events = [each for each in self._history if each[0] > since and each[2] == path]
+                if not events and self._round == began:
+                    self._changed.wait(0.5)
+                if self._round != began:
+                    return
+            for version, what, _, thing in events:
+                since = version
+                if what == "RAW":
+                    yield thing["text"].encode() + b"\n"
+                elif what == "BOOKMARK" or _selected(thing, asked["fieldSelector"]):
+                    yield _line(what, thing)
+
+    def expired(self, asked: dict[str, str]) -> bool:
+        return int(asked["resourceVersion"]) < self._oldest
+
+
+def _line(what: str, thing: Json) -> bytes:
+    return json.dumps({"type": what, "object": thing}, ensure_ascii=False).encode() + b"\n"
+
+
+def _selected(thing: Json, selector: str) -> bool:
+    field, _, wanted = selector.partition("=")
+    found: Any = thing
+    for part in field.split("."):
+        found = found.get(part, {})
+    return bool(found == wanted)
+
+
+def _refusal(api: ApiServer, token: str, path: str, asked: dict[str, str]) -> tuple[int, str] | None:
+    if token != f"Bearer {api.token}":
+        return 401, "Unauthorized"
+    if path not in PATHS or path in api.missing:
+        return 404, "the server could not find the requested resource"
+    if path in api.forbidden:
+        return 403, f'"system:serviceaccount:gpu:gpu" cannot list {path}'
+    if "=" not in asked.get("fieldSelector", ""):
+        return 400, "a daemon on a node has no business with other nodes' objects"
+    return (410, "too old resource version") if "watch" in asked and api.expired(asked) else None
+
+
+def _answer(api: ApiServer, request: BaseHTTPRequestHandler) -> None:
+    parts = urlsplit(request.path)
+    asked = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    api.requests.append((parts.path, asked))
+    if api.deaf:
+        api.endure()
+    refusal = _refusal(api, request.headers["Authorization"], parts.path, asked)
+    if refusal:
+        _send(request, refusal[0], {"kind": "Status", "code": refusal[0], "message": refusal[1]})
+    elif "watch" in asked:
+        _stream(request, () if api.fleeting else api.watched(parts.path, asked), api)
+    else:
+        _send(request, 200, api.listing(parts.path, asked["fieldSelector"]))
+
+
+def _send(request: BaseHTTPRequestHandler, code: int, body: Json) -> None:
+    text = json.dumps(body, ensure_ascii=False).encode()
+    request.send_response(code)
+    request.send_header("Content-Type", "application/json")
+    request.send_header("Content-Length", f"{len(text)}")
+    request.end_headers()
+    request.wfile.write(text)
+
+
+def _stream(request: BaseHTTPRequestHandler, lines: Iterable[bytes], api: ApiServer) -> None:
+    request.send_response(200)
+    request.send_header("Content-Type", "application/json")
+    request.send_header("Transfer-Encoding", "chunked")
+    request.end_headers()
+    for line in lines:
+        for piece in _pieces(line, api.piece):
+            request.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            request.wfile.flush()
+    request.wfile.write(b"0\r\n\r\n")
+
+
+def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            api.connections.append(self.connection)
+            with suppress(OSError):  # the client went away, or this server is stopped
+                super().handle()
+
+        def do_GET(self) -> None:
+            _answer(api, self)
+
+        def log_message(self, *_: object) -> None:
+            """Keep still: the test speaks."""
+
+    return Handler
+
+
+def _pieces(line: bytes, size: int) -> list[bytes]:
+    return [line[at : at + size] for at in range(0, len(line), size)] if size else [line]

@@ -1,0 +1,218 @@
+"""A node of a pretended cluster: a kubelet, perhaps an API server, and the scheduler on both.
+
+Owns the objects that tests put there and the waiting for what the scheduler says. Refuses to judge it.
+"""
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from uuid import NAMESPACE_DNS, uuid5
+
+from msgspec import structs
+
+from exporter.clock import SystemClock
+from exporter.config import Config, Host
+from exporter.config import Kubernetes as Settings
+from exporter.core.model import Allocation, Device, Reading
+from exporter.schedulers import SchedulerError, Word
+from exporter.schedulers.kubernetes import KubernetesScheduler, open_kubernetes
+from exporter.schedulers.kubernetes.api import Pace
+from exporter.schedulers.kubernetes.watching import Patience
+from tests.kubernetes.api import ApiServer, Json
+from tests.kubernetes.kubelet import Kubelet
+
+NODE = "node-1"
+PATIENCE = Patience(refresh=0.1, sync=5.0, grace=1.0, settle=0.0, retry=0.05, publish=0.01, doubt=1.0)
+PACE = Pace(first=0.05, most=0.2, answer=1.0, quiet=5.0)
+DEADLINE = 20.0
+Found = TypeVar("Found")
+
+
+def gpu_uuid(index: int) -> str:
+    return f"GPU-5700b000-0000-0000-0000-{index:012d}"
+
+
+GPUS = tuple(Device(gpu_uuid(index), f"{index}") for index in range(8))
+
+
+def uid_of(name: str) -> str:
+    return str(uuid5(NAMESPACE_DNS, name))
+
+
+def pod_object(name: str, *, namespace: str = "ml", phase: str = "Running", **more: Any) -> Json:
+    """A pod of this node as the API server has it; `more` goes into metadata."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid_of(f"{namespace}/{name}"),
+            "creationTimestamp": "2026-01-02T03:04:05Z",
+        }
+        | more,
+        "spec": {
+            "nodeName": NODE,
+            "containers": [{"name": "main", "image": "registry/train:1", "command": ["python"], "args": ["train.py"]}],
+        },
+        "status": {"phase": phase, "startTime": instant(time.time() - 60)},
+    }
+
+
+def kept_by(kind: str, name: str, version: str = "batch/v1") -> list[Json]:
+    """`ownerReferences` with a controller."""
+    return [{"apiVersion": version, "kind": kind, "name": name, "uid": uid_of(name), "controller": True}]
+
+
+def node_object(*, ready: str = "True", **spec: Any) -> Json:
+    conditions = [{"type": "Ready", "status": ready}, {"type": "DiskPressure", "status": "False"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "uid": uid_of(NODE)},
+        "spec": spec,
+        "status": {"conditions": conditions},
+    }
+
+
+def slice_object(*devices: Json, generation: int = 1, name: str = "slice-1", driver: str = "gpu.nvidia.com") -> Json:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name, "uid": uid_of(name)},
+        "spec": {
+            "driver": driver,
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": generation, "resourceSliceCount": 1},
+            "devices": list(devices),
+        },
+    }
+
+
+def offered(name: str, **attributes: str) -> Json:
+    """A device of a slice."""
+    return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
+
+
+def instant(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Node:
+    """What a test has of the node."""
+
+    def __init__(self, folder: Path, kubelet: Kubelet, api: ApiServer | None) -> None:
+        self.folder, self.kubelet, self._api = folder, kubelet, api
+        self.devices = GPUS
+        self.clock = SystemClock()
+        self.scheduler: KubernetesScheduler | None = None
+        self.proc = folder / "proc"
+        self.proc.mkdir()
+        self.ended: list[Allocation] = []
+        self.faults: set[tuple[str, str]] = set()
+        if api is not None:
+            self.token = folder / "token"
+            self.token.write_text(api.token)
+
+    @property
+    def api(self) -> ApiServer:
+        assert self._api is not None
+        return self._api
+
+    def config(self, **more: Any) -> Config:
+        settings = Settings(pod_resources_socket=f"{self.kubelet.socket}", node_name=NODE)
+        if self._api is not None:
+            settings = structs.replace(
+                settings, api_url=self.api.url, ca_file=f"{self.api.ca}", token_file=f"{self.token}"
+            )
+        return Config(scheduler="kubernetes", kubernetes=structs.replace(settings, **more), host=Host(f"{self.proc}"))
+
+    def opens(self, patience: Patience = PATIENCE, *, pace: Pace = PACE, **settings: Any) -> KubernetesScheduler:
+        config = self.config(**settings)
+        self.scheduler = open_kubernetes(config, environ={}, patience=patience, pace=pace)
+        return self.scheduler
+
+    def look(self, *readings: Reading) -> Word | None:
+        """One look; ends and faults are gathered, for each is told once or while it stands."""
+        scheduler = self.scheduler or self.opens()
+        word = scheduler.look(self.clock.now(), self.devices, readings)
+        if word is not None:
+            self.ended += [each for each in word.allocations if each.end is not None]
+            self.faults |= {(fault.kind, fault.message) for fault in word.faults}
+        return word
+
+    def until(self, true: Callable[[Word], Any], what: str, *readings: Reading) -> Word:
+        """Look until it is true of what the scheduler says."""
+        return wait_for(lambda: word if (word := self.look(*readings)) is not None and true(word) else None, what)
+
+    def refusal(self) -> str:
+        """Look until the scheduler raises, and give its words."""
+
+        def look() -> str:
+            try:
+                self.look()
+            except SchedulerError as err:
+                return str(err)
+            return ""
+
+        return wait_for(look, "an error of the scheduler's")
+
+    def held(self, *expected: tuple[int, str]) -> Word:
+        """Look until exactly these GPUs, by index, are held by these jobs."""
+        wanted = {(gpu_uuid(index), job) for index, job in expected}
+        return self.until(lambda word: holds(word) == wanted, f"{sorted(wanted)}")
+
+
+def holds(word: Word) -> set[tuple[str, str]]:
+    """UUID and job id of what is held now."""
+    return {(each.uuid, each.owner.job_id) for each in word.allocations if each.end is None}
+
+
+def wait_for(ask: Callable[[], Found | None], what: str) -> Found:
+    """Ask until the answer is true; an error of the scheduler's is an answer that is not."""
+    deadline, last = time.monotonic() + DEADLINE, ""
+    while time.monotonic() < deadline:
+        try:
+            if found := ask():
+                return found
+        except SchedulerError as err:
+            last = str(err)
+        time.sleep(0.01)
+    raise AssertionError(f"not so after {DEADLINE:g} s: {what}; {last}")
+
+
+def closed(scheduler: KubernetesScheduler) -> None:
+    """Close it, and have its remains collected here and now.
+
+    httpcore 1.0 gives a connection whose TLS handshake is cancelled back to nobody, so Python warns of it whenever it
+    comes to collect it: perhaps in another test.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        scheduler.close()
+        gc.collect()
+    assert not scheduler.alive, "the scheduler's thread goes on after close()"
+
+
+@contextmanager
+def node(*, with_api: bool = True) -> Iterator[Node]:
+    """A node for the length of a block, in a folder short enough for a unix socket's address."""
+    with TemporaryDirectory(prefix="k8s-") as name:
+        folder = Path(name)
+        kubelet = Kubelet(folder / "kubelet.sock")
+        api = ApiServer(folder).has(node_object()) if with_api else None
+        made = Node(folder, kubelet, api)
+        try:
+            yield made
+        finally:
+            if made.scheduler is not None:
+                closed(made.scheduler)
+            kubelet.stop()
+            if api is not None:
+                api.stop()

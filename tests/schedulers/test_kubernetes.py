@@ -1,0 +1,667 @@
+"""The Kubernetes scheduler on a kubelet that speaks the real protocol and an API server over real HTTP and TLS."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from exporter.config import Config
+from exporter.core.model import MS, SECOND, Device, Process, Reading
+from exporter.schedulers import CONDITIONS, SchedulerError, Word
+from exporter.schedulers.kubernetes import open_kubernetes
+from exporter.schedulers.kubernetes.watching import Patience
+from tests.kubernetes.cluster import (
+    GPUS,
+    NODE,
+    PATIENCE,
+    Node,
+    gpu_uuid,
+    holds,
+    instant,
+    kept_by,
+    node,
+    node_object,
+    offered,
+    pod_object,
+    slice_object,
+    uid_of,
+    wait_for,
+)
+from tests.kubernetes.kubelet import Kubelet, claim, container, devices, pod
+
+SLOW = Patience(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, doubt=1)
+"""Asks the kubelet at the start, and then only where something calls for it."""
+
+
+@pytest.fixture(name="here")
+def _here() -> Iterator[Node]:
+    with node() as made:
+        yield made
+
+
+@pytest.fixture(name="alone")
+def _alone() -> Iterator[Node]:
+    """A node whose daemon has no API server to ask."""
+    with node(with_api=False) as made:
+        yield made
+
+
+def reading(index: int, *processes: Process, busy: float = 0.0) -> Reading:
+    return Reading(gpu_uuid(index), 0, SECOND, processes=processes, gr_engine_active=busy)
+
+
+# The kubelet alone.
+
+
+def test_without_the_api_server_a_pod_is_its_namespace_and_name(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(1))
+    alone.kubelet.gives("other", gpu_uuid(5), namespace="web")
+    with caplog.at_level("INFO"):
+        word = alone.held((0, "ml/pod/train-0"), (1, "ml/pod/train-0"), (5, "web/pod/other"))
+    one = next(each for each in word.allocations if each.uuid == gpu_uuid(0))
+    assert (one.owner.scheduler, one.owner.namespace, one.owner.pod) == ("kubernetes", "ml", "train-0")
+    assert (one.owner.kind, one.owner.user, one.gpus, one.restarts) == ("pod", "", 2, 0)
+    assert (word.condition, word.faults, word.unanswered_since, dict(word.members)) == ("", (), None, {})
+    assert sum("API server is not asked" in line for line in caplog.messages) == 1
+    assert one.start % MS == 0
+    assert one.start <= alone.clock.now()
+
+
+def test_nothing_is_said_before_the_kubelet_has_answered_and_then_what_to_do(alone: Node) -> None:
+    alone.kubelet.stop()
+    said = alone.refusal()
+    assert "kubelet.sock: no kubelet there" in said
+    assert "mount the host's /var/lib/kubelet/pod-resources, the folder and not the socket" in said
+
+
+def test_no_answer_is_none_not_nobody(alone: Node) -> None:
+    going = threading.Event()
+
+    def slow(_: Any) -> bytes:
+        going.wait()
+        return b""
+
+    alone.kubelet.says = slow
+    assert alone.look() is None
+    going.set()
+    assert alone.until(lambda _: True, "an answer").allocations == ()
+
+
+def test_an_end_is_told_once_at_the_look_that_missed_it(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    (begun,) = alone.held((0, "ml/pod/train-0")).allocations
+    alone.kubelet.drops("train-0")
+    alone.held()
+    (ended,) = alone.ended
+    assert ended.start == begun.start < (ended.end or 0) <= alone.clock.now()
+    alone.kubelet.gives("next", gpu_uuid(0))
+    alone.held((0, "ml/pod/next"))
+    assert len(alone.ended) == 1
+
+
+def test_one_after_another_is_not_sharing(alone: Node) -> None:
+    alone.kubelet.gives("first", gpu_uuid(0))
+    alone.held((0, "ml/pod/first"))
+    alone.kubelet.holds(pod("second", container(devices("nvidia.com/gpu", gpu_uuid(0)))))
+    word = alone.held((0, "ml/pod/second"))
+    second = next(each for each in word.allocations if each.end is None)
+    assert alone.ended[0].end == second.start
+
+
+def test_at_is_when_the_kubelet_was_asked_and_stays_while_it_is_silent(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    before = alone.clock.now()
+    first = alone.held((0, "ml/pod/train-0"))
+    assert before <= first.at <= alone.clock.now()
+    alone.until(lambda word: word.at > first.at, "a later list")
+    alone.kubelet.stop()
+    silent = alone.until(lambda word: word.faults, "a fault")
+    assert [fault.kind for fault in silent.faults] == ["scheduler_failed"]
+    again = alone.until(lambda _: True, "another look")
+    assert (again.at, holds(again)) == (silent.at, holds(first)), "the last word stands, and gets old"
+
+
+def test_a_kubelet_started_again_on_a_new_socket_is_asked(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    alone.held((0, "ml/pod/train-0"))
+    alone.kubelet.stop()
+    alone.until(lambda word: word.faults, "a fault")
+    alone.kubelet.gives("train-1", gpu_uuid(1))
+    alone.kubelet.start()
+    alone.held((0, "ml/pod/train-0"), (1, "ml/pod/train-1"))
+    assert alone.until(lambda word: not word.faults, "no fault")
+    assert alone.ended == []
+
+
+def test_a_socket_replaced_under_a_live_connection_is_noticed(alone: Node) -> None:
+    alone.kubelet.gives("old", gpu_uuid(0))
+    alone.held((0, "ml/pod/old"))
+    another = Kubelet(alone.kubelet.socket)  # the first one goes on serving the connections that it has
+    another.gives("old", gpu_uuid(0))
+    another.gives("new", gpu_uuid(1))
+    alone.held((0, "ml/pod/old"), (1, "ml/pod/new"))
+    another.stop()
+
+
+def test_a_kubelet_that_has_just_started_and_knows_no_pods_yet_ends_none(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    alone.held((0, "ml/pod/train-0"))
+    alone.kubelet.stop()
+    pods, alone.kubelet.pods = alone.kubelet.pods, {}
+    lists = alone.kubelet.lists
+    alone.kubelet.start()
+    doubted = alone.until(lambda _: alone.kubelet.lists > lists + 2, "three empty lists")
+    assert holds(doubted) == {(gpu_uuid(0), "ml/pod/train-0")}
+    alone.kubelet.pods = pods
+    alone.until(lambda word: word.at > doubted.at and not word.faults, "a list that is believed")
+    assert alone.ended == []
+    assert any("does not list ml/train-0 yet" in message for _, message in alone.faults)
+
+
+def test_a_pod_that_is_still_not_listed_after_a_while_has_ended(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    alone.held((0, "ml/pod/train-0"))
+    alone.kubelet.stop()
+    alone.kubelet.holds()
+    alone.kubelet.start()
+    alone.held()
+
+
+@pytest.mark.parametrize("noise", [b"\xff", b"\x0a\x05\x0a\x03ab", b"\x0a\x02\x0a\xff", b"\x0b"])
+def test_an_answer_that_is_cut_short_or_no_answer_changes_nothing(alone: Node, noise: bytes) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    alone.held((0, "ml/pod/train-0"))
+    alone.kubelet.says = lambda _: noise
+    word = alone.until(lambda word: word.faults, "a fault")
+    assert "cannot be read" in word.faults[0].message
+    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+    alone.kubelet.says = None
+    alone.until(lambda word: not word.faults, "no fault")
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "older than 1.20"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too often"),
+        (grpc.StatusCode.INTERNAL, "kubelet's log"),
+    ],
+)
+def test_a_refusal_of_the_kubelets_is_told_in_its_words(alone: Node, code: grpc.StatusCode, advice: str) -> None:
+    def refuse(context: Any) -> bytes:
+        context.abort(code, "because of this")
+        return b""
+
+    alone.kubelet.says = refuse
+    said = alone.refusal()
+    assert f"List failed: {code.name}: because of this: " in said
+    assert advice in said
+
+
+def test_a_hanging_kubelet_is_given_up_after_its_deadline_and_delays_no_look(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    alone.held((0, "ml/pod/train-0"))
+    going = threading.Event()
+
+    def hang(_: Any) -> bytes:
+        going.wait()
+        return b""
+
+    alone.kubelet.says = hang
+    word = alone.until(lambda word: word.faults, "a fault")
+    going.set()
+    assert "DEADLINE_EXCEEDED" in word.faults[0].message
+    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+
+
+def test_closing_does_not_wait_for_a_hanging_kubelet(alone: Node) -> None:
+    going = threading.Event()
+
+    def hang(_: Any) -> bytes:
+        going.wait()
+        return b""
+
+    alone.kubelet.says = hang
+    scheduler = alone.opens()
+    wait_for(lambda: alone.kubelet.lists, "the question")
+    scheduler.close()
+    assert not scheduler.alive
+    going.set()
+    with pytest.raises(SchedulerError, match="its thread has ended"):
+        scheduler.look(0, GPUS, ())
+    scheduler.close()
+
+
+def test_work_on_a_gpu_that_nobody_holds_has_the_kubelet_asked_once(alone: Node) -> None:
+    alone.opens(SLOW)
+    alone.held()
+    alone.kubelet.gives("train-0", gpu_uuid(3))
+    asked = alone.kubelet.lists
+    at_work = (reading(3, Process(7)), reading(5, busy=0.001))
+    alone.until(holds, "the pod", *at_work)
+    assert alone.kubelet.lists == asked + 1
+    alone.kubelet.drops("train-0")
+    more = (*at_work, reading(4, busy=0.5))
+    alone.until(lambda word: not holds(word), "a question for the work on GPU 4", *more)
+    wait_for(lambda: alone.kubelet.lists == asked + 3, "a question for GPU 3, now nobody's")
+    for _ in range(20):
+        alone.look(*more)
+        time.sleep(0.005)  # time enough for a question that should not come
+    assert alone.kubelet.lists == asked + 3, "the same work is no reason to ask again"
+
+
+def test_what_the_kubelet_offers_is_said_once(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
+    alone.kubelet.offered = [devices("nvidia.com/gpu", *map(gpu_uuid, range(8))), devices("rdma/hca", "a")]
+    with caplog.at_level("INFO"):
+        first = alone.held()
+        alone.until(lambda word: word.at > first.at, "another list")
+    assert caplog.messages.count("the kubelet offers 8 nvidia.com/gpu") == 1
+    assert not any("rdma" in line for line in caplog.messages)
+
+
+def test_a_kubelet_without_gpus_to_give_is_said_with_what_to_do(alone: Node, caplog: pytest.LogCaptureFixture) -> None:
+    alone.held()
+    assert sum("offers no GPU to pods: is the device plugin running?" in line for line in caplog.messages) == 1
+
+
+# Shares.
+
+
+def test_replicas_of_one_gpu_are_several_owners_and_a_pod_with_two_is_one(alone: Node) -> None:
+    replicas = [f"{gpu_uuid(0)}::{index}" for index in range(4)]
+    alone.kubelet.gives("one", replicas[0], replicas[3], resource="nvidia.com/gpu.shared")
+    alone.kubelet.gives("two", replicas[1], resource="nvidia.com/gpu.shared")
+    word = alone.held((0, "ml/pod/one"), (0, "ml/pod/two"))
+    assert [each.gpus for each in word.allocations] == [1, 1]
+    alone.kubelet.drops("one")
+    alone.held((0, "ml/pod/two"))
+    assert [each.owner.pod for each in alone.ended] == ["one"]
+
+
+def test_init_and_sidecar_containers_of_a_pod_count_once(alone: Node) -> None:
+    held = devices("nvidia.com/gpu", gpu_uuid(2))
+    alone.kubelet.holds(pod("both", container(held, name="init"), container(held), container(name="sidecar")))
+    (one,) = alone.held((2, "ml/pod/both")).allocations
+    assert one.gpus == 1
+
+
+def test_mig_instances_are_held_by_their_own_uuids_and_in_the_old_form(alone: Node) -> None:
+    board, part, other = (
+        gpu_uuid(0),
+        "MIG-aaaaaaaa-0000-0000-0000-000000000001",
+        "MIG-aaaaaaaa-0000-0000-0000-00000000000b",
+    )
+    alone.devices = (
+        Device(board, "0", weight=0),
+        Device(part, "0:1", weight=500_000, parent=board, profile="3g.40gb"),
+        Device(other, "0:11", weight=500_000, parent=board, profile="3g.40gb"),
+    )
+    alone.kubelet.gives("new", part, resource="nvidia.com/mig-3g.40gb")
+    alone.kubelet.gives("old", f"MIG-{board}/11/0", resource="nvidia.com/mig-3g.40gb")
+    word = alone.until(lambda word: len(holds(word)) == 2, "two holders")
+    assert holds(word) == {(part, "ml/pod/new"), (other, "ml/pod/old")}
+    alone.kubelet.holds(pod("all", container(devices("nvidia.com/gpu", board))))
+    word = alone.until(lambda word: len(holds(word)) == 2 and word.allocations[0].owner.pod == "all", "one holder")
+    assert holds(word) == {(part, "ml/pod/all"), (other, "ml/pod/all")}
+
+
+def test_an_id_that_is_no_gpu_is_refused_with_the_reason_and_nothing_else_is_lost(alone: Node) -> None:
+    alone.kubelet.gives("good", gpu_uuid(0))
+    alone.kubelet.gives("half", gpu_uuid(1), "GPU-nonsense")
+    alone.kubelet.gives("hami", f"{gpu_uuid(3)}-7")
+    word = alone.held((0, "ml/pod/good"), (1, "ml/pod/half"))
+    (fault,) = word.faults
+    assert fault.kind == "scheduler_refused"
+    assert "ml/half holds 'GPU-nonsense': no GPU that the source sees" in fault.message
+    assert f"ml/hami holds '{gpu_uuid(3)}-7'" in fault.message
+
+
+def test_only_resources_that_are_gpus_count(alone: Node) -> None:
+    alone.kubelet.gives("nic", "nonsense", resource="rdma/hca")
+    alone.kubelet.gives("mine", gpu_uuid(1), resource="example.com/gold")
+    alone.opens(resources=("nvidia.com/*", "example.com/gold*"))
+    assert alone.held((1, "ml/pod/mine")).faults == ()
+
+
+def test_what_a_gpu_is_follows_the_source(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(9))
+    alone.opens(SLOW)
+    word = alone.until(lambda word: word.faults, "GPU 9 is not seen")
+    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+    alone.devices = (*GPUS, Device(gpu_uuid(9), "9"))
+    word = alone.held((0, "ml/pod/train-0"), (9, "ml/pod/train-0"))
+    assert (word.faults, word.allocations[0].gpus) == ((), 2)
+
+
+# With the API server.
+
+
+def test_a_pod_is_its_job_with_its_labels_class_and_restarts(here: Node) -> None:
+    thing = pod_object("train-llama-0-xyz", ownerReferences=kept_by("Job", "train-llama"))
+    thing["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    thing["status"]["containerStatuses"] = [status("main", 3), status("side", 1)]
+    thing["spec"]["priorityClassName"] = "high"
+    here.api.has(thing)
+    here.kubelet.gives("train-llama-0-xyz", gpu_uuid(0))
+    (one,) = here.held((0, "ml/job/train-llama")).allocations
+    assert (one.owner.name, one.owner.kind, one.owner.pod) == ("train-llama", "job", "train-llama-0-xyz")
+    assert (one.owner.partition, one.owner.qos, one.owner.workload_class) == ("research", "high", "batch")
+    assert one.restarts == 3
+
+
+def status(name: str, restarts: int) -> dict[str, Any]:
+    return {"name": name, "restartCount": restarts, "ready": True, "image": "i", "imageID": "i"}
+
+
+def test_what_runs_decides_the_class(here: Node) -> None:
+    thing = pod_object("server", ownerReferences=kept_by("Job", "server"))
+    thing["spec"]["containers"][0] |= {"command": ["vllm", "serve"], "args": ["llama"]}
+    here.api.has(thing)
+    here.kubelet.gives("server", gpu_uuid(0))
+    (one,) = here.held((0, "ml/job/server")).allocations
+    assert one.owner.workload_class == "serving"
+
+
+def test_a_gpu_is_held_since_the_kubelet_took_the_pod_in(here: Node) -> None:
+    thing = pod_object("train-0")
+    thing["status"]["startTime"] = instant(time.time() - 100)
+    here.api.has(thing)
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    (one,) = here.held((0, "ml/pod/train-0")).allocations
+    assert 98 * SECOND < here.clock.now() - one.start < 115 * SECOND
+    (again,) = here.held((0, "ml/pod/train-0")).allocations
+    assert again.start == one.start, "a start once told stays"
+
+
+def test_a_pod_that_an_earlier_list_did_not_name_began_after_it(here: Node) -> None:
+    first = here.held()
+    thing = pod_object("train-0")
+    thing["status"]["startTime"] = instant(time.time() - 100)
+    here.api.has(thing)
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    (one,) = here.held((0, "ml/pod/train-0")).allocations
+    assert one.start >= first.at
+
+
+def test_pods_of_one_job_on_one_gpu_are_one_owner_and_on_several_one_job(here: Node) -> None:
+    for index in range(3):
+        thing = pod_object(f"web-{index}", ownerReferences=kept_by("ReplicaSet", "web-abc", "apps/v1"))
+        thing["metadata"]["labels"] = {"pod-template-hash": "abc"}
+        thing["status"]["containerStatuses"] = [status("main", index)]
+        here.api.has(thing)
+    here.kubelet.gives("web-2", f"{gpu_uuid(0)}::0")
+    here.kubelet.gives("web-1", f"{gpu_uuid(0)}::1")
+    here.kubelet.gives("web-0", gpu_uuid(1))
+    word = here.held((0, "ml/deployment/web"), (1, "ml/deployment/web"))
+    assert {(each.gpus, each.owner.pod) for each in word.allocations} == {(2, "web-0")}
+    assert {each.uuid: each.restarts for each in word.allocations} == {gpu_uuid(0): 2, gpu_uuid(1): 0}
+
+
+def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:
+    sized = pod_object("lws-0", annotations={"leaderworkerset.sigs.k8s.io/size": "4"})
+    sized["metadata"]["labels"] = {"leaderworkerset.sigs.k8s.io/name": "llama"}
+    world = pod_object("pt-0", ownerReferences=kept_by("PyTorchJob", "pt", "kubeflow.org/v1"))
+    world["metadata"]["labels"] = {"training.kubeflow.org/job-name": "pt"}
+    world["spec"]["containers"][0]["env"] = [{"name": "WORLD_SIZE", "value": "16"}]
+    here.api.has(sized, world)
+    here.kubelet.gives("lws-0", gpu_uuid(0), gpu_uuid(1))
+    here.kubelet.gives("pt-0", gpu_uuid(2))
+    word = here.held((0, "ml/leaderworkerset/llama"), (1, "ml/leaderworkerset/llama"), (2, "ml/pytorchjob/pt"))
+    assert {each.owner.name: each.gpus for each in word.allocations} == {"llama": 8, "pt": 16}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_in_a_terminal_phase_holds_nothing_though_the_kubelet_lists_it(here: Node, phase: str) -> None:
+    here.api.has(pod_object("train-0"))
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    here.held((0, "ml/pod/train-0"))
+    here.api.has(pod_object("train-0", phase=phase))
+    here.held()
+    assert len(here.ended) == 1
+
+
+def test_a_pod_being_deleted_holds_until_the_kubelet_lists_it_no_more(here: Node) -> None:
+    thing = pod_object("train-0", ownerReferences=kept_by("Job", "train"))
+    here.api.has(thing)
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    held = here.held((0, "ml/job/train"))
+    thing["metadata"] |= {"deletionTimestamp": instant(time.time()), "deletionGracePeriodSeconds": 30}
+    here.api.has(thing)
+    here.api.deletes(thing)
+    later = here.until(lambda word: word.at > held.at + SECOND // 2, "lists after the deletion")
+    assert holds(later) == holds(held), "and keeps its name"
+    here.kubelet.drops("train-0")
+    here.held()
+
+
+def test_a_change_that_the_api_server_tells_of_is_looked_at_at_once(here: Node) -> None:
+    here.opens(SLOW)
+    here.held()
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
+    here.held((0, "ml/job/train"))
+    here.kubelet.drops("train-0")
+    here.api.deletes(pod_object("train-0"))
+    here.held()
+
+
+def test_a_pod_named_by_the_kubelet_first_is_told_when_its_job_is_known(here: Node) -> None:
+    here.held()
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    asked = here.kubelet.lists
+    wait_for(lambda: here.kubelet.lists > asked, "the kubelet's list")
+    assert here.until(lambda _: True, "a look").allocations == ()
+    here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
+    here.held((0, "ml/job/train"))
+    assert here.ended == [], "it was never told under another name"
+
+
+def test_the_api_server_is_not_waited_for_for_ever(here: Node) -> None:
+    here.kubelet.gives("static", gpu_uuid(0))
+    here.held((0, "ml/pod/static"))
+
+
+def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    first = here.held((0, "ml/pod/train-0"))
+    here.until(lambda word: word.at > first.at, "another list")
+    here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
+    word = here.held((0, "ml/job/train"))
+    begun = next(each for each in word.allocations if each.end is None)
+    assert here.ended[0].end == begun.start
+
+
+# The node.
+
+
+@pytest.mark.parametrize(
+    ("thing", "word"),
+    [
+        (node_object(), ""),
+        (node_object(unschedulable=True), "cordoned"),
+        (node_object(taints=[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]), "cordoned"),
+        (node_object(ready="False"), "not_ready"),
+        (node_object(ready="Unknown", unschedulable=True), "cordoned"),
+        (node_object(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), "not_ready"),
+        (node_object(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), "down"),
+        (node_object(taints=[{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]), "draining"),
+        (node_object(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), ""),
+    ],
+)
+def test_why_the_node_takes_no_work(here: Node, thing: dict[str, Any], word: str) -> None:
+    here.api.has(thing)
+    assert here.until(lambda said: said.condition == word, word).condition in CONDITIONS | {""}
+
+
+def test_a_cordon_is_seen_as_it_comes_and_goes(here: Node) -> None:
+    here.until(lambda word: not word.condition, "open")
+    here.api.has(node_object(unschedulable=True))
+    here.until(lambda word: word.condition == "cordoned", "cordoned")
+    here.api.has(node_object())
+    here.until(lambda word: not word.condition, "open again")
+
+
+def test_a_node_name_that_the_api_server_does_not_know_is_told(here: Node) -> None:
+    here.opens(node_name="elsewhere")
+    word = here.until(lambda word: word.faults, "a fault")
+    assert "knows no node 'elsewhere': set kubernetes.node_name" in word.faults[0].message
+
+
+# DRA.
+
+
+def dra(name: str, *, pool: str = NODE, driver: str = "gpu.nvidia.com", cdi: str = "") -> Any:
+    given = claim(cdi or f"k8s.gpu.nvidia.com/claim={uid_of(name)}-{name}", driver=driver, pool=pool, device=name)
+    return pod(f"pod-{name}", container(claims=[given]))
+
+
+def test_a_claim_is_the_gpu_that_its_resource_slice_says(here: Node) -> None:
+    here.api.has(slice_object(offered("gpu-0", type="gpu", uuid=gpu_uuid(6))))
+    here.kubelet.holds(dra("gpu-0"), dra("channel-3", driver="compute-domain.nvidia.com"))
+    here.api.has(pod_object("pod-gpu-0", ownerReferences=kept_by("Job", "dra")), pod_object("pod-channel-3"))
+    assert here.held((6, "ml/job/dra")).faults == ()
+
+
+def test_of_a_pool_only_the_newest_generation_counts(here: Node) -> None:
+    here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(1)), generation=2, name="new"))
+    here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(0)), generation=1, name="old"))
+    here.kubelet.holds(dra("gpu-0"))
+    here.api.has(pod_object("pod-gpu-0"))
+    here.held((1, "ml/pod/pod-gpu-0"))
+
+
+def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(here: Node) -> None:
+    board, part = gpu_uuid(0), "MIG-aaaaaaaa-0000-0000-0000-000000000001"
+    here.devices = (Device(board, "0", weight=0), Device(part, "0:1", parent=board, profile="1g.12gb"))
+    here.api.has(slice_object(offered("gpu-0-mig-1g12gb-19-0", type="mig", parentUUID=board, profile="1g.12gb")))
+    here.api.has(pod_object("pod-gpu-0-mig-1g12gb-19-0"))
+    here.kubelet.holds(dra("gpu-0-mig-1g12gb-19-0"))
+    here.until(lambda word: holds(word) == {(part, "ml/pod/pod-gpu-0-mig-1g12gb-19-0")}, "the instance")
+    here.devices += (Device("MIG-b", "0:2", parent=board, profile="1g.12gb"),)
+    word = here.until(lambda word: word.faults, "two that it may be")
+    assert holds(word) == set()
+    assert "has 2 1g.12gb" in word.faults[0].message
+
+
+def test_slices_are_asked_for_only_where_there_are_claims(here: Node) -> None:
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    here.api.has(pod_object("train-0"))
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    here.held((0, "ml/pod/train-0"))
+    assert here.api.asked(path, watch=False) == []
+    here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(6))), pod_object("pod-gpu-0"))
+    here.kubelet.holds(dra("gpu-0"))
+    here.held((6, "ml/pod/pod-gpu-0"))
+    assert len(here.api.asked(path, watch=False)) == 1
+
+
+def test_without_slices_a_name_counts_where_it_can_mean_one_gpu_only(alone: Node) -> None:
+    alone.kubelet.holds(
+        dra("gpu-0"), dra(f"gpu-{gpu_uuid(2)[4:]}"), pod("o", container(claims=[claim("nvidia.com/gpu=gpu-1")]))
+    )
+    word = alone.until(lambda word: word.faults, "gpu-0 may be several")
+    assert {uuid for uuid, _ in holds(word)} == {gpu_uuid(2)}
+    assert "let the daemon list resourceslices" in word.faults[0].message
+    for index in (0, 1):
+        folder = alone.proc / f"driver/nvidia/gpus/0000:0{index}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t H\nGPU UUID: \t {gpu_uuid(index)}\nDevice Minor: \t {index}\n")
+    alone.devices = (*GPUS, Device("GPU-new", "8"))
+    word = alone.until(lambda word: not word.faults, "minor and ordinal agree")
+    assert {uuid for uuid, _ in holds(word)} == {gpu_uuid(0), gpu_uuid(1), gpu_uuid(2)}
+
+
+# Members.
+
+
+def test_processes_are_told_by_the_pod_in_their_cgroup(here: Node) -> None:
+    here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")), pod_object("web"))
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    uid, other = uid_of("ml/train-0"), uid_of("ml/web")
+    slices = f"pod{uid.replace('-', '_')}.slice"
+    forms = [
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{slices}/cri-{'a' * 64}.scope",
+        f"4:memory:/kubepods/besteffort/pod{uid}/{'a' * 64}\n1:name=systemd:/kubepods/besteffort/pod{uid}/{'a' * 64}",
+        f"0::/../../kubepods-{slices}/crio-{'a' * 64}.scope/container",
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-{slices}/x.scope",
+        f"0::/kubepods/pod{uid}",
+        f"0::/kubepods/pod{other}/{'a' * 64}",
+        "0::/system.slice/ssh.service",
+        f"0::/kubepods/pod{uid}0/x",
+    ]
+    for pid, cgroup in enumerate(forms, start=100):
+        process(here, pid, cgroup)
+    here.held((0, "ml/job/train"))
+    word = here.look(reading(0, *(Process(pid) for pid in range(100, 108))))
+    assert word is not None
+    assert {pid: member.job_id for pid, member in word.members.items()} == dict.fromkeys(
+        range(100, 105), "ml/job/train"
+    )
+    assert word.members[101].rank == "101"
+
+
+def process(here: Node, pid: int, cgroup: str) -> None:
+    folder = here.proc / f"{pid}"
+    folder.mkdir()
+    (folder / "stat").write_text(f"{pid} (python) S {' '.join(['0'] * 18)} 5 {' '.join(['0'] * 30)}\n")
+    (folder / "cgroup").write_text(cgroup + "\n")
+    (folder / "status").write_text("Name:\tpython\nUid:\t1000\t0\t0\t0\n")
+    (folder / "environ").write_bytes(b"RANK=%d\0" % pid)
+    (folder / "cmdline").write_bytes(b"python\0")
+
+
+# Many.
+
+
+def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> None:
+    """What was held, when all is over: each of two hundred pods once, on the GPU that it had, told by its job."""
+    here.held()
+    names = [f"job-{index}-x" for index in range(200)]
+    for index, name in enumerate(names):
+        here.kubelet.gives(name, f"{gpu_uuid(index % 8)}::{index}")
+        here.api.has(pod_object(name, ownerReferences=kept_by("Job", f"job-{index}")))
+        here.look()
+        if index >= 50:
+            gone = names[index - 50]
+            here.until(lambda word, g=index - 50: (gpu_uuid(g % 8), f"ml/job/job-{g}") in holds(word), gone)  # type: ignore[misc]
+            here.kubelet.drops(gone)
+            here.api.deletes(pod_object(gone))
+    here.held(*((index % 8, f"ml/job/job-{index}") for index in range(150, 200)))
+    here.kubelet.holds()
+    here.held()
+    told = [(each.uuid, each.owner.job_id) for each in here.ended]
+    assert sorted(told) == sorted((gpu_uuid(index % 8), f"ml/job/job-{index}") for index in range(200))
+    assert all(each.start <= (each.end or 0) for each in here.ended)
+    assert {kind for kind, _ in here.faults} == set()
+
+
+# Opening.
+
+
+def test_on_a_machine_without_a_kubelet_it_is_not_at_home(tmp_path: Any) -> None:
+    with node(with_api=False) as made:
+        settings = made.config(pod_resources_socket=f"{tmp_path}/none.sock").kubernetes
+        with pytest.raises(SchedulerError, match="no kubelet at"):
+            open_kubernetes(Config(scheduler="auto", kubernetes=settings), environ={})
+
+
+def test_where_it_runs_is_read_from_the_pods_environment(here: Node) -> None:
+    here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    config = here.config(api_url="auto", node_name="")
+    environ = {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": f"{here.api.port}",
+        "NODE_NAME": NODE,
+    }
+    here.scheduler = open_kubernetes(config, environ=environ, patience=PATIENCE)
+    here.held((0, "ml/job/train"))
+
+
+def test_the_words_of_a_look_are_whole(here: Node) -> None:
+    word = here.until(lambda _: True, "a word")
+    assert isinstance(word, Word)
+    assert word == Word((), at=word.at)

@@ -1,0 +1,146 @@
+"""Device ids of all plugins and drivers, to UUIDs or to a reason."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.core.model import Device
+from exporter.schedulers.kubernetes.ids import DRIVER, Boards, UnknownIdError, is_gpu
+from exporter.schedulers.kubernetes.objects import Attribute, BasicDevice, SliceDevice
+from exporter.schedulers.kubernetes.wire import Claimed
+
+A, B = "GPU-5700b000-0000-0000-0000-00000000000a", "GPU-5700b000-0000-0000-0000-00000000000b"
+M1, M2 = "MIG-5700b000-0000-0000-0000-000000000001", "MIG-5700b000-0000-0000-0000-000000000002"
+DEVICES = (
+    Device(A, "0"),
+    Device(B, "1", weight=0),
+    Device(M1, "1:3", parent=B, profile="1g.10gb"),
+    Device(M2, "1:13", parent=B, profile="2g.20gb"),
+)
+
+
+def told(proc: Path, **minors: str) -> Path:
+    """A /proc in which the driver gives the minor numbers."""
+    for uuid, minor in minors.items():
+        folder = proc / "driver/nvidia/gpus" / uuid
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"GPU UUID: \t {globals()[uuid]}\nDevice Minor: \t {minor}\n")
+    return proc
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (A, {A}),
+        (f"{A}::0", {A}),
+        (f"{A}::17", {A}),
+        (M1, {M1}),
+        (f"{M2}::1", {M2}),
+        (f"MIG-{B}/3/0", {M1}),
+        (f"MIG-{B}/13/0::2", {M2}),
+        (B, {M1, M2}),
+        ("0", {A}),
+        ("1", {M1, M2}),
+        ("nvidia0", {A}),
+        ("nvidia0/vgpu5", {A}),
+        ("nvidia1/gi3", {M1}),
+        ("nvidia1/gi13/vgpu0", {M2}),
+    ],
+)
+def test_ids_of_device_plugins(name: str, found: set[str], tmp_path: Path) -> None:
+    assert set(Boards(DEVICES, proc=tmp_path).find(name)) == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "::", "::1", f"{A}::", f"{A}::x", f"{A}-3", A.lower(), f"MIG-{B}/4/0", f"MIG-{A}/3/0", "nvidia2"),
+        *("nvidia0/gi3", "2", "-1", "1:3", "nvidia", "nvidia1/gi1", "MIG-5700b000-0000-0000-0000-000000000009", "²"),
+    ],
+)
+def test_what_is_no_gpu_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownIdError):
+        Boards(DEVICES, proc=tmp_path).find(name)
+
+
+def test_minor_numbers_are_not_ordinals(tmp_path: Path) -> None:
+    boards = Boards(DEVICES, proc=told(tmp_path, A="7", B="0"))
+    assert boards.find("nvidia7") == (A,)
+    assert boards.find("nvidia0/gi3") == (M1,)
+    assert boards.find("0") == (A,)
+    with pytest.raises(UnknownIdError, match="minor number 1"):
+        boards.find("nvidia1")
+
+
+def test_minors_of_gpus_that_the_source_does_not_see_and_of_unreadable_files_do_not_count(tmp_path: Path) -> None:
+    proc = told(tmp_path, M1="0")
+    (proc / "driver/nvidia/gpus/broken/information").mkdir(parents=True)
+    assert Boards(DEVICES[:2], proc=proc).find("nvidia0") == (A,)
+
+
+def offers(**attributes: str) -> dict[tuple[str, str], SliceDevice]:
+    said = {key: Attribute(value) for key, value in attributes.items()}
+    return {("n", "gpu-0"): SliceDevice("gpu-0", said)}
+
+
+def test_slices_count_before_names(tmp_path: Path) -> None:
+    boards = Boards(DEVICES, proc=told(tmp_path, A="0", B="1"))
+    claim = Claimed(driver=DRIVER, pool="n", device="gpu-0")
+    assert boards.claimed(claim, {}) == (A,)
+    assert boards.claimed(claim, offers(uuid=M2)) == (M2,)
+    old = {("n", "gpu-0"): SliceDevice("gpu-0", None, BasicDevice({f"{DRIVER}/uuid": Attribute(M1)}))}
+    assert boards.claimed(claim, old) == (M1,)
+    assert boards.claimed(claim, offers(parentUUID=B, profile="2g.20gb")) == (M2,)
+    with pytest.raises(UnknownIdError, match=r"gives no uuid, and .* has 0 7g"):
+        boards.claimed(claim, offers(parentUUID=B, profile="7g"))
+    with pytest.raises(UnknownIdError, match="no board"):
+        boards.claimed(claim, offers(profile="2g.20gb"))
+
+
+@pytest.mark.parametrize(
+    ("cdi", "found"),
+    [
+        (f"k8s.gpu.nvidia.com/device=gpu-{A[4:]}", A),
+        (f"k8s.gpu.nvidia.com/claim={A[4:]}-mig-{M1[4:]}", M1),
+        ("k8s.gpu.nvidia.com/device=gpu-0", A),
+        ("nvidia.com/gpu=gpu-0", A),
+    ],
+)
+def test_cdi_names_of_older_kubelets(cdi: str, found: str, tmp_path: Path) -> None:
+    claim = Claimed((cdi,))
+    assert is_gpu(claim)
+    assert Boards(DEVICES, proc=told(tmp_path, A="0")).claimed(claim, {}) == (found,)
+
+
+def test_other_drivers_devices_are_no_gpus() -> None:
+    assert not is_gpu(Claimed(("k8s.compute-domain.nvidia.com/device=channel-0",)))
+    assert not is_gpu(Claimed(("k8s.gpu.nvidia.com/device=gpu-0",), driver="compute-domain.nvidia.com"))
+    assert not is_gpu(Claimed())
+    assert is_gpu(Claimed(driver=DRIVER))
+
+
+def test_a_numbered_name_needs_minor_and_ordinal_to_agree(tmp_path: Path) -> None:
+    claim = Claimed(driver=DRIVER, device="gpu-0")
+    with pytest.raises(UnknownIdError, match="name alone"):
+        Boards(DEVICES, proc=told(tmp_path, A="1", B="0")).claimed(claim, {})
+    assert Boards(DEVICES[:1], proc=tmp_path / "none").claimed(claim, {}) == (A,)
+    for name in ("gpu-1", "gpu-0-mig-19-0-1", "", "gpu-vfio-0"):
+        with pytest.raises(UnknownIdError):
+            Boards(DEVICES[:1], proc=tmp_path / "none").claimed(Claimed(driver=DRIVER, device=name), {})
+
+
+def test_each_gpu_counts_once_and_what_is_refused_costs_nothing_else(tmp_path: Path) -> None:
+    claims = (Claimed(driver=DRIVER, pool="n", device="gpu-0"), Claimed(("nvidia.com/gpu=x",)))
+    found, unknown = Boards(DEVICES, proc=tmp_path).of(["x", f"{A}::0", A], claims, offers(uuid=M1))
+    assert found == [A, M1]
+    assert [said.split(":")[0] for said in unknown] == ["'x'", "'nvidia.com/gpu=x' of DRA pool ''"]
+
+
+@given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
+def test_garbage_is_a_gpu_of_this_node_or_refused(name: str, device: str, value: str) -> None:
+    boards = Boards(DEVICES, proc="/nonexistent")
+    claims = (Claimed((name,), "", "n", device), Claimed((), DRIVER, "n", "gpu-0"))
+    found, _ = boards.of([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
+    assert set(found) <= {A, M1, M2}

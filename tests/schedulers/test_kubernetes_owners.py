@@ -1,0 +1,188 @@
+"""From what controllers write on a pod to the job that a person knows."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.core.model import Owner
+from exporter.schedulers.kubernetes.node import condition_of
+from exporter.schedulers.kubernetes.objects import Node, Pod
+from exporter.schedulers.kubernetes.owners import owner_of, restarts_of, size_of
+from exporter.schedulers.rules import Rules
+from tests.kubernetes.cluster import kept_by, pod_object
+
+RULES = Rules()
+
+
+def read(thing: dict[str, Any]) -> Pod:
+    return msgspec.json.decode(msgspec.json.encode(thing), type=Pod)
+
+
+def owner(labels: dict[str, str], keeper: tuple[str, str] | None = None, **metadata: Any) -> Owner:
+    if keeper:
+        metadata["ownerReferences"] = kept_by(*keeper)
+    return owner_of("ml", "pod-0", read(pod_object("pod-0", labels=labels, **metadata)), RULES)
+
+
+KUBEFLOW = {"training.kubeflow.org/job-name": "bert", "training.kubeflow.org/replica-type": "worker"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "keeper", "job"),
+    [
+        ({}, None, "pod/pod-0"),
+        ({"app": "x"}, ("Node", "node-1"), "pod/pod-0"),
+        ({"batch.kubernetes.io/job-name": "train"}, ("Job", "train"), "job/train"),
+        ({"jobset.sigs.k8s.io/jobset-name": "llama"}, ("Job", "llama-workers-0"), "jobset/llama"),
+        (
+            KUBEFLOW | {"training.kubeflow.org/operator-name": "pytorchjob-controller"},
+            ("PyTorchJob", "bert"),
+            "pytorchjob/bert",
+        ),
+        (KUBEFLOW | {"training.kubeflow.org/operator-name": "mpi-operator"}, ("Job", "bert-launcher"), "mpijob/bert"),
+        (KUBEFLOW | {"training.kubeflow.org/operator-name": "mpi-operator"}, ("MPIJob", "bert"), "mpijob/bert"),
+        (KUBEFLOW, ("TFJob", "bert"), "tfjob/bert"),
+        (KUBEFLOW, None, "trainingjob/bert"),
+        ({"ray.io/cluster": "c-x7"}, ("RayCluster", "c-x7"), "raycluster/c-x7"),
+        (
+            {
+                "ray.io/cluster": "c-x7",
+                "ray.io/originated-from-crd": "RayJob",
+                "ray.io/originated-from-cr-name": "tune",
+            },
+            ("RayCluster", "c-x7"),
+            "rayjob/tune",
+        ),
+        ({"leaderworkerset.sigs.k8s.io/name": "lws"}, ("StatefulSet", "lws-0"), "leaderworkerset/lws"),
+        ({"pod-template-hash": "6d4cf56db6"}, ("ReplicaSet", "web-api-6d4cf56db6"), "deployment/web-api"),
+        ({"rollouts-pod-template-hash": "abc"}, ("ReplicaSet", "web-abc"), "rollout/web"),
+        ({"pod-template-hash": "zzz"}, ("ReplicaSet", "web-abc"), "replicaset/web-abc"),
+        ({}, ("StatefulSet", "db"), "statefulset/db"),
+        ({}, ("DaemonSet", "agent"), "daemonset/agent"),
+        ({"notebook-name": "my-nb"}, ("StatefulSet", "my-nb"), "notebook/my-nb"),
+        ({"hub.jupyter.org/username": "alice", "component": "singleuser-server"}, None, "notebook/pod-0"),
+        (
+            {"serving.kserve.io/inferenceservice": "llama", "serving.knative.dev/service": "llama-predictor"},
+            ("ReplicaSet", "llama-predictor-0001-deployment-abc"),
+            "inferenceservice/llama",
+        ),
+        ({"serving.knative.dev/service": "fn"}, ("ReplicaSet", "fn-1"), "ksvc/fn"),
+        ({"volcano.sh/job-name": "v"}, ("Job", "v"), "vcjob/v"),
+        ({"workflows.argoproj.io/workflow": "etl-x1"}, ("Workflow", "etl-x1"), "workflow/etl-x1"),
+        ({"spark-app-name": "pi", "spark-role": "executor"}, ("Pod", "pi-driver"), "spark/pi"),
+        ({"sparkoperator.k8s.io/app-name": "pi", "spark-app-name": "other"}, None, "sparkapplication/pi"),
+        ({"nvidia.com/dynamo-graph-deployment-name": "g"}, ("PodClique", "g-0"), "dynamographdeployment/g"),
+        ({"kueue.x-k8s.io/pod-group-name": "grp"}, None, "podgroup/grp"),
+        ({}, ("VirtualMachineInstance", "vm-1"), "virtualmachineinstance/vm-1"),
+        ({"jobset.sigs.k8s.io/jobset-name": ""}, ("Job", "x"), "job/x"),
+    ],
+)
+def test_the_job_is_the_outermost_that_left_its_name(
+    labels: dict[str, str], keeper: tuple[str, str] | None, job: str
+) -> None:
+    found = owner(labels, keeper)
+    assert (found.job_id, f"{found.kind}/{found.name}") == (f"ml/{job}", job)
+    assert (found.scheduler, found.namespace, found.pod) == ("kubernetes", "ml", "pod-0")
+
+
+@pytest.mark.parametrize(
+    ("job", "made", "expected"),
+    [
+        ("nightly-29460000", "2026-01-05T08:00:07Z", "cronjob/nightly"),
+        ("nightly-29460000", "2026-01-06T07:00:00Z", "cronjob/nightly"),
+        ("nightly-29460000", "2026-01-07T00:00:00Z", "job/nightly-29460000"),
+        ("nightly-29460000", "2026-01-05T07:59:00Z", "job/nightly-29460000"),
+        ("run-20260105", "2026-01-05T00:00:07Z", "job/run-20260105"),
+        ("nightly-29460000", None, "job/nightly-29460000"),
+    ],
+)
+def test_runs_of_a_cron_job_are_one_job(job: str, made: str | None, expected: str) -> None:
+    assert owner({}, ("Job", job), creationTimestamp=made).job_id == f"ml/{expected}"
+
+
+def test_only_the_controller_keeps_a_pod() -> None:
+    references = [{"kind": "Workflow", "name": "other", "uid": "u", "apiVersion": "v1"}, *kept_by("Job", "mine")]
+    assert owner({}, ownerReferences=references).job_id == "ml/job/mine"
+
+
+def test_users_queues_priority_and_deadline_are_told_where_documented() -> None:
+    thing = pod_object("p", labels={"hub.jupyter.org/username": "alice", "kueue.x-k8s.io/queue-name": "gold"})
+    thing["spec"] |= {"priorityClassName": "low", "activeDeadlineSeconds": 3600}
+    found = owner_of("ml", "p", read(thing), RULES)
+    assert (found.user, found.partition, found.qos, found.time_limit_seconds) == ("alice", "gold", "low", 3600)
+    assert found.workload_class == "interactive"
+
+
+def test_the_class_follows_kind_and_command() -> None:
+    assert owner({"pod-template-hash": "a"}, ("ReplicaSet", "w-a")).workload_class == "serving"
+    assert owner({"notebook-name": "n"}).workload_class == "interactive"
+    assert owner({}, ("Job", "j")).workload_class == "batch"
+
+
+def test_without_the_api_server_a_pod_is_itself() -> None:
+    found = owner_of("ml", "p", None, RULES)
+    assert (found.job_id, found.kind, found.name, found.workload_class) == ("ml/pod/p", "pod", "p", "batch")
+    assert (size_of(None), restarts_of(None)) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "environ", "size"),
+    [
+        ({}, {}, (0, 0)),
+        ({"leaderworkerset.sigs.k8s.io/size": "4"}, {}, (4, 0)),
+        ({"kueue.x-k8s.io/pod-group-total-count": "3"}, {"PET_NNODES": "8"}, (8, 0)),
+        ({}, {"WORLD_SIZE": "16"}, (0, 16)),
+        ({"leaderworkerset.sigs.k8s.io/size": "-4"}, {"WORLD_SIZE": "1e9", "PET_NNODES": "1:4"}, (0, 0)),
+        ({}, {"WORLD_SIZE": "999999999"}, (0, 100_000)),
+        ({}, {"WORLD_SIZE": "٣"}, (0, 0)),
+    ],
+)
+def test_the_size_of_a_job_is_what_its_launcher_wrote(
+    annotations: dict[str, str], environ: dict[str, str], size: tuple[int, int]
+) -> None:
+    thing = pod_object("p", annotations=annotations)
+    thing["spec"]["containers"][0]["env"] = [{"name": key, "value": value} for key, value in environ.items()]
+    assert size_of(read(thing)) == size
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+TEXTS = st.dictionaries(
+    st.sampled_from(["ray.io/cluster", "notebook-name", "pod-template-hash", "spark-app-name", *KUBEFLOW]) | st.text(),
+    st.text(max_size=12),
+    max_size=5,
+)
+
+
+@given(JSON, JSON, JSON)
+def test_garbage_objects_are_refused_or_read_and_never_crash(metadata: Any, spec: Any, status: Any) -> None:
+    for kind in (Pod, Node):
+        try:
+            thing: Any = msgspec.json.decode(
+                msgspec.json.encode({"metadata": metadata, "spec": spec, "status": status}), type=kind
+            )
+        except msgspec.MsgspecError:
+            continue
+        if isinstance(thing, Pod):
+            owner_of("ml", "p", thing, RULES)
+            assert restarts_of(thing) >= 0
+        else:
+            condition_of(thing)
+
+
+@given(TEXTS, TEXTS, st.text(max_size=20), st.text(max_size=20))
+def test_whatever_is_written_on_a_pod_it_has_one_job(
+    labels: dict[str, str], annotations: dict[str, str], kind: str, name: str
+) -> None:
+    thing = read(pod_object("p", labels=labels, annotations=annotations, ownerReferences=kept_by(kind, name)))
+    found = owner_of("ml", "p", thing, RULES)
+    assert found.job_id == f"ml/{found.kind}/{found.name}"
+    assert found.kind == found.kind.lower()
+    pods, world = size_of(thing)
+    assert min(pods, world) >= 0

@@ -1,0 +1,381 @@
+"""Questions to a controller: by commands that a shell script plays, over HTTP to a server of our own, on the thread."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import ClassVar
+
+import pytest
+
+from exporter.core.model import SECOND
+from exporter.schedulers.slurm.asking import ByCommands, GoneError
+from exporter.schedulers.slurm.commands import Commands, SilentError
+from exporter.schedulers.slurm.controller import Controller, News
+from exporter.schedulers.slurm.jobs import Job
+from exporter.schedulers.slurm.places import Places
+from exporter.schedulers.slurm.restd import Restd
+from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recorded
+
+
+class Script:
+    """A folder with a scontrol, sinfo and slurmd that log what they are asked and do what a test says."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.write("scontrol", f'case "$*" in *version) echo "slurm-wlm {version}";; *) exit 1;; esac')
+
+    def write(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.log}\n{body}\n')
+        path.chmod(0o755)
+
+    def answer(self, version: str, *cases: tuple[str, str]) -> None:
+        """Have scontrol do a shell command for each pattern of its arguments."""
+        said = "\n".join(f"{pattern}) {command};;" for pattern, command in cases)
+        self.write("scontrol", f'case "$*" in *version) echo "slurm-wlm {version}";;\n{said}\n*) exit 9;; esac')
+
+    @property
+    def asked(self) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if "version" not in line]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path, "22.05.8")
+
+
+@pytest.fixture
+def commands(script: Script) -> Iterator[ByCommands]:
+    made = ByCommands(Commands(bin_dir=str(script.folder), timeout=20.0))
+    yield made
+    made.close()
+
+
+def cat(name: str) -> str:
+    return f"cat {RECORDED / name}"
+
+
+def test_old_versions_are_asked_for_text(script: Script, commands: ByCommands) -> None:
+    script.answer(
+        "22.05.8",
+        ("'--local show job 2'", cat("slurm-22.05/running.txt")),
+        ("'--local -d show job 2'", cat("slurm-22.05/running.d.txt")),
+    )
+    said = commands.job("2")
+    assert (said.user, said.given) == ("alice", None)
+    detail = commands.detail("2")
+    assert detail is not None
+    assert detail.given is not None
+    assert script.asked == ["scontrol --local show job 2", "scontrol --local -d show job 2"]
+
+
+def test_text_that_may_be_forged_is_asked_for_again_in_columns_that_cannot_be(
+    script: Script, commands: ByCommands
+) -> None:
+    script.answer("22.05.8", ("'--local show job 5'", cat("slurm-22.05/evil_name.txt")))
+    script.write("squeue", cat("slurm-22.05/spoof.columns.txt"))
+    said = commands.job("5")
+    assert (said.user, said.account, said.partition, said.gpus, said.name) == ("alice", "", "gpu", 2, "")
+    assert [line.partition(" -O")[0] for line in script.asked] == [
+        "scontrol --local show job 5", "squeue --local -h -j 5",
+    ]  # fmt: skip
+    script.write("squeue", "echo 'JOBID|STATE|'")
+    with pytest.raises(ValueError, match="0 lines of job 5"):
+        commands.job("5")
+
+
+def test_new_versions_are_asked_for_json_and_need_no_detail(script: Script, commands: ByCommands) -> None:
+    script.answer("24.11.5", ("'--local show job 2 --json'", cat("slurm-24.11/running.json")))
+    assert commands.job("2").given is not None
+    assert commands.detail("2") is None
+    assert script.asked == ["scontrol --local show job 2 --json"]
+
+
+def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, commands: ByCommands) -> None:
+    script.answer(
+        "24.11.5", ("*--json", "echo no plugin; exit 0"), ("'--local show job 2'", cat("slurm-24.11/running.txt"))
+    )
+    assert [commands.job("2").user for _ in range(2)] == ["alice", "alice"]
+    assert [line.endswith("--json") for line in script.asked] == [True, False, False]
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
+def test_a_job_that_the_controller_does_not_know(script: Script, commands: ByCommands, version: str) -> None:
+    text = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"
+    script.answer(version, ("*--json", cat("slurm-24.11/unknown.json")), ("*", text))
+    with pytest.raises(GoneError):
+        commands.job("2")
+
+
+def test_silence_is_told_in_the_command_s_own_words(script: Script, commands: ByCommands) -> None:
+    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    script.answer("22.05.8", ("*", f"echo '{said}' >&2; exit 1"))
+    with pytest.raises(SilentError, match=r"scontrol --local show job 2: exit 1: .*\(connect failure\)"):
+        commands.job("2")
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(script: Script, tmp_path: Path) -> None:
+    script.answer("22.05.8", ("*", f"sleep 600 & echo $! > {tmp_path}/child; wait"))
+    hasty = Commands(bin_dir=str(tmp_path), timeout=20.0)
+    hasty.printed("scontrol", "--version")
+    hasty._timeout = 0.3
+    with pytest.raises(SilentError, match=r"no answer within 0.3 s: is slurmctld up"):
+        hasty.printed("scontrol", "show", "job")
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not alive(child))
+
+
+def test_close_ends_a_question_in_the_middle(script: Script, commands: ByCommands, tmp_path: Path) -> None:
+    script.answer("22.05.8", ("*", f"echo > {tmp_path}/asked; sleep 600"))
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            commands.job("2")
+        except SilentError as err:
+            failed.append(err)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until((tmp_path / "asked").exists)
+    commands.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert failed
+    with pytest.raises(SilentError, match="being stopped"):
+        commands.job("2")
+
+
+def test_a_missing_command_says_which_and_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(SilentError, match=r"no/scontrol: cannot be started: .*Set slurm.bin_dir"):
+        ByCommands(Commands(bin_dir=str(tmp_path / "no"))).job("2")
+
+
+def test_the_environment_is_our_own(script: Script, commands: ByCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "all")
+    made = ByCommands(Commands(bin_dir=str(script.folder), conf="/etc/other.conf", timeout=20.0))
+    script.write("slurmd", "env >&2")
+    said = made.places("n1").splitlines()
+    assert {"TZ=UTC0", "LC_ALL=C", "SLURM_CONF=/etc/other.conf"} <= set(said)
+    assert not any(line.startswith("SLURM_CLUSTERS") for line in said)
+    assert commands.places("n1")
+    assert script.asked == ["slurmd -N n1 -G"] * 2
+
+
+def test_the_node_is_asked_for_with_sinfo(script: Script, commands: ByCommands) -> None:
+    script.write("sinfo", cat("slurm-22.05/sinfo.draining.txt"))
+    assert commands.node("node1").condition == "draining"
+    assert script.asked == ["sinfo -h -N -n node1 -O NodeList:|,StateLong:|,Reason:|"]
+    with pytest.raises(ValueError, match=r"does not know node n9: set slurm.node_name"):
+        commands.node("n9")
+
+
+# slurmrestd.
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with what slurmrestd of 22.05 did."""
+
+    pages: ClassVar[dict[str, tuple[int, str]]] = {
+        "/slurm/v0.0.38/job/27": (200, "restd.job.json"),
+        "/slurm/v0.0.38/job/424242": (500, "restd.unknown.json"),
+        "/slurm/v0.0.38/node/node1": (200, "restd.node.json"),
+        "/slurm/v0.0.38/node/n9": (500, "restd.no_node.json"),
+    }
+    asked: ClassVar[list[str]] = []
+    tokens: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.tokens.append(self.headers.get("X-SLURM-USER-TOKEN"))
+        status, page = self.pages.get(self.path, (404, ""))
+        body = recorded(f"slurm-22.05/{page}").encode() if page else b"Unable find requested URL."
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as the base class has it
+        """Say nothing."""
+
+
+class UnixServer(ThreadingMixIn, UnixStreamServer):
+    daemon_threads = True
+
+    def get_request(self) -> tuple[object, tuple[str, int]]:  # type: ignore[override]  # a unix client has no address
+        request, _ = super().get_request()
+        return request, ("local", 0)
+
+
+@pytest.fixture(params=["http", "unix"])
+def restd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    Handler.asked.clear()
+    Handler.tokens.clear()
+    path = tmp_path / "r.sock"
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler) if request.param == "http" else None
+    server = http or UnixServer(str(path), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}" if http else f"unix:{path}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    asker = Restd(restd, token_file=str(tmp_path / "token"), timeout=20.0)
+    said = asker.job("27")
+    assert (said.user, said.given is not None, asker.detail("27")) == ("alice", True, None)
+    probed = len(Handler.asked)
+    assert asker.node("node1").condition == ""
+    with pytest.raises(GoneError):
+        asker.job("424242")
+    with pytest.raises(ValueError, match=r"set slurm\.node_name"):
+        asker.node("n9")
+    assert (probed, len(Handler.asked)) == (7, 10)
+    assert set(Handler.tokens) == {"secret"}
+    asker.close()
+    with pytest.raises(SilentError):
+        asker.job("27")
+
+
+def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff")
+    for url, token, why in (
+        (restd, "", r"speaks none of v0.0.38 to v0.0.44"),
+        (restd, f"{tmp_path}/none", r"restd_token_file: .*/none: cannot be read"),
+        (restd, f"{tmp_path}/token", r"restd_token_file: .*/token: cannot be read"),
+        ("http://127.0.0.1:1", "", "is slurmrestd up"),
+    ):
+        asker = Restd(url, token_file=token, timeout=20.0)
+        with pytest.raises(SilentError, match=why):
+            asker.job("1")
+        asker.close()
+    with pytest.raises(ValueError, match="neither http"):
+        Restd("slurm:6820")
+
+
+# The thread.
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def controller(answers: Answers) -> Iterator[Controller]:
+    made = Controller(answers, Here(), node=NODE, clock=time.monotonic_ns)
+    yield made
+    made.close()
+    assert answers.closed
+
+
+def collected(controller: Controller, *, until_holds: Callable[[News], bool]) -> None:
+    until(lambda: until_holds(controller.take()))
+
+
+def test_the_thread_answers_and_settle_waits_for_it(controller: Controller, answers: Answers) -> None:
+    answers.jobs["7"] = job("7", 0)
+    controller.ask_places()
+    controller.ask("7", 1)
+    controller.ask("8", 2)
+    controller.ask_node()
+    controller.settle(20.0)
+    news = controller.take()
+    assert {(a.job_id, a.run) for a in news.answers if a.job or a.gone} == {("7", 1), ("8", 2)}
+    assert sum(a.tasks is not None for a in news.answers) == 2
+    assert news.places is not None
+    if news.node is None:
+        collected(controller, until_holds=lambda n: n.node is not None)
+    assert controller.take() == News()
+
+
+def test_settle_waits_for_what_is_being_done(answers: Answers) -> None:
+    begun = threading.Event()
+
+    class Slow(Here):
+        def places(self) -> Places:
+            begun.set()
+            time.sleep(0.1)
+            return super().places()
+
+    slow = Controller(answers, Slow(), node=NODE, clock=time.monotonic_ns)
+    slow.ask_places()
+    assert begun.wait(20)
+    slow.settle(20.0)
+    assert slow.take().places is not None
+    slow.close()
+
+
+def test_settle_is_bounded_and_does_not_wait_for_the_silent(answers: Answers) -> None:
+    release = threading.Event()
+
+    class Slow(Answers):
+        def job(self, job_id: str) -> Job:
+            release.wait(20)
+            return super().job(job_id)
+
+    slow = Controller(Slow(), Here(), node=NODE, clock=time.monotonic_ns)
+    slow.ask("7", 1)
+    slow.settle(0.05)
+    assert not [a for a in slow.take().answers if a.gone]
+    release.set()
+    collected(slow, until_holds=lambda n: any(a.gone for a in n.answers))
+    slow.close()
+    answers.silent = "down"
+    quiet = Controller(answers, Here(), node=NODE, clock=time.monotonic_ns)
+    quiet.ask("7", 1)
+    quiet.settle(20.0)
+    assert [fault.kind for fault in quiet.take().faults] == ["controller_silent"]
+    quiet.close()
+
+
+def test_pauses_double_and_end_with_an_answer(answers: Answers) -> None:
+    now = [0]
+    made = Controller(answers, Here(), node=NODE, clock=lambda: now[0], threaded=False)
+    answers.silent = "down"
+    made.ask("7", 1)
+    tries = []
+    for second in range(2000):
+        now[0] = second * SECOND
+        before = len(answers.asked)
+        while made.step():
+            pass
+        tries += [second] * (len(answers.asked) - before)
+    assert tries == [0, 5, 15, 35, 75, *range(135, 2000, 60)]
+    assert made.unanswered_since == 0
+    answers.silent = ""
+    now[0] = 2200 * SECOND
+    while made.step():
+        pass
+    assert made.unanswered_since is None
+    assert any(a.gone for a in made.take().answers)
+
+
+def test_questions_about_jobs_that_are_gone_are_dropped(answers: Answers) -> None:
+    made = Controller(answers, Here(), node=NODE, clock=lambda: 0, threaded=False)
+    for number in range(100):
+        made.ask(str(number), number)
+    made.keep(["7"])
+    while made.step():
+        pass
+    assert answers.asked == ["7"]
