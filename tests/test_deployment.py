@@ -93,8 +93,8 @@ def test_the_chart_and_the_image_use_settings_the_daemon_knows() -> None:
     chart = (ROOT / "helm/gpu-efficiency/templates/daemonset.yaml").read_text()
     image = (ROOT / "Dockerfile").read_text()
     names = set(re.findall(r"- name: (GPU_EFFICIENCY_\w+)", chart)) | set(re.findall(r"(GPU_EFFICIENCY_\w+)=", image))
-    assert len(names) == 3
-    values = {"GPU_EFFICIENCY_SOURCE": "dcgm-exporter"}
+    assert len(names) == 6
+    values = {"GPU_EFFICIENCY_SOURCE": "dcgm-exporter", "GPU_EFFICIENCY_SCHEDULER": "kubernetes"}
     environ = {name: values.get(name, f":{DEFAULT_PORT}") for name in names}
     config = load(None, environ=environ)
     assert (config.source, config.dcgm_exporter.url) == ("dcgm-exporter", f":{DEFAULT_PORT}")
@@ -108,7 +108,7 @@ def test_the_charts_schema_knows_its_values_and_no_others() -> None:
     values = yaml.safe_load((chart / "values.yaml").read_text())
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(values) | {"global"}
-    for name in ("image", "podMonitor"):
+    for name in ("image", "kubernetes", "podMonitor"):
         assert schema["properties"][name]["additionalProperties"] is False
         assert set(schema["properties"][name]["properties"]) == set(values[name])
     used = {
@@ -117,11 +117,21 @@ def test_the_charts_schema_knows_its_values_and_no_others() -> None:
     assert used == set(values)
 
 
-def test_the_chart_offers_sources_the_daemon_has() -> None:
+@pytest.mark.parametrize(("setting", "default"), [("source", "auto"), ("scheduler", "kubernetes")])
+def test_the_chart_offers_what_the_daemon_has(setting: str, default: str) -> None:
     schema = json.loads((ROOT / "helm/gpu-efficiency/values.schema.json").read_text())
-    offered = schema["properties"]["source"]["enum"]
-    assert "auto" in offered
-    assert [load(None, environ={"GPU_EFFICIENCY_SOURCE": name}).source for name in offered] == offered
+    offered = schema["properties"][setting]["enum"]
+    assert default in offered
+    variable = f"GPU_EFFICIENCY_{setting.upper()}"
+    assert [getattr(load(None, environ={variable: name}), setting) for name in offered] == offered
+
+
+def test_the_chart_mounts_the_kubelets_socket_where_the_daemon_looks_for_it() -> None:
+    chart = (ROOT / "helm/gpu-efficiency/templates/daemonset.yaml").read_text()
+    socket = Path(load(None, environ={}).kubernetes.pod_resources_socket)
+    assert f"mountPath: {socket.parent}\n" in chart
+    values = yaml.safe_load((ROOT / "helm/gpu-efficiency/values.yaml").read_text())
+    assert values["kubernetes"]["podResourcesPath"] == str(socket.parent)
 
 
 def test_the_locks_pin_every_dependency_with_hashes_and_name_no_index() -> None:
