@@ -56,7 +56,7 @@ skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml
 
 packages:
-	@.ci/packages prometheus gcc libc6-dev shellcheck runc mmdebstrap \
+	@.ci/packages prometheus gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU

@@ -71,6 +71,13 @@ _SECTIONS = {
         "dcgm-exporter page has the stock fields, figures made up, and changes every 30 s; what serves it is not "
         "counted.",
     ),
+    "schedulers": _Section(
+        "Who holds the GPUs",
+        "The Slurm scheduler reads real sockets and asks /proc about real processes, in processor time of the reading "
+        "thread; while no job changes nothing is started and nobody is asked, which this run makes sure of. The "
+        "Kubernetes scheduler asks a gRPC kubelet and an API server over TLS, stand-ins in another process, in "
+        "processor time of the whole process. Memory is a daemon's, by its peak.",
+    ),
     "sampling": _Section(
         "Fast sampling, and MIG",
         "`gpu-efficiency serve` at ten readings a second, and on eight boards cut into 56 instances at one a second, "

@@ -21,6 +21,7 @@ from benchmarks.imports import imports
 from benchmarks.machine import ROOT, machine, state_of_code
 from benchmarks.report import markdown, table
 from benchmarks.sampling import sampling
+from benchmarks.schedulers import schedulers
 from benchmarks.scrape import scrape
 from benchmarks.ticks import tick
 
@@ -32,6 +33,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "imports": imports,
     "scrape": scrape,
     "serve": serve,
+    "schedulers": schedulers,
     "sampling": sampling,
     "growth": growth,
 }

@@ -72,5 +72,10 @@ when tried."""
 def open_scheduler(name: str, config: Any) -> Scheduler:
     """Open the scheduler called `name`; raises SchedulerError with the reason and what to do."""
     module, opener = SCHEDULERS[name].split(":")
-    scheduler: Scheduler = getattr(import_module(module), opener)(config)
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as err:
+        extra = f"pip install 'gpu-efficiency-exporter[{name}]'"
+        raise SchedulerError(f"scheduler {name}: the Python package {err.name} is missing: {extra}") from err
+    scheduler: Scheduler = getattr(found, opener)(config)
     return scheduler

@@ -5,6 +5,7 @@ scheduler in the configuration where it may come up later than this daemon.
 """
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from exporter.schedulers import SCHEDULERS, Scheduler, SchedulerError, open_scheduler
@@ -19,6 +20,7 @@ def choose(config: Any) -> Scheduler:
     refusals = []
     for name in SCHEDULERS:
         try:
+            _at_home(name, config)
             scheduler = open_scheduler(name, config)
         except SchedulerError as err:
             refusals.append(f"{name}: {err}")
@@ -26,3 +28,10 @@ def choose(config: Any) -> Scheduler:
         log.info("scheduler %s; %s", name, "; ".join(refusals) or "the first that was tried")
         return scheduler
     raise SchedulerError("\n".join(refusals))
+
+
+def _at_home(name: str, config: Any) -> None:
+    """Refuse before 20 MiB of libraries are loaded, which a node without a kubelet has no use for."""
+    socket = config.kubernetes.pod_resources_socket
+    if name == "kubernetes" and not Path(socket).exists():
+        raise SchedulerError(f"no kubelet at {socket}")

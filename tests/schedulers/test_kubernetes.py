@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from exporter.config import Config
 from exporter.core.model import MS, SECOND, Device, Process, Reading
 from exporter.schedulers import CONDITIONS, SchedulerError, Word
 from exporter.schedulers.kubernetes import open_kubernetes
@@ -639,13 +638,6 @@ def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> No
 
 
 # Opening.
-
-
-def test_on_a_machine_without_a_kubelet_it_is_not_at_home(tmp_path: Any) -> None:
-    with node(with_api=False) as made:
-        settings = made.config(pod_resources_socket=f"{tmp_path}/none.sock").kubernetes
-        with pytest.raises(SchedulerError, match="no kubelet at"):
-            open_kubernetes(Config(scheduler="auto", kubernetes=settings), environ={})
 
 
 def test_where_it_runs_is_read_from_the_pods_environment(here: Node) -> None:

@@ -1,4 +1,4 @@
-"""The reader of pod-resources messages against protobuf itself, and against garbage."""
+"""The reader of pod-resources messages against the official set of them, and against garbage."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def message(*pods: Any) -> Any:
 
 
 def expected(each: Any) -> Held:
-    """What protobuf makes of it."""
+    """What it says, read by the official names."""
     return Held(
         each.namespace,
         each.name,
@@ -40,7 +40,7 @@ def expected(each: Any) -> Held:
 
 
 @given(st.lists(PODS, max_size=4))
-def test_what_protobuf_writes_is_read_the_same(pods: list[Any]) -> None:
+def test_what_a_kubelet_writes_is_read_the_same(pods: list[Any]) -> None:
     assert read_list(message(*pods).SerializeToString()) == tuple(map(expected, pods))
 
 
@@ -57,7 +57,7 @@ def test_garbage_is_read_or_refused_and_never_crashes(noise: bytes) -> None:
 def test_no_part_of_a_message_that_was_cut_is_believed(one: Any, data: st.DataObject) -> None:
     whole = message(one).SerializeToString()
     cut = data.draw(st.integers(1, len(whole) - 1))
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="bytes that are no ListPodResourcesResponse"):
         read_list(whole[:cut])
 
 
@@ -79,7 +79,9 @@ def test_what_the_device_plugins_offer_is_read() -> None:
     assert read_allocatable(said) == (Devices("nvidia.com/gpu", ("GPU-a", "GPU-b")),)
 
 
-@pytest.mark.parametrize("noise", [b"\x0b", b"\x0c", b"\x0f", b"\x08" + b"\xff" * 11, b"\x0a\x02\x0a\xfe"])
+@pytest.mark.parametrize(
+    "noise", [b"\x0b", b"\x0c", b"\x0f", b"\x08" + b"\xff" * 11, b"\x0a\x02\x0a\xfe", b"\x0a\x03\x0a\x01\xff"]
+)
 def test_what_breaks_the_encoding_is_refused(noise: bytes) -> None:
-    with pytest.raises(ValueError, match=r"wire type|ten bytes|cut short"):
+    with pytest.raises(ValueError, match="bytes that are no"):
         read_list(noise)

@@ -177,10 +177,8 @@ def open_kubernetes(
     patience: Patience | None = None,
     pace: Pace | None = None,
 ) -> KubernetesScheduler:
-    """Open on this node's kubelet; raises SchedulerError where it is not at home, or cannot be asked."""
+    """Open on this node's kubelet, which need not be there yet; raises SchedulerError where it cannot be asked."""
     settings, clock = config.kubernetes, clock or SystemClock()
-    if config.scheduler == "auto" and not Path(settings.pod_resources_socket).exists():
-        raise SchedulerError(f"no kubelet at {settings.pod_resources_socket}")
     watching = Watching(
         Kubelet(settings.pod_resources_socket),
         _access(settings, environ, pace or Pace()),

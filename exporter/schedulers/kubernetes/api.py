@@ -42,7 +42,7 @@ _KEEPALIVE = (
 """A server that vanished without a word is noticed within half a minute."""
 _REFUSALS = {
     _UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
-    _FORBIDDEN: "the service account may not: grant it get, list and watch (see the ClusterRole in the documentation)",
+    _FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
 }
 
 

@@ -1,21 +1,30 @@
-"""What the kubelet's pod-resources service says on the wire, read without generated code.
+"""The few messages of the kubelet's pod-resources service that name GPUs, declared for protobuf: no generated code.
 
-Owns the few fields of kubelet's `v1` messages that name GPUs. Refuses a message that is cut short or breaks the
-encoding, as a whole: half of a list of owners would make GPUs look unallocated. Fields it does not know are skipped,
-as the encoding asks, so newer kubelets are read too.
+Owns their fields and their translation into plain values. Refuses a message that cannot be decoded, as a whole: half of
+a list of owners would make GPUs look unallocated. Fields it does not know are skipped, so newer kubelets are read too.
 
-Sources: kubernetes/kubelet pkg/apis/podresources/v1/api.proto for the field numbers, protobuf.dev's "Encoding" for the
-bytes. protobuf's own package would cost 3 MiB resident for five small messages.
+Source of the numbers: kubernetes/kubelet pkg/apis/podresources/v1/api.proto.
 """
 
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 from msgspec import Struct
 
-Fields = dict[int, list[bytes]]
 LIST = "/v1.PodResourcesLister/List"
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST_VARINT = 10
+_FIELDS = {
+    # Message: its fields, each with its number and what it is: a text, texts, or messages of that name.
+    "ListPodResourcesResponse": {"pods": (1, "PodResources")},
+    "AllocatableResourcesResponse": {"devices": (1, "ContainerDevices")},
+    "PodResources": {"name": (1, "text"), "namespace": (2, "text"), "containers": (3, "ContainerResources")},
+    "ContainerResources": {"devices": (2, "ContainerDevices"), "dynamic": (5, "DynamicResource")},
+    "ContainerDevices": {"resource": (1, "text"), "ids": (2, "texts")},
+    "DynamicResource": {"claims": (4, "ClaimResource")},
+    "ClaimResource": {"cdi": (1, "CDIDevice"), "driver": (2, "text"), "pool": (3, "text"), "device": (4, "text")},
+    "CDIDevice": {"name": (1, "text")},
+}
 
 
 class Devices(Struct, frozen=True):
@@ -46,74 +55,54 @@ class Held(Struct, frozen=True):
 
 
 def read_list(message: bytes) -> tuple[Held, ...]:
-    """Read a ListPodResourcesResponse; raises ValueError for one that cannot be believed."""
-    return tuple(_held(_fields(pod)) for pod in _fields(message).get(1, ()))
+    """Read a ListPodResourcesResponse; raises ValueError for one that cannot be decoded."""
+    return tuple(_held(pod) for pod in _decoded("ListPodResourcesResponse", message).pods)
 
 
 def read_allocatable(message: bytes) -> tuple[Devices, ...]:
-    """Read the devices of an AllocatableResourcesResponse; raises ValueError for one that cannot be believed."""
-    return tuple(_devices(_fields(each)) for each in _fields(message).get(1, ()))
+    """Read the devices of an AllocatableResourcesResponse; raises ValueError for one that cannot be decoded."""
+    return tuple(map(_devices, _decoded("AllocatableResourcesResponse", message).devices))
 
 
-def _held(pod: Fields) -> Held:
-    containers = [_fields(container) for container in pod.get(3, ())]
-    dynamic = [_fields(resource) for one in containers for resource in one.get(5, ())]
+def _held(pod: Any) -> Held:
     return Held(
-        namespace=_text(pod, 2),
-        name=_text(pod, 1),
-        devices=tuple(_devices(_fields(each)) for one in containers for each in one.get(2, ())),
-        claims=tuple(_claimed(_fields(claim)) for each in dynamic for claim in each.get(4, ())),
+        pod.namespace,
+        pod.name,
+        tuple(_devices(each) for one in pod.containers for each in one.devices),
+        tuple(_claimed(claim) for one in pod.containers for dynamic in one.dynamic for claim in dynamic.claims),
     )
 
 
-def _devices(devices: Fields) -> Devices:
-    return Devices(_text(devices, 1), tuple(name.decode() for name in devices.get(2, ())))
+def _devices(said: Any) -> Devices:
+    return Devices(said.resource, tuple(said.ids))
 
 
-def _claimed(claim: Fields) -> Claimed:
-    cdi = tuple(_text(_fields(device), 1) for device in claim.get(1, ()))
-    return Claimed(cdi, _text(claim, 2), _text(claim, 3), _text(claim, 4))
+def _claimed(said: Any) -> Claimed:
+    return Claimed(tuple(device.name for device in said.cdi), said.driver, said.pool, said.device)
 
 
-def _text(fields: Fields, number: int) -> str:
-    """Of a field that is there twice the last counts (Encoding: "last one wins")."""
-    return fields[number][-1].decode() if number in fields else ""
+def _decoded(name: str, message: bytes) -> Any:
+    try:
+        return _CLASSES[name].FromString(message)
+    except DecodeError as err:
+        raise ValueError(f"{len(message)} bytes that are no {name}: {err}") from err
 
 
-def _fields(message: bytes) -> Fields:
-    """Contents of the fields that have a length, by number; plain numbers are stepped over."""
-    found: Fields = {}
-    at, end = 0, len(message)
-    while at < end:
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == _BYTES:
-            length, at = _varint(message, at)
-            found.setdefault(key >> 3, []).append(message[at : at + length])
-            at += length
-        elif kind == _VARINT:
-            _, at = _varint(message, at)
-        else:
-            at += _width(kind)
-        if at > end:
-            raise ValueError("the message is cut short")
-    return found
+def _declared() -> dict[str, Any]:
+    """Message classes by name, in a pool of their own: another program's of that name in this process do not clash."""
+    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            one = kind == "text"
+            declared = message.field.add(name=field, number=number, label="LABEL_OPTIONAL" if one else "LABEL_REPEATED")
+            declared.type = declared.TYPE_STRING if kind in {"text", "texts"} else declared.TYPE_MESSAGE
+            if declared.type == declared.TYPE_MESSAGE:
+                declared.type_name = f".v1.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = {name: pool.FindMessageTypeByName(f"v1.{name}") for name in _FIELDS}
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
 
 
-def _width(kind: int) -> int:
-    if kind not in _WIDTHS:
-        raise ValueError(f"a field of wire type {kind}, which these messages do not have")
-    return _WIDTHS[kind]
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Give the number that begins there, and where it ends."""
-    value = 0
-    for place in range(_LONGEST_VARINT):
-        if at + place >= len(message):
-            raise ValueError("the message is cut short")
-        byte = message[at + place]
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:  # noqa: PLR2004  the top bit says that more follows
-            return value, at + place + 1
-    raise ValueError("a number of more than ten bytes")
+_CLASSES = _declared()

@@ -29,7 +29,6 @@ from exporter.schedulers.slurm.entries import Entries
 from exporter.schedulers.slurm.holds import Holds
 from exporter.schedulers.slurm.local import LocalNode
 from exporter.schedulers.slurm.places import Places
-from exporter.schedulers.slurm.restd import Restd
 from exporter.schedulers.slurm.tasks import Node
 from exporter.schedulers.slurm.traces import Seen, Traces
 
@@ -207,6 +206,8 @@ def open_slurm(config: Any) -> SlurmScheduler:
 def _asker(slurm: Any, commands: ByCommands) -> Asker:
     if not slurm.restd_url:
         return commands
+    from exporter.schedulers.slurm.restd import Restd  # noqa: PLC0415  an HTTP client is 13 MiB
+
     try:
         return Restd(slurm.restd_url, token_file=slurm.restd_token_file, timeout=slurm.timeout_seconds)
     except ValueError as err:

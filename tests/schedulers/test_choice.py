@@ -1,0 +1,80 @@
+"""Which scheduler is at home: by what lies on the node, and what is said of those that are not."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.config import Config, Kubernetes, MappingDir, Slurm
+from exporter.schedulers import Scheduler, SchedulerError, open_scheduler
+from exporter.schedulers.choice import choose
+
+Choose = Callable[..., Scheduler]
+
+
+@pytest.fixture(name="chosen")
+def _chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
+    """Choose on a node that has what the test put into its folder, and nothing else."""
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    opened: list[Scheduler] = []
+
+    def choose_here(scheduler: Any = "auto") -> Scheduler:
+        config = Config(
+            scheduler=scheduler,
+            slurm=Slurm(node_name="n1", spool_dir=str(tmp_path / "spool")),
+            kubernetes=Kubernetes(pod_resources_socket=str(tmp_path / "kubelet.sock"), api_url=""),
+            mapping_dir=MappingDir(str(tmp_path / "jobs")),
+        )
+        opened.append(choose(config))
+        return opened[-1]
+
+    yield choose_here
+    for scheduler in opened:
+        scheduler.close()
+
+
+def test_what_is_found_first_is_taken_slurm_before_a_kubelet_before_a_mapping(chosen: Choose, tmp_path: Path) -> None:
+    assert chosen().name == "processes"
+    (tmp_path / "jobs").mkdir()
+    assert chosen().name == "mapping-dir"
+    (tmp_path / "kubelet.sock").touch()
+    assert chosen().name == "kubernetes"
+    (tmp_path / "spool").mkdir()
+    assert chosen().name == "slurm"
+
+
+def test_the_log_says_which_and_why_not_the_others(chosen: Choose, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        chosen()
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "exporter.schedulers.choice")
+    assert line.startswith("scheduler processes; slurm: ")
+    assert all(word in line for word in ("spool is not there", "no kubelet at", "jobs: No such file"))
+
+
+def test_what_is_named_is_taken_and_its_own_reason_given_where_it_is_not_there(chosen: Choose, tmp_path: Path) -> None:
+    assert chosen("kubernetes").name == "kubernetes", "a kubelet may come up later"
+    with pytest.raises(SchedulerError, match="spool is not there"):
+        chosen("slurm")
+    with pytest.raises(SchedulerError, match="jobs: No such file"):
+        chosen("mapping-dir")
+    (tmp_path / "jobs").mkdir()
+    assert chosen("mapping-dir").name == "mapping-dir"
+
+
+def test_a_package_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [module for module in sys.modules if module.startswith("exporter.schedulers.kubernetes")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    wanted = r"google.protobuf is missing: pip install 'gpu-efficiency-exporter\[kubernetes\]'"
+    with pytest.raises(SchedulerError, match=wanted):
+        open_scheduler("kubernetes", Config())
+
+
+def test_a_node_without_a_kubelet_loads_nothing_of_it(chosen: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [module for module in sys.modules if module.startswith("exporter.schedulers.kubernetes")]:
+        monkeypatch.delitem(sys.modules, module)
+    chosen()
+    assert "exporter.schedulers.kubernetes" not in sys.modules
