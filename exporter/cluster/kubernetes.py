@@ -12,17 +12,16 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from exporter.clock import SystemClock
 from exporter.cluster.kubernetes_objects import Node as NodeObject
-from exporter.cluster.kubernetes_objects import Pod
+from exporter.cluster.kubernetes_objects import Pod, gpus_of
 from exporter.cluster.kubernetes_reading import Disruptions, read_nodes, read_pods
 from exporter.cluster.model import Jobs, Nodes
 from exporter.cluster.watching import Question, SilentError
 from exporter.config import ConfigError
 from exporter.schedulers.kubernetes.api import Access, Pace, Store
-from exporter.schedulers.kubernetes.objects import Pod as OnePod
 from exporter.schedulers.rules import Rules
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
@@ -42,8 +41,13 @@ class KubernetesCluster:
         """`resources` are the names of GPUs, with * for any text; `now` gives monotonic nanoseconds."""
         self._rules, self._resources = rules, resources
         self._disruptions = Disruptions()
-        self._pods = self._store(access, Pod, _PODS, selector=_LIVING, matters=self._disruptions.see, now=now)
-        self._nodes = self._store(access, NodeObject, _NODES, selector="", matters=_nothing, now=now)
+        self._pods = Store(
+            access, Pod, paths=(_PODS,), selector=_LIVING, matters=self._disruptions.see, news=_nothing,
+            moved=_nothing, now=now, wanted=self._asks_for_gpus,
+        )  # fmt: skip
+        self._nodes = Store(
+            access, NodeObject, paths=(_NODES,), selector="", matters=_nothing, news=_nothing, moved=_nothing, now=now
+        )
         self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._look_at_nodes))
         self._loop = asyncio.new_event_loop()
         self._main = self._loop.create_task(self._run())
@@ -56,20 +60,12 @@ class KubernetesCluster:
             self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(timeout=2.0)
 
-    def _store(
-        self, access: Access, kind: type, path: str, *, selector: str, matters: Callable[[Any], object], now: Any
-    ) -> Store[Any]:
-        # The store reads objects of any shape that has `metadata`; its type names only those of a node's daemon.
-        return Store(
-            access,
-            cast("type[OnePod]", kind),
-            paths=(path,),
-            selector=selector,
-            matters=matters,
-            news=_nothing,
-            moved=_nothing,
-            now=now,
-        )
+    def _asks_for_gpus(self, pod: Pod) -> bool:
+        """Most pods of a cluster do not; one whose request cannot be read is kept, to be told of."""
+        try:
+            return bool(gpus_of(pod, self._resources))
+        except ValueError:
+            return True
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

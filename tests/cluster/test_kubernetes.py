@@ -296,6 +296,22 @@ def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: Kubernet
     wait_for(lambda: looks.total("queue_gpus") == 0, "the pod was scheduled")
 
 
+def test_pods_that_ask_for_no_gpu_are_not_kept(server: ApiServer, source: KubernetesCluster) -> None:
+    web = pod("web", 0, node="n1")
+    web["spec"]["containers"] = [{"name": "main"}]
+    server.has(node("n1"), web, pod("a", 2, node="n1"))
+    looks = Looks(source)
+    wait_for(lambda: looks.total("node_allocated_gpus") == 2, "the pod that runs")
+    late = pod("late", 0, node="n1")
+    late["spec"]["containers"] = [{"name": "main"}]
+    server.has(late, pod("b", 1, node="n1"))
+    wait_for(lambda: looks.total("node_allocated_gpus") == 3, "the pod that came")
+    server.deletes(late)
+    server.has(pod("c", 1, node="n1"))
+    wait_for(lambda: looks.total("node_allocated_gpus") == 4, "and one after that")
+    assert {each.metadata.name for each in source._pods.objects.values()} == {"a", "b", "c"}
+
+
 def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
     server: ApiServer, source: KubernetesCluster
 ) -> None:

@@ -16,15 +16,25 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import httpx
 import msgspec
 from msgspec import Struct
 
-from exporter.schedulers.kubernetes.objects import Event, Listed, Node, Pod, ResourceSlice, Status
+from exporter.schedulers.kubernetes.objects import Event, Listed, Metadata, Status
 
-T = TypeVar("T", Pod, Node, ResourceSlice)
+
+class Thing(Protocol):
+    """An object of the API, of which only some fields are read."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its name, uid and version."""
+        ...
+
+
+T = TypeVar("T", bound=Thing)
 log = logging.getLogger(__name__)
 _CHANCE = random.SystemRandom()
 """The kernel's: nodes that start together from one image must not wait alike."""
@@ -91,7 +101,7 @@ class Access(Struct, frozen=True):
 
 
 class Store(Generic[T]):
-    """This node's objects of one kind as the API server has them; all on one event loop."""
+    """The selected objects of one kind as the API server has them; all on one event loop."""
 
     def __init__(
         self,
@@ -104,8 +114,13 @@ class Store(Generic[T]):
         news: Callable[[], None],
         moved: Callable[[], None],
         now: Callable[[], int],
+        wanted: Callable[[T], bool] = lambda _: True,
     ) -> None:
-        """`paths` are tried in turn; `news` is called after any word, `moved` if an object comes, goes or `matters`."""
+        """`paths` are tried in turn; `news` is called after any word, `moved` if an object comes, goes or `matters`.
+
+        What is not `wanted` is not kept.
+        """
+        self._wanted: Callable[[T], bool] = wanted
         self._access, self._paths, self._selector = access, paths, selector
         self._news, self._moved, self._now = news, moved, now
         self._matters: Callable[[T], object] = matters
@@ -166,7 +181,7 @@ class Store(Generic[T]):
     async def _list(self, client: httpx.AsyncClient, fresh: str) -> None:
         listed = msgspec.json.decode(await self._get(client, fresh), type=Listed)
         things = [thing for raw in listed.items or () if (thing := self._read(raw)) is not None]
-        self.objects = {thing.metadata.uid: thing for thing in things}
+        self.objects = {thing.metadata.uid: thing for thing in things if self._wanted(thing)}
         self._version = listed.metadata.resource_version
         self._answered()
         self.synced.set()
@@ -228,13 +243,15 @@ class Store(Generic[T]):
         if thing is not None:
             self._version = thing.metadata.resource_version or self._version
             if event.type != "BOOKMARK":
-                self._keep(thing, there=event.type != "DELETED")
+                self._keep(thing, there=event.type != "DELETED" and self._wanted(thing))
         return True
 
     def _keep(self, thing: T, *, there: bool) -> None:
         before = self.objects.pop(thing.metadata.uid, None)
         if there:
             self.objects[thing.metadata.uid] = thing
+        elif before is None:
+            return
         if before is None or not there or self._matters(before) != self._matters(thing):
             self._moved()
         self._news()

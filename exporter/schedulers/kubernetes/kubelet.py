@@ -22,6 +22,7 @@ DEADLINE_SECONDS = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel may be given the old one's connection
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.default_authority", "localhost"),
