@@ -4,13 +4,14 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from exporter.cli.wiring import configuration
-from exporter.core.catalog import METRICS, series_of
+from exporter.cluster.metrics import METRICS as OF_CLUSTER
+from exporter.core.catalog import METRICS, Metric, series_of
 from exporter.core.leaks import LEAKS
 
 _HEAD = """# Metrics
@@ -33,6 +34,13 @@ _OUTCOMES = """\
 | `unresolved` | unresolved | | kernel time whose worth cannot be known: no tensor counter, or an unknown board | | |
 | `unobserved` | unobserved | | time nobody saw, or saw and could not believe | coverage | |
 """
+
+
+_CLUSTER_HEAD = """\
+## Of a whole cluster: `gpu-efficiency cluster`
+
+| metric | type | labels | per | meaning |
+|---|---|---|---|---|"""
 
 
 def check_config(args: argparse.Namespace) -> int:
@@ -77,6 +85,13 @@ def metrics(args: argparse.Namespace) -> int:
     return 0
 
 
+def _rows(metrics: Iterable[Metric]) -> list[str]:
+    return [
+        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"
+        for m in metrics
+    ]
+
+
 def _catalog_markdown() -> str:
     budget = (
         f"Series at most: {series_of('gpu')} per GPU (budget 64), {series_of('job')} per job on a node (budget 45), "
@@ -84,12 +99,21 @@ def _catalog_markdown() -> str:
         f"{series_of('account')} per account (at most `policy.max_accounts` and one), and on a GPU that several jobs "
         "share one `allocation_info` for each of them and two `shared_seconds_total`."
     )
-    rows = [
-        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"
-        for m in METRICS
-    ]
     leaks = [f"| `{k.name}` | {k.layer} | {k.evidence} | {k.takes} | {k.watch} | {k.fix} |" for k in LEAKS]
-    return "\n".join([_HEAD, budget, _METRIC_HEAD, *rows, _LEAK_HEAD, *leaks, _OUTCOMES])
+    return "\n".join(
+        [
+            _HEAD,
+            budget,
+            _METRIC_HEAD,
+            *_rows(METRICS),
+            _LEAK_HEAD,
+            *leaks,
+            _OUTCOMES,
+            _CLUSTER_HEAD,
+            *_rows(OF_CLUSTER),
+            "",
+        ]
+    )
 
 
 def metrics_arguments(command: argparse.ArgumentParser) -> None:

@@ -26,3 +26,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
+
+{{- /* Not the exporters' own labels, or their Service and PodMonitor would take it for one of them. */ -}}
+{{- define "gpu-efficiency.cluster.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-cluster
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "gpu-efficiency.cluster.labels" -}}
+{{ include "gpu-efficiency.cluster.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
