@@ -117,11 +117,13 @@ def test_what_a_job_cost_stays_in_its_account_when_the_job_is_gone() -> None:
     assert parts[NAMES.index("useful")] == round(0.45 * S)
 
 
-def test_what_is_learnt_of_a_job_bills_its_later_time_and_no_counter_falls() -> None:
+@pytest.mark.parametrize("read", [True, False])
+def test_what_is_learnt_of_a_job_bills_its_later_time_and_no_counter_falls(*, read: bool) -> None:
+    """Whether or not anybody read the bills in between."""
     ledger = Ledger()
     advance(ledger, first([device()], [held(owner=Owner("ann"))]))
     advance(ledger, seen(2, reading(0, 2)))
-    before = bills(ledger)
+    before = bills(ledger) if read else {("", "", ""): 2.0}
     advance(ledger, seen(5, reading(2, 5), allocations=(held(owner=ANN),)))
     advance(ledger, seen(6, reading(5, 6)))
     assert before == {("", "", ""): 2.0}
