@@ -14,7 +14,7 @@ from exporter.schedulers.slurm.traces import Trace
 
 MOST_JOBS = 10_000
 """On one node; Slurm's own tables would not hold more."""
-CHECK_EVERY = 60 * SECOND
+CHECK_EVERY, CHECK_AFTER_STEP = 60 * SECOND, 5 * SECOND
 
 
 class Entries:
@@ -104,6 +104,9 @@ class Entries:
     def _changed(self, entry: Entry, trace: Trace, now: int) -> None:
         """A step came or went, or the job's first trace after a time without."""
         came = entry.absent is not None or entry.trace.sockets.isdisjoint(trace.sockets)
+        if not entry.trace.sockets <= trace.sockets:
+            # Slurm 24.11 at times may not remove an extern step's socket ("Unable to unlink domain socket").
+            self._checked_at = min(self._checked_at, now - CHECK_EVERY + CHECK_AFTER_STEP)
         entry.trace, entry.absent, entry.stale = trace, None, False
         entry.whole = entry.whole or bool(trace.whole or trace.files)
         entry.map(trace.files)
@@ -132,7 +135,7 @@ class Entries:
 
     def _judge(self, entry: Entry, answer: Answer, now: int) -> None:
         if entry.absent is not None:
-            if (answer.job is not None or answer.gone) and (entry.over or not self._here(entry)):
+            if (answer.job is not None or answer.gone) and (entry.ending or not self._here(entry)):
                 self._end(entry.job_id)
             return
         if answer.tasks is not None:
@@ -140,7 +143,7 @@ class Entries:
             bound = not names.isdisjoint(answer.listening)
             self._listened = self._listened or bound
             entry.bound = bound or bool(answer.tasks.processes)
-        entry.stale = entry.over and not entry.bound
+        entry.stale = entry.ending and not entry.bound
         if not entry.bound and self._listened and not entry.stale:
             self.ask(entry, now)
 

@@ -75,6 +75,11 @@ class Entry:
         return not (told or self.stale or self.basis > Basis.NONE)
 
     @property
+    def ending(self) -> bool:
+        """It is over, or will start nothing more: then nothing of it is here where no process is."""
+        return self.over or (self.job is not None and "COMPLETING" in self.job.states)
+
+    @property
     def looking(self) -> bool:
         """Its GPUs are not all known, and may yet be."""
         if self.basis >= Basis.TASKS or self.stale or not self.job_id.isdigit():

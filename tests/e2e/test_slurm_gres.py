@@ -1,0 +1,58 @@
+"""Generic resources of a real Slurm that are not whole GPUs of one type: shards, and types with dots in their names."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.e2e.running import Page
+from tests.slurm.chroot import MISSING, built
+from tests.slurm.observer import Observer, observed
+from tests.slurm.plan import Plan
+from tests.slurm.rig import SlurmRig
+
+pytestmark = pytest.mark.e2e
+PLAN = Plan(
+    nodes=1,
+    gres="gpu:h100:4,gpu:h100_1g.10gb:4,shard:16",
+    gres_lines=(
+        "Name=gpu Type=h100 File=DIR/dev/nvidia[0-3]",
+        "Name=gpu Type=h100_1g.10gb File=DIR/dev/nvidia[4-7]",
+        "Name=shard Count=16",
+    ),
+)
+
+
+@pytest.fixture(name="rig", scope="module", params=["22.05", "24.11"])
+def _rig(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
+    root = built() if request.param == "24.11" else Path("/")
+    if root is None:
+        pytest.skip(MISSING)
+    with SlurmRig(replace(PLAN, root=root)) as rig:
+        yield rig
+
+
+@pytest.fixture(name="observer", scope="module")
+def _observer(rig: SlurmRig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observer]:
+    with observed(rig, rig.nodes[0], tmp_path_factory.mktemp("daemon")) as made:
+        yield made
+
+
+def test_shards_share_a_gpu_and_its_seconds_and_a_type_keeps_its_dots(rig: SlurmRig, observer: Observer) -> None:
+    typed, whole = rig.submit("--gres=gpu:h100_1g.10gb:2"), rig.submit("--gpus=h100:1")
+    sharing = [rig.submit("--gres=shard:1") for _ in range(2)]
+    truth = {rig.wait(job, "RUNNING"): set(rig.given(job)) for job in (typed, whole, *sharing)}
+    assert truth[sharing[0]] == truth[sharing[1]]
+    assert truth[typed] < {"4", "5", "6", "7"}
+    before = observer.until(lambda held: held == truth, f"as given: {truth}")
+    after = observer.served.after(4)
+    (shared,) = truth[sharing[0]]
+    board = grown(before, after, "paid_seconds_total", gpu=shared)
+    assert [grown(before, after, "job_paid_seconds_total", job_id=job) for job in sharing] == [board / 2] * 2
+    assert grown(before, after, "job_paid_seconds_total", job_id=typed) == 2 * board > 0
+
+
+def grown(before: Page, after: Page, name: str, **labels: str) -> Decimal:
+    return after.total(name, **labels) - before.total(name, **labels)

@@ -1,0 +1,49 @@
+"""The project's prolog and epilog on a real Slurm: whoever has GPUs and no process there is seen all the same."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.running import wait_for
+from tests.slurm.observer import REST, Observer, observed
+from tests.slurm.plan import Plan
+from tests.slurm.rig import SlurmRig
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(name="rig", scope="module")
+def _rig() -> Iterator[SlurmRig]:
+    with SlurmRig(Plan(nodes=1, mapping=True)) as rig:
+        yield rig
+
+
+@pytest.fixture(name="served", scope="module", params=["slurm", "mapping-dir"])
+def _served(
+    request: pytest.FixtureRequest, rig: SlurmRig, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Observer]:
+    folder, mapping = tmp_path_factory.mktemp("daemon"), f"{rig.mapping(rig.nodes[0])}"
+    settings = {"SLURM_MAPPING_DIR": mapping, "MAPPING_DIR_PATH": mapping}
+    with observed(rig, rig.nodes[0], folder, boards=REST, scheduler=request.param, settings=settings) as observer:
+        yield observer
+
+
+def test_an_allocation_without_any_process_is_held_and_stalled_until_it_ends(rig: SlurmRig, served: Observer) -> None:
+    job = rig.allocate("--gpus=3", "--account=physics")
+    given = set(rig.given(job))
+    page = served.until(lambda held: held == {job: given}, f"{job} holds {given}")
+    page = served.served.after(3)
+    assert served.held(page) == {job: given}
+    assert {page.states()[index] for index in given} == {("stalled", "no_process")}
+    rig.cancel(job)
+    page = served.until(lambda held: not held, "nothing is held")
+    assert set(page.states().values()) == {("unallocated", "free")}
+
+
+def test_the_files_are_as_dcgm_exporter_reads_them_and_gone_with_the_job(rig: SlurmRig) -> None:
+    folder = rig.mapping(rig.nodes[0])
+    first, second = rig.allocate("--gpus=2"), rig.started("--gpus=1")
+    wanted = {index: f"{job}\n" for job in (first, second) for index in rig.given(job)}
+    wait_for(lambda: {file.name: file.read_text() for file in folder.iterdir()} == wanted, "one file a GPU")
+    rig.cancel(first, second)
+    wait_for(lambda: not list(folder.iterdir()), "no file is left")

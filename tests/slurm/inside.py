@@ -1,0 +1,93 @@
+"""Programs of another root: started in its tree, with the machine's /proc, /sys and /dev mounted there.
+
+Owns the way in. The mounts are in a mount namespace of their own (mount_namespaces(7)): nobody else sees them, and
+they end with the processes in it. Refuses to run anything for long; what is started there daemonizes itself.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+SECONDS = 30.0
+"""What one command may take; all of them answer in milliseconds."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOUNT = """
+set -e
+for tree in proc sys dev; do mount --rbind "/$tree" "$1/$tree"; done
+mount --bind /etc/hosts "$1/etc/hosts"
+echo mounted
+exec sleep infinity
+"""
+
+
+class Inside:
+    """A root, `/` or a whole tree below it, whose programs can be run as any user."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._keeper: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        if self.root != Path("/"):
+            words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh", f"{self.root}"]
+            self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            assert self._keeper.stdout is not None
+            said = self._keeper.stdout.readline()
+            assert said == "mounted\n", f"{self.root}: the machine's trees cannot be mounted there"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
+            assert self._keeper.stdout is not None
+            self._keeper.stdout.close()
+
+    def words(self, *command: str, user: str = "") -> list[str]:
+        """The command line that runs `command` there, as root or as `user`."""
+        enter = [] if self._keeper is None else ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
+        who = [f"--userspec={user}", "--groups="] if user else []
+        change = ["chroot", *who, f"{self.root}"] if enter or user else []
+        return [*enter, *change, *command]
+
+    def run(
+        self, *command: str, user: str = "", env: Mapping[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end; raises AssertionError with its words where it fails and that matters."""
+        done = subprocess.run(
+            self.words(*command, user=user),
+            env={"PATH": _PATH, "LC_ALL": "C"} | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert not check or not done.returncode, f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *command: str, user: str = "", env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start it and give the process, with its standard output and error in one pipe."""
+        return subprocess.Popen(
+            self.words(*command, user=user),
+            env={"PATH": _PATH, "LC_ALL": "C"} | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def seen(self, path: Path) -> str:
+        """A path of the host as the programs there see it."""
+        return f"/{path.relative_to(self.root)}"
+
+    def path(self, name: str) -> str:
+        """Where the program is, as seen from inside; raises AssertionError where it is not."""
+        found = (f"{folder}/{name}" for folder in ("/usr/sbin", "/usr/bin") if self._has(f"{folder}/{name}"))
+        path = next(found, "")
+        assert path, f"{name} is not in {self.root}: install slurmctld slurmd slurm-client munge (make packages)"
+        return path
+
+    def _has(self, path: str) -> bool:
+        return (self.root / path.lstrip("/")).exists()

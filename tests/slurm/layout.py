@@ -1,0 +1,66 @@
+"""The directory of a cluster: its configuration, scripts, device nodes, and commands that note their use.
+
+Owns what lies where in it. Refuses to start anything: see `rig`.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.running import free_port
+from tests.slurm.inside import Inside
+from tests.slurm.plan import Place, Plan, around_job, cgroup_conf, gres_conf, slurm_conf
+
+_SCRIPTS = Path(__file__).resolve().parents[2] / "exporter/data"
+_MAJOR = 60
+"""For local use (Linux, devices.txt): nothing is behind these nodes, whatever the machine has."""
+_COMMANDS = ("scontrol", "sinfo", "slurmd", "squeue")
+
+
+def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -> None:
+    """Fill it for these nodes; `directory` is as the host sees it."""
+    directory.chmod(0o755)
+    for name in ("etc", "log", "state", "spool", "munge", "dev", "given", "jobs", "out", "bin"):
+        (directory / name).mkdir()
+    (directory / "out").chmod(0o777)
+    inner = inside.seen(directory)
+    host = socket.gethostname().partition(".")[0]
+    _configure(directory / "etc", plan, Place(inner, host, free_port(), {node: free_port() for node in nodes}))
+    for number in range(plan.gpus):
+        os.mknod(directory / f"dev/nvidia{number}", 0o020666, os.makedev(_MAJOR, number))
+    for node in nodes:
+        (directory / "spool" / node).mkdir()
+        (directory / "jobs" / node).mkdir()
+        _lay_out_commands(directory / "bin" / node, inside, conf=f"{inner}/etc/slurm.conf")
+    (directory / "munge/key").write_bytes(secrets.token_bytes(1024))
+    (directory / "munge/key").chmod(0o400)
+    (directory / "log/slurmctld.log").touch()
+    inside.run("chown", "-R", "munge:munge", f"{inner}/munge")
+    inside.run("chmod", "711", f"{inner}/munge")
+    inside.run("chown", "slurm", f"{inner}/state", f"{inner}/log/slurmctld.log")
+
+
+def _configure(etc: Path, plan: Plan, place: Place) -> None:
+    (etc / "slurm.conf").write_text(slurm_conf(plan, place))
+    (etc / "gres.conf").write_text(gres_conf(plan, place))
+    (etc / "cgroup.conf").write_text(cgroup_conf(plan))
+    for script in ("prolog", "epilog"):
+        _program(etc / script, around_job(plan, place, script))
+        shutil.copy2(_SCRIPTS / f"slurm-{script}.sh", etc)
+
+
+def _lay_out_commands(folder: Path, inside: Inside, *, conf: str) -> None:
+    folder.mkdir()
+    (folder / "asked").touch()
+    for name in _COMMANDS:
+        words = " ".join(inside.words(inside.path(name)))
+        note = f'printf "%s\\n" "{name} $*" >>{folder}/asked'
+        _program(folder / name, f'#!/bin/sh\n{note}\nSLURM_CONF={conf} exec {words} "$@"\n')
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)

@@ -1,0 +1,119 @@
+"""What a test's Slurm cluster is to be, and the configuration files that make it so.
+
+Owns the texts of slurm.conf, gres.conf, cgroup.conf and of the scripts around jobs (slurm.conf(5), gres.conf(5),
+cgroup.conf(5)). Refuses to start anything: see `rig`.
+"""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+USER = "games"
+"""Who runs the jobs: slurmd starts none for root without being told to, and Debian has this user everywhere."""
+CPUS = 64
+
+
+class Plan(Struct, frozen=True):
+    """A cluster. `DIR` in a text stands for the rig's own directory, as the cluster's programs see it."""
+
+    nodes: int = 2
+    gpus: int = 8
+    """Device nodes made, DIR/dev/nvidia0 and so on."""
+    gres: str = "gpu:h100:8"
+    gres_lines: tuple[str, ...] = ("Name=gpu Type=h100 File=DIR/dev/nvidia[0-7]",)
+    """gres.conf; the order of its lines is Slurm's order of the GPUs."""
+    cgroups: bool = False
+    """Jobs are tracked by control groups and may open their own GPUs alone."""
+    prolog_flags: str = "Alloc"
+    mapping: bool = False
+    """The project's prolog and epilog write a mapping directory for each node."""
+    root: Path = Path("/")
+    """Where the cluster's programs live: the host, or a tree with another version."""
+
+
+class Place(Struct, frozen=True):
+    """Where a rig is, and how its nodes are reached."""
+
+    directory: str
+    """As the cluster's programs see it: below the plan's root."""
+    host: str
+    controller_port: int
+    node_ports: dict[str, int]
+    """By node name."""
+
+
+def slurm_conf(plan: Plan, place: Place) -> str:
+    """Short waits, loopback only, a port for each daemon."""
+    folder = place.directory
+    tracking = "cgroup" if plan.cgroups else "linuxproc"
+    lines = [
+        f"ClusterName={next(iter(place.node_ports))}",
+        f"SlurmctldHost={place.host}(127.0.0.1)",
+        f"SlurmctldPort={place.controller_port}",
+        "SlurmUser=slurm",
+        f"SlurmctldPidFile={folder}/state/slurmctld.pid",
+        f"SlurmctldLogFile={folder}/log/slurmctld.log",
+        f"SlurmdLogFile={folder}/log/slurmd-%n.log",
+        f"SlurmdPidFile={folder}/spool/slurmd-%n.pid",
+        f"SlurmdSpoolDir={folder}/spool/%n",
+        f"StateSaveLocation={folder}/state",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={folder}/munge/socket",
+        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
+        "SlurmdParameters=config_overrides",
+        f"ProctrackType=proctrack/{tracking}",
+        f"TaskPlugin=task/{'cgroup' if plan.cgroups else 'none'}",
+        "JobAcctGatherType=jobacct_gather/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "GresTypes=gpu,shard",
+        "MpiDefault=none",
+        "SwitchType=switch/none",
+        "ReturnToService=2",
+        "SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
+        "MailProg=/bin/true",
+        f"PrologFlags={plan.prolog_flags}",
+        f"Prolog={folder}/etc/prolog",
+        f"Epilog={folder}/etc/epilog",
+        "KillWait=1",
+        *(_node(plan, place, name) for name in place.node_ports),
+        f"PartitionName=gpu Nodes={','.join(place.node_ports)} Default=YES MaxTime=7-0 DefMemPerCPU=100 State=UP",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _node(plan: Plan, place: Place, name: str) -> str:
+    return (
+        f"NodeName={name} NodeHostname={place.host} NodeAddr=127.0.0.1 Port={place.node_ports[name]} CPUs={CPUS}"
+        f" Sockets=2 CoresPerSocket={CPUS // 2} ThreadsPerCore=1 RealMemory=64000 Gres={plan.gres} State=UNKNOWN"
+    )
+
+
+def gres_conf(plan: Plan, place: Place) -> str:
+    """The plan's lines."""
+    return "".join(f"{line}\n" for line in plan.gres_lines).replace("DIR", place.directory)
+
+
+def cgroup_conf(plan: Plan) -> str:
+    """Only devices are kept from jobs; cores and memory are pretended, so they cannot be."""
+    devices = "yes" if plan.cgroups else "no"
+    return f"ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
+
+
+def around_job(plan: Plan, place: Place, script: str) -> str:
+    """The prolog or the epilog: notes which GPUs slurmd gave to the job on its node, then the project's own.
+
+    A prolog's SLURM_JOB_GPUS is of its node (Slurm, Prolog and Epilog Guide): the truth that tests compare with.
+    """
+    folder = place.directory
+    own = (
+        f"GPU_EFFICIENCY_JOBS_DIR={folder}/jobs/$SLURMD_NODENAME exec {folder}/etc/slurm-{script}.sh"
+        if plan.mapping
+        else "exit 0"
+    )
+    return (
+        "#!/bin/sh\n"
+        f"note={folder}/given/{script}.$SLURM_JOB_ID.$SLURMD_NODENAME\n"
+        'echo "${SLURM_JOB_GPUS:-}" >"$note.new" && mv "$note.new" "$note"\n'
+        f"{own}\n"
+    )

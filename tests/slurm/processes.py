@@ -1,0 +1,81 @@
+"""The processes and control groups of one cluster among all others of the machine.
+
+Owns finding and ending them. A process belongs to a cluster when it says so itself: a file it has open is in the
+cluster's directory, or its environment names one of its nodes.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_PATIENCE = 10.0
+
+
+def processes(directory: Path, nodes: Iterable[str]) -> list[int]:
+    """Pids of all that belong to the rig in `directory` (as the host sees it)."""
+    marks = {f"SLURMD_NODENAME={node}".encode() for node in nodes}
+    own = os.getpid()
+    return [pid for pid in _pids() if pid != own and (marks & _environ(pid) or _open(pid, f"{directory}/"))]
+
+
+def task(node: str, job: str, rank: int) -> int | None:
+    """Pid of the task with that rank of a job, if it is on the node: what srun started there, or a child of it."""
+    marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
+    return next((pid for pid in _pids() if marks <= _environ(pid)), None)
+
+
+def end(directory: Path, nodes: Iterable[str]) -> None:
+    """Ask them to end, and kill those that do not; raises AssertionError if one stays."""
+    names = tuple(nodes)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _PATIENCE / 2
+        _signal(processes(directory, names), number)
+        while processes(directory, names) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    left = processes(directory, names)
+    assert not left, f"processes of the cluster in {directory} are still there: {left}"
+
+
+def remove_groups(nodes: Iterable[str]) -> None:
+    """Remove the nodes' control groups, the deepest first; those that are still used stay."""
+    for node in nodes:
+        for top in (*_GROUPS.glob(f"*/slurm_{node}"), *_GROUPS.glob(f"*/{node}_slurmstepd.scope")):
+            inner = [Path(path) for path, _, _ in os.walk(top, topdown=False)]
+            for group in inner:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _environ(pid: int) -> set[bytes]:
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _open(pid: int, below: str) -> bool:
+    try:
+        return any(_target(link).startswith(below) for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _target(link: Path) -> str:
+    try:
+        return f"{link.readlink()}"
+    except OSError:
+        return ""

@@ -1,0 +1,257 @@
+"""A real Slurm cluster on this one machine: several slurmd on the loopback, made-up GPUs, its own ports and directory.
+
+Owns the cluster from start to end, and the hands of its users and operators: submit, cancel, suspend, drain, count
+remote calls. Refuses to know the exporter. Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge
+(and slurm-wlm-basic-plugins). The GPUs are device nodes that nobody opens; Slurm takes plain files for none.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from tests.e2e.running import wait_for
+from tests.slurm.inside import Inside
+from tests.slurm.layout import lay_out
+from tests.slurm.plan import USER, Plan
+from tests.slurm.processes import end, remove_groups
+
+_RPC = re.compile(r"^\s*(\S+)\s+\(\s*\d+\) count:(\d+)", re.MULTILINE)
+_MUNGE = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+_STILL = "exec sleep 1000"
+"""A job that waits to be cancelled."""
+
+
+class SlurmRig:
+    """The cluster, for the length of a `with` block."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan or Plan()
+        token = secrets.token_hex(3)
+        self.nodes = tuple(f"r{token}n{number}" for number in range(1, self.plan.nodes + 1))
+        self.inside = Inside(self.plan.root)
+        self._stack = ExitStack()
+        self._commands: list[subprocess.Popen[str]] = []
+
+    # -- the cluster --
+
+    def __enter__(self) -> Self:
+        assert os.geteuid() == 0, "a Slurm cluster of one's own needs root: slurmd starts the jobs of others"
+        with ExitStack() as stack:
+            stack.enter_context(self.inside)
+            self.directory = Path(tempfile.mkdtemp(prefix="sr", dir=self.plan.root / "tmp"))
+            """Of the rig, as the host sees it."""
+            stack.callback(self._remove)
+            lay_out(self.directory, self.plan, self.nodes, self.inside)
+            stack.callback(end, self.directory, self.nodes)
+            stack.callback(self._end_commands)
+            self._start()
+            stack.callback(self._end_jobs)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf, as the host sees it."""
+        return self.directory / "etc/slurm.conf"
+
+    def spool(self, node: str) -> Path:
+        """SlurmdSpoolDir of a node."""
+        return self.directory / "spool" / node
+
+    def mapping(self, node: str) -> Path:
+        """Where the prolog of a node writes who holds each GPU."""
+        return self.directory / "jobs" / node
+
+    def commands(self, node: str) -> Path:
+        """A folder with Slurm's commands for the observer of a node; each use is noted, see `asked`."""
+        return self.directory / "bin" / node
+
+    def asked(self, node: str) -> list[str]:
+        """The command lines that were run from there until now."""
+        return (self.commands(node) / "asked").read_text(encoding="utf-8").splitlines()
+
+    def _start(self) -> None:
+        inner = self.inside.seen(self.directory)
+        files = [f"--{name}={inner}/munge/{file}" for name, file in _MUNGE.items()]
+        self.inside.run(self.inside.path("munged"), "--force", *files, user="munge:munge")
+        self.start_controller()
+        for node in self.nodes:
+            self._daemon("slurmd", "-N", node)
+        try:
+            wait_for(lambda: self._count("idle") == len(self.nodes), "all nodes are idle")
+        except AssertionError as err:
+            err.add_note(self._logs())
+            raise
+
+    def _logs(self) -> str:
+        logs = sorted((self.directory / "log").iterdir())
+        return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+    def _daemon(self, name: str, *words: str) -> None:
+        self.inside.run(self.inside.path(name), *words, "-f", self.inside.seen(self.conf))
+
+    def _count(self, state: str) -> int:
+        done = self.run("sinfo", "-h", "-o", "%t %D", check=False)
+        return sum(int(line.split()[1]) for line in done.splitlines() if line.split()[0] == state)
+
+    def _end_jobs(self) -> None:
+        """Before the daemons: a slurmstepd whose slurmd has gone stays."""
+        if not self._controlled():
+            self.start_controller()
+        self.cancel_all()
+
+    def _end_commands(self) -> None:
+        for command in self._commands:
+            command.kill()
+            command.communicate()
+
+    def _remove(self) -> None:
+        remove_groups(self.nodes)
+        shutil.rmtree(self.directory)
+
+    # -- its operator's hands --
+
+    def run(self, name: str, *words: str, user: str = "", check: bool = True) -> str:
+        """Run one of Slurm's commands on this cluster and give what it printed."""
+        return self.inside.run(self.inside.path(name), *words, user=user, env=self.env, check=check).stdout
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes Slurm's commands find this cluster."""
+        return {"SLURM_CONF": self.inside.seen(self.conf)}
+
+    def start_controller(self) -> None:
+        """Start slurmctld; it remembers jobs and nodes from before."""
+        self._daemon("slurmctld")
+        wait_for(lambda: "UP" in self.run("scontrol", "ping", check=False), "slurmctld answers")
+
+    def stop_controller(self) -> None:
+        """Stop slurmctld, and wait until it has gone."""
+        pid = int((self.directory / "state/slurmctld.pid").read_text())
+        os.kill(pid, 15)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "slurmctld has gone")
+
+    def _controlled(self) -> bool:
+        try:
+            pid = int((self.directory / "state/slurmctld.pid").read_text())
+        except (OSError, ValueError):
+            return False
+        return Path(f"/proc/{pid}").exists()
+
+    def drain(self, node: str, reason: str = "bad fan") -> None:
+        """Let nothing new start there."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+    def undrain(self, node: str) -> None:
+        """Take new jobs again."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def rpcs(self) -> dict[str, int]:
+        """Remote calls that the controller has had since `forget_rpcs`, by their name."""
+        said = self.run("sdiag").partition("by message type")[2].partition("by user")[0]
+        return {name: int(count) for name, count in _RPC.findall(said)}
+
+    def forget_rpcs(self) -> None:
+        """Count from 0 again."""
+        self.run("sdiag", "--reset")
+
+    # -- its users' hands --
+
+    def submit(self, *options: str, script: str = _STILL) -> str:
+        """Submit a batch job and give its number."""
+        out = f"--output={self.inside.seen(self.directory)}/out/%A_%a"
+        words = ("--parsable", "--chdir=/tmp", out, "--mem=100", *options, f"--wrap={script}")
+        return self.run("sbatch", *words, user=USER).strip()
+
+    def started(self, *options: str, script: str = _STILL) -> str:
+        """Submit a batch job that starts at once, and wait until it does."""
+        return self.wait(self.submit(*options, script=script), "RUNNING")
+
+    def allocate(self, *options: str) -> str:
+        """Have GPUs without a process: an allocation that outlives the command; give its number."""
+        command = self.begin("salloc", "--no-shell", "--mem=100", *options)
+        assert command.stdout is not None
+        # Not to its end: that comes seconds later, when it next looks whether the nodes are ready.
+        said = next((line for line in command.stdout if "Granted" in line), "")
+        assert said, f"salloc {options}: nothing granted"
+        return self.wait(said.split()[-1], "RUNNING")
+
+    def begin(self, name: str, *words: str) -> subprocess.Popen[str]:
+        """Start one of Slurm's commands as a user, and give the process: `srun`, which stays as long as its tasks."""
+        command = self.inside.start(self.inside.path(name), *words, user=USER, env=self.env)
+        self._commands.append(command)
+        return command
+
+    def srun(self, *options: str) -> str:
+        """Start a job of one step by a bare srun, and give its number once it runs."""
+        name = f"s{secrets.token_hex(4)}"
+        self.begin("srun", f"--job-name={name}", "--chdir=/tmp", "--mem=100", *options, "sleep", "1000")
+        found = wait_for(lambda: self.run("squeue", "-h", "-t", "RUNNING", "-n", name, "-o", "%A"), "srun's job runs")
+        return found.split()[0]
+
+    def cancel(self, *jobs: str) -> None:
+        """End jobs."""
+        self.run("scancel", *jobs)
+
+    def cancel_all(self) -> None:
+        """End all jobs, and wait until nothing of them is left."""
+        for state in ("PENDING", "RUNNING", "SUSPENDED"):
+            self.run("scancel", f"--state={state}", "--partition=gpu", check=False)
+        wait_for(lambda: not self.run("squeue", "-h"), "all jobs have ended")
+
+    def suspend(self, job: str) -> None:
+        """Stop its processes; it keeps its GPUs."""
+        self.run("scontrol", "suspend", job)
+        self.wait(job, "SUSPENDED")
+
+    def resume(self, job: str) -> None:
+        """Let them go on."""
+        self.run("scontrol", "resume", job)
+        self.wait(job, "RUNNING")
+
+    def requeue(self, job: str) -> None:
+        """End a job's run; it waits, for minutes or until `release`, to start again."""
+        self.run("scontrol", "requeue", job)
+        self.wait(job, "PENDING")
+
+    def release(self, job: str) -> None:
+        """Let a requeued job start soon: slurmd refuses to start it in the second in which its last run was ended."""
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
+        self.wait(job, "RUNNING")
+
+    def state(self, job: str) -> str:
+        """A job's state as squeue names it; empty: it is not known any more."""
+        return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip()
+
+    def wait(self, job: str, state: str) -> str:
+        """Wait until a job is in a state; give its number."""
+        self._until(lambda: self.state(job) == state, f"job {job} is {state}", job)
+        return job
+
+    def _until(self, true: Callable[[], bool], what: str, job: str) -> None:
+        try:
+            wait_for(true, what)
+        except AssertionError as err:
+            err.add_note(self.run("scontrol", "show", "job", job, check=False) + self.run("sinfo", "-N", "-l"))
+            err.add_note(self._logs())
+            raise
+
+    def given(self, job: str, node: str | None = None) -> list[str]:
+        """Slurm's indices of the GPUs that slurmd gave to a job on a node (default: the first)."""
+        note = self.directory / f"given/prolog.{job}.{node or self.nodes[0]}"
+        wait_for(note.exists, f"the prolog of job {job} has run")
+        return [index for index in note.read_text().strip().split(",") if index]
+
+    def ended(self, job: str, node: str | None = None) -> bool:
+        """Whether the epilog of a job has run on a node (default: the first)."""
+        return (self.directory / f"given/epilog.{job}.{node or self.nodes[0]}").exists()

@@ -1,0 +1,64 @@
+"""The clusters that the end-to-end tests run on, each with the daemons of its nodes.
+
+Owns the three ways in which a site differs: Slurm's version, how jobs are tracked, and that neither Slurm's order of
+the GPUs nor their device numbers are the driver's order. Refuses to judge.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.slurm.chroot import MISSING, built
+from tests.slurm.observer import Observer, observed
+from tests.slurm.plan import Plan
+from tests.slurm.rig import SlurmRig
+
+ORDER = (4, 5, 6, 7, 0, 1, 2, 3)
+"""Number of the device file by Slurm's index: gres.conf has the upper four first."""
+MINORS = (7, 6, 5, 4, 3, 2, 1, 0)
+"""Number of the device file by the driver's ordinal: the driver has found the boards the other way round."""
+LINES = tuple(f"Name=gpu Type=h100 File=DIR/dev/nvidia[{first}-{first + 3}]" for first in (4, 0))
+GROUPS = Plan(gres_lines=LINES, cgroups=True, prolog_flags="Contain")
+# With control groups Slurm takes seconds to end a job: only where they matter. 24.11 now and then leaves the socket of
+# an extern step (PrologFlags=Contain) behind, so that a job's end is learnt seconds later: that has a test of its own.
+PLANS = {
+    "22.05": Plan(gres_lines=LINES),
+    "24.11": Plan(gres_lines=LINES),
+    "22.05 with device cgroups": GROUPS,
+    "24.11 with device cgroups": replace(GROUPS, prolog_flags="Alloc"),
+}
+
+
+class Site:
+    """A cluster and the observers of its nodes, in their order."""
+
+    def __init__(self, rig: SlurmRig, observers: list[Observer]) -> None:
+        self.rig, self.observers = rig, observers
+
+    def given(self, job: str, node: int = 0) -> set[str]:
+        """Ordinals, as the driver counts, of the GPUs that slurmd gave to the job on a node."""
+        return {f"{MINORS.index(ORDER[int(index)])}" for index in self.rig.given(job, self.rig.nodes[node])}
+
+    def holds(self, job: str, node: int = 0) -> set[str]:
+        """Wait until the daemon of a node says that the job holds what slurmd gave it there, and give that."""
+        given = self.given(job, node)
+        assert given
+        observer = self.observers[node]
+        observer.until(lambda held: held.get(job) == given, f"job {job} holds {sorted(given)}")
+        return given
+
+
+@contextmanager
+def site(name: str, folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Site]:
+    """The site called `name`; skips where its version of Slurm cannot be had."""
+    root = built() if name.startswith("24.11") else Path("/")
+    if root is None:
+        pytest.skip(MISSING)
+    plan = PLANS[name]
+    with ExitStack() as stack:
+        rig = stack.enter_context(SlurmRig(replace(plan, root=root)))
+        nodes = [observed(rig, node, folder / node, minors=MINORS, settings=settings) for node in rig.nodes]
+        yield Site(rig, [stack.enter_context(node) for node in nodes])
