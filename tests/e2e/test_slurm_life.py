@@ -141,6 +141,7 @@ def test_a_job_that_leaves_a_dead_socket_behind_is_not_held_for_long(here: Site)
     here.holds(job)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{rig.spool(node)}/{node}_{job}.4294967292")
+    here.observers[0].served.after(2)
     rig.cancel(job)
     wait_for(lambda: rig.ended(job), "its epilog has run")
     ticks = here.observers[0].ticks()

@@ -611,3 +611,31 @@ def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_f
     for _ in range(3):
         rig.tick()
     assert rig.held() == {"GPU-0": "7"}, "its processes say that it has none"
+
+
+def test_a_socket_that_stays_while_its_job_completes_holds_nothing_longer_than_some_seconds(rig: Rig) -> None:
+    """Slurm 24.11 at times may not remove an extern step's socket; nobody listens there any more."""
+    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    extern, step = rig.socket("7", EXTERN), rig.socket("7", "0")
+    rig.socket("8")
+    assert rig.held() == {"GPU-0": "7", "GPU-1": "8"}
+    rig.answers.jobs["7"] = job("7", 0, state="COMPLETING")
+    rig.here.bound.discard(extern.name)
+    rig.end(step)
+    for _ in range(8):
+        rig.tick()
+    assert rig.held() == {"GPU-1": "8"}
+
+
+def test_of_many_jobs_that_leave_the_node_s_state_is_asked_for_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, node_state_seconds=300.0)
+    rig.tick(20)
+    asked = rig.answers.asked.count(f"node {NODE}")
+    for number in range(10, 30):
+        rig.answers.jobs[f"{number}"] = job(f"{number}", 0)
+        batch = rig.socket(f"{number}")
+        rig.tick()
+        rig.end(batch)
+        rig.tick()
+    assert rig.answers.asked.count(f"node {NODE}") - asked in {1, 2}, "in forty seconds"
+    rig.scheduler.close()
