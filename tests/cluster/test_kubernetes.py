@@ -1,5 +1,7 @@
 """Pods and nodes of a whole Kubernetes cluster: what they mean, and that they come by one list and one watch."""
 
+import gc
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -261,7 +263,15 @@ def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
     access = Access(server.url, f"{tmp_path / 'token'}", f"{server.ca}", PACE)
     made = KubernetesCluster(access, rules=RULES, resources=GPU, now=SystemClock().now)
     yield made
-    made.close()
+    ended(made)
+
+
+def ended(source: Any) -> None:
+    """Close it, and have its remains collected here and now; see `tests.kubernetes.cluster.closed`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        source.close()
+        gc.collect()
 
 
 class Looks:
@@ -348,12 +358,12 @@ def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> 
         with pytest.raises(SilentError, match=r"403.*ClusterRole"):
             source.questions[1].ask()
     finally:
-        source.close()
+        ended(source)
         source.close()
 
 
 def test_after_its_end_it_answers_nothing(source: KubernetesCluster) -> None:
-    source.close()
+    ended(source)
     with pytest.raises(SilentError, match="restart"):
         source.questions[0].ask()
 
