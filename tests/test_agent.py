@@ -5,8 +5,7 @@ Owns what the agent makes of them. Every tick checks the law of the ledger, what
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -25,19 +24,6 @@ from exporter.sources import Source, SourceError
 from exporter.sources.ladder import LOOK_EVERY, Ladder
 from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
 from tests.worlds import JOB, RESTING, held
-
-
-@pytest.fixture(name="rigs")
-def _rigs() -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
-
-    def make(*args: Any, **more: Any) -> Rig:
-        made.append(Rig(*args, **more))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
 
 
 def test_the_first_tick_brings_the_inventory_and_the_next_ones_fill_every_second(rigs: Callable[..., Rig]) -> None:

@@ -2,9 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -188,19 +187,6 @@ def test_each_board_that_is_not_listed_is_a_fault_with_what_to_do() -> None:
     )
     assert "inventory.expected_gpus" in faults[1].message
     assert told((A, B), (A, B)) == ()
-
-
-@pytest.fixture(name="rigs")
-def _rigs() -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
-
-    def make(*args: Any, **more: Any) -> Rig:
-        made.append(Rig(*args, **more))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
 
 
 def test_what_is_missing_is_paid_for_and_unavailable_and_told_once(

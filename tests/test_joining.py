@@ -1,6 +1,6 @@
 """A scheduler's word and a source's readings, put together by the loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,19 +14,6 @@ from tests.rigs import Rig
 from tests.worlds import WORKING, device, held, reading
 
 TWO_RANKS = {7: Member("41", "4"), 8: Member("41", "12"), 9: Member("41")}
-
-
-@pytest.fixture(name="rigs")
-def _rigs() -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
-
-    def make(*args: Any, **more: Any) -> Rig:
-        made.append(Rig(*args, **more))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
 
 
 def listing(*pids: int) -> Any:

@@ -156,19 +156,6 @@ def test_the_file_may_be_read_by_a_daemon_of_another_user_whatever_the_umask(pat
 # -- the loop --
 
 
-@pytest.fixture(name="rigs")
-def _rigs() -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
-
-    def make(*args: Any, **more: Any) -> Rig:
-        made.append(Rig(*args, **more))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
-
-
 def paused(rig: Rig, path: Path, seconds: int) -> None:
     """Pause the next so many ticks, a second apart."""
     now = rig.clock.wall() / SECOND

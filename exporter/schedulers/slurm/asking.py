@@ -23,6 +23,17 @@ class GoneError(Exception):
     """The controller does not know the job (any more)."""
 
 
+def job_in(answer: str | bytes, job_id: str) -> Job:
+    """The one job of that number in an answer in JSON; raises GoneError where it has none, ValueError."""
+    jobs = parse_job_json(answer)
+    if not jobs:
+        raise GoneError(job_id)
+    found = [job for job in jobs if job.job_id == job_id]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} jobs of number {job_id} in the answer")
+    return found[0]
+
+
 class Asker(Protocol):
     """Puts one question and waits for the answer. All raise SilentError, and ValueError for one not to be believed."""
 
@@ -94,13 +105,7 @@ class ByCommands:
         return self._json
 
     def _job_json(self, job_id: str) -> Job:
-        jobs = parse_job_json(self._scontrol("--local", "show", "job", job_id, "--json"))
-        if not jobs:
-            raise GoneError(job_id)
-        found = [job for job in jobs if job.job_id == job_id]
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} jobs of number {job_id} in the answer")
-        return found[0]
+        return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
 
     def _scontrol(self, *arguments: str) -> str:
         """What it printed; raises GoneError for a job that the controller does not know (any more)."""

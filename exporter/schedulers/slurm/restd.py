@@ -9,11 +9,11 @@ from pathlib import Path
 
 import httpx
 
-from exporter.schedulers.slurm.asking import GoneError
+from exporter.schedulers.slurm.asking import GoneError, job_in
 from exporter.schedulers.slurm.commands import SilentError
 from exporter.schedulers.slurm.jobs import Job
 from exporter.schedulers.slurm.parsing import NodeState
-from exporter.schedulers.slurm.parsing_json import parse_job_json, parse_node_json
+from exporter.schedulers.slurm.parsing_json import parse_node_json
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(44, 37, -1))
 """Of 25.11 down to 22.05; each release speaks three."""
@@ -38,13 +38,7 @@ class Restd:
 
     def job(self, job_id: str) -> Job:
         """See Asker."""
-        jobs = parse_job_json(self._get(f"job/{job_id}"))
-        found = [job for job in jobs if job.job_id == job_id]
-        if not jobs:
-            raise GoneError(job_id)
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} jobs of number {job_id} in the answer")
-        return found[0]
+        return job_in(self._get(f"job/{job_id}"), job_id)
 
     def detail(self, _job_id: str) -> Job | None:
         """See Asker: it has told all."""
