@@ -14,9 +14,8 @@ from msgspec import Struct
 from exporter.cluster.model import BLOCKED, Demand, Jobs, Pending, Place, Run
 from exporter.schedulers.slurm.gres import gpu_count, parse_asked, parse_gres
 from exporter.schedulers.slurm.hostlist import expand_hostlist
+from exporter.schedulers.slurm.parsing_json import Count, number
 
-_UNSET = 0xFFFFFFFC
-"""NO_VAL, INFINITE and their like, where plain numbers are written."""
 _WORKING = frozenset({"RUNNING", "SUSPENDED"})
 _LEAVING = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -45,13 +44,6 @@ class NotAskedError(Exception):
     """The command says in its JSON that it had no answer: 22.05 then exits with 0."""
 
 
-class _Number(Struct):
-    set: bool
-    infinite: bool = False
-    number: float = 0
-
-
-_Count = int | float | _Number | None
 _Words = str | list[str] | None
 
 
@@ -61,16 +53,16 @@ class _Raw(Struct):
     state_reason: str | None = ""
     partition: str | None = ""
     array_task_string: str | None = ""
-    het_job_id: _Count = None
-    priority: _Count = None
-    submit_time: _Count = None
-    eligible_time: _Count = None
-    preempt_time: _Count = None
+    het_job_id: Count = None
+    priority: Count = None
+    submit_time: Count = None
+    eligible_time: Count = None
+    preempt_time: Count = None
     restart_cnt: int | None = 0
-    node_count: _Count = None
-    max_nodes: _Count = None
-    tasks: _Count = None
-    sockets_per_node: _Count = None
+    node_count: Count = None
+    max_nodes: Count = None
+    tasks: Count = None
+    sockets_per_node: Count = None
     shared: _Words = None
     nodes: str | None = ""
     required_nodes: str | None = ""
@@ -126,13 +118,6 @@ def _collect(raws: Iterable[msgspec.Raw]) -> Jobs:
             leader = waiting.job_id
             pending[leader] = _joined(pending[leader], waiting) if leader in pending else waiting
     return Jobs(tuple(pending.values()), tuple(runs), places, refused)
-
-
-def number(value: _Count) -> int | None:
-    """A number in either spelling; None where it is not set, infinite, or one of Slurm's words for that."""
-    if isinstance(value, _Number):
-        value = value.number if value.set and not value.infinite else None
-    return int(value) if value is not None and 0 <= value < _UNSET else None
 
 
 def _states(raw: _Raw) -> frozenset[str]:

@@ -24,7 +24,8 @@ class _Number(Struct):
     number: float = 0
 
 
-_Count = int | float | _Number | None
+Count = int | float | _Number | None
+"""A number in either spelling: plain before 23.02, and beside a word that it is set since."""
 
 
 class _Raw(Struct):
@@ -40,14 +41,14 @@ class _Raw(Struct):
     name: str | None = ""
     comment: str | Mapping[str, str | None] | None = ""
     command: str | None = ""
-    array_job_id: _Count = None
-    het_job_id: _Count = None
+    array_job_id: Count = None
+    het_job_id: Count = None
     batch_flag: bool | None = None
-    node_count: _Count = None
-    tasks: _Count = None
+    node_count: Count = None
+    tasks: Count = None
     nodes: str | None = ""
-    start_time: _Count = None
-    time_limit: _Count = None
+    start_time: Count = None
+    time_limit: Count = None
     restart_cnt: int | None = 0
     tres_alloc_str: str | None = ""
     tres_per_job: str | None = ""
@@ -62,7 +63,7 @@ class _Answer(Struct):
     errors: list[msgspec.Raw] = []
 
 
-def _number(value: _Count) -> int | None:
+def number(value: Count) -> int | None:
     """A number in either spelling; None where it is not set, infinite, or one of Slurm's words for that."""
     if isinstance(value, _Number):
         value = value.number if value.set and not value.infinite else None
@@ -75,10 +76,10 @@ def _from_json(raw: _Raw) -> Job:
         raise ValueError("a job without a state")
     per = {"Job": raw.tres_per_job, "Node": raw.tres_per_node, "Task": raw.tres_per_task, "Socket": raw.tres_per_socket}
     asked = {name: parse_asked(text or "") for name, text in per.items()}
-    given, nodes = _detail(raw), _number(raw.node_count) or 0
+    given, nodes = _detail(raw), number(raw.node_count) or 0
     tres = parse_tres(raw.tres_alloc_str or "")
-    gpus, here = count(asked, tres, given, nodes=nodes, tasks=_number(raw.tasks))
-    limit = _number(raw.time_limit)
+    gpus, here = count(asked, tres, given, nodes=nodes, tasks=number(raw.tasks))
+    limit = number(raw.time_limit)
     comment = raw.comment if isinstance(raw.comment, str) else (raw.comment or {}).get("job")
     return Job(
         str(raw.job_id),
@@ -91,12 +92,12 @@ def _from_json(raw: _Raw) -> Job:
         name=(raw.name or "").partition("\n")[0][:LONGEST],
         comment=(comment or "").partition("\n")[0][:LONGEST],
         command=raw.command or "",
-        array_id=str(_number(raw.array_job_id) or ""),
-        het_id=str(_number(raw.het_job_id) or ""),
+        array_id=str(number(raw.array_job_id) or ""),
+        het_id=str(number(raw.het_job_id) or ""),
         batch=raw.batch_flag,
         nodes=nodes,
         hosts=raw.nodes or "",
-        start=_number(raw.start_time) or None,
+        start=number(raw.start_time) or None,
         time_limit_seconds=None if limit is None else limit * 60.0,
         restarts=raw.restart_cnt or 0,
         gpus=gpus,
