@@ -67,7 +67,7 @@ class SimulatedSource:
 class SimulatedScheduler:
     """A `Scheduler` whose word never changes."""
 
-    name = "simulation"
+    name = node = "simulation"
 
     def __init__(self, allocations: tuple[Allocation, ...]) -> None:
         self._allocations = allocations

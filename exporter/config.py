@@ -8,13 +8,15 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from exporter.core.model import Spec
+from exporter.core.model import SECOND, Spec
+from exporter.core.money import NO_PRICE, Price, Terms
 from exporter.core.policy import Policy
 from exporter.specs import find_spec
 
@@ -105,6 +107,10 @@ class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Board power with a CUDA context and no kernel."""
     dram_ceiling: Annotated[float, Meta(gt=0, le=1)] | None = None
     """The highest dram_active that real copy kernels reach."""
+    slices: Annotated[int, Meta(ge=0, le=16)] | None = None
+    """MIG compute slices of a whole board."""
+    memory_gb: Annotated[float, Meta(gt=0, le=1e5)] | None = None
+    """As sold."""
 
     def spec(self, name: str) -> Spec:
         """What holds for the board of that name: these figures over the table's."""
@@ -119,6 +125,8 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True):
     """The host's process tree."""
     cgroup: str = "/sys/fs/cgroup"
     """The host's control groups."""
+    pool: str = ""
+    """What kind of capacity this node is, for its price: reserved, spot, ..."""
 
 
 class Slurm(Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,6 +183,8 @@ class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     team: str = ""
     zombie_seconds: Positive | None = None
     """How long such a job may rest before it is a zombie."""
+    hang_seconds: Positive | None = None
+    """How long it may spin without progress before it hangs."""
     scheduler: str = ""
     partition: str = ""
     qos: str = ""
@@ -196,6 +206,66 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     """Each of class, team and zombie_seconds comes from the first rule that fits and gives it."""
     defaults: bool = True
     """After these rules come the built-in ones for the class."""
+
+
+class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
+    """[[exemptions]]: jobs that may rest, for a reason and until a day; all patterns that are given must fit."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=63)]
+    """A short name, unlike the others."""
+    reason: Annotated[str, Meta(min_length=1, max_length=200)]
+    expires: date
+    """From the beginning of that day on, UTC, it exempts nobody, and is told as expired."""
+    namespace: str = ""
+    job_id: str = ""
+    partition: str = ""
+    account: str = ""
+    user: str = ""
+    name: str = ""
+    qos: str = ""
+
+    @property
+    def expiry(self) -> float:
+        """Unix seconds."""
+        return datetime.combine(self.expires, time(), UTC).timestamp()
+
+
+class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
+    """[[prices]]: what a GPU costs. Of the rows that fit, the one that names more wins, then the latest valid one."""
+
+    per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
+    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    model: str = "*"
+    """The driver's full name for the board, or its name in the table of specifications; *: any."""
+    pool: str = ""
+    """Only on nodes of that pool (host.pool); empty: on any."""
+    basis: Literal["paid", "allocated"] = "paid"
+    """paid: every second of the GPU costs; allocated: only those in which somebody has it."""
+    valid_from: date | None = None
+    """From the beginning of that day, UTC; none: always."""
+
+    @property
+    def price(self) -> Price:
+        """The same for the core."""
+        since = 0 if self.valid_from is None else datetime.combine(self.valid_from, time(), UTC).timestamp()
+        return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, int(since) * SECOND)
+
+
+class Energy(Struct, frozen=True, forbid_unknown_fields=True):
+    """[energy]: what a kilowatt-hour costs, in money and in carbon dioxide."""
+
+    price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+    """[budget]: what may be lost before somebody is called; of the whole cluster, and the same on all its nodes."""
+
+    idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    """Money an hour in GPUs that nobody has or that rest; none: nobody is called."""
+    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    """Without prices it is GPU-hours."""
 
 
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
@@ -240,12 +310,37 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Cluster = Cluster()
     log: Log = Log()
     policy: Policy = Policy()
+    policy_by_model: dict[str, dict[str, Any]] = {}
+    """Other thresholds for one model, by the driver's full name or the table's; only in the file."""
+    prices: tuple[PriceRow, ...] = ()
+    energy: Energy = Energy()
+    budget: Budget = Budget()
+    exemptions: tuple[Exemption, ...] = ()
     specs: dict[str, Board] = {}
     """Boards the table lacks or has wrong, by the driver's full name; only in the file."""
 
     def overrides(self) -> Mapping[str, Spec]:
         """The operator's specs, by the driver's full name for the board: they win over the table."""
         return {name: board.spec(name) for name, board in self.specs.items()}
+
+    def terms(self, node: str) -> Terms:
+        """What is said of prices and exemptions, for the node of that name."""
+        return Terms(
+            node=node,
+            pool=self.host.pool,
+            prices=tuple(row.price for row in self.prices),
+            per_kwh=self.energy.price_per_kwh,
+            per_kwh_currency=self.energy.currency,
+            grams_co2_per_kwh=self.energy.grams_co2_per_kwh,
+            idle_budget=self.budget.idle_per_hour,
+            idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,
+            exemptions=tuple((one.id, one.reason, one.expiry) for one in self.exemptions),
+        )
+
+    def policies(self) -> Mapping[str, Policy]:
+        """The policy of each model that has thresholds of its own."""
+        whole = structs.asdict(self.policy)
+        return {model: msgspec.convert(whole | own, Policy) for model, own in self.policy_by_model.items()}
 
 
 def load(
@@ -282,6 +377,8 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
         _check_boards(tree.get("specs"), strict=strict)
         config = msgspec.convert(tree, Config, strict=strict)
         check_rules(config.workload.rules)
+        check_exemptions(config.exemptions)
+        _check_policies(config)
         split_address(config.web.listen_address)
     except (msgspec.ValidationError, ConfigError) as err:
         raise ConfigError(f"{where}: {err}") from err
@@ -296,14 +393,43 @@ def check_rules(rules: Iterable[WorkloadRule]) -> None:
     """Raise ConfigError naming the first rule that cannot be used, its field, and why."""
     for index, rule in enumerate(rules):
         where = f"workload.rules[{index}]"
-        if not (rule.workload_class or rule.team or rule.zombie_seconds is not None):
-            raise ConfigError(f"{where}: gives nothing; give it a workload_class, a team or zombie_seconds")
+        limits = (rule.zombie_seconds, rule.hang_seconds)
+        if not (rule.workload_class or rule.team) and limits == (None, None):
+            gifts = "workload_class, team, zombie_seconds or hang_seconds"
+            raise ConfigError(f"{where}: gives nothing; give it one of {gifts}")
         for field in (*MATCHED, "command"):
             _check_pattern(f"{where}.{field}", getattr(rule, field))
         key, equals, pattern = rule.label.partition("=")
         if rule.label and not (key and equals):
             raise ConfigError(f"{where}.label: {rule.label!r} is not key=regular expression (example: app=vllm.*)")
         _check_pattern(f"{where}.label", pattern)
+
+
+EXEMPTED = ("job_id", "namespace", "partition", "account", "user", "name", "qos")
+"""Fields of an Exemption that are fields of an Owner too."""
+
+
+def check_exemptions(exemptions: Iterable[Exemption]) -> None:
+    """Raise ConfigError naming the first exemption that cannot be used, and why."""
+    known: set[str] = set()
+    for index, exemption in enumerate(exemptions):
+        where = f"exemptions[{index}]"
+        if exemption.id in known:
+            raise ConfigError(f"{where}: there are two with the id {exemption.id!r}")
+        known.add(exemption.id)
+        if not any(getattr(exemption, field) for field in EXEMPTED):
+            raise ConfigError(f"{where}: would exempt every job; give it one of {', '.join(EXEMPTED)}")
+        for field in EXEMPTED:
+            _check_pattern(f"{where}.{field}", getattr(exemption, field))
+
+
+def _check_policies(config: Config) -> None:
+    """Name the model in an error, as for boards."""
+    for model, own in config.policy_by_model.items():
+        try:
+            msgspec.convert(structs.asdict(config.policy) | own, Policy)
+        except msgspec.ValidationError as err:
+            raise ConfigError(f'policy_by_model."{model}": {err}') from err
 
 
 def _check_pattern(where: str, pattern: str) -> None:

@@ -21,6 +21,8 @@ _HBM3_CEILING, _OTHER_CEILING = 0.92, 0.80
 """The share of the memory bandwidth that a copy kernel reaches: estimates, one per memory generation."""
 _HBM3_CAPABILITIES = ("9.", "10.")
 """CUDA compute capabilities with HBM3-class memory: Hopper and datacentre Blackwell (12.x is GDDR7)."""
+_MIG_SLICES = {"8.0": 7, "9.0": 7, "10.0": 7, "10.3": 7}
+"""Compute slices by CUDA compute capability (NVIDIA's MIG user guide); an A30, 8.0 as well, has four."""
 _NVIDIA = "10de"
 _NO_OVERRIDES: Mapping[str, Spec] = MappingProxyType({})
 
@@ -109,6 +111,8 @@ def _spec(row: Mapping[str, str]) -> Spec:
         pcie_bytes_per_second=_PCIE_BYTES_PER_SECOND.get(row["pcie_gen"]),
         idle_context_watts=_number(row["idle_w_p0_awake_or_context"], scale=1.0),
         dram_ceiling=_HBM3_CEILING if hbm3 else _OTHER_CEILING,
+        slices=4 if row["model"] == "A30" else _MIG_SLICES.get(row["compute_capability"], 0),
+        memory_gb=_number(row["memory_gb"], scale=1.0),
     )
 
 

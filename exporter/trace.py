@@ -292,8 +292,8 @@ def _not_a_trace(line: bytes, name: str) -> TraceError:
     )
 
 
-def shifted(observation: Observation, nanoseconds: int) -> Observation:
-    """The same observation at another monotonic time, as if it were made then; the wall clock stays."""
+def shifted(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Observation:
+    """The same observation at another time, as if it were made then; `wall` is by how much by the wall clock."""
 
     def later(moment: int | None) -> int | None:
         return None if moment is None else moment + nanoseconds
@@ -301,10 +301,12 @@ def shifted(observation: Observation, nanoseconds: int) -> Observation:
     return replace(
         observation,
         at=observation.at + nanoseconds,
+        wall=observation.wall + wall,
         settled=later(observation.settled),
         allocations_at=later(observation.allocations_at),
         readings=tuple(replace(r, start=r.start + nanoseconds, end=r.end + nanoseconds) for r in observation.readings),
         allocations=None
         if observation.allocations is None
         else tuple(replace(a, start=a.start + nanoseconds, end=later(a.end)) for a in observation.allocations),
+        reports=tuple(replace(r, start=r.start + nanoseconds, end=r.end + nanoseconds) for r in observation.reports),
     )

@@ -89,7 +89,7 @@ class FakeSource:
 class FakeScheduler:
     """Says what it was told to; raises `trouble` while there is any."""
 
-    name = "fake"
+    name = node = "fake"
 
     def __init__(self, *allocations: Allocation) -> None:
         self.said, self.age = allocations, 0

@@ -33,7 +33,7 @@ from exporter.trace import Header, TraceWriter, read_trace
 from tests.rigs import FakeSource
 from tests.worlds import device, first, held, reading, seen
 
-COMMANDS = ("serve", "demo", "record", "replay", "simulate", "pause", "resume", "check-config", "metrics")
+COMMANDS = ("serve", "demo", "record", "replay", "simulate", "preview", "pause", "resume", "check-config", "metrics")
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 Run = Callable[..., tuple[int, str, str]]
 
@@ -432,15 +432,20 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
     assert set(counts["gpu"].values()) == {series_of("gpu")}
     assert set(counts["job"].values()) == {series_of("job")}
     # Kinds of errors_total that this agent cannot meet have no series yet.
-    assert series_of("node") - 4 < counts["node"]["node"] <= series_of("node")
-    assert [series_of("gpu") <= 64, series_of("job") <= 45, series_of("node") <= 150] == [True] * 3
+    per_node = series_of("node") + series_of("model")
+    absent = {"scheduler_unanswered_seconds", "price_per_kwh", "grams_co2_per_kwh", "idle_budget_per_hour"}
+    assert per_node - 4 - len(absent) < counts["node"]["node"] <= per_node - len(absent) + 1
+    assert [series_of("gpu") <= 64, series_of("job") <= 45, per_node <= 150] == [True] * 3
     documented = re.search(
         r"(\d+) per GPU \(budget 64\), (\d+) per job on a node \(budget 45\), (\d+) per node.*\(budget 150\)",
         run("metrics --markdown")[1],
     )
     assert documented is not None
-    assert [int(count) for count in documented.groups()] == [series_of(scope) for scope in ("gpu", "job", "node")]
+    assert [int(count) for count in documented.groups()] == [series_of("gpu"), series_of("job"), per_node]
     assert f"{series_of('account')} per account" in run("metrics --markdown")[1]
+
+
+_OF_A_GPU, _OF_A_JOB = ("gpu", "spinning GPU"), ("job", "job in trouble", "job on one GPU")
 
 
 def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:
@@ -457,5 +462,6 @@ def test_no_scenario_publishes_more_series_than_documented(scenario: str) -> Non
     snapshot = agent.latest()
     assert snapshot is not None
     page = render(snapshot)
-    for scope, label in (("gpu", "uuid"), ("job", "job_id"), ("node", None)):
-        assert all(count <= series_of(scope) for count in series(page, label).values()), scope
+    for scopes, label in ((_OF_A_GPU, "uuid"), (_OF_A_JOB, "job_id"), (("node", "model"), None)):
+        most = sum(series_of(scope) for scope in scopes)
+        assert all(count <= most for count in series(page, label).values()), scopes

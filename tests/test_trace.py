@@ -15,9 +15,10 @@ from exporter.core.model import (
     Owner,
     Process,
     Reading,
+    Report,
     Spec,
 )
-from exporter.trace import FORMAT, Header, TraceError, TraceWriter, read_trace
+from exporter.trace import FORMAT, Header, TraceError, TraceWriter, read_trace, shifted
 
 HEADER = Header(host="node-1", simulated=True, created_wall=17, note="a test")
 FIRST = Observation(
@@ -276,3 +277,15 @@ def test_fields_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl")
     path.write_bytes(path.read_bytes() + b'{"at":3000000000,"wall":0,"later":[1]}\n')
     assert [observation.at for observation in read_trace(path)][-1] == 3 * SECOND
+
+
+def test_a_shifted_observation_is_the_same_at_another_time_by_both_clocks() -> None:
+    then = Observation(
+        100, 5000, readings=(Reading("GPU-0", 10, 100),), settled=100, allocations_at=90,
+        allocations=(Allocation("GPU-0", Owner("1"), 20),), reports=(Report("1", 30, 60, 1e15),),
+    )  # fmt: skip
+    now = shifted(then, 1000, wall=7)
+    assert (now.at, now.wall, now.settled, now.allocations_at) == (1100, 5007, 1100, 1090)
+    assert (now.readings[0].start, now.readings[0].end) == (1010, 1100)
+    assert now.allocations == (Allocation("GPU-0", Owner("1"), 1020),)
+    assert now.reports == (Report("1", 1030, 1060, 1e15),)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -31,10 +31,11 @@ class Agent:
         *,
         meta: Meta,
         policy: Policy | None = None,
+        by_model: Mapping[str, Policy] | None = None,
         record: Callable[[Observation], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.ledger = Ledger(policy)
+        self.ledger = Ledger(policy, by_model)
         self._meta, self._record, self._observer = meta, record, observer
         self._latest: Snapshot | None = None
         self._errors: Counter[str] = Counter({"core": 0, "record": 0, "snapshot": 0})

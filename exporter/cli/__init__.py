@@ -15,6 +15,7 @@ _COMMANDS = (
     ("demo", "simulated:demo", "simulated:demo_arguments", "serve a simulated node of 8 GPUs, marked as such"),
     ("record", "live:record", "live:record_arguments", "write what the hardware says to a trace"),
     ("replay", "simulated:replay_trace", "simulated:replay_arguments", "run a trace through the ledger"),
+    ("preview", "preview:preview", "preview:preview_arguments", "say what another threshold would have freed and hit"),
     ("simulate", "simulated:write", "simulated:simulate_arguments", "write a simulated node's trace"),
     ("cluster", "cluster:cluster", "cluster:arguments", "serve what a whole cluster's scheduler knows"),
     ("pause", "pausing:pause", "pausing:pause_arguments", "leave the hardware counters to a profiler for a while"),

@@ -32,10 +32,10 @@ def serve(args: argparse.Namespace) -> int:
 
 def record(args: argparse.Namespace) -> int:
     """Write Observations to a trace until told to stop, or for a while; exit status as `serve`."""
-    return _watching(args, lambda _, observer: _record(args, observer))
+    return _watching(args, lambda _, observer, __: _record(args, observer))
 
 
-def _watching(args: argparse.Namespace, use: Callable[[Config, Observer], int]) -> int:
+def _watching(args: argparse.Namespace, use: Callable[[Config, Observer, str], int]) -> int:
     """Find a scheduler and a source and let `use` have what is observed; where none works, say what was tried."""
     config = configuration(args)
     clock, timing = SystemClock(), config.sampling
@@ -52,7 +52,8 @@ def _watching(args: argparse.Namespace, use: Callable[[Config, Observer], int]) 
         if refusals:
             return _refused(refusals)
         interval, deadline = timing.interval_seconds, timing.deadline_seconds
-        return use(config, Observer(hands, clock, interval=interval, deadline=deadline, first=first))
+        observer = Observer(hands, clock, interval=interval, deadline=deadline, first=first)
+        return use(config, observer, scheduler.node)
     finally:
         hands.close()
 
@@ -77,8 +78,9 @@ def _refused(refusals: list[Fault]) -> int:
     return NO_SOURCE
 
 
-def _serve(config: Config, observer: Observer) -> int:
-    agent = Agent(meta=portrait(config, source=observer.name), policy=config.policy, observer=observer)
+def _serve(config: Config, observer: Observer, node: str) -> int:
+    meta = portrait(config, source=observer.name, node=node)
+    agent = Agent(meta=meta, policy=config.policy, by_model=config.policies(), observer=observer)
     return publish(agent, config, observer.observations)
 
 

@@ -30,9 +30,8 @@ def demo(args: argparse.Namespace) -> int:
     simulation = _simulation(
         "demo", seed=args.seed, board=args.board, start=clock.now() - before, wall=clock.wall() - before
     )
-    agent = Agent(
-        meta=portrait(config, source="simulation", simulated=True, host=simulation.host), policy=config.policy
-    )
+    meta = portrait(config, source="simulation", simulated=True, host=simulation.host, node=simulation.host)
+    agent = Agent(meta=meta, policy=config.policy, by_model=config.policies())
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
     return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop))
 
@@ -87,11 +86,12 @@ def replay_trace(args: argparse.Namespace) -> int:
     """Run a trace through the ledger; print what it came to, or serve it at its own pace and then as it ended."""
     config = configuration(args, loopback=True)
     with read_trace(args.trace) as trace:
-        meta = Meta(version=__version__, source="replay", simulated=True, host=trace.header.host)
+        host = trace.header.host
+        meta = Meta(version=__version__, source="replay", simulated=True, host=host, terms=config.terms(host))
         if args.serve:
-            agent = Agent(meta=meta, policy=config.policy)
+            agent = Agent(meta=meta, policy=config.policy, by_model=config.policies())
             return publish(agent, config, lambda stop: _from_now(trace, stop, args.speed), max_age_seconds=math.inf)
-        ledger = Ledger(config.policy)
+        ledger = Ledger(config.policy, config.policies())
         for observation in trace:
             advance(ledger, observation)
         if ledger.at is None:
@@ -102,11 +102,12 @@ def replay_trace(args: argparse.Namespace) -> int:
 
 
 def _from_now(trace: Trace, stop: threading.Event, speed: float) -> Iterator[Observation]:
-    """A recording as if it began now: the page's ages count on this host's clock."""
-    clock, offset = SystemClock(), None
+    """A recording as if it began now: the page's ages and dates count on this host's clocks."""
+    clock, offset, wall = SystemClock(), None, 0
     for observation in paced(trace, clock, stop, speed=speed):
-        offset = clock.now() - observation.at if offset is None else offset
-        yield shifted(observation, offset)
+        if offset is None:
+            offset, wall = clock.now() - observation.at, clock.wall() - observation.wall
+        yield shifted(observation, offset, wall=wall)
 
 
 def _print_replay(args: argparse.Namespace, snapshot: Snapshot, trace: Trace) -> None:

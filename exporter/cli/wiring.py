@@ -60,9 +60,10 @@ def configuration(args: argparse.Namespace, *, loopback: bool = False) -> Config
     return config
 
 
-def portrait(config: Config, *, source: str, simulated: bool = False, host: str = "") -> Meta:
-    """What the daemon says of itself."""
+def portrait(config: Config, *, source: str, simulated: bool = False, host: str = "", node: str = "") -> Meta:
+    """What the daemon says of itself; `node` is the name its scheduler has for it."""
     return Meta(
+        terms=config.terms(node),
         version=__version__,
         source=source,
         scheduler="simulation" if simulated else config.scheduler,

@@ -95,9 +95,11 @@ def _rows(metrics: Iterable[Metric]) -> list[str]:
 def _catalog_markdown() -> str:
     budget = (
         f"Series at most: {series_of('gpu')} per GPU (budget 64), {series_of('job')} per job on a node (budget 45), "
-        f"{series_of('node')} per node and the daemon's own `process_*` (budget 150); beside them "
-        f"{series_of('account')} per account (at most `policy.max_accounts` and one), and on a GPU that several jobs "
-        "share one `allocation_info` for each of them and two `shared_seconds_total`."
+        f"{series_of('node') + series_of('model')} per node with one model of GPU and the daemon's own `process_*` "
+        f"(budget 150); beside them {series_of('account')} per account (at most `policy.max_accounts` and one), one an "
+        "exemption, and on a GPU that several jobs share one `allocation_info` for each of them and two "
+        f"`shared_seconds_total`. Trouble adds to it while it lasts: {series_of('spinning GPU')} on a GPU that spins, "
+        f"{series_of('job in trouble')} of its job."
     )
     leaks = [f"| `{k.name}` | {k.layer} | {k.evidence} | {k.takes} | {k.watch} | {k.fix} |" for k in LEAKS]
     return "\n".join(

@@ -9,10 +9,24 @@ from operator import attrgetter
 
 from msgspec import Struct
 
+from exporter.core.evidence import SIGNS
 from exporter.core.health import LIMITERS
 from exporter.core.leaks import LAYER_OF, LAYERS, NAMES
-from exporter.core.model import SECOND
-from exporter.core.snapshot import Counters, GpuView, JobView, Layers, Snapshot, believed, layers, summed
+from exporter.core.model import PPM, SECOND, State
+from exporter.core.policy import TOLD
+from exporter.core.snapshot import (
+    Counters,
+    GpuView,
+    JobView,
+    Layers,
+    ModelView,
+    Snapshot,
+    believed,
+    layers,
+    models,
+    price_of,
+    summed,
+)
 
 Sample = tuple[tuple[str, ...], float | str]
 Read = Callable[[Snapshot], Iterable[Sample]]
@@ -26,7 +40,7 @@ REASONS = frozenset({
 
 
 class Metric(Struct, frozen=True):
-    """One row. `scope` says what a series belongs to: a gpu, a job on the node, an account on it, or the node."""
+    """One row. `scope` says what a series belongs to: a gpu, a job on the node, an account on it, a model, the node."""
 
     name: str
     type: str
@@ -93,6 +107,96 @@ def _bills(snapshot: Snapshot) -> Iterator[Sample]:
             sums[layer] += part
         for layer, part in sums.items():
             yield (*account, layer), seconds(part)
+
+
+def _moment(nanoseconds: int | None) -> float | None:
+    """Unix seconds."""
+    return None if nanoseconds is None else nanoseconds / SECOND
+
+
+def _hang_signs(gpu: GpuView) -> Iterator[Sample]:
+    for name, agrees in gpu.hang_signs if gpu.hang_suspected else ():
+        yield (gpu.device.uuid, gpu.device.index, name), int(agrees)
+
+
+def _job_states(snapshot: Snapshot) -> Iterator[Sample]:
+    for job in snapshot.jobs:
+        for state, count in job.states:
+            yield (job.owner.job_id, state.value), count
+
+
+def _job_exempt(snapshot: Snapshot) -> Iterator[Sample]:
+    for job in snapshot.jobs:
+        if job.owner.exemption and snapshot.wall < job.owner.exempt_until * SECOND:
+            yield (job.owner.job_id, job.owner.exemption), 1
+
+
+def _job_costs(snapshot: Snapshot) -> Iterator[Sample]:
+    for job in snapshot.jobs:
+        for currency, cost in job.costs:
+            yield (job.owner.job_id, currency), cost
+
+
+def _job_slices(snapshot: Snapshot) -> Iterator[Sample]:
+    for job in snapshot.jobs:
+        if job.fitting is not None:
+            yield (job.owner.job_id, job.fitting.profile), job.fitting.compute / PPM
+
+
+def _models(value: Callable[[ModelView], float | str | None]) -> Read:
+    def read(snapshot: Snapshot) -> Iterator[Sample]:
+        for view in models(snapshot):
+            found = value(view)
+            if found is not None:
+                yield (view.model,), found
+
+    return read
+
+
+def _model_seconds(snapshot: Snapshot) -> Iterator[Sample]:
+    """The held and the unheld part of each leak; nobody's time can only be the latter's few."""
+    for view in models(snapshot):
+        unheld = view.unheld
+        for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
+            yield (view.model, "true", *names), seconds(part - unheld.get(index, 0))
+            if names[0] in UNHELD:
+                yield (view.model, "false", *names), seconds(unheld.get(index, 0))
+
+
+def _model_energy(snapshot: Snapshot) -> Iterator[Sample]:
+    for view in models(snapshot):
+        for layer, joules in view.energy.items():
+            yield (view.model, layer), joules
+
+
+def _prices(snapshot: Snapshot) -> Iterator[Sample]:
+    terms = snapshot.meta.terms
+    for view in models(snapshot):
+        price = price_of(terms, model=view.model, spec=view.spec, wall=snapshot.wall)
+        for held, amount in (("true", price.per_gpu_hour), ("false", price.of_nobody)):
+            yield (view.model, terms.pool, price.currency, price.basis, held), amount
+
+
+def _per_kwh(snapshot: Snapshot) -> Iterator[Sample]:
+    terms = snapshot.meta.terms
+    if terms.per_kwh is not None:
+        yield (terms.per_kwh_currency,), terms.per_kwh
+
+
+def _idle_budget(snapshot: Snapshot) -> Iterator[Sample]:
+    terms = snapshot.meta.terms
+    if terms.idle_budget is not None:
+        yield (terms.idle_budget_currency,), terms.idle_budget
+
+
+def _exemptions(snapshot: Snapshot) -> Iterator[Sample]:
+    for name, reason, expiry in snapshot.meta.terms.exemptions:
+        yield (name, reason), expiry
+
+
+def _node_info(snapshot: Snapshot) -> Iterator[Sample]:
+    terms = snapshot.meta.terms
+    yield (terms.node or snapshot.meta.host, terms.pool), 1
 
 
 def _energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -238,7 +342,9 @@ def _shared(gpu: GpuView) -> Iterator[Sample]:
         yield (gpu.device.uuid, gpu.device.index, basis), seconds(nanoseconds)
 
 
-_REFUSED = ("clock_step", "unknown_gpu")
+_REFUSED = ("clock_step", "report", "unknown_gpu")
+UNHELD = ("unavailable", "idle_allocation", "unobserved")
+"""Where a second can go in which nobody has the GPU."""
 _VOCABULARY = {
     "rejected": frozenset({
         "overlap", "bad_interval", "future", "not_finite", "negative", "clamped", "above_one", "too_large", "order",
@@ -325,8 +431,30 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "hang_suspected", "gauge",
-        "1 while the GPU has spun without progress for longer than the suspicion threshold.",
-        _gpus(lambda g: int(g.hang_suspected)), _GPU, "", "gpu",
+        "1 once the GPU has spun without progress for longer than the suspicion threshold, 0 before; absent while it "
+        "does not spin.",
+        _gpus(lambda g: None if g.spin_since is None else int(g.hang_suspected)), _GPU, "", "spinning GPU",
+    ),
+    Metric(
+        _P + "spin_since_timestamp_seconds", "gauge",
+        "Unix time since which the GPU has spun without progress; absent while it does not.",
+        _gpus(lambda g: _moment(g.spin_since)), _GPU, "seconds", "spinning GPU",
+    ),
+    Metric(
+        _P + "hang_confidence_ratio", "gauge",
+        "While the GPU spins: of the eight signs of a hang the share that were seen and agree.",
+        _gpus(lambda g: g.hang_confidence), _GPU, "ratio", "spinning GPU",
+    ),
+    Metric(
+        _P + "hang_sign", "gauge",
+        "While a hang is suspected: 1 for a sign that speaks for it, 0 against; absent where it cannot be seen. "
+        "engine_busy, tensor_rest, dram_rest, fp_rest, nvlink_rest, pcie_rest, power_flat, temperature_falling.",
+        _each_gpu(_hang_signs), (*_GPU, "sign"), "", "spinning GPU",
+    ),
+    Metric(
+        _P + "last_work_timestamp_seconds", "gauge",
+        "Unix time at which the present holder last did effective work, or got the GPU; absent while nobody has it.",
+        _gpus(lambda g: _moment(g.worked_at)), _GPU, "seconds", "gpu",
     ),
     Metric(
         _P + "power_watts", "gauge", "Board power draw.", _reading("power_watts"), _GPU, "watts", "gpu",
@@ -422,8 +550,62 @@ METRICS: tuple[Metric, ...] = (
          "array_id", "workload_class", "scheduler"), "", "job",
     ),
     Metric(
-        _P + "job_gpus", "gauge", "GPUs and MIG instances of this node a job holds now.",
-        _jobs(lambda j: len(j.gpus)), ("job_id",), "", "job",
+        _P + "job_state_gpus", "gauge",
+        "GPUs of this node a job holds, by the state they are in; states without any are absent.",
+        _job_states, ("job_id", "state"), "", "job",
+    ),
+    Metric(
+        _P + "job_hang_suspected_gpus", "gauge", "GPUs of a job that hang or are suspected to; absent while none is.",
+        _jobs(lambda j: j.suspected or None), ("job_id",), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_spin_since_timestamp_seconds", "gauge",
+        "Unix time since which the first of those has spun.", _jobs(lambda j: _moment(j.spin_since)), ("job_id",),
+        "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_last_work_timestamp_seconds", "gauge",
+        "Unix time at which a GPU the job holds here last did effective work, or was given to it.",
+        _jobs(lambda j: _moment(j.worked_at)), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_no_process_gpus", "gauge",
+        "GPUs a job holds on which the driver lists no process; absent where it lists one on each.",
+        _jobs(lambda j: j.bare or None), ("job_id",), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_no_process_since_timestamp_seconds", "gauge",
+        "Unix time since which that is so of the first of them.", _jobs(lambda j: _moment(j.bare_since)), ("job_id",),
+        "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_zombie_limit_seconds", "gauge",
+        "How long a job may rest before it is a zombie, where that is not what its class may.",
+        _jobs(lambda j: j.owner.zombie_seconds), ("job_id",), "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_exempt", "gauge", "1 while one of the operator's exemptions covers the job.", _job_exempt,
+        ("job_id", "exemption"), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_price_per_hour", "gauge",
+        "What the GPUs that a job holds on this node cost an hour; those it shares, by equal parts.",
+        _job_costs, ("job_id", "currency"), "", "job",
+    ),
+    Metric(
+        _P + "job_fitting_slice_ratio", "gauge",
+        "Of a job with one GPU, an hour old, a server or a notebook a day: the smallest MIG slice that would have held "
+        "the most it has needed, as a share of the GPU; absent where only the whole would.",
+        _job_slices, ("job_id", "profile"), "ratio", "job on one GPU",
+    ),
+    Metric(
+        _P + "job_unneeded_seconds_total", "counter", "GPU-seconds beyond that slice since it was known.",
+        _jobs(lambda j: None if j.unneeded is None else seconds(j.unneeded)), ("job_id",), "seconds", "job on one GPU",
+    ),
+    Metric(
+        _P + "job_reported_mfu_ratio", "gauge",
+        "Model FLOPs Utilization over the last 5 minutes by the job's own count; absent while it reports nothing.",
+        _jobs(lambda j: j.counters.short_ratio("reported", "reportable")), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
         _P + "job_start_timestamp_seconds", "gauge", "Unix time at which a job was given its first GPU on this node.",
@@ -477,6 +659,78 @@ METRICS: tuple[Metric, ...] = (
         "GPU-seconds held on this node by who is billed and what they counted as; what is past of a job stays here "
         "when its own series are gone. Beyond policy.max_accounts all others are one: other.",
         _bills, ("team", "account", "workload_namespace", "layer"), "seconds", "account",
+    ),
+    Metric(
+        _P + "node_seconds_total", "counter",
+        "Paid GPU-seconds of the node by where they went, like gpu_efficiency_seconds_total, summed by model; apart "
+        "those in which nobody had the GPU (held=false), for prices that do not count them. What fleet rules read.",
+        _model_seconds, ("model", "held", "leak", "layer"), "seconds", "model",
+    ),
+    Metric(
+        _P + "node_kernel_seconds_total", "counter", "GPU-seconds with a kernel on the node's GPUs of a model.",
+        _models(lambda m: seconds(m.engine)), ("model",), "seconds", "model",
+    ),
+    Metric(
+        _P + "node_energy_joules_total", "counter", "Energy used by the node's GPUs of a model, by layer.",
+        _model_energy, ("model", "layer"), "joules", "model",
+    ),
+    Metric(
+        _P + "node_gpus", "gauge", "GPUs of a model in the node's inventory.",
+        _models(lambda m: m.weight / PPM), ("model",), "", "model",
+    ),
+    Metric(
+        _P + "model_peak_flops", "gauge", "Dense 16-bit peak of one GPU of a model, FLOP/s; absent where not known.",
+        _models(lambda m: m.peak_flops), ("model",), "", "model",
+    ),
+    Metric(
+        _P + "price_per_gpu_hour", "gauge",
+        "What an hour of a GPU costs here now; held=false: while nobody has it, 0 where only allocated time is paid. "
+        "Without a price it is 1 GPU-hours.",
+        _prices, ("model", "pool", "currency", "basis", "held"), "", "model",
+    ),
+    Metric(
+        _P + "price_per_kwh", "gauge", "What a kilowatt-hour costs; absent where it is not configured.", _per_kwh,
+        ("currency",), "", "node",
+    ),
+    Metric(
+        _P + "grams_co2_per_kwh", "gauge", "Carbon dioxide of a kilowatt-hour; absent where it is not configured.",
+        _node(lambda s: s.meta.terms.grams_co2_per_kwh),
+    ),
+    Metric(
+        _P + "idle_budget_per_hour", "gauge",
+        "What GPUs of the whole cluster that nobody has, or that rest, may cost an hour; absent where it is not "
+        "configured.",
+        _idle_budget, ("currency",), "", "node",
+    ),
+    Metric(
+        _P + "exemption_expiry_timestamp_seconds", "gauge", "Unix time at which a configured exemption ends.",
+        _exemptions, ("exemption", "reason"), "seconds", "exemption",
+    ),
+    Metric(
+        _P + "threshold", "gauge", "Thresholds of this node's policy that alert rules compare with.",
+        lambda s: (((name,), value) for name, value in s.thresholds), ("name",),
+    ),
+    Metric(
+        _P + "state_entries_total", "counter", "Times a GPU of the node entered a state.",
+        lambda s: (((state.value,), count) for state, count in s.entries), ("state",),
+    ),
+    Metric(
+        _P + "detections_total", "counter", "Hangs (of GPUs that spin) and zombies that were found on the node.",
+        lambda s: (((state.value,), count) for state, count, _ in s.found), ("state",),
+    ),
+    Metric(
+        _P + "detection_seconds_total", "counter",
+        "Seconds from the first sign of each to the state; over gpu_efficiency_detections_total: the mean time to "
+        "detect.",
+        lambda s: (((state.value,), seconds(spent)) for state, _, spent in s.found), ("state",), "seconds",
+    ),
+    Metric(
+        _P + "node_info", "gauge", "The node's name, as its scheduler calls it, and its pool.", _node_info,
+        ("node", "pool"),
+    ),
+    Metric(
+        _P + "observation_timestamp_seconds", "gauge", "The node's clock at its newest observation, Unix seconds.",
+        _node(lambda s: s.wall / SECOND), (), "seconds",
     ),
     Metric(
         _P + "node_gau_ratio", "gauge", "GPU Allocation Utilization of the node over the last 5 minutes.",
@@ -580,5 +834,13 @@ def _series(metric: Metric) -> int:
         _P + "job_activity_ratio": 3,
         _P + "rejected_total": len(_REFUSED),
         _P + "faults_total": len(_FAULTS) + 1,
+        _P + "hang_sign": len(SIGNS),
+        _P + "node_seconds_total": len(NAMES) + len(UNHELD),
+        _P + "node_energy_joules_total": len(LAYERS),
+        _P + "price_per_gpu_hour": 2,
+        _P + "threshold": len(TOLD),
+        _P + "state_entries_total": len(State),
+        _P + "detections_total": 2,
+        _P + "detection_seconds_total": 2,
         _P + "errors_total": 4,
     }.get(metric.name, 1)

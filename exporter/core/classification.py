@@ -5,7 +5,7 @@ Owns the judgement of one piece of time. Refuses memory, which is `track`'s, and
 
 from collections.abc import Callable
 
-from exporter.core.evidence import Evidence
+from exporter.core.evidence import YES, Evidence
 from exporter.core.model import State
 from exporter.core.track import Piece
 
@@ -43,7 +43,9 @@ def _hung(_: Evidence, piece: Piece) -> str:
 
 
 def _zombie(ev: Evidence, piece: Piece) -> str:
-    return _depth(ev) if piece.zombie else ""
+    if not piece.zombie:
+        return ""
+    return "idle_spin" if _polls(ev, piece) else _depth(ev)
 
 
 def _stalled(ev: Evidence, _: Piece) -> str:
@@ -58,8 +60,13 @@ def _depth(ev: Evidence) -> str:
     return "idle_context" if processes else "no_process"
 
 
-def _active(_: Evidence, __: Piece) -> str:
-    return "computing"
+def _polls(ev: Evidence, piece: Piece) -> bool:
+    """A server's kernel that waits for requests: nothing says that any are there."""
+    return ev.spin == YES and all(held.owner.workload_class == "serving" for held in piece.holders)
+
+
+def _active(ev: Evidence, piece: Piece) -> str:
+    return "idle_spin" if _polls(ev, piece) else "computing"
 
 
 RULES: tuple[tuple[State, Rule], ...] = (

@@ -15,6 +15,8 @@ from exporter.core.policy import Policy
 
 LARGEST = 1e18
 """No watt, hertz, byte or joule of one GPU reaches this; a sum of what is less never overflows."""
+_KELVIN = 3.0
+"""E: a board whose temperature has changed by less may be at rest or not."""
 NO, IF_FLAT, YES = 0, 1, 2
 """Does the reading look like a spin: no; only if the PCIe traffic is also flat; yes."""
 _RATIOS = (
@@ -218,6 +220,10 @@ def _physics(ev: Evidence, checked: Reading) -> None:
 def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_speaks: bool) -> None:
     """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
+    if not profiled and tensor is dram is None:
+        ev.work = PPM - ev.wait
+        _suspect(ev, policy, power_speaks=power_speaks)
+        return
     if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
         ev.work = PPM - ev.wait
         return
@@ -226,6 +232,19 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_speaks:
         ev.work = PPM - ev.wait
     elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
         _spin(ev, fp, policy, power_speaks=power_speaks)
+
+
+def _suspect(ev: Evidence, policy: Policy, *, power_speaks: bool) -> None:
+    """Without a profiler: the driver says busy, a process is there, and the board draws what an idle context does.
+
+    Power acquits, it proves nothing: an idle board has been recorded at a utilisation of 1.0 for a long time.
+    """
+    nobody = ev.reading.processes == ()
+    if ev.engine < policy.spin_engine or nobody or not (power_speaks and _power_judges(ev)):
+        return
+    if _cool(ev, None, policy):
+        ev.spin = _pcie_at_rest(ev, _busier(ev.pcie_tx, ev.pcie_rx), policy)
+        ev.suspect_only = True
 
 
 def _fp(reading: Reading) -> float | None:
@@ -243,6 +262,40 @@ def _spin(ev: Evidence, fp: float | None, policy: Policy, *, power_speaks: bool)
         or pcie is None
         or not (fp is not None or (power_speaks and _power_judges(ev)))
     )
+
+
+SIGNS = (
+    "engine_busy", "tensor_rest", "dram_rest", "fp_rest", "nvlink_rest", "pcie_rest", "power_flat",
+    "temperature_falling",
+)  # fmt: skip
+"""What a hang looks like, one sign a counter."""
+
+
+def signs_of_a_hang(ev: Evidence, policy: Policy, *, celsius: float | None) -> tuple[tuple[str, bool], ...]:
+    """Each sign that can be seen, and whether it speaks for a hang; `celsius`: the temperature when the spin began."""
+    pcie = _busier(ev.pcie_tx, ev.pcie_rx)
+    found = (
+        ev.engine >= policy.spin_engine,
+        _below(ev.tensor, policy.working_tensor),
+        _below(ev.dram, policy.working_dram),
+        _below(_fp(ev.reading), policy.working_fp),
+        _below(ev.nvlink, policy.spin_nvlink_bytes_per_second),
+        None if pcie is None else _pcie_at_rest(ev, pcie, policy) != NO,
+        _cool(ev, _fp(ev.reading), policy) if _power_judges(ev) else None,
+        _cooler(ev.reading.temperature_celsius, celsius),
+    )
+    return tuple((name, sign) for name, sign in zip(SIGNS, found, strict=True) if sign is not None)
+
+
+def _below(value: float | None, limit: float) -> bool | None:
+    return None if value is None else value < limit
+
+
+def _cooler(now: float | None, then: float | None) -> bool | None:
+    """Falling or rising by more than a sensor's noise; a temperature that stays tells nothing."""
+    if now is None or then is None or abs(now - then) < _KELVIN:
+        return None
+    return now < then
 
 
 def activity(ev: Evidence, policy: Policy) -> int:

@@ -5,12 +5,16 @@ judge: what it posts was decided elsewhere. Entries are never reversed.
 """
 
 from collections import Counter, deque
+from collections.abc import Mapping
+
+from msgspec import Struct
 
 from exporter.core.evidence import Evidence
 from exporter.core.health import Vitals
 from exporter.core.leaks import NAMES, Taken
-from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Report, State
 from exporter.core.policy import Policy
+from exporter.core.sizing import Need
 from exporter.core.track import Limits, Track, limits
 
 MARK_EVERY = 60 * SECOND
@@ -18,8 +22,10 @@ MARKS = 61
 """An hour of marks, a minute apart, and the one before."""
 SPREAD_BINS = 20
 """Engine activity is spread over bins of 5 %."""
+_MOST_FLOPS = 1e24
+"""More than any node does in a day."""
 _COUNTERS = (
-    "bytes", "dram", "dram_seen", "engine", "flops", "paid", "pure", "tensor_seen", "until",
+    "bytes", "dram", "dram_seen", "engine", "flops", "paid", "pure", "reportable", "reported", "tensor_seen", "until",
     "utilization", "utilization_seen",
 )  # fmt: skip
 
@@ -28,11 +34,13 @@ class Book:
     """Counters of one GPU or one job.
 
     The law's own are integer nanoseconds: `parts`, `paid`, `engine` (with a kernel). The rest are floats for ratios:
-    seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by leak.
+    seconds weighted by a share of one, seconds seen, FLOPs, bytes; `energy` is joules by leak. `reported` is what the
+    job itself counts as model FLOPs, `reportable` what its GPUs could have done in the time reports speak of.
     """
 
     __slots__ = (
-        *_COUNTERS, "anchor", "due_before", "energy", "marks", "next_mark", "parts", "since", "spread", "weight",
+        *_COUNTERS, "anchor", "due_before", "energy", "marks", "next_mark", "parts", "since", "spread",
+        "unheld", "weight",
     )  # fmt: skip
 
     def __init__(self, start: int, weight: int = PPM) -> None:
@@ -41,9 +49,11 @@ class Book:
         """Parts per million of a GPU since `anchor`, and what was due until then."""
         self.paid = self.engine = 0
         self.pure = self.tensor_seen = self.dram = self.dram_seen = 0.0
-        self.utilization = self.utilization_seen = self.flops = self.bytes = 0.0
+        self.utilization = self.utilization_seen = self.flops = self.bytes = self.reported = self.reportable = 0.0
         self.parts = [0] * len(NAMES)
         self.energy = [0.0] * len(NAMES)
+        self.unheld: Counter[int] = Counter()
+        """Of the parts, the nanoseconds in which nobody had the GPU, by index into NAMES."""
         self.spread = [0] * SPREAD_BINS
         """Milliseconds by engine activity; a job's alone."""
         self.marks: deque[Mark] = deque([Mark(self)], maxlen=MARKS)
@@ -59,6 +69,11 @@ class Book:
             parts[index] += ppm * ms
             energy[index] += ppm * rate
         self.paid += whole * ms
+
+    def post_unheld(self, taken: Taken, ms: int) -> None:
+        """Say of what was just posted that nobody had the GPU."""
+        for index, ppm in taken:
+            self.unheld[index] += ppm * ms
 
     def observe(self, ev: Evidence, ms: int, share: int = PPM) -> None:
         """Add `ms` milliseconds of what the counters said, `share` parts per million of it."""
@@ -121,18 +136,29 @@ class Mark:
         )
         self.utilization, self.utilization_seen = book.utilization, book.utilization_seen
         self.flops, self.bytes = book.flops, book.bytes
+        self.reported, self.reportable = book.reported, book.reportable
         self.parts, self.spread = tuple(book.parts), tuple(book.spread)
+
+
+class Standard(Struct, frozen=True):
+    """What one model of GPU is judged by."""
+
+    policy: Policy
+    rules: Limits
 
 
 class Gpu:
     """One GPU of the inventory: its book, its track, and what was last seen of it."""
 
     __slots__ = (
-        "book", "device", "holders", "listed", "reading", "reason", "rejected", "shared", "since", "state", "track",
-        "unobserved", "vitals",
+        "book", "device", "holders", "listed", "reading", "reason", "rejected", "seen", "shared", "since", "standard",
+        "state", "track", "unobserved", "vitals",
     )  # fmt: skip
 
-    def __init__(self, device: Device, start: int) -> None:
+    def __init__(self, device: Device, start: int, standard: Standard) -> None:
+        self.standard = standard
+        self.seen: Evidence | None = None
+        """The latest that was believed."""
         self.device, self.book, self.track, self.vitals = device, Book(start, device.weight), Track(), Vitals()
         self.rejected: Counter[str] = Counter()
         self.unobserved: Counter[str] = Counter()
@@ -144,6 +170,10 @@ class Gpu:
         self.listed = True
         """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
 
+    def held_by(self, job_id: str) -> bool:
+        """Does that job have it now?"""
+        return any(held.owner.job_id == job_id for held in self.holders)
+
 
 Account = tuple[str, str, str]
 """Team, account, namespace: who is billed."""
@@ -153,7 +183,7 @@ OTHERS: Account = ("other", "other", "other")
 class Job:
     """One job's part of this node: its book adds up over its GPUs."""
 
-    __slots__ = ("account", "awaits_work", "billed", "book", "first_work", "owner", "start")
+    __slots__ = ("account", "awaits_work", "billed", "book", "first_work", "need", "owner", "start")
 
     def __init__(self, held: Allocation, account: Account, start: int, *, awaits_work: bool) -> None:
         self.owner, self.account, self.book = held.owner, account, Book(start)
@@ -163,6 +193,8 @@ class Job:
         """What of the book is in an account for good."""
         self.first_work: int | None = None
         """Nanoseconds from then to that kernel."""
+        self.need = Need() if held.gpus == 1 else None
+        """Of a job on one GPU: what it needs of it."""
 
     def saw(self, ev: Evidence, end: int, ms: int, share: int) -> None:
         """Add what one of its GPUs did for `ms` milliseconds up to `end`, `share` ppm of it."""
@@ -179,9 +211,14 @@ class Job:
 class Ledger:
     """All that is known of a node: its GPUs, its jobs, and counts of what was refused."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, by_model: Mapping[str, Policy] | None = None) -> None:
+        """`by_model`: policies of models that have one of their own, by the driver's full name or the table's."""
         self.policy = policy or Policy()
         self.rules: Limits = limits(self.policy)
+        self._standard = Standard(self.policy, self.rules)
+        self._by_model = {model: Standard(own, limits(own)) for model, own in (by_model or {}).items()}
+        self.entries: Counter[State] = Counter()
+        """Times a GPU entered a state."""
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
         self.accounts: dict[Account, list[int]] = {}
@@ -197,6 +234,13 @@ class Ledger:
         self.at: int | None = None
         self.wall = 0
         self.source = ""
+
+    def standard(self, device: Device) -> Standard:
+        """What a GPU is judged by: its model's own thresholds, else those of all."""
+        own = self._by_model.get(device.model)
+        if own is None and device.spec is not None:
+            own = self._by_model.get(device.spec.name)
+        return own or self._standard
 
     @property
     def rejected(self) -> Counter[str]:
@@ -223,6 +267,17 @@ class Ledger:
         account = self._account(held.owner)
         job = self.jobs[held.owner.job_id] = Job(held, account, start, awaits_work=awaits_work)
         return job
+
+    def hear(self, report: Report) -> None:
+        """Take in what a job says it has done, beside what its GPUs here could have done in that time at their peak."""
+        job, name = self.jobs.get(report.job_id), report.job_id
+        held = [gpu.device.spec for gpu in self.gpus.values() if gpu.listed and gpu.held_by(name)]
+        peak = sum(spec.peak_flops or 0.0 for spec in held if spec is not None)
+        if job is None or not peak or report.start >= report.end or not 0 <= report.model_flops < _MOST_FLOPS:
+            self.refused["report"] += 1
+            return
+        job.book.reported += report.model_flops
+        job.book.reportable += peak * (report.end - report.start) / SECOND
 
     def _rename(self, job: Job, owner: Owner) -> None:
         """More is known of a job; what was billed before stays where it was billed."""

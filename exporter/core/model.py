@@ -41,6 +41,10 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     """Board power with a CUDA context and no kernel."""
     dram_ceiling: float = 0.9
     """The highest `dram_active` that real copy kernels reach."""
+    slices: int = 0
+    """MIG compute slices of a whole board: 7, 4 of an A30; 0: it has no MIG."""
+    memory_gb: float | None = None
+    """As sold, which is how MIG profiles count it."""
 
 
 class Device(Struct, frozen=True, omit_defaults=True):
@@ -173,6 +177,12 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     time_limit_seconds: float | None = None
     zombie_seconds: float | None = None
     """How long it may rest before it is a zombie; None: as its class."""
+    hang_seconds: float | None = None
+    """How long it may spin without progress before it hangs; None: as the policy says."""
+    exemption: str = ""
+    """Name of the operator's exemption that covers it."""
+    exempt_until: float = 0.0
+    """Unix seconds at which that ends."""
 
 
 UNKNOWN_JOB = "unknown"
@@ -202,6 +212,16 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
+class Report(Struct, frozen=True, omit_defaults=True):
+    """What a job itself says it has done on this node over [start, end)."""
+
+    job_id: str
+    start: int
+    end: int
+    model_flops: float
+    """FLOPs that moved the model, by the job's own count (accounting, section 9)."""
+
+
 class Observation(Struct, frozen=True, omit_defaults=True):
     """All that was seen at one moment. A trace is a header and a list of these; replay needs no clock.
 
@@ -223,6 +243,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     faults: tuple[Fault, ...] = ()
     health: tuple[Health, ...] = ()
     """Of the boards it was read for, whole each time."""
+    reports: tuple[Report, ...] = ()
 
 
 class State(StrEnum):

@@ -15,7 +15,7 @@ from exporter.core.evidence import Evidence, weigh
 from exporter.core.leaks import Span, Taken, pour
 from exporter.core.ledger import Gpu, Job, Ledger, conserved
 from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
-from exporter.core.track import Piece, blind, pieces, zombie_window
+from exporter.core.track import Piece, blind, look, pieces
 
 Stretch = tuple[Gpu, Evidence, list[Piece]]
 """A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
@@ -38,7 +38,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     stretches += [(gpu, ev, _cut(ledger, gpu, ev)) for gpu, ev in heard]
     hangs = _hangs(stretches)
     for gpu, ev, cut in stretches:
-        _post(ledger, gpu, ev, _with_culprits(cut, ev, hangs) if hangs else cut)
+        _post(ledger, gpu, ev, _with_culprits(gpu, cut, ev, hangs) if hangs else cut)
     for gpu in ledger.gpus.values():
         if not conserved(gpu.book):
             ledger.conservation_errors += 1
@@ -55,6 +55,8 @@ def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
     if observation.allocations is not None:
         ledger.allocate(observation.allocations)
     closed = [] if observation.devices is None else _take_stock(ledger, observation, observation.devices)
+    for report in observation.reports:
+        ledger.hear(report)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:
@@ -77,6 +79,7 @@ def _take_stock(ledger: Ledger, observation: Observation, devices: Iterable[Devi
             closed += _recut(ledger, observation, gpus, parts)
         for uuid, device in parts.items():
             ledger.gpus[uuid].device = device
+            ledger.gpus[uuid].standard = ledger.standard(device)
     return closed
 
 
@@ -94,7 +97,7 @@ def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts
     for gpu in known:
         gpu.listed = False
     for uuid, device in parts.items():
-        gpu = ledger.gpus.get(uuid) or ledger.gpus.setdefault(uuid, Gpu(device, edge))
+        gpu = ledger.gpus.get(uuid) or ledger.gpus.setdefault(uuid, Gpu(device, edge, ledger.standard(device)))
         gpu.book.rest(edge)
         gpu.book.reweigh(device.weight)
         gpu.listed = True
@@ -149,7 +152,7 @@ def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
 def _heard(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
     """What a reading proves, and what it tells of the board's health."""
     board = ledger.gpus.get(gpu.device.parent, gpu).vitals
-    ev = weigh(reading, gpu.device, ledger.policy, power_smoothed=board.power_smoothed)
+    ev = weigh(reading, gpu.device, gpu.standard.policy, power_smoothed=board.power_smoothed)
     for reason in ev.rejected:
         gpu.rejected[reason] += 1
     gpu.vitals.see(ev)
@@ -170,8 +173,11 @@ def _cut(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[Piece]:
             cut.append(Piece(start, end, holders or (), owner_known=holders is not None))
             continue
         if holders is not gpu.track.holders:
-            _begin_if_new(ledger, gpu, holders)
-        cut += pieces(gpu.track, ev, start, end, holders=holders, rules=ledger.rules, policy=ledger.policy)
+            _begin_if_new(gpu, holders, start)
+        look(gpu.track, ev, start, end, gpu.standard.rules)
+        cut += pieces(gpu.track, ev, start, end, holders=holders, rules=gpu.standard.rules, policy=gpu.standard.policy)
+    if not ev.distrust:
+        gpu.seen = ev
     return cut
 
 
@@ -202,14 +208,13 @@ def _sure(ev: Evidence, parts: list[Part]) -> Sequence[tuple[int, int, tuple[All
     ]
 
 
-def _begin_if_new(ledger: Ledger, gpu: Gpu, holders: tuple[Allocation, ...]) -> None:
+def _begin_if_new(gpu: Gpu, holders: tuple[Allocation, ...], at: int) -> None:
     track = gpu.track
     if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
-        track.holders = holders
+        track.learn(holders, gpu.standard.rules)
         return
-    window = max((zombie_window(ledger.rules, held.owner) for held in holders), default=0)
     began_unseen = any(held.start < gpu.book.since for held in holders)
-    track.begin(holders, window=window, worked=began_unseen)
+    track.begin(holders, at=at, rules=gpu.standard.rules, worked=began_unseen)
 
 
 def _hangs(stretches: Iterable[Stretch]) -> Hangs:
@@ -222,11 +227,15 @@ def _hangs(stretches: Iterable[Stretch]) -> Hangs:
     return hangs
 
 
-def _with_culprits(cut: Iterable[Piece], ev: Evidence, hangs: Hangs) -> Iterator[Piece]:
-    """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends."""
+def _with_culprits(gpu: Gpu, cut: Iterable[Piece], ev: Evidence, hangs: Hangs) -> Iterator[Piece]:
+    """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends.
+
+    One that copies its state to the host rests for a good reason: the others wait for a checkpoint.
+    """
+    saves = (ev.pcie_tx or 0.0) >= gpu.standard.policy.checkpoint_pcie_bytes_per_second
     for piece in cut:
         spans = [span for held in piece.holders for span in hangs.get(held.owner.job_id, ())]
-        if ev.distrust or ev.runs or not spans:
+        if ev.distrust or ev.runs or saves or not spans:
             yield piece
             continue
         inside = sorted({t for span in spans for t in span if piece.start < t < piece.end})
@@ -242,16 +251,21 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
         state, reason = classify(ev, piece)
         if state is not gpu.state:
             gpu.state, gpu.since = state, piece.start
+            ledger.entries[state] += 1
         gpu.reason, gpu.holders = reason, piece.holders
         ms = (piece.end - piece.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
-        for held, share, whole, taken in _poured(ledger, gpu, ev, piece, state):
+        for held, share, whole, taken in _poured(gpu, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
-            if held is not None:
+            if held is None:
+                gpu.book.post_unheld(taken, ms)
+            else:
                 job = ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start)
                 job.book.post(taken, whole, ms, ev)
                 job.saw(ev, piece.end, ms, share)
+                if job.need is not None and len(piece.holders) == 1 and ev.device.weight == PPM:
+                    job.need.see(ev, piece.start, piece.end, owner=job.owner, policy=gpu.standard.policy)
                 if job.awaits_work and ev.runs and not ev.distrust:
                     job.first_work, job.awaits_work = piece.start - job.start, False
         gpu.book.observe(ev, ms)
@@ -264,14 +278,12 @@ def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
     return ledger.open(held, start, awaits_work=held.start >= gpu.book.since)
 
 
-def _poured(
-    ledger: Ledger, gpu: Gpu, ev: Evidence, piece: Piece, state: State
-) -> list[tuple[Allocation | None, int, int, Taken]]:
+def _poured(gpu: Gpu, ev: Evidence, piece: Piece, state: State) -> list[tuple[Allocation | None, int, int, Taken]]:
     """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
 
     The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
     """
-    policy, signs, whole = ledger.policy, piece.signs, ev.device.weight
+    policy, signs, whole = gpu.standard.policy, piece.signs, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     if whole != PPM:
         pools = _scaled(pools, whole)

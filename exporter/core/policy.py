@@ -125,6 +125,43 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     )
     collective_idle_sms: Annotated[Share, Meta(description="E: a collective leaves this share of the SMs idle")] = 0.8
 
+    no_process_seconds: Annotated[
+        Seconds,
+        Meta(description="E: pulling an image or weights holds a GPU without a process for up to half an hour"),
+    ] = 2700.0
+    unowned_alert_seconds: Annotated[
+        Seconds, Meta(description="E: an epilog or a kubelet that retries has killed what was left by then")
+    ] = 600.0
+    straggler_wait_share: Annotated[
+        Share,
+        Meta(description="E: the other ranks wait this much more of the time than one: that one is waited for"),
+    ] = 0.2
+    throttled_share: Annotated[
+        Share, Meta(description="E: of a GPU's time lost to clocks; power capping alone costs healthy boards less")
+    ] = 0.1
+    oversized_share: Annotated[Share, Meta(description="E: a slice up to half the GPU is worth moving a job for")] = 0.5
+    size_batch_seconds: Annotated[
+        Seconds, Meta(description="E: a job's need is known after this long, start-up and first evaluation included")
+    ] = 3600.0
+    size_serving_seconds: Annotated[
+        Seconds, Meta(description="E: servers and notebooks: after a whole day with its rush hour")
+    ] = 86400.0
+    slice_memory_share: Annotated[
+        Share, Meta(description="E: of a MIG slice's memory a job can have; the driver and contexts keep the rest")
+    ] = 0.95
+    regressed_share: Annotated[
+        Share, Meta(description="E: below this share of its own median a layer has regressed; days differ by less")
+    ] = 0.7
+    flops_excess: Annotated[
+        Annotated[float, Meta(ge=1, le=100)],
+        Meta(description="E: reported MFU above this multiple of what the tensor pipes did is counted wrongly"),
+    ] = 1.25
+    blind_coverage_share: Annotated[
+        Share, Meta(description="E: with more of the paid time unseen than the rest the ratios speak of the wrong part")
+    ] = 0.9
+    clock_skew_seconds: Annotated[
+        Seconds, Meta(description="E: more than a scrape interval apart, times of two nodes cannot be compared")
+    ] = 30.0
     job_linger_seconds: Annotated[
         Seconds,
         Meta(description="series of an ended job stay this long, so that the last scrape sees the total"),
@@ -136,6 +173,15 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: Annotated[
         int, Meta(description="job series of one node at most; beyond it the oldest ended go first", ge=1)
     ] = 256
+
+
+TOLD = (
+    "allocation_stale_seconds", "blind_coverage_share", "clock_skew_seconds", "flops_excess", "hang_seconds",
+    "hang_suspect_seconds", "no_process_seconds", "oversized_share", "regressed_share", "straggler_wait_share",
+    "throttled_share", "unowned_alert_seconds", "unowned_seconds", "zombie_batch_seconds",
+    "zombie_interactive_seconds", "zombie_serving_seconds",
+)  # fmt: skip
+"""Thresholds that have a series: what alert rules compare with, so that no rule needs a template."""
 
 
 def reasons() -> dict[str, str]:

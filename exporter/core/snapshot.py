@@ -4,14 +4,18 @@ Owns what a reader may see: the writer swaps one reference, so a scrape never wa
 judge anything anew: every figure here is a counter, or a quotient of two.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from exporter.core.evidence import LARGEST
+from exporter.core.evidence import LARGEST, SIGNS, signs_of_a_hang
 from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED, UNRESOLVED_TIME, USEFUL
 from exporter.core.ledger import SPREAD_BINS, Account, Book, Gpu, Job, Ledger, Mark
-from exporter.core.model import NEVER, Device, Health, Owner, Reading, State
+from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
+from exporter.core.money import Price, Terms, price_at
+from exporter.core.policy import TOLD
+from exporter.core.sizing import Slice
 
 SHORT = 300
 """Seconds of the window behind the gauges meant for people."""
@@ -127,6 +131,19 @@ class GpuView(Struct, frozen=True):
     """Nanoseconds with the clock held down, by group of reasons."""
     shared: tuple[tuple[str, int], ...] = ()
     """Nanoseconds held by several owners, by how they were split."""
+    unheld: tuple[tuple[int, int], ...] = ()
+    """Of its nanoseconds by leak those in which nobody had it, by index into NAMES."""
+    worked_at: int | None = None
+    """Unix nanoseconds at which its holder last did effective work, or got it; None: nobody holds it."""
+    spin_since: int | None = None
+    """Unix nanoseconds since which it has spun; None: it does not."""
+    hang_signs: tuple[tuple[str, bool], ...] = ()
+    """While it spins: each sign of a hang that can be seen, and whether it speaks for one."""
+
+    @property
+    def hang_confidence(self) -> float | None:
+        """Of all signs of a hang the share that were seen and agree; None while it does not spin."""
+        return None if self.spin_since is None else sum(sign for _, sign in self.hang_signs) / len(SIGNS)
 
 
 class JobView(Struct, frozen=True):
@@ -142,6 +159,40 @@ class JobView(Struct, frozen=True):
     """Unix nanoseconds at which it was given its first GPU here."""
     first_work: int | None = None
     """Nanoseconds from then to its first kernel here; None: none yet, or it was not seen."""
+    states: tuple[tuple[State, int], ...] = ()
+    """GPUs it holds, by what state they are in."""
+    suspected: int = 0
+    """GPUs of it that hang or are suspected to."""
+    spin_since: int | None = None
+    """Unix nanoseconds since which the first of those has spun."""
+    worked_at: int | None = None
+    """Unix nanoseconds at which a GPU it holds last did effective work, or was given to it; None: it holds none."""
+    bare: int = 0
+    """GPUs it holds on which the driver lists no process."""
+    bare_since: int | None = None
+    """Unix nanoseconds since which that is so of the first of them."""
+    costs: tuple[tuple[str, float], ...] = ()
+    """Price of what it holds, an hour, by currency."""
+    fitting: Slice | None = None
+    unneeded: int | None = None
+    """GPU-nanoseconds beyond that slice."""
+
+
+class ModelView(Struct, frozen=True):
+    """All GPUs of one model that this node has, or had, together."""
+
+    model: str
+    spec: str
+    parts: tuple[int, ...]
+    """Nanoseconds by leak, in the order of NAMES."""
+    unheld: Mapping[int, int]
+    """Of them those in which nobody had the GPU, by index."""
+    engine: int
+    energy: Mapping[str, float]
+    """Joules by layer."""
+    weight: int
+    """Parts per million of a GPU in the inventory now."""
+    peak_flops: float | None
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -168,6 +219,7 @@ class Meta(Struct, frozen=True, kw_only=True):
     errors: tuple[tuple[str, int], ...] = ()
     """Failures the loop caught, by kind."""
     last_error: str = ""
+    terms: Terms = Terms()
 
 
 class Snapshot(Struct, frozen=True):
@@ -177,6 +229,14 @@ class Snapshot(Struct, frozen=True):
     wall: int
     gpus: tuple[GpuView, ...]
     jobs: tuple[JobView, ...]
+    gone: tuple[GpuView, ...]
+    """GPUs that are no longer in the inventory: what they cost stays in the node's counters."""
+    entries: tuple[tuple[State, int], ...]
+    """Times a GPU entered each state."""
+    found: tuple[tuple[State, int, int], ...]
+    """How many hangs and zombies were found, and nanoseconds from the first sign to the state, of all of them."""
+    thresholds: tuple[tuple[str, float], ...]
+    """What alert rules compare with."""
     bills: tuple[tuple[Account, tuple[int, ...]], ...]
     """Nanoseconds by leak, in the order of NAMES, of each account since the start, jobs that are gone included."""
     refused: tuple[tuple[str, int], ...]
@@ -191,11 +251,19 @@ class Snapshot(Struct, frozen=True):
 def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
     """Copy what readers need; costs a few microseconds a GPU and shares nothing mutable."""
     at = ledger.at or 0
+    tracks = [gpu.track for gpu in ledger.gpus.values()]
     return Snapshot(
         at=at,
         wall=ledger.wall,
         gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
-        jobs=tuple(_job(ledger, job, at) for _, job in sorted(ledger.jobs.items())),
+        jobs=tuple(_job(ledger, job, at, meta.terms) for _, job in sorted(ledger.jobs.items())),
+        gone=tuple(_gpu(ledger, gpu, at) for gpu in ledger.gpus.values() if not gpu.listed),
+        entries=tuple((state, ledger.entries[state]) for state in State),
+        found=(
+            (State.HUNG, sum(track.hangs for track in tracks), sum(track.to_hang for track in tracks)),
+            (State.ZOMBIE, sum(track.zombies for track in tracks), sum(track.to_zombie for track in tracks)),
+        ),
+        thresholds=tuple((name, getattr(ledger.policy, name)) for name in TOLD),
         bills=tuple(sorted(ledger.bills().items())),
         refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
@@ -221,7 +289,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         state=gpu.state,
         reason=gpu.reason,
         since=ledger.wall - (at - gpu.since),
-        hang_suspected=gpu.track.spin >= ledger.rules.suspect,
+        hang_suspected=_suspected(gpu),
         owners=tuple(held.owner for held in gpu.holders),
         ranks=tuple(held.ranks for held in gpu.holders),
         reading=gpu.reading,
@@ -234,7 +302,65 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         last_xid=gpu.vitals.last_xid,
         limited=tuple(gpu.vitals.limited.items()),
         shared=tuple(sorted(gpu.shared.items())),
+        unheld=tuple(gpu.book.unheld.items()),
+        worked_at=_wall(ledger, at, gpu.track.worked_at) if gpu.holders else None,
+        spin_since=_wall(ledger, at, gpu.track.spin_since),
+        hang_signs=_signs(gpu),
     )
+
+
+def _wall(ledger: Ledger, at: int, moment: int | None) -> int | None:
+    """Unix nanoseconds of a monotonic moment."""
+    return None if moment is None else ledger.wall - (at - moment)
+
+
+def _suspected(gpu: Gpu) -> bool:
+    return gpu.track.hung or gpu.track.spin >= gpu.track.suspect
+
+
+def _signs(gpu: Gpu) -> tuple[tuple[str, bool], ...]:
+    if gpu.track.spin_since is None or gpu.seen is None:
+        return ()
+    return signs_of_a_hang(gpu.seen, gpu.standard.policy, celsius=gpu.track.celsius)
+
+
+def models(snapshot: Snapshot) -> tuple[ModelView, ...]:
+    """The node's books by model; those of GPUs that are gone as well, for counters never go back."""
+    found: dict[str, list[GpuView]] = {}
+    for gpu in (*snapshot.gpus, *snapshot.gone):
+        found.setdefault(gpu.device.model, []).append(gpu)
+    here = {gpu.device.uuid for gpu in snapshot.gpus}
+    return tuple(_model(model, gpus, here) for model, gpus in sorted(found.items()))
+
+
+def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
+    unheld: Counter[int] = Counter()
+    energy: Counter[str] = Counter()
+    for gpu in gpus:
+        unheld.update(dict(gpu.unheld))
+        energy.update(gpu.counters.energy_by_layer())
+    return ModelView(
+        model=model,
+        spec=next((gpu.device.spec.name for gpu in gpus if gpu.device.spec is not None), ""),
+        parts=summed(gpu.counters.now.parts for gpu in gpus),
+        unheld=unheld,
+        engine=sum(gpu.counters.now.engine for gpu in gpus),
+        energy=energy,
+        weight=sum(gpu.device.weight for gpu in gpus if gpu.device.uuid in here),
+        peak_flops=next((peak for gpu in gpus if (peak := _peak(gpu.device)) is not None), None),
+    )
+
+
+def _peak(device: Device) -> float | None:
+    """What a whole GPU of its model can do; what is left of a board in MIG mode does not say."""
+    if device.rest or device.spec is None or device.spec.peak_flops is None:
+        return None
+    return device.spec.peak_flops * PPM / device.weight
+
+
+def price_of(terms: Terms, *, model: str, spec: str, wall: int) -> Price:
+    """What an hour of a whole GPU of that model costs on this node at that moment."""
+    return price_at(terms.prices, model=model, spec=spec, pool=terms.pool, wall_ns=wall)
 
 
 def _live(gpu: Gpu) -> bool:
@@ -247,9 +373,12 @@ def believed(reading: Reading | None, name: str) -> float | None:
     return value if value is not None and 0 <= value < LARGEST else None
 
 
-def _job(ledger: Ledger, job: Job, at: int) -> JobView:
+def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
     name = job.owner.job_id
-    holding = [g for g in ledger.gpus.values() if g.listed and any(h.owner.job_id == name for h in g.holders)]
+    holding = [gpu for gpu in ledger.gpus.values() if gpu.listed and gpu.held_by(name)]
+    states = Counter(gpu.state for gpu in holding)
+    stuck = [gpu.track.spin_since for gpu in holding if _suspected(gpu)]
+    bare = [gpu.track.bare_since for gpu in holding if gpu.track.bare_since is not None]
     used = [believed(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
     known = [bytes_ for bytes_ in used if bytes_ is not None]
     return JobView(
@@ -259,7 +388,27 @@ def _job(ledger: Ledger, job: Job, at: int) -> JobView:
         memory_used=sum(known) if known else None,
         start=ledger.wall - (at - job.start),
         first_work=job.first_work,
+        states=tuple(sorted(states.items())),
+        suspected=len(stuck),
+        spin_since=_wall(ledger, at, min((since for since in stuck if since is not None), default=None)),
+        worked_at=_wall(ledger, at, max((gpu.track.worked_at for gpu in holding), default=None)),
+        bare=len(bare),
+        bare_since=_wall(ledger, at, min(bare, default=None)),
+        costs=_costs(holding, terms, ledger.wall),
+        fitting=None if job.need is None else job.need.fitting,
+        unneeded=None if job.need is None or not job.need.unneeded else job.need.unneeded,
     )
+
+
+def _costs(holding: list[Gpu], terms: Terms, wall: int) -> tuple[tuple[str, float], ...]:
+    """Each GPU's price, shared by those who hold it."""
+    costs: dict[str, float] = {}
+    for gpu in holding:
+        device = gpu.device
+        price = price_of(terms, model=device.model, spec=device.spec.name if device.spec else "", wall=wall)
+        share = price.per_gpu_hour * device.weight / PPM / len(gpu.holders)
+        costs[price.currency] = costs.get(price.currency, 0.0) + share
+    return tuple(sorted(costs.items()))
 
 
 __all__ = [
@@ -271,8 +420,11 @@ __all__ = [
     "JobView",
     "Layers",
     "Meta",
+    "ModelView",
     "Snapshot",
     "believed",
     "layers",
+    "models",
+    "price_of",
     "summed",
 ]

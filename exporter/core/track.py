@@ -15,6 +15,8 @@ from exporter.core.model import MS, PPM, SECOND, Allocation, Owner
 from exporter.core.policy import Policy
 
 MINUTE = 60 * SECOND
+_NEVER_FULL = 1 << 62
+_EVEN = 1.25
 
 
 class Limits(Struct, frozen=True):
@@ -23,7 +25,8 @@ class Limits(Struct, frozen=True):
     hang: int
     suspect: int
     stray_cost: int
-    hang_leave: int
+    forgiven: int
+    """Credit of a hang that the work which ends it costs."""
     duty: int
     windows: dict[str, int]
     wake_window: int
@@ -41,7 +44,7 @@ def limits(policy: Policy) -> Limits:
         hang=hang,
         suspect=_ns(policy.hang_suspect_seconds),
         stray_cost=stray,
-        hang_leave=max(0, hang - wake * stray // PPM),
+        forgiven=wake * stray // PPM,
         duty=round(1 / policy.zombie_duty),
         windows={
             "batch": _ns(policy.zombie_batch_seconds),
@@ -62,59 +65,111 @@ def zombie_window(rules: Limits, owner: Owner) -> int:
     return rules.windows.get(owner.workload_class, rules.windows["batch"])
 
 
+def hang_window(rules: Limits, owner: Owner) -> int:
+    """How long `owner` may spin before it hangs: its own limit, else the policy's."""
+    return rules.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
+
+
 def _ns(seconds: float) -> int:
     """Whole milliseconds, at least one: a credit that is full at nothing would flip without end."""
     return max(1, round(seconds * 1000)) * MS
 
 
-BEGINNING, STARVED, EVEN, PCIE_FLAT = "beginning", "starved", "even", "pcie_flat"
+BEGINNING, STARVED, EVEN = "beginning", "starved", "even"
 """Signs of a stretch that one reading cannot show: the owner has not worked yet; in the last full minute the GPU worked
-or rested and nothing between, while input came in bursts; its activity was even; its PCIe traffic was."""
+or rested and nothing between, while input came in bursts; its activity was even."""
 NO_SIGNS: frozenset[str] = frozenset()
-_VERDICTS = {
-    there: frozenset(compress((STARVED, EVEN, PCIE_FLAT), there)) for there in product((False, True), repeat=3)
-}
+_VERDICTS = {there: frozenset(compress((STARVED, EVEN), there)) for there in product((False, True), repeat=2)}
 
 
 class Track:
     """Memory of one GPU: credits, flags and the running minute. A change of owner begins anew."""
 
     __slots__ = (
+        "bare_since",
+        "celsius",
         "engine_squares",
         "engine_sum",
+        "hang",
+        "hang_leave", "hangs",
         "holders",
         "hung",
         "leaked",
-        "pcie_peak",
-        "pcie_sum",
+        "pcie_least",
+        "pcie_most",
+        "polls",
         "quiet",
         "rx_peak",
         "rx_sum",
         "seen",
         "signs",
         "spin",
+        "spin_since",
+        "suspect",
+        "to_hang",
+        "to_zombie",
         "unowned",
         "verdict",
         "wake",
         "window",
-        "zombie",
-    )
+        "worked_at",
+        "zombie", "zombies",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.begin(())
+        self.hangs = self.zombies = self.to_hang = self.to_zombie = 0
+        """How many were found, and nanoseconds from the first sign to the state of all; whoever held the GPU."""
+        self.begin((), at=0)
 
-    def begin(self, holders: tuple[Allocation, ...], *, window: int = 0, worked: bool = False) -> None:
-        """A new ownership: all credits empty. `worked`: its beginning was not seen, so it is past its start-up."""
-        self.holders, self.window = holders, window
+    def begin(
+        self, holders: tuple[Allocation, ...], *, at: int, rules: Limits | None = None, worked: bool = False
+    ) -> None:
+        """A new ownership: all credits empty. `worked`: its beginning was not seen, so it is past its start-up.
+
+        `rules`: needed where there are holders.
+        """
+        self.holders = holders
+        self._limit(rules)
         self.spin = self.quiet = self.wake = self.leaked = 0
         self.hung = self.zombie = self.unowned = False
+        self.worked_at = at
+        """When it last did effective work, or was given to its holders."""
+        self.spin_since: int | None = None
+        self.celsius: float | None = None
+        """Its temperature then."""
+        self.pcie_least = self.pcie_most = 0.0
+        """PCIe bytes per second since then, of readings in which these alone may speak against a spin."""
+        self.bare_since: int | None = None
+        """Since when the driver has listed no process on it."""
         self.verdict = NO_SIGNS
         self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
         self._begin_minute()
 
+    def learn(self, holders: tuple[Allocation, ...], rules: Limits) -> None:
+        """More is known of the same holders, such as their class: what was judged by another limit is judged anew."""
+        self.holders, hang = holders, self.hang
+        self._limit(rules)
+        self.zombie = self.zombie and self.quiet >= self.window
+        if self.hang != hang:
+            self.hung = self.hung and self.spin >= self.hang
+        if self.polls:
+            self.spin, self.spin_since, self.hung = 0, None, False
+
+    def _limit(self, rules: Limits | None) -> None:
+        """Nanoseconds of each credit that begin a state; of several holders the most patient one counts."""
+        owners = [held.owner for held in self.holders]
+        self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
+        """A server may poll for requests: its spinning proves nothing."""
+        self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER_FULL, _NEVER_FULL, 0
+        if rules is not None and owners:
+            self.window = max(zombie_window(rules, owner) for owner in owners)
+            self.hang = max(hang_window(rules, owner) for owner in owners)
+            self.suspect = min(rules.suspect, self.hang)
+            self.hang_leave = max(0, self.hang - rules.forgiven)
+
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
-        self.rx_sum = self.rx_peak = self.pcie_sum = self.pcie_peak = 0
+        self.rx_sum = self.rx_peak = 0
 
     def unchanged_since(self, piece: "Piece") -> bool:
         """Would the next piece say the same as this one?"""
@@ -125,17 +180,13 @@ class Track:
         """Add [start, end), which lies within one minute, to the running minute."""
         ms = (end - start) // MS
         engine = PPM - ev.wait
-        rx, tx = int(ev.pcie_rx or 0), int(ev.pcie_tx or 0)
-        busier = rx if rx > tx else tx
+        rx = int(ev.pcie_rx or 0)
         self.seen += ms
         self.engine_sum += ms * engine
         self.engine_squares += ms * engine * engine
         self.rx_sum += ms * rx
         if rx > self.rx_peak:
             self.rx_peak = rx
-        self.pcie_sum += ms * busier
-        if busier > self.pcie_peak:
-            self.pcie_peak = busier
 
     def work(self) -> None:
         """The owner's beginning is over."""
@@ -153,7 +204,7 @@ class Track:
         bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
         starved = spread > policy.bimodal_spread and bursts
         even = spread <= policy.flat_spread
-        return _VERDICTS[starved, even, self.pcie_peak * 4 * self.seen <= 5 * self.pcie_sum]
+        return _VERDICTS[starved, even]
 
 
 class Piece(Struct, gc=False):
@@ -175,9 +226,28 @@ class Piece(Struct, gc=False):
         return Piece(start, end, self.holders, *flags, culprit, self.owner_known)
 
 
-def spins(ev: Evidence, signs: frozenset[str]) -> bool:
-    """Does this reading look like a kernel that polls and does nothing else?"""
-    return ev.spin == YES or (ev.spin == IF_FLAT and PCIE_FLAT in signs)
+def look(track: Track, ev: Evidence, start: int, end: int, rules: Limits) -> None:
+    """Keep since when a held GPU has had no process, and when it last worked."""
+    processes = ev.reading.processes
+    if processes == ():
+        track.bare_since = start if track.bare_since is None else track.bare_since
+    else:
+        track.bare_since = None
+    if ev.work * rules.duty >= PPM:
+        track.worked_at = end
+    if track.spin == 0:
+        track.celsius = ev.reading.temperature_celsius
+        track.pcie_least = track.pcie_most = 0.0
+    if ev.spin == IF_FLAT:
+        ev.spin = _if_even(track, ev)
+
+
+def _if_even(track: Track, ev: Evidence) -> int:
+    """A spin, if what it moves over PCIe has stayed the same since it began: it polls. Within a quarter (E)."""
+    rate = max(ev.pcie_rx or 0.0, ev.pcie_tx or 0.0)
+    track.pcie_least = min(track.pcie_least or rate, rate)
+    track.pcie_most = max(track.pcie_most, rate)
+    return YES if track.pcie_most <= _EVEN * track.pcie_least else NO
 
 
 def pieces(
@@ -200,7 +270,8 @@ def pieces(
         else:
             cut.append(Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.signs))
         if rates:
-            _move(track, ev, rates, (stop - now) // MS, rules=rules)
+            _move(track, ev, rates, now, stop)
+            _flip(track, rules)
         track.remember(ev, now, stop)
         now = stop
         if now == turn:
@@ -217,7 +288,8 @@ def _rates(track: Track, ev: Evidence, *, owned: bool, rules: Limits, policy: Po
     if not owned:
         return (0, 0, PPM) if not track.unowned and computes_unowned(ev) else None
     quiet = rules.wake_window * ev.work - PPM if track.zombie else PPM - rules.duty * ev.work
-    if quiet <= 0 and ev.spin == NO and not (track.spin or track.quiet or track.wake):
+    spinning = ev.spin != NO and not track.polls
+    if quiet <= 0 and not (spinning or track.spin or track.quiet or track.wake):
         return None
     return _spin_rate(track, ev, rules, policy), quiet, 0
 
@@ -228,28 +300,33 @@ def _until_change(track: Track, ev: Evidence, rates: Rates, rules: Limits) -> in
     level, goal = (track.wake, rules.wake_full) if track.zombie else (track.quiet, track.window)
     soonest = min(_time_to(level, goal, quiet), _time_to(track.leaked, rules.unowned, leak))
     if track.hung:
-        return min(soonest, _time_to(-track.spin, -rules.hang_leave, -spin))
-    return soonest if ev.suspect_only else min(soonest, _time_to(track.spin, rules.hang, spin))
+        return min(soonest, _time_to(-track.spin, -track.hang_leave, -spin))
+    return soonest if ev.suspect_only else min(soonest, _time_to(track.spin, track.hang, spin))
 
 
-def _move(track: Track, ev: Evidence, rates: Rates, ms: int, *, rules: Limits) -> None:
-    """Let all credits run for `ms` milliseconds, and flip what is full or empty."""
+def _move(track: Track, ev: Evidence, rates: Rates, now: int, stop: int) -> None:
+    """Let all credits run over [now, stop)."""
     spin, quiet, leak = rates
-    _move_spin(track, ev, ms * spin, rules=rules)
-    _move_quiet(track, ms * quiet)
+    _move_spin(track, ev, now, stop, spin)
+    _move_quiet(track, now, stop, quiet)
+    track.leaked += (stop - now) // MS * leak
+
+
+def _flip(track: Track, rules: Limits) -> None:
     if track.zombie and track.wake >= rules.wake_full:
         track.zombie, track.wake, track.quiet = False, 0, 0
-    track.leaked += ms * leak
     track.unowned = track.unowned or track.leaked >= rules.unowned
 
 
 def _spin_rate(track: Track, ev: Evidence, rules: Limits, policy: Policy) -> int:
     """Parts per million of a second gained each second. Before a hang, real work costs what it did."""
-    if spins(ev, track.signs):
+    if track.polls:
+        return -PPM
+    if ev.spin == YES:
         return PPM
     if track.hung:
         return -rules.stray_cost
-    worst = rules.hang // SECOND * PPM
+    worst = track.hang // SECOND * PPM
     return -min(max(rules.stray_cost, activity(ev, policy) * PPM), max(worst, rules.stray_cost))
 
 
@@ -258,23 +335,33 @@ def _time_to(level: int, goal: int, rate: int) -> int:
     return -(-(goal - level) // rate) * MS if rate > 0 else 1 << 62
 
 
-def _move_spin(track: Track, ev: Evidence, gain: int, *, rules: Limits) -> None:
-    ceiling = rules.hang
+def _move_spin(track: Track, ev: Evidence, now: int, stop: int, rate: int) -> None:
+    ceiling = track.hang
     if ev.suspect_only and not track.hung:
-        ceiling = max(track.spin, rules.suspect)
-    track.spin = min(ceiling, max(0, track.spin + gain))
-    if track.hung and track.spin <= rules.hang_leave:
+        ceiling = max(track.spin, track.suspect)
+    if rate > 0 and track.spin_since is None:
+        track.spin_since = now
+    track.spin = min(ceiling, max(0, track.spin + (stop - now) // MS * rate))
+    if track.hung and track.spin <= track.hang_leave:
         track.hung, track.spin = False, 0
-    elif not track.hung and track.spin >= rules.hang:
+    elif not track.hung and track.spin >= track.hang:
         track.hung = True
+        track.hangs += 1
+        track.to_hang += stop - (now if track.spin_since is None else track.spin_since)
+    if track.spin == 0:
+        track.spin_since = None
 
 
-def _move_quiet(track: Track, gain: int) -> None:
+def _move_quiet(track: Track, now: int, stop: int, rate: int) -> None:
+    ms = (stop - now) // MS
     if track.zombie:
-        track.wake = max(0, track.wake + gain)
+        track.wake = max(0, track.wake + ms * rate)
         return
-    track.quiet = max(0, track.quiet + gain)
+    track.quiet = max(0, track.quiet + ms * rate)
     track.zombie = track.window > 0 and track.quiet >= track.window
+    if track.zombie:
+        track.zombies += 1
+        track.to_zombie += stop - track.worked_at
 
 
 def computes_unowned(ev: Evidence) -> bool:
@@ -285,4 +372,6 @@ def computes_unowned(ev: Evidence) -> bool:
 
 def blind(track: Track, duration: int) -> None:
     """Time that was not seen: a spin is forgotten as fast as it was learnt, the rest is kept as it is."""
-    track.spin = track.spin if track.hung else max(0, track.spin - duration)
+    if not track.hung:
+        track.spin = max(0, track.spin - duration)
+        track.spin_since = track.spin_since if track.spin else None

@@ -46,6 +46,8 @@ class Scheduler(Protocol):
     """Says who holds each GPU. Called on the reading thread, one call at a time; what may block is not done there."""
 
     name: str
+    node: str
+    """What it calls this node."""
 
     def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word | None:
         """What is known at `now` (monotonic nanoseconds on whole milliseconds) of who holds `devices`.

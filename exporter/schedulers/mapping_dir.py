@@ -16,6 +16,7 @@ and by UUID, and lines `job user`, are those of its descendants at HPC sites.
 
 import errno
 import os
+import platform
 import re
 import stat
 import time
@@ -124,6 +125,7 @@ class MappingDirScheduler:
         user_of: Callable[[int], str] = user_name,
     ) -> None:
         """Raises SchedulerError when `path` is no directory; `wall` gives Unix nanoseconds, `user_of` names a uid."""
+        self.node = platform.node()
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
         self._user_of = cache(user_of)
         self._files = JobFiles(self._path)
@@ -195,7 +197,9 @@ class MappingDirScheduler:
 
 def open_mapping_dir(config: Any) -> MappingDirScheduler:
     """Open the directory that `config` names. Raises SchedulerError."""
-    return MappingDirScheduler(config.mapping_dir.path, Rules(config.workload), proc=config.host.proc)
+    return MappingDirScheduler(
+        config.mapping_dir.path, Rules(config.workload, config.exemptions), proc=config.host.proc
+    )
 
 
 def _named(environ: Mapping[str, str]) -> Iterator[str]:

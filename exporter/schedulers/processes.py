@@ -12,6 +12,7 @@ process started that is too early, never too late. A tick rounds down; the whole
 """
 
 import os
+import platform
 import re
 import time
 from collections import Counter
@@ -64,6 +65,7 @@ class ProcessesScheduler:
         asleep: Callable[[], int] | None = None,
     ) -> None:
         """Read `proc`; `user_of` names a uid, `asleep` gives the nanoseconds spent suspended since boot."""
+        self.node = platform.node()
         self._proc, self._rules = Path(proc), rules or Rules()
         # Kept for good: the name service may be a network away, and the reading thread must not wait twice.
         self._user_of = cache(user_of or user_name)
@@ -136,7 +138,7 @@ class ProcessesScheduler:
 
 def open_processes(config: Any) -> ProcessesScheduler:
     """Open on the host's /proc, wherever `config` says that is."""
-    return ProcessesScheduler(Rules(config.workload), proc=config.host.proc)
+    return ProcessesScheduler(Rules(config.workload, config.exemptions), proc=config.host.proc)
 
 
 def _present(reading: Reading, known: Mapping[int, _Identity]) -> dict[str, tuple[Owner, int]]:

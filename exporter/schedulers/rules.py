@@ -1,4 +1,4 @@
-"""What kind of work a job is, which team pays for it, and how long it may rest: the operator's rules, then ours.
+"""What kind of work a job is, which team pays, how long it may rest, who is exempt: the operator's rules, then ours.
 
 Owns the order of rules and the built-in table of classes. Refuses to know schedulers: it sees an `Owner`'s words, a
 command line and labels. The expressions are the operator's, the values are users': only the beginning of a value
@@ -6,12 +6,12 @@ is looked at.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, structs
 
-from exporter.config import MATCHED, Workload, WorkloadRule, check_rules
+from exporter.config import EXEMPTED, MATCHED, Exemption, Workload, WorkloadRule, check_exemptions, check_rules
 from exporter.core.model import Owner
 
 LONGEST = 4096
@@ -67,6 +67,7 @@ class _Verdict(Struct, frozen=True):
     workload_class: str = ""
     team: str = ""
     zombie_seconds: float | None = None
+    hang_seconds: float | None = None
 
 
 class _Row(Struct, frozen=True):
@@ -90,19 +91,24 @@ class _Row(Struct, frozen=True):
 class Rules:
     """Judges owners; raises ConfigError, where a rule cannot be used."""
 
-    def __init__(self, workload: Workload | None = None) -> None:
+    def __init__(self, workload: Workload | None = None, exemptions: Iterable[Exemption] = ()) -> None:
         workload = workload or Workload()
         check_rules(workload.rules)
+        exemptions = tuple(exemptions)
+        check_exemptions(exemptions)
+        self._exemptions = tuple(_exemption(exemption) for exemption in exemptions)
         defaults = tuple(rule for rule, _ in DEFAULTS) if workload.defaults else ()
         self._rows = tuple(_row(rule) for rule in (*workload.rules, *defaults))
         self._keys = tuple({row.label[0] for row in self._rows if row.label is not None})
         self._verdict = lru_cache(maxsize=_JUDGED_BEFORE)(self._decide)
 
     def judge(self, owner: Owner, *, command: str = "", labels: Mapping[str, str] | None = None) -> Owner:
-        """The owner with its class, team and zombie time; each from the first rule that fits and gives it.
+        """The owner with its class, team and limits; each from the first rule that fits and gives it.
 
-        What no rule gives stays as it was. `command` is a process's command line, `labels` are the pod's.
+        What no rule gives stays as it was. `command` is a process's command line, `labels` are the pod's. Of the
+        exemptions that fit, the one that lasts longest counts.
         """
+        owner = self._exempted(owner) if self._exemptions else owner
         words = tuple(getattr(owner, word)[:LONGEST] for word in MATCHED)
         said = tuple((key, labels[key][:LONGEST]) for key in self._keys if key in labels) if labels else ()
         verdict = self._verdict(words, command[:LONGEST], said)
@@ -111,7 +117,17 @@ class Rules:
             workload_class=verdict.workload_class or owner.workload_class,
             team=verdict.team or owner.team,
             zombie_seconds=owner.zombie_seconds if verdict.zombie_seconds is None else verdict.zombie_seconds,
+            hang_seconds=owner.hang_seconds if verdict.hang_seconds is None else verdict.hang_seconds,
         )
+
+    def _exempted(self, owner: Owner) -> Owner:
+        fitting = [
+            (until, name)
+            for words, name, until in self._exemptions
+            if all(pattern.fullmatch(getattr(owner, word)[:LONGEST]) for word, pattern in words)
+        ]
+        until, name = max(fitting, default=(0.0, ""))
+        return structs.replace(owner, exemption=name, exempt_until=until)
 
     def _decide(self, words: tuple[str, ...], command: str, said: tuple[tuple[str, str], ...]) -> _Verdict:
         labels = dict(said)
@@ -120,6 +136,7 @@ class Rules:
             next((v.workload_class for v in fitting if v.workload_class), ""),
             next((v.team for v in fitting if v.team), ""),
             next((v.zombie_seconds for v in fitting if v.zombie_seconds is not None), None),
+            next((v.hang_seconds for v in fitting if v.hang_seconds is not None), None),
         )
 
 
@@ -129,5 +146,11 @@ def _row(rule: WorkloadRule) -> _Row:
         words=tuple((i, re.compile(p, re.DOTALL)) for i, p in enumerate(getattr(rule, w) for w in MATCHED) if p),
         command=re.compile(rule.command) if rule.command else None,
         label=(key, re.compile(pattern)) if key else None,
-        verdict=_Verdict(rule.workload_class, rule.team, rule.zombie_seconds),
+        verdict=_Verdict(rule.workload_class, rule.team, rule.zombie_seconds, rule.hang_seconds),
     )
+
+
+def _exemption(exemption: Exemption) -> tuple[tuple[tuple[str, re.Pattern[str]], ...], str, float]:
+    """Its patterns by the owner's words, its name, and when it ends."""
+    given = ((word, getattr(exemption, word)) for word in EXEMPTED)
+    return tuple((word, re.compile(p, re.DOTALL)) for word, p in given if p), exemption.id, exemption.expiry

@@ -11,12 +11,14 @@ from typing import TypeVar
 
 from exporter.core.model import MS
 from exporter.simulate.boards import BOARDS, Board
+from exporter.simulate.lookalikes import STORIES
 from exporter.simulate.plan import Truth
-from exporter.simulate.scenarios import SCENARIOS, Scenario, Setting
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.setting import Scenario, Setting
 from exporter.simulate.simulation import Simulation, node_uuids, without
 from exporter.simulate.work import FOREVER_MS
 
-__all__ = ["BOARDS", "SCENARIOS", "Board", "Scenario", "Simulation", "Truth", "simulate", "without"]
+__all__ = ["BOARDS", "SCENARIOS", "STORIES", "Board", "Scenario", "Simulation", "Truth", "simulate", "without"]
 
 DEFAULT_WALL = 1_767_225_600 * 1_000_000_000
 """2026-01-01 00:00 UTC in Unix nanoseconds: a fixed day, so that the same seed gives the same bytes."""
@@ -37,6 +39,7 @@ def simulate(
     preroll_seconds: float | None = None,
     gpus: int = 8,
     node: int = 0,
+    stories: Mapping[str, Scenario] = SCENARIOS,
     start: int = 0,
     wall: int = DEFAULT_WALL,
 ) -> Simulation:
@@ -44,10 +47,11 @@ def simulate(
 
     `start` is monotonic nanoseconds on a whole millisecond, `wall` Unix nanoseconds of the same moment.
     `duration_seconds` comes on top of `preroll_seconds` (both default to the scenario's own; the duration may be
-    infinite). Nodes of one fleet share the seed and differ in `node`. The same arguments give the same bytes.
+    infinite). Nodes of one fleet share the seed and differ in `node`. `stories` is the table that `scenario` is a row
+    of: SCENARIOS or STORIES. The same arguments give the same bytes.
     Raises ValueError for an unknown scenario or board, a time off the millisecond grid, or too few GPUs.
     """
-    row = _row(scenario, SCENARIOS, "scenario")
+    row = _row(scenario, stories, "scenario")
     if gpus < row.min_gpus:
         raise ValueError(f"scenario {scenario} needs at least {row.min_gpus} GPUs, not {gpus}")
     if start % MS:

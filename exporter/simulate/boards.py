@@ -16,7 +16,7 @@ _SM_WEIGHT = 0.12
 _TENSOR_WEIGHT = 1.25
 _DRAM_WEIGHT = 0.45
 _PIPE_WEIGHT = 0.3
-"""Shares of the range between idle and limit that SMs with a warp, tensor cores, DRAM and FP pipes draw when
+"""Shares of the range between idle and limit that SMs with a warp, tensor cores, DRAM and each other pipe draw when
 fully used at the boost clock. Together above 1: a board cannot feed everything at once, and slows down.
 Estimates, set so that a large GEMM is power-capped near 1.75 GHz on H100 SXM and a copy loop draws 60 %."""
 _CLOCK_EXPONENT = 2.5
@@ -72,7 +72,7 @@ class Board(Struct, frozen=True, kw_only=True):
 
 def demand(load: Load) -> float:
     """Share of the range between idle-with-context and limit that this load would draw at the boost clock."""
-    pipes = load.fp64 + load.fp32 + load.fp16
+    pipes = load.fp64 + load.fp32 + load.fp16 + load.integer
     return _SM_WEIGHT * load.sm + _TENSOR_WEIGHT * load.tensor + _DRAM_WEIGHT * load.dram + _PIPE_WEIGHT * pipes
 
 
@@ -181,6 +181,44 @@ BOARDS: dict[str, Board] = {
             context_watts=84.0,
             limit_watts=350.0,
             kelvin_per_watt=0.11,
+        ),
+        # L4 datasheet: 121 TFLOP/s dense, GDDR6 at 300 GB/s, 72 W from the slot alone, no NVLink.
+        Board(
+            name="L4",
+            driver_name="NVIDIA L4",
+            peak_flops=121e12,
+            reference_clock_hz=2037e6,
+            boost_clock_hz=2040e6,
+            idle_clock_hz=210e6,
+            bandwidth=300e9,
+            dram_ceiling=0.80,
+            nvlink=None,
+            pcie=31.5e9,
+            memory_bytes=23034 * _MIB,
+            sms=58,
+            idle_watts=15.0,
+            context_watts=28.0,
+            limit_watts=72.0,
+            kelvin_per_watt=0.5,
+        ),
+        # DGX B200 datasheet, an eighth of it, without sparsity: 2.25 PFLOP/s, HBM3e at 7.7 TB/s, 1,000 W.
+        Board(
+            name="B200-SXM",
+            driver_name="NVIDIA B200",
+            peak_flops=2250e12,
+            reference_clock_hz=1856e6,
+            boost_clock_hz=1965e6,
+            idle_clock_hz=120e6,
+            bandwidth=7.7e12,
+            dram_ceiling=0.92,
+            nvlink=900e9,
+            pcie=63e9,
+            memory_bytes=183359 * _MIB,
+            sms=148,
+            idle_watts=140.0,
+            context_watts=190.0,
+            limit_watts=1000.0,
+            kelvin_per_watt=0.04,
         ),
     )
 }

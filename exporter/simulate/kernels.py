@@ -150,6 +150,80 @@ def polling() -> Cycle:
     return _only(SPIN, "waiting_peer")
 
 
+def polling_host(board: Board) -> Cycle:
+    """Poll a flag in host memory, which a network card would set: a thin, even stream of reads over PCIe."""
+    return _only(SPIN._replace(pcie_rx=0.008 * board.pcie), "waiting_peer")
+
+
+def polling_queue(board: Board) -> Cycle:
+    """Poll an empty queue of requests in device memory: a persistent kernel of a server, ready at once."""
+    return _only(Load(engine=1.0, sm=8.0 / board.sms, occupancy=0.004, dram=0.0005), "waiting_input")
+
+
+def exchanging(board: Board) -> Cycle:
+    """One long collective after another, nothing computed: weights or experts are laid out anew."""
+    return _only(_exchange(board, _GRADIENT_BYTES).load, "exchanging")
+
+
+def one_pipe(pipe: str, share: float, *, sm: float = 0.9) -> Cycle:
+    """Kernels that live in registers or on chip and use one pipe of the SM (a field of Load) at this share."""
+    return _only(Load(engine=1.0, sm=sm, occupancy=sm / 2, dram=0.001)._replace(**{pipe: share}), "computing")
+
+
+def walking(board: Board) -> Cycle:
+    """Follow pointers through a graph in HBM: every access waits for the last, and no pipe has work."""
+    return _only(Load(engine=1.0, sm=0.3, occupancy=0.1, dram=0.05 * board.dram_ceiling), "computing")
+
+
+def gathering(board: Board) -> Cycle:
+    """Read rows of a table in host memory over PCIe as a kernel asks for them (zero copy), sums kept in registers."""
+    return _only(Load(engine=1.0, sm=0.25, occupancy=0.1, dram=0.002, pcie_rx=0.35 * board.pcie), "computing")
+
+
+def passing_on(board: Board) -> Cycle:
+    """Small messages from SM to SM of the neighbours (one-sided puts), forwarded without a stop in HBM."""
+    rate = 0.01 * board.peer_bytes_per_second
+    return _only(Load(engine=1.0, sm=0.2, occupancy=0.05, dram=0.004, peer_tx=rate, peer_rx=rate), "exchanging")
+
+
+def evaluation() -> Cycle:
+    """Forward passes of a validation set: no gradients, no exchange, the odd pause for the next batch."""
+    forward = Load(engine=1.0, sm=0.85, occupancy=0.35, tensor=0.42, dram=0.4, fp32=0.05)
+    return Cycle(Segment(300.0, forward, "computing"), Segment(40.0, Load(), "waiting_input"))
+
+
+def pipeline(board: Board, *, bubble: float) -> Cycle:
+    """One stage of a pipeline-parallel step; for `bubble` of the time it polls for its neighbour's activations."""
+    kernels = _training_kernels(board, 1.0)
+    handed_on = Segment(3.0, _exchange(board, _GRADIENT_BYTES).load, "exchanging")
+    work = Segment(1200.0 * (1 - bubble), kernels, "computing")
+    return Cycle(Segment(1200.0 * bubble, SPIN, "waiting_peer"), work, handed_on)
+
+
+def tuning() -> Cycle:
+    """Candidates of one kernel run for a moment each, between compilations on the host."""
+    candidate = Load(engine=1.0, sm=0.9, occupancy=0.3, tensor=0.5, dram=0.3)
+    return Cycle(Segment(400.0, candidate, "computing"), Segment(2600.0, Load(), "idle"))
+
+
+def now_and_then() -> Cycle:
+    """A short kernel every half minute, while the host compiles: constants folded, shapes tried."""
+    short = Load(engine=1.0, sm=0.4, occupancy=0.1, dram=0.1, fp32=0.02)
+    return Cycle(Segment(29_950.0, Load(), "idle"), Segment(50.0, short, "computing"))
+
+
+def tiny_kernels(board: Board) -> Cycle:
+    """Short integer kernels on a few SMs, as a simulator or a tokenizer launches them, and the host between them."""
+    step = Load(engine=1.0, sm=6.0 / board.sms, occupancy=0.01, dram=0.003, integer=0.01)
+    return Cycle(Segment(3.0, step, "computing"), Segment(1.0, Load(), "idle"))
+
+
+def few_tokens(board: Board) -> Cycle:
+    """One short conversation at a time: a second of decoding, then nobody asks for a while."""
+    thin = decode(board, batch=0.05).segments[0].load
+    return Cycle(Segment(1_000.0, thin, "computing"), Segment(6_000.0, Load(), "idle"))
+
+
 def no_input() -> Cycle:
     """Nothing to do until the host has the next batch ready."""
     return _only(Load(), "waiting_input")

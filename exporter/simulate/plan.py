@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import pairwise, zip_longest
 from random import Random
+from typing import Literal
 
 from msgspec import Struct
 
@@ -25,6 +26,9 @@ from exporter.simulate.work import (
     Stages,
     dice,
 )
+
+Leftover = Literal["nothing", "zeros", "stale"]
+"""What is left for others while a profiler has a board's counters: no value, 0, or the driver's note that it is old."""
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -69,7 +73,24 @@ class Plan(Struct, frozen=True, kw_only=True):
     """When the GPU in a slot falls off the bus, if it does."""
     silent_ms: tuple[tuple[int, int], ...] = ()
     """When the telemetry source gives nothing: [start, end)."""
+    drained_ms: Mapping[int, int] = {}
+    """When an operator drains the GPU in a slot: its job goes on, and no other is given it."""
+    profiler_ms: tuple[tuple[int, int], ...] = ()
+    """When somebody's profiler has the performance counters: [start, end)."""
+    profiler_leaves: Leftover = "nothing"
+    power_floor: float = 0.0
+    """Share of its limit that a board draws at least while a kernel is resident: it smooths its power."""
     noise: float = 1.0
+
+    def profiled(self, now_ms: int) -> bool:
+        """Whether the performance counters are somebody else's at this moment."""
+        return any(start <= now_ms < end for start, end in self.profiler_ms)
+
+    def condition(self, slot: int, now_ms: int) -> str:
+        """What keeps the scheduler from using this GPU at this moment, in one word; empty: nothing."""
+        if self.lost(slot, now_ms):
+            return "lost"
+        return "drained" if self.drained_ms.get(slot, FOREVER_MS) <= now_ms else ""
 
     def silent(self, now_ms: int) -> bool:
         """Whether the source gives nothing at this moment."""

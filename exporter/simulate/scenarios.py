@@ -4,119 +4,42 @@ Owns who holds which GPU and when. Refuses figures of any kind of kernel (`kerne
 (`programs`).
 """
 
-from collections.abc import Callable
-
-from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import Owner
 from exporter.simulate import kernels, programs
-from exporter.simulate.boards import Board
+from exporter.simulate.lookalikes import SHOWN, STORIES
 from exporter.simulate.plan import Job, Plan
 from exporter.simulate.programs import MINUTE_MS, Program
+from exporter.simulate.setting import Scenario, Setting, batch, interactive, one_each, server, whole_node
 from exporter.simulate.work import NOTHING
 
 _HOUR_MS = 60 * MINUTE_MS
 _HOUR = 3600
 
 
-class Setting(Struct, frozen=True, kw_only=True):
-    """What a scenario is told: the node's boards, its number in the fleet, and how long the story will be."""
-
-    board: Board
-    gpus: int
-    node: int
-    preroll_ms: int
-    duration_ms: int
-    """Altogether, the pre-roll included."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """Every GPU of the node."""
-        return tuple(range(self.gpus))
-
-
-class Scenario(Struct, frozen=True, kw_only=True):
-    """One row: what it shows, how long it takes to show it, and how to build it."""
-
-    description: str
-    plan: Callable[[Setting], Plan]
-    duration_seconds: int = 1800
-    preroll_seconds: int = 0
-    """How much of the story has to have happened before anyone watches; told in steps of a minute."""
-    min_gpus: int = 1
-
-
-def _owner(setting: Setting, number: int, name: str, *, user: str = "ada") -> Owner:
-    """Make a Slurm batch job; numbers do not repeat within a fleet."""
-    return Owner(
-        job_id=str(41_000 + 1_000 * setting.node + number),
-        scheduler="slurm",
-        user=user,
-        account="research",
-        partition="gpu",
-        name=name,
-    )
-
-
-def _interactive(setting: Setting, number: int) -> Owner:
-    return Owner(
-        job_id=str(41_000 + 1_000 * setting.node + number),
-        scheduler="slurm",
-        user="grace",
-        account="research",
-        partition="interactive",
-        name="jupyter",
-        workload_class="interactive",
-    )
-
-
-def _server(setting: Setting, number: int) -> Owner:
-    pod = f"chat-{setting.node}-{number}"
-    return Owner(
-        job_id=f"inference/{pod}",
-        scheduler="kubernetes",
-        namespace="inference",
-        pod=pod,
-        name="chat",
-        workload_class="serving",
-    )
-
-
-def _whole_node(setting: Setting, name: str, program: Program, *, hold_ms: int | None = None) -> Job:
-    job = Job(owner=_owner(setting, 1, name), slots=setting.slots, stages=program)
-    return job if hold_ms is None else replace(job, hold_ms=hold_ms)
-
-
-def _one_each(setting: Setting, name: str, program: Program) -> tuple[Job, ...]:
-    """Give a job of its own to every GPU."""
-    return tuple(Job(owner=_owner(setting, slot, name), slots=(slot,), stages=program) for slot in setting.slots)
-
-
 def _healthy_training(setting: Setting) -> Plan:
-    return Plan(jobs=(_whole_node(setting, "pretrain", programs.training(setting.board, setting.gpus)),))
+    return Plan(jobs=(whole_node(setting, "pretrain", programs.training(setting.board, setting.gpus)),))
 
 
 def _memory_bound_decode(setting: Setting) -> Plan:
     half = setting.gpus // 2
     shared = setting.slots[:half] if half > 1 else ()
     singles = setting.slots[len(shared) :]
-    server = _server(setting, 100)
-    together = Job(owner=server, slots=shared, stages=programs.decoding(setting.board, half))
+    together = Job(owner=server(setting, 100), slots=shared, stages=programs.decoding(setting.board, half))
     alone = (
-        Job(owner=_server(setting, slot), slots=(slot,), stages=programs.decoding(setting.board, 1)) for slot in singles
+        Job(owner=server(setting, slot), slots=(slot,), stages=programs.decoding(setting.board, 1)) for slot in singles
     )
     return Plan(jobs=((together,) if shared else ()) + tuple(alone))
 
 
 def _input_starved_training(setting: Setting) -> Plan:
     program = programs.starved_training(setting.board, setting.gpus)
-    return Plan(jobs=(_whole_node(setting, "vision", program),))
+    return Plan(jobs=(whole_node(setting, "vision", program),))
 
 
 def _notebook(setting: Setting, slot: int, *, start_ms: int) -> Job:
     return Job(
-        owner=_interactive(setting, 500 + slot),
+        owner=interactive(setting, 500 + slot),
         slots=(slot,),
         stages=programs.notebook(setting.board),
         start_ms=start_ms,
@@ -130,7 +53,7 @@ def _zombie_notebook(setting: Setting) -> Plan:
 
 def _leaked_process(setting: Setting) -> Plan:
     job = Job(
-        owner=_owner(setting, 1, "sweep"),
+        owner=batch(setting, 1, "sweep"),
         slots=setting.slots,
         stages=programs.training(setting.board, 1),
         hold_ms=10 * MINUTE_MS + 250,
@@ -141,23 +64,23 @@ def _leaked_process(setting: Setting) -> Plan:
 
 def _deadlock(setting: Setting) -> Plan:
     program = programs.deadlocking(setting.board, setting.gpus, after_ms=15 * MINUTE_MS)
-    return Plan(jobs=(_whole_node(setting, "pretrain", program),))
+    return Plan(jobs=(whole_node(setting, "pretrain", program),))
 
 
 def _straggler(setting: Setting) -> Plan:
-    return Plan(jobs=(_whole_node(setting, "pretrain", programs.straggling(setting.board, setting.gpus)),))
+    return Plan(jobs=(whole_node(setting, "pretrain", programs.straggling(setting.board, setting.gpus)),))
 
 
 def _throttled(setting: Setting) -> Plan:
     program = programs.slowed_training(setting.board, setting.gpus)
-    return Plan(jobs=(_whole_node(setting, "pretrain", program),))
+    return Plan(jobs=(whole_node(setting, "pretrain", program),))
 
 
 def _lost_gpu(setting: Setting) -> Plan:
     missing, when = setting.gpus - 1, 10 * MINUTE_MS + 400
     program = programs.losing(setting.board, setting.gpus, missing=missing, after_ms=when)
     # The collective library's watchdog gives up after ten minutes by default, and the job fails.
-    job = _whole_node(setting, "pretrain", program, hold_ms=when + 10 * MINUTE_MS)
+    job = whole_node(setting, "pretrain", program, hold_ms=when + 10 * MINUTE_MS)
     return Plan(jobs=(job,), lost_ms={missing: when})
 
 
@@ -168,27 +91,27 @@ def _telemetry_outage(setting: Setting) -> Plan:
 
 def _copy_loop(setting: Setting) -> Plan:
     program = programs.one_thing("copying on the board", kernels.copy_on_board(setting.board))
-    return Plan(jobs=_one_each(setting, "copy", program))
+    return Plan(jobs=one_each(setting, "copy", program))
 
 
 def _large_gemm(setting: Setting) -> Plan:
     program = programs.one_thing("multiplying matrices", kernels.large_gemm(), memory=0.3)
-    return Plan(jobs=_one_each(setting, "gemm", program))
+    return Plan(jobs=one_each(setting, "gemm", program))
 
 
 def _spin_kernel(setting: Setting) -> Plan:
     program = programs.one_thing("one block waits for a flag", kernels.one_block(setting.board))
-    return Plan(jobs=_one_each(setting, "spin", program))
+    return Plan(jobs=one_each(setting, "spin", program))
 
 
 def _idle_context(setting: Setting) -> Plan:
     program = programs.one_thing("a context and no kernel", NOTHING, memory=0.0, program="sleep")
-    return Plan(jobs=_one_each(setting, "sleep", program))
+    return Plan(jobs=one_each(setting, "sleep", program))
 
 
 def _carpenter(setting: Setting) -> Plan:
     program = programs.by_turns(setting.board)
-    jobs = _one_each(setting, "carpenter", program)
+    jobs = one_each(setting, "carpenter", program)
     return Plan(jobs=tuple(replace(job, start_ms=2 * _HOUR_MS) for job in jobs), noise=0.0)
 
 
@@ -201,8 +124,8 @@ def _demo(setting: Setting) -> Plan:
     early = max(0, live - 40 * MINUTE_MS)
     trainer = programs.eventful_training(board, 4, calm_ms=live - early + 3 * MINUTE_MS)
     jobs = (
-        Job(owner=_owner(setting, 1, "pretrain"), slots=(0, 1, 2, 3), stages=trainer, start_ms=early),
-        Job(owner=_server(setting, 4), slots=(4,), stages=programs.decoding(board, 1)),
+        Job(owner=batch(setting, 1, "pretrain"), slots=(0, 1, 2, 3), stages=trainer, start_ms=early),
+        Job(owner=server(setting, 4), slots=(4,), stages=programs.decoding(board, 1)),
         _notebook(setting, 5, start_ms=2_345),
         *_demo_pair(setting, first=max(0, live - 510_000)),
     )
@@ -223,14 +146,14 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[Job, Job]:
         return lambda rng: programs.until(programs.training(board, 2)(rng), minutes * MINUTE_MS)
 
     stuck = Job(
-        owner=_owner(setting, 10 + 2 * number, "ablation", user="barbara"),
+        owner=batch(setting, 10 + 2 * number, "ablation", user="barbara"),
         slots=(6, 7),
         stages=programs.deadlocking(board, 2, after_ms=5 * MINUTE_MS),
         start_ms=start,
         hold_ms=16 * MINUTE_MS,
     )
     leaky = Job(
-        owner=_owner(setting, 11 + 2 * number, "evaluate", user="barbara"),
+        owner=batch(setting, 11 + 2 * number, "evaluate", user="barbara"),
         slots=(6, 7),
         stages=finite(10),
         start_ms=start + 18 * MINUTE_MS,
@@ -243,7 +166,7 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[Job, Job]:
 def _across_nodes(setting: Setting) -> Plan:
     """Half of a job that spans this node and its neighbour."""
     pair = setting.node // len(_FLEET)
-    owner = replace(_owner(setting, 0, "pretrain-large"), job_id=str(40_000 + pair))
+    owner = replace(batch(setting, 0, "pretrain-large"), job_id=str(40_000 + pair))
     program = programs.training(setting.board, 2 * setting.gpus)
     return Plan(jobs=(Job(owner=owner, slots=setting.slots, stages=program, gpus=2 * setting.gpus),))
 
@@ -352,4 +275,5 @@ SCENARIOS: dict[str, Scenario] = {
         plan=_carpenter,
         duration_seconds=8 * _HOUR,
     ),
+    **{name: STORIES[name] for name in SHOWN},
 }

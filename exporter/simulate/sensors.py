@@ -32,14 +32,16 @@ def program(board: Board, pid: int, *, share: float, name: str) -> Process:
 class Meter:
     """One board's sensors and its heat: what it read last stays in its temperature.
 
-    `noise` scales every sensor's error; 0 makes them exact (counters keep their grain).
+    `noise` scales every sensor's error; 0 makes them exact (counters keep their grain). `floor` is the share of the
+    limit that a board which smooths its power draws at least while a kernel is resident.
     """
 
-    def __init__(self, board: Board, uuid: str, rng: Random, *, noise: float = 1.0) -> None:
+    def __init__(self, board: Board, uuid: str, rng: Random, *, noise: float = 1.0, floor: float = 0.0) -> None:
         self._board = board
         self._uuid = uuid
         self._rng = rng
         self._noise = noise
+        self._floor = floor * board.limit_watts
         self._celsius = board.inlet_celsius + board.kelvin_per_watt * board.idle_watts
 
     def read(
@@ -99,7 +101,8 @@ class Meter:
 
     def _power(self, load: Load, clock: float, *, awake: bool) -> float:
         drawn = watts(self._board, demand(load), clock_hz=clock, context=awake)
-        return min(self._board.limit_watts, drawn)
+        floor = self._floor * min(1.0, load.engine)
+        return min(self._board.limit_watts, max(floor, drawn))
 
     def _warm(self, power: float, climate: Climate, *, seconds: float) -> None:
         inlet = self._board.inlet_celsius + climate.inlet_kelvin

@@ -21,6 +21,11 @@ from exporter.simulate.vitals import vitals
 from exporter.simulate.work import Load, add, dice
 
 _NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
+PROFILED = (
+    "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",
+    "fp16_active", "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second", *_NVLINK_SIGNALS,
+)  # fmt: skip
+"""What the hardware's performance counters give, one client at a time; the rest is the driver's own."""
 
 
 class Simulation(Struct, frozen=True, kw_only=True):
@@ -105,7 +110,7 @@ class _Gpu:
         uuid = simulation.uuids[slot]
         self._player = _Player(timeline(plan, slot, board=board, seed=seed))
         noise = dice(seed, simulation.node, slot, "sensors")
-        self._meter = Meter(board, uuid, noise, noise=plan.noise)
+        self._meter = Meter(board, uuid, noise, noise=plan.noise, floor=plan.power_floor)
 
     def read(self, start: int, end: int, *, offset: int) -> Reading:
         """Play on from `start` to `end`, and read the sensors; time in the reading is moved by `offset`."""
@@ -138,7 +143,17 @@ def _observations(simulation: Simulation) -> Iterator[Observation]:
 
 
 def _answering(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
-    return tuple(r for slot, r in enumerate(readings) if not simulation.plan.lost(slot, now))
+    plan = simulation.plan
+    heard = tuple(r for slot, r in enumerate(readings) if not plan.lost(slot, now))
+    return tuple(_left_by_profiler(r, plan) for r in heard) if plan.profiled(now) else heard
+
+
+def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
+    if plan.profiler_leaves == "stale":
+        return replace(reading, distrust="stale")
+    left = None if plan.profiler_leaves == "nothing" else 0.0
+    blank: dict[str, float | None] = {name: left for name in PROFILED if getattr(reading, name) is not None}
+    return replace(reading, **blank)
 
 
 def _observation(simulation: Simulation, before: int, now: int, *, readings: tuple[Reading, ...]) -> Observation:
@@ -148,7 +163,7 @@ def _observation(simulation: Simulation, before: int, now: int, *, readings: tup
         at=simulation.start + now * MS,
         wall=simulation.wall + now * MS,
         readings=readings,
-        devices=_devices(simulation, now) if first or _lost_between(simulation.plan, before, now) else None,
+        devices=_devices(simulation, now) if first or _changed_between(simulation.plan, before, now) else None,
         allocations=_allocations(simulation, before, now) if first or _moved(simulation, before, now) else None,
         source="simulation",
         faults=_faults(simulation, now),
@@ -156,8 +171,8 @@ def _observation(simulation: Simulation, before: int, now: int, *, readings: tup
     )
 
 
-def _lost_between(plan: Plan, before: int, now: int) -> bool:
-    return any(before < moment <= now for moment in plan.lost_ms.values())
+def _changed_between(plan: Plan, before: int, now: int) -> bool:
+    return any(before < moment <= now for moment in (*plan.lost_ms.values(), *plan.drained_ms.values()))
 
 
 def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
@@ -169,7 +184,7 @@ def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
             model=board.driver_name,
             spec=board.spec,
             lacks=() if board.nvlink else _NVLINK_SIGNALS,
-            condition="lost" if simulation.plan.lost(slot, now) else "",
+            condition=simulation.plan.condition(slot, now),
         )
         for slot, uuid in enumerate(simulation.uuids)
     )

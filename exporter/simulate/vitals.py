@@ -25,11 +25,11 @@ def vitals(
         if before < moment <= now
     ]
     if now // PERIOD_MS > before // PERIOD_MS:
-        told += [_well(reading, board) for reading in readings]
+        told += [_well(reading, board, smooths=plan.power_floor > 0) for reading in readings]
     return tuple(told)
 
 
-def _well(reading: Reading, board: Board) -> Health:
+def _well(reading: Reading, board: Board, *, smooths: bool) -> Health:
     celsius = reading.temperature_celsius or 0.0
     return Health(
         uuid=reading.uuid,
@@ -41,5 +41,5 @@ def _well(reading: Reading, board: Board) -> Health:
         nvlink_errors=0 if board.nvlink else None,
         memory_temperature_celsius=celsius + _MEMORY_ABOVE_CHIP,
         temperature_margin_celsius=_SLOWDOWN_CELSIUS - celsius,
-        power_smoothing=False,
+        power_smoothing=smooths,
     )

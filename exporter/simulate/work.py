@@ -44,6 +44,8 @@ class Load(NamedTuple):
     peer_tx: float = 0.0
     """To other GPUs, over NVLink or, where there is none, PCIe."""
     peer_rx: float = 0.0
+    integer: float = 0.0
+    """Integer pipes: they draw power, and no counter shows them."""
 
 
 class Segment(NamedTuple):

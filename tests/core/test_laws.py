@@ -23,7 +23,7 @@ from exporter.core.model import MS, PPM, Allocation, Device, Observation, Owner,
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, PCIE_FLAT, STARVED
+from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, STARVED
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
 # Thresholds short enough for made-up minutes to cross every one of them.
@@ -41,7 +41,7 @@ POLICY = Policy(
     max_jobs=3,
 )
 GPUS = ("GPU-0", "GPU-1")
-SIGNS = st.sampled_from([BEGINNING, STARVED, EVEN, PCIE_FLAT])
+SIGNS = st.sampled_from([BEGINNING, STARVED, EVEN])
 ratios = st.one_of(st.none(), st.sampled_from([0.0, 0.005, 0.99, 1.0]), st.floats(0, 1))
 wild = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 rates = st.one_of(st.none(), st.sampled_from([0.0, 5e6, 2e9, 3e9]), st.floats(0, 1e12))

@@ -245,12 +245,28 @@ def test_half_a_minute_that_nobody_saw_gives_no_verdict() -> None:
     assert lost(ledger, "unattributed_stall") > 0
 
 
-def test_polling_of_host_memory_is_a_spin_once_a_minute_has_shown_it_flat() -> None:
-    polling = SPINNING | {"pcie_rx_bytes_per_second": 3e7}
-    ledger = story([(400, polling)], step=1.0)
-    assert state(ledger) == (State.HUNG, "spinning", 360.0)
-    uneven = [(1, SPINNING | {"pcie_rx_bytes_per_second": rate}) for rate in (2e7, 6e8)]
-    assert lost(story(uneven * 300, step=1.0), "hung") == 0
+def _polled(rate: float) -> Signals:
+    return SPINNING | {"pcie_rx_bytes_per_second": rate}
+
+
+def test_polling_of_host_memory_is_a_spin_while_it_stays_the_same() -> None:
+    """From its first reading, whatever the minute began with; within a quarter."""
+    ledger = story([(30, WORKING), (400, _polled(3e7))], step=1.0)
+    assert state(ledger) == (State.HUNG, "spinning", 330.0)
+    assert lost(story([(1, _polled(4e7)), (1, _polled(5e7))] * 300, step=1.0), "hung") > 0
+    assert lost(story([(1, _polled(4e7)), (1, _polled(5.1e7))] * 300, step=1.0), "hung") == 0
+    sent = SPINNING | {"pcie_rx_bytes_per_second": None, "pcie_tx_bytes_per_second": 3e7}
+    assert state(story([(301, sent)]))[0] is State.HUNG
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(1.9e9, State.HUNG), (2e9, State.STALLED)])
+def test_a_rank_that_writes_its_checkpoint_is_nobody_s_culprit(rate: float, kind: State) -> None:
+    ledger = Ledger()
+    gpus = [device("GPU-0", "0"), device("GPU-1", "1")]
+    advance(ledger, first(gpus, [held(g.uuid, gpus=2) for g in gpus]))
+    saves = RESTING | {"pcie_tx_bytes_per_second": rate}
+    advance(ledger, seen(400, reading(0, 400, SPINNING), reading(0, 400, saves, "GPU-1")))
+    assert state(ledger, "GPU-1")[0] is kind
 
 
 def test_thresholds_of_less_than_a_millisecond_are_one() -> None:

@@ -76,6 +76,7 @@ def test_jobs_shares_and_a_cordon_from_pod_to_page(here: Node, serve: Callable[.
     assert (rows["ml/job/train"]["workload_namespace"], rows["ml/job/train"]["kind"]) == ("ml", "job")
     assert rows["ml/job/train"]["workload_pod"] == "train-0"
     assert {labels["scheduler"] for labels in rows.values()} == {"kubernetes"}
+    assert page.by("node", "node_info") == {NODE: 1}
     assert rows["ml/deployment/web0"]["workload_class"] == "serving"
     served.after(4)
     page = served.until(lambda page: page.total("job_seconds_total", leak="useful"), "useful time")

@@ -93,7 +93,8 @@ def test_who_a_job_is_comes_from_the_controller(here: Site, crowd: Crowd) -> Non
     assert said["scheduler"] == "slurm"
     page = here.observers[0].page()
     assert page.by("job_id", "job_time_limit_seconds")[crowd.batch] == 2 * HOUR
-    assert page.by("job_id", "job_gpus")[crowd.batch] == 3
+    assert page.total("job_state_gpus", job_id=crowd.batch, state="active") == 3
+    assert page.by("node", "node_info") == {here.rig.nodes[0]: 1}
 
 
 def test_the_tasks_of_an_array_are_jobs_of_their_own_and_name_it(here: Site, crowd: Crowd) -> None:

@@ -382,7 +382,7 @@ def test_a_job_no_longer_counts_a_gpu_taken_off_the_inventory() -> None:
     """Of the job's two, the other one is still there."""
     story = without_its_readings(AWAY)
     story[MINUTE.start] = replace(story[MINUTE.start], devices=devices_from(0))
-    assert published(played(story), "job_gpus") == [1]
+    assert published(played(story), "job_state_gpus") == [1]
 
 
 def test_a_gpu_back_on_the_inventory_goes_on_where_its_book_rested() -> None:

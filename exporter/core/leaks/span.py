@@ -2,10 +2,10 @@
 
 from msgspec import Struct
 
-from exporter.core.evidence import Evidence
+from exporter.core.evidence import YES, Evidence
 from exporter.core.model import State
 from exporter.core.policy import Policy
-from exporter.core.track import NO_SIGNS, spins
+from exporter.core.track import NO_SIGNS
 
 WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
 """Waiting (no kernel); a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
@@ -30,4 +30,4 @@ class Span(Struct, gc=False):
     @property
     def spinning(self) -> bool:
         """The kernel only waits for a peer."""
-        return spins(self.ev, self.signs)
+        return self.ev.spin == YES

@@ -45,6 +45,7 @@ class KubernetesScheduler:
     name = "kubernetes"
 
     def __init__(self, watching: Watching, *, clock: Clock, proc: str | Path = "/proc") -> None:
+        self.node = watching.node
         self._watching, self._clock, self._proc = watching, clock, proc
         self._members = Members(self._job_of, proc=proc)
         self._devices: tuple[Device, ...] = ()
@@ -183,7 +184,7 @@ def open_kubernetes(
         Kubelet(settings.pod_resources_socket),
         _access(settings, environ, pace or Pace()),
         node=settings.node_name or environ.get("NODE_NAME") or platform.node(),
-        joining=Joining(Rules(config.workload), settings.resources),
+        joining=Joining(Rules(config.workload, config.exemptions), settings.resources),
         clock=clock,
         patience=patience or Patience(refresh=settings.refresh_seconds),
     )

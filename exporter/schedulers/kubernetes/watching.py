@@ -76,7 +76,7 @@ class Watching:
         patience: Patience,
     ) -> None:
         """Without `access` the API server is not asked."""
-        self._kubelet, self._access, self._node = kubelet, access, node
+        self._kubelet, self._access, self.node = kubelet, access, node
         self._joining, self._clock, self._patience = joining, clock, patience
         self._at: int | None = None
         self._met, self._doubt_until = 0, 0.0
@@ -217,7 +217,7 @@ class Watching:
             self._access,
             kind,
             paths=paths,
-            selector=f"{field}={self._node}",
+            selector=f"{field}={self.node}",
             matters=matters,
             news=self._hear,
             moved=self._wake.set,
@@ -267,7 +267,7 @@ class Watching:
         if self._nodes is not None and self._nodes.live and not self._nodes.objects:
             yield Fault(
                 "scheduler_refused",
-                f"the API server knows no node {self._node!r}: set kubernetes.node_name, or NODE_NAME from the pod's"
+                f"the API server knows no node {self.node!r}: set kubernetes.node_name, or NODE_NAME from the pod's"
                 " spec.nodeName",
             )
 

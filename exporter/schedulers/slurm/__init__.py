@@ -61,7 +61,7 @@ class SlurmScheduler:
         phase: Callable[[], float] = random.random,
     ) -> None:
         """`wall` gives Unix nanoseconds, `phase` a number in [0, 1) that tells this node from others."""
-        self._node, self._traces, self._controller, self._wall = node, traces, controller, wall
+        self.node, self._traces, self._controller, self._wall = node, traces, controller, wall
         self._entries = Entries(controller, node)
         self._holds = Holds(rules or Rules())
         self._members = Members(self._job_of, proc=proc)
@@ -161,7 +161,7 @@ class SlurmScheduler:
     def _strangers(self, seen: Seen) -> list[str]:
         if not seen.strangers or seen.jobs:
             return []
-        return [f"the spool directory has steps of node {seen.strangers[0]}, not of {self._node}: set slurm.node_name"]
+        return [f"the spool directory has steps of node {seen.strangers[0]}, not of {self.node}: set slurm.node_name"]
 
     def _job_of(self, said: Facts) -> str:
         """The control group's word before the environment's, which is the user's to change.
@@ -197,7 +197,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
         node,
         Traces(node, spool=spool if spool is not None and spool.is_dir() else None, mapping=mapping),
         controller,
-        rules=Rules(config.workload),
+        rules=Rules(config.workload, config.exemptions),
         proc=proc,
         node_state_seconds=slurm.node_state_seconds,
     )

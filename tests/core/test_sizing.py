@@ -1,0 +1,126 @@
+"""The smallest slice that would have held a job: what it looks at, when it is known, and when it no longer is."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.ledger import Ledger
+from exporter.core.model import Owner, Spec
+from exporter.core.pipeline import advance
+from exporter.core.sizing import slices
+from exporter.core.snapshot import JobView, Meta, take_snapshot
+from exporter.specs import find_spec
+from tests.core.test_exposition import lines
+from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, seen
+
+BOARD = replace(H100, slices=7, memory_gb=80.0)
+SMALL: dict[str, Any] = WORKING | {
+    "gr_engine_active": 0.5, "sm_active": 0.1, "tensor_active": 0.05, "dram_active": 0.1,
+    "memory_used_bytes": 5e9, "memory_total_bytes": 80e9,
+}  # fmt: skip
+
+
+def ran(*phases: tuple[float, dict[str, Any]], owner: Owner = JOB, spec: Spec | None = BOARD, gpus: int = 1) -> JobView:
+    """One job on one GPU through phases of (seconds, signals)."""
+    ledger = Ledger()
+    advance(ledger, first([device(spec=spec)], [held(owner=owner, gpus=gpus)]))
+    now = 0.0
+    for length, signals in phases:
+        advance(ledger, seen(now + length, reading(now, now + length, signals)))
+        now += length
+    return take_snapshot(ledger, Meta()).jobs[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "profiles"),
+    [
+        ("NVIDIA H100 80GB HBM3", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb"),
+        ("NVIDIA A100-SXM4-40GB", "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb"),
+        ("NVIDIA H200", "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb"),
+        ("NVIDIA B200", "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb"),
+        ("NVIDIA A30", "1g.6gb 2g.12gb"),
+        ("NVIDIA L4", ""),
+    ],
+)
+def test_profiles_are_named_as_nvidia_names_them(model: str, profiles: str) -> None:
+    spec = find_spec(model)
+    assert spec is not None
+    assert [part.profile for part in slices(spec)] == profiles.split()
+
+
+def test_a_board_whose_memory_is_not_known_has_no_slices() -> None:
+    assert slices(replace(BOARD, memory_gb=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile"),
+    [
+        ({}, "1g.10gb"),
+        ({"memory_used_bytes": 9.5e9}, "1g.10gb"),
+        ({"memory_used_bytes": 9.6e9}, "1g.20gb"),
+        ({"sm_active": 0.15}, "2g.20gb"),
+        ({"sm_active": 0.3}, "3g.40gb"),
+        ({"sm_active": 0.45}, "4g.40gb"),
+        ({"sm_active": 0.6, "gr_engine_active": 0.6}, None),
+        ({"dram_active": 0.126}, "1g.20gb"),
+        ({"memory_used_bytes": 39e9}, None),
+    ],
+)
+def test_a_slice_must_hold_the_sms_the_memory_and_its_bandwidth(changes: dict[str, Any], profile: str | None) -> None:
+    found = ran((3600, SMALL | changes)).fitting
+    assert (found.profile if found else None) == profile
+
+
+def test_it_is_known_after_an_hour_and_of_servers_after_a_day() -> None:
+    server = replace(JOB, workload_class="serving")
+    assert ran((3599, SMALL)).fitting is None
+    assert ran((3600, SMALL)).fitting is not None
+    assert ran((86399, SMALL), owner=server).fitting is None
+    assert ran((86400, SMALL), owner=server).fitting is not None
+
+
+def test_seconds_beyond_the_slice_count_from_when_it_is_known() -> None:
+    """The reading that completes the hour counts, those before do not: six sevenths of it."""
+    view = ran((3000, SMALL), (600, SMALL), (700, SMALL))
+    assert view.unneeded == pytest.approx(1300 * S * 6 / 7, rel=1e-5)
+    assert ran((3000, SMALL)).unneeded is None
+
+
+def test_a_peak_counts_for_ever_and_growth_is_seen_at_once() -> None:
+    assert _profile(ran((60, SMALL | {"sm_active": 0.3}), (3600, SMALL))) == "3g.40gb"
+    assert _profile(ran((3600, SMALL), (10, SMALL | {"memory_used_bytes": 19e9}))) == "1g.20gb"
+    assert ran((3600, SMALL), (10, SMALL | {"sm_active": 0.9, "gr_engine_active": 0.9})).fitting is None
+
+
+def _profile(view: JobView) -> str:
+    assert view.fitting is not None
+    return view.fitting.profile
+
+
+@pytest.mark.parametrize("missing", ["sm_active", "dram_active", "memory_used_bytes", "memory_total_bytes"])
+def test_what_was_not_seen_may_have_been_needed(missing: str) -> None:
+    """A moment without the field: no advice any more; time that nobody saw says nothing either way."""
+    assert ran((60, SMALL | {missing: None}), (3600, SMALL)).fitting is None
+    assert ran((3600, SMALL), (60, SMALL | {missing: None})).fitting is None
+    assert ran((60, SMALL | {missing: None, "distrust": "stale"}), (3600, SMALL)).fitting is not None
+
+
+def test_only_whole_gpus_that_one_job_of_one_gpu_has_for_itself() -> None:
+    assert ran((3600, SMALL), gpus=2).fitting is None
+    assert ran((3600, SMALL), spec=None).fitting is None
+    ledger = Ledger()
+    advance(ledger, first([device(spec=BOARD)], [held(), held(owner=Owner("42"))]))
+    advance(ledger, seen(3600, reading(0, 3600, SMALL)))
+    assert [view.fitting for view in take_snapshot(ledger, Meta()).jobs] == [None, None]
+
+
+def test_the_advice_is_told_with_its_profile() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device(spec=BOARD)], [held()]))
+    advance(ledger, seen(3600, reading(0, 3600, SMALL)))
+    found = take_snapshot(ledger, Meta())
+    assert lines(found, "job_fitting_slice_ratio") == [
+        'job_fitting_slice_ratio{job_id="41",profile="1g.10gb"} 0.142857'
+    ]
+    assert lines(found, "job_unneeded_seconds_total") == ['job_unneeded_seconds_total{job_id="41"} 3034.286220000']

@@ -1,0 +1,237 @@
+"""`gpu-efficiency preview`: what it prints, how it fails, and when it says how far it is."""
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from exporter.cli.preview import Progress
+from exporter.preview.table import WIDTH
+from exporter.trace import Header, TraceWriter
+from tests.preview.commands import preview
+from tests.worlds import JOB, RESTING, WORKING, device, first, held, reading, seen
+
+ASKED = "--policy zombie.batch=15m,45m"
+CLOSED = "http://127.0.0.1:1"
+PRICES = """
+[[prices]]
+model = "H100"
+per_gpu_hour = 3.0
+currency = "EUR"
+"""
+Answer = tuple[int, str, bytes]
+
+
+@pytest.fixture(name="trace")
+def _trace(tmp_path: Path) -> Path:
+    """An hour of rest, then work; not simulated."""
+    path = tmp_path / "node.jsonl.gz"
+    with TraceWriter(path, Header(host="n1"), flush_every=0) as trace:
+        trace.append(first([device()], [held(owner=JOB)]))
+        for at in range(60, 4201, 60):
+            trace.append(seen(at, reading(at - 60, at, RESTING if at <= 3600 else WORKING)))
+    return path
+
+
+@pytest.fixture(name="prices")
+def _prices(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.toml"
+    path.write_text(PRICES)
+    return path
+
+
+@pytest.fixture(name="says")
+def _says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, bytes], str]]:
+    """A server that gives every question the same answer, until the test ends; gives its address."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+
+    def serve(status: int, kind: str, body: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                told = self.headers.get("Authorization") or "nobody"
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(body.replace(b"WHO", told.encode()))
+
+            def log_message(self, *_: object) -> None:
+                """Keep still."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield serve
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_one_table_shows_what_each_threshold_frees_and_hits(trace: Path, prices: Path) -> None:
+    status, out, err = preview(f"{trace} {ASKED} --config {prices}")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    table = [line.split() for line in lines if line.startswith(("as configured", "zombie.batch="))]
+    assert [row[0] for row in table[:3]] == ["as", "zombie.batch=15m", "zombie.batch=45m"]
+    assert [row[-4:] for row in table[:3]] == [
+        ["0.0", "0.5", "0", "1/1"],
+        ["0.0", "0.8", "0", "1/1"],
+        ["0.0", "0.3", "0", "1/1"],
+    ]
+    assert "  41                           ada          worked 45 min later" in lines
+
+
+def test_json_has_the_same_figures(trace: Path, prices: Path) -> None:
+    status, out, _ = preview(f"{trace} {trace} {ASKED} --json --config {prices}")
+    found = json.loads(out)
+    assert (status, [row["label"] for row in found["rows"]]) == (
+        0,
+        ["as configured", "zombie.batch=15m", "zombie.batch=45m"],
+    )
+    row = found["rows"][1]
+    assert row["money_wrongly_freed"]["EUR"] == pytest.approx(3 * row["gpu_hours_wrongly_freed"])
+    assert row["gpu_hours_wrongly_freed"] == pytest.approx(2 * 45 / 60, abs=0.01)
+    assert [(hit["job_id"], hit["user"], hit["gpus"]) for hit in row["hits"]] == [("41", "ada", ["GPU-0"])]
+
+
+def test_the_configured_policy_is_the_baseline(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[policy]\nzombie_batch_seconds = 5400\n")
+    _, out, _ = preview(f"{trace} {ASKED} --json --config {tmp_path / 'own.toml'}")
+    assert [row["episodes"] for row in json.loads(out)["rows"]] == [0, 1, 1]
+
+
+def test_a_model_s_own_threshold_is_moved_by_no_row_and_that_is_said(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[policy_by_model.H100]\nzombie_batch_seconds = 5400\n")
+    _, out, _ = preview(f"{trace} {ASKED} --json --config {tmp_path / 'own.toml'}")
+    found = json.loads(out)
+    assert [row["episodes"] for row in found["rows"]] == [0, 0, 0]
+    assert found["notes"] == ["models with a zombie_batch_seconds of their own, which no row moves: H100"]
+
+
+def test_what_is_simulated_is_marked(tmp_path: Path) -> None:
+    path = tmp_path / "made_up.jsonl"
+    with TraceWriter(path, Header(simulated=True)) as trace:
+        trace.append(first([device()]))
+    assert preview(f"{path} {ASKED}")[1].startswith("Replayed (SIMULATED): ")
+
+
+def test_a_recording_that_breaks_off_is_told_beside_the_answer(trace: Path) -> None:
+    trace.write_bytes(trace.read_bytes()[:-20])
+    status, out, err = preview(f"{trace} {ASKED}")
+    assert (status, "as configured" in out) == (0, True)
+    assert f"gpu-efficiency: {trace}: " in err
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("a.jsonl", "the following arguments are required: --policy"),
+        (ASKED, "preview: give one or more traces, or --prometheus URL, and not both"),
+        (f"a.jsonl --prometheus {CLOSED} {ASKED}", "and not both"),
+        ("a.jsonl --policy zombie.training=1h", "there is no threshold 'zombie.training'; known are zombie.batch"),
+        ("a.jsonl --policy zombie.batch=soon", "--policy zombie.batch=soon: 'soon' is not a time"),
+        (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: what it judges is not stored in Prometheus"),
+        (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: what it judges is not stored"),
+        (f"--prometheus {CLOSED} {ASKED} --since soon", "'soon' is not a time"),
+        (f"--prometheus {CLOSED} {ASKED} --step 0.5s", "0.5s is less than a second"),
+        (f"--prometheus {CLOSED} {ASKED} --header secret", "--header: what was given is not 'Name: value'"),
+        (f"--prometheus {CLOSED} {ASKED} --header @absent", "--header: absent: cannot be read: No such file"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_says_what_to_write(line: str, why: str) -> None:
+    status, out, err = preview(line)
+    assert (status, out) == (2, "")
+    assert why in err
+    assert "secret" not in err
+    assert len(err.splitlines()) == 1 or err.startswith("usage:")
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"", "is empty"), (b"{}\n", "is not a trace")])
+def test_a_file_that_is_no_recording_is_status_1(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    status, out, err = preview(f"{tmp_path / 'x.jsonl'} {ASKED}")
+    assert (status, out, why in err, len(err.splitlines())) == (1, "", True, 1)
+
+
+def test_a_recording_without_an_observation_is_status_1(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "x.jsonl", Header()):
+        pass
+    status, _, err = preview(f"{tmp_path / 'x.jsonl'} {ASKED}")
+    assert (status, err) == (1, f"gpu-efficiency: {tmp_path / 'x.jsonl'} holds no observation\n")
+
+
+def test_nobody_at_the_address_is_status_1_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    status, out, err = preview(f"--prometheus {CLOSED} {ASKED}")
+    assert (status, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith(f"gpu-efficiency: {CLOSED} cannot be reached (")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (401, b"", "answered HTTP 401: it wants to know who asks; give it --header"),
+        (403, b"{}", "answered HTTP 403: it wants to know who asks"),
+        (404, b"<html>not here", "answered HTTP 404 and not as Prometheus does: is the path complete?"),
+        (502, b"<html>proxy", "answered HTTP 502 and not as Prometheus does: it is overloaded or broken"),
+        (200, b'{"status":"success"}', "refused a query"),
+        (400, b'{"status":"error","error":"parse\\nerror"}', "refused a query: parse error\n"),
+        (422, b'{"status":"error","error":"too many"}', "refused a query: too many: ask for less with --since, --step"),
+        (200, b'{"status":"success","data":{"result":[]}}', 'no gpu_efficiency_last_work_timestamp_seconds{a="b"} is'),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_status_1_and_one_line(
+    says: Callable[[int, str, bytes], str], status: int, body: bytes, why: str
+) -> None:
+    url = says(status, "text/html", body)
+    found, out, err = preview(f"--prometheus {url}/ {ASKED} --match '{{a=\"b\"}}'")
+    assert (found, out, len(err.splitlines())) == (1, "", 1)
+    assert why in err
+
+
+def test_headers_are_sent_from_the_line_and_from_a_file(says: Callable[[int, str, bytes], str], tmp_path: Path) -> None:
+    url = says(400, "application/json", b'{"status":"error","error":"hello WHO"}')
+    (tmp_path / "token").write_text("\nAuthorization: Bearer abc \n")
+    for given in (f"@{tmp_path / 'token'}", "Authorization:Bearer abc"):
+        assert "hello Bearer abc" in preview(f"--prometheus {url} {ASKED} --header '{given}'")[2]
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_told_to_a_terminal_after_two_seconds_and_wiped_out() -> None:
+    stream, clock = Terminal(), iter([0.0, 1.9, 2.1, 2.1, 2.2, 2.7, 2.7])
+    progress = Progress(stream, lambda: next(clock))
+    for words in ("quick", "two seconds", "too soon", "on"):
+        progress.tell(words)
+    progress.end()
+    assert stream.getvalue() == "\rtwo seconds\ron         \r  \r"
+
+
+def test_progress_is_not_told_to_a_file() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, iter([0.0, 10.0, 20.0]).__next__)
+    progress.tell("far")
+    progress.end()
+    assert stream.getvalue() == ""
+
+
+def test_progress_of_a_long_recording_reaches_the_terminal(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, screen = iter(range(0, 10_000, 3)), Terminal()
+    monkeypatch.setattr("exporter.cli.preview.Progress", lambda: Progress(screen, lambda: float(next(moments))))
+    assert preview(f"{trace} {ASKED}")[0] == 0
+    assert screen.getvalue().startswith(f"\r{trace}: 64 observations, 1.1 hours")

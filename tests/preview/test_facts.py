@@ -1,0 +1,44 @@
+"""Every series that is asked for is one that the exporter has, by that name and with those labels."""
+
+import re
+
+from exporter.core.catalog import METRICS
+from exporter.preview.facts import Facts
+from exporter.preview.history import WORKED
+from exporter.preview.prometheus import Prometheus, Series
+
+NAME, LABEL = re.compile(r"gpu_efficiency_\w+"), re.compile(r"(?:by|on) \(([^)]*)\)")
+MATCHED = re.compile(r'(\w+)!?="')
+SCRAPED = {"cluster", "job", "instance"}
+"""Labels that a scrape adds."""
+
+
+class Listener(Prometheus):
+    """Knows nothing, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def now(self, query: str, at: float) -> list[Series]:
+        self.asked.append(f"{at} {query}")
+        return []
+
+    def over(self, query: str, start: float, end: float, step: float) -> list[Series]:
+        self.asked.append(f"{start} {end} {step} {query}")
+        return []
+
+
+def test_what_is_asked_for_is_in_the_catalogue() -> None:
+    listener = Listener()
+    facts = Facts(listener, 'cluster="a"')
+    facts.learn(0, 3600, 60)
+    have = {metric.name: set(metric.labels) for metric in METRICS}
+    queries = [*listener.asked, facts.on_holders(WORKED)]
+    assert len(queries) == 8
+    for query in queries:
+        names = set(NAME.findall(query))
+        assert names - have.keys() == set(), query
+        wanted = {label.strip() for found in LABEL.findall(query) for label in found.split(",")}
+        known = set().union(SCRAPED, *(have[name] for name in names))
+        assert (wanted | set(MATCHED.findall(query))) - known == set(), query
+        assert query.count('cluster="a"') == len(re.findall(r"\w\{", query))

@@ -1,0 +1,304 @@
+"""Previews of recordings whose answer is worked out by hand, in hours.
+
+Work here keeps the engine busy all the time, so that a zombie leaves after exactly 10 s of it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from exporter.core.ledger import Ledger
+from exporter.core.model import Allocation, Device, Observation, Owner, Process
+from exporter.core.money import Price
+from exporter.core.policy import Policy
+from exporter.preview.choices import rows
+from exporter.preview.replay import Replay
+from exporter.preview.tally import Answer
+from tests.worlds import JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
+
+Signals = dict[str, Any]
+WORK = WORKING | {"gr_engine_active": 1.0}
+BARE = RESTING | {"processes": ()}
+WAKE = 10 / 3600
+MINUTE = 60.0
+OTHER = Owner("42", user="bob", name="train")
+
+
+def story(
+    phases: Sequence[tuple[float, Sequence[Signals]]],
+    *,
+    devices: Sequence[Device] = (device(),),
+    holds: Sequence[Allocation] = (held(),),
+    changes: dict[float, Sequence[Allocation]] | None = None,
+    silence: tuple[float, float] = (0.0, 0.0),
+    step: float = MINUTE,
+) -> Iterator[Observation]:
+    """Phases of (minutes, signals of each GPU) in readings of `step` seconds; none for a GPU: it is not seen.
+
+    `changes`: what the scheduler says from that minute on; `silence`: minutes in which it says nothing.
+    """
+    yield first(devices, holds)
+    due = sorted((changes or {}).items())
+    now, heard = 0.0, 0.0
+    for minutes, signals in phases:
+        end = now + minutes * MINUTE
+        while now < end:
+            stop = min(end, now + step)
+            told = [said for at, said in due if now <= at * MINUTE < stop]
+            heard = heard if silence[0] * MINUTE < stop <= silence[1] * MINUTE else stop
+            rows_ = [reading(now, stop, s, d.uuid) for d, s in zip(devices, signals, strict=True) if s]
+            said: dict[str, Any] = {"allocations": tuple(told[-1])} if told else {}
+            yield seen(stop, *rows_, allocations_at=round(heard * S), **said)
+            now = stop
+
+
+def free(_device: Device, _wall: int) -> None:
+    return None
+
+
+def preview(
+    *recordings: Iterable[Observation], wanted: Sequence[str] = ("zombie.batch=15m",), money: Callable[..., Any] = free
+) -> Answer:
+    replay = Replay(rows(Policy(), wanted), open_ledger=Ledger, money=money)
+    for recording in recordings:
+        assert replay.run(recording)
+    return replay.answer("by hand")
+
+
+def freed(answer: Answer) -> list[tuple[int, float, float]]:
+    """Episodes, hours freed rightly and wrongly, of each row."""
+    return [(row.episodes, round(row.gpu_hours_freed, 9), round(row.gpu_hours_wrongly_freed, 9)) for row in answer.rows]
+
+
+def jobs(answer: Answer) -> list[tuple[int, int]]:
+    return [(row.jobs_hit, row.jobs_reclaimed) for row in answer.rows]
+
+
+def test_what_rests_to_the_end_is_freed_from_the_threshold_on() -> None:
+    answer = preview(story([(10, [WORK]), (60, [RESTING])]))
+    assert freed(answer) == [(1, 0.5, 0.0), (1, 0.75, 0.0)]
+    assert jobs(answer) == [(0, 1), (0, 1)]
+    assert (answer.since, answer.until) == (0.0, 4200.0)
+    assert answer.gpu_hours_held == pytest.approx(70 / 60)
+
+
+def test_who_works_again_was_hit_and_its_time_is_freed_wrongly() -> None:
+    answer = preview(story([(10, [WORK]), (50, [RESTING]), (10, [WORK])], step=10))
+    assert freed(answer) == [(1, 0.0, round(20 / 60 + WAKE, 9)), (1, 0.0, round(35 / 60 + WAKE, 9))]
+    assert jobs(answer) == [(1, 1), (1, 1)]
+    (hit,) = answer.rows[1].hits
+    assert (hit.job_id, hit.user, hit.taken_at, hit.after_seconds) == ("41", "ada", 25 * 60, 35 * 60 + 10)
+
+
+@pytest.mark.parametrize("unseen", [0, 10])
+def test_work_that_is_over_when_it_is_enough_is_work_too(unseen: float) -> None:
+    """Ten seconds, and then it rests again, or is not seen at first: the GPU is stalled, but no zombie any more."""
+    told = story([(40, [RESTING]), (1 / 6, [WORK]), (unseen, [{}]), (10, [RESTING])], step=10)
+    answer = preview(told)
+    assert freed(answer)[0] == (1, 0.0, round((10 + unseen) / 60 + WAKE, 9))
+
+
+def test_the_longer_threshold_hits_nobody_where_the_shorter_does() -> None:
+    answer = preview(story([(10, [WORK]), (20, [RESTING]), (30, [WORK]), (45, [RESTING])], step=10))
+    assert freed(answer) == [(1, 0.25, 0.0), (2, 0.5, round(5 / 60 + WAKE, 9))]
+    assert jobs(answer) == [(0, 1), (1, 1)]
+
+
+def test_who_is_taken_back_twice_is_one_job_hit_twice_and_the_shorter_wait_counts() -> None:
+    answer = preview(story([(40, [RESTING]), (10, [WORK]), (20, [RESTING]), (10, [WORK])], step=10))
+    (hit,) = answer.rows[1].hits
+    assert (hit.times, hit.gpus, hit.taken_at, hit.after_seconds) == (2, {"GPU-0"}, 65 * 60, 5 * 60 + 10)
+    assert hit.gpu_hours == pytest.approx(30 / 60 + 2 * WAKE)
+
+
+def test_a_keeper_that_computes_a_second_in_29_minutes_has_not_worked_again() -> None:
+    answer = preview(story([(29 - 1 / 60, [RESTING]), (1 / 60, [WORK])] * 4, step=1))
+    assert jobs(answer) == [(0, 1), (0, 1)]
+    assert freed(answer)[1] == (1, round((4 * 29 - 15) / 60, 9), 0.0)
+
+
+def test_each_gpu_of_a_job_is_judged_by_itself() -> None:
+    both = [device("GPU-0", "0"), device("GPU-1", "1")]
+    holds = [held("GPU-0", gpus=2), held("GPU-1", gpus=2)]
+    told = story([(60, [RESTING, RESTING]), (30, [WORK, RESTING])], devices=both, holds=holds, step=10)
+    answer = preview(told)
+    assert freed(answer)[0] == (2, 1.0, round(0.5 + WAKE, 9))
+    assert jobs(answer)[0] == (1, 1)
+    assert answer.rows[0].hits[0].gpus == {"GPU-0"}
+
+
+def test_a_hold_that_ends_before_the_threshold_frees_nothing() -> None:
+    assert freed(preview(story([(60, [RESTING])], changes={10: []}))) == [(0, 0.0, 0.0), (0, 0.0, 0.0)]
+
+
+def test_the_end_of_the_hold_ends_what_is_freed() -> None:
+    told = story([(90, [RESTING])], changes={50: []})
+    assert freed(preview(told)) == [(1, round(20 / 60, 9), 0.0), (1, round(35 / 60, 9), 0.0)]
+
+
+def test_a_hold_that_ends_within_a_reading_ends_what_is_freed_there() -> None:
+    told = story([(90, [RESTING])], holds=[held(end=round(50.5 * MINUTE * S))])
+    assert freed(preview(told))[0] == (1, round(20.5 / 60, 9), 0.0)
+
+
+def test_work_of_the_next_holder_hits_nobody() -> None:
+    told = story([(50, [RESTING]), (20, [WORK])], changes={50: [held(owner=OTHER, start=50 * MINUTE)]})
+    answer = preview(told)
+    assert freed(answer) == [(1, round(20 / 60, 9), 0.0), (1, round(35 / 60, 9), 0.0)]
+    assert jobs(answer) == [(0, 1), (0, 1)]
+
+
+def test_a_limit_of_the_job_s_own_wins_over_its_class_and_no_row_moves_it() -> None:
+    own = Owner("43", zombie_seconds=50 * MINUTE)
+    answer = preview(story([(60, [RESTING])], holds=[held(owner=own)]))
+    assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
+    assert answer.notes == ("jobs with a limit of their own (zombie_seconds), which no row moves: 1 (43)",)
+
+
+def test_a_limit_for_another_state_is_not_spoken_of() -> None:
+    own = Owner("43", hang_seconds=50 * MINUTE)
+    assert preview(story([(60, [RESTING])], holds=[held(owner=own)])).notes == ()
+
+
+@pytest.mark.parametrize(("kind", "moved"), [("batch", False), ("interactive", True), ("novel", False)])
+def test_only_the_class_that_is_named_moves(kind: str, moved: bool) -> None:
+    told = story([(60, [RESTING])], holds=[held(owner=Owner("44", workload_class=kind))])
+    before, after = freed(preview(told, wanted=["zombie.interactive=15m"]))
+    assert (before != after) is moved
+
+
+def test_nobody_s_job_is_taken_from_an_owner_who_is_not_known() -> None:
+    """The scheduler is silent from the first minute, while a process is on the GPU."""
+    answer = preview(story([(90, [RESTING])], silence=(1, 90)))
+    assert freed(answer) == [(0, 0.0, 0.0)] * 2
+    assert answer.notes == ("GPUs left alone because the scheduler did not say whose they were: 1",)
+
+
+@pytest.mark.parametrize("resting", [RESTING, BARE])
+def test_a_scheduler_that_is_silent_for_a_while_ends_no_hold(resting: Signals) -> None:
+    """With a process on it the GPU is the unknown job's meanwhile, without one its time is unobserved."""
+    told = story([(60, [resting]), (10, [WORK])], silence=(40, 50), step=10)
+    answer = preview(told, wanted=["zombie.batch=20m"])
+    assert jobs(answer)[1] == (1, 1)
+    (hit,) = answer.rows[1].hits
+    assert (hit.taken_at, hit.times) == (20 * MINUTE, 1)
+    assert hit.after_seconds == pytest.approx(40 * MINUTE, abs=10)
+
+
+def test_a_silence_alone_is_no_work() -> None:
+    told = story([(70, [RESTING])], silence=(40, 50), step=10)
+    assert freed(preview(told, wanted=["zombie.batch=20m"]))[1] == (1, round(50 / 60, 9), 0.0)
+
+
+def test_time_nobody_saw_ends_no_hold_and_is_no_work() -> None:
+    told = story([(40, [RESTING]), (20, [{}]), (10, [RESTING])])
+    assert freed(preview(told)) == [(1, round(40 / 60, 9), 0.0), (1, round(55 / 60, 9), 0.0)]
+
+
+def test_an_exempted_job_is_left_alone_until_the_exemption_ends() -> None:
+    spared = Owner("45", exemption="demo", exempt_until=50 * MINUTE)
+    answer = preview(story([(60, [RESTING])], holds=[held(owner=spared)]))
+    assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
+    assert answer.notes == ("jobs exempted for a time, and left alone in it: 1 (45)",)
+
+
+def test_an_exemption_that_outlasts_the_hold_frees_nothing() -> None:
+    spared = Owner("45", exemption="demo", exempt_until=50 * MINUTE)
+    told = story([(60, [RESTING])], holds=[held(owner=spared)], changes={45: []})
+    assert freed(preview(told)) == [(0, 0.0, 0.0)] * 2
+
+
+def test_two_jobs_on_one_gpu_lose_it_together() -> None:
+    told = story([(60, [RESTING]), (10, [WORK])], holds=[held(), held(owner=OTHER)], step=10)
+    answer = preview(told)
+    assert (freed(answer)[0], jobs(answer)[0]) == ((1, 0.0, round(0.5 + WAKE, 9)), (2, 2))
+    assert [hit.gpu_hours for hit in answer.rows[0].hits] == [pytest.approx((0.5 + WAKE) / 2)] * 2
+
+
+def test_a_mig_instance_frees_its_share_of_a_board() -> None:
+    devices = cut(3)
+    told = story([(90, [{}, RESTING])], devices=devices, holds=[held(devices[1].uuid)])
+    (before, _) = freed(preview(told))
+    assert before[1] == pytest.approx(3 / 7, abs=1e-5)
+
+
+def test_an_instance_that_is_given_back_ends_what_is_freed() -> None:
+    told = list(story([(50, [RESTING])]))
+    told.append(seen(3600, reading(3000, 3600, RESTING, "GPU-1"), devices=(device("GPU-1", "1"),), allocations=()))
+    assert freed(preview(told))[0] == (1, round(20 / 60, 9), 0.0)
+
+
+def test_money_is_that_of_the_moment_it_is_taken_back_and_currencies_are_kept_apart() -> None:
+    both = [device("GPU-0", "0"), device("GPU-1", "1", model="NVIDIA L4")]
+    holds = [held("GPU-0"), held("GPU-1", OTHER)]
+
+    def money(board: Device, wall: int) -> Price:
+        dear = Price(4.0 if wall < 15.5 * MINUTE * S else 2.0)
+        return Price(1.0, "EUR") if board.model == "NVIDIA L4" else dear
+
+    told = story([(90, [RESTING, RESTING])], devices=both, holds=holds)
+    before, after = preview(told, money=money).rows
+    assert before.money_freed == pytest.approx({"USD": 2.0, "EUR": 1.0})
+    assert after.money_freed == pytest.approx({"USD": 5.0, "EUR": 1.25})
+    assert after.money_wrongly_freed == {}
+
+
+def test_money_of_what_was_freed_wrongly_is_kept_apart() -> None:
+    told = story([(60, [RESTING]), (10, [WORK])], step=10)
+    (row, _) = preview(told, money=lambda _device, _wall: Price(6.0)).rows
+    assert row.money_freed == {}
+    assert row.money_wrongly_freed == pytest.approx({"USD": 6 * (0.5 + WAKE)})
+
+
+def test_recordings_add_up_and_a_job_on_two_nodes_is_one_job() -> None:
+    one, two = story([(60, [RESTING])]), story([(90, [RESTING])], devices=[device("GPU-9")], holds=[held("GPU-9")])
+    answer = preview(one, two)
+    assert (freed(answer)[0], jobs(answer)[0]) == ((2, 1.5, 0.0), (0, 1))
+    assert answer.until == 90 * MINUTE
+    assert answer.gpu_hours_held == pytest.approx(2.5)
+
+
+def test_a_recording_without_an_observation_says_so() -> None:
+    assert not Replay(rows(Policy(), []), open_ledger=Ledger, money=free).run([])
+
+
+def test_a_hang_takes_back_the_spinning_gpu_and_its_culprit() -> None:
+    both = [device("GPU-0", "0"), device("GPU-1", "1")]
+    holds = [held("GPU-0", gpus=2), held("GPU-1", gpus=2)]
+    told = story([(5, [WORK, WORK]), (15, [SPINNING, RESTING])], devices=both, holds=holds)
+    assert freed(preview(told, wanted=["hang=10m"])) == [(2, round(20 / 60, 9), 0.0), (2, round(10 / 60, 9), 0.0)]
+
+
+def test_a_hang_that_ends_in_work_was_a_hit_and_one_that_ends_in_rest_was_not() -> None:
+    for then, hit in ((WORK, 1), (RESTING, 0)):
+        told = story([(10, [SPINNING]), (10, [then])], step=10)
+        assert jobs(preview(told, wanted=["hang=4m"]))[0] == (hit, 1)
+
+
+def test_a_job_without_a_process_is_taken_back_after_its_own_limit() -> None:
+    told = story([(10, [WORK]), (80, [BARE])])
+    assert freed(preview(told, wanted=["no_process=20m"])) == [(1, round(35 / 60, 9), 0.0), (1, 1.0, 0.0)]
+
+
+def test_a_process_that_comes_back_and_rests_is_no_work_and_one_that_computes_is() -> None:
+    for then, hit in ((RESTING, 0), (WORK, 1)):
+        told = story([(40, [BARE]), (10, [then])], step=10)
+        assert jobs(preview(told, wanted=["no_process=20m"]))[1] == (hit, 1)
+
+
+def test_a_server_that_begins_to_poll_has_not_worked() -> None:
+    server = Owner("46", workload_class="serving")
+    polls = SPINNING | {"processes": (Process(1),)}
+    for then, hit in ((polls, 0), (WORK, 1)):
+        told = story([(60, [BARE]), (10, [then])], holds=[held(owner=server)], step=10)
+        assert jobs(preview(told, wanted=["no_process=30m"]))[1] == (hit, 1)
+
+
+def test_jobs_hit_soonest_come_first() -> None:
+    both = [device("GPU-0", "0"), device("GPU-1", "1")]
+    holds = [held("GPU-0", OTHER), held("GPU-1", JOB)]
+    told = story(
+        [(60, [RESTING, RESTING]), (5, [RESTING, WORK]), (5, [WORK, WORK])], devices=both, holds=holds, step=10
+    )
+    assert [hit.job_id for hit in preview(told).rows[0].hits] == ["41", "42"]

@@ -1,0 +1,114 @@
+"""Rests told from samples of when a GPU last worked: what ends them, and what only looks like an end."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from exporter.preview.history import windows
+from exporter.preview.rests import GRACE, Gpu, Rest, Rests, Sample, merged
+
+GPU = ("a", "GPU-0")
+ADA, BOB = frozenset({"41"}), frozenset({"42"})
+
+
+def told(*parts: Sequence[Sample], starts: Sequence[float] = (), shortest: float = 100.0) -> list[tuple[object, ...]]:
+    """Rests as (jobs, since when, last seen, worked again), of samples fed in parts."""
+    found: list[tuple[object, ...]] = []
+
+    def judge(gpu: Gpu, rest: Rest, worked: float | None) -> None:
+        assert gpu == GPU
+        found.append((rest.jobs, rest.work, rest.last, worked))
+
+    rests = Rests(judge)
+    rests.shortest = shortest
+    for part in parts:
+        rests.feed(GPU, part, starts=starts, step=60)
+    rests.end()
+    return found
+
+
+def same(times: range, jobs: frozenset[str], work: float) -> list[Sample]:
+    return [(float(at), jobs, work) for at in times]
+
+
+def test_a_rest_ends_at_the_work_that_is_told_later() -> None:
+    samples = [*same(range(0, 601, 60), ADA, 0.0), (660.0, ADA, 640.0)]
+    assert told(samples) == [(ADA, 0.0, 600.0, 640.0)]
+
+
+def test_the_moment_of_work_lies_between_the_two_samples() -> None:
+    """A clock that is behind or ahead of the server's moves nothing out of the step."""
+    early = [*same(range(0, 601, 60), ADA, 0.0), (660.0, ADA, 500.0)]
+    late = [*same(range(0, 601, 60), ADA, 0.0), (660.0, ADA, 700.0)]
+    assert [rest[3] for rest in told(early, shortest=200) + told(late)] == [600.0, 660.0]
+
+
+def test_a_new_holder_is_no_work() -> None:
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 1201, 60), BOB, 650.0)]
+    assert told(samples) == [(ADA, 0.0, 600.0, None), (BOB, 650.0, 1200.0, None)]
+
+
+def test_a_gap_with_the_same_moment_after_it_ends_nothing() -> None:
+    samples = [*same(range(0, 301, 60), ADA, 0.0), *same(range(3600, 3901, 60), ADA, 0.0)]
+    assert told(samples) == [(ADA, 0.0, 3900.0, None)]
+
+
+def test_a_rest_goes_on_from_one_window_to_the_next() -> None:
+    parts = [same(range(0, 301, 60), ADA, 0.0), same(range(360, 901, 60), ADA, 0.0)]
+    assert told(*parts) == [(ADA, 0.0, 900.0, None)]
+
+
+def test_a_daemon_that_starts_anew_has_seen_no_work() -> None:
+    """Its first look is what it names as the moment of last work; what it names later it has seen."""
+    after = [*same(range(660, 901, 60), ADA, 630.0), (960.0, ADA, 950.0)]
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *after]
+    assert told(samples, starts=[620.0]) == [(ADA, 0.0, 900.0, 950.0)]
+
+
+@pytest.mark.parametrize("starts", [[], [500.0], [630.0 - GRACE - 1], [640.0 + GRACE]])
+def test_a_start_at_another_time_excuses_nothing(starts: Sequence[float]) -> None:
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(900, 1201, 60), ADA, 850.0)]
+    assert told(samples, starts=starts)[0] == (ADA, 0.0, 600.0, 850.0)
+
+
+def test_a_start_before_the_last_sample_excuses_nothing() -> None:
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 901, 60), ADA, 640.0)]
+    assert [rest[3] for rest in told(samples, starts=[590.0])] == [640.0, None]
+
+
+def test_a_moment_that_goes_back_is_no_work() -> None:
+    samples = [*same(range(500, 801, 60), ADA, 400.0), *same(range(860, 1201, 60), ADA, 0.0)]
+    assert told(samples) == [(ADA, 400.0, 1160.0, None)]
+
+
+def test_short_rests_are_not_told_of() -> None:
+    samples = [(at + 10.0, ADA, float(at)) for at in range(0, 900, 60)]
+    assert told(samples) == []
+
+
+def test_time_held_leaves_out_gaps_and_changes_of_holder() -> None:
+    rests = Rests(lambda _gpu, _rest, _worked: None)
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 1201, 60), BOB, 650.0), (9000.0, BOB, 650.0)]
+    rests.feed(GPU, samples, step=60)
+    assert rests.held == {GPU: 600.0 + 540.0 + 120.0}
+
+
+def test_samples_of_several_holders_are_one_moment_of_the_gpu() -> None:
+    series = [("41", [(0.0, "5"), (60.0, "5")]), ("42", [(60.0, "7")])]
+    assert list(merged(series)) == [(0.0, ADA, 5.0), (60.0, ADA | BOB, 7.0)]
+    assert list(merged(series[:1])) == [(0.0, ADA, 5.0), (60.0, ADA, 5.0)]
+
+
+def test_a_window_of_long_steps_is_bounded_by_what_is_stored_in_it() -> None:
+    """100 GPUs scraped every 15 s for 90 days are 52 million samples."""
+    hours = windows(0, 90 * 86400, 3600, 100)
+    assert [round((b - a) / 3600) for a, b in hours] == [832, 832, 494]
+
+
+def test_windows_have_few_enough_samples_and_no_gap() -> None:
+    few, many = windows(0, 600_000, 60, 8), windows(0, 600_000, 60, 10_000)
+    assert few == [(0, 599_940), (600_000, 600_000)]
+    assert many[:2] == [(0, 99 * 60), (100 * 60, 199 * 60)]
+    assert {after[0] - before[1] for before, after in pairwise(many)} == {60}
+    assert many[-1][1] == 600_000

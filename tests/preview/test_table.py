@@ -1,0 +1,88 @@
+"""What a person reads: fits 80 columns whatever the names are, and leaves nothing out silently."""
+
+import pytest
+
+from exporter.preview.table import WIDTH, elapsed, text
+from exporter.preview.tally import Answer, Hit, Score, listed
+
+
+def hit(number: int, **changes: object) -> Hit:
+    given = {
+        "job_id": f"{number}", "name": "", "user": "", "cluster": "", "taken_at": 0.0, "after_seconds": 90.0,
+        "gpus": {"GPU-0"},
+    }  # fmt: skip
+    return Hit(**(given | changes))  # type: ignore[arg-type]
+
+
+def score(label: str = "as configured", **changes: object) -> Score:
+    given = {
+        "label": label, "settings": {}, "episodes": 3, "gpu_hours_freed": 1234.56, "money_freed": {},
+        "gpu_hours_wrongly_freed": 0.26, "money_wrongly_freed": {}, "jobs_reclaimed": 2, "jobs_hit": 0, "hits": (),
+    }  # fmt: skip
+    return Score(**(given | changes))  # type: ignore[arg-type]
+
+
+def shown(*rows: Score, **changes: object) -> str:
+    given = {
+        "source": "Replayed: a.jsonl", "since": 0.0, "until": 7200.0, "gpu_hours_held": 16.0,
+        "taken_back_when": ("zombie",), "rows": rows,
+    }  # fmt: skip
+    found = text(Answer(**(given | changes)))  # type: ignore[arg-type]
+    assert [line for line in found.splitlines() if len(line) > WIDTH] == []
+    return found
+
+
+def test_the_head_says_what_was_looked_at() -> None:
+    assert shown(score(), taken_back_when=("hung", "zombie")).startswith(
+        "Replayed: a.jsonl\n1970-01-01 00:00 UTC to 1970-01-01 02:00 UTC, 16.0 GPU-hours held\n"
+        "A GPU is taken back when it hangs or it is a zombie.\n"
+    )
+
+
+def test_a_row_has_its_figures_in_order() -> None:
+    line = shown(score(jobs_hit=1)).splitlines()[-1]
+    assert line.split() == ["as", "configured", "3", "1,234.6", "0.3", "1/2"]
+
+
+def test_each_currency_has_a_line_and_without_prices_there_is_no_column() -> None:
+    lines = shown(score(money_freed={"USD": 1234.5, "EUR": 3.0}), score("b")).splitlines()
+    assert lines[6].split()[-3:] == ["3.00", "EUR", "0/2"]
+    assert lines[7].split() == ["1,234.50", "USD"]
+    assert lines[7].rindex("USD") == lines[6].index("EUR")
+    assert lines[8].split()[-2:] == ["0", "0/2"]
+    assert "money" not in shown(score())
+
+
+def test_long_names_are_cut_in_the_middle_and_control_signs_are_not_passed_on() -> None:
+    name = "ml/job/" + "x" * 200 + "\x1b[2J-7"
+    found = shown(
+        score("zombie.batch=15m " * 4, hits=(hit(1, name=name, user="u" * 90, job_id=name),)), notes=("n" * 300,)
+    )
+    assert "\x1b" not in found
+    assert "ml/job/xxxxxx..xxxxxxx?[2J-7" in found
+
+
+def test_ten_jobs_are_named_and_the_others_counted() -> None:
+    found = shown(score(hits=tuple(hit(n, user="ada") for n in range(12))))
+    assert found.count("worked 2 min later") == 10
+    assert "  and 2 more; --json lists them all" in found
+
+
+def test_a_hit_says_who_when_and_how_often() -> None:
+    often = hit(7, name="train", user="ada", cluster="eu", gpus={"a", "b"}, times=3, after_seconds=3900)
+    found = shown(score(hits=(often,)))
+    assert found.splitlines()[-2].split() == ["train", "ada", "worked", "1", "h", "05", "min", "later"]
+    assert found.splitlines()[-1] == "    job 7 in eu, taken back 1970-01-01 00:00 UTC, 2 GPUs, 3 times"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(45, "45 s"), (90, "2 min"), (3600, "1 h 00 min"), (3 * 3600 + 290, "3 h 05 min"), (52 * 3600, "2 d 4 h")],
+)
+def test_times_are_said_in_two_units(seconds: float, words: str) -> None:
+    assert elapsed(seconds) == words
+
+
+def test_notes_name_some_and_count_the_rest() -> None:
+    assert listed(["b", "a"]) == "a, b"
+    assert listed(f"{n}" for n in range(5)) == "0, 1, 2 and 2 more"

@@ -1,0 +1,122 @@
+"""Prices, budgets, exemptions and a model's own thresholds, as an operator writes them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from exporter.config import ConfigError, Exemption, load
+from exporter.core.model import SECOND, Owner
+from exporter.core.money import Price
+from exporter.schedulers.rules import Rules
+
+NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+FULL = """
+[host]
+pool = "reserved"
+[[prices]]
+per_gpu_hour = 2.5
+[[prices]]
+model = "NVIDIA L4"
+pool = "spot"
+per_gpu_hour = 0.4
+currency = "EUR"
+basis = "allocated"
+valid_from = 2027-01-01
+[energy]
+price_per_kwh = 0.12
+currency = "EUR"
+grams_co2_per_kwh = 380
+[budget]
+idle_per_hour = 100
+[[exemptions]]
+id = "eval"
+reason = "nightly evaluation rests between runs"
+expires = 2027-01-01
+namespace = "eval-.*"
+[policy]
+hang_seconds = 200
+[policy_by_model."NVIDIA L4"]
+spin_power_share = 0.2
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "c.toml"
+    file.write_text(text)
+    return file
+
+
+def test_what_an_operator_says_reaches_the_node_s_terms(tmp_path: Path) -> None:
+    config = load(written(tmp_path, FULL), environ={})
+    terms = config.terms("n1")
+    assert terms.prices == (
+        Price(2.5), Price(0.4, "EUR", "NVIDIA L4", "spot", "allocated", int(NEW_YEAR) * SECOND),
+    )  # fmt: skip
+    assert (terms.node, terms.pool, terms.per_kwh, terms.per_kwh_currency) == ("n1", "reserved", 0.12, "EUR")
+    assert (terms.grams_co2_per_kwh, terms.idle_budget, terms.idle_budget_currency) == (380, 100, "USD")
+    assert terms.exemptions == (("eval", "nightly evaluation rests between runs", NEW_YEAR),)
+
+
+def test_a_model_s_own_thresholds_stand_on_everybody_s(tmp_path: Path) -> None:
+    own = load(written(tmp_path, FULL), environ={}).policies()
+    assert [(name, p.hang_seconds, p.spin_power_share, p.spin_engine) for name, p in own.items()] == [
+        ("NVIDIA L4", 200, 0.2, 0.98)
+    ]
+
+
+def test_without_prices_a_budget_is_in_gpu_hours(tmp_path: Path) -> None:
+    terms = load(written(tmp_path, '[budget]\nidle_per_hour = 8\ncurrency = "USD"\n'), environ={}).terms("n1")
+    assert (terms.idle_budget, terms.idle_budget_currency) == (8, "GPU-hours")
+
+
+_EXEMPTION = '[[exemptions]]\nid = "a"\nreason = "r"\nexpires = 2027-01-01\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[policy_by_model."NVIDIA L4"]\nhang_secs = 3', 'policy_by_model."NVIDIA L4": Object contains unknown field'),
+        ('[policy_by_model."NVIDIA L4"]\nhang_seconds = 0', 'policy_by_model."NVIDIA L4": Expected `float` > 0.0'),
+        ('[[prices]]\nmodel = "x"', "required field `per_gpu_hour` - at `$.prices[0]`"),
+        ("[[prices]]\nper_gpu_hour = -1", ">= 0.0 - at `$.prices[0].per_gpu_hour`"),
+        ('[[prices]]\nper_gpu_hour = 1\nbasis = "rented"', "Invalid enum value 'rented' - at `$.prices[0].basis`"),
+        (_EXEMPTION, "exemptions[0]: would exempt every job; give it one of job_id, namespace, partition"),
+        (_EXEMPTION + 'user = "("', "exemptions[0].user: '(' is no regular expression"),
+        ((_EXEMPTION + 'user = "a"\n') * 2, "exemptions[1]: there are two with the id 'a'"),
+        ('[[exemptions]]\nid = "a"\nreason = "r"\nuser = "b"', "required field `expires` - at `$.exemptions[0]`"),
+        ('[[exemptions]]\nid = "a"\nreason = ""\nexpires = 2027-01-01', "length >= 1 - at `$.exemptions[0].reason`"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_place(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), environ={})
+    assert why in str(caught.value)
+
+
+def exemption(name: str, day: int, **patterns: str) -> Exemption:
+    return Exemption(name, "because", datetime(2027, 1, day, tzinfo=UTC).date(), **patterns)
+
+
+def exempted(owner: Owner, *exemptions: Exemption) -> tuple[str, float]:
+    judged = Rules(None, exemptions).judge(owner)
+    return judged.exemption, judged.exempt_until
+
+
+def test_an_exemption_covers_whom_all_its_patterns_fit() -> None:
+    one = exemption("a", 1, user="ada", partition="gpu-.*")
+    assert exempted(Owner("1", user="ada", partition="gpu-long"), one) == ("a", NEW_YEAR)
+    assert exempted(Owner("1", user="ada", partition="my-gpu-long"), one) == ("", 0.0)
+    assert exempted(Owner("1", user="bob", partition="gpu-long"), one) == ("", 0.0)
+    assert exempted(Owner("4711"), exemption("a", 1, job_id="4711")) == ("a", NEW_YEAR)
+
+
+def test_of_several_exemptions_the_one_that_lasts_longest_counts() -> None:
+    early, late = exemption("z", 1, user="ada"), exemption("b", 2, user="ada")
+    assert exempted(Owner("1", user="ada"), late, early) == ("b", NEW_YEAR + 86400)
+
+
+def test_a_rule_may_give_a_job_patience_of_its_own(tmp_path: Path) -> None:
+    rules = load(written(tmp_path, '[[workload.rules]]\nhang_seconds = 900\npartition = "slow"\n'), environ={}).workload
+    assert Rules(rules).judge(Owner("1", partition="slow")).hang_seconds == 900
+    assert Rules(rules).judge(Owner("1", partition="fast")).hang_seconds is None
