@@ -60,7 +60,7 @@ skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml
 
 packages:
-	@.ci/packages prometheus gcc libc6-dev openssl shellcheck runc mmdebstrap \
+	@.ci/packages prometheus prometheus-alertmanager gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
@@ -69,10 +69,11 @@ accuracy: .venv/.installed ## how true the figures are: known kernels on a real 
 bench: .venv/.installed .venv/dcgm-bindings/.fetched ## measure what the exporter itself costs
 	$(BIN)/python benchmarks/run.py
 
-docs: .venv/.installed ## write docs/metrics.md from the metrics' table
+docs: .venv/.installed ## write docs/metrics.md, and what runbooks say of their rules, from the tables
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
+	$(BIN)/python -m alerts.build_runbooks
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff
 	$(BIN)/python -m tests.scenarios.write_goldens

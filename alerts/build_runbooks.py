@@ -1,0 +1,245 @@
+# ruff: noqa: INP001  a script beside the rules, not a package
+"""Writes what a runbook says of its rule: the block between the marks, new runbooks' headings, and the index.
+
+Owns that block, the index and the order of the sections; all of it derives from the rule files, the policy and the
+table of leaks. Refuses the words in between: those are written by people, and are never touched.
+
+Usage, from the root of the project (`make docs`): python -m alerts.build_runbooks
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, NamedTuple
+
+import yaml
+
+from exporter.core.leaks import LEAKS
+from exporter.core.policy import Policy, reasons
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "runbooks"
+INDEX = "README.md"
+BEGIN, END = "<!-- from the rule: do not edit -->", "<!-- end -->"
+SECTIONS = (
+    "What it means",
+    "Impact in money",
+    "First three commands",
+    "Look-alikes",
+    "The fix",
+    "How to tune",
+    "False positives",
+)
+SEVERITIES = ("page", "ticket", "info")
+_THRESHOLD = re.compile(r'gpu_efficiency_threshold\{name="(\w+)"')
+_TEAM = re.compile(r'\{\{ or \$labels\.team "(\w+)" \}\}')
+_SENTENCE = re.compile(r"(.+?\.)(?:\s|$)", re.DOTALL)
+
+
+class About(NamedTuple):
+    """What a rule's text does not say: the leaks it is about, and thresholds that the daemon itself has judged by."""
+
+    leaks: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+
+
+ABOUT = {
+    "JobDeadlocked": About(("hung",), ("hang_seconds", "hang_suspect_seconds", "hang_stray_share")),
+    "JobHungSuspected": About(("hung",), ("hang_suspect_seconds", "hang_seconds")),
+    "GPUZombie": About(
+        ("idle_allocation",),
+        ("zombie_batch_seconds", "zombie_interactive_seconds", "zombie_serving_seconds", "zombie_duty"),
+    ),
+    "GPUAllocatedWithoutProcess": About(("idle_allocation", "startup")),
+    "GPUUnownedProcess": About(("idle_allocation",), ("unowned_seconds",)),
+    "IdleAllocationCost": About(("idle_allocation",)),
+    "StragglerRank": About(("exposed_communication",), ("link_tensor", "link_busy")),
+    "GPULost": About(("unavailable",), ("fatal_xids",)),
+    "GPUThrottledCostly": About(("throttled",)),
+    "GPUOversized": About(
+        ("oversized_allocation",), ("size_batch_seconds", "size_serving_seconds", "slice_memory_share")
+    ),
+    "LowAllocationWithQueue": About(("idle_allocation",)),
+}  # fmt: skip
+
+
+class Alert(NamedTuple):
+    """One alerting rule."""
+
+    name: str
+    file: str
+    rule: dict[str, Any]
+    records: dict[str, str]
+    """Expressions of the records of its own file that it names."""
+
+    @property
+    def severity(self) -> str:
+        """Whom it wakes: page, ticket or info."""
+        return str(self.rule["labels"]["severity"])
+
+    @property
+    def expressions(self) -> str:
+        """All that is evaluated for it, in PromQL."""
+        named = [f"# {name}\n{expr}" for name, expr in self.records.items()]
+        return "\n\n".join((*named, f"# {self.name}\n{self.rule['expr']}" if named else self.rule["expr"]))
+
+
+class _AsWritten(yaml.SafeLoader):
+    """Keeps the lines in which folded text was written: an expression on one line cannot be read."""
+
+
+def _text(_: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    buffer = node.start_mark.buffer
+    if node.style != ">" or buffer is None:
+        return str(node.value)
+    return dedent(buffer[node.start_mark.pointer : node.end_mark.pointer].partition("\n")[2]).strip()
+
+
+_AsWritten.add_constructor("tag:yaml.org,2002:str", _text)
+
+
+def alerts(folder: Path = ROOT / "alerts") -> list[Alert]:
+    """Read every alerting rule of every file; raises ValueError where two have one name."""
+    found = [alert for path in sorted(folder.glob("*.yaml")) for alert in _of(path)]
+    names = [alert.name for alert in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{folder}: two rules are called {twice[0]}: one runbook cannot be both's; rename one")
+    return found
+
+
+def _of(path: Path) -> Iterator[Alert]:
+    tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_AsWritten)  # noqa: S506  a safe loader
+    rules = [rule for group in tree["groups"] for rule in group["rules"]]
+    records = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    for rule in rules:
+        if "alert" in rule:
+            named = {name: expr for name, expr in records.items() if name in rule["expr"]}
+            yield Alert(rule["alert"], path.name, rule, named)
+
+
+# -- the block --
+
+
+def block(alert: Alert) -> str:
+    """What the tables and the rule say, between the marks."""
+    parts = [_facts(alert), f"```promql\n{alert.expressions}\n```", _thresholds(alert), _leaks(alert)]
+    return "\n\n".join(("\n".join((BEGIN, parts[0])), *filter(None, parts[1:]))) + f"\n{END}"
+
+
+def _facts(alert: Alert) -> str:
+    rule = alert.rule
+    labels = ", ".join(f"`{key}={_team(value)}`" for key, value in rule["labels"].items() if key != "severity")
+    rows = (
+        ("severity", f"**{alert.severity}**"),
+        ("for", rule.get("for", "0: at once")),
+        ("keep_firing_for", rule.get("keep_firing_for", "0")),
+        ("labels", labels),
+        ("rule", f"[alerts/{alert.file}](../../alerts/{alert.file})"),
+    )
+    head = " | ".join(name for name, _ in rows)
+    return f"| {head} |\n{'|---' * len(rows)}|\n| {' | '.join(value for _, value in rows)} |"
+
+
+def _team(value: str) -> str:
+    return _TEAM.sub(r"the job's, else \1", value)
+
+
+def _thresholds(alert: Alert) -> str:
+    read = dict.fromkeys(_THRESHOLD.findall(alert.expressions), "the rule")
+    judged = ABOUT.get(alert.name, About()).judged
+    read |= {name: "both" if name in read else "the daemon" for name in judged}
+    rows = [f"| `{name}` | {_default(name)} | {by} | {_why(name)} |" for name, by in read.items()]
+    return "\n".join(("| `[policy]` | default | read by | why |", "|---|---|---|---|", *rows)) if rows else ""
+
+
+def _default(name: str) -> str:
+    value = getattr(Policy(), name, "-")
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if value != "-" else "-"
+
+
+def _why(name: str) -> str:
+    return reasons().get(name, "not in the policy")
+
+
+def _leaks(alert: Alert) -> str:
+    wanted = ABOUT.get(alert.name, About()).leaks
+    rows = [f"| `{k.name}` | {k.layer} | {k.team} | {k.watch} | {k.fix} |" for k in LEAKS if k.name in wanted]
+    return "\n".join(("| leak | layer | team | watch | do first |", "|---|---|---|---|---|", *rows)) if rows else ""
+
+
+# -- the files --
+
+
+def refreshed(text: str, alert: Alert) -> str:
+    """A runbook with its block as it has to be; raises ValueError where the marks are gone."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"docs/runbooks/{alert.name}.md: needs the lines {BEGIN} and {END}: put them below its title")
+    return f"{before}{block(alert)}{after}"
+
+
+def skeleton(alert: Alert) -> str:
+    """A new runbook: the block and the headings, for somebody to write what belongs there."""
+    return "\n\n".join((f"# {alert.name}", block(alert), *(f"## {name}" for name in SECTIONS))) + "\n"
+
+
+def sections(text: str) -> dict[str, str]:
+    """What a runbook says below each of its headings."""
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def index(found: Iterable[Alert], runbooks: dict[str, str]) -> str:
+    """The table of all alerts, what wakes people first; a meaning is its runbook's first sentence."""
+    ordered = sorted(found, key=lambda alert: (SEVERITIES.index(alert.severity), alert.name))
+    rows = (f"| [{a.name}]({a.name}.md) | {a.severity} | {_meaning(runbooks.get(a.name, ''))} |" for a in ordered)
+    return "\n".join((_HEAD, *rows)) + "\n"
+
+
+def _meaning(text: str) -> str:
+    found = _SENTENCE.match(sections(text).get(SECTIONS[0], ""))
+    return " ".join(found[1].split()) if found else ""
+
+
+_HEAD = """# Runbooks
+
+Written by `make docs` from the rules in `alerts/` and the runbooks themselves: what is between the marks in a runbook,
+and this page. All the rest of a runbook is written by people, and kept.
+
+Words in capitals are for you to fill in: NODE is a node's host name (in a query the alert's label of that name), JOB
+the alert's `job_id`, GPU an index on the node, PID a process, POD and NS a pod and its namespace. A query can be asked
+from a shell: `promtool query instant http://PROMETHEUS:9090 'QUERY'`. The daemon answers on port 19400 of each node,
+`gpu-efficiency cluster` on 19401. Its unit is called `gpu-efficiency` here; yours may have another name.
+
+- Money is in the currency of `[[prices]]`; without a price table it is in GPU-hours. (E) marks an estimate.
+- The configuration is read at start: after a change restart the daemons, a few at a time. What hung or was a zombie
+  must be proved anew then.
+- `[[exemptions]]` cover GPUZombie, GPUAllocatedWithoutProcess, GPUOversized and the budget of IdleAllocationCost, until
+  their date. Nothing else: for the rest there are thresholds, and silences with an end (`amtool silence add`).
+- What looks wrong: `gpu-efficiency record FILE --duration 600` on the node while it lasts, and report it with that
+  file. It holds names of users and jobs.
+
+| alert | severity | what it means |
+|---|---|---|"""
+
+
+def main() -> int:
+    """Refresh every block, begin missing runbooks, write the index; say what has no rule."""
+    found = alerts()
+    FOLDER.mkdir(exist_ok=True)
+    for alert in found:
+        path = FOLDER / f"{alert.name}.md"
+        text = refreshed(path.read_text(encoding="utf-8"), alert) if path.exists() else skeleton(alert)
+        path.write_text(text, encoding="utf-8")
+    there = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md") if path.name != INDEX}
+    (FOLDER / INDEX).write_text(index(found, there), encoding="utf-8")
+    for name in sorted(there.keys() - {alert.name for alert in found}):
+        sys.stderr.write(f"docs/runbooks/{name}.md: no rule is called so: rename the rule, or remove the runbook\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What every alert says and carries, whatever it watches."""
+
+import re
+
+import pytest
+
+from exporter.core.policy import TOLD
+from tests.alerts.packs import Rule, alerts, files, plain, sheet
+from tests.alerts.promql import Binary, Literal, parse, walk
+
+SEVERITIES = {
+    "JobDeadlocked": "page",
+    "JobHungSuspected": "ticket",
+    "StragglerRank": "ticket",
+    "JobFlopsMisreported": "ticket",
+    "EfficiencyRegressed": "info",
+    "GPUZombie": "ticket",
+    "GPUAllocatedWithoutProcess": "ticket",
+    "GPUUnownedProcess": "ticket",
+    "GPULost": "ticket",
+    "GPUOversized": "info",
+    "GPUThrottledCostly": "ticket",
+    "IdleAllocationCost": "page",
+    "LowAllocationWithQueue": "ticket",
+    "ExporterDown": "ticket",
+    "ExporterMissing": "ticket",
+    "ExporterBlind": "ticket",
+    "FleetBlind": "page",
+    "ExporterProfilingBlocked": "ticket",
+    "ExporterClockSkew": "ticket",
+    "SchedulerDataStale": "ticket",
+    "ConservationBroken": "ticket",
+    "ExemptionExpired": "ticket",
+}
+OF_JOBS = {name for name in SEVERITIES if "job_id" in alerts()[name]["annotations"]["summary"]}
+ON_EXEMPT_JOBS = ("GPUZombie", "GPUAllocatedWithoutProcess", "GPUOversized", "IdleAllocationCost")
+WRITTEN = {0.0, 1.0, 6.0}
+"""Numbers an expression may say itself: none, all, and for how many times the hang threshold an unseen GPU excuses."""
+
+
+def test_the_severities_are_those_agreed_and_three_page() -> None:
+    assert {name: rule["labels"]["severity"] for name, rule in alerts().items()} == SEVERITIES
+
+
+def test_names_are_unique() -> None:
+    names = [rule["alert"] for rules in files().values() for rule in rules if "alert" in rule]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_an_alert_carries_its_pack_and_its_owner_s_team(name: str) -> None:
+    labels = alerts()[name]["labels"]
+    owner = '{{ or $labels.team "platform" }}' if name in OF_JOBS else "platform"
+    assert labels == {"severity": SEVERITIES[name], "pack": "gpu-efficiency", "team": owner}
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_an_alert_tells_a_person_what_to_do(name: str) -> None:
+    said = alerts()[name]["annotations"]
+    assert set(said) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert said["runbook_url"] == f"docs/runbooks/{name}.md"
+    assert said["dashboard_url"].startswith("/d/gpu-efficiency-node")
+    assert "First: " in plain(said["description"])
+
+
+@pytest.mark.parametrize("name", sorted(OF_JOBS))
+def test_an_alert_on_a_job_names_it_and_its_owner(name: str) -> None:
+    for label in ("job_id", "name", "user", "team"):
+        assert f"$labels.{label}" in alerts()[name]["annotations"]["summary"]
+
+
+RULES = [rule for file, rules in files().items() if not file.startswith("recording") for rule in rules]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert", rule.get("record")))
+def test_thresholds_are_the_daemons(rule: Rule) -> None:
+    compared = [node for node in walk(parse(rule["expr"])) if isinstance(node, Binary)]
+    numbers = [part.text for node in compared for part in (node.left, node.right) if isinstance(part, Literal)]
+    assert [text for text in numbers if float(text) not in WRITTEN] == []
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_a_blip_does_not_resolve_an_alert(name: str) -> None:
+    assert "keep_firing_for" in alerts()[name]
+
+
+@pytest.mark.parametrize("name", ON_EXEMPT_JOBS)
+def test_an_exempt_job_is_left_alone(name: str) -> None:
+    assert "gpu_efficiency_job_exempt" in alerts()[name]["expr"]
+
+
+def test_every_threshold_named_is_exported() -> None:
+    named = {
+        threshold
+        for rules in files().values()
+        for rule in rules
+        for threshold in re.findall(r'_threshold\{name="(\w+)"', rule["expr"])
+    }
+    assert named <= set(TOLD)
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_the_tests_of_an_alert_see_it_fire_and_not(name: str) -> None:
+    asked = [each for case in sheet(name)["tests"] for each in case["alert_rule_test"]]
+    assert {bool(each["exp_alerts"]) for each in asked} == {True, False}
+    last = [case["alert_rule_test"][-1]["exp_alerts"] for case in sheet(name)["tests"]]
+    assert [] in last, "none of its tests ends with it resolved"

@@ -1,0 +1,202 @@
+"""Who is told of what: an incident in a small fleet, from its GPUs to the message that wakes somebody.
+
+Eight nodes train one job, the ninth has a notebook and GPUs that nobody has. A rank goes missing, the notebook is
+forgotten, an exporter is killed; later all is mended but the exporter. Times are minutes of that world.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.model import Observation, Owner
+from exporter.simulate import BOARDS, Scenario, kernels, programs, simulate
+from exporter.simulate.plan import Job, Plan
+from exporter.simulate.programs import MINUTE_MS
+from exporter.simulate.setting import Setting
+from exporter.simulate.work import FOREVER_MS, NOTHING, Stage, Stages
+from tests.e2e.fleet import PERIOD, Fleet, Told, fleet
+from tests.e2e.pace import faster_policy
+
+pytestmark = pytest.mark.e2e
+HANG, KILLED, CANCELLED, MENDED = 5, 12, 18, 21.5
+"""When a rank goes missing; when an exporter is killed; when the job is cancelled; when the notebook is used again and
+a job is given the GPUs that nobody had."""
+CULPRIT, VICTIM, ODD = 5, 2, 8
+"""Numbers of the nodes with the missing rank, with the killed exporter, and with the notebook."""
+MISSING = 3
+"""The missing rank's GPU."""
+BOARD = BOARDS["H100-SXM5-80GB"]
+TRAINING = Owner(
+    job_id="4711", scheduler="slurm", user="ada", account="research", partition="gpu", name="pretrain", team="llm",
+    nodes=8,
+)  # fmt: skip
+NEXT = replace(TRAINING, job_id="4712", user="barbara")
+NOTEBOOK = Owner(
+    job_id="4800", scheduler="slurm", user="grace", account="research", partition="interactive", name="jupyter",
+    team="vision", workload_class="interactive",
+)  # fmt: skip
+SWEEP = replace(NEXT, job_id="4900", name="sweep", nodes=1)
+CONFIG = f"""
+{faster_policy(zombie_interactive_seconds=480)}
+blind_coverage_share = 0.8
+
+[[prices]]
+per_gpu_hour = 2.5
+currency = "USD"
+
+[budget]
+idle_per_hour = 6.0
+currency = "USD"
+"""
+"""A notebook may rest eight minutes, not two hours; so small a fleet is not blind with one of its nodes unseen."""
+EXPECTED = {
+    "JobDeadlocked": TRAINING.job_id,
+    "GPUZombie": NOTEBOOK.job_id,
+    "IdleAllocationCost": "",
+    "ExporterDown": f"gpu-node-{VICTIM:02d}",
+}
+"""Each alert there is a reason for, and whom it is about."""
+MENDABLE = {"JobDeadlocked", "GPUZombie", "IdleAllocationCost"}
+
+
+def _ms(minutes: float) -> int:
+    return round(minutes * MINUTE_MS)
+
+
+def _hanging(setting: Setting) -> Plan:
+    """One node's part of a job whose rank goes missing, and of the job that comes after it."""
+    missing = MISSING if setting.node == CULPRIT else None
+    cycles = tuple(NOTHING if slot == missing else kernels.polling() for slot in setting.slots)
+    training = programs.training(BOARD, 64)
+
+    def stages(rng: Random) -> Stages:
+        yield from programs.until(training(rng), _ms(HANG))
+        yield Stage("one rank never comes", FOREVER_MS, cycles, memory=0.85)
+
+    end = _ms(CANCELLED)
+    stuck = Job(owner=TRAINING, slots=setting.slots, stages=stages, hold_ms=end, gpus=64)
+    return Plan(jobs=(stuck, Job(owner=NEXT, slots=setting.slots, stages=training, start_ms=end, gpus=64)))
+
+
+def _forgotten(_: Random) -> Stages:
+    cell = (kernels.training_step(BOARD, alone=True),)
+    yield Stage("a cell runs", MINUTE_MS, cell, memory=0.35)
+    yield Stage("nobody is at the keyboard", _ms(MENDED - 1), (NOTHING,), memory=0.35)
+    yield Stage("a cell runs", FOREVER_MS, cell, memory=0.35)
+
+
+def _odd(setting: Setting) -> Plan:
+    """A notebook on two GPUs, and six that nobody has until they are given away."""
+    notebook = Job(owner=NOTEBOOK, slots=setting.slots[:2], stages=_forgotten)
+    stages = programs.training(BOARD, 6)
+    return Plan(jobs=(notebook, Job(owner=SWEEP, slots=setting.slots[2:], stages=stages, start_ms=_ms(MENDED))))
+
+
+def _story(number: int) -> Iterator[Observation]:
+    """What that node tells; the simulation knows no ranks across nodes, so they are named here."""
+    plan = _odd if number == ODD else _hanging
+    told = {"incident": Scenario(description="an incident", plan=plan, duration_seconds=7200)}
+    played = simulate("incident", node=number, stories=told, period_seconds=PERIOD)
+    ranks = {uuid: f"{number * 8 + slot}" for slot, uuid in enumerate(played.uuids)}
+    for seen in played.observations:
+        held = seen.allocations
+        yield replace(seen, allocations=held and tuple(replace(a, ranks=ranks[a.uuid]) for a in held))
+
+
+class Outcome(Struct, frozen=True):
+    """What everybody had been told when all was over."""
+
+    world: Fleet
+    told: list[Told]
+    fired: list[tuple[str, str]]
+    """What fired in Prometheus, whether somebody was told or not: each alert, and whom it was about."""
+
+    def all(self, status: str) -> list[tuple[str, str]]:
+        return sorted((told.name, _subject(told.labels)) for told in self.told if told.status == status)
+
+    def first(self, name: str) -> Told:
+        return next(told for told in self.told if (told.name, told.status) == (name, "firing"))
+
+
+def _subject(labels: dict[str, str]) -> str:
+    return labels.get("job_id", labels.get("instance", ""))
+
+
+@pytest.fixture(name="outcome", scope="module")
+def _outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    stories = {f"gpu-node-{number:02d}": _story(number) for number in range(9)}
+    with fleet(tmp_path_factory.mktemp("fleet"), stories, CONFIG) as world:
+        world.until(lambda: world.minute(time.monotonic()) >= KILLED, "time to kill", minute=KILLED + 1)
+        world.nodes[VICTIM].kill()
+        _wait(world, "firing", set(EXPECTED), minute=MENDED + 3)
+        _wait(world, "resolved", MENDABLE, minute=48)
+        fired = world.ask('max_over_time(ALERTS{alertstate="firing"}[1h])')
+        yield Outcome(world, world.inbox.told[:], sorted((row["alertname"], _subject(row)) for row in fired))
+
+
+def _wait(world: Fleet, status: str, names: set[str], *, minute: float) -> None:
+    def told() -> bool:
+        return names <= {told.name for told in world.inbox.told if told.status == status}
+
+    world.until(told, f"{', '.join(sorted(names))} {status}", minute=minute)
+
+
+def test_each_cause_is_told_of_once_and_nothing_else_is(outcome: Outcome) -> None:
+    assert outcome.all("firing") == sorted(EXPECTED.items())
+    assert outcome.fired == sorted(EXPECTED.items())
+
+
+def test_what_is_mended_is_resolved_once_each(outcome: Outcome) -> None:
+    assert outcome.all("resolved") == sorted((name, about) for name, about in EXPECTED.items() if name in MENDABLE)
+
+
+def test_two_of_them_wake_somebody_and_each_comes_to_whom_it_concerns(outcome: Outcome) -> None:
+    assert {told.name: (told.labels["severity"], told.labels["team"], told.receiver) for told in outcome.told} == {
+        "JobDeadlocked": ("page", "llm", "platform-pages"),
+        "IdleAllocationCost": ("page", "platform", "platform-pages"),
+        "GPUZombie": ("ticket", "vision", "vision-tickets"),
+        "ExporterDown": ("ticket", "platform", "platform-tickets"),
+    }
+
+
+def test_a_deadlock_of_64_gpus_pages_within_six_minutes_and_not_before_five(outcome: Outcome) -> None:
+    assert 5 <= outcome.world.minute(outcome.first("JobDeadlocked").at) - HANG <= 6
+
+
+def test_the_page_of_a_deadlock_names_job_culprit_and_money(outcome: Outcome) -> None:
+    text = outcome.first("JobDeadlocked").text
+    assert "Job 4711 (pretrain) of ada, team llm: none of its 64 GPUs works" in text
+    assert re.findall(r"Rank (\d+): node (\S+), GPU (\d+)", text) == [("43", "gpu-node-05", "3")]
+    assert "which costs 160.00 USD an hour" in text
+
+
+def test_the_ticket_of_a_zombie_names_its_owner_and_node(outcome: Outcome) -> None:
+    text = outcome.first("GPUZombie").text
+    assert "Job 4800 (jupyter) of grace, team vision: 2 GPUs are held and do no work" in text
+    assert "Nodes: gpu-node-08." in text
+    assert "idles away 5.00 USD an hour" in text
+
+
+def test_the_page_of_idle_money_says_how_much_and_who(outcome: Outcome) -> None:
+    text = outcome.first("IdleAllocationCost").text
+    (money,) = re.findall(r"idle GPUs cost (\d+\.\d\d) USD an hour", text)
+    assert 6 < float(money) <= 21
+    (nobody,) = re.findall(r"the budget is 6\.00\. Nobody holds (\d+\.\d\d) of it", text)
+    assert float(nobody) == pytest.approx(15, rel=0.05)
+    (owner,) = re.findall(r"job 4800 \(jupyter\) of grace, team vision, (\d+\.\d\d)", text)
+    assert float(owner) == pytest.approx(5, rel=0.05)
+
+
+def test_the_ticket_of_a_dead_exporter_names_its_node(outcome: Outcome) -> None:
+    assert "Node gpu-node-02: the GPU efficiency exporter does not answer" in outcome.first("ExporterDown").text
+
+
+def test_every_text_is_whole(outcome: Outcome) -> None:
+    for told in outcome.told:
+        assert "<" not in told.text, told.text
+        assert told.annotations["runbook_url"].endswith(f"{told.name}.md")
