@@ -15,11 +15,13 @@ from pathlib import Path
 
 from benchmarks.accounting import readings, replay, text
 from benchmarks.daemons import serve
+from benchmarks.detection_table import detection
 from benchmarks.figures import Row
 from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.machine import ROOT, machine, state_of_code
 from benchmarks.report import markdown, table
+from benchmarks.rules import rules
 from benchmarks.sampling import sampling
 from benchmarks.schedulers import schedulers
 from benchmarks.scrape import scrape
@@ -35,12 +37,16 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "serve": serve,
     "schedulers": schedulers,
     "sampling": sampling,
+    "rules": rules,
     "growth": growth,
+    "detection": detection,
 }
 QUICK: dict[str, Callable[[], list[Row]]] = {
     "tick": partial(tick, quick=True),
     "sampling": partial(sampling, quick=True),
+    "rules": partial(rules, quick=True),
     "growth": partial(growth, quick=True),
+    "detection": partial(detection, quick=True),
 }
 """Those that have a short form: it shows that they work, and its figures mean little."""
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from exporter.core.evidence import SIGNS
 from exporter.core.exposition import OPENMETRICS, TEXT
 from exporter.core.leaks import LEAKS, NAMES
 from exporter.core.ledger import Ledger
@@ -41,6 +42,7 @@ from exporter.http.page import CONTENT_SECURITY_POLICY
 from exporter.http.page import render as render_page
 from exporter.http.serving import listen, settings
 from exporter.http.words import complaints, duration, percent, text
+from tests import worlds
 
 S = 1_000_000_000
 WALL = 1_767_225_600 * S
@@ -701,3 +703,15 @@ def test_a_signal_stops_the_server_in_order_though_clients_hold_connections(numb
             daemon.send_signal(number)
             said, _ = daemon.communicate(timeout=60)
     assert (said, daemon.returncode) == ("tidy\n", 0)
+
+
+def test_json_has_the_evidence_of_a_hang_while_there_is_one() -> None:
+    ledger = Ledger()
+    advance(ledger, worlds.first([worlds.device(), worlds.device("GPU-1", "1")], [worlds.held()]))
+    rest = worlds.RESTING | {"processes": ()}
+    readings = worlds.reading(0, 200, worlds.SPINNING), worlds.reading(0, 200, rest, "GPU-1")
+    advance(ledger, worlds.seen(200, *readings))
+    stuck, free = gpus_out(take_snapshot(ledger, Meta()), 0).gpus
+    assert (stuck.hang_suspected, stuck.spin_since, stuck.hang_confidence, stuck.last_work) == (True, 0.0, 7 / 8, 0.0)
+    assert stuck.hang_signs == dict.fromkeys(set(SIGNS) - {"temperature_falling"}, True)
+    assert (free.spin_since, free.hang_confidence, free.hang_signs, free.last_work) == (None, None, {}, None)

@@ -91,6 +91,14 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     state_seconds: float
     """The same as a duration, at the time of the sample."""
     hang_suspected: bool
+    spin_since: float | None
+    """Unix seconds since which it has spun without progress; null while it does not."""
+    hang_confidence: float | None
+    """While it spins: of the eight signs of a hang the share that were seen and agree."""
+    hang_signs: dict[str, bool]
+    """While it spins: each sign that can be seen, and whether it speaks for a hang."""
+    last_work: float | None
+    """Unix seconds at which its holder last did effective work, or got it; null while nobody has it."""
     owners: list[OwnerOut]
     ranks: dict[str, str]
     """By job_id, the ranks of that job whose processes are on it ("4,5"); empty where not known."""
@@ -229,6 +237,10 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         since=gpu.since / SECOND,
         state_seconds=(wall - gpu.since) / SECOND,
         hang_suspected=gpu.hang_suspected,
+        spin_since=None if gpu.spin_since is None else gpu.spin_since / SECOND,
+        hang_confidence=gpu.hang_confidence,
+        hang_signs=dict(gpu.hang_signs),
+        last_work=None if gpu.worked_at is None else gpu.worked_at / SECOND,
         owners=[_owner(owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
         last_5_minutes=_window([(gpu.counters, gpu.counters.short)]),
