@@ -93,9 +93,10 @@ def known_to(found: list[Rule]) -> dict[str, Series]:
     known = {row.name: Series(SCRAPED | set(row.labels), row.type) for row in rows}
     known |= {"up": Series(SCRAPED), "ALERTS": Series(None)}
     waiting = {rule.name: rule for rule in found if rule.record}
-    while ready := [r for r in waiting.values() if not waiting.keys() & set(_names(parse(r.expr)))]:
+    while ready := [r for r in waiting.values() if not waiting.keys() & (set(_names(parse(r.expr))) - {r.name})]:
         for rule in ready:
-            known[rule.name] = Series(_with(labels_of(parse(rule.expr), known), rule.labels))
+            itself = {rule.name: Series(frozenset())}  # what hands on its own last value adds no labels to it
+            known[rule.name] = Series(_with(labels_of(parse(rule.expr), known | itself), rule.labels))
             del waiting[rule.name]
     return known | {name: Series(None) for name in waiting}
 

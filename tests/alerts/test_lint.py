@@ -125,10 +125,13 @@ def test_a_record_has_the_labels_of_its_expression_whatever_the_order_of_rules()
         Rule(
             "b.yaml", "node:up:max", "max by (cluster, instance) (up)", record=True, text="", labels=frozenset({"of"})
         ),
-        Rule("c.yaml", "node:self:max", "node:self:max or up", record=True, text=""),
+        Rule("c.yaml", "node:self:max", "up or node:self:max", record=True, text=""),
+        Rule("d.yaml", "node:egg:max", "node:hen:max", record=True, text=""),
+        Rule("d.yaml", "node:hen:max", "node:egg:max", record=True, text=""),
     ]
     known = known_to(made)
-    assert [known[rule.name].labels for rule in made] == [{"cluster"}, {"cluster", "instance", "of"}, None]
+    of_up = known["up"].labels
+    assert [known[rule.name].labels for rule in made] == [{"cluster"}, {"cluster", "instance", "of"}, of_up, None, None]
 
 
 @pytest.mark.parametrize(
