@@ -49,9 +49,9 @@ class Size(Struct, frozen=True):
     scrape: int = 60
     every: int = 60
     """Between evaluations of groups that say nothing else."""
-    warm_up: int = 400
+    warm_up: int = 310
     """Until every window of five minutes is full."""
-    looks: int = 5
+    looks: int = 3
     own_intervals: bool = True
     """Whether groups keep the interval that they have of their own."""
 
@@ -240,12 +240,12 @@ def _config(fleet: int, size: Size) -> dict[str, Any]:
 
 
 def _rule_files(folder: Path, size: Size) -> list[str]:
+    """The rules as they are, but that none is evaluated so seldom that this run would not see it: medians."""
+    seldom, often = (r"interval: 20m", "interval: 4m") if size.own_intervals else (r"(?m)^ *interval: .*\n", "")
     files = sorted((ROOT / "alerts").glob("*.yaml"))
-    if size.own_intervals:
-        return [f"{file}" for file in files]
     for file in files:
         text = file.read_text(encoding="utf-8")
-        (folder / file.name).write_text(re.sub(r"(?m)^ *interval: .*\n", "", text), encoding="utf-8")
+        (folder / file.name).write_text(re.sub(seldom, often, text), encoding="utf-8")
     return [f"{folder / file.name}" for file in files]
 
 
