@@ -96,7 +96,8 @@ def check_gaps(simulation: Simulation, readings: list[Reading]) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_gives_readings_that_physics_allows(scenario: str, board: str) -> None:
     for seed in range(3):
-        simulation = simulate(scenario, seed=seed, board=board, period_seconds=60, gpus=8, node=seed)
+        gpus = 8 if scenario == "demo" else 4
+        simulation = simulate(scenario, seed=seed, board=board, period_seconds=60, gpus=gpus, node=seed)
         first, *rest = simulation.observations
         assert first.at == simulation.start == 0
         assert not first.readings
