@@ -32,7 +32,6 @@ class _Table(Struct, frozen=True):
     """Only ids that mean one row."""
     by_name: list[tuple[re.Pattern[str], Spec]]
     confidence: dict[str, str]
-    memory: dict[str, float]
 
 
 def find_spec(
@@ -57,11 +56,6 @@ def confidence(name: str) -> str:
     An override keeps the table's name: of what the operator wrote this says nothing.
     """
     return _table().confidence.get(name, "")
-
-
-def memory_gigabytes(name: str) -> float | None:
-    """The memory of the board of that `Spec.name`, in the gigabytes its vendor prints; None when it is not known."""
-    return _table().memory.get(name)
 
 
 def unknown_model(uuid: str, model: str) -> Fault:
@@ -90,7 +84,6 @@ def _table() -> _Table:
         by_pci={identifier: spec for identifier, spec in ids if seen.count(identifier) == 1},
         by_name=[(re.compile(row["nvml_name_patterns"]), spec) for row, spec in rows],
         confidence={spec.name: row["confidence"] for row, spec in rows},
-        memory={spec.name: float(row["memory_gb"]) for row, spec in rows},
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from exporter.config import Board, Config, ConfigError, load
 from exporter.core.model import Spec
-from exporter.specs import confidence, find_spec, memory_gigabytes, sliced, unknown_model
+from exporter.specs import confidence, find_spec, sliced, unknown_model
 
 ROWS = list(csv.DictReader((resources.files("exporter") / "data" / "gpu_specs.csv").read_text("utf-8").splitlines()))
 
@@ -141,8 +141,10 @@ def test_what_the_table_leaves_empty_is_none_not_zero() -> None:
 def test_every_board_has_its_confidence_and_memory() -> None:
     assert {confidence(row["model"]) for row in ROWS} == {"high", "medium", "low"}
     assert (confidence("H100-PCIe"), confidence("A10G"), confidence("NVIDIA A10G")) == ("high", "low", "")
-    assert all((memory_gigabytes(row["model"]) or 0) > 0 for row in ROWS)
-    assert (memory_gigabytes("H200-SXM"), memory_gigabytes("Mine")) == (141.0, None)
+    memory = {spec.name: spec.memory_gb for _, name in NAMES if (spec := find_spec(name)) is not None}
+    assert memory.keys() == {row["model"] for row in ROWS}
+    assert all((gigabytes or 0) > 0 for gigabytes in memory.values())
+    assert (memory["H200-SXM"], Spec("Mine").memory_gb) == (141.0, None)
 
 
 def test_a_part_of_a_board_has_its_share_of_peak_and_bandwidth_alone() -> None:

@@ -119,10 +119,9 @@ def _hang_signs(gpu: GpuView) -> Iterator[Sample]:
         yield (gpu.device.uuid, gpu.device.index, name), int(agrees)
 
 
-def _job_states(snapshot: Snapshot) -> Iterator[Sample]:
-    for job in snapshot.jobs:
-        for state, count in job.states:
-            yield (job.owner.job_id, state.value), count
+def _job_states(job: JobView) -> Iterator[Sample]:
+    for state, count in job.states:
+        yield (job.owner.job_id, state.value), count
 
 
 def _job_exempt(snapshot: Snapshot) -> Iterator[Sample]:
@@ -131,16 +130,14 @@ def _job_exempt(snapshot: Snapshot) -> Iterator[Sample]:
             yield (job.owner.job_id, job.owner.exemption), 1
 
 
-def _job_costs(snapshot: Snapshot) -> Iterator[Sample]:
-    for job in snapshot.jobs:
-        for currency, cost in job.costs:
-            yield (job.owner.job_id, currency), cost
+def _job_costs(job: JobView) -> Iterator[Sample]:
+    for currency, cost in job.costs:
+        yield (job.owner.job_id, currency), cost
 
 
-def _job_slices(snapshot: Snapshot) -> Iterator[Sample]:
-    for job in snapshot.jobs:
-        if job.fitting is not None:
-            yield (job.owner.job_id, job.fitting.profile), job.fitting.compute / PPM
+def _job_slices(job: JobView) -> Iterator[Sample]:
+    if job.fitting is not None:
+        yield (job.owner.job_id, job.fitting.profile), job.fitting.compute / PPM
 
 
 def _models(value: Callable[[ModelView], float | str | None]) -> Read:
@@ -286,6 +283,10 @@ def _by_reason(field: str, *, scale: Callable[[int], float | str] = float) -> Ca
 
 def _each_gpu(samples: Callable[[GpuView], Iterator[Sample]]) -> Read:
     return lambda snapshot: (sample for gpu in snapshot.gpus for sample in samples(gpu))
+
+
+def _each_job(samples: Callable[[JobView], Iterator[Sample]]) -> Read:
+    return lambda snapshot: (sample for job in snapshot.jobs for sample in samples(job))
 
 
 def _rejected(snapshot: Snapshot) -> Iterator[Sample]:
@@ -552,7 +553,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         _P + "job_state_gpus", "gauge",
         "GPUs of this node a job holds, by the state they are in; states without any are absent.",
-        _job_states, ("job_id", "state"), "", "job",
+        _each_job(_job_states), ("job_id", "state"), "", "job",
     ),
     Metric(
         _P + "job_hang_suspected_gpus", "gauge", "GPUs of a job that hang or are suspected to; absent while none is.",
@@ -590,13 +591,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         _P + "job_price_per_hour", "gauge",
         "What the GPUs that a job holds on this node cost an hour; those it shares, by equal parts.",
-        _job_costs, ("job_id", "currency"), "", "job",
+        _each_job(_job_costs), ("job_id", "currency"), "", "job",
     ),
     Metric(
         _P + "job_fitting_slice_ratio", "gauge",
         "Of a job with one GPU, an hour old, a server or a notebook a day: the smallest MIG slice that would have held "
         "the most it has needed, as a share of the GPU; absent where only the whole would.",
-        _job_slices, ("job_id", "profile"), "ratio", "job on one GPU",
+        _each_job(_job_slices), ("job_id", "profile"), "ratio", "job on one GPU",
     ),
     Metric(
         _P + "job_unneeded_seconds_total", "counter", "GPU-seconds beyond that slice since it was known.",

@@ -16,8 +16,10 @@ A30 = "NVIDIA A30"
 SPECS = {
     H100: Spec("H100-SXM5-80GB", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9),
     A30: Spec("A30", peak_flops=400e12, memory_bandwidth_bytes_per_second=800e9),
-    "NVIDIA H200": Spec("H200-SXM", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9),
-    "NVIDIA GH200 480GB": Spec("GH200-96GB", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9),
+    "NVIDIA H200": Spec("H200-SXM", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9, memory_gb=141.0),
+    "NVIDIA GH200 480GB": Spec(
+        "GH200-96GB", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9, memory_gb=96.0
+    ),
     "NVIDIA Future": Spec("Future", peak_flops=700e12, memory_bandwidth_bytes_per_second=800e9),
 }
 OWN = {

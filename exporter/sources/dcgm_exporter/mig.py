@@ -13,7 +13,7 @@ from exporter.core.model import PPM, Device, Spec
 from exporter.sources import shares
 from exporter.sources.dcgm_exporter.names import OF_A_BOARD, whole_number
 from exporter.sources.dcgm_exporter.page import GpuLines, figures_of
-from exporter.specs import memory_gigabytes, sliced
+from exporter.specs import sliced
 
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 _MEMORY = re.compile(r"(?<![0-9])([0-9]{1,4})GB")
@@ -106,7 +106,7 @@ def _memory_share(model: str, spec: Spec, gpu: GpuLines, lines: GpuLines, *, sli
     if own in _MEMORY_OF:
         return _MEMORY_OF[own] / _MEMORY_SLICES
     named, profile = _MEMORY.search(model), _PROFILE.search(lines.profile)
-    gigabytes = float(named[1]) if named else memory_gigabytes(spec.name)
+    gigabytes = float(named[1]) if named else spec.memory_gb
     if profile is None or not gigabytes:
         return None
     return {1: 1 / 8, 2: 2 / 8}.get(round(float(profile[2]) / gigabytes * _MEMORY_SLICES))
