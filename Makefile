@@ -43,7 +43,7 @@ test: ## everything, Debian packages included: what continuous integration runs
 	@$(MAKE) --no-print-directory rules
 	@$(MAKE) --no-print-directory skips
 
-e2e: .venv/.installed .venv/dcgm-bindings/.fetched slurm-24
+e2e: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
 	@mkdir -p $(RESULTS)
 	$(BIN)/pytest -q -m e2e --junitxml=$(RESULTS)/e2e.xml
 
@@ -60,7 +60,7 @@ skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml
 
 packages:
-	@.ci/packages prometheus prometheus-alertmanager gcc libc6-dev openssl shellcheck runc mmdebstrap \
+	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
@@ -69,10 +69,12 @@ accuracy: .venv/.installed ## how true the figures are: known kernels on a real 
 bench: .venv/.installed .venv/dcgm-bindings/.fetched ## measure what the exporter itself costs
 	$(BIN)/python benchmarks/run.py
 
-docs: .venv/.installed ## write docs/metrics.md, and what runbooks say of their rules, from the tables
+docs: .venv/.installed ## write docs/metrics.md, docs/leaks.md and what runbooks say of their rules, from the tables
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
+	$(BIN)/gpu-efficiency leaks --markdown > .cache/leaks.md
+	mv .cache/leaks.md docs/leaks.md
 	$(BIN)/python -m alerts.build_runbooks
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff
@@ -96,6 +98,14 @@ clean: ## remove all that the other targets made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Debian's PyTorch, and the frameworks above it: without them the tests that need them are skipped, and say so.
+.venv/training/.installed: requirements.training.lock | .venv/.installed
+	@rm -rf .venv/training
+	@if /usr/bin/python3 -m venv --system-site-packages --without-pip .venv/training && \
+	  $(BIN)/python -m pip --python .venv/training/bin/python install --quiet --disable-pip-version-check --no-deps \
+	  --no-compile --require-hashes -r requirements.training.lock; then touch $@; \
+	else echo "The training frameworks could not be installed: the tests that need them will be skipped." >&2; fi
 
 # Without them the tests that need them are skipped, and say so: tests/dcgm_stub/bindings.py
 .venv/dcgm-bindings/.fetched: requirements.bindings.lock | .venv/.installed

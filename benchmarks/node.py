@@ -6,7 +6,7 @@ a job of its own on every GPU. Run as `python -m benchmarks.node` it serves on a
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from exporter.clock import SystemClock
 from exporter.config import load
 from exporter.core.model import SECOND, Allocation, Device, Reading
 from exporter.logs import set_up
-from exporter.schedulers import Word
+from exporter.schedulers import Member, Word
 from exporter.simulate import Simulation, simulate
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
@@ -75,6 +75,10 @@ class SimulatedScheduler:
     def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word:  # noqa: ARG002
         """Say what was said before."""
         return Word(self._allocations, now)
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:  # noqa: ARG002
+        """Nobody's: no process is real."""
+        return {}
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -44,6 +44,18 @@ _SECTIONS = {
         "A node of eight GPUs, each held by a job of its own, with an hour of history. A snapshot is taken every tick, "
         "the text is made for every scrape. `process_*` series are not counted.",
     ),
+    "reporter": _Section(
+        "A call of the client",
+        "What `exporter/reports/client.py` costs a training thread, in a tight loop of calls: with a real listener on "
+        "a socket, with none, and with one that never reads. Most calls only count; one every two seconds sends. "
+        "Processor and wall time are the same here: nothing waits.",
+    ),
+    "reports": _Section(
+        "512 ranks that report",
+        "Real processes, each with a connection of its own and a typical message every two seconds: processor time "
+        "of the socket's thread and of the reading thread's part, the kernel's included. Whose a process is, is asked "
+        "once a connection and not in it.",
+    ),
     "replay": _Section(
         "Replay",
         "`gpu-efficiency replay` of a week of the demo node, as a command: the start of Python and the printing are in "

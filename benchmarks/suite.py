@@ -21,6 +21,8 @@ from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.machine import ROOT, machine, state_of_code
 from benchmarks.report import markdown, table
+from benchmarks.reporter import reporter
+from benchmarks.reports import reports
 from benchmarks.rules import rules
 from benchmarks.sampling import sampling
 from benchmarks.schedulers import schedulers
@@ -38,6 +40,8 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "schedulers": schedulers,
     "sampling": sampling,
     "rules": rules,
+    "reporter": reporter,
+    "reports": reports,
     "growth": growth,
     "detection": detection,
 }
@@ -45,6 +49,8 @@ QUICK: dict[str, Callable[[], list[Row]]] = {
     "tick": partial(tick, quick=True),
     "sampling": partial(sampling, quick=True),
     "rules": partial(rules, quick=True),
+    "reporter": partial(reporter, quick=True),
+    "reports": partial(reports, quick=True),
     "growth": partial(growth, quick=True),
     "detection": partial(detection, quick=True),
 }

@@ -96,11 +96,17 @@ class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     peak_flops: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
     """Dense 16-bit tensor FLOP/s."""
+    peak_flops_tf32: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops_fp8: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops_fp4: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    """Dense, like all of them."""
     tensor_reference_clock_hz: Annotated[float, Meta(ge=1e6, le=1e11)] | None = None
     """SM clock at which peak_flops holds."""
     memory_bandwidth_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
     nvlink_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
     """One direction, all links."""
+    nvlink_domain: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """GPUs that NVLink joins beyond one node's; 0: those of the node."""
     pcie_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
     """One direction."""
     idle_context_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
@@ -281,6 +287,61 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """Running jobs whose placement is told, the largest ones."""
 
 
+class Reports(Struct, frozen=True, forbid_unknown_fields=True):
+    """[reports]: what training jobs say of themselves."""
+
+    socket: str = "/run/gpu-efficiency/report.sock"
+    """Unix socket (SOCK_SEQPACKET) on which jobs of this node report; empty: none."""
+    http: str = ""
+    """host:port on loopback for jobs that cannot see the socket; empty: none."""
+    per_second: Annotated[float, Meta(gt=0, le=1000)] = 10.0
+    """Messages that one process may send."""
+    processes: Annotated[int, Meta(ge=1, le=65536)] = 1024
+    """That may report at a time."""
+
+
+class Follow(Struct, frozen=True, forbid_unknown_fields=True):
+    """[[follow]]: logs of training jobs that say what a report would."""
+
+    framework: Literal["auto", "megatron", "torchtitan", "maxtext", "nanotron", "huggingface"] = "auto"
+    """Whose lines they are; auto: told by the lines themselves."""
+    path: str = ""
+    """Where they are, {job_id} standing for the job's id and * for any text; empty: the standard output of the
+    processes on the GPUs, where it is a file."""
+    workload_class: Literal["batch", "interactive", "serving"] = "batch"
+    """Only of jobs of that class."""
+
+
+class EngineEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """[[engines.endpoints]]: a serving engine that is not found by itself."""
+
+    url: Annotated[str, Meta(min_length=1)]
+    """Its metrics page."""
+    job_id: Annotated[str, Meta(min_length=1)]
+    """A regular expression that fits the id of its job."""
+
+
+class ServedModel(Struct, frozen=True, forbid_unknown_fields=True):
+    """[engines.models."NAME"]: a model that is served, by the name its engine has for it."""
+
+    active_parameters: Annotated[float, Meta(gt=0, le=1e15)]
+    """2 FLOPs a token each, where the engine does not estimate its FLOPs itself."""
+
+
+class Engines(Struct, frozen=True, forbid_unknown_fields=True):
+    """[engines]: serving engines on this node."""
+
+    enabled: bool = True
+    interval_seconds: Annotated[float, Meta(ge=1, le=300)] = 5.0
+    """Between two looks at one engine."""
+    timeout_seconds: Positive = 2.0
+    """For one page."""
+    ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (8000, 8002, 30000, 8080, 9090, 8081, 80, 3000)
+    """Tried, of those on which the processes of a serving job listen."""
+    endpoints: tuple[EngineEndpoint, ...] = ()
+    models: dict[str, ServedModel] = {}
+
+
 class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
@@ -308,6 +369,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     mapping_dir: MappingDir = MappingDir()
     workload: Workload = Workload()
     cluster: Cluster = Cluster()
+    reports: Reports = Reports()
+    follow: tuple[Follow, ...] = ()
+    engines: Engines = Engines()
     log: Log = Log()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}
@@ -354,7 +418,7 @@ def load(
     _check(tree, where=f"{path}", strict=True)
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
-            _put(tree, _dotted(name), text.strip("[] ").replace(" ", "").split(",") if text.startswith("[") else text)
+            _put(tree, _dotted(name), _listed(text) if text.startswith("[") else text)
             _check(tree, where=f"environment variable {name}")
     for dotted, value in (flags or {}).items():
         _put(tree, dotted, value)
@@ -446,6 +510,11 @@ def _check_boards(boards: object, *, strict: bool) -> None:
             msgspec.convert(board, Board, strict=strict)
         except msgspec.ValidationError as err:
             raise ConfigError(f'specs."{name}": {err}') from err
+
+
+def _listed(text: str) -> list[str]:
+    """Items of a TOML list of strings that has no quotes: [a, b]."""
+    return [item for item in text.strip("[] ").replace(" ", "").split(",") if item]
 
 
 def _dotted(name: str) -> str:

@@ -23,6 +23,8 @@ _HBM3_CAPABILITIES = ("9.", "10.")
 """CUDA compute capabilities with HBM3-class memory: Hopper and datacentre Blackwell (12.x is GDDR7)."""
 _MIG_SLICES = {"8.0": 7, "9.0": 7, "10.0": 7, "10.3": 7}
 """Compute slices by CUDA compute capability (NVIDIA's MIG user guide); an A30, 8.0 as well, has four."""
+_IN_RACKS, _RACK = ("GB200", "GB300"), 72
+"""Boards that are sold as racks whose GPUs one NVLink domain joins (NVL72), and how many those are."""
 _NVIDIA = "10de"
 _NO_OVERRIDES: Mapping[str, Spec] = MappingProxyType({})
 
@@ -98,9 +100,13 @@ def _spec(row: Mapping[str, str]) -> Spec:
     return Spec(
         name=row["model"],
         peak_flops=_number(row["bf16_fp16_tensor_tflops"], scale=1e12),
+        peak_flops_tf32=_number(row["tf32_tensor_tflops"], scale=1e12),
+        peak_flops_fp8=_number(row["fp8_tensor_tflops"], scale=1e12),
+        peak_flops_fp4=_number(row["fp4_tensor_tflops"], scale=1e12),
         tensor_reference_clock_hz=_number(row["tensor_ref_clock_mhz"], scale=1e6),
         memory_bandwidth_bytes_per_second=_number(row["memory_bw_gbs"], scale=1e9),
         nvlink_bytes_per_second=_number(row["nvlink_gbs_bidir"], scale=1e9 / 2),
+        nvlink_domain=_RACK if row["model"].startswith(_IN_RACKS) else 0,
         pcie_bytes_per_second=_PCIE_BYTES_PER_SECOND.get(row["pcie_gen"]),
         idle_context_watts=_number(row["idle_w_p0_awake_or_context"], scale=1.0),
         dram_ceiling=_HBM3_CEILING if hbm3 else _OTHER_CEILING,
@@ -115,9 +121,12 @@ def _number(cell: str, *, scale: float) -> float | None:
 
 def sliced(spec: Spec, *, compute: float, memory: float) -> Spec:
     """What a MIG instance can do at best: its share of the SMs, and of the memory's bandwidth."""
-    peak, bandwidth = spec.peak_flops, spec.memory_bandwidth_bytes_per_second
-    return structs.replace(
-        spec,
-        peak_flops=None if peak is None else peak * compute,
-        memory_bandwidth_bytes_per_second=None if bandwidth is None else bandwidth * memory,
-    )
+    shares = {
+        "peak_flops": compute,
+        "peak_flops_tf32": compute,
+        "peak_flops_fp8": compute,
+        "peak_flops_fp4": compute,
+        "memory_bandwidth_bytes_per_second": memory,
+    }
+    whole = ((field, share, getattr(spec, field)) for field, share in shares.items())
+    return structs.replace(spec, **{field: value * share for field, share, value in whole if value is not None})

@@ -309,4 +309,5 @@ def shifted(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Obs
         if observation.allocations is None
         else tuple(replace(a, start=a.start + nanoseconds, end=later(a.end)) for a in observation.allocations),
         reports=tuple(replace(r, start=r.start + nanoseconds, end=r.end + nanoseconds) for r in observation.reports),
+        serving=tuple(replace(s, start=s.start + nanoseconds, end=s.end + nanoseconds) for s in observation.serving),
     )

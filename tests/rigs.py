@@ -5,7 +5,7 @@ Owns the fakes and the law that each tick is checked against. Knows nothing of a
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,9 +23,10 @@ from exporter.core.ledger import conserved
 from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Observation, Reading
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta
-from exporter.schedulers import Scheduler, Word
+from exporter.schedulers import Member, Scheduler, Word
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
+from exporter.workloads import Listener
 from tests.worlds import WORKING, device, held
 
 TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
@@ -102,6 +103,9 @@ class FakeScheduler:
             raise self.trouble
         return replace(self.word, allocations=self.said, at=now - self.age)
 
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        return {pid: self.word.members[pid] for pid in pids if pid in self.word.members}
+
     def close(self) -> None:
         self.closes += 1
 
@@ -155,6 +159,7 @@ class Rig:
         pause: Path | None = None,
         inventory: Inventory | None = None,
         remembered: InventoryFile | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.source, self.clock = FakeSource(), JumpClock(start=1000 * SECOND)
         self.scheduler = scheduler or FakeScheduler(*(held(d.uuid, start=1000.0, gpus=2) for d in TWO))
@@ -169,6 +174,7 @@ class Rig:
                 pause=None if pause is None else PauseFile(pause, self.clock.wall),
                 inventory=inventory,
                 remembered=remembered,
+                listeners=listeners,
             )
         )
         self.observer = Observer(self.hands, self.clock, interval=interval, deadline=deadline)

@@ -30,7 +30,20 @@ from exporter.core.evidence import SIGNS
 from exporter.core.exposition import OPENMETRICS, TEXT
 from exporter.core.leaks import LEAKS, NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import PPM, Allocation, Device, Health, Observation, Owner, Reading, Spec, State
+from exporter.core.model import (
+    PPM,
+    Allocation,
+    Device,
+    Health,
+    Latency,
+    Observation,
+    Owner,
+    Reading,
+    Report,
+    Serving,
+    Spec,
+    State,
+)
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, take_snapshot
 from exporter.http import ListenError, create_app
@@ -715,3 +728,51 @@ def test_json_has_the_evidence_of_a_hang_while_there_is_one() -> None:
     assert (stuck.hang_suspected, stuck.spin_since, stuck.hang_confidence, stuck.last_work) == (True, 0.0, 7 / 8, 0.0)
     assert stuck.hang_signs == dict.fromkeys(set(SIGNS) - {"temperature_falling"}, True)
     assert (free.spin_since, free.hang_confidence, free.hang_signs, free.last_work) == (None, None, {}, None)
+
+
+def spoken(*, reports: tuple[Report, ...] = (), serving: tuple[Serving, ...] = ()) -> Snapshot:
+    """A minute of job 41 on one GPU, which then says that."""
+    ledger = Ledger()
+    advance(ledger, Observation(0, WALL, devices=(worlds.device(),), allocations=(worlds.held(),)))
+    advance(ledger, Observation(60 * S, WALL + 60 * S, readings=(worlds.reading(0, 60),)))
+    advance(ledger, Observation(61 * S, WALL + 61 * S, reports=reports, serving=serving))
+    return take_snapshot(ledger, Meta())
+
+
+def test_what_a_training_job_says_is_in_the_json_and_on_the_page() -> None:
+    told = Report(
+        "41", 0, 60 * S, model_flops=0.4 * 989.4e12 * 60, gpus=1, run="base", step=1200, steps=30, tokens=900.0,
+        padding=90.0, loss=float("nan"), phases=(("data", 6 * S),), quality=0.5, quality_name="accuracy",
+    )  # fmt: skip
+    snapshot = spoken(reports=(told,))
+    (job,) = msgspec.json.decode(msgspec.json.encode(jobs_out(snapshot, 0)), type=JobsOut).jobs
+    assert job.serving is None
+    assert job.training is not None
+    assert (job.training.step, job.training.run, job.training.loss) == (1200, "base", None)
+    assert job.training.mfu == pytest.approx(0.4)
+    assert (job.training.padding_tokens, job.training.gpu_seconds) == (90.0, 60.0)
+    assert (job.training.phase_seconds["data"], job.training.phase_seconds["compute"]) == (6.0, 54.0)
+    assert job.training.loss_events["not_finite"] == 1
+    assert (job.training.quality, job.training.quality_name) == (0.5, "accuracy")
+    words = words_of(snapshot)
+    assert "its own word" in words
+    assert "step 1,200, MFU 40 %, goodput 90 %" in words
+
+
+def test_what_a_serving_engine_says_is_in_the_json_and_on_the_page() -> None:
+    latencies = (Latency("ttft", 0.1, 0.5, 1.25), Latency("itl", 0.02, 0.03, 0.05), Latency("queue", 0.0, 0.0, 0.0))
+    said = Serving("41", 55 * S, 60 * S, "vllm", running=12.0, waiting=3.0, kv_use=0.87, latencies=latencies)
+    snapshot = spoken(serving=(said,))
+    (job,) = jobs_out(snapshot, 0).jobs
+    assert job.training is None
+    assert job.serving is not None
+    assert (job.serving.engine, job.serving.running, job.serving.batch_fill) == ("vllm", 12.0, None)
+    assert (job.serving.latency_seconds["ttft"].p95, sorted(job.serving.latency_seconds)) == (
+        0.5,
+        ["itl", "queue", "ttft"],
+    )
+    assert "12 running, 3 waiting, KV 87 %, itl p99 50 ms, ttft p99 1.2 s" in words_of(snapshot)
+
+
+def test_where_no_job_speaks_the_page_has_no_column_for_it() -> None:
+    assert "its own word" not in words_of(spoken())

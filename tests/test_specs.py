@@ -38,6 +38,8 @@ def test_an_h100_has_the_dense_figures_in_base_units() -> None:
     assert find_spec("NVIDIA H100 80GB HBM3") == Spec(
         name="H100-SXM5-80GB",
         peak_flops=989.4e12,
+        peak_flops_tf32=494.7e12,
+        peak_flops_fp8=1978.9e12,
         tensor_reference_clock_hz=1830e6,
         memory_bandwidth_bytes_per_second=3350e9,
         nvlink_bytes_per_second=450e9,
@@ -153,7 +155,9 @@ def test_a_part_of_a_board_has_its_share_of_peak_and_bandwidth_alone() -> None:
     part = sliced(spec, compute=3 / 7, memory=0.5)
     assert part.peak_flops == pytest.approx(989.4e12 * 3 / 7)
     assert part.memory_bandwidth_bytes_per_second == 3350e9 / 2
-    assert msgspec.structs.replace(part, peak_flops=989.4e12, memory_bandwidth_bytes_per_second=3350e9) == spec
+    assert part.peak_flops_fp8 == pytest.approx(1978.9e12 * 3 / 7)
+    whole = {"peak_flops": 989.4e12, "peak_flops_tf32": 494.7e12, "peak_flops_fp8": 1978.9e12}
+    assert msgspec.structs.replace(part, **whole, memory_bandwidth_bytes_per_second=3350e9) == spec
     assert sliced(Spec("x"), compute=0.5, memory=0.5) == Spec("x")
 
 
@@ -190,7 +194,7 @@ def test_a_board_that_the_table_lacks_is_what_is_configured_and_no_more(tmp_path
 
 def test_every_field_of_a_spec_but_its_name_can_be_configured_and_by_the_same_name() -> None:
     assert Board.__struct_fields__ == Spec.__struct_fields__[1:]
-    figures = (1e12, 1e9, 1e12, 1e11, 1e10, 90.0, 0.8, 7, 80.0)
+    figures = (1e12, 5e11, 2e12, 4e12, 1e9, 1e12, 1e11, 72, 1e10, 90.0, 0.8, 7, 80.0)
     every: dict[str, Any] = dict(zip(Board.__struct_fields__, figures, strict=True))
     assert Config(specs={"Mine": Board(**every)}).overrides() == {"Mine": Spec("Mine", **every)}
 
@@ -225,3 +229,10 @@ def test_what_cannot_be_is_refused_by_name_of_board_and_key(tmp_path: Path, text
 def test_a_section_that_names_no_board_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="specs"):
         configured(tmp_path, text)
+
+
+@pytest.mark.parametrize(("model", "domain"), [("NVIDIA GB200", 72), ("NVIDIA B200", 0), ("NVIDIA H100 80GB HBM3", 0)])
+def test_boards_of_racks_are_joined_beyond_their_node(model: str, domain: int) -> None:
+    spec = find_spec(model)
+    assert spec is not None
+    assert spec.nvlink_domain == domain

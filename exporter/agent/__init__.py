@@ -90,6 +90,7 @@ class Agent:
             source_reason=observer.reason if observer else self._meta.source_reason,
             ticks=self._ticks,
             late_ticks=observer.late if observer else 0,
+            messages=observer.messages if observer else (),
             unanswered_seconds=observer.unanswered_seconds if observer else None,
             read_seconds=observer.read_seconds if observer else 0.0,
             core_seconds=self._core_seconds,

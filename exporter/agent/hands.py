@@ -8,17 +8,20 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.agent.inventory import Inventory, InventoryFile, told
-from exporter.agent.joining import Joining, with_condition, with_members
+from exporter.agent.joining import Joining, guests, invited, with_condition, with_members
 from exporter.agent.pause import PauseFile
-from exporter.core.model import Allocation, Device, Fault
+from exporter.core.model import Allocation, Device, Fault, Report, Serving
 from exporter.schedulers import Scheduler, SchedulerError, Word
 from exporter.sources import Batch, SourceError
 from exporter.sources.ladder import Ladder
+from exporter.workloads import Guest, Heard, Listener
 
 log = logging.getLogger(__name__)
 PAUSED = "paused"
@@ -40,7 +43,11 @@ class Answer(Struct):
     unanswered_since: int | None = None
     """Since when the scheduler has waited for an answer of its own; None: it does not."""
     faults: tuple[Fault, ...] = ()
-    """All there are: the source's, the inventory's, the scheduler's."""
+    """All there are: the source's, the inventory's, the scheduler's, the listeners'."""
+    reports: tuple[Report, ...] = ()
+    serving: tuple[Serving, ...] = ()
+    messages: tuple[tuple[str, int], ...] = ()
+    """What listeners have heard since the start, by what became of it."""
     source: str = ""
     """Name of the source; empty where there is none."""
     reason: str = ""
@@ -59,7 +66,11 @@ class Hands:
         pause: PauseFile | None = None,
         inventory: Inventory | None = None,
         remembered: InventoryFile | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
+        self._listeners, self._complaint = tuple(listeners), ""
+        self._word: Word | None = None
+        """The scheduler's latest."""
         self._ladder, self._scheduler, self._pause = ladder, scheduler, pause
         self._inventory, self._remembered = inventory or Inventory(), remembered
         self._joining, self._condition = Joining(), ""
@@ -98,6 +109,8 @@ class Hands:
             self._answers.put(answer)
             if answer.batch is not None:
                 self._look_up(answer.asked)
+        for listener in self._listeners:
+            listener.close()
         self._ladder.close()
         self._scheduler.close()
 
@@ -145,10 +158,34 @@ class Hands:
             if word is not None:
                 self._join(answer, word, batch)
         answer.devices = with_condition(devices, self._condition)
+        if self._listeners and self._word is not None:
+            self._listen(answer, self._word, batch)
         return answer
 
+    def _listen(self, answer: Answer, word: Word, batch: Batch) -> None:
+        """Take what workloads have said; one that cannot be listened to keeps nobody else from being heard."""
+        present = guests(word, batch.readings)
+        counts: Counter[str] = Counter()
+        for listener in self._listeners:
+            try:
+                heard = listener.take(answer.asked, present, self._whose)
+            except Exception as err:
+                if self._complaint != (complaint := f"{err!r}"):  # a bug of every tick is told once
+                    self._complaint = complaint
+                    log.exception("listening to workloads failed; please report this")
+                heard = Heard(faults=(Fault("listening_failed", f"listening failed: {err}"),))
+            answer.reports += heard.reports
+            answer.serving += heard.serving
+            answer.faults += heard.faults
+            counts.update(dict(heard.counts))
+        answer.messages = tuple(sorted(counts.items()))
+
+    def _whose(self, pids: Sequence[int]) -> Mapping[int, Guest]:
+        word = self._word
+        return {} if word is None else invited(word, self._scheduler.members(pids), {})
+
     def _join(self, answer: Answer, word: Word, batch: Batch) -> None:
-        self._condition = word.condition
+        self._condition, self._word = word.condition, word
         answer.allocations, answer.allocations_at = self._joining.allocations(word, batch.readings), word.at
         answer.batch = replace(batch, readings=with_members(batch.readings, word))
         answer.unanswered_since = word.unanswered_since

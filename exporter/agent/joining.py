@@ -3,12 +3,13 @@
 Owns what is remembered for that: a job's ranks on a GPU, while it holds it. Refuses to judge who holds what.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
 from exporter.core.model import Allocation, Device, Reading
-from exporter.schedulers import Word
+from exporter.schedulers import Member, Word
+from exporter.workloads import Guest
 
 
 class Joining:
@@ -64,3 +65,26 @@ def with_condition(devices: tuple[Device, ...], condition: str) -> tuple[Device,
     if not condition:
         return devices
     return tuple(device if device.condition else replace(device, condition=condition) for device in devices)
+
+
+def guests(word: Word, readings: Iterable[Reading]) -> tuple[Guest, ...]:
+    """The processes on GPUs that are known to be those of the job that holds the GPU."""
+    holds = {(held.uuid, held.owner.job_id) for held in word.allocations if held.end is None}
+    on: dict[int, list[str]] = {}
+    for reading in readings if word.members else ():
+        for process in reading.processes or ():
+            member = word.members.get(process.pid)
+            if member is not None and (reading.uuid, member.job_id) in holds:
+                on.setdefault(process.pid, []).append(reading.uuid)
+    here = {pid: member for pid, member in word.members.items() if pid in on}
+    return tuple(invited(word, here, on).values())
+
+
+def invited(word: Word, members: Mapping[int, Member], on: Mapping[int, Iterable[str]]) -> dict[int, Guest]:
+    """Of these members those whose job holds a GPU here; `on` says on which GPUs a process is."""
+    classes = {held.owner.job_id: held.owner.workload_class for held in word.allocations if held.end is None}
+    return {
+        pid: Guest(pid, member.job_id, tuple(on.get(pid, ())), member.rank, classes[member.job_id])
+        for pid, member in members.items()
+        if member.job_id in classes
+    }

@@ -39,6 +39,8 @@ class Observer:
         self.reason = ""
         """Why this source, in one sentence for people."""
         self._unanswered_since: int | None = None
+        self.messages: tuple[tuple[str, int], ...] = ()
+        """What workloads have said since the start, by what became of it."""
         self.late = 0
         self.read_seconds = 0.0
 
@@ -86,6 +88,7 @@ class Observer:
         self.read_seconds += answer.seconds
         if answer.allocations is not None:
             self._unanswered_since = answer.unanswered_since
+        self.messages = answer.messages or self.messages
         self.name, self.reason = answer.source or self.name, answer.reason
         return self._lost(answer) if self._given_up else self._seen(answer)
 
@@ -142,6 +145,8 @@ class Observer:
             source=self.name,
             faults=answer.faults,
             health=batch.health,
+            reports=answer.reports,
+            serving=answer.serving,
         )
 
     def _changed(self, devices: tuple[Device, ...]) -> tuple[Device, ...] | None:

@@ -14,6 +14,8 @@ from exporter.core.health import LIMITERS
 from exporter.core.leaks import LAYER_OF, LAYERS, NAMES
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.policy import TOLD
+from exporter.core.progress import EVENTS, LASTING, ProgressView
+from exporter.core.served import KINDS, ServiceView
 from exporter.core.snapshot import (
     Counters,
     GpuView,
@@ -138,6 +140,86 @@ def _job_costs(job: JobView) -> Iterator[Sample]:
 def _job_slices(job: JobView) -> Iterator[Sample]:
     if job.fitting is not None:
         yield (job.owner.job_id, job.fitting.profile), job.fitting.compute / PPM
+
+
+def _progress(value: Callable[[ProgressView], float | str | None]) -> Read:
+    return _jobs(lambda j: None if j.progress is None else value(j.progress))
+
+
+def _service(value: Callable[[ServiceView], float | str | None]) -> Read:
+    return _jobs(lambda j: None if j.service is None else value(j.service))
+
+
+def _each_report(samples: Callable[[ProgressView], Iterable[Sample]]) -> Read:
+    """Samples of what jobs report, each under its job."""
+
+    def read(snapshot: Snapshot) -> Iterator[Sample]:
+        for job in snapshot.jobs:
+            for labels, value in () if job.progress is None else samples(job.progress):
+                yield (job.owner.job_id, *labels), value
+
+    return read
+
+
+def _each_service(samples: Callable[[ServiceView], Iterable[Sample]]) -> Read:
+    def read(snapshot: Snapshot) -> Iterator[Sample]:
+        for job in snapshot.jobs:
+            for labels, value in () if job.service is None else samples(job.service):
+                yield (job.owner.job_id, *labels), value
+
+    return read
+
+
+def _hfu(job: JobView) -> float | None:
+    """By the job's word of its recomputation: the reported MFU, times FLOPs with it over FLOPs without."""
+    mfu, told = job.counters.short_ratio("reported", "reportable"), job.progress
+    if mfu is None or told is None or not told.flops:
+        return None
+    return mfu * told.hardware_flops / told.flops
+
+
+def _quality(pick: int) -> Read:
+    def samples(told: ProgressView) -> Iterator[Sample]:
+        value = None if told.quality is None else told.quality[pick]
+        if told.quality is not None and value is not None:
+            yield (told.quality[0],), value
+
+    return _each_report(samples)
+
+
+def _parallelism(told: ProgressView) -> Iterator[Sample]:
+    for name in () if told.parallel is None else told.parallel.__struct_fields__:
+        yield (name,), getattr(told.parallel, name)
+
+
+def _requests(said: ServiceView) -> Iterator[Sample]:
+    for state, count in (("running", said.running), ("waiting", said.waiting)):
+        if count is not None:
+            yield (state,), count
+
+
+def _latencies(said: ServiceView) -> Iterator[Sample]:
+    for latency in said.latencies:
+        for quantile, value in (("0.5", latency.p50), ("0.95", latency.p95), ("0.99", latency.p99)):
+            yield (latency.kind, quantile), value
+
+
+def _mbu(job: JobView) -> float | None:
+    said = None if job.service is None else job.service.bytes_per_second
+    return said / job.bandwidth if said is not None and job.bandwidth else None
+
+
+def _advice(job: JobView) -> Iterator[Sample]:
+    if job.service is not None and job.service.undrafted:
+        yield (job.owner.job_id, "speculative_decoding"), seconds(job.service.undrafted)
+
+
+def _gau_held(snapshot: Snapshot) -> float | None:
+    """GAU with what was too large counted as if it had fitted."""
+    parts = summed(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)
+    seen = sum(parts) - parts[NAMES.index("unobserved")]
+    lost = sum(p for p, name, layer in zip(parts, NAMES, LAYER_OF, strict=True) if layer == "gau" and name != _SIZE)
+    return (seen - lost) / seen if seen else None
 
 
 def _models(value: Callable[[ModelView], float | str | None]) -> Read:
@@ -343,7 +425,8 @@ def _shared(gpu: GpuView) -> Iterator[Sample]:
         yield (gpu.device.uuid, gpu.device.index, basis), seconds(nanoseconds)
 
 
-_REFUSED = ("clock_step", "report", "unknown_gpu")
+_SIZE = "oversized_allocation"
+_REFUSED = ("clock_step", "report", "serving", "unknown_gpu")
 UNHELD = ("unavailable", "idle_allocation", "unobserved")
 """Where a second can go in which nobody has the GPU."""
 _VOCABULARY = {
@@ -356,7 +439,8 @@ _FAULTS = frozenset({
     "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "malformed_line",
     "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
     "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
-    "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused",
+    "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused", "engine_failed", "listening_failed",
+    "reports_failed",
 })  # fmt: skip
 
 
@@ -609,6 +693,194 @@ METRICS: tuple[Metric, ...] = (
         _jobs(lambda j: j.counters.short_ratio("reported", "reportable")), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
+        _P + "job_reported_hfu_ratio", "gauge",
+        "Hardware FLOPs Utilization over the last 5 minutes by the job's own count: MFU with recomputation. The gap "
+        "between the two is what recomputation costs.",
+        _jobs(_hfu), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_reported_gpu_seconds_total", "counter",
+        "GPU-seconds on this node of which a job's reports speak: what its tokens, samples and FLOPs are to be divided "
+        "by.",
+        _progress(lambda p: seconds(p.gpu_time)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_model_flops_total", "counter",
+        "FLOPs of the model's own passes by the job's count: the share of the GPUs here that reports speak of.",
+        _progress(lambda p: p.flops), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_tokens_total", "counter", "Training tokens, padding included: the same share.",
+        _progress(lambda p: p.tokens), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_padding_tokens_total", "counter", "Of them those that only fill up.",
+        _progress(lambda p: p.padding), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_samples_total", "counter", "Training samples: the same share.",
+        _progress(lambda p: p.samples), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_steps_total", "counter", "Optimiser steps, repeated ones included, as one process of the job counts.",
+        _progress(lambda p: p.steps), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_rework_steps_total", "counter", "Of them those that the run had made before.",
+        _progress(lambda p: p.rework_steps), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_step", "gauge", "The last step that ended.", _progress(lambda p: p.step), ("job_id",), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_epoch", "gauge", "Passes over the data so far.", _progress(lambda p: p.epoch), ("job_id",), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_world_size", "gauge", "GPUs of the whole job, by its own word.",
+        _progress(lambda p: p.world or None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_run_seconds_total", "counter",
+        "Wall time of a job by what it did, as one of its processes says: startup, restore, data, compute, "
+        "communication, bubble, checkpoint, evaluation, idle; rework (steps made before); unreported.",
+        _each_report(lambda p: (((name,), seconds(spent)) for name, spent in p.phases)), ("job_id", "phase"), "seconds",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_goodput_ratio", "gauge",
+        "Of a run's time so far, restarts included, the share spent in steps that were new.",
+        _progress(lambda p: p.goodput), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_progress_ratio", "gauge", "Of all steps the share that the run had not made before.",
+        _progress(lambda p: 1.0 - p.rework_steps / p.steps if p.steps else None), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_checkpoints_total", "counter", "Checkpoints made.", _progress(lambda p: p.checkpoints), ("job_id",),
+        "", "reporting job",
+    ),
+    Metric(
+        _P + "job_restarts_total", "counter", "Times the program began anew from a checkpoint.",
+        _progress(lambda p: p.restarts), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_recovery_seconds_total", "counter",
+        "From the last new step before each restart to the first after it; over restarts: the mean time to recover.",
+        _progress(lambda p: seconds(p.recovery)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_bubble_ratio", "gauge", "Share of its steps that a job's pipeline leaves empty; absent without one.",
+        _progress(lambda p: p.bubble), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_step_seconds", "gauge", "Mean time of a step of each process, in its latest report.",
+        _each_report(lambda p: (((rank,), step) for rank, step, _ in p.ranks)), ("job_id", "rank"), "seconds", "rank",
+    ),
+    Metric(
+        _P + "job_rank_busy_seconds", "gauge",
+        "The same without communication and bubbles: a rank that is busy longer is the one the others wait for.",
+        _each_report(lambda p: (((rank,), busy) for rank, _, busy in p.ranks)), ("job_id", "rank"), "seconds", "rank",
+    ),
+    Metric(
+        _P + "job_loss", "gauge", "The latest loss that was reported; may be NaN.", _progress(lambda p: p.loss),
+        ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_loss_spread_ratio", "gauge", "Standard deviation of recent losses over their mean.",
+        _progress(lambda p: p.loss_spread), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_loss_events_total", "counter",
+        "What broke a smooth convergence: spike, not_finite (NaN or infinite losses), rollback (steps going back "
+        "without a restart).",
+        _each_report(lambda p: (((event,), count) for event, count in p.events)), ("job_id", "event"), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_quality", "gauge", "The figure of merit that a job reports, by its own name for it.", _quality(1),
+        ("job_id", "name"), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_quality_start", "gauge", "The first value of it.", _quality(2), ("job_id", "name"), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_quality_target", "gauge", "The value that is wanted.", _quality(3), ("job_id", "name"), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_target_reached_timestamp_seconds", "gauge", "Unix time at which it was reached; absent until then.",
+        _progress(lambda p: _moment(p.target_at)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_parallelism", "gauge", "Degrees of parallelism: tensor, pipeline, data, context, expert.",
+        _each_report(_parallelism), ("job_id", "dimension"), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_tensor_parallel_lost_bytes_per_second", "gauge",
+        "What each GPU loses at least because tensor-parallel groups are larger than what NVLink joins; absent where "
+        "they are not.",
+        _jobs(lambda j: j.tensor_parallel_lost), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_run_info", "gauge", "The run that a job and its restarts have in common.",
+        _each_report(lambda p: (((p.run,), 1),) if p.run else ()), ("job_id", "run"), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_requests", "gauge", "Requests of a server on this node: running in its batches, waiting for a place.",
+        _each_service(_requests), ("job_id", "state"), "", "serving job",
+    ),
+    Metric(
+        _P + "job_batch_fill_ratio", "gauge", "Requests in the batch over its slots; absent where these are not told.",
+        _service(lambda v: v.fill), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_kv_cache_ratio", "gauge", "Use of the fullest replica's KV cache.", _service(lambda v: v.kv_use),
+        ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_preemptions_total", "counter", "Requests put out of the batch for want of KV cache.",
+        _service(lambda v: v.preemptions), ("job_id",), "", "serving job",
+    ),
+    Metric(
+        _P + "job_engine_tokens_total", "counter",
+        "Tokens of a serving engine: prompt (computed), cached (not computed), generated, recomputed (after eviction), "
+        "drafted, accepted.",
+        _each_service(lambda v: (((kind,), count) for kind, count in v.tokens)), ("job_id", "kind"), "", "serving job",
+    ),
+    Metric(
+        _P + "job_draft_acceptance_ratio", "gauge", "Draft tokens accepted over drafted, at the last look.",
+        _service(lambda v: v.acceptance), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_tokens_per_pass_ratio", "gauge",
+        "Tokens a sequence gains at each forward pass, at the last look: 1 without drafts.",
+        _service(lambda v: v.per_pass), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_latency_seconds", "gauge",
+        "Latency of the slowest replica, of the requests that ended last: ttft (to the first token), itl (between "
+        "tokens), queue, e2e.",
+        _each_service(_latencies), ("job_id", "kind", "quantile"), "seconds", "serving job",
+    ),
+    Metric(
+        _P + "job_mbu_ratio", "gauge",
+        "Memory Bandwidth Utilization by the engine's own estimate of its bytes, at the last look.",
+        _jobs(_mbu), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_engine_info", "gauge", "The serving engine of a job.",
+        _each_service(lambda v: (((v.engine,), 1),)), ("job_id", "engine"), "", "serving job",
+    ),
+    Metric(
+        _P + "job_advice_seconds_total", "counter",
+        "GPU-seconds that a change might save, which stay booked where they were lost: speculative_decoding (half of "
+        "the waits for memory of a server that uses no drafts).",
+        _each_job(_advice), ("job_id", "advice"), "seconds", "serving job",
+    ),
+    Metric(
         _P + "job_start_timestamp_seconds", "gauge", "Unix time at which a job was given its first GPU on this node.",
         _jobs(lambda j: j.start / SECOND), ("job_id",), "seconds", "job",
     ),
@@ -738,6 +1010,11 @@ METRICS: tuple[Metric, ...] = (
         _sum_layers("gau"), (), "ratio",
     ),
     Metric(
+        _P + "node_gau_held_ratio", "gauge",
+        "The same as if no allocation were larger than its job needs: GAU without oversized_allocation.",
+        _node(_gau_held), (), "ratio",
+    ),
+    Metric(
         _P + "node_ectr_ratio", "gauge", "Effective Compute Time Ratio of the node over the last 5 minutes.",
         _sum_layers("ectr"), (), "ratio",
     ),
@@ -799,6 +1076,11 @@ METRICS: tuple[Metric, ...] = (
         _node(lambda s: s.meta.core_seconds), (), "seconds",
     ),
     Metric(
+        _P + "workload_messages_total", "counter",
+        "What workloads have said of themselves, by what became of it: taken, or why it was refused.",
+        lambda s: (((outcome,), count) for outcome, count in s.meta.messages), ("outcome",),
+    ),
+    Metric(
         _P + "errors_total", "counter", "Failures the sampling loop caught, by kind.", _errors, ("kind",),
     ),
     Metric(
@@ -844,4 +1126,11 @@ def _series(metric: Metric) -> int:
         _P + "detections_total": 2,
         _P + "detection_seconds_total": 2,
         _P + "errors_total": 4,
+        _P + "job_run_seconds_total": len(LASTING),
+        _P + "job_loss_events_total": len(EVENTS),
+        _P + "job_parallelism": 5,
+        _P + "job_requests": 2,
+        _P + "job_engine_tokens_total": len(KINDS),
+        _P + "job_latency_seconds": 12,
+        _P + "workload_messages_total": 0,  # none where nobody listens, and else as many as there are outcomes
     }.get(metric.name, 1)

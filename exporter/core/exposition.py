@@ -14,6 +14,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_ODD = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+"""As both formats write what is no number; only a job's loss can be."""
 MAX_LABEL = 256
 """Longer label values, which only people's own names can be, are cut."""
 
@@ -55,4 +57,4 @@ def _escaped(value: str) -> str:
 
 def _number(value: float | str) -> str:
     """A string is an exact decimal already; see `catalog.seconds`."""
-    return value if isinstance(value, str) else repr(value)
+    return value if isinstance(value, str) else _ODD.get(text := repr(value), text)

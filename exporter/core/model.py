@@ -21,6 +21,15 @@ PPM = 1_000_000
 """The whole of a span, in parts per million."""
 
 
+DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp4")
+"""Number formats of tensor work; peaks differ by them, 16 bits being the common measure."""
+PHASES = (
+    "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle",
+)  # fmt: skip
+"""What a training process may say it is doing. compute: forward, backward and the optimiser; bubble: waiting for the
+neighbour stage of a pipeline; idle: waiting by design, for another program or for people."""
+
+
 class Spec(Struct, frozen=True, omit_defaults=True):
     """What a board can do at best; dense figures, never sparse ones.
 
@@ -30,11 +39,16 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     name: str
     peak_flops: float | None = None
     """Dense 16-bit tensor FLOP/s."""
+    peak_flops_tf32: float | None = None
+    peak_flops_fp8: float | None = None
+    peak_flops_fp4: float | None = None
     tensor_reference_clock_hz: float | None = None
     """SM clock at which `peak_flops` holds."""
     memory_bandwidth_bytes_per_second: float | None = None
     nvlink_bytes_per_second: float | None = None
     """One direction, all links."""
+    nvlink_domain: int = 0
+    """GPUs that NVLink joins beyond one node's (72 of a GB200 NVL72); 0: those of the node."""
     pcie_bytes_per_second: float | None = None
     """One direction."""
     idle_context_watts: float | None = None
@@ -45,6 +59,12 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     """MIG compute slices of a whole board: 7, 4 of an A30; 0: it has no MIG."""
     memory_gb: float | None = None
     """As sold, which is how MIG profiles count it."""
+
+    def peak(self, dtype: str) -> float | None:
+        """Dense tensor FLOP/s in one of DTYPES; None where the board is not known to have it."""
+        return {"tf32": self.peak_flops_tf32, "fp8": self.peak_flops_fp8, "fp4": self.peak_flops_fp4}.get(
+            dtype, self.peak_flops
+        )
 
 
 class Device(Struct, frozen=True, omit_defaults=True):
@@ -212,14 +232,127 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     uuid: str = ""
 
 
+class Parallel(Struct, frozen=True, omit_defaults=True):
+    """Degrees of parallelism of a whole job."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+
+
 class Report(Struct, frozen=True, omit_defaults=True):
-    """What a job itself says it has done on this node over [start, end)."""
+    """What a process of a job says of itself over [start, end), which may be empty: then only a phase begins.
+
+    FLOPs, tokens and samples are those of `gpus` GPUs together, wherever they are: a share of each falls to every GPU.
+    """
 
     job_id: str
     start: int
     end: int
-    model_flops: float
-    """FLOPs that moved the model, by the job's own count (accounting, section 9)."""
+    model_flops: float | None = None
+    """FLOPs of the model's own passes (accounting, section 9), padded tokens included, recomputation not."""
+    gpus: int = 0
+    """0: the job's GPUs on this node."""
+    uuids: tuple[str, ...] = ()
+    """GPUs of this node that the process works on; empty: not known."""
+    rank: str = ""
+    """Global rank of the process, digits."""
+    run: str = ""
+    """What a job and its restarts have in common."""
+    step: int | None = None
+    """The last optimiser step that ended."""
+    steps: int = 0
+    """Steps that ended in the interval."""
+    highest_step: int | None = None
+    """How far the run had come before, as the process has read in its checkpoint; None: it does not say."""
+    epoch: float | None = None
+    tokens: float | None = None
+    padding: float | None = None
+    """Of the tokens those that only fill up."""
+    samples: float | None = None
+    hardware_flops: float | None = None
+    """Model FLOPs and those of recomputation."""
+    dtype: str = ""
+    """One of DTYPES; empty: 16 bits."""
+    recompute: str = ""
+    """none, selective, full; empty: not told."""
+    phase: str = ""
+    """One of PHASES, which goes on from `end`; empty: none is said to."""
+    phases: tuple[tuple[str, int], ...] = ()
+    """Nanoseconds of the interval by phase; what is left is `compute`."""
+    bubble: float | None = None
+    """Share of a step that the pipeline's schedule leaves empty, 0-1."""
+    checkpoints: int = 0
+    """Made in the interval."""
+    restart: bool = False
+    """The first word after the run began anew."""
+    loss: float | None = None
+    """May be nan or infinite: that is told."""
+    quality: float | None = None
+    quality_name: str = ""
+    quality_target: float | None = None
+    quality_falls: bool = False
+    """Less is better."""
+    parallel: Parallel | None = None
+    world_size: int = 0
+    """GPUs of the whole job; 0: not told."""
+
+
+class Latency(Struct, frozen=True):
+    """Of the requests that ended in an interval, seconds below which the share of them stayed."""
+
+    kind: str
+    """ttft (to the first token), itl (between tokens), queue, e2e (whole requests)."""
+    p50: float
+    p95: float
+    p99: float
+
+
+class Serving(Struct, frozen=True, omit_defaults=True):
+    """What a serving engine says of [start, end): counts are those of the interval, gauges its end's.
+
+    Of one replica; counts are of the replica's `gpus` GPUs together. None: this engine, or this version, does not say.
+    """
+
+    job_id: str
+    start: int
+    end: int
+    engine: str
+    """vllm, sglang, trtllm, tgi, dynamo."""
+    gpus: int = 0
+    """0: the job's GPUs on this node."""
+    uuids: tuple[str, ...] = ()
+    """Its GPUs on this node; empty: all that the job has here."""
+    running: float | None = None
+    """Requests in the batch."""
+    waiting: float | None = None
+    """Requests that queue."""
+    slots: float | None = None
+    """Requests that fit into a batch."""
+    kv_use: float | None = None
+    """Share of the KV cache's blocks that hold tokens, 0-1."""
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    """Computed anew: without those that a prefix cache had."""
+    cached_tokens: float | None = None
+    generated_tokens: float | None = None
+    recomputed_tokens: float | None = None
+    """Of the prompt tokens those that had been computed before, and were evicted."""
+    drafted_tokens: float | None = None
+    accepted_tokens: float | None = None
+    passes: float | None = None
+    """Forward passes."""
+    flops: float | None = None
+    """FLOPs of all tokens that went through the model, per GPU, as the engine estimates them or by 2N a token."""
+    bytes: float | None = None
+    """Read from and written to device memory, per GPU, as the engine estimates them."""
+    inter_token_seconds: float | None = None
+    """Mean over the interval."""
+    calm_inter_token_seconds: float | None = None
+    """The mean at about the same batch while no prefill ran; None: not seen yet."""
+    latencies: tuple[Latency, ...] = ()
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):
@@ -244,6 +377,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     health: tuple[Health, ...] = ()
     """Of the boards it was read for, whole each time."""
     reports: tuple[Report, ...] = ()
+    serving: tuple[Serving, ...] = ()
 
 
 class State(StrEnum):

@@ -12,9 +12,10 @@ from operator import attrgetter
 from exporter.core.attribution import Part, attribute, divided, use_of
 from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
-from exporter.core.leaks import Span, Taken, pour
+from exporter.core.leaks import MEMORY_BOUND, SPEAKS, Span, Taken, pour
 from exporter.core.ledger import Gpu, Job, Ledger, conserved
 from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
+from exporter.core.told import AGAIN, MODEL, Voice
 from exporter.core.track import Piece, blind, look, pieces
 
 Stretch = tuple[Gpu, Evidence, list[Piece]]
@@ -22,7 +23,8 @@ Stretch = tuple[Gpu, Evidence, list[Piece]]
 Hangs = dict[str, list[tuple[int, int]]]
 """Job id -> when any of its GPUs hung."""
 _NO_REASON = frozenset({
-    "controller_silent", "processes_unseen", "scheduler_failed", "scheduler_refused", "unknown_model",
+    "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
+    "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that keep nobody from seeing a GPU."""
 UNKNOWN = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
@@ -56,7 +58,9 @@ def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
         ledger.allocate(observation.allocations)
     closed = [] if observation.devices is None else _take_stock(ledger, observation, observation.devices)
     for report in observation.reports:
-        ledger.hear(report)
+        ledger.hear(report, observation.at)
+    for serving in observation.serving:
+        ledger.attend(serving, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:
@@ -213,6 +217,8 @@ def _begin_if_new(gpu: Gpu, holders: tuple[Allocation, ...], at: int) -> None:
     if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
         track.learn(holders, gpu.standard.rules)
         return
+    if gpu.voices:
+        gpu.voices = {name: voice for name, voice in gpu.voices.items() if any(h.owner.job_id == name for h in holders)}
     began_unseen = any(held.start < gpu.book.since for held in holders)
     track.begin(holders, at=at, rules=gpu.standard.rules, worked=began_unseen)
 
@@ -256,21 +262,31 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
         ms = (piece.end - piece.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
-        for held, share, whole, taken in _poured(gpu, ev, piece, state):
+        for held, share, whole, taken in _poured(ledger, gpu, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
             if held is None:
                 gpu.book.post_unheld(taken, ms)
             else:
-                job = ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start)
-                job.book.post(taken, whole, ms, ev)
-                job.saw(ev, piece.end, ms, share)
-                if job.need is not None and len(piece.holders) == 1 and ev.device.weight == PPM:
-                    job.need.see(ev, piece.start, piece.end, owner=job.owner, policy=gpu.standard.policy)
-                if job.awaits_work and ev.runs and not ev.distrust:
-                    job.first_work, job.awaits_work = piece.start - job.start, False
+                _post_job(ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start), gpu, ev, piece,
+                          whole=whole, share=share, taken=taken)  # fmt: skip
         gpu.book.observe(ev, ms)
     if gpu.book.until >= gpu.book.next_mark:
         gpu.book.mark()
+
+
+def _post_job(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, *, whole: int, share: int, taken: Taken) -> None:
+    """One owner's part of a piece, in its own book."""
+    ms = (piece.end - piece.start) // MS
+    job.book.post(taken, whole, ms, ev)
+    job.saw(ev, piece.end, ms, share)
+    if job.need is not None and len(piece.holders) == 1 and ev.device.weight == PPM:
+        job.need.see(ev, piece.start, piece.end, owner=job.owner, policy=gpu.standard.policy)
+    if job.awaits_work and ev.runs and not ev.distrust:
+        job.first_work, job.awaits_work = piece.start - job.start, False
+    voice = gpu.voices.get(job.owner.job_id) if gpu.voices else None
+    if voice is not None and voice.shares.undrafted and job.service is not None:
+        slow = sum(ppm for index, ppm in taken if index == MEMORY_BOUND)
+        job.service.undrafted += round(slow * gpu.standard.policy.draft_gain_share) * ms
 
 
 def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
@@ -278,12 +294,14 @@ def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
     return ledger.open(held, start, awaits_work=held.start >= gpu.book.since)
 
 
-def _poured(gpu: Gpu, ev: Evidence, piece: Piece, state: State) -> list[tuple[Allocation | None, int, int, Taken]]:
+def _poured(
+    ledger: Ledger, gpu: Gpu, ev: Evidence, piece: Piece, state: State
+) -> list[tuple[Allocation | None, int, int, Taken]]:
     """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
 
     The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
     """
-    policy, signs, whole = gpu.standard.policy, piece.signs, ev.device.weight
+    policy, whole = gpu.standard.policy, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
     if whole != PPM:
         pools = _scaled(pools, whole)
@@ -292,7 +310,13 @@ def _poured(gpu: Gpu, ev: Evidence, piece: Piece, state: State) -> list[tuple[Al
         return [(None, PPM, whole, pour(Span(ev, state, policy, pools, whole)))]
     if count == 1:
         held = piece.holders[0]
-        return [(held, PPM, whole, pour(Span(ev, state, policy, pools, whole, held.gpus, held.restarts, signs)))]
+        span = Span(ev, state, policy, pools, whole, held.gpus, held.restarts, piece.signs)
+        if gpu.voices:
+            _listen(span, gpu.voices.get(held.owner.job_id), piece)
+        job = ledger.jobs.get(held.owner.job_id) if held.gpus == 1 and whole == PPM else None
+        if job is not None and job.need is not None and job.need.fitting is not None:
+            span.surplus = PPM - job.need.fitting.compute
+        return [(held, PPM, whole, pour(span))]
     equal = [1] * count
     use = use_of(ev.reading.processes, piece.holders)
     gpu.shared["equal" if use is None else "sm"] += piece.end - piece.start
@@ -301,9 +325,21 @@ def _poured(gpu: Gpu, ev: Evidence, piece: Piece, state: State) -> list[tuple[Al
     shares: list[tuple[Allocation | None, int, int, Taken]] = []
     for rank, held in enumerate(piece.holders):
         own = [parts[rank] for parts in split]
-        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, signs)
+        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, piece.signs)
+        if gpu.voices:
+            _listen(span, gpu.voices.get(held.owner.job_id), piece)
         shares.append((held, ran[rank], span.whole, pour(span)))
     return shares
+
+
+def _listen(span: Span, voice: Voice | None, piece: Piece) -> None:
+    """Let the owner speak for its span, if it has said anything that still holds."""
+    weight = span.ev.device.weight
+    if voice is None or not voice.listen(piece.start, piece.end, weight):
+        return
+    span.voice, span.ms, span.signs = voice, (piece.end - piece.start) // MS, span.signs | {SPEAKS}
+    if voice.judges(piece.start, piece.end):
+        span.model = voice.can(MODEL, span.ms) + voice.can(AGAIN, span.ms)
 
 
 def _scaled(pools: list[int], weight: int) -> list[int]:

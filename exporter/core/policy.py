@@ -162,6 +162,30 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     clock_skew_seconds: Annotated[
         Seconds, Meta(description="E: more than a scrape interval apart, times of two nodes cannot be compared")
     ] = 30.0
+    selective_recompute_share: Annotated[
+        Ratio,
+        Meta(description="E: selective recomputation repeats the cheap part of attention (Korthikanti et al. 2022)"),
+    ] = 0.04
+    phase_patience_seconds: Annotated[
+        Seconds, Meta(description="E: no checkpoint or restore takes longer; a program that says nothing more has died")
+    ] = 1800.0
+    kv_full_share: Annotated[
+        Share, Meta(description="E: with less of the KV cache free than the rest no request of usual length fits")
+    ] = 0.95
+    draft_gain_share: Annotated[
+        Ratio, Meta(description="E: of decoding's waits for memory what good drafts halve; advice, never booked")
+    ] = 0.5
+    loss_spike_deviations: Annotated[
+        Annotated[float, Meta(ge=1, le=100)],
+        Meta(description="E: a loss this many standard deviations above its running mean is a spike"),
+    ] = 6.0
+    most_reported_share: Annotated[
+        Annotated[float, Meta(ge=1, le=100)],
+        Meta(
+            description="E: FLOPs beyond this multiple of the peak are refused; a wrong dtype alone reads two or four"
+        ),
+    ] = 8.0
+    max_runs: Annotated[int, Meta(description="training runs whose highest step a node remembers", ge=1)] = 256
     job_linger_seconds: Annotated[
         Seconds,
         Meta(description="series of an ended job stay this long, so that the last scrape sees the total"),

@@ -15,6 +15,8 @@ from exporter.core.ledger import SPREAD_BINS, Account, Book, Gpu, Job, Ledger, M
 from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
 from exporter.core.money import Price, Terms, price_at
 from exporter.core.policy import TOLD
+from exporter.core.progress import ProgressView, progress_view
+from exporter.core.served import ServiceView, serve_view
 from exporter.core.sizing import Slice
 
 SHORT = 300
@@ -176,6 +178,14 @@ class JobView(Struct, frozen=True):
     fitting: Slice | None = None
     unneeded: int | None = None
     """GPU-nanoseconds beyond that slice."""
+    progress: ProgressView | None = None
+    """What it says of its training."""
+    service: ServiceView | None = None
+    """What its serving engines say."""
+    bandwidth: float | None = None
+    """Of one of its GPUs' memory, bytes per second."""
+    tensor_parallel_lost: float | None = None
+    """Bytes per second that its tensor-parallel groups lose by leaving NVLink; None: they do not, or it is not told."""
 
 
 class ModelView(Struct, frozen=True):
@@ -218,6 +228,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     """For how long a question to the scheduler's controller has had no answer; None: the scheduler has none."""
     errors: tuple[tuple[str, int], ...] = ()
     """Failures the loop caught, by kind."""
+    messages: tuple[tuple[str, int], ...] = ()
+    """What workloads said, by what became of it."""
     last_error: str = ""
     terms: Terms = Terms()
 
@@ -397,7 +409,27 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         costs=_costs(holding, terms, ledger.wall),
         fitting=None if job.need is None else job.need.fitting,
         unneeded=None if job.need is None or not job.need.unneeded else job.need.unneeded,
+        progress=None if job.progress is None else progress_view(job.progress, at=at, wall=ledger.wall),
+        service=None if job.service is None else serve_view(job.service, at),
+        bandwidth=_bandwidth(holding) if job.service is not None else None,
+        tensor_parallel_lost=_tensor_parallel_lost(job, holding),
     )
+
+
+def _bandwidth(holding: list[Gpu]) -> float | None:
+    specs = [gpu.device.spec for gpu in holding if gpu.device.spec is not None]
+    return next((spec.memory_bandwidth_bytes_per_second for spec in specs), None)
+
+
+def _tensor_parallel_lost(job: Job, holding: list[Gpu]) -> float | None:
+    """A group larger than what NVLink joins goes over the host's link, and no network card is faster than that."""
+    parallel = None if job.progress is None else job.progress.parallel
+    spec = next((gpu.device.spec for gpu in holding if gpu.device.spec is not None), None)
+    if parallel is None or spec is None or not spec.nvlink_bytes_per_second:
+        return None
+    if parallel.tensor <= max(len(holding), spec.nvlink_domain):
+        return None
+    return spec.nvlink_bytes_per_second - (spec.pcie_bytes_per_second or 0.0)
 
 
 def _costs(holding: list[Gpu], terms: Terms, wall: int) -> tuple[tuple[str, float], ...]:

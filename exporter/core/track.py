@@ -153,7 +153,11 @@ class Track:
         if self.hang != hang:
             self.hung = self.hung and self.spin >= self.hang
         if self.polls:
-            self.spin, self.spin_since, self.hung = 0, None, False
+            self.acquit()
+
+    def acquit(self) -> None:
+        """The job says that it moves: whatever looked like a spin is none."""
+        self.spin, self.spin_since, self.hung = 0, None, False
 
     def _limit(self, rules: Limits | None) -> None:
         """Nanoseconds of each credit that begin a state; of several holders the most patient one counts."""

@@ -12,6 +12,7 @@ from exporter.core.leaks import NAMES, USEFUL
 from exporter.core.ledger import Mark
 from exporter.core.model import PPM, SECOND, Device, Health, Owner
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, believed, layers, summed
+from exporter.http.told import ServingOut, TrainingOut, serving, training
 
 
 class WindowOut(Struct, frozen=True, kw_only=True):
@@ -142,6 +143,10 @@ class JobOut(Struct, frozen=True, kw_only=True):
     """Unix seconds at which it was given its first GPU here."""
     first_work_seconds: float | None
     """From then to its first kernel here; null: none yet, or it was not seen."""
+    training: TrainingOut | None
+    """What it reports; null: nothing."""
+    serving: ServingOut | None
+    """What its serving engines say; null: none was found."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
@@ -283,6 +288,8 @@ def _job(job: JobView, devices: Sequence[Device]) -> JobOut:
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
         first_work_seconds=None if job.first_work is None else job.first_work / SECOND,
+        training=training(job),
+        serving=serving(job),
         last_5_minutes=_window([(book, book.short)]),
         last_hour=_window([(book, book.hour)]),
     )

@@ -7,7 +7,7 @@ from exporter.core.leaks import LAYER_OF, LEAKS, NAMES
 from exporter.http.api import JobOut, WindowOut
 from exporter.http.appearance import LOWERS
 from exporter.http.drawing import losses, parts, swatch
-from exporter.http.words import duration, percent, plain, ratio, text
+from exporter.http.words import duration, own_word, percent, plain, ratio, text
 
 _LAYER = dict(zip(NAMES, LAYER_OF, strict=True))
 _JOB_RATIOS = ("ectr", "emfu", "product", "driver_utilization")
@@ -21,17 +21,20 @@ _FIX = {leak.name: leak.fix for leak in LEAKS}
 
 def job_table(jobs: Iterable[JobOut]) -> str:
     """Jobs of the node, the one that lost most in the last hour first."""
-    rows = "".join(_job(job) for job in sorted(jobs, key=_lost, reverse=True))
+    listed = sorted(jobs, key=_lost, reverse=True)
+    spoken = any(map(own_word, listed))
+    rows = "".join(_job(job, spoken=spoken) for job in listed)
     if not rows:
         return '<h2>Jobs</h2><p class="mute">No job holds a GPU of this node, or did lately.</p>'
     heads = _heads(
         ("job", False), ("user", False), ("GPUs", False), ("GPU-time, last hour", True), ("computing", True),
         ("useful", True), ("product", True), ("nvidia-smi", True), ("largest loss", False),
+        *([("its own word", False)] if spoken else ()),
     )  # fmt: skip
     return f"<h2>Jobs</h2>{_table('Jobs', heads, rows)}"
 
 
-def _job(job: JobOut) -> str:
+def _job(job: JobOut, *, spoken: bool) -> str:
     hour, owner = job.last_hour, job.owner
     lost = losses(hour)
     worst = f"{swatch(lost[0][0])}{plain(lost[0][0])} {duration(lost[0][1])}" if lost else ""
@@ -42,7 +45,8 @@ def _job(job: JobOut) -> str:
         f"<td><bdi>{text(owner.user or owner.namespace or owner.account)}</bdi></td>"
         f"<td>{text(', '.join(job.gpus)) or 'ended'}</td>"
         + "".join(f'<td class="n">{figure}</td>' for figure in figures)
-        + f'<td class="tight">{worst}</td></tr>'
+        + f'<td class="tight">{worst}</td>'
+        + (f'<td class="wide">{own_word(job)}</td></tr>' if spoken else "</tr>")
     )
 
 

@@ -6,7 +6,7 @@ Refuses tags of any size: what comes out is text, a `<time>` or one `<span>` tha
 from datetime import UTC, datetime
 from html import escape
 
-from exporter.http.api import HealthOut, WindowOut
+from exporter.http.api import HealthOut, JobOut, WindowOut
 
 MAX_TEXT = 120
 """Longer names are cut: they are people's own, and one must not fill the page."""
@@ -16,6 +16,7 @@ _SPACE, _DASH = "\N{NO-BREAK SPACE}", "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TINY = 0.005
 """What would round to 0 % and is not."""
+_SHOWN = ("ttft", "itl")
 _FRESH = 10
 """Seconds below which tenths of an age count."""
 
@@ -92,3 +93,28 @@ def complaints(health: HealthOut) -> str:
         "a row remap waits for a reset" if health.row_remap_pending else "",
     ]
     return "; ".join(filter(None, found))
+
+
+def own_word(job: JobOut) -> str:
+    """What a job says of itself, in a few words; empty where it says nothing."""
+    told, said = job.training, job.serving
+    found: list[str] = []
+    if told is not None:
+        found += [
+            f"step {told.step:,}" if told.step is not None else "",
+            f"MFU {percent(told.mfu)}" if told.mfu is not None else "",
+            f"goodput {percent(told.goodput)}" if told.goodput is not None else "",
+            f"{told.rework_steps:,} steps again" if told.rework_steps else "",
+        ]
+    if said is not None:
+        found += [
+            f"{said.running:.0f} running" if said.running is not None else "",
+            f"{said.waiting:.0f} waiting" if said.waiting is not None else "",
+            f"KV {percent(said.kv_cache)}" if said.kv_cache is not None else "",
+            *(f"{kind} p99 {_latency(one.p99)}" for kind, one in said.latency_seconds.items() if kind in _SHOWN),
+        ]
+    return ", ".join(filter(None, found))
+
+
+def _latency(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}{_SPACE}ms" if seconds < 1 else f"{seconds:.1f}{_SPACE}s"

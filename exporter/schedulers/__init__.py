@@ -19,7 +19,7 @@ class SchedulerError(Exception):
 
 
 class Member(Struct, frozen=True):
-    """What a process on a GPU is to its job."""
+    """What a process is to its job."""
 
     job_id: str
     rank: str = ""
@@ -53,6 +53,14 @@ class Scheduler(Protocol):
         """What is known at `now` (monotonic nanoseconds on whole milliseconds) of who holds `devices`.
 
         None: nothing can be said yet, which is not "nobody". Raises SchedulerError when it cannot be told.
+        """
+        ...
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """Of these processes (the host's pids), on a GPU or not, those of jobs that the last `look` knew.
+
+        As in `Word.members`, but where a process itself could have written what makes it a job's, it must run as the
+        job's user. /proc is asked once for a process. Never raises.
         """
         ...
 

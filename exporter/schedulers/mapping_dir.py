@@ -30,7 +30,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
-from exporter.schedulers import SchedulerError, Word
+from exporter.schedulers import Member, SchedulerError, Word
 from exporter.schedulers.members import Facts, Members, user_name
 from exporter.schedulers.rules import Rules
 
@@ -129,7 +129,7 @@ class MappingDirScheduler:
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
         self._user_of = cache(user_of)
         self._files = JobFiles(self._path)
-        self._members = Members(self._job_of, proc=proc)
+        self._members = Members(self._job_of, proc=proc, proven=self._proven)
         self._listed: frozenset[str] = frozenset()
         self._runs: dict[str, Facts] = {}
         """A process of each job."""
@@ -155,6 +155,10 @@ class MappingDirScheduler:
         self._looked = now
         problems = (Fault("scheduler_refused", held.problem, uuid) for uuid, held in holders.items() if held.problem)
         return Word((*self._held.values(), *ended), now, members=members, faults=(*faults, *problems))
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`; the job's user is that of its process on a GPU."""
+        return self._members.of(pids)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -187,12 +191,23 @@ class MappingDirScheduler:
         return self._rules.judge(Owner(job, self.name, user), command=runs.command if runs else "")
 
     def _job_of(self, said: Facts) -> str:
-        """The cgroup's word before the environment's, which is the user's to change."""
-        names = (*_CGROUP.findall(said.cgroup), *_named(said.environ))
-        job = next((name for name in names if name in self._listed), "")
+        job = self._said(said)
         if job:
             self._runs.setdefault(job, said)
         return job
+
+    def _said(self, said: Facts) -> str:
+        """The cgroup's word before the environment's, which is the user's to change."""
+        names = (*_CGROUP.findall(said.cgroup), *_named(said.environ))
+        return next((name for name in names if name in self._listed), "")
+
+    def _proven(self, said: Facts) -> str:
+        """The environment's word counts where the process is run by the user of one on the job's GPUs."""
+        job = self._said(said)
+        if job in _CGROUP.findall(said.cgroup):
+            return job
+        run = self._runs.get(job)
+        return job if run is not None and run.uid is not None and run.uid == said.uid else ""
 
 
 def open_mapping_dir(config: Any) -> MappingDirScheduler:

@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -24,6 +25,8 @@ _ENVIRON_BYTES = 256 * 1024
 _TEXT_BYTES = 64 * 1024
 """Read of any other file of a process."""
 _VALUE_CHARS = 4096
+_RECALLED = 4096
+"""Processes that are kept though no GPU lists them."""
 _COMMAND_CHARS = 4096
 _RANK_DIGITS = 9
 _RANKS = (
@@ -61,7 +64,10 @@ class Facts(Struct, frozen=True):
 
 
 class Seen(Generic[T]):
-    """What was learnt of each process, asked for once; a pid used again is somebody else, told by its start."""
+    """What was learnt of each process, asked for once; a pid used again is somebody else, told by its start.
+
+    Either by `look`, which forgets whom it is not asked about, or by `recall`, which keeps as many as it has room for.
+    """
 
     def __init__(self, proc: str | Path, ask: Callable[[Path, int], T]) -> None:
         """`ask` gets the process's folder and its start in clock ticks since boot; it may raise OSError, ValueError."""
@@ -76,6 +82,15 @@ class Seen(Generic[T]):
         found = ((pid, self._look(pid, self._known.get(pid))) for pid in set(pids))
         self._known = {pid: known for pid, known in found if known is not None}
         return {pid: what for pid, (_, what) in self._known.items()}
+
+    def recall(self, pids: Iterable[int]) -> dict[int, T]:
+        """What is known of these; of the others those that were asked about last stay known."""
+        asked = dict.fromkeys(pids)
+        found = {pid: known for pid in asked if (known := self._look(pid, self._known.pop(pid, None))) is not None}
+        self._known |= found
+        for pid in list(islice(self._known, max(0, len(self._known) - _RECALLED))):
+            del self._known[pid]
+        return {pid: what for pid, (_, what) in found.items()}
 
     def _look(self, pid: int, known: tuple[int, T] | None) -> tuple[int, T] | None:
         folder = self._proc / str(pid)
@@ -94,8 +109,16 @@ class Seen(Generic[T]):
 class Members:
     """The jobs of the processes that GPUs list; `job_of` names a process's job, or gives "" for none of ours."""
 
-    def __init__(self, job_of: Callable[[Facts], str], *, proc: str | Path = "/proc") -> None:
-        self._job_of, self._seen = job_of, Seen(proc, facts)
+    def __init__(
+        self,
+        job_of: Callable[[Facts], str],
+        *,
+        proc: str | Path = "/proc",
+        proven: Callable[[Facts], str] | None = None,
+    ) -> None:
+        """`proven` is `job_of` where nobody vouches for the process, as a GPU's list does; None: the same."""
+        self._job_of, self._proven = job_of, proven or job_of
+        self._seen, self._others = Seen(proc, facts), Seen(proc, facts)
 
     def look(self, readings: Sequence[Reading]) -> dict[int, Member]:
         """By pid, those of the readings' processes that are in a job.
@@ -104,6 +127,11 @@ class Members:
         """
         known = self._seen.look(p.pid for reading in readings for p in reading.processes or ())
         jobs = ((pid, self._job_of(said), said) for pid, said in known.items())
+        return {pid: Member(job, rank(said.environ)) for pid, job, said in jobs if job}
+
+    def of(self, pids: Iterable[int]) -> dict[int, Member]:
+        """Of these processes, on a GPU or not, those that are proven to be in a job."""
+        jobs = ((pid, self._proven(said), said) for pid, said in self._others.recall(pids).items())
         return {pid: Member(job, rank(said.environ)) for pid, job, said in jobs if job}
 
 

@@ -71,7 +71,7 @@ class ProcessesScheduler:
         self._user_of = cache(user_of or user_name)
         self._asleep = asleep or _asleep
         self._hertz = os.sysconf("SC_CLK_TCK")
-        self._seen = Seen(self._proc, self._identify)
+        self._seen, self._others = Seen(self._proc, self._identify), Seen(self._proc, self._identify)
         self._held: dict[tuple[str, str], Allocation] = {}
         self._looked: dict[str, int] = {}
         self._at = NEVER
@@ -96,6 +96,12 @@ class ProcessesScheduler:
         if lists or not readings:
             self._at = now
         return Word((*self._held.values(), *ended), self._at, members=_members(lists.values(), known))
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`: all processes of a user and unit are those of the owner that has one on a GPU."""
+        holders = {job for _, job in self._held}
+        found = self._others.recall(pids).items()
+        return {pid: Member(who.owner.job_id, who.rank) for pid, who in found if who.owner.job_id in holders}
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -16,9 +16,14 @@ from exporter.simulate.plan import Truth
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.setting import Scenario, Setting
 from exporter.simulate.simulation import Simulation, node_uuids, without
+from exporter.simulate.twelve import TWELVE
+from exporter.simulate.waterfalls import WATERFALLS
 from exporter.simulate.work import FOREVER_MS
 
-__all__ = ["BOARDS", "SCENARIOS", "STORIES", "Board", "Scenario", "Simulation", "Truth", "simulate", "without"]
+__all__ = [
+    "BOARDS", "SCENARIOS", "STORIES", "TWELVE", "WATERFALLS", "Board", "Scenario", "Simulation", "Truth", "simulate",
+    "without",
+]  # fmt: skip
 
 DEFAULT_WALL = 1_767_225_600 * 1_000_000_000
 """2026-01-01 00:00 UTC in Unix nanoseconds: a fixed day, so that the same seed gives the same bytes."""
@@ -48,7 +53,7 @@ def simulate(
     `start` is monotonic nanoseconds on a whole millisecond, `wall` Unix nanoseconds of the same moment.
     `duration_seconds` comes on top of `preroll_seconds` (both default to the scenario's own; the duration may be
     infinite). Nodes of one fleet share the seed and differ in `node`. `stories` is the table that `scenario` is a row
-    of: SCENARIOS or STORIES. The same arguments give the same bytes.
+    of: SCENARIOS, STORIES, TWELVE or WATERFALLS. The same arguments give the same bytes.
     Raises ValueError for an unknown scenario or board, a time off the millisecond grid, or too few GPUs.
     """
     row = _row(scenario, stories, "scenario")

@@ -8,6 +8,7 @@ workload is.
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.core.model import Spec
 from exporter.simulate.work import Load
@@ -49,6 +50,10 @@ class Board(Struct, frozen=True, kw_only=True):
     limit_watts: float
     kelvin_per_watt: float
     inlet_celsius: float = 26.0
+    memory_gb: float = 0.0
+    """As sold; MIG profiles count in its eighths."""
+    mig_slices: int = 0
+    """Compute slices of the whole board; 0: it cannot be cut."""
 
     @property
     def spec(self) -> Spec:
@@ -63,6 +68,11 @@ class Board(Struct, frozen=True, kw_only=True):
             idle_context_watts=self.context_watts,
             dram_ceiling=self.dram_ceiling,
         )
+
+    @property
+    def sliceable_spec(self) -> Spec:
+        """The same, and the MIG slices that it could be cut into."""
+        return replace(self.spec, slices=self.mig_slices, memory_gb=self.memory_gb or None)
 
     @property
     def peer_bytes_per_second(self) -> float:
@@ -124,6 +134,8 @@ BOARDS: dict[str, Board] = {
             context_watts=114.0,
             limit_watts=700.0,
             kelvin_per_watt=0.055,
+            memory_gb=80.0,
+            mig_slices=7,
         ),
         # H200 datasheet: the H100's compute with 141 GB of HBM3e at 4.8 TB/s.
         Board(
@@ -143,6 +155,8 @@ BOARDS: dict[str, Board] = {
             context_watts=120.0,
             limit_watts=700.0,
             kelvin_per_watt=0.055,
+            memory_gb=141.0,
+            mig_slices=7,
         ),
         # A100 80GB datasheet: 108 SMs x 2,048 FLOP a cycle make 312 TFLOP/s at 1,411 MHz.
         Board(
@@ -162,6 +176,8 @@ BOARDS: dict[str, Board] = {
             context_watts=75.0,
             limit_watts=400.0,
             kelvin_per_watt=0.085,
+            memory_gb=80.0,
+            mig_slices=7,
         ),
         # L40S datasheet: 362 TFLOP/s dense (733 is sparse), GDDR6 at 864 GB/s, PCIe 4.0 x16, no NVLink.
         Board(
@@ -219,6 +235,8 @@ BOARDS: dict[str, Board] = {
             context_watts=190.0,
             limit_watts=1000.0,
             kelvin_per_watt=0.04,
+            memory_gb=180.0,
+            mig_slices=7,
         ),
     )
 }

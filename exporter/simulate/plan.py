@@ -15,6 +15,7 @@ from msgspec import Struct
 from exporter.core.model import MS, Allocation, Owner, Process
 from exporter.simulate.boards import Board, busy_demand, governed_clock
 from exporter.simulate.sensors import program
+from exporter.simulate.words import Voice
 from exporter.simulate.work import (
     CALM,
     FOREVER_MS,
@@ -47,6 +48,10 @@ class Job(Struct, frozen=True, kw_only=True):
     gpus: int = 0
     """GPUs on all nodes; 0 means those of `slots`."""
     restarts: int = 0
+    voice: Voice | None = None
+    """How its training processes speak of themselves; None: not at all."""
+    serves: bool = False
+    """A serving engine runs in it, which answers when asked."""
 
     @property
     def end_ms(self) -> int:
@@ -78,6 +83,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     profiler_ms: tuple[tuple[int, int], ...] = ()
     """When somebody's profiler has the performance counters: [start, end)."""
     profiler_leaves: Leftover = "nothing"
+    slices_known: bool = False
+    """Whether the inventory says which MIG slices the boards could be cut into."""
     power_floor: float = 0.0
     """Share of its limit that a board draws at least while a kernel is resident: it smooths its power."""
     noise: float = 1.0
@@ -143,6 +150,12 @@ class Piece(Struct, frozen=True):
     climate: Climate = CALM
     process: Process | None = None
     job: Job | None = None
+    stage: Stage | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it ends because its stage does: nobody has killed the process."""
+        return self.stage is not None and self.end == self.origin + self.stage.ms
 
 
 def timeline(plan: Plan, slot: int, *, board: Board, seed: int) -> Iterator[Piece]:
@@ -201,6 +214,7 @@ def _staged(job: Job, stage: Stage, rank: int, *, span: tuple[int, int], process
                 climate=stage.climate(rank),
                 process=process,
                 job=job,
+                stage=stage,
             )
 
 

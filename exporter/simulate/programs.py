@@ -6,6 +6,8 @@ Owns the stories of single jobs. Refuses who holds the GPUs: that is `scenarios`
 from collections.abc import Callable, Iterator
 from random import Random
 
+from msgspec.structs import replace
+
 from exporter.simulate import kernels
 from exporter.simulate.boards import CLOCK_STEP_HZ, Board
 from exporter.simulate.work import FOREVER_MS, NOTHING, Climate, Cycle, Stage, Stages
@@ -24,15 +26,7 @@ def until(stages: Iterator[Stage], ms: int) -> Stages:
     """The first `ms` milliseconds of these stages."""
     left = ms
     for stage in stages:
-        yield Stage(
-            stage.name,
-            min(left, stage.ms),
-            stage.cycles,
-            memory=stage.memory,
-            program=stage.program,
-            context=stage.context,
-            climates=stage.climates,
-        )
+        yield replace(stage, ms=min(left, stage.ms))
         left -= stage.ms
         if left <= 0:
             return
@@ -206,9 +200,14 @@ def one_thing(name: str, cycle: Cycle, *, memory: float = 0.1, program: str = "p
     return stages
 
 
+def at_reference(board: Board) -> Climate:
+    """Clocks set to the one at which the dense peak holds."""
+    return Climate(board.reference_clock_hz, event_reasons=_CLOCKS_SET)
+
+
 def by_turns(board: Board) -> Program:
     """Twenty minutes of even work and ten of nothing, again and again, at the reference clock."""
-    climates = (Climate(board.reference_clock_hz, event_reasons=_CLOCKS_SET),)
+    climates = (at_reference(board),)
 
     def stages(_: Random) -> Stages:
         while True:

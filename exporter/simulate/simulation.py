@@ -4,7 +4,7 @@ Owns the loop that plays a plan through sensors, and `without`, which takes a si
 becomes of the Observations.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from exporter.core.model import MS, Allocation, Device, Fault, Observation, Reading
+from exporter.core.model import MS, Allocation, Device, Fault, Observation, Reading, Report, Serving
 from exporter.simulate.boards import Board
 from exporter.simulate.plan import Piece, Plan, Truth, timeline, truth
 from exporter.simulate.sensors import Meter
+from exporter.simulate.speaking import reports, servings, teller
 from exporter.simulate.vitals import vitals
 from exporter.simulate.work import Load, add, dice
 
@@ -129,6 +130,7 @@ def _ticks(simulation: Simulation) -> Iterator[int]:
 
 def _observations(simulation: Simulation) -> Iterator[Observation]:
     gpus = [_Gpu(simulation, slot) for slot in range(len(simulation.uuids))]
+    reported, answered = _told(simulation)
     yield _observation(simulation, -1, 0, readings=())
     before = 0
     blind = False
@@ -138,8 +140,17 @@ def _observations(simulation: Simulation) -> Iterator[Observation]:
         silent = simulation.plan.silent(now)
         # The first answer after a silence only sets the counters' baseline: rates need two.
         kept = () if silent or blind else _answering(simulation, readings, now)
-        yield _observation(simulation, before, now, readings=kept)
+        seen = _observation(simulation, before, now, readings=kept)
+        yield replace(seen, reports=reported(now * MS), serving=answered(now * MS))
         before, blind = now, silent
+
+
+def _told(simulation: Simulation) -> tuple[Callable[[int], tuple[Report, ...]], Callable[[int], tuple[Serving, ...]]]:
+    """Give two functions of time (ns from the first Observation): what processes and engines have said since."""
+    plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
+    reported = reports(plan, uuids, board=board, seed=seed)
+    answered = servings(plan, uuids, board=board, seed=seed)
+    return teller(reported, simulation.start), teller(answered, simulation.start)
 
 
 def _answering(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
@@ -182,7 +193,7 @@ def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
             uuid=uuid,
             index=str(slot),
             model=board.driver_name,
-            spec=board.spec,
+            spec=board.sliceable_spec if simulation.plan.slices_known else board.spec,
             lacks=() if board.nvlink else _NVLINK_SIGNALS,
             condition=simulation.plan.condition(slot, now),
         )

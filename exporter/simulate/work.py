@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from exporter.simulate.words import Service, Step
+
 Mechanism = Literal["computing", "exchanging", "copying", "waiting_input", "waiting_peer", "idle"]
 MECHANISMS: tuple[Mechanism, ...] = (
     "computing",
@@ -128,6 +130,10 @@ class Stage(Struct, frozen=True):
     context: bool = True
     """Whether the process has a CUDA context: before that the driver does not list it."""
     climates: tuple[Climate, ...] = (CALM,)
+    step: Step | None = None
+    """What a training program would say of it; None: it says nothing."""
+    service: Service | None = None
+    """What a serving engine would answer meanwhile; None: nothing answers."""
 
     def cycle(self, rank: int) -> Cycle:
         """Give the cycle of one rank."""

@@ -262,11 +262,12 @@ def test_a_count_that_cannot_be_is_refused(wrong: Report) -> None:
     assert (ledger.refused["report"], ledger.jobs["41"].book.reportable) == (1, 0)
 
 
-def test_a_count_on_an_unknown_board_is_refused() -> None:
+def test_of_a_count_on_an_unknown_board_nobody_can_say_what_share_of_the_peak_it_is() -> None:
     ledger = Ledger()
     advance(ledger, first([device(spec=None)], [held()]))
     advance(ledger, replace(seen(60, reading(0, 60)), reports=(report(1.0),)))
-    assert ledger.refused["report"] == 1
+    assert ledger.refused["report"] == 0
+    assert lines(shown(ledger), "job_reported_mfu_ratio") == []
 
 
 def test_a_process_list_that_is_not_empty_is_no_sign_of_anything() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from exporter.core import leaks
 from exporter.core.evidence import weigh
-from exporter.core.leaks import LAYERS, LEAKS, NAMES, POOLS, Leak, Span, communication, pour
+from exporter.core.leaks import LAYERS, LEAKS, NAMES, POOLS, SPEAKS, Leak, Span, communication, pour
 from exporter.core.leaks.span import CLOCK, SLACK, TENSOR, UNRESOLVED, WAIT
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
@@ -53,8 +53,9 @@ def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
     assert leak.watch
     assert leak.fix
     assert leak.team
-    silent = leak.take is None and not leak.swallows
-    assert silent == (leak.evidence in {"reported", "engine"})
+    assert leak.take is not None or leak.swallows or leak.name == "oversized_allocation"
+    assert (leak.when == (SPEAKS,)) == (leak.evidence in {"reported", "engine"})
+    assert (leak.balance is not None) <= ("reported" in leak.evidence)
     assert all(0 <= pool < len(POOLS) for pool in leak.pools)
     assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from exporter.core.exposition import render
+from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner, Spec
 from exporter.core.pipeline import advance
@@ -124,3 +126,61 @@ def test_the_advice_is_told_with_its_profile() -> None:
         'job_fitting_slice_ratio{job_id="41",profile="1g.10gb"} 0.142857'
     ]
     assert lines(found, "job_unneeded_seconds_total") == ['job_unneeded_seconds_total{job_id="41"} 3034.286220000']
+
+
+def shares(*phases: tuple[float, dict[str, Any]], **more: Any) -> dict[str, float]:
+    """Seconds of each leak in the last of the phases."""
+    ledger = Ledger()
+    advance(ledger, first([device(spec=BOARD)], [held(gpus=more.get("gpus", 1))]))
+    now, before = 0.0, [0] * len(NAMES)
+    for length, signals in phases:
+        before = list(ledger.gpus["GPU-0"].book.parts)
+        advance(ledger, seen(now + length, reading(now, now + length, signals)))
+        now += length
+    after = ledger.gpus["GPU-0"].book.parts
+    assert ledger.conservation_errors == 0
+    return {name: (b - a) / S for name, a, b in zip(NAMES, before, after, strict=True) if a != b}
+
+
+def test_what_a_smaller_slice_would_not_have_lost_is_the_allocation_s() -> None:
+    """A seventh would have held it: of what was lost, 0.95 of the time, six sevenths of the GPU; useful work stays."""
+    before, after = shares((3600, SMALL)), shares((3600, SMALL), (70, SMALL))
+    assert "oversized_allocation" not in before
+    assert after["oversized_allocation"] == pytest.approx(70 * 6 / 7, rel=1e-5)
+    assert after["useful"] == pytest.approx(70 * 0.05)
+    scale = (0.95 - 6 / 7) / 0.95
+    for name in ("memory_bound", "low_parallelism"):
+        assert after[name] == pytest.approx(before[name] / 3600 * 70 * scale, rel=1e-4)
+
+
+def test_it_takes_no_more_than_was_lost() -> None:
+    """Six sevenths were never needed in its first hour; then it works at 0.45 and loses 0.55, and needs more."""
+    busy = SMALL | {"gr_engine_active": 1.0, "sm_active": 0.1, "tensor_active": 0.1}
+    found = shares((3600, SMALL | {"gr_engine_active": 0.2}), (10, busy | {"sm_active": 0.1, "tensor_active": 0.1}))
+    assert found["oversized_allocation"] == pytest.approx(10 * 6 / 7, rel=1e-5)
+    assert found["useful"] == pytest.approx(1.0)
+    working = shares((3600, SMALL), (10, WORKING))
+    assert working["oversized_allocation"] == pytest.approx(5.5)
+    assert working["useful"] == pytest.approx(4.5)
+
+
+def test_where_nothing_is_lost_nothing_was_too_large() -> None:
+    perfect = SMALL | {"gr_engine_active": 1.0, "sm_active": 1.0, "tensor_active": 1.0}
+    assert shares((3600, SMALL), (10, perfect)) == {"useful": 10.0}
+
+
+def test_a_job_on_several_gpus_and_one_that_has_just_begun_are_not_too_large() -> None:
+    assert "oversized_allocation" not in shares((3600, SMALL), (70, SMALL), gpus=2)
+    assert "oversized_allocation" not in shares((1800, SMALL), (70, SMALL))
+
+
+def test_gau_is_told_without_it_too() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device(spec=BOARD)], [held()]))
+    advance(ledger, seen(3600, reading(0, 3600, SMALL)))
+    advance(ledger, seen(4000, reading(3600, 4000, SMALL)))
+    told = take_snapshot(ledger, Meta())
+    text = render(told).decode().splitlines()
+    ratio = {line.split()[0]: float(line.split()[1]) for line in text if line.startswith("gpu_efficiency_node_gau")}
+    assert ratio["gpu_efficiency_node_gau_held_ratio"] == 1.0
+    assert ratio["gpu_efficiency_node_gau_ratio"] == pytest.approx(1 / 7, rel=1e-4)

@@ -600,6 +600,19 @@ def test_processes_are_told_by_the_pod_in_their_cgroup(here: Node) -> None:
         range(100, 105), "ml/job/train"
     )
     assert word.members[101].rank == "101"
+    assert here.scheduler is not None
+    told = here.scheduler.members(range(99, 109))
+    assert {pid: member.job_id for pid, member in told.items()} == dict.fromkeys(range(100, 105), "ml/job/train")
+    assert told[101].rank == "101"
+
+
+def test_without_the_api_server_nobody_s_pod_is_known(alone: Node) -> None:
+    alone.kubelet.gives("train-0", gpu_uuid(0))
+    process(alone, 100, f"0::/kubepods/pod{uid_of('ml/train-0')}")
+    scheduler = alone.opens()
+    assert scheduler.members([100]) == {}, "nor before the kubelet has answered"
+    alone.held((0, "ml/pod/train-0"))
+    assert scheduler.members([100]) == {}
 
 
 def process(here: Node, pid: int, cgroup: str) -> None:

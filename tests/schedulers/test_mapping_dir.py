@@ -68,11 +68,13 @@ class Rig:
         """Jobs by GPU, of those that last."""
         return by_gpu(self.look(devices=devices).allocations)
 
-    def process(self, pid: int, *, environ: str = "", cgroup: str = "0::/", command: str = "python") -> Process:
+    def process(
+        self, pid: int, *, environ: str = "", cgroup: str = "0::/", command: str = "python", uid: int = 1001
+    ) -> Process:
         folder = self.proc / str(pid)
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (x) S {' '.join(['0'] * 18)} 100 0\n")
-        (folder / "status").write_text("Uid:\t1001\t0\t0\t0\n")
+        (folder / "status").write_text(f"Uid:\t{uid}\t0\t0\t0\n")
         (folder / "cgroup").write_text(cgroup + "\n")
         (folder / "environ").write_text(environ + "\0")
         (folder / "cmdline").write_text(command)
@@ -455,6 +457,43 @@ def test_a_process_is_a_member_by_cgroup_or_environment(
     rig.write("1", "222\n")
     process = rig.process(10, environ=environ + "\0RANK=3", cgroup=cgroup)
     assert rig.look(gpu(process)).members == ({10: Member(job, "3")} if member else {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "cgroup", "uid", "member"),
+    [
+        ("", "0::/system.slice/slurmstepd.scope/job_111/step_0", 1002, True),
+        ("SLURM_JOB_ID=111", "0::/", 1001, True),
+        ("SLURM_JOB_ID=111", "0::/", 1002, False),
+        ("SLURM_JOB_ID=222", "0::/", 1001, False),
+        ("", "0::/", 1001, False),
+    ],
+)
+def test_a_job_is_spoken_for_by_its_cgroup_or_the_user_on_its_gpus(
+    rig: Rig, environ: str, cgroup: str, uid: int, member: object
+) -> None:
+    rig.write("0", "111\n")
+    rig.write("1", "222\n")
+    rig.process(11, environ=environ + "\0RANK=3", cgroup=cgroup, uid=uid)
+    before = rig.look()
+    assert before.members == {}
+    assert rig.scheduler is not None
+    by_cgroup = {11: Member("111", "3")} if "job_111" in cgroup else {}
+    assert rig.scheduler.members([11]) == by_cgroup, "nothing of the job is on a GPU, so its user is not known"
+    rig.look(gpu(rig.process(10, environ="SLURM_JOB_ID=111")))
+    assert rig.scheduler.members([11, 99]) == ({11: Member("111", "3")} if member else {})
+    (rig.path / "0").unlink()
+    rig.look()
+    assert rig.scheduler.members([11]) == {}
+
+
+def test_whoever_only_reports_is_not_the_job_s_user(rig: Rig) -> None:
+    rig.write("0", "111\n")
+    rig.process(11, cgroup="0::/job_111", uid=1002)
+    rig.look()
+    assert rig.scheduler is not None
+    assert rig.scheduler.members([11]) == {11: Member("111")}
+    assert [allocation.owner.user for allocation in rig.look().allocations] == [""]
 
 
 def test_the_user_and_the_class_are_those_of_the_jobs_process(rig: Rig) -> None:

@@ -106,6 +106,57 @@ def test_seen_drops_what_raises_and_keeps_the_rest(tmp_path: Path) -> None:
     assert Seen(tmp_path, ask).look([10, 11, 10]) == {10: 5}
 
 
+# Those that no GPU lists.
+
+
+def test_of_those_that_report_proc_is_asked_once_whoever_else_is_asked_about(tmp_path: Path) -> None:
+    folder = process(tmp_path, 10, environ=b"RANK=3\0")
+    process(tmp_path, 11, cgroup="0::/job_8\n")
+    asked = Members(of_cgroup, proc=tmp_path)
+    assert asked.of([10, 99]) == {10: Member("7", "3")}
+    (folder / "cgroup").write_text("0::/job_9\n")
+    assert asked.of([11]) == {11: Member("8")}
+    assert asked.look(()) == {}
+    assert asked.of([10, 11]) == {10: Member("7", "3"), 11: Member("8")}
+    process(tmp_path, 10, cgroup="0::/job_9\n", ticks=101)
+    assert asked.of([10]) == {10: Member("9")}, "a pid used again"
+
+
+def test_asking_about_others_forgets_none_that_a_gpu_lists(tmp_path: Path) -> None:
+    folder = process(tmp_path, 10)
+    asked = Members(of_cgroup, proc=tmp_path)
+    asked.look((gpu(10),))
+    asked.of([10])
+    (folder / "stat").unlink()
+    asked.of([])
+    assert asked.look((gpu(10),)) == {10: Member("7")}
+
+
+def test_a_job_is_proven_where_nobody_vouches(tmp_path: Path) -> None:
+    process(tmp_path, 10)
+    asked = Members(of_cgroup, proc=tmp_path, proven=lambda _: "")
+    assert asked.look((gpu(10),)) == {10: Member("7")}
+    assert asked.of([10]) == {}
+
+
+def test_as_many_are_kept_as_there_is_room_for_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.schedulers.members._RECALLED", 2)
+    asked = list[str]()
+
+    def ask(folder: Path, _ticks: int) -> str:
+        asked.append(folder.name)
+        return folder.name
+
+    for pid in (10, 11, 12):
+        process(tmp_path, pid)
+    seen = Seen(tmp_path, ask)
+    assert [seen.recall([pid]) for pid in (10, 11, 10, 12, 11, 10)] == [
+        {pid: f"{pid}"} for pid in (10, 11, 10, 12, 11, 10)
+    ]
+    assert asked == ["10", "11", "12", "11", "10"], "10 was asked about after 11"
+    assert seen.recall([10, 11, 12, 12]) == {10: "10", 11: "11", 12: "12"}, "all that are asked for, whatever the room"
+
+
 # Facts.
 
 

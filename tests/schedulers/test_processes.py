@@ -169,6 +169,24 @@ def test_every_listed_process_is_a_member_of_its_owner_with_its_rank(proc: Proc)
     }
 
 
+def test_whoever_has_a_process_on_a_gpu_is_the_owner_of_all_of_that_user_and_unit(proc: Proc) -> None:
+    asked = scheduler(proc)
+    proc.add(11), proc.add(12, uid=BOB), proc.add(13, cgroup="0::/system.slice/other.service")
+    assert asked.members([11]) == {}, "nobody holds anything yet"
+    (proc.root / "11" / "environ").write_bytes(b"RANK=5\0")
+    one = proc.add(10)
+    asked.look(100 * SECOND, (), (gpu(0, one),))
+    proc.add(14)
+    (proc.root / "14" / "environ").write_bytes(b"RANK=6\0")
+    assert asked.members([10, 11, 12, 13, 14, 99]) == {
+        10: Member("alice/train.service"),
+        11: Member("alice/train.service"),  # as it was when it was first asked about
+        14: Member("alice/train.service", "6"),
+    }
+    asked.look(101 * SECOND, (), (gpu(0, at=101 * SECOND),))
+    assert asked.members([10, 11]) == {}
+
+
 def test_what_is_known_grows_old_while_no_list_is_seen(proc: Proc) -> None:
     asked, one = scheduler(proc), proc.add(10)
     ticks: list[tuple[Reading, ...]] = [(gpu(0, one),), (blind(0),), (), (blind(0),), (blind(0), gpu(1))]

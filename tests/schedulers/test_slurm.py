@@ -550,6 +550,47 @@ def test_processes_are_their_job_s_with_their_rank(
     assert word.members == ({60: Member(expected, "3")} if expected else {})
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "environ", "user", "expected"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
+        ("0::/system.slice/slurmstepd.scope/job_8/step_0", {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, "alice", "8"),
+        ("0::/user.slice", {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, "alice", "7"),
+        ("0::/user.slice", {"SLURM_JOB_ID": "7"}, "mallory", ""),
+        ("0::/user.slice", {"SLURM_JOB_ID": "9"}, "alice", ""),
+        ("0::/user.slice", {"SLURM_JOB_ID_HET_GROUP_1": "7"}, "mallory", ""),
+    ],
+)
+def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(
+    tmp_path: Path, cgroup: str, environ: dict[str, str], user: str, expected: str
+) -> None:
+    """An environment is written by whoever starts the process: it proves nothing."""
+    rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
+    proc.add(60, environ=environ, cgroup=cgroup)
+    scheduler = SlurmScheduler(
+        NODE, rig.scheduler._traces, rig.controller, proc=proc.root, user_of={os.getuid(): user}.__getitem__
+    )
+    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.socket("7")
+    rig.socket("8")
+    assert scheduler.members([60]) == {}, "no job is known yet"
+    for _ in range(2):
+        scheduler.look(BEGIN, DEVICES, ())
+        rig.work()
+    assert scheduler.members([60, 61]) == ({60: Member(expected, environ.get("SLURM_PROCID", ""))} if expected else {})
+
+
+def test_a_job_whose_user_nobody_knows_is_spoken_for_by_its_cgroup_alone(tmp_path: Path) -> None:
+    rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
+    proc.add(60, environ={"SLURM_JOB_ID": "7"}, cgroup="0::/user.slice")
+    scheduler = SlurmScheduler(NODE, rig.scheduler._traces, rig.controller, proc=proc.root, user_of=lambda _: "")
+    rig.answers.silent = "gone"
+    rig.socket("7")
+    scheduler.look(BEGIN, DEVICES, ())
+    rig.work()
+    assert scheduler.members([60]) == {}
+
+
 # Opening.
 
 

@@ -2,18 +2,25 @@
 
 from exporter.core.evidence import Evidence
 from exporter.core.leaks.span import Span
+from exporter.core.told import COMMUNICATION
 
 LINK_BYTES_IN_DRAM = 2
 """A byte on the link is read from or written to memory about twice (E)."""
 
 
 def take(span: Span, left: int) -> int:
-    """Slack of a job of several GPUs: all while it spins or only communicates, else the share the link shows (E)."""
+    """Slack of a job of several GPUs: all while it spins, else what it reports, else what the link shows (E)."""
     if span.gpus == 1:
         return 0
-    ev = span.ev
     if span.spinning:
         return left
+    told = span.told(COMMUNICATION)
+    return _estimated(span, left) if told is None else told
+
+
+def _estimated(span: Span, left: int) -> int:
+    """All while it only communicates, or the share of the time that the link's traffic and idle SMs tell of."""
+    ev = span.ev
     rate, capacity = _link(ev)
     if rate is None or not capacity:
         return 0

@@ -22,7 +22,7 @@ from exporter.clock import Clock, SystemClock
 from exporter.config import Config
 from exporter.config import Kubernetes as Settings
 from exporter.core.model import MS, Allocation, Device, Fault, Owner, Reading
-from exporter.schedulers import SchedulerError, Word
+from exporter.schedulers import Member, SchedulerError, Word
 from exporter.schedulers.kubernetes.api import Access, Pace
 from exporter.schedulers.kubernetes.ids import Boards
 from exporter.schedulers.kubernetes.joining import Holder, Joining
@@ -79,6 +79,10 @@ class KubernetesScheduler:
             faults=(*state.faults, *self._refused()),
             unanswered_since=state.unanswered_since,
         )
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`: by the pod in the cgroup, which nobody in a container can write."""
+        return self._members.of(pids)
 
     def close(self) -> None:
         """See `Scheduler.close`."""

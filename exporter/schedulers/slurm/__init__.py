@@ -13,13 +13,14 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
-from exporter.schedulers import SchedulerError, Word
-from exporter.schedulers.members import Facts, Members
+from exporter.schedulers import Member, SchedulerError, Word
+from exporter.schedulers.members import Facts, Members, user_name
 from exporter.schedulers.rules import Rules
 from exporter.schedulers.slurm.asking import Asker, ByCommands
 from exporter.schedulers.slurm.commands import Commands
@@ -59,12 +60,17 @@ class SlurmScheduler:
         node_state_seconds: float = 300.0,
         wall: Callable[[], int] = time.time_ns,
         phase: Callable[[], float] = random.random,
+        user_of: Callable[[int], str] = user_name,
     ) -> None:
-        """`wall` gives Unix nanoseconds, `phase` a number in [0, 1) that tells this node from others."""
+        """`wall` gives Unix nanoseconds, `phase` a number in [0, 1) that tells this node from others.
+
+        `user_of` names a uid.
+        """
         self.node, self._traces, self._controller, self._wall = node, traces, controller, wall
         self._entries = Entries(controller, node)
         self._holds = Holds(rules or Rules())
-        self._members = Members(self._job_of, proc=proc)
+        self._members = Members(self._job_of, proc=proc, proven=self._proven)
+        self._user_of = cache(user_of)
         self._places: Places | None = None
         self._places_at: int | None = None
         self._every, self._phase = int(node_state_seconds * SECOND), phase
@@ -110,6 +116,10 @@ class SlurmScheduler:
             faults,
             self._controller.unanswered_since,
         )
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`."""
+        return self._members.of(pids)
 
     def close(self) -> None:
         """End the thread and what it has started. Never raises."""
@@ -171,6 +181,14 @@ class SlurmScheduler:
         names = (*_JOB.findall(said.cgroup), said.environ.get("SLURM_JOB_ID", ""))
         groups = (job for name, job in said.environ.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
         return next((name for name in (*names, *groups) if name in self._entries), "")
+
+    def _proven(self, said: Facts) -> str:
+        """The environment's word counts where the process is run by the job's user."""
+        job = self._job_of(said)
+        if not job or job in _JOB.findall(said.cgroup):
+            return job
+        user = self._entries.user(job)
+        return job if user and said.uid is not None and self._user_of(said.uid) == user else ""
 
 
 def open_slurm(config: Any) -> SlurmScheduler:

@@ -36,6 +36,12 @@ class Entries:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._by_job
 
+    def user(self, job_id: str) -> str:
+        """Whose job it is, as the controller or else its processes say; empty: not known."""
+        entry = self._by_job.get(job_id)
+        said = (entry.job, entry.tasks) if entry is not None else ()
+        return next((one.user for one in said if one is not None and one.user), "")
+
     def follow(self, traces: Mapping[str, Trace], now: int) -> bool:
         """Bring in what is here now; True where a job is new."""
         new = False

@@ -1,0 +1,203 @@
+"""POST /v1/report on loopback, for jobs that cannot have the unix socket mounted.
+
+Owns the server, in a thread of its own, and what a connection may take of it. Refuses to listen on anything that others
+than processes of this host could reach: who speaks is told by who has the other end of the connection.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from exporter.clock import Clock
+from exporter.config import ConfigError, split_address
+from exporter.reports.binding import ListenError
+from exporter.reports.identity import Address, Peer, age_of, peer_at
+from exporter.reports.intake import Intake, nobodys
+from exporter.reports.message import MOST_BYTES
+from exporter.reports.outcomes import RefusedError
+
+log = logging.getLogger(__name__)
+_CONNECTIONS = 256
+_IDLE_SECONDS = 75.0
+"""From one message of a connection to the next, or from its beginning to the first, whatever comes meanwhile."""
+_BODY_SECONDS = 5.0
+_VERDICT_SECONDS = 3.0
+"""Waited until the reading thread knows whose a new sender is: it looks about once a second."""
+_LOOK_EVERY = 0.05
+_RECENT = 64
+"""Processes found last, which may speak again: a client may make a connection a message, and not keep it for long."""
+_STATUS = {
+    "too_large": 413, "too_many": 429, "too_many_connections": 429, "busy": 503, "not_visible": 403,
+    "unknown_process": 403, "other_process": 403,
+}  # fmt: skip
+"""Of the rest: 400."""
+
+
+class _Line(Struct, eq=False):
+    """What is remembered of a connection."""
+
+    since: float
+    """When it was made, or sent its last message; as time.monotonic gives it."""
+    peer: Peer | None = None
+
+
+class Web:
+    """The server, while it lives."""
+
+    def __init__(self, address: str, intake: Intake, *, clock: Clock, proc: Path) -> None:
+        """Listen on `address`, host:port; raises ConfigError where that is not loopback, ListenError."""
+        self._intake, self._clock, self._proc = intake, clock, proc
+        self._sock = _listen(*loopback(address))
+        host, self.port = self._sock.getsockname()[:2]
+        self._here = Address(host, self.port)
+        self._turn = asyncio.Lock()
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        app = Starlette(routes=[Route("/v1/report", self._report, methods=["POST"])])
+        self._server = uvicorn.Server(_settings(app, self._sweep))
+        self._thread = threading.Thread(target=self._run, name="reports-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is heard."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End the server; a request under way has a second."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            with self._sock:
+                self._server.run(sockets=[self._sock])
+        except Exception:
+            log.exception("reports: the server for HTTP has failed; please report this")
+
+    async def _report(self, request: Request) -> Response:
+        line: _Line = request.state.line
+        line.since = time.monotonic()
+        try:
+            raw = await _body(request)
+            line.peer = line.peer or await self._found(request)
+            await self._hear(line.peer, raw)
+        except RefusedError as err:
+            return Response(err.packet, _STATUS.get(err.outcome, 400), media_type="application/json")
+        except ClientDisconnect:
+            pass
+        return Response(status_code=204)
+
+    async def _hear(self, peer: Peer, raw: bytes) -> None:
+        now = self._clock.now()
+        sender = self._intake.sender(peer, begun=now - age_of(peer), now=now)
+        self._intake.hear(sender, raw, pid=peer.pid, now=now)
+        until = time.monotonic() + _VERDICT_SECONDS
+        while sender.unmet and time.monotonic() < until:  # noqa: ASYNC110  the reading thread knows of no event loop
+            await asyncio.sleep(_LOOK_EVERY)
+        if sender.stranger:
+            raise nobodys(sender)  # the reading thread has counted it
+
+    async def _found(self, request: Request) -> Peer:
+        """Find out who has the other end, one connection at a time, in a thread: it may take a second."""
+        client = request.client
+        if client is None:
+            raise RefusedError("not_visible", "the connection has no address")
+        try:
+            async with self._turn:
+                return await asyncio.to_thread(self._peer, Address(client.host, client.port))
+        except RefusedError as err:
+            self._intake.count(err.outcome)
+            raise
+
+    async def _sweep(self) -> None:
+        """Hang up on those that say nothing, whatever they send, and on the latest where there are too many."""
+        now = time.monotonic()
+        lines = {one: one.app_state["line"].since for one in self._server.server_state.connections}
+        late = [one for one, since in lines.items() if now - since > _IDLE_SECONDS]
+        for one in late + sorted(lines, key=lines.__getitem__)[_CONNECTIONS:]:
+            one.transport.close()
+
+    def _peer(self, client: Address) -> Peer:
+        likely = dict.fromkeys((*self._intake.suspects, *self._recent))
+        peer = peer_at(client, self._here, proc=self._proc, first=likely)
+        self._recent.append(peer.pid)
+        return peer
+
+
+def loopback(address: str) -> tuple[str, int]:
+    """Split host:port; raises ConfigError where others than this host's processes could connect."""
+    try:
+        host, port = split_address(address)
+        host = "127.0.0.1" if host == "localhost" else host
+        inside = ip_address(host).is_loopback
+    except (ConfigError, ValueError):
+        inside = False
+    if not inside:
+        raise ConfigError(
+            f"reports.http: {address!r} is not host:port on loopback (examples: 127.0.0.1:19402, [::1]:19402)"
+        )
+    return host, port
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+    except OSError as err:
+        raise ListenError(f"reports.http: {host} port {port}: {err.strerror or err}: set another port") from err
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+    return sock
+
+
+async def _body(request: Request) -> bytes:
+    """Give the message, one byte more where it is too long; raises RefusedError where it does not come."""
+    raw = b""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > MOST_BYTES:
+                    break
+    except TimeoutError as err:
+        raise RefusedError("malformed", f"the message was not there after {_BODY_SECONDS:g} s") from err
+    return raw[: MOST_BYTES + 1]
+
+
+def _protocol(app_state: dict[str, Any], **others: Any) -> H11Protocol:
+    """Give a connection's protocol; what is in `app_state` comes with each of its requests."""
+    return H11Protocol(app_state={**app_state, "line": _Line(time.monotonic())}, **others)
+
+
+def _settings(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_protocol,  # type: ignore[arg-type]  # it calls what it is given for each connection
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=int(_IDLE_SECONDS),
+        callback_notify=sweep,
+        timeout_notify=1,
+        timeout_graceful_shutdown=1,
+    )

@@ -1,0 +1,589 @@
+"""What a job says of itself moves what was lost to its name, never more than was told, never more than was there.
+
+Every figure is worked by hand: a second of WORKING is 0.05 wait, 0.50 slack, 0.45 tensor; the board's dense 16-bit peak
+is 989.4 TFLOP/s.
+"""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import Ledger
+from exporter.core.model import PPM, Allocation, Observation, Owner, Parallel, Report
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from tests.worlds import H100, JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
+
+PEAK = 989.4e12
+HALF: dict[str, Any] = WORKING | {
+    "gr_engine_active": 0.5, "sm_active": 0.5, "tensor_active": 0.4, "dram_active": 0.0, "fp32_active": 0.0,
+}  # fmt: skip
+"""Half of the time nothing runs: 0.5 wait, 0.1 slack, 0.4 tensor."""
+
+
+def said(start: float, end: float, **more: Any) -> Report:
+    """Of job 41 on one GPU; `start` and `end` in seconds."""
+    phases = tuple((name, round(spent * S)) for name, spent in more.pop("phases", {}).items())
+    return Report("41", round(start * S), round(end * S), gpus=more.pop("gpus", 1), phases=phases, **more)
+
+
+def opened(*allocations: Allocation, policy: Policy | None = None, **board: Any) -> Ledger:
+    ledger = Ledger(policy)
+    advance(ledger, first([device(**board)], allocations or [held(gpus=2)]))
+    advance(ledger, seen(1, reading(0, 1)))
+    return ledger
+
+
+def second(ledger: Ledger, at: int, signals: dict[str, Any], *reports: Report) -> None:
+    """The second before `at`; the reports come with it, and are heard before it is booked."""
+    advance(ledger, replace(seen(at, reading(at - 1, at, signals)), reports=reports))
+
+
+def lost(ledger: Ledger, before: dict[str, int] | None = None) -> dict[str, float]:
+    """Seconds by name, those that are not zero."""
+    now = parts(ledger)
+    return {
+        name: (now[name] - (before or {}).get(name, 0)) / S for name in NAMES if now[name] - (before or {}).get(name, 0)
+    }
+
+
+def parts(ledger: Ledger) -> dict[str, int]:
+    assert ledger.conservation_errors == 0
+    return dict(zip(NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("phase", "leak"),
+    [
+        ("data", "data_stall"),
+        ("checkpoint", "checkpoint"),
+        ("restore", "failure_recovery"),
+        ("startup", "startup"),
+    ],
+)
+def test_seconds_of_a_phase_are_booked_on_waiting_once(phase: str, leak: str) -> None:
+    """1.2 s are told; three seconds wait 0.5 s each: 0.5, 0.5, 0.2, and the rest is anybody's."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, HALF, said(0, 1.9, phases={phase: 1.2}))
+    for at in (3, 4):
+        second(ledger, at, HALF)
+    found = lost(ledger, before)
+    assert found[leak] == pytest.approx(1.2)
+    assert found["unattributed_stall"] == pytest.approx(0.3)
+    assert found["useful"] == pytest.approx(1.2)
+
+
+def test_reported_communication_takes_slack_and_replaces_the_estimate() -> None:
+    """The link is busy and half of the SMs idle: the estimate alone would take much more than the 0.05 s told."""
+    busy = WORKING | {"nvlink_tx_bytes_per_second": 200e9, "sm_active": 0.5}
+    guessed, told = opened(), opened()
+    second(told, 2, busy, said(0, 1.9, phases={"communication": 0.05}))
+    second(guessed, 2, busy)
+    assert lost(guessed)["exposed_communication"] > 0.4
+    assert lost(told)["exposed_communication"] == pytest.approx(0.05)
+
+
+def test_a_bubble_of_the_schedule_takes_waiting_then_slack() -> None:
+    """4 stages, 12 microbatches: 3 of 15 parts of a step of 2 s are empty, 0.4 s: 0.05 of wait, 0.35 of slack."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(0, 2, bubble=0.2))
+    found = lost(ledger, before)
+    assert found["pipeline_bubble"] == pytest.approx(0.4)
+    assert found["useful"] == pytest.approx(0.45)
+
+
+def test_a_schedule_s_bubble_is_no_communication() -> None:
+    """To the program its bubble is communication: 0.5 s told, of which the schedule explains 0.4."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, bubble=0.2, phases={"communication": 0.5}))
+    found = lost(ledger)
+    assert found["pipeline_bubble"] == pytest.approx(0.4)
+    assert found["exposed_communication"] == pytest.approx(0.1)
+
+
+def test_a_pipeline_s_communication_is_its_bubble_where_no_schedule_is_told() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, parallel=Parallel(pipeline=4), phases={"communication": 0.3}))
+    found = lost(ledger)
+    assert found["pipeline_bubble"] == pytest.approx(0.3)
+    assert "exposed_communication" not in found
+
+
+def test_a_reported_bubble_beats_the_schedule_s() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, bubble=0.2, phases={"bubble": 0.3}))
+    assert lost(ledger)["pipeline_bubble"] == pytest.approx(0.3)
+
+
+def test_model_flops_split_the_tensor_work() -> None:
+    """MFU 0.3 of a tensor share of 0.45; full recomputation explains a quarter of 0.45, 0.1125; 0.0375 is padding."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, recompute="full"))
+    found = lost(ledger, before)
+    assert found["useful"] == pytest.approx(0.3)
+    assert found["recomputation"] == pytest.approx(0.1125)
+    assert found["padding"] == pytest.approx(0.0375)
+
+
+@pytest.mark.parametrize(
+    ("more", "share"),
+    [({"recompute": "none"}, 0.0), ({}, 0.0), ({"recompute": "full"}, 0.1125),
+     ({"recompute": "selective"}, 0.04 * 0.45), ({"hardware_flops": 0.36 * PEAK}, 0.45 / 6)],
+)  # fmt: skip
+def test_recomputation_is_at_most_what_the_policy_explains(more: dict[str, Any], share: float) -> None:
+    """MFU 0.3: of the gap of 0.15 the policy explains that share of the tensor work; HFU 0.36 a sixth."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, **more))
+    found = lost(ledger)
+    assert found.get("recomputation", 0.0) == pytest.approx(share, abs=1e-6)
+    assert found["padding"] == pytest.approx(0.15 - share, abs=1e-6)
+
+
+def test_recomputation_is_no_more_than_the_gap() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.44 * PEAK, recompute="full"))
+    assert lost(ledger)["recomputation"] == pytest.approx(0.01)
+
+
+def test_padded_tokens_move_no_model() -> None:
+    """MFU 0.45 by its own count, a third of the tokens padding: 0.3 useful."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.45 * PEAK, tokens=300.0, padding=100.0))
+    found = lost(ledger, before)
+    assert found["useful"] == pytest.approx(0.3)
+    assert found["padding"] == pytest.approx(0.15)
+
+
+def test_more_flops_than_the_hardware_did_leave_the_hardware_s_figure() -> None:
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.9 * PEAK))
+    found = lost(ledger, before)
+    assert found["useful"] == pytest.approx(0.45)
+    assert "padding" not in found
+
+
+def test_flops_of_eight_bits_are_compared_with_the_peak_of_eight_bits() -> None:
+    ledger = opened(spec=replace(H100, peak_flops_fp8=2 * PEAK))
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.6 * PEAK, dtype="fp8"))
+    assert lost(ledger, before)["useful"] == pytest.approx(0.3)
+
+
+def test_flops_of_many_gpus_are_shared() -> None:
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * 64 * PEAK, gpus=64))
+    assert lost(ledger, before)["useful"] == pytest.approx(0.3)
+
+
+def test_what_is_told_late_is_booked_in_whole_over_time() -> None:
+    """Steps of 2 s with MFU 0.3, told after each: twelve seconds later it all adds up, but for the last two."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, model_flops=0.6 * PEAK))
+    before = parts(ledger)
+    for at in range(3, 13, 2):
+        second(ledger, at, WORKING)
+        second(ledger, at + 1, WORKING, said(at - 1, at + 1, model_flops=0.6 * PEAK))
+    found = lost(ledger, before)
+    assert found["useful"] + found["padding"] == pytest.approx(4.5)
+    assert found["useful"] == pytest.approx(
+        0.15 + 4 * 0.6 + 0.45
+    )  # what was left of the first, and of the last one second
+
+
+def test_flops_stand_for_tensor_work_that_no_counter_sees() -> None:
+    """g 0.95 and no tensor counter: of the 0.95 unresolved 0.3 is the model's, and the rest was no tensor work."""
+    blind = WORKING | {"tensor_active": None, "dram_active": 0.92 * 0.95 / 2}
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, blind, said(1, 2, model_flops=0.3 * PEAK))
+    found = lost(ledger, before)
+    assert "unresolved" not in found
+    assert found["useful"] == pytest.approx(0.3)
+    assert found["memory_bound"] == pytest.approx(0.65 / 2)
+    second(ledger, 3, blind)
+    assert lost(ledger, before)["useful"] == pytest.approx(0.3)
+
+
+def test_a_board_without_a_peak_stays_unresolved() -> None:
+    ledger = opened(spec=None)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK))
+    assert lost(ledger)["unresolved"] == pytest.approx(2 * 0.95)
+    assert ledger.refused["report"] == 0
+
+
+def test_steps_that_were_made_before_are_rework() -> None:
+    """The run had come to step 40; the program makes step 30 again, then the ten up to 40 and a new one."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.4 * PEAK, step=30, steps=1, run="a", highest_step=40))
+    found = lost(ledger, before)
+    assert found["rework"] == pytest.approx(0.4)
+    assert "useful" not in found
+    before = parts(ledger)
+    second(ledger, 3, WORKING, said(2, 3, model_flops=0.4 * PEAK, step=41, steps=11, run="a"))
+    found = lost(ledger, before)
+    assert found["useful"] == pytest.approx(0.4 / 11, abs=1e-6)
+    assert found["rework"] == pytest.approx(0.4 * 10 / 11, abs=1e-6)
+
+
+def test_rework_is_booked_in_whole_though_new_steps_are_made_by_then() -> None:
+    """A step of two seconds at MFU 0.3, made again and told at its end: 0.6 s, over the two seconds that follow."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, step=41, steps=1, highest_step=41))
+    before = parts(ledger)
+    second(ledger, 3, WORKING)
+    second(ledger, 4, WORKING, said(2, 4, model_flops=0.6 * PEAK, step=41, steps=1))
+    second(ledger, 5, WORKING)
+    second(ledger, 6, WORKING, said(4, 6, model_flops=0.6 * PEAK, step=42, steps=1))
+    assert lost(ledger, before)["rework"] == pytest.approx(0.6)
+
+
+def test_rework_is_seen_without_flops_and_not_while_evaluating() -> None:
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, step=30, steps=1, highest_step=40))
+    assert lost(ledger, before)["rework"] == pytest.approx(0.45)
+    before = parts(ledger)
+    second(ledger, 3, WORKING, said(2, 2, phase="evaluation"))
+    assert lost(ledger, before)["useful"] == pytest.approx(0.45)
+
+
+def test_an_open_phase_is_booked_as_it_goes_on() -> None:
+    """Saving begins at 2.5 s: of the second up to 3 half can be it, of the next all, and at the end nothing twice."""
+    ledger = opened()
+    second(ledger, 2, WORKING)
+    before = parts(ledger)
+    second(ledger, 3, RESTING, said(2.0, 2.5, phase="checkpoint"))
+    second(ledger, 4, RESTING)
+    found = lost(ledger, before)
+    assert found["checkpoint"] == pytest.approx(1.5)
+    assert found["unattributed_stall"] == pytest.approx(0.5)
+    second(ledger, 5, RESTING, said(2.5, 4.5, phases={"checkpoint": 2.0}, checkpoints=1))
+    second(ledger, 6, RESTING)
+    assert lost(ledger, before)["checkpoint"] == pytest.approx(2.0)
+
+
+def test_an_open_phase_that_was_shorter_than_it_looked_owes_the_rest() -> None:
+    """Open for two seconds as far as was known, 0.4 s long in truth: the next 1.6 s that are told pay for it."""
+    ledger = opened()
+    before = parts(ledger)
+    second(ledger, 2, RESTING, said(0, 1, phase="data"))
+    second(ledger, 3, RESTING)
+    second(ledger, 4, RESTING, said(1, 4, phases={"data": 0.4}))
+    second(ledger, 5, RESTING, said(4, 5, phases={"data": 1.0}))
+    second(ledger, 6, RESTING, said(5, 6, phases={"data": 1.0}))
+    assert lost(ledger, before)["data_stall"] == pytest.approx(2.4)
+
+
+def test_what_was_told_of_is_no_longer_guessed() -> None:
+    """Much flows to the host while nothing runs: a checkpoint by the estimate, until the job says when it saves."""
+    saving = RESTING | {"pcie_tx_bytes_per_second": 5e9}
+    ledger = opened()
+    second(ledger, 2, saving)
+    assert lost(ledger)["checkpoint"] == pytest.approx(1.0)
+    second(ledger, 3, saving, said(0, 2.5, phases={"checkpoint": 0.25}))
+    assert lost(ledger)["checkpoint"] == pytest.approx(1.25)
+
+
+def test_a_word_that_is_too_old_holds_no_more() -> None:
+    """A minute after the last report of a job that reported each second the counters are alone again."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.1 * PEAK, phases={"data": 0.9}))
+    second(ledger, 5, WORKING)
+    before = parts(ledger)
+    advance(ledger, seen(70, reading(63, 70, HALF)))
+    found = lost(ledger, before)
+    assert found["useful"] == pytest.approx(0.4 * 7)
+    assert "data_stall" not in found
+
+
+def test_tensor_work_after_the_last_interval_is_not_held_against_a_job() -> None:
+    """The next report is late by more than half an interval and two seconds: an evaluation, perhaps."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, model_flops=0.9 * PEAK))
+    for at in range(3, 7):
+        second(ledger, at, WORKING)
+    before = parts(ledger)
+    second(ledger, 7, WORKING)
+    assert lost(ledger, before)["padding"] == pytest.approx(0.45)
+    before = parts(ledger)
+    second(ledger, 8, WORKING)
+    assert lost(ledger, before)["useful"] == pytest.approx(0.45)
+
+
+def test_a_short_word_between_long_ones_does_not_shorten_the_patience() -> None:
+    """Ten seconds, then half a second because a phase began: it is judged for 7.5 s and two more."""
+    ledger = opened()
+    second(ledger, 11, WORKING, said(0.5, 10.5, model_flops=1.0), said(10.5, 11, model_flops=0.0))
+    for at in range(12, 20):
+        second(ledger, at, WORKING)
+    before = parts(ledger)
+    second(ledger, 20, WORKING)
+    assert lost(ledger, before)["padding"] == pytest.approx(0.45)
+    before = parts(ledger)
+    second(ledger, 21, WORKING)
+    assert "padding" not in lost(ledger, before)
+
+
+def test_work_in_an_evaluation_is_not_held_against_a_job() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.1 * PEAK, phase="evaluation"))
+    assert lost(ledger)["useful"] == pytest.approx(0.9)
+
+
+def test_waiting_before_the_first_work_is_no_debt() -> None:
+    """Five seconds of start-up, which are booked as that anyway; later the job says of a second that it was one."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(start=0)]))
+    second(ledger, 1, RESTING, said(0.1, 0.2, phases={"startup": 0.1}))
+    for at in range(2, 6):
+        second(ledger, at, RESTING)
+    second(ledger, 6, WORKING)
+    before = parts(ledger)
+    second(ledger, 7, RESTING, said(5, 7, phases={"startup": 1.0}))
+    assert lost(ledger, before) == {"startup": pytest.approx(1.0)}
+
+
+def test_balances_do_not_pile_up() -> None:
+    """Ten minutes of overlapped loading: at most two intervals, two readings and ten seconds are still to come."""
+    busy = WORKING | {"gr_engine_active": 1.0}
+    ledger = opened()
+    for at in range(2, 602):
+        second(ledger, at, busy, said(at - 1, at, phases={"data": 0.5}))
+    before = parts(ledger)
+    for at in range(602, 622):
+        second(ledger, at, RESTING)
+    assert lost(ledger, before)["data_stall"] == pytest.approx(14.0)
+
+
+def test_a_silent_phase_of_a_program_that_died_is_not_believed_for_ever() -> None:
+    ledger = opened(policy=Policy(phase_patience_seconds=100.0))
+    second(ledger, 2, RESTING, said(1, 1.5, phase="checkpoint"))
+    before = parts(ledger)
+    advance(ledger, seen(200, reading(190, 200, RESTING)))
+    assert lost(ledger, before)["unattributed_stall"] == pytest.approx(10.0)
+
+
+def test_half_a_gpu_is_spoken_for_by_half() -> None:
+    """A MIG instance of three slices of seven: its waits and its tensor work are 3/7 of a GPU's."""
+    ledger = Ledger()
+    board, instance = cut(3)
+    advance(ledger, first([board, instance], [held(instance.uuid)]))
+    advance(ledger, seen(1, reading(0, 1, uuid=instance.uuid), reading(0, 1, RESTING, board.uuid)))
+    told = said(0.5, 1.5, model_flops=0.3 * PEAK, phases={"data": 0.2})
+    halves = reading(1, 2, HALF, instance.uuid), reading(1, 2, RESTING, board.uuid)
+    before = list(ledger.gpus[instance.uuid].book.parts)
+    advance(ledger, replace(seen(2, *halves), reports=(told,)))
+    found = {n: b - a for n, a, b in zip(NAMES, before, ledger.gpus[instance.uuid].book.parts, strict=True)}
+    weight = instance.weight / PPM
+    assert found["data_stall"] / S == pytest.approx(0.2 * weight, rel=1e-4)
+    assert found["useful"] / S == pytest.approx(0.3 * weight, rel=1e-4)
+
+
+def test_of_two_jobs_on_one_gpu_each_speaks_for_itself() -> None:
+    """They split the waiting by half; only one of them loads data."""
+    ledger = opened(held(gpus=2), held(owner=Owner("42"), gpus=2))
+    second(ledger, 2, RESTING, said(1, 2, phases={"data": 1.0}))
+    names = dict(zip(NAMES, ledger.jobs["41"].book.parts, strict=True))
+    assert names["data_stall"] / S == pytest.approx(0.5)
+    assert dict(zip(NAMES, ledger.jobs["42"].book.parts, strict=True))["data_stall"] == 0
+
+
+def test_a_job_that_is_gone_speaks_no_more() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, phases={"data": 1.0}))
+    advance(ledger, replace(seen(3, reading(2, 3, RESTING)), allocations=(held(owner=Owner("42"), start=2),)))
+    assert set(ledger.gpus["GPU-0"].voices) == set()
+    assert "data_stall" not in {n for n, p in zip(NAMES, ledger.jobs["42"].book.parts, strict=True) if p}
+
+
+def test_a_process_speaks_for_its_own_gpus() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device(), device("GPU-1", "1")], [held(gpus=2), held("GPU-1", gpus=2)]))
+    both = reading(0, 1, RESTING), reading(0, 1, RESTING, "GPU-1")
+    advance(ledger, replace(seen(1, *both), reports=(said(0, 1, rank="1", uuids=("GPU-1",), phases={"data": 1.0}),)))
+    assert (set(ledger.gpus["GPU-0"].voices), set(ledger.gpus["GPU-1"].voices)) == (set(), {"41"})
+
+
+def test_a_moving_step_acquits_of_a_hang() -> None:
+    ledger = opened()
+    advance(ledger, seen(400, reading(1, 400, SPINNING)))
+    assert ledger.gpus["GPU-0"].track.hung
+    advance(ledger, replace(seen(401, reading(400, 401, SPINNING)), reports=(said(399, 400, step=7, steps=1),)))
+    assert not ledger.gpus["GPU-0"].track.hung
+    assert ledger.gpus["GPU-0"].state.value == "active"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        said(1, 2, model_flops=-1.0),
+        said(1, 2, model_flops=9 * PEAK),
+        said(1, 2, model_flops=float("nan")),
+        said(1, 2, tokens=float("inf")),
+        said(1, 2, padding=3.0, tokens=2.0),
+        said(1, 2, hardware_flops=1.0, model_flops=2.0),
+        said(1, 2, steps=3, step=2),
+        said(1, 2, steps=-1, step=2),
+        said(1, 2, phases={"data": 1.5}),
+        said(1, 2, phases={"data": -0.5}),
+        said(2, 1),
+        said(1, 3),
+        said(1, 1, steps=1, step=1),
+        said(1, 1, tokens=1.0),
+        said(1, 2, bubble=1.0),
+        said(1, 2, rank="-1"),
+        replace(said(1, 2, phases={"data": 1.0}), job_id="42"),
+        said(1, 2, uuids=("GPU-9",)),
+    ],
+)  # fmt: skip
+def test_a_lie_moves_nothing_but_a_counter(lie: Report) -> None:
+    honest, lied = opened(), opened()
+    second(honest, 2, HALF)
+    second(lied, 2, HALF, lie)
+    assert lied.refused["report"] == 1
+    assert parts(lied) == parts(honest)
+    assert all(job.progress is None for job in lied.jobs.values())
+
+
+def test_a_report_that_is_sent_again_moves_nothing_but_a_counter() -> None:
+    once, twice = opened(), opened()
+    told = said(1, 2, phases={"data": 1.0}, step=3, steps=3)
+    second(once, 2, HALF, told)
+    second(twice, 2, HALF, told, told)
+    assert twice.refused["report"] == 1
+    assert parts(twice) == parts(once)
+    progress = twice.jobs["41"].progress
+    assert progress is not None
+    assert progress.steps == 3
+
+
+def test_a_job_may_speak_before_its_first_reading() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held()]))
+    advance(ledger, Observation(S // 2, S // 2, reports=(said(0.1, 0.4, restart=True, step=5),), settled=0))
+    assert ledger.refused["report"] == 0
+    assert ledger.jobs["41"].owner is JOB
+
+
+def two_gpus(*reports: Report) -> Ledger:
+    """A job on two GPUs, which work for a second, then wait for one; in that everything is said."""
+    ledger = Ledger()
+    advance(ledger, first([device(), device("GPU-1", "1")], [held(gpus=2), held("GPU-1", gpus=2)]))
+    for at, signals in ((1, WORKING), (2, RESTING)):
+        both = reading(at - 1, at, signals), reading(at - 1, at, signals, "GPU-1")
+        advance(ledger, replace(seen(at, *both), reports=reports if at == 2 else ()))
+    return ledger
+
+
+def stalls(ledger: Ledger) -> list[float]:
+    index = NAMES.index("data_stall")
+    return [gpu.book.parts[index] / S for gpu in ledger.gpus.values()]
+
+
+def tokens(ledger: Ledger) -> float:
+    progress = ledger.jobs["41"].progress
+    assert progress is not None
+    return progress.tokens
+
+
+def test_who_speaks_of_more_gpus_than_its_own_speaks_for_all_of_the_job_here() -> None:
+    """As the Trainer's callback on rank 0 does, whose figures are the whole job's."""
+    one = said(0, 1.9, rank="0", uuids=("GPU-0",), gpus=2, tokens=20.0, phases={"data": 0.4})
+    ledger = two_gpus(one)
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+    assert tokens(ledger) == 20.0
+
+
+def test_who_speaks_for_itself_is_not_spoken_for() -> None:
+    """Both say what all eight GPUs of the job have done; each is believed for its own."""
+    zero = said(0, 1.8, rank="0", uuids=("GPU-0",), gpus=8, tokens=80.0, phases={"data": 0.4})
+    one = said(0, 1.8, rank="1", uuids=("GPU-1",), gpus=8, tokens=80.0, phases={"data": 0.1})
+    ledger = two_gpus(one, zero)
+    assert stalls(ledger) == [pytest.approx(0.5), pytest.approx(0.1)]  # rank 1 led until rank 0 spoke
+    ledger = two_gpus(zero, one)
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.5)]
+    both = two_gpus(zero, one, replace(zero, start=round(1.8 * S), end=2 * S, phases=(("data", S // 10),)))
+    assert stalls(both) == [pytest.approx(0.5), pytest.approx(0.5)]
+
+
+def test_of_processes_whose_gpus_are_not_known_the_lowest_rank_speaks_for_all() -> None:
+    ranks = [said(0, 1.9, rank=f"{n}", gpus=2, tokens=20.0, phases={"data": 0.4}) for n in (0, 1)]
+    ledger = two_gpus(*ranks)
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+    assert tokens(ledger) == 20.0
+
+
+def test_a_phase_that_is_told_to_have_lasted_nothing_is_told() -> None:
+    """A link's traffic looks like exposed communication; the job says that there was none."""
+    busy = WORKING | {"nvlink_tx_bytes_per_second": 200e9, "sm_active": 0.5}
+    ledger = opened()
+    second(ledger, 2, busy, said(0, 1.9, phases={"communication": 0.0}))
+    assert "exposed_communication" not in lost(ledger)
+
+
+def test_recomputation_is_told_whatever_the_beat_of_reports_and_readings() -> None:
+    """MFU 0.3375 of 0.45 and full recomputation: a quarter; reports of two seconds, readings of five.
+
+    Of the first reading's five seconds only four have been told of: 0.3375 more than a quarter is missing there.
+    """
+    ledger = opened()
+    now = 1.0
+    for at in range(6, 106, 5):
+        told = []
+        while now + 2 <= at:
+            told.append(said(now, now + 2, model_flops=0.3375 * 2 * PEAK, recompute="full"))
+            now += 2
+        advance(ledger, replace(seen(at, reading(at - 5, at)), reports=tuple(told)))
+    found = lost(ledger)
+    assert found["recomputation"] == pytest.approx(0.1125 * 100 - 0.3375, rel=1e-5)
+    assert found["padding"] == pytest.approx(0.3375, rel=1e-3)
+
+
+def test_many_words_that_come_with_one_long_reading_all_count() -> None:
+    ledger = opened()
+    for at in (31, 61):
+        told = [said(n, n + 5, model_flops=0.3 * 5 * PEAK) for n in range(at - 30, at, 5)]
+        advance(ledger, replace(seen(at, reading(at - 30, at)), reports=tuple(told)))
+    assert lost(ledger)["useful"] == pytest.approx(0.45 + 0.3 * 60)
+
+
+def test_the_last_word_of_a_job_that_has_ended_is_heard() -> None:
+    ledger = opened()
+    ended = held(gpus=2, end=round(1.8 * S))
+    told = said(1, 1.7, step=7, steps=1)
+    advance(ledger, replace(seen(2, reading(1, 2)), allocations=(ended,), reports=(told,)))
+    assert ledger.refused["report"] == 0
+    progress = ledger.jobs["41"].progress
+    assert progress is not None
+    assert progress.step == 7
+    advance(ledger, replace(seen(3, reading(2, 3)), allocations=(), reports=(said(1.9, 2.5, step=8, steps=1),)))
+    assert ledger.refused["report"] == 1
+
+
+def test_a_reading_in_which_an_evaluation_begins_is_what_most_of_it_was() -> None:
+    """Ten seconds, the last two of them an evaluation; then ten of which it was eight."""
+    for edge, judged in ((18, True), (12, False)):
+        ledger = opened()
+        advance(ledger, replace(seen(10, reading(1, 10)), reports=(said(1, 10, model_flops=0.3 * 9 * PEAK),)))
+        before = parts(ledger)
+        told = said(10, edge, model_flops=0.3 * (edge - 10) * PEAK, phase="evaluation")
+        advance(ledger, replace(seen(20, reading(10, 20)), reports=(told,)))
+        assert ("padding" in lost(ledger, before)) is judged
+
+
+def test_a_run_may_be_named_later() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, step=7, steps=1))
+    second(ledger, 3, WORKING, said(2, 3, step=8, steps=1, run="base"))
+    progress = ledger.jobs["41"].progress
+    assert progress is not None
+    assert (progress.run_id, progress.run.highest) == ("base", 8)

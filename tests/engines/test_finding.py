@@ -1,0 +1,260 @@
+"""Engines are found by what really listens: real processes, in this network namespace and in another."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from msgspec import Struct
+
+from exporter.clock import SystemClock
+from exporter.config import Config, ConfigError, EngineEndpoint, Engines
+from exporter.core.model import Serving
+from exporter.engines.family import command, look
+from exporter.engines.finding import Finder, Found
+from exporter.engines.polling import Poller, open_engines
+from exporter.engines.sockets import addresses, listeners, reachable
+from exporter.workloads import Guest, Heard
+from tests.engines.standins import StandIn
+
+T = TypeVar("T")
+SERVER = Path(__file__).parent / "server.py"
+WORDS = ("vllm serve", "m", "--max-num-seqs", "8")
+
+
+class Running(Struct, frozen=True):
+    """A started server: its port, the child that would be on a GPU, and itself."""
+
+    port: int
+    child: int
+    pid: int
+
+
+@contextmanager
+def started(
+    page: Path, *words: str, bind: str = "127.0.0.1", port: int = 0, before: Sequence[str] = ()
+) -> Iterator[Running]:
+    argv = [*before, sys.executable, str(SERVER), bind, str(port), str(page), *words]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Running(*map(int, process.stdout.readline().split()))
+        finally:
+            process.communicate()
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    engine = StandIn("vllm 0.18")
+    engine.say("vllm:num_requests_running", 3)
+    path = tmp_path / "page.prom"
+    path.write_bytes(engine.page())
+    return path
+
+
+def found(engines: Engines, guests: Sequence[Guest], mine: Sequence[int], *, job: str = "j") -> Found:
+    finder = Finder(engines)
+    relatives = finder.relatives(guests)
+    return finder.find(guests, {pid: Guest(pid, job) for pid in relatives if pid in mine})
+
+
+def guest(pid: int, job: str = "j", uuid: str = "GPU-1", kind: str = "batch") -> Guest:
+    return Guest(pid, job, (uuid,), workload_class=kind)
+
+
+def test_the_server_is_the_parent_of_the_process_on_the_gpu(page: Path) -> None:
+    with started(page, *WORDS, "-tp", "4") as one:
+        said = found(Engines(ports=(1, one.port)), [guest(one.child)], [one.pid, one.child])
+    (target,) = said.targets
+    assert target.base == f"http://127.0.0.1:{one.port}"
+    assert (target.owner, target.paths) == (one.pid, ("/metrics",))
+    assert "vllm serve m --max-num-seqs 8" in target.command
+    assert (target.holder.job_id, target.holder.uuids, target.holder.gpus, target.holder.shared) == ("j", (), 4, 4)
+
+
+def test_only_listed_ports_of_the_same_job_are_tried(page: Path) -> None:
+    with started(page, *WORDS) as one:
+        others = found(Engines(ports=(one.port,)), [guest(one.child)], [one.child])
+        unlisted = found(Engines(ports=(1,)), [guest(one.child)], [one.pid, one.child])
+        theirs = found(Engines(ports=(one.port,)), [guest(one.child)], [one.pid], job="another")
+    assert [said.targets for said in (others, unlisted, theirs)] == [()] * 3
+    assert others.silent == (("j", "vllm"),)
+
+
+def test_who_serves_is_told_by_class_or_by_command_line(page: Path) -> None:
+    with started(page, "train.py") as one:
+        engines = Engines(ports=(one.port,))
+        assert Finder(engines).relatives([guest(one.child)]) == ()
+        assert found(engines, [guest(one.child)], [one.pid]) == Found()
+        (target,) = found(engines, [guest(one.child, kind="serving")], [one.pid]).targets
+        assert target.paths == ("/metrics", "/prometheus/metrics")
+
+
+def test_two_replicas_of_one_job_keep_their_gpus(page: Path) -> None:
+    with started(page, *WORDS) as one, started(page, *WORDS) as two:
+        guests = [guest(one.child, uuid="GPU-1"), guest(two.child, uuid="GPU-2")]
+        said = found(Engines(ports=(two.port, one.port)), guests, [one.pid, one.child, two.pid, two.child])
+    assert [(t.owner, t.holder.uuids, t.holder.shared) for t in said.targets] == [
+        (two.pid, ("GPU-2",), 1),
+        (one.pid, ("GPU-1",), 1),
+    ]
+
+
+def test_a_process_that_is_gone_is_nobody() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert found(Engines(), [guest(process.pid, kind="serving")], [process.pid]) == Found()
+    assert Finder(Engines(), proc="/nowhere").relatives([guest(1, kind="serving")]) == ()
+
+
+def test_the_operators_addresses() -> None:
+    engines = Engines(endpoints=(EngineEndpoint("http://10.0.0.7:9000/prom", "slurm-4.*"),))
+    guests = [guest(os.getpid(), "slurm-41"), guest(os.getpid(), "slurm-42"), guest(os.getpid(), "other")]
+    (target,) = Finder(engines).find(guests, {}).targets
+    assert (target.base, target.holder.job_id, target.paths, target.owner) == (
+        "http://10.0.0.7:9000/prom",
+        "slurm-41",
+        ("",),
+        0,
+    )
+    assert Finder(engines).find(guests[2:], {}).targets == ()
+
+
+def test_one_found_by_itself_gives_way_to_the_operators_address(page: Path) -> None:
+    with started(page, *WORDS) as one:
+        engines = Engines(ports=(one.port,), endpoints=(EngineEndpoint(f"http://127.0.0.1:{one.port}/metrics", "j"),))
+        (target,) = found(engines, [guest(one.child)], [one.pid, one.child]).targets
+    assert target.owner == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        (EngineEndpoint("10.0.0.7:8000", "x"), r"endpoints\[0\]\.url: '10.0.0.7:8000' is no address"),
+        (EngineEndpoint("http://10.0.0.7", "("), r"endpoints\[0\]\.job_id: '\(' is no regular expression"),
+    ],
+)
+def test_endpoints_that_cannot_be_used(endpoint: EngineEndpoint, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_engines(Config(engines=Engines(endpoints=(endpoint,))), SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104  for as long as this test looks at it
+        ("::1", "[::1]"),
+        ("::", "127.0.0.1"),
+    ],
+)
+def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=address == "::") as server:
+        port = server.getsockname()[1]
+        (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
+        assert one.address == address
+        assert one.inode == os.fstat(server.fileno()).st_ino
+        assert reachable(one, Path("/proc/self"), here=True) == url
+
+
+def test_relatives_are_bounded_and_init_is_not_among_them() -> None:
+    family = look(Path("/proc"))
+    around = family.around([os.getpid()])
+    assert os.getpid() in around
+    assert 1 not in around
+    assert len(around) <= 512
+    assert "python" in command(Path("/proc"), os.getpid())
+    assert command(Path("/proc"), 1 << 30) == ""
+
+
+@contextmanager
+def _network() -> Iterator[str]:
+    """A network namespace joined to this one; gives its address, and the name to enter it by."""
+    name, mine, theirs = f"gee{os.getpid()}", f"ge{os.getpid() % 100000}a", f"ge{os.getpid() % 100000}b"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", mine, "type", "veth", "peer", "name", theirs, "netns", name)
+        ip("addr", "add", "198.18.77.1/30", "dev", mine)
+        ip("link", "set", mine, "up")
+        ip("-n", name, "addr", "add", "198.18.77.2/30", "dev", theirs)
+        ip("-n", name, "link", "set", theirs, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        yield name
+    finally:
+        subprocess.run(["ip", "link", "del", mine], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def network() -> Iterator[str]:
+    with ExitStack() as stack:
+        try:
+            name = stack.enter_context(_network())
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("needs a network namespace of its own")
+        yield name
+
+
+def test_in_another_network_namespace_the_address_is_the_pods(page: Path, network: str) -> None:
+    before = ("nsenter", f"--net=/run/netns/{network}")
+    with started(page, *WORDS, bind="0.0.0.0", port=18999, before=before) as one:  # noqa: S104  of a namespace of its own
+        folder = Path(f"/proc/{one.child}")
+        assert addresses(folder)[0] == "198.18.77.2"
+        assert not any(address.startswith("127.") for address in addresses(folder))
+        (target,) = found(Engines(ports=(18999,)), [guest(one.child)], [one.pid, one.child]).targets
+        assert target.base == "http://198.18.77.2:18999"
+        (said,) = polled(Engines(ports=(18999,)), one)
+    assert (said.job_id, said.running, said.slots) == ("j", 3, 8)
+
+
+def test_the_loopback_of_another_network_cannot_be_asked(page: Path, network: str) -> None:
+    before = ("nsenter", f"--net=/run/netns/{network}")
+    with started(page, *WORDS, port=18998, before=before) as one:
+        engines = Engines(ports=(18998,))
+        said = found(engines, [guest(one.child)], [one.pid, one.child])
+        assert (said.targets, said.unreachable, said.silent) == ((), (("j", 18998),), ())
+        poller = Poller(Config(engines=engines), SystemClock())
+        try:
+            faults = until(lambda: take(poller, one).faults)
+            assert "listens on port 18998 of its own loopback only" in faults[0].message
+            assert dict(take(poller, one).counts)["engine_unreachable"] == 1
+        finally:
+            poller.close()
+
+
+def test_from_processes_to_figures(page: Path) -> None:
+    with started(page, *WORDS) as one:
+        (said,) = polled(Engines(ports=(one.port,)), one)
+    assert (said.engine, said.running, said.slots, said.start) == ("vllm", 3, 8, said.end)
+
+
+def polled(engines: Engines, one: Running) -> tuple[Serving, ...]:
+    poller = Poller(Config(engines=engines), SystemClock())
+    try:
+        return until(lambda: take(poller, one).serving)
+    finally:
+        poller.close()
+
+
+def take(poller: Poller, one: Running) -> Heard:
+    mine = {one.pid, one.child}
+    return poller.take(0, [guest(one.child)], lambda pids: {pid: Guest(pid, "j") for pid in pids if pid in mine})
+
+
+def until(look: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+    deadline = time.monotonic() + 60
+    while not (what := look()):
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.05)
+    return what

@@ -1,0 +1,336 @@
+"""The polling thread against real servers that behave and misbehave; the clock is turned by hand."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from exporter.clock import JumpClock
+from exporter.config import Config, EngineEndpoint, Engines
+from exporter.core.model import MS, SECOND, Serving
+from exporter.engines.finding import Finder, Found
+from exporter.engines.polling import OUTCOMES, Poller, open_engines
+from exporter.engines.web import TROUBLES, _unpacked
+from exporter.workloads import Guest, Heard
+from tests.engines.standins import Server, StandIn, served
+
+HERE = Guest(os.getpid(), "j", ("GPU-1",))
+
+
+class Bench:
+    """A poller, its clock, and all that it has handed over."""
+
+    def __init__(self, engines: Engines, guests: Sequence[Guest] = (HERE,), finder: Finder | None = None) -> None:
+        self.clock, self.guests = JumpClock(1_000 * SECOND), guests
+        self.poller = Poller(Config(engines=engines), self.clock, finder=finder)
+        self.serving: list[Serving] = []
+        self.last = Heard()
+
+    def take(self) -> Heard:
+        before = time.monotonic()
+        self.last = self.poller.take(self.clock.now(), self.guests, lambda _: {})
+        assert time.monotonic() - before < 5, "take blocks"
+        self.serving += self.last.serving
+        return self.last
+
+    def jump(self, seconds: float) -> None:
+        self.clock.wait(self.clock.now() + int(seconds * SECOND), threading.Event())
+
+    def until(self, good: Callable[[], bool], *, step: float = 0.0) -> None:
+        deadline = time.monotonic() + 60
+        while self.take() and not good():
+            assert time.monotonic() < deadline, (self.last, self.serving)
+            self.jump(step)
+            time.sleep(0.02)
+
+    def ticks(self, seconds: float = 1.0) -> None:
+        """Real time, for the thread to do what it should not."""
+        time.sleep(seconds)
+        self.take()
+
+    @property
+    def said(self) -> list[str]:
+        """What stands against engines."""
+        assert all(fault.kind == "engine_failed" for fault in self.last.faults)
+        return [fault.message for fault in self.last.faults]
+
+    def count(self, outcome: str) -> int:
+        return self.counts[f"engine_{outcome}"]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return dict(self.last.counts)
+
+
+Open = Callable[..., Bench]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def one(*urls: str, guests: Sequence[Guest] = (HERE,), finder: Finder | None = None, **more: Any) -> Bench:
+            fixed = tuple(EngineEndpoint(url, "j") for url in urls)
+            settings = {"interval_seconds": 1, "timeout_seconds": 30, "ports": (), "endpoints": fixed, **more}
+            bench = Bench(Engines(**settings), guests, finder)
+            stack.callback(bench.poller.close)
+            return bench
+
+        yield one
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    with ExitStack() as stack:
+
+        def one(
+            dialect: str = "vllm 0.18", *, path: str = "/metrics", running: str = "vllm:num_requests_running"
+        ) -> Server:
+            engine = StandIn(dialect)
+            engine.say(running, 4)
+            return stack.enter_context(served(Server(engine, path=path)))
+
+        yield one
+
+
+Serve = Callable[..., Server]
+
+
+def test_one_serving_an_interval_from_two_pages(opened: Open, serve: Serve) -> None:
+    server = serve()
+    bench = opened(f"{server.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 1)
+    assert server.engine is not None
+    server.engine.say("vllm:generation_tokens_total", 70)
+    bench.ticks(0.6)
+    assert len(bench.serving) == 1, "asked before it was due"
+    bench.jump(1.1)
+    bench.until(lambda: len(bench.serving) == 2)
+    first, second = bench.serving
+    assert first.start == first.end == second.start == 1_000 * SECOND
+    assert second.end == 1_000 * SECOND + 1_100 * MS
+    assert (first.generated_tokens, second.generated_tokens, second.running) == (None, 70, 4)
+    assert bench.counts["engine_page"] == 2
+    assert set(bench.counts) == set(OUTCOMES)
+    assert bench.said == []
+    assert server.most_at_once == 1
+
+
+def test_a_packed_page_is_unpacked(opened: Open, serve: Serve) -> None:
+    server = serve()
+    server.manner = "gzip"
+    bench = opened(f"{server.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 1)
+    assert bench.serving[0].running == 4
+
+
+@pytest.mark.parametrize(
+    ("manner", "kind", "words"),
+    [
+        ("slow", "timeout", "gave no whole page within 1 s"),
+        ("drip", "timeout", "gave no whole page within 1 s"),
+        ("huge", "too_large", "is longer than 4194304 bytes"),
+        ("bomb", "too_large", "is longer than 4194304 bytes"),
+        ("html", "html", "is an HTML page"),
+        ("json", "not_an_engine", "does not end with a whole line"),
+        ("broken", "status", "answered HTTP 500"),
+        ("redirect", "redirect", r"sends elsewhere \(HTTP 307\)"),
+        ("half", "half_page", "could not be read"),
+        ("cut", "half_page", "does not end with a whole line"),
+        ("br", "encoding", "is packed as 'br'"),
+        ("newer", "dialect", "is a page of vllm, in names that are not known here"),
+        ("malformed", "malformed", "has 1 lines that are no metrics"),
+        ("stranger", "not_an_engine", "has no metrics of an engine"),
+    ],
+)
+def test_an_engine_that_misbehaves_is_said_and_comes_back(
+    opened: Open, serve: Serve, manner: str, kind: str, words: str
+) -> None:
+    server = serve()
+    bench = opened(f"{server.url}/metrics", timeout_seconds=1 if kind == "timeout" else 30)
+    bench.until(lambda: len(bench.serving) >= 1, step=0.2)  # a busy machine may be late within a second, too
+    server.manner = manner
+    bench.until(lambda: bench.count(kind) > 0, step=0.2)
+    bench.until(lambda: bench.said != [])
+    (message,) = bench.said
+    assert f"of job j: {server.url}/metrics" in message
+    assert "hardware counters alone" in message
+    assert re.search(words, message), message
+    had = len(bench.serving)
+    server.manner = "good"
+    server.release.set()
+    bench.until(lambda: len(bench.serving) > had, step=0.2)
+    bench.until(lambda: bench.said == [])
+    assert server.most_at_once == 1
+    assert {name for name, count in bench.counts.items() if count} == {"engine_page", f"engine_{kind}"}
+
+
+def test_one_that_is_gone_is_asked_ever_more_rarely(opened: Open) -> None:
+    engine = StandIn("vllm 0.18")
+    engine.say("vllm:num_requests_running", 4)
+    with served(Server(engine)) as server:
+        bench = opened(f"{server.url}/metrics")
+        bench.until(lambda: len(bench.serving) == 1)
+    bench.jump(2)
+    for tries in (1, 2, 3):
+        bench.until(lambda tries=tries: bench.count("refused") == tries)  # type: ignore[misc]
+        bench.jump(0.85 * 2**tries)
+        bench.ticks(0.6)
+        assert bench.count("refused") == tries, "asked again too early"
+        bench.jump(0.3 * 2**tries)
+    assert "could not be read" in bench.said[0]
+    assert bench.counts["engine_page"] == 1
+
+
+def test_a_slow_engine_holds_up_no_other(opened: Open, serve: Serve) -> None:
+    slow, quick = serve(), serve()
+    slow.manner = "slow"
+    bench = opened(f"{slow.url}/metrics", f"{quick.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 1)
+    assert (len(slow.asked), bench.count("timeout")) == (1, 0)
+
+
+def test_an_engine_that_began_anew(opened: Open, serve: Serve) -> None:
+    server = serve()
+    assert server.engine is not None
+    server.engine.say("vllm:generation_tokens_total", 70)
+    bench = opened(f"{server.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 1)
+    server.engine = StandIn("vllm 0.18")
+    server.engine.say("vllm:num_requests_running", 1)
+    server.engine.say("vllm:generation_tokens_total", 5)
+    bench.jump(1.2)
+    bench.until(lambda: len(bench.serving) == 2)
+    server.engine.say("vllm:generation_tokens_total", 6)
+    bench.jump(1.2)
+    bench.until(lambda: len(bench.serving) == 3)
+    assert [said.generated_tokens for said in bench.serving] == [None, None, 6]
+    assert bench.counts["engine_restart"] == 1
+
+
+def test_a_port_that_is_nobodys_of_ours_is_left_alone_for_minutes(opened: Open) -> None:
+    with served(Server()) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
+        bench.until(lambda: bench.count("status") == 1)
+        assert server.asked == ["/metrics", "/prometheus/metrics"]
+        bench.jump(260)
+        bench.ticks()
+        assert len(server.asked) == 2
+        assert bench.said == []
+        bench.jump(80)
+        bench.until(lambda: len(server.asked) == 4)
+        assert bench.serving == []
+
+
+def test_the_other_path_is_found_once(opened: Open, serve: Serve) -> None:
+    server = serve("trtllm-serve 1.2", path="/prometheus/metrics", running="trtllm_num_requests_running")
+    port = int(server.url.rsplit(":", 1)[1])
+    bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
+    bench.until(lambda: len(bench.serving) == 1)
+    bench.jump(1.2)
+    bench.until(lambda: len(bench.serving) == 2)
+    assert server.asked == ["/metrics", "/prometheus/metrics", "/prometheus/metrics"]
+    assert bench.serving[0].engine == "trtllm"
+
+
+def test_one_process_is_asked_on_one_port(opened: Open, serve: Serve) -> None:
+    one, two = serve(), serve()
+    ports = tuple(int(server.url.rsplit(":", 1)[1]) for server in (one, two))
+    bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=ports)
+    bench.until(lambda: len(bench.serving) >= 1)
+    for _ in range(3):
+        had = len(bench.serving)
+        bench.jump(1.2)
+        bench.until(lambda had=had: len(bench.serving) > had)  # type: ignore[misc]
+    assert min(len(one.asked), len(two.asked)) <= 1
+
+
+def test_a_front_end_is_silent_where_its_worker_speaks(opened: Open, serve: Serve) -> None:
+    front = serve("dynamo 1.0 front", running="dynamo_frontend_inflight_requests")
+    alone = opened(f"{front.url}/metrics")
+    alone.until(lambda: len(alone.serving) == 1)
+    worker = serve()
+    both = opened(f"{front.url}/metrics", f"{worker.url}/metrics")
+    both.until(lambda: both.counts["engine_page"] == 2)
+    both.jump(1.2)
+    both.until(lambda: both.counts["engine_page"] == 4)
+    assert [said.engine for said in both.serving if said.end > 1_000 * SECOND] == ["vllm"]
+
+
+def test_two_replicas_are_two(opened: Open, serve: Serve) -> None:
+    one, two = serve(), serve("sglang 0.4", running="sglang:num_running_reqs")
+    bench = opened(f"{one.url}/metrics", f"{two.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 2)
+    assert {said.engine for said in bench.serving} == {"vllm", "sglang"}
+
+
+def test_an_engine_that_listens_nowhere_is_said_late(opened: Open) -> None:
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "vllm serve"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        bench = opened(guests=[Guest(process.pid, "j", ("GPU-1",))])
+        bench.until(lambda: bench.count("silent") == 1)
+        assert bench.said == []
+        bench.jump(601)
+        bench.until(lambda: bench.said != [])
+        message = "".join(bench.said)
+        assert "runs vllm, none of whose processes listens on a port of engines.ports" in message
+        bench.guests = ()
+        bench.jump(31)
+        bench.until(lambda: bench.said == [])
+        process.communicate()
+
+
+class Broken(Finder):
+    """What nobody has thought of."""
+
+    def find(self, guests: Sequence[Guest], members: Mapping[int, Guest]) -> Found:
+        raise RuntimeError(f"{len(guests)} {len(members)}")
+
+
+def test_a_thread_that_ends_says_so(opened: Open) -> None:
+    bench = opened(finder=Broken(Engines()))
+    bench.until(lambda: bench.said != [])
+    message = "".join(bench.said)
+    assert message.startswith("serving engines are asked no more (")
+    assert "RuntimeError('1 0')" in message
+
+
+def test_switched_off_it_asks_nobody() -> None:
+    listener = open_engines(Config(engines=Engines(enabled=False)), JumpClock())
+    assert listener.take(0, [HERE], lambda _: {}) == Heard()
+    listener.close()
+
+
+def test_without_guests_there_is_no_thread(opened: Open) -> None:
+    bench = opened(guests=[])
+    before = {thread.name for thread in threading.enumerate()}
+    assert bench.take() == bench.last
+    assert bench.said == []
+    assert {thread.name for thread in threading.enumerate()} == before
+
+
+def test_a_page_is_unpacked_no_further_than_there_is_room_for_it() -> None:
+    piece = gzip.compress(bytes(50 << 20))
+    assert len(piece) < 1 << 16
+    assert len(_unpacked(zlib.decompressobj(wbits=31), piece, 100)) == 100
+
+
+def test_every_kind_of_trouble_is_counted_from_the_start(opened: Open) -> None:
+    counts = opened(guests=[]).take().counts
+    assert set(counts) == {(f"engine_{kind}", 0) for kind in (*TROUBLES, "page", "restart")}
+
+
+def test_an_address_of_the_operators_that_nobody_answers_on(opened: Open) -> None:
+    bench = opened("http://127.0.0.1:9/metrics")
+    bench.until(lambda: bench.said != [])
+    assert "http://127.0.0.1:9/metrics could not be read" in bench.said[0]

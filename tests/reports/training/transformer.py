@@ -1,0 +1,231 @@
+"""A small transformer trained on the CPU, crash and all: it reports, and writes down itself what is true.
+
+Runs where `client.py` lies beside it: once until it crashes, and again to go on from its checkpoint (`--help` lists
+what can be set). Owns a ground truth of its own, truth-START.json, from stopwatches around each part and counts of its
+own: nothing of it comes from the client. The file is written after each step, so that a crash leaves it behind.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+from client import Reporter  # type: ignore[import-not-found]
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed  # type: ignore[import-not-found]
+
+HEADS = 4
+VOCABULARY = 512
+
+
+class Truth:
+    """Stopwatches and counts; seconds of a part are its own, those of parts inside it are not in them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mark = time.monotonic()
+        self._open = ["startup"]
+        self.said: dict[str, Any] = {"began": self._mark, "seconds": defaultdict(float), "history": []}
+        self.said.update(steps=0, repeated=0, tokens=0, padding=0, flops=0.0, hardware_flops=0.0, checkpoints=0)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def begin(self) -> None:
+        """The startup is over."""
+        self._turn()
+        self._open[0] = "compute"
+
+    def write(self) -> None:
+        """Put all that is known on disk, the time until now included."""
+        self._turn()
+        self.said["until"] = self._mark
+        self._path.write_text(json.dumps(self.said))
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self.said["seconds"][self._open[-1]] += now - self._mark
+        self._mark = now
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """One layer of a decoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        parts = self.queries(self.first(x)).view(batch, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        scores = parts[0] @ parts[1].transpose(-1, -2) / (width // HEADS) ** 0.5
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ parts[2]
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.narrow(torch.nn.functional.gelu(self.wide(self.second(x))))
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    """A decoder whose layers are computed again in the backward pass."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = recomputed(block, x) if x.requires_grad else block(x)
+        return self.head(x)
+
+
+def batches(args: argparse.Namespace, start: int) -> Iterator[tuple[Any, int]]:
+    """Batches of sequences of uneven length, filled up with zeros; slowly, and the same after every start."""
+    for step in range(start, args.steps):
+        source = torch.Generator().manual_seed(step)
+        time.sleep(args.load_seconds)
+        tokens = torch.randint(1, VOCABULARY, [args.batch, args.length], generator=source)
+        lengths = torch.randint(args.length // 2, args.length + 1, [args.batch], generator=source)
+        tokens[torch.arange(args.length)[None] >= lengths[:, None]] = 0
+        yield tokens, int(args.batch * args.length - lengths.sum())
+
+
+def loss_of(model: Model, tokens: Any) -> Any:
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+
+
+def flops_of(args: argparse.Namespace, parameters: int) -> float:
+    """Of one step: every parameter is multiplied and added once forward, twice backward; and causal attention."""
+    tokens = args.batch * args.length
+    products = 2 * tokens * parameters * 3
+    attention = 2 * 2 * args.batch * args.layers * args.length * args.length * args.width * 3 / 2
+    return float(products + attention)
+
+
+def main() -> None:
+    args = _arguments()
+    truth = Truth(args.folder / f"truth-{len(list(args.folder.glob('truth-*.json')))}.json")
+    shape = {"layers": args.layers, "heads": HEADS, "head_size": args.width // HEADS, "sequence": args.length}
+    torch.manual_seed(0)
+    model = Model(args.width, args.layers)
+    parameters = sum(each.numel() for each in model.parameters())
+    reporter = Reporter(
+        run=args.run, model={"parameters": parameters, **shape}, recompute="full", every=args.every,
+        world_size=args.gpus, gpus=args.gpus,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with truth.part("startup"):
+        time.sleep(args.startup_seconds)
+    start = _restore(args, truth, reporter, model=model, optimizer=optimizer)
+    step = start
+    items = iter(reporter.iterate(batches(args, start)))
+    truth.begin()
+    while True:
+        with truth.part("data"):
+            item = next(items, None)
+        if item is None:
+            break
+        tokens, padding = item
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        _count(args, truth, step, padding=padding, parameters=parameters)
+        reporter.step(tokens=tokens.numel(), padding=padding, samples=len(tokens), loss=loss, step=step)
+        _between(args, truth, reporter, step=step, model=model, optimizer=optimizer)
+        (args.folder / "highest").write_text(str(max(step, _highest(args))))
+        truth.write()
+        if step == args.crash and not start:
+            os._exit(17)  # nothing is flushed, closed or said
+    reporter.close()
+    truth.said.update(dropped=reporter.dropped, refusal=reporter.refusal, error=reporter.error)
+    truth.write()
+
+
+def _between(args: argparse.Namespace, truth: Truth, reporter: Any, *, step: int, model: Model, optimizer: Any) -> None:
+    """Do what is done every so many steps."""
+    if step % args.evaluate_every == 0:
+        with truth.part("evaluation"), reporter.evaluation(), torch.no_grad():
+            losses = [float(loss_of(model, tokens)) for tokens, _ in batches(_some(args), args.steps)]
+        reporter.quality("evaluation loss", sum(losses) / len(losses), args.target, falls=True)
+    if step % args.save_every == 0:
+        with truth.part("checkpoint"), reporter.checkpoint():
+            draft = args.folder / "draft.pt"
+            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, draft)
+            time.sleep(args.save_seconds)
+            draft.replace(args.folder / "checkpoint.pt")
+        truth.said["checkpoints"] += 1
+
+
+def _some(args: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "steps": args.steps + 4, "load_seconds": 0.0})
+
+
+def _restore(args: argparse.Namespace, truth: Truth, reporter: Any, *, model: Model, optimizer: Any) -> int:
+    """Go on from the checkpoint, if there is one; gives its step."""
+    saved = args.folder / "checkpoint.pt"
+    if not saved.exists():
+        return 0
+    with truth.part("restore"), reporter.phase("restore"):
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        time.sleep(args.restore_seconds)
+    step = int(state["step"])
+    reporter.restored(step, highest_step=_highest(args) if args.tell_highest else None)
+    truth.said["resumed"] = step
+    return step
+
+
+def _highest(args: argparse.Namespace) -> int:
+    file = args.folder / "highest"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def _count(args: argparse.Namespace, truth: Truth, step: int, *, padding: int, parameters: int) -> None:
+    truth.said["steps"] += 1
+    truth.said["repeated"] += step <= _highest(args)
+    truth.said["tokens"] += args.batch * args.length
+    truth.said["padding"] += padding
+    truth.said["flops"] += flops_of(args, parameters)
+    truth.said["hardware_flops"] += flops_of(args, parameters) * 4 / 3
+    so_far = {name: each for name, each in truth.said.items() if name not in ("history", "seconds", "began", "until")}
+    truth.said["history"].append({"step": step, "at": time.monotonic(), **so_far})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="for the checkpoint and the truth; the same after a crash")
+    numbers = {"steps": 60, "crash": 37, "save-every": 10, "evaluate-every": 15, "batch": 4, "length": 64}
+    for name, value in {**numbers, "width": 64, "layers": 4, "gpus": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    seconds = {"load-seconds": 0.03, "save-seconds": 0.5, "startup-seconds": 1.0, "restore-seconds": 0.7}
+    for name, pause in {**seconds, "every": 2.0, "target": 6.0}.items():
+        parser.add_argument(f"--{name}", type=float, default=pause)
+    parser.add_argument("--run", default="transformer")
+    parser.add_argument("--tell-highest", action="store_true", help="else only the daemon can know what was repeated")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What workloads say of themselves, on its way from a listener to the ledger: by a listener written by hand."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.model import SECOND, Fault, Process, Report, Serving
+from exporter.schedulers import Member, Word
+from exporter.workloads import Guest, Heard, Whose
+from tests.rigs import FakeScheduler, Rig
+from tests.worlds import WORKING, held
+
+
+class Listens:
+    """Says what it was told to, once; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.says = Heard()
+        self.trouble: Exception | None = None
+        self.asked: list[tuple[int, tuple[Guest, ...]]] = []
+        self.wants: Sequence[int] = ()
+        self.knows: dict[int, Guest] = {}
+        self.closes = 0
+
+    def take(self, now: int, guests: Sequence[Guest], whose: Whose) -> Heard:
+        self.asked.append((now, tuple(guests)))
+        self.knows = dict(whose(self.wants))
+        if self.trouble is not None:
+            raise self.trouble
+        says, self.says = self.says, Heard(counts=self.says.counts)
+        return says
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+@pytest.fixture(name="listens")
+def _listens() -> Listens:
+    return Listens()
+
+
+@pytest.fixture(name="rig")
+def _rig(rigs: Callable[..., Rig], listens: Listens) -> Rig:
+    """Two GPUs of job 41; a process of its rank 3 on the first, and one of nobody on the second."""
+    server = replace(held("GPU-0", start=1000.0, gpus=2).owner, workload_class="serving")
+    scheduler = FakeScheduler(*(held(uuid, server, start=1000.0, gpus=2) for uuid in ("GPU-0", "GPU-1")))
+    members = {7: Member("41", "3"), 8: Member("41"), 9: Member("gone")}
+    scheduler.word = Word((), 0, members=members)
+    rig = rigs(scheduler, listeners=[listens], interval=1.0)
+    rig.source.signals_of = {
+        "GPU-0": WORKING | {"processes": (Process(7), Process(1))},
+        "GPU-1": WORKING | {"processes": (Process(7), Process(9))},
+    }
+    return rig
+
+
+def test_a_listener_is_told_who_is_on_the_gpus_and_whose_any_process_is(rig: Rig, listens: Listens) -> None:
+    """Pid 1 is nobody's, and the job of pid 9 holds nothing here."""
+    listens.wants = (8, 9, 5)
+    rig.tick(3)
+    now, guests = listens.asked[-1]
+    assert guests == (Guest(7, "41", ("GPU-0", "GPU-1"), "3", "serving"),)
+    assert now <= rig.clock.now()
+    assert listens.knows == {8: Guest(8, "41", (), "", "serving")}
+
+
+def test_what_is_heard_reaches_the_ledger(rig: Rig, listens: Listens) -> None:
+    rig.tick(3)
+    now = rig.clock.now()
+    listens.says = Heard(
+        reports=(Report("41", now - 2 * SECOND, now - SECOND, step=5, steps=1),),
+        serving=(Serving("41", now - 2 * SECOND, now - SECOND, "vllm", running=3.0),),
+        counts=(("malformed", 2), ("taken", 1)),
+    )
+    said = rig.tick()
+    assert (len(said.reports), len(said.serving)) == (1, 1)
+    job = rig.ledger.jobs["41"]
+    assert job.progress.step == 5
+    assert job.service.last[()].running == 3.0
+    quiet = rig.tick()
+    assert (quiet.reports, quiet.serving) == ((), ())
+    snapshot = rig.agent.latest()
+    assert snapshot is not None
+    assert snapshot.meta.messages == (("malformed", 2), ("taken", 1))
+
+
+def test_a_listener_s_fault_is_told(rig: Rig, listens: Listens, caplog: pytest.LogCaptureFixture) -> None:
+    listens.says = Heard(faults=(Fault("reports_failed", "the socket is taken"),))
+    rig.tick(3)
+    assert "reports_failed: the socket is taken" in caplog.text
+    assert rig.ledger.faults["reports_failed"] == 1
+
+
+def test_a_listener_that_fails_is_told_and_costs_nothing(
+    rig: Rig, listens: Listens, caplog: pytest.LogCaptureFixture
+) -> None:
+    listens.trouble = RuntimeError("oh no")
+    with caplog.at_level(logging.ERROR):
+        rig.tick(4)
+    assert "listening to workloads failed" in caplog.text
+    assert rig.ledger.faults["listening_failed"] > 0
+    assert rig.seconds("unobserved") == 0.0
+    assert rig.paid() == 3.0
+    assert caplog.text.count("listening to workloads failed") == 1
+
+
+def test_closing_closes_the_listeners(rig: Rig, listens: Listens) -> None:
+    rig.tick(2)
+    rig.hands.close()
+    assert listens.closes == 1
