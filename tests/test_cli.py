@@ -27,13 +27,16 @@ from exporter.core.exposition import render
 from exporter.core.leaks import LEAKS
 from exporter.core.model import Health, Observation, Owner
 from exporter.core.snapshot import Meta, Snapshot
-from exporter.simulate import SCENARIOS, simulate
+from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, simulate
 from exporter.sources import SOURCES, Source, SourceError
 from exporter.trace import Header, TraceWriter, read_trace
 from tests.rigs import FakeSource
 from tests.worlds import device, first, held, reading, seen
 
-COMMANDS = ("serve", "demo", "record", "replay", "simulate", "preview", "pause", "resume", "check-config", "metrics")
+COMMANDS = (
+    "serve", "demo", "record", "replay", "simulate", "preview", "pause", "resume", "check-config", "leaks", "metrics",
+    "report",
+)  # fmt: skip
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 Run = Callable[..., tuple[int, str, str]]
 
@@ -214,7 +217,7 @@ def test_a_trace_without_any_gpu_is_summed_up_all_the_same(run: Run, tmp_path: P
 def test_simulate_lists_the_scenarios(run: Run) -> None:
     status, out, _ = run("simulate")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(SCENARIOS)
+    assert [line.split()[0] for line in out.splitlines()] == [*SCENARIOS, *TWELVE, *WATERFALLS]
     assert all(scenario.description in out for scenario in SCENARIOS.values())
 
 

@@ -16,11 +16,13 @@ _COMMANDS = (
     ("record", "live:record", "live:record_arguments", "write what the hardware says to a trace"),
     ("replay", "simulated:replay_trace", "simulated:replay_arguments", "run a trace through the ledger"),
     ("preview", "preview:preview", "preview:preview_arguments", "say what another threshold would have freed and hit"),
+    ("report", "report:report", "report:report_arguments", "say what a job cost, where its time went and what it said"),
     ("simulate", "simulated:write", "simulated:simulate_arguments", "write a simulated node's trace"),
     ("cluster", "cluster:cluster", "cluster:arguments", "serve what a whole cluster's scheduler knows"),
     ("pause", "pausing:pause", "pausing:pause_arguments", "leave the hardware counters to a profiler for a while"),
     ("resume", "pausing:resume", "wiring:config_file", "end a pause before its time"),
     ("check-config", "words:check_config", "wiring:configured", "print the configuration as it will be used"),
+    ("leaks", "leaks:leaks", "leaks:leaks_arguments", "print the map of the twelve leaks and what to do first"),
     ("metrics", "words:metrics", "words:metrics_arguments", "print every metric and what it means"),
 )
 """Name, what runs it, what adds its arguments, about. Loaded when chosen: a daemon never pays for the simulation."""

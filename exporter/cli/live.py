@@ -19,10 +19,13 @@ from exporter.cli.wiring import FAILED, NO_SOURCE, at_least, configuration, conf
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import Fault
+from exporter.engines.polling import open_engines
+from exporter.reports.desk import open_reports
 from exporter.schedulers import Scheduler, SchedulerError
 from exporter.schedulers.choice import choose
 from exporter.sources.ladder import open_ladder
 from exporter.trace import Header, TraceWriter
+from exporter.workloads import Listener
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -67,7 +70,18 @@ def _hands(config: Config, clock: SystemClock, scheduler: Scheduler) -> Hands:
         pause=PauseFile(config.sampling.pause_file, clock.wall) if config.sampling.pause_file else None,
         inventory=Inventory(file.recall() if file else (), expected=config.inventory.expected_gpus),
         remembered=file,
+        listeners=_listeners(config, clock),
     )
+
+
+def _listeners(config: Config, clock: SystemClock) -> list[Listener]:
+    """Those who hear what workloads say, as far as they are wanted."""
+    wanted: list[Listener] = []
+    if config.reports.socket or config.reports.http or config.follow:
+        wanted.append(open_reports(config, clock))
+    if config.engines.enabled:
+        wanted.append(open_engines(config, clock))
+    return wanted
 
 
 def _refused(refusals: list[Fault]) -> int:

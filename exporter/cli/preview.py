@@ -95,7 +95,7 @@ def _stored(args: argparse.Namespace, found: list[Row]) -> Answer:
     check(found)
     end = time.time() // args.step * args.step
     progress = Progress()
-    with Prometheus(args.prometheus, _headers(args.header)) as server:
+    with Prometheus(args.prometheus, headers(args.header)) as server:
         history = History(server, found, selector=args.match.strip().removeprefix("{").removesuffix("}"))
         for done, of in history.run(end - args.since, end, args.step):
             progress.tell(f"{args.prometheus}: {done} of {of} parts")
@@ -103,7 +103,7 @@ def _stored(args: argparse.Namespace, found: list[Row]) -> Answer:
     return history.answer(f"Stored in {args.prometheus}, every {args.step:g} s", end)
 
 
-def _headers(given: Iterable[str]) -> dict[str, str]:
+def headers(given: Iterable[str]) -> dict[str, str]:
     """Header lines, those of files (@FILE) among them. No error repeats one: it may be a password."""
     found: dict[str, str] = {}
     for text in given:
@@ -162,9 +162,9 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="the same for programs")
     command.add_argument(
-        "--since", type=_time, default="7d", metavar="TIME", help="with --prometheus: how far back; 7d"
+        "--since", type=length, default="7d", metavar="TIME", help="with --prometheus: how far back; 7d"
     )
-    command.add_argument("--step", type=_time, default="60s", metavar="TIME", help="... between two looks; 60s")
+    command.add_argument("--step", type=length, default="60s", metavar="TIME", help="... between two looks; 60s")
     command.add_argument(
         "--match", default="", metavar="SELECTOR", help="... only these series, such as 'cluster=\"a\"'"
     )
@@ -173,7 +173,7 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _time(text: str) -> float:
+def length(text: str) -> float:
     """A flag's type: a time of a second or more."""
     try:
         seconds = duration(text)

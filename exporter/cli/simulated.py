@@ -18,7 +18,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, layers, summed, take_snapshot
-from exporter.simulate import SCENARIOS, Simulation, simulate
+from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, Simulation, simulate
 from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
 
@@ -36,9 +36,12 @@ def demo(args: argparse.Namespace) -> int:
     return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop))
 
 
+_STORIES = {**SCENARIOS, **TWELVE, **WATERFALLS}
+
+
 def _simulation(scenario: str, **wanted: Any) -> Simulation:
     try:
-        return simulate(scenario, **wanted)
+        return simulate(scenario, stories=_STORIES, **wanted)
     except ValueError as err:
         raise ConfigError(str(err)) from err
 
@@ -58,7 +61,7 @@ def _live(observations: Iterator[Observation], since: int, stop: threading.Event
 def write(args: argparse.Namespace) -> int:
     """Write a scenario's trace, and its truth to another file."""
     if args.scenario is None:
-        for name, scenario in SCENARIOS.items():
+        for name, scenario in _STORIES.items():
             print(f"{name:24} {scenario.description}")
         return 0
     simulation = _simulation(

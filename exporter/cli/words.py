@@ -99,7 +99,9 @@ def _catalog_markdown() -> str:
         f"(budget 150); beside them {series_of('account')} per account (at most `policy.max_accounts` and one), one an "
         "exemption, and on a GPU that several jobs share one `allocation_info` for each of them and two "
         f"`shared_seconds_total`. Trouble adds to it while it lasts: {series_of('spinning GPU')} on a GPU that spins, "
-        f"{series_of('job in trouble')} of its job."
+        f"{series_of('job in trouble')} of its job. A training job that reports has {series_of('reporting job')} more "
+        f"and {series_of('rank')} for each of its processes here, a server whose engine is found "
+        f"{series_of('serving job')}."
     )
     leaks = [f"| `{k.name}` | {k.layer} | {k.evidence} | {k.takes} | {k.watch} | {k.fix} |" for k in LEAKS]
     return "\n".join(

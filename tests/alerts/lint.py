@@ -36,7 +36,7 @@ _LEVELS: Mapping[str, frozenset[str]] = {
     "namespace": frozenset({"workload_namespace"}),
     "owner": frozenset({"account", "team", "workload_namespace"}),
 } | {each: frozenset({each}) for each in ("model", "leak", "layer", "state", "rank", "user", "account", "team", "cause",
-                                          "reason")}  # fmt: skip
+                                          "phase", "reason")}  # fmt: skip
 """What a word of a record's level says of its labels: it has one of these."""
 _OWN = frozenset(
     {"instance", "job_id", "model", "leak", "rank", "user", "account", "team", "cause", "workload_namespace"}
