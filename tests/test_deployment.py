@@ -93,8 +93,12 @@ def test_the_chart_and_the_image_use_settings_the_daemon_knows() -> None:
     chart = (ROOT / "helm/gpu-efficiency/templates/daemonset.yaml").read_text()
     image = (ROOT / "Dockerfile").read_text()
     names = set(re.findall(r"- name: (GPU_EFFICIENCY_\w+)", chart)) | set(re.findall(r"(GPU_EFFICIENCY_\w+)=", image))
-    assert len(names) == 6
-    values = {"GPU_EFFICIENCY_SOURCE": "dcgm-exporter", "GPU_EFFICIENCY_SCHEDULER": "kubernetes"}
+    assert len(names) == 8
+    values = {
+        "GPU_EFFICIENCY_SOURCE": "dcgm-exporter",
+        "GPU_EFFICIENCY_SCHEDULER": "kubernetes",
+        "GPU_EFFICIENCY_ENGINES_ENABLED": "false",
+    }
     environ = {name: values.get(name, f":{DEFAULT_PORT}") for name in names}
     config = load(None, environ=environ)
     assert (config.source, config.dcgm_exporter.url) == ("dcgm-exporter", f":{DEFAULT_PORT}")
@@ -108,7 +112,7 @@ def test_the_charts_schema_knows_its_values_and_no_others() -> None:
     values = yaml.safe_load((chart / "values.yaml").read_text())
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(values) | {"global"}
-    for name in ("image", "kubernetes", "podMonitor"):
+    for name in ("image", "kubernetes", "podMonitor", "workloads"):
         assert schema["properties"][name]["additionalProperties"] is False
         assert set(schema["properties"][name]["properties"]) == set(values[name])
     used = {
