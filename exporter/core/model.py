@@ -255,6 +255,8 @@ class Report(Struct, frozen=True, omit_defaults=True):
     """FLOPs of the model's own passes (accounting, section 9), padded tokens included, recomputation not."""
     gpus: int = 0
     """0: the job's GPUs on this node."""
+    each: bool = False
+    """The figures are a mean over the job's GPUs, and so any GPU's of whom nobody says more, as a log has them."""
     uuids: tuple[str, ...] = ()
     """GPUs of this node that the process works on; empty: not known."""
     rank: str = ""

@@ -12,6 +12,7 @@ from operator import attrgetter
 from exporter.core.attribution import Part, attribute, divided, use_of
 from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
+from exporter.core.hearing import attend, hear
 from exporter.core.leaks import MEMORY_BOUND, SPEAKS, Span, Taken, pour
 from exporter.core.ledger import Gpu, Job, Ledger, conserved
 from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
@@ -58,9 +59,9 @@ def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
         ledger.allocate(observation.allocations)
     closed = [] if observation.devices is None else _take_stock(ledger, observation, observation.devices)
     for report in observation.reports:
-        ledger.hear(report, observation.at)
+        hear(ledger, report, observation.at)
     for serving in observation.serving:
-        ledger.attend(serving, observation.at)
+        attend(ledger, serving, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

@@ -170,7 +170,7 @@ class Desk:
             return None
         guest = listed.get(found.pid)
         guest = guest if guest is not None and guest.job_id == found.job_id else Guest(found.pid, found.job_id)
-        return report_of(found.message, guest, start=start, end=end)
+        return report_of(found.message, guest, start=start, end=end, each=True)
 
     def _placed(self, found: Followed, now: int) -> tuple[int, int]:
         if found.job_id in self._spoke:

@@ -52,7 +52,7 @@ def _seconds(nanoseconds: int) -> str:
     return f"{nanoseconds / SECOND:.3f} s"
 
 
-def report_of(message: Message, guest: Guest, *, start: int, end: int) -> Report:
+def report_of(message: Message, guest: Guest, *, start: int, end: int, each: bool = False) -> Report:
     """Give the message in the core's words, as what its process, which is `guest`, says of [start, end)."""
     quality, degrees = message.quality, message.parallel
     return Report(
@@ -61,6 +61,7 @@ def report_of(message: Message, guest: Guest, *, start: int, end: int) -> Report
         end=end,
         model_flops=model_flops(message),
         gpus=message.gpus or message.world_size or 1,
+        each=each,
         uuids=guest.uuids,
         rank=guest.rank if message.rank is None else str(message.rank),
         run=message.run,

@@ -6,6 +6,7 @@ from math import nan
 import pytest
 from msgspec.structs import replace
 
+from exporter.core import hearing
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Owner, Parallel, Report
 from exporter.core.pipeline import advance
@@ -204,7 +205,7 @@ def test_there_is_an_end_to_runs() -> None:
     policy = Policy(max_runs=2)
     ledger = heard(said(0, 1, run="a"), policy=policy)
     for n in range(5):
-        ledger._run(ledger.jobs["41"], f"r{n}")
+        hearing._run(ledger, ledger.jobs["41"], f"r{n}")
     assert list(ledger.runs) == [("ada", "r3"), ("ada", "r4")]
 
 

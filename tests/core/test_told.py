@@ -515,6 +515,26 @@ def test_who_speaks_for_itself_is_not_spoken_for() -> None:
     assert stalls(both) == [pytest.approx(0.5), pytest.approx(0.5)]
 
 
+def test_nobody_speaks_for_more_gpus_than_its_figures_are_of() -> None:
+    ledger = two_gpus(said(0, 1.9, rank="0", uuids=("GPU-0",), gpus=1, tokens=20.0, phases={"data": 0.4}))
+    assert stalls(ledger) == [pytest.approx(0.4), 0.0]
+    assert tokens(ledger) == 20.0
+    ledger = two_gpus(said(0, 1.9, rank="0", gpus=1, tokens=20.0, phases={"data": 0.4}))
+    assert stalls(ledger) == [pytest.approx(0.4), 0.0]
+
+
+def test_a_mean_over_the_job_s_gpus_is_every_gpu_s() -> None:
+    """As a log has it: 20 tokens a GPU."""
+    ledger = two_gpus(said(0, 1.9, rank="0", uuids=("GPU-0",), gpus=1, each=True, tokens=20.0, phases={"data": 0.4}))
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+    assert tokens(ledger) == 40.0
+
+
+def test_a_process_with_more_gpus_than_its_figures_are_of_speaks_for_those_it_has() -> None:
+    ledger = two_gpus(said(0, 1.9, rank="0", uuids=("GPU-0", "GPU-1"), gpus=1, tokens=20.0, phases={"data": 0.4}))
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+
+
 def test_of_processes_whose_gpus_are_not_known_the_lowest_rank_speaks_for_all() -> None:
     ranks = [said(0, 1.9, rank=f"{n}", gpus=2, tokens=20.0, phases={"data": 0.4}) for n in (0, 1)]
     ledger = two_gpus(*ranks)
