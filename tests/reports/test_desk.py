@@ -239,7 +239,7 @@ def test_of_a_process_that_no_gpu_lists_only_the_job_is_known() -> None:
     office = Office(followers=logs)
     logs.found = [followed(0, step=1, rank=4)]
     (report,) = office.take(Guest(5, "8", ("GPU-0",), "3")).reports
-    assert (report.job_id, report.uuids, report.rank) == ("7", (), "4")
+    assert (report.job_id, report.uuids, report.rank, report.each) == ("7", (), "4", True)
 
 
 def test_a_log_says_its_time_once_and_each_rank_s_lines_are_its_own() -> None:
