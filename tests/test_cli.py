@@ -448,7 +448,9 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
     assert f"{series_of('account')} per account" in run("metrics --markdown")[1]
 
 
-_OF_A_GPU, _OF_A_JOB = ("gpu", "spinning GPU"), ("job", "job in trouble", "job on one GPU")
+_OF_A_GPU = ("gpu", "spinning GPU")
+_OF_A_JOB = ("job", "job in trouble", "job on one GPU", "reporting job", *["rank"] * 4)
+"""Who reports has four ranks at most; a serving job has fewer series than a reporting one."""
 
 
 def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:

@@ -200,8 +200,8 @@ def _requests(said: ServiceView) -> Iterator[Sample]:
 
 def _latencies(said: ServiceView) -> Iterator[Sample]:
     for latency in said.latencies:
-        for quantile, value in (("0.5", latency.p50), ("0.95", latency.p95), ("0.99", latency.p99)):
-            yield (latency.kind, quantile), value
+        for percentile, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99)):
+            yield (latency.kind, percentile), value
 
 
 def _mbu(job: JobView) -> float | None:
@@ -706,20 +706,21 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_model_flops_total", "counter",
-        "FLOPs of the model's own passes by the job's count: the share of the GPUs here that reports speak of.",
-        _progress(lambda p: p.flops), ("job_id",), "", "reporting job",
+        "FLOPs of the model's own passes by the job's count: the share of the GPUs here that reports speak of; absent, "
+        "as the next three, while none are told.",
+        _progress(lambda p: p.flops or None), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_tokens_total", "counter", "Training tokens, padding included: the same share.",
-        _progress(lambda p: p.tokens), ("job_id",), "", "reporting job",
+        _progress(lambda p: p.tokens or None), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_padding_tokens_total", "counter", "Of them those that only fill up.",
-        _progress(lambda p: p.padding), ("job_id",), "", "reporting job",
+        _progress(lambda p: p.padding if p.tokens else None), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_samples_total", "counter", "Training samples: the same share.",
-        _progress(lambda p: p.samples), ("job_id",), "", "reporting job",
+        _progress(lambda p: p.samples or None), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_steps_total", "counter", "Optimiser steps, repeated ones included, as one process of the job counts.",
@@ -863,7 +864,7 @@ METRICS: tuple[Metric, ...] = (
         _P + "job_latency_seconds", "gauge",
         "Latency of the slowest replica, of the requests that ended last: ttft (to the first token), itl (between "
         "tokens), queue, e2e.",
-        _each_service(_latencies), ("job_id", "kind", "quantile"), "seconds", "serving job",
+        _each_service(_latencies), ("job_id", "kind", "percentile"), "seconds", "serving job",
     ),
     Metric(
         _P + "job_mbu_ratio", "gauge",

@@ -136,7 +136,7 @@ def _counts(serving: Serving) -> bool:
     given = [
         getattr(serving, name)
         for name in serving.__struct_fields__
-        if name not in {"job_id", "engine", "uuids", "latencies"}
+        if name not in {"job_id", "engine", "start", "end", "uuids", "latencies"}
     ]
     return _are_amounts([value for value in given if value is not None])
 

@@ -27,9 +27,9 @@ def job_table(jobs: Iterable[JobOut]) -> str:
     if not rows:
         return '<h2>Jobs</h2><p class="mute">No job holds a GPU of this node, or did lately.</p>'
     heads = _heads(
-        ("job", False), ("user", False), ("GPUs", False), ("GPU-time, last hour", True), ("computing", True),
-        ("useful", True), ("product", True), ("nvidia-smi", True), ("largest loss", False),
-        *([("its own word", False)] if spoken else ()),
+        ("job", False), ("user", False), *([("its own word", False)] if spoken else ()), ("GPUs", False),
+        ("GPU-time, last hour", True), ("computing", True), ("useful", True), ("product", True), ("nvidia-smi", True),
+        ("largest loss", False),
     )  # fmt: skip
     return f"<h2>Jobs</h2>{_table('Jobs', heads, rows)}"
 
@@ -43,10 +43,10 @@ def _job(job: JobOut, *, spoken: bool) -> str:
     return (
         f'<tr><th scope="row" class="name"><bdi>{text(owner.job_id)}</bdi>{name}</th>'
         f"<td><bdi>{text(owner.user or owner.namespace or owner.account)}</bdi></td>"
-        f"<td>{text(', '.join(job.gpus)) or 'ended'}</td>"
+        + (f'<td class="wide">{own_word(job)}</td>' if spoken else "")
+        + f"<td>{text(', '.join(job.gpus)) or 'ended'}</td>"
         + "".join(f'<td class="n">{figure}</td>' for figure in figures)
-        + f'<td class="tight">{worst}</td>'
-        + (f'<td class="wide">{own_word(job)}</td></tr>' if spoken else "</tr>")
+        + f'<td class="tight">{worst}</td></tr>'
     )
 
 

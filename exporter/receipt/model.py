@@ -160,7 +160,7 @@ class Latency(Struct, frozen=True, kw_only=True):
     """Of the worst replica: what was told last, and the worst of the run."""
 
     kind: str
-    quantile: str
+    percentile: str
     last: float | None
     worst: float
 

@@ -202,7 +202,7 @@ def _served(served: Served, unit: str) -> Iterator[tuple[str, str]]:
 def _latencies(served: Served) -> Iterator[Table]:
     if served.latencies:
         rows = [
-            (f"{each.kind} {each.quantile}", _seconds(each.last), _seconds(each.worst)) for each in served.latencies
+            (f"{each.kind} {each.percentile}", _seconds(each.last), _seconds(each.worst)) for each in served.latencies
         ]
         yield Table(head=("Latency of the worst replica", "last", "worst"), rows=tuple(rows))
 

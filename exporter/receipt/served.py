@@ -53,12 +53,12 @@ def _latencies(facts: Facts) -> list[Latency]:
     worst = _greatest(facts.greatest("latency_seconds", series=12))
     last = _greatest(facts.gauges("latency_seconds"))
     order = sorted(worst, key=lambda key: (_ORDER.index(key[0]) if key[0] in _ORDER else len(_ORDER), key))
-    return [Latency(kind=key[0], quantile=key[1], last=last.get(key), worst=worst[key]) for key in order]
+    return [Latency(kind=key[0], percentile=key[1], last=last.get(key), worst=worst[key]) for key in order]
 
 
 def _greatest(rows: list[Sample]) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for row in rows:
-        key = row.labels.get("kind", ""), row.labels.get("quantile", "")
+        key = row.labels.get("kind", ""), row.labels.get("percentile", "")
         found[key] = max(found.get(key, 0.0), row.value)
     return found

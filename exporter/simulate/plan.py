@@ -257,7 +257,7 @@ def _told(piece: Piece, uuid: str, board: Board) -> Truth:
         sm_active=load.sm,
         tensor_active=load.tensor,
         dram_active=load.dram,
-        clock_ratio=_clock_ratio(board, load, piece.climate),
+        clock_ratio=clock_ratio(board, load, piece.climate),
         peer_bytes_per_second=load.peer_tx + load.peer_rx,
         pcie_bytes_per_second=load.pcie_tx + load.pcie_rx,
         computing_share=share("computing"),
@@ -268,7 +268,8 @@ def _told(piece: Piece, uuid: str, board: Board) -> Truth:
     )
 
 
-def _clock_ratio(board: Board, load: Load, climate: Climate) -> float:
+def clock_ratio(board: Board, load: Load, climate: Climate) -> float:
+    """Give the SM clock over the tensor reference clock while this load's kernels run; 0 if it has none."""
     if load.engine <= 0:
         return 0.0
     clock = min(governed_clock(board, busy_demand(load)), climate.clock_cap_hz)

@@ -6,11 +6,13 @@ Owns who holds which GPU and when. Refuses figures of any kind of kernel (`kerne
 
 from msgspec.structs import replace
 
-from exporter.simulate import kernels, programs
+from exporter.core.model import Parallel
+from exporter.simulate import kernels, narrated, programs
 from exporter.simulate.lookalikes import SHOWN, STORIES
 from exporter.simulate.plan import Job, Plan
 from exporter.simulate.programs import MINUTE_MS, Program
 from exporter.simulate.setting import Scenario, Setting, batch, interactive, one_each, server, whole_node
+from exporter.simulate.words import Voice
 from exporter.simulate.work import NOTHING
 
 _HOUR_MS = 60 * MINUTE_MS
@@ -119,17 +121,27 @@ _ROUND_MS = 30 * MINUTE_MS
 
 
 def _demo(setting: Setting) -> Plan:
-    """Eight GPUs, four tenants; `live` is when someone starts to watch."""
+    """Eight GPUs, four tenants, of whom two speak; `live` is when someone starts to watch."""
     board, live = setting.board, setting.preroll_ms
-    early = max(0, live - 40 * MINUTE_MS)
-    trainer = programs.eventful_training(board, 4, calm_ms=live - early + 3 * MINUTE_MS)
+    chat = narrated.server(programs.decoding(board, 1), board)
     jobs = (
-        Job(owner=batch(setting, 1, "pretrain"), slots=(0, 1, 2, 3), stages=trainer, start_ms=early),
-        Job(owner=server(setting, 4), slots=(4,), stages=programs.decoding(board, 1)),
+        _demo_trainer(setting, start_ms=max(0, live - 40 * MINUTE_MS)),
+        Job(owner=server(setting, 4), slots=(4,), stages=chat, serves=True),
         _notebook(setting, 5, start_ms=2_345),
         *_demo_pair(setting, first=max(0, live - 510_000)),
     )
     return Plan(jobs=tuple(job for job in jobs if max(job.slots) < setting.gpus))
+
+
+def _demo_trainer(setting: Setting, *, start_ms: int) -> Job:
+    calm = setting.preroll_ms - start_ms + 3 * MINUTE_MS
+    return Job(
+        owner=batch(setting, 1, "pretrain"),
+        slots=(0, 1, 2, 3),
+        stages=narrated.trainer(programs.eventful_training(setting.board, 4, calm_ms=calm), setting.board),
+        start_ms=start_ms,
+        voice=Voice(run="pretrain-8b", recompute="selective", parallel=Parallel(data=4)),
+    )
 
 
 def _demo_pair(setting: Setting, *, first: int) -> tuple[Job, ...]:

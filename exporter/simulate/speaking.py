@@ -28,6 +28,10 @@ _COUNTS = (
 )  # fmt: skip
 
 
+Waits = tuple[tuple[str, int], ...]
+"""Phases between two steps that have not been told, with their milliseconds."""
+
+
 class Seat(Struct, frozen=True):
     """Where a process speaks from: its job, its rank, and the GPUs it has on this node."""
 
@@ -63,18 +67,23 @@ def _played(plan: Plan, job: Job, slot: int, *, board: Board, seed: int) -> Iter
 def _of_process(seat: Seat, pieces: Iterable[Piece]) -> Iterator[Report]:
     """One process from its first word to its last."""
     since: int | None = None
+    waits: Waits = ()
     for piece in pieces:
         step = piece.stage.step if piece.stage else None
         if step is None:
-            since = None
+            since, waits = None, ()
+            continue
+        if step.within and since is not None:
+            waits = (*waits, (step.phases[0], piece.end - piece.start))
             continue
         if since is None or step.after is None or step.restart:
             begun = piece.start if since is None or step.restart else since
             yield _first_word(seat, step, begun, piece.start)
-            since = piece.start
-        for report in _spell(seat, step, piece) if step.after is None else _steps(seat, step, piece, since=since):
+            since, waits = piece.start, ()
+        told = _spell(seat, step, piece) if step.after is None else _steps(seat, step, piece, since=since, waits=waits)
+        for report in told:
             yield report
-            since = report.end // MS
+            since, waits = report.end // MS, ()
 
 
 def _first_word(seat: Seat, step: Step, since: int, now: int) -> Report:
@@ -100,8 +109,11 @@ def _spell(seat: Seat, step: Step, piece: Piece) -> Iterator[Report]:
         )
 
 
-def _steps(seat: Seat, step: Step, piece: Piece, *, since: int) -> Iterator[Report]:
-    """A report after every so many steps, and one of those that are left when the stage is over."""
+def _steps(seat: Seat, step: Step, piece: Piece, *, since: int, waits: Waits = ()) -> Iterator[Report]:
+    """A report after every so many steps, and one of those that are left when the stage is over.
+
+    `waits`: what came between `since` and the piece.
+    """
     after, length, before = step.after or 0, piece.cycle.ms, 0
     last = floor((piece.end - piece.origin) / length + _GRAIN)
     while before < last:
@@ -110,7 +122,8 @@ def _steps(seat: Seat, step: Step, piece: Piece, *, since: int) -> Iterator[Repo
         end = min(piece.end, ceil(piece.origin + now * length - _GRAIN))
         if now == last and not piece.whole and end < since + seat.voice.every_ms:
             return  # killed before it was due
-        word = replace(_word(seat, since, end), phases=_timed(piece, step, seat.voice, since, end))
+        phases = _timed(piece, step, seat.voice, since, end, waits=() if before else waits)
+        word = replace(_word(seat, since, end), phases=phases)
         made = step.checkpoints if now == last and piece.whole else 0
         yield _counted(word, seat, step, now - before, at=after + now, checkpoints=made)
         before, since = now, end
@@ -149,9 +162,11 @@ def _word(seat: Seat, start: int, end: int) -> Report:
     )
 
 
-def _timed(piece: Piece, step: Step, voice: Voice, since: int, end: int) -> tuple[tuple[str, int], ...]:
+def _timed(
+    piece: Piece, step: Step, voice: Voice, since: int, end: int, *, waits: Waits
+) -> tuple[tuple[str, int], ...]:
     """Nanoseconds by phase from `since` to `end`, for the phases that the program measures."""
-    told: dict[str, float] = dict.fromkeys(voice.times, 0.0)
+    told = {name: float(sum(ms for phase, ms in waits if phase == name)) for name in voice.times}
     position = 0.0
     start = max(since, piece.start) - piece.origin
     for segment, phase in zip(piece.cycle.segments, step.phases, strict=True):

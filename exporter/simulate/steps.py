@@ -15,7 +15,7 @@ from exporter.simulate.words import Step
 from exporter.simulate.work import NOTHING, Cycle, Load, Mechanism, Segment, Stage
 
 _PARAMETERS = 8e9
-_FLOPS_A_TOKEN = 6 * _PARAMETERS
+FLOPS_A_TOKEN = 6 * _PARAMETERS
 """Of a model trained on the tokens: two forward and four backward a parameter (Kaplan et al. 2020)."""
 
 
@@ -102,7 +102,7 @@ def steps(
     once = around or (cycle(*parts),)
     done = clock * flops(board, once[0])
     own = model * done
-    tokens = own / _FLOPS_A_TOKEN
+    tokens = own / FLOPS_A_TOKEN
     step = Step(
         phases=tuple(part.phase for part in parts),
         model_flops=own,

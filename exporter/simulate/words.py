@@ -52,6 +52,8 @@ class Step(Struct, frozen=True, kw_only=True):
     """The first word of a process that begins anew."""
     checkpoints: int = 0
     """Made by the end of it."""
+    within: bool = False
+    """A wait in the midst of steps: nothing is said until the next of them has ended, and then how long it was."""
 
 
 class Service(Struct, frozen=True, kw_only=True):

@@ -182,8 +182,15 @@ def test_series_of_a_server_with_two_replicas() -> None:
     assert value(ledger, "job_draft_acceptance_ratio") == 0.625
     assert value(ledger, "job_tokens_per_pass_ratio") == 2.0
     assert value(ledger, "job_mbu_ratio") == pytest.approx(0.5)
-    assert shows(ledger, "job_latency_seconds")['kind="ttft",quantile="0.99"'] == 3.0
+    assert shows(ledger, "job_latency_seconds")['kind="ttft",percentile="p99"'] == 3.0
     assert shows(ledger, "job_engine_info") == {'engine="vllm"': 1.0}
+
+
+def test_no_more_drafts_are_accepted_than_there_were() -> None:
+    """A page read while it is written to may say so."""
+    ledger = opened()
+    advance(ledger, replace(seen(6), serving=(word(1, 6, drafted_tokens=5e-324, accepted_tokens=50.0),)))
+    assert value(ledger, "job_draft_acceptance_ratio") == 1.0
 
 
 def test_latencies_are_shown_for_a_minute_after_a_request() -> None:

@@ -220,8 +220,8 @@ def test_a_server_and_a_node_that_died(ask: Ask) -> None:
     assert served["mbu"] == pytest.approx(0.6)
     assert served["generated_per_cost"] == pytest.approx(900_000 / 6)
     assert served["latencies"] == [
-        {"kind": "ttft", "quantile": "0.99", "last": 1.5, "worst": 1.5},
-        {"kind": "itl", "quantile": "0.5", "last": 0.03, "worst": 0.03},
+        {"kind": "ttft", "percentile": "p99", "last": 1.5, "worst": 1.5},
+        {"kind": "itl", "percentile": "p50", "last": 0.03, "worst": 0.03},
     ]
 
 

@@ -105,7 +105,7 @@ def test_an_engine_says_why_its_gpu_waits(tmp_path: Path) -> None:
         node.says(running=4, waiting=3, kv=0.5, generated=100)
         page = served.until(lambda p: lost(p, "batching") > 0.4, "empty slots")
         assert told(page, "batch_fill_ratio") == 0.5
-        assert 0.1 < (told(page, "latency_seconds", kind="ttft", quantile="0.99") or 0.0) < 1.0
+        assert 0.1 < (told(page, "latency_seconds", kind="ttft", percentile="p99") or 0.0) < 1.0
         node.says(running=0, waiting=0, kv=0.0)
         page = served.until(lambda p: lost(p, "idle_allocation") > 0.4, "idle")
         assert float(page.total("job_engine_tokens_total", job_id=JOB, kind="generated")) == 100.0

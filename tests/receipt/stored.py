@@ -41,13 +41,13 @@ GAUGES = {
     "inference/chat": {
         "n4": {
             "requests{state=running}": 10, "requests{state=waiting}": 0, "batch_fill_ratio": 0.5, "kv_cache_ratio": 0.4,
-            "mbu_ratio": 0.6, "tokens_per_pass_ratio": 2, "latency_seconds{kind=ttft,quantile=0.99}": 0.2,
-            "latency_seconds{kind=itl,quantile=0.5}": 0.03, "engine_info{engine=vllm}": 1,
+            "mbu_ratio": 0.6, "tokens_per_pass_ratio": 2, "latency_seconds{kind=ttft,percentile=p99}": 0.2,
+            "latency_seconds{kind=itl,percentile=p50}": 0.03, "engine_info{engine=vllm}": 1,
         },
         "n5": {
             "requests{state=running}": 6, "requests{state=waiting}": 4, "batch_fill_ratio": 0.25,
-            "kv_cache_ratio": 0.97, "tokens_per_pass_ratio": 1, "latency_seconds{kind=ttft,quantile=0.99}": 1.5,
-            "latency_seconds{kind=itl,quantile=0.5}": 0.02,
+            "kv_cache_ratio": 0.97, "tokens_per_pass_ratio": 1, "latency_seconds{kind=ttft,percentile=p99}": 1.5,
+            "latency_seconds{kind=itl,percentile=p50}": 0.02,
         },
     },
 }  # fmt: skip

@@ -186,7 +186,7 @@ TWELVE: tuple[Seed, ...] = (
         rows=("prefill_decode_interference",),
         watch="latency inflation by prefills: inter-token p99 and time to first token",
         series=(
-            'job:gpu_efficiency_latency:seconds{kind="itl",quantile="0.99"}',
+            'job:gpu_efficiency_latency:seconds{kind="itl",percentile="p99"}',
             'job:gpu_efficiency_latency:seconds{kind="ttft"}',
         ),
         fix="chunked prefill; prefill and decode on GPUs of their own",

@@ -1,0 +1,180 @@
+"""The demo's programs speak as a real node's would: of what they really do, and the core believes them."""
+
+from functools import cache
+from itertools import islice
+from math import fsum
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import Job as Books
+from exporter.core.ledger import Ledger
+from exporter.core.model import SECOND, Observation, Parallel, Report
+from exporter.core.pipeline import advance
+from exporter.simulate import BOARDS, SCENARIOS, STORIES, TWELVE, WATERFALLS, Simulation, simulate
+from exporter.simulate.narrated import server, trainer
+from exporter.simulate.programs import decoding, eventful_training, straggling
+from exporter.simulate.work import Stage, dice
+
+HOURS = 2.0
+TRAINING, CHAT = "41001", "inference/chat-0-4"
+PERIOD = 2.0
+
+
+@cache
+def story(seed: int = 0, board: str = "H100-SXM5-80GB") -> tuple[Simulation, tuple[Observation, ...]]:
+    simulation = simulate("demo", seed=seed, board=board, period_seconds=PERIOD, duration_seconds=HOURS * 3600)
+    return simulation, tuple(simulation.observations)
+
+
+@cache
+def fed(seed: int = 0, board: str = "H100-SXM5-80GB") -> Ledger:
+    ledger = Ledger()
+    for observation in story(seed, board)[1]:
+        advance(ledger, observation)
+    return ledger
+
+
+def lost(job: Books, leak: str) -> float:
+    """Of a job's GPU time the share that one leak has."""
+    return job.book.parts[NAMES.index(leak)] / job.book.paid
+
+
+def said() -> list[Report]:
+    """What rank 0 says of its steps while somebody watches."""
+    simulation, observations = story()
+    return [r for o in observations for r in o.reports if r.rank == "0" and r.steps and r.start > simulation.live_from]
+
+
+def dumb(simulation: Simulation) -> Simulation:
+    """The same node, on which nobody says a word."""
+    jobs = tuple(replace(job, voice=None, serves=False) for job in simulation.plan.jobs)
+    return replace(simulation, plan=replace(simulation.plan, jobs=jobs))
+
+
+def test_nothing_but_words_is_added_by_speaking() -> None:
+    simulation, observations = story()
+    silent = dumb(simulation)
+    for spoken, unspoken in zip(observations, silent.observations, strict=True):
+        assert replace(spoken, reports=(), serving=()) == unspoken
+    assert list(simulation.truth) == list(silent.truth)
+
+
+def outline(stage: Stage) -> tuple[object, ...]:
+    """All of a stage but its words."""
+    cycles = tuple(cycle.segments for cycle in stage.cycles)
+    return stage.name, stage.ms, cycles, stage.memory, stage.program, stage.context, stage.climates
+
+
+def test_programs_that_speak_do_what_they_did() -> None:
+    board = BOARDS["H100-SXM5-80GB"]
+    for add, program in ((trainer, eventful_training(board, 4, calm_ms=60_000)), (server, decoding(board, 1))):
+        spoken, unspoken = (islice(made(dice("any")), 200) for made in (add(program, board), program))
+        assert [outline(stage) for stage in spoken] == [outline(stage) for stage in unspoken]
+
+
+def test_of_the_demo_two_jobs_speak_and_no_other_story_of_its_table_does() -> None:
+    speakers = {
+        (name, job.owner.job_id)
+        for table in (SCENARIOS, STORIES)
+        for name in table
+        for job in simulate(name, stories=table).plan.jobs
+        if job.voice or job.serves
+    }
+    assert speakers == {("demo", TRAINING), ("demo", CHAT)}
+    assert not {"demo"} & (TWELVE.keys() | WATERFALLS.keys())
+
+
+@pytest.mark.parametrize(("seed", "board"), [(0, "H100-SXM5-80GB"), (7, "H100-SXM5-80GB"), (0, "L40S")])
+def test_the_core_believes_every_word(seed: int, board: str) -> None:
+    ledger = fed(seed, board)
+    assert not ledger.refused
+    assert not ledger.rejected
+    assert not ledger.faults
+    assert ledger.conservation_errors == 0
+
+
+def test_the_training_says_how_far_it_has_come() -> None:
+    job = fed().jobs[TRAINING]
+    progress = job.progress
+    assert progress is not None
+    assert (progress.run_id, progress.world, progress.checkpoints, progress.restarts) == ("pretrain-8b", 4, 1, 0)
+    assert progress.steps == progress.step
+    assert set(progress.ranks) == {"0", "1", "2", "3"}
+    assert not any(progress.events.values())
+    assert progress.padding == pytest.approx(0.03 * progress.tokens)
+    spent = {name: lasted for name, lasted in progress.phases.items() if lasted}
+    assert spent.keys() == {"startup", "data", "compute", "communication", "checkpoint"}
+
+
+@pytest.mark.parametrize("job_id", [TRAINING, CHAT])
+def test_less_is_claimed_than_the_tensor_cores_did(job_id: str) -> None:
+    """Of the whole job, start-up excepted, which is not reported on: by a tenth at most."""
+    book = fed().jobs[job_id].book
+    mfu, pipes = book.reported / book.reportable, book.pure / book.tensor_seen
+    assert 0.9 * pipes < mfu < pipes
+
+
+def test_what_does_not_move_the_model_is_small_and_visible() -> None:
+    job = fed().jobs[TRAINING]
+    assert 0.01 < lost(job, "recomputation") < 0.02
+    assert 0.01 < lost(job, "padding") < 0.03
+    assert lost(job, "rework") == 0
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_step_is_worth_the_same_in_hot_air(board: str) -> None:
+    """The same batch, which only takes longer."""
+    simulation = simulate("demo", board=board, period_seconds=60, duration_seconds=1800)
+    words = [r for o in simulation.observations for r in o.reports if r.steps]
+    assert {(r.recompute, r.parallel, r.gpus) for r in words} == {("selective", Parallel(data=4), 1)}
+    each = {round((r.tokens or 0.0) / r.steps, 6) for r in words}
+    assert len(each) == 1
+    lasted = {round((r.end - r.start) / r.steps / SECOND, 1) for r in words}
+    assert max(lasted) > 1.3 * min(lasted)
+
+
+def test_no_stretch_is_told_at_more_than_its_pipes_did() -> None:
+    """Report by report: the kernels, at 49 %, are 450 ms of a step, the exchange 38.9 and the host's pause 12."""
+    calm = [r for r in said() if not dict(r.phases)["data"]]
+    rates = [(r.hardware_flops or 0.0) / ((r.end - r.start) / SECOND) / 989.4e12 for r in calm]
+    assert max(rates) < 0.49 * 450 / 500.9
+    assert {round((r.model_flops or 0.0) / (r.hardware_flops or 1.0), 6) for r in calm} == {0.96}
+
+
+def test_the_wait_for_input_is_told_with_the_step_that_it_delays() -> None:
+    """What was waiting and the copy after it, as the hardware had them."""
+    simulation, _ = story()
+    waits = [dict(r.phases)["data"] / SECOND for r in said()]
+    uuid = simulation.uuids[0]
+    truth = [e for e in simulation.truth if e.uuid == uuid and e.at > simulation.live_from]
+    ends = [*(entry.at for entry in truth[1:]), simulation.duration_ms * SECOND // 1000]
+    real = fsum(
+        (end - entry.at) / SECOND
+        for entry, end in zip(truth, ends, strict=True)
+        if entry.phase in ("waiting for input", "input is copied in")
+    )
+    assert fsum(waits) == pytest.approx(real, abs=10)
+    assert max(waits) < 10
+    assert fsum(waits) > 600
+
+
+def test_the_chat_server_is_busy_and_not_in_trouble() -> None:
+    _, observations = story()
+    for answer in (answer for o in observations for answer in o.serving):
+        assert 30 <= (answer.running or 0) <= 45
+        assert (answer.waiting, answer.preemptions) == (0, 0)
+        assert 0.3 < (answer.kv_use or 0) < 0.5
+        assert {latency.kind for latency in answer.latencies} == {"ttft", "itl", "queue", "e2e"}
+    job = fed().jobs[CHAT]
+    assert job.service is not None
+    assert lost(job, "idle_allocation") == lost(job, "kv_cache_wait") == lost(job, "batching") == 0
+    assert 0 < lost(job, "prefill_decode_interference") < 0.05
+    assert lost(job, "memory_bound") > 0.7
+
+
+def test_a_stage_for_whose_mechanism_a_step_has_no_phase_is_refused() -> None:
+    board = BOARDS["H100-SXM5-80GB"]
+    with pytest.raises(KeyError, match="waiting_peer"):
+        list(trainer(straggling(board, 3), board)(dice("any")))
