@@ -95,6 +95,7 @@ class FakeScheduler:
     def __init__(self, *allocations: Allocation) -> None:
         self.said, self.age = allocations, 0
         self.word = Word((), 0)
+        self.proves = True
         self.trouble: Exception | None = None
         self.closes = 0
 
@@ -104,7 +105,7 @@ class FakeScheduler:
         return replace(self.word, allocations=self.said, at=now - self.age)
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
-        return {pid: self.word.members[pid] for pid in pids if pid in self.word.members}
+        return {pid: self.word.members[pid] for pid in pids if self.proves and pid in self.word.members}
 
     def close(self) -> None:
         self.closes += 1

@@ -110,3 +110,10 @@ def test_closing_closes_the_listeners(rig: Rig, listens: Listens) -> None:
     rig.tick(2)
     rig.hands.close()
     assert listens.closes == 1
+
+
+def test_a_process_on_a_gpu_whose_job_is_only_its_own_word_is_no_guest(rig: Rig, listens: Listens) -> None:
+    """A forged environment on somebody's GPU: the scheduler has it as a member, and proves nothing."""
+    rig.scheduler.proves = False
+    rig.tick(3)
+    assert listens.asked[-1][1] == ()

@@ -164,7 +164,7 @@ class Hands:
 
     def _listen(self, answer: Answer, word: Word, batch: Batch) -> None:
         """Take what workloads have said; one that cannot be listened to keeps nobody else from being heard."""
-        present = guests(word, batch.readings)
+        present = self._proven(guests(word, batch.readings))
         counts: Counter[str] = Counter()
         for listener in self._listeners:
             try:
@@ -179,6 +179,11 @@ class Hands:
             answer.faults += heard.faults
             counts.update(dict(heard.counts))
         answer.messages = tuple(sorted(counts.items()))
+
+    def _proven(self, listed: Sequence[Guest]) -> tuple[Guest, ...]:
+        """Those whose job does not rest on what the process itself could have written into its environment."""
+        known = self._scheduler.members([guest.pid for guest in listed]) if listed else {}
+        return tuple(guest for guest in listed if guest.pid in known and known[guest.pid].job_id == guest.job_id)
 
     def _whose(self, pids: Sequence[int]) -> Mapping[int, Guest]:
         word = self._word

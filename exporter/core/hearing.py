@@ -4,13 +4,15 @@ Owns what is believed of a claim, and the memory of runs. Refuses pools, which a
 """
 
 from collections.abc import Iterable
-from math import isfinite
 
 from exporter.core.ledger import Gpu, Job, Ledger
 from exporter.core.model import SECOND, Device, Report, Serving
 from exporter.core.progress import Progress, Run
 from exporter.core.served import Service
 from exporter.core.told import Voice
+
+_LARGEST = 1e30
+"""Of any amount: sums of larger ones would soon be infinite."""
 
 
 def hear(ledger: Ledger, report: Report, at: int) -> None:
@@ -20,26 +22,30 @@ def hear(ledger: Ledger, report: Report, at: int) -> None:
     job = _job(ledger, report.job_id, whole if own or not report.uuids else [])
     gpus = report.gpus or len(whole)
     peak = max((_peak(gpu.device, report.dtype) for gpu in whole), default=0.0)
-    if job is None or not _credible(report, at, most=peak * gpus * ledger.policy.most_reported_share or 1e24):
+    fastest = peak or max((_peak(gpu.device, "") for gpu in whole), default=0.0)
+    if job is None or not _credible(report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24):
         ledger.refused["report"] += 1
         return
     progress = job.progress or _begin(ledger, job, report)
     if progress.replays(report):
         ledger.refused["report"] += 1
         return
-    if report.run and not progress.run_id:
-        progress.run, progress.run_id = _run(ledger, job, report.run), report.run
+    if report.run and progress.takes_up(report):
+        progress.turn(_run(ledger, job, report.run), report.run)
     most = len(whole) if report.each else max(0, gpus - len(own))
     about = own + (_spoken_for(whole, own, report.job_id, at)[:most] if progress.leads(report) else [])
-    rework = progress.hear(report, here=len(about), gpus=gpus, policy=ledger.policy)
+    # A process may have contexts on more GPUs than it works on: what it says is said once.
+    together = gpus if report.each else max(gpus, len(about))
+    rework = progress.hear(report, here=len(about), gpus=together, policy=ledger.policy)
     for gpu in about:
         voice = gpu.voices.setdefault(report.job_id, Voice())
         voice.own_at = at if gpu in own else voice.own_at
-        voice.hear(report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework)
+        since = gpu.book.since
+        voice.hear(report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since)
         if report.steps:
             gpu.track.acquit()
     if report.model_flops is not None and peak:
-        job.book.reported += report.model_flops * len(about) / gpus
+        job.book.reported += report.model_flops * len(about) / together
         job.book.reportable += (
             sum(_peak(gpu.device, report.dtype) for gpu in about) * (report.end - report.start) / SECOND
         )
@@ -54,7 +60,8 @@ def attend(ledger: Ledger, serving: Serving, at: int) -> None:
     """Take in what a serving engine says."""
     about = _about(ledger, serving.job_id, serving.uuids, serving.start)
     job = _job(ledger, serving.job_id, about)
-    if job is None or not serving.start <= serving.end <= at or not _counts(serving):
+    most = max((_peak(gpu.device, "") for gpu in about), default=0.0) * ledger.policy.most_reported_share or 1e24
+    if job is None or not serving.start <= serving.end <= at or not _counts(serving, most):
         ledger.refused["serving"] += 1
         return
     job.service = job.service or Service()
@@ -94,10 +101,10 @@ def _begin(ledger: Ledger, job: Job, report: Report) -> Progress:
 
 
 def _run(ledger: Ledger, job: Job, name: str) -> Run:
-    """The run of that name, of that user: nobody else can say how far it has come."""
+    """The run of that name, of that user and namespace: nobody else can say how far it has come."""
     if not name:
         return Run(job.start)
-    key = (job.owner.user, name)
+    key = (job.owner.user, job.owner.namespace, name)
     run = ledger.runs.pop(key) if key in ledger.runs else Run(job.start)
     ledger.runs[key] = run
     while len(ledger.runs) > ledger.policy.max_runs:
@@ -122,7 +129,7 @@ def _credible(report: Report, at: int, *, most: float) -> bool:
         lasted >= 0 and report.end <= at
         and _are_amounts(given) and _are_amounts(phases) and sum(phases) <= lasted
         and (lasted > 0 or (not any(given) and not report.steps))
-        and (report.model_flops or 0.0) * SECOND <= most * lasted
+        and max(report.model_flops or 0.0, report.hardware_flops or 0.0) * SECOND <= most * lasted
         and (report.padding or 0.0) <= (report.tokens or 0.0)
         and (report.model_flops or 0.0) <= (report.hardware_flops or report.model_flops or 0.0)
         and 0 <= report.steps <= (report.step or 0)
@@ -131,15 +138,18 @@ def _credible(report: Report, at: int, *, most: float) -> bool:
     )  # fmt: skip
 
 
-def _counts(serving: Serving) -> bool:
-    """Whether all its figures are amounts."""
+def _counts(serving: Serving, most: float) -> bool:
+    """Whether all its figures are amounts, and no GPU makes more than `most` FLOPs a second."""
+    lasted = serving.end - serving.start
+    taken = [each for latency in serving.latencies for each in (latency.p50, latency.p95, latency.p99)]
     given = [
         getattr(serving, name)
         for name in serving.__struct_fields__
         if name not in {"job_id", "engine", "start", "end", "uuids", "latencies"}
     ]
-    return _are_amounts([value for value in given if value is not None])
+    amounts = _are_amounts([value for value in given if value is not None]) and _are_amounts(taken)
+    return amounts and (not lasted or (serving.flops or 0.0) * SECOND <= most * lasted)
 
 
 def _are_amounts(values: Iterable[float]) -> bool:
-    return all(isfinite(value) and value >= 0 for value in values)
+    return all(0 <= value <= _LARGEST for value in values)

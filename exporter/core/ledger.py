@@ -244,8 +244,8 @@ class Ledger:
         self.refused: Counter[str] = Counter()
         """What was refused and cannot be laid to any one GPU."""
         self.faults: Counter[str] = Counter()
-        self.runs: dict[tuple[str, str], Run] = {}
-        """By user and the name that they gave it; the one heard of last is the last."""
+        self.runs: dict[tuple[str, str, str], Run] = {}
+        """By user, namespace and the name that they gave it; the one heard of last is the last."""
         self.conservation_errors = 0
         self.at: int | None = None
         self.wall = 0

@@ -336,7 +336,8 @@ def _poured(
 def _listen(span: Span, voice: Voice | None, piece: Piece) -> None:
     """Let the owner speak for its span, if it has said anything that still holds."""
     weight = span.ev.device.weight
-    if voice is None or not voice.listen(piece.start, piece.end, weight):
+    seen = span.state is not State.UNOBSERVED
+    if voice is None or not voice.listen(piece.start, piece.end, weight, seen=seen):
         return
     span.voice, span.ms, span.signs = voice, (piece.end - piece.start) // MS, span.signs | {SPEAKS}
     if voice.judges(piece.start, piece.end):

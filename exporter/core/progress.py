@@ -4,7 +4,7 @@ Owns the figures of a job and the memory of its run, which outlives the job. Ref
 show is `told`'s. Nothing here can move a second of the ledger.
 """
 
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 
 from msgspec import Struct
 
@@ -23,6 +23,12 @@ _MOST_RANKS = 64
 _MEMORY = 0.98
 """Of the running mean and variance of the loss: about fifty reports."""
 _LEAST_LOSSES = 20
+_LARGEST_LOSS = 1e100
+"""The square of a larger one may not be finite."""
+_MOST_RUNS = 16
+"""Of one job, one after another."""
+_MOST_QUALITIES = 16
+"""Names of figures of one job: each is a series."""
 
 
 class Run:
@@ -41,6 +47,7 @@ class Rank(Struct):
     """The latest of one process."""
 
     end: int = NEVER
+    uuids: tuple[str, ...] = ()
     step_seconds: float = 0.0
     """Mean of a step."""
     busy_seconds: float = 0.0
@@ -61,6 +68,8 @@ class Losses:
         self.last = loss
         if not isfinite(loss):
             return "not_finite"
+        if abs(loss) > _LARGEST_LOSS:
+            return "spike"
         if self.count >= _LEAST_LOSSES and loss - self.mean > limit * sqrt(self.variance):
             return "spike"
         self.count += 1
@@ -72,8 +81,9 @@ class Losses:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the mean."""
-        return sqrt(self.variance) / abs(self.mean) if self.count >= _LEAST_LOSSES and self.mean else None
+        """Standard deviation over the mean; None while there are few, or the mean is next to nothing."""
+        spread = sqrt(self.variance) / abs(self.mean) if self.count >= _LEAST_LOSSES and self.mean else inf
+        return spread if isfinite(spread) else None
 
 
 class Progress:
@@ -81,13 +91,13 @@ class Progress:
 
     __slots__ = (
         "bubble", "checkpoints", "epoch", "events", "flops", "gpu_time", "hardware_flops", "last_end", "losses",
-        "padding", "parallel", "phases", "quality", "quality_start", "ranks", "recovering", "recovery", "repeated",
-        "restarts", "rework_steps", "run", "run_id", "samples", "speaker", "step", "step_time", "steps", "target_at",
-        "tokens", "world",
+        "padding", "parallel", "phases", "qualities", "quality", "quality_start", "ranks", "recovering", "recovery",
+        "repeated", "restarts", "rework_steps", "run", "run_id", "samples", "speaker", "step", "step_time", "steps",
+        "target_at", "tokens", "turns", "world",
     )  # fmt: skip
 
     def __init__(self, run: Run) -> None:
-        self.run, self.run_id = run, ""
+        self.run, self.run_id, self.turns = run, "", 0
         self.speaker: tuple[int, int] = (1 << 30, NEVER)
         """The lowest rank that speaks, which is believed for the whole job, and when it did last."""
         self.last_end: int | None = None
@@ -109,6 +119,8 @@ class Progress:
         self.recovery = 0
         self.losses = Losses()
         self.events = dict.fromkeys(EVENTS, 0)
+        self.qualities: set[str] = set()
+        """Names of figures that were told."""
         self.quality: Report | None = None
         """The latest that told one."""
         self.quality_start = 0.0
@@ -116,8 +128,18 @@ class Progress:
         self.parallel: Parallel | None = None
 
     def replays(self, report: Report) -> bool:
-        """Whether it speaks of time that this process has spoken of already."""
-        return report.start < self.ranks[report.rank].end if report.rank in self.ranks else False
+        """Whether it speaks of time that this process has spoken of already; one on other GPUs is another one."""
+        rank = self.ranks.get(report.rank)
+        return rank is not None and report.start < rank.end and report.uuids == rank.uuids
+
+    def takes_up(self, report: Report) -> bool:
+        """Whether the job names another run than before, and not one too many."""
+        return report.run != self.run_id and self.turns < _MOST_RUNS
+
+    def turn(self, run: Run, name: str) -> None:
+        """Go on with another run: its steps have nothing to do with those before, if these had a name."""
+        self.step = None if self.run_id else self.step
+        self.run, self.run_id, self.turns = run, name, self.turns + 1
 
     def leads(self, report: Report) -> bool:
         """Whether its process is believed for the whole job: the lowest rank that has spoken within a minute."""
@@ -129,8 +151,11 @@ class Progress:
         self._count(report, here=here, share=here / gpus)
         self._time(report)
         if self.leads(report):
+            # Who takes over speaks of the same steps as who spoke before: after a restart of ours, in any order.
+            told = _number(report) != self.speaker[0] and self.last_end is not None and report.start < self.last_end
             self.speaker = (_number(report), report.end)
-            self._advance(report, policy)
+            if not told:
+                self._advance(report, policy)
         return Rework(self.repeated, self.step is not None and self.step < self.run.highest)
 
     def _count(self, report: Report, *, here: int, share: float) -> None:
@@ -149,7 +174,7 @@ class Progress:
             if len(self.ranks) >= _MOST_RANKS:
                 return
             rank = self.ranks[report.rank] = Rank()
-        rank.end = max(rank.end, report.end)
+        rank.end, rank.uuids = max(rank.end, report.end), report.uuids
         if not report.steps:
             return
         phases = dict(report.phases)
@@ -225,6 +250,9 @@ class Progress:
             self.run.good += lasted - again if name in _ADVANCING and report.steps else 0
 
     def _judge(self, report: Report, value: float) -> None:
+        if report.quality_name not in self.qualities and len(self.qualities) >= _MOST_QUALITIES:
+            return
+        self.qualities.add(report.quality_name)
         known = self.quality
         if known is None or known.quality_name != report.quality_name:
             self.quality_start, self.target_at = value, None

@@ -136,7 +136,7 @@ def serve_view(service: Service, at: int) -> ServiceView:
         waiting=_sum(live, "waiting"),
         fill=min(1.0, running / slots) if running is not None and slots else None,
         kv_use=max((one.kv_use for one in live if one.kv_use is not None), default=None),
-        acceptance=accepted / drafted if drafted and accepted is not None else None,
+        acceptance=min(1.0, accepted / drafted) if drafted and accepted is not None else None,
         per_pass=_per_pass(live),
         latencies=_slowest([taken for end, taken in service.latencies.values() if at - end <= _FRESH]),
         bytes_per_second=_bytes(live),

@@ -41,7 +41,7 @@ class Voice:
 
     __slots__ = (
         "accrued", "credit", "heard", "judged", "judged_until", "opened", "own_at", "pace", "phase", "recompute",
-        "rework", "shares", "shares_until", "speaks", "stale", "stride", "turned",
+        "rework", "shares", "shares_until", "speaks", "stale", "stride", "turned", "unseen",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,6 +58,8 @@ class Voice:
         """When the last report came, and when what it said is too old."""
         self.pace = self.stride = 0
         """Nanoseconds from report to report, and those booked at a time, at most, of late."""
+        self.unseen = 0
+        """Nanoseconds since the last report in which nobody saw the GPU: what was told of them was not booked."""
         self.own_at = NEVER
         """When a process that works on this very GPU spoke last."""
         self.recompute = 0
@@ -66,12 +68,19 @@ class Voice:
         """The step that is being made was made before, and no FLOPs are told of it."""
         self.shares, self.shares_until = Shares(), NEVER
 
-    def hear(self, report: Report, device: Device, at: int, *, policy: Policy, gpus: int, rework: Rework) -> None:
-        """Take in a report, at whose moment `at` nothing after `at` is booked; its figures are of `gpus` GPUs."""
+    def hear(
+        self, report: Report, device: Device, at: int, *, policy: Policy, gpus: int, rework: Rework, since: int = NEVER
+    ) -> None:
+        """Take in a report, at whose moment `at` nothing after `at` is booked; its figures are of `gpus` GPUs.
+
+        The GPU has been watched since `since`.
+        """
         lasted, first = report.end - report.start, MODEL not in self.speaks
         if lasted:
             self._keep_pace(lasted, at, age=at - report.end)
-            self._settle(report, device, gpus=gpus, again=rework.share)
+            unseen, self.unseen = self.unseen + max(0, since - report.start), 0
+            seen = max(0, lasted - unseen) / lasted
+            self._settle(report, device, gpus=gpus, again=rework.share, seen=seen)
         self._explain(report, policy)
         phase = report.phase
         self.rework = rework.goes_on and MODEL not in self.speaks and phase not in _UNJUDGED
@@ -88,21 +97,21 @@ class Voice:
         self.heard, self.stale = at, at + max(60 * SECOND, 3 * self.pace)
         self.judged_until = at + self.pace + self.pace // 2 + 2 * SECOND
 
-    def _settle(self, report: Report, device: Device, *, gpus: int, again: float) -> None:
-        """Add what the interval was told to hold, less what its open phases have added already."""
+    def _settle(self, report: Report, device: Device, *, gpus: int, again: float, seen: float) -> None:
+        """Add what the interval was told to hold, as far as it was seen, less what open phases have added already."""
         weight, room = device.weight, self._room()
         named = {name for name, _ in report.phases}
         for cause, told in enumerate(_told(report)):
             if told or _PHASE_OF[cause] in named:
                 self.speaks.add(cause)
-            self._add(cause, told * weight // PPM - self.accrued[cause], room=room * weight // PPM)
+            self._add(cause, round(told * seen) * weight // PPM - self.accrued[cause], room=room * weight // PPM)
             self.accrued[cause] = 0
         peak = device.spec.peak(report.dtype) if device.spec is not None else None
         if report.model_flops is None or not peak:
             return
         self.speaks.add(MODEL)
         real = 1.0 - (report.padding or 0.0) / report.tokens if report.tokens else 1.0
-        model = report.model_flops * real / gpus / peak * SECOND * weight / PPM
+        model = report.model_flops * real * seen / gpus / peak * SECOND * weight / PPM
         most = round(model * (room / (report.end - report.start)))
         self._add(MODEL, round(model * (1.0 - again)), room=most)
         self._add(AGAIN, round(model * again), room=most)
@@ -139,9 +148,10 @@ class Voice:
         if judged is not self.judged:
             self.judged, self.turned = judged, since
 
-    def listen(self, start: int, end: int, weight: int) -> bool:
-        """Whether anything said still holds in [start, end); an open phase fills its balance."""
-        if start > self.stale:
+    def listen(self, start: int, end: int, weight: int, *, seen: bool = True) -> bool:
+        """Whether anything said still holds in [start, end); an open phase fills its balance, of what is `seen`."""
+        self.unseen += 0 if seen else end - start
+        if start > self.stale or not seen:
             return False
         self.stride = max(end - start, self.stride - self.stride // 16)
         if start > self.shares_until:

@@ -5,12 +5,19 @@ prefix is taken off, and a counter's `_total` may be missing: engines and their 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from math import inf, isfinite
+from math import inf
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.engines.histograms import Histogram, joined
+
+LONGEST_LINE = 4096
+"""Characters. Time to read one grows with its square; those of engines have a few hundred."""
+MOST_LINES = 20_000
+"""Of one name."""
+LARGEST = 1e30
+"""An engine that counts FLOPs reaches 1e25: sums of what is larger would soon be infinite."""
 
 
 class Line(Struct, frozen=True):
@@ -49,9 +56,11 @@ class Page:
         return [name for name in self._raw if name.startswith(prefixes)]
 
     def lines(self, name: str, **labels: str) -> list[Line]:
-        """Those of that exact name and with these labels; without what is no number, or negative."""
+        """Those of that exact name and with these labels; without what is no number, negative or beyond LARGEST."""
         if name not in self._read:
-            self._read[name] = self._without_copies([one for raw in self._raw.get(name, ()) for one in self._line(raw)])
+            raws = self._raw.get(name, [])
+            self._bad.update(raws[MOST_LINES:])
+            self._read[name] = self._without_copies([one for raw in raws[:MOST_LINES] for one in self._line(raw)])
         return [one for one in self._read[name] if all(one.labels.get(k) == v for k, v in labels.items())]
 
     def total(self, *names: str, **labels: str) -> float | None:
@@ -89,13 +98,16 @@ class Page:
         return None
 
     def _line(self, raw: str) -> list[Line]:
+        if len(raw) > LONGEST_LINE:
+            self._bad.add(raw)
+            return []
         try:
             samples = [s for family in text_string_to_metric_families(raw) for s in family.samples]
             values = [Line(s.labels, float(s.value)) for s in samples]
         except (ValueError, IndexError, KeyError, TypeError):
             self._bad.add(raw)
             return []
-        return [one for one in values if isfinite(one.value) and one.value >= 0]
+        return [one for one in values if 0 <= one.value <= LARGEST]
 
     def _without_copies(self, lines: list[Line]) -> list[Line]:
         if not self._ranks:
@@ -114,4 +126,4 @@ def _bound(text: str) -> float | None:
         bound = float(text)
     except ValueError:
         return None
-    return bound if isfinite(bound) or bound == inf else None
+    return bound if 0 <= bound <= LARGEST or bound == inf else None

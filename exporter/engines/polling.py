@@ -5,6 +5,7 @@ reckon (`intervals`).
 """
 
 import asyncio
+import logging
 import random
 import threading
 from collections import Counter
@@ -24,6 +25,7 @@ from exporter.engines.page import Page
 from exporter.engines.web import TROUBLES, Trouble, fetch
 from exporter.workloads import Guest, Heard, Listener, Whose
 
+log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 LOOK = 30 * SECOND
 """Between two looks around while the same processes are on the GPUs."""
@@ -160,6 +162,11 @@ class Poller:
         except Trouble as trouble:
             asked.failed(self._clock.now(), trouble)
             self._count(f"engine_{trouble.kind}")
+        except Exception as error:  # what one page does to us must not end the asking of the others
+            if asked.trouble is None:
+                log.exception("reading the page of %s failed; please report this", asked.target.base)
+            asked.failed(self._clock.now(), Trouble("malformed", f"cannot be read ({error!r})", "please report this"))
+            self._count("engine_malformed")
         finally:
             asked.busy = False
 
@@ -223,13 +230,15 @@ def _read(text: str, command: str) -> Figures:
     figures = read(page, command)
     if page.bad:
         raise Trouble(
-            "malformed", f"has {page.bad} lines that are no metrics", "see what is between it and its address"
+            "malformed",
+            f"has {page.bad} lines that are no metrics, or more or longer ones than any engine writes",
+            "see what is between it and its address",
         )
     return figures
 
 
 def _blocked(job: str, port: int) -> Fault:
-    what = f"listens on port {port} of its own loopback only: let it listen on 0.0.0.0"
+    what = f"listens on port {port} of its own loopback only, or of no address it has: let it listen on 0.0.0.0"
     return _fault(job, f"{what}, or give engines.endpoints an address that leads there")
 
 

@@ -85,7 +85,9 @@ def namespace(folder: Path) -> str:
 def reachable(one: Listening, folder: Path, *, here: bool) -> str:
     """The host part of a URL that leads to the socket, empty where none does.
 
-    `here`: the daemon is in the same network namespace as the process with this folder.
+    `here`: the daemon is in the same network namespace as the process with this folder. An address that is none of
+    the namespace's own leads to somebody else: anybody may bind it (IP_FREEBIND, ip(7)). One of link-local scope
+    (169.254.169.254 tells a cloud's secrets) may be given to a namespace of one's own making.
     """
     loopback = one.address.startswith(("127.", "::ffff:127.")) or one.address == "::1"
     anywhere = one.address in ("0.0.0.0", "::")  # noqa: S104  what a workload has bound, not we
@@ -93,15 +95,19 @@ def reachable(one: Listening, folder: Path, *, here: bool) -> str:
         return ""
     if anywhere:
         return "127.0.0.1" if here else next(iter(addresses(folder)), "")
-    return _bracketed(one.address.removeprefix("::ffff:"))
+    host = _bracketed(one.address.removeprefix("::ffff:"))
+    return host if loopback or host in addresses(folder) else ""
 
 
 def addresses(folder: Path) -> list[str]:
-    """Of the network namespace of the process with this folder, without loopback; IPv4 first, IPv6 in brackets."""
+    """Of the network namespace of the process with this folder, without loopback and link-local ones.
+
+    IPv4 first, IPv6 in brackets.
+    """
     found = dict.fromkeys(_LOCAL.findall(_text(folder / "net" / "fib_trie")))
     six = (line.split() for line in _text(folder / "net" / "if_inet6").splitlines())
     return [
-        *(address for address in found if not address.startswith("127.")),
+        *(address for address in found if not address.startswith(("127.", "169.254."))),
         *_sixes(fields for fields in six if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE),  # noqa: PLR2004  columns
     ]
 

@@ -43,12 +43,24 @@ def _bound(path: Path) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # connections inherit it
         sock.settimeout(0.0)
         sock.bind(os.fspath(path))
-        path.chmod(0o666)
+        _open_to_all(path)
         sock.listen(_BACKLOG)
-    except OSError:
+    except (OSError, ListenError):
         sock.close()
         raise
     return sock
+
+
+def _open_to_all(path: Path) -> None:
+    """Change the mode of the socket that was made, and of nothing that somebody has put in its place since."""
+    name = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        made = os.fstat(name)
+        if not stat.S_ISSOCK(made.st_mode) or made.st_uid != os.geteuid() or made.st_nlink > 1:
+            raise ListenError(f"{path}: somebody else can write to its folder: set reports.socket to another path")
+        Path(f"/proc/self/fd/{name}").chmod(0o666)
+    finally:
+        os.close(name)
 
 
 def _clear(path: Path) -> None:

@@ -7,8 +7,10 @@ Pids are the host's where the daemon shares the host's pid namespace; the kernel
 seen from the daemon's (pid_namespaces(7)), and then nobody can be told.
 """
 
+import errno
 import os
 import re
+import signal
 import socket
 import struct
 import time
@@ -26,6 +28,8 @@ _CREDENTIALS = struct.Struct("iII")
 """struct ucred (unix(7)): pid, uid, gid."""
 CREDENTIALS_SPACE = socket.CMSG_LEN(_CREDENTIALS.size)
 """Room for one message's sender, and for no descriptor beside it."""
+_SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
+"""Linux 6.5, include/uapi/asm-generic/socket.h: a descriptor of the process itself."""
 _NAMESPACE = (
     "your process cannot be seen from the daemon's pid namespace: run the daemon in the host's"
     " (hostPID: true in a pod, --pid=host in a container)"
@@ -56,7 +60,25 @@ class Address(Struct, frozen=True):
 def peer_of(sock: socket.socket, proc: Path) -> Peer:
     """Give the process that connected a unix socket; raises RefusedError where it cannot be told."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return seen(_CREDENTIALS.unpack(raw)[0], proc)
+    peer = seen(_CREDENTIALS.unpack(raw)[0], proc)
+    if _is_gone(sock):
+        raise RefusedError("not_visible", f"process {peer.pid} has ended: its pid may be another's by now")
+    return peer
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    """Whether the process that connected has ended and given back its pid; kernels before 6.5 do not say."""
+    try:
+        handle = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as err:
+        return err.errno != errno.ENOPROTOOPT
+    try:
+        signal.pidfd_send_signal(handle, 0)
+    except OSError as err:  # EPERM: it is another user's, and there
+        return err.errno == errno.ESRCH
+    finally:
+        os.close(handle)
+    return False
 
 
 def seen(pid: int, proc: Path) -> Peer:

@@ -22,6 +22,8 @@ BURST = 5.0
 """Messages that may come at once, where a second's worth is less."""
 MOST_WAITING = 16_384
 """Messages for the reading thread; more are refused."""
+MOST_UNMET = MOST_WAITING // 2
+"""The same, from whom it is not known yet whose he is: anybody may make processes without end."""
 CONNECTIONS_EACH = 8
 """Of one process, so that none has them all."""
 _SENDERS = 4
@@ -144,10 +146,14 @@ class Intake:
 
     def letters(self, most: int) -> list[Letter]:
         """Give what was taken, oldest first. Of whom nobody has asked about yet, it waits."""
-        waiting = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
-        ready = [letter for letter in waiting if not letter.sender.unmet]
-        if len(ready) < len(waiting):
-            self._queue.extendleft(letter for letter in reversed(waiting) if letter.sender.unmet)
+        ready: list[Letter] = []
+        waiting: list[Letter] = []
+        for _ in range(len(self._queue)):
+            if len(ready) == most:
+                break
+            letter = self._queue.popleft()
+            (waiting if letter.sender.unmet else ready).append(letter)
+        self._queue.extendleft(reversed(waiting))
         return ready
 
     def _letter(self, sender: Sender, raw: bytes, now: int, back: Back | None) -> Letter:
@@ -156,8 +162,8 @@ class Intake:
         message = _message(raw)
         if sender.stranger:
             raise nobodys(sender)
-        if len(self._queue) >= MOST_WAITING:
-            raise RefusedError("busy", f"{MOST_WAITING} messages wait here: the daemon is behind; send fewer")
+        if len(self._queue) >= (MOST_UNMET if sender.unmet else MOST_WAITING):
+            raise RefusedError("busy", f"{len(self._queue)} messages wait here: the daemon is behind; send fewer")
         begun, until = sender.begun, sender.until
         start, end = placed(message, at=message.at, arrived=now, begun=begun, until=until)
         if message.seconds:

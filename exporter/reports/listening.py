@@ -174,6 +174,8 @@ class Listening:
 
     def _sender(self, sock: socket.socket) -> Sender:
         if len(self._connections) >= self._most:
+            self._make_room()
+        if len(self._connections) >= self._most:
             raise RefusedError(
                 "too_many_connections", f"{self._most} are connected, as many as may be (reports.processes)"
             )
@@ -181,6 +183,13 @@ class Listening:
         sender = self._intake.sender(peer, begun=now - age_of(peer), now=now)
         self._intake.connect(sender)
         return sender
+
+    def _make_room(self) -> None:
+        """Hang up on those who are nobody's: they may come again, and others want their place."""
+        muted = {descriptor for _, descriptor in self._muted}
+        for descriptor, connection in list(self._connections.items()):
+            if connection.sender.stranger and descriptor not in muted:
+                self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
         del self._connections[connection.sock.fileno()]

@@ -38,6 +38,8 @@ _IDLE_SECONDS = 75.0
 _BODY_SECONDS = 5.0
 _VERDICT_SECONDS = 3.0
 """Waited until the reading thread knows whose a new sender is: it looks about once a second."""
+_HASTE_SECONDS = 0.5
+"""For which one that is too fast waits for its answer: a request costs more than a packet of the socket."""
 _LOOK_EVERY = 0.05
 _RECENT = 64
 """Processes found last, which may speak again: a client may make a connection a message, and not keep it for long."""
@@ -97,6 +99,8 @@ class Web:
             line.peer = line.peer or await self._found(request)
             await self._hear(line.peer, raw)
         except RefusedError as err:
+            if err.outcome == "too_many":
+                await asyncio.sleep(_HASTE_SECONDS)
             return Response(err.packet, _STATUS.get(err.outcome, 400), media_type="application/json")
         except ClientDisconnect:
             pass

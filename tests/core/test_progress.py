@@ -77,6 +77,17 @@ def test_every_rank_counts_its_own_tokens_and_the_lowest_the_steps() -> None:
     assert value(ledger, "job_reported_gpu_seconds_total") == 4.0
 
 
+def test_who_takes_over_does_not_tell_the_same_again() -> None:
+    """After a restart of the daemon the ranks of a node speak in any order, each of the same ten steps."""
+    ranks = [said(0, 2, rank=f"{n}", uuids=(f"GPU-{n}",), step=100, steps=10, checkpoints=1) for n in (1, 0)]
+    ledger = heard(*ranks, said(2, 4, rank="0", uuids=("GPU-0",), step=110, steps=10))
+    assert (value(ledger, "job_steps_total"), value(ledger, "job_rework_steps_total")) == (20, 0)
+    assert value(ledger, "job_checkpoints_total") == 1
+    assert shows(ledger, "job_loss_events_total")['event="rollback"'] == 0
+    assert sum(shows(ledger, "job_run_seconds_total").values()) == 4.0
+    assert value(ledger, "job_reported_gpu_seconds_total") == 6.0
+
+
 def test_when_the_lowest_rank_falls_silent_another_speaks() -> None:
     first_rank = said(0, 2, rank="0", step=1, steps=1)
     others = [said(at, at + 2, rank="1", step=at // 2 + 1, steps=1) for at in range(0, 80, 2)]
@@ -163,7 +174,7 @@ def test_a_run_goes_on_under_another_job() -> None:
 
 def test_nobody_else_can_say_how_far_a_run_has_come() -> None:
     ledger = heard(*run(said(0, 10, step=10**9, steps=10)), owner=replace(JOB, user="mallory"))
-    assert list(ledger.runs) == [("mallory", "base")]
+    assert list(ledger.runs) == [("mallory", "", "base")]
 
 
 def test_steps_that_go_back_without_a_restart_are_a_rollback() -> None:
@@ -201,12 +212,52 @@ def test_there_is_an_end_to_ranks() -> None:
     assert len(progress.ranks) == 64
 
 
+def test_a_name_is_a_namespace_s_own() -> None:
+    """Pods have no user that is known: two teams may call their runs alike."""
+    boards = [device(f"GPU-{n}", f"{n}") for n in range(2)]
+    owners = [replace(JOB, job_id=f"{n}", user="", namespace=f"team-{n}") for n in range(2)]
+    ledger = Ledger()
+    advance(ledger, first(boards, [held(b.uuid, owner) for b, owner in zip(boards, owners, strict=True)]))
+    told = [replace(said(0, 10, run="train", step=10**n, steps=10**n), job_id=f"{n}") for n in (1, 0)]
+    advance(ledger, replace(seen(10, *(reading(0, 10, uuid=b.uuid) for b in boards)), reports=tuple(told)))
+    assert [job.progress and job.progress.rework_steps for job in ledger.jobs.values()] == [0, 0]
+
+
+def test_another_run_of_the_same_job_begins_anew() -> None:
+    """A training of 1000 steps, then its fine-tuning of ten: nothing is made again, and the first is not forgotten."""
+    told = [said(0, 10, step=1000, steps=1000, run="pre"), said(10, 20, step=10, steps=10, run="fine")]
+    ledger = heard(*told, said(20, 21, step=20, steps=10, run="fine"))
+    assert (value(ledger, "job_rework_steps_total"), value(ledger, "job_steps_total")) == (0, 1020)
+    assert shows(ledger, "job_loss_events_total")['event="rollback"'] == 0
+    assert shows(ledger, "job_run_info") == {'run="fine"': 1.0}
+    assert [run.highest for run in ledger.runs.values()] == [1000, 20]
+
+
+def test_there_is_an_end_to_the_runs_of_a_job() -> None:
+    ledger = heard(*(said(n, n + 1, step=n, run=f"r{n}") for n in range(40)))
+    assert shows(ledger, "job_run_info") == {'run="r16"': 1.0}
+
+
+def test_processes_without_a_rank_are_told_by_their_gpus() -> None:
+    told = [said(0, 2, uuids=(f"GPU-{n}",), tokens=30.0) for n in (0, 1)]
+    assert value(heard(*told), "job_tokens_total") == 60.0
+
+
+def test_what_a_process_on_two_gpus_says_counts_once() -> None:
+    """It has contexts on both, and speaks of one: as of a process that forgot to tell, or one that only looked."""
+    told = said(0, 10, gpus=1, uuids=("GPU-0", "GPU-1"), tokens=100.0, model_flops=0.4 * PEAK * 10)
+    ledger = heard(told)
+    assert value(ledger, "job_tokens_total") == 100.0
+    assert value(ledger, "job_model_flops_total") == pytest.approx(0.4 * PEAK * 10)
+    assert value(ledger, "job_reported_mfu_ratio") == pytest.approx(0.2)
+
+
 def test_there_is_an_end_to_runs() -> None:
     policy = Policy(max_runs=2)
     ledger = heard(said(0, 1, run="a"), policy=policy)
     for n in range(5):
         hearing._run(ledger, ledger.jobs["41"], f"r{n}")
-    assert list(ledger.runs) == [("ada", "r3"), ("ada", "r4")]
+    assert list(ledger.runs) == [("ada", "", "r3"), ("ada", "", "r4")]
 
 
 def losses(*values: float) -> Ledger:
@@ -222,6 +273,19 @@ def test_a_spike_of_the_loss_is_told_once_and_does_not_move_the_mean() -> None:
     assert value(ledger, "job_loss_spread_ratio") == pytest.approx(0.1 / 2.1, rel=0.02)
     assert value(ledger, "job_loss") == 2.2
     assert shows(losses(*smooth, 2.4), "job_loss_events_total")['event="spike"'] == 0
+
+
+@pytest.mark.parametrize(("odd", "spread"), [(1e200, 0.0), (-1.7e308, 0.0), (2.0, 0.0)])
+def test_a_loss_beyond_all_measure_leaves_the_mean_alone(odd: float, spread: float) -> None:
+    losses = [2.0, odd, *[2.0] * 30]
+    ledger = heard(*(said(n, n + 1, step=n + 1, steps=1, loss=loss) for n, loss in enumerate(losses)))
+    assert value(ledger, "job_loss_spread_ratio") == spread
+    assert shows(ledger, "job_loss_events_total")['event="spike"'] == (odd != 2.0)
+
+
+def test_losses_about_nothing_have_no_spread() -> None:
+    losses = [1e90, -1e90, *[5e-320] * 30]
+    assert value(heard(*(said(n, n + 1, loss=loss) for n, loss in enumerate(losses))), "job_loss_spread_ratio") is None
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:
@@ -251,6 +315,13 @@ def test_another_figure_of_merit_begins_anew() -> None:
     ledger = heard(one, two)
     assert value(ledger, "job_target_reached_timestamp_seconds") is None
     assert shows(ledger, "job_quality_start") == {'name="f1"': 0.2}
+
+
+def test_there_is_an_end_to_names_of_figures() -> None:
+    told = [said(n, n + 1, quality=float(n), quality_name=f"accuracy of step {n}") for n in range(40)]
+    again = said(40, 41, quality=7.0, quality_name="accuracy of step 3")
+    assert shows(heard(*told), "job_quality") == {'name="accuracy of step 15"': 15.0}
+    assert shows(heard(*told, again), "job_quality") == {'name="accuracy of step 3"': 7.0}
 
 
 def test_a_target_may_lie_below() -> None:

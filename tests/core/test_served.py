@@ -141,6 +141,8 @@ def test_a_word_holds_until_three_more_should_have_come() -> None:
     "lie",
     [
         word(6, 5), word(1, 7), word(1, 6, running=-1.0), word(1, 6, flops=float("nan")),
+        word(1, 6, flops=1e308), word(1, 6, flops=1e17), word(1, 6, generated_tokens=1e31),
+        word(1, 6, latencies=(Latency("ttft", 1.0, float("nan"), 2.0),)),
         replace(word(1, 6), job_id="42"), word(1, 6, uuids=("GPU-9",)),
     ],
 )  # fmt: skip

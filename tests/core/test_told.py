@@ -14,6 +14,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, Allocation, Observation, Owner, Parallel, Report
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
+from exporter.core.told import MODEL
 from tests.worlds import H100, JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
 
 PEAK = 989.4e12
@@ -431,6 +432,8 @@ def test_a_moving_step_acquits_of_a_hang() -> None:
         said(1, 2, tokens=float("inf")),
         said(1, 2, padding=3.0, tokens=2.0),
         said(1, 2, hardware_flops=1.0, model_flops=2.0),
+        said(1, 2, hardware_flops=1e30, model_flops=1.0),
+        said(1, 2, model_flops=9 * PEAK, dtype="fp4"),
         said(1, 2, steps=3, step=2),
         said(1, 2, steps=-1, step=2),
         said(1, 2, phases={"data": 1.5}),
@@ -607,3 +610,40 @@ def test_a_run_may_be_named_later() -> None:
     progress = ledger.jobs["41"].progress
     assert progress is not None
     assert (progress.run_id, progress.run.highest) == ("base", 8)
+
+
+def test_what_was_told_of_time_that_nobody_saw_is_not_booked_later() -> None:
+    """A minute of saving, in which no reading came: nothing after it is called saving."""
+    ledger = opened()
+    second(ledger, 2, HALF, said(1, 2, phase="checkpoint"))
+    advance(ledger, seen(62))
+    before = parts(ledger)
+    second(ledger, 63, HALF, said(2, 62, phases={"checkpoint": 60}, model_flops=0.4 * PEAK * 60))
+    for at in range(64, 84):
+        second(ledger, at, HALF)
+    assert lost(ledger, before).get("checkpoint", 0.0) == 0.0
+    assert ledger.gpus["GPU-0"].voices["41"].credit[MODEL] == 0
+
+
+def test_half_of_what_was_told_of_time_half_seen_is_booked() -> None:
+    """Two seconds of loading in four, of which two were seen."""
+    ledger = opened()
+    second(ledger, 2, HALF, said(1, 2))
+    advance(ledger, seen(4))
+    before = parts(ledger)
+    second(ledger, 6, HALF, said(2, 6, phases={"data": 2.0}))
+    for at in range(7, 12):
+        second(ledger, at, HALF)
+    assert lost(ledger, before)["data_stall"] == pytest.approx(1.0)
+
+
+def test_what_was_told_of_time_before_the_daemon_is_not_booked_later() -> None:
+    """Half an hour of loading in the hour before it; of its first two seconds the same share."""
+    ledger = Ledger()
+    advance(ledger, Observation(3600 * S, 0, devices=(device(),), allocations=(held(gpus=2),)))
+    before = parts(ledger)
+    second(ledger, 3601, HALF)
+    second(ledger, 3602, HALF, said(2, 3602, phases={"data": 1800.0}))
+    for at in range(3603, 3623):
+        second(ledger, at, HALF)
+    assert lost(ledger, before)["data_stall"] == pytest.approx(1.0)

@@ -164,6 +164,20 @@ def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
         assert reachable(one, Path("/proc/self"), here=True) == url
 
 
+@pytest.mark.parametrize("address", ["169.254.169.254", "198.51.100.7", "2001:db8::7"])
+def test_an_address_that_is_somebody_elses_is_not_asked(address: str) -> None:
+    """Anybody may listen on any address with IP_FREEBIND (15; IPV6_FREEBIND is 78), and nothing comes of it."""
+    six = ":" in address
+    with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM) as server:
+        server.setsockopt(*((socket.IPPROTO_IPV6, 78, 1) if six else (socket.IPPROTO_IP, 15, 1)))
+        server.bind((address, 0))
+        server.listen()
+        port = server.getsockname()[1]
+        (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
+        assert one.address == address
+        assert [reachable(one, Path("/proc/self"), here=here) for here in (True, False)] == ["", ""]
+
+
 def test_relatives_are_bounded_and_init_is_not_among_them() -> None:
     family = look(Path("/proc"))
     around = family.around([os.getpid()])

@@ -1,5 +1,6 @@
 """What two pages say of the time between them: restarts, calm intervals, quantiles, and pages that are nonsense."""
 
+import time
 from math import inf
 
 import pytest
@@ -211,6 +212,34 @@ def test_a_line_that_is_no_metric_is_counted_once() -> None:
     page = Page('sglang:num_running_reqs{tp_rank="0" 4\nsglang:num_running_reqs{tp_rank="1"} 5\n')
     assert read(page, "").running == 5
     assert page.bad == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        'sglang:num_running_reqs{a="' + '\\"' * 1_500_000 + '"} 5\n',
+        "sglang:num_running_reqs{" + ",".join(f'a{n}="b"' for n in range(300_000)) + "} 5\n",
+        "".join(f'sglang:num_running_reqs{{a="{n}"}} 5\n' for n in range(90_000)),
+    ],
+    ids=["quotes", "labels", "lines"],
+)
+def test_a_page_that_would_take_minutes_to_read_is_refused(page: str) -> None:
+    begun = time.thread_time()
+    said = Page(page)
+    said.lines("sglang_num_running_reqs")
+    assert said.bad > 0
+    assert time.thread_time() - begun < 10
+
+
+def test_amounts_whose_sums_are_infinite_are_none() -> None:
+    rows = [("running", 1.7e308), ("queue", 3)]
+    page = "".join(f'sglang:num_{name}_reqs{{dp_rank="{n}"}} {value}\n' for name, value in rows for n in (0, 1))
+    page += "sglang:num_running_reqs 4\n"
+    for rank in (0, 1):
+        for bound, count in (("-1e308", 1), ("1e308", 1.7e308), ("+Inf", 1.7e308)):
+            page += f'sglang:inter_token_latency_seconds_bucket{{dp_rank="{rank}",le="{bound}"}} {count}\n'
+    said = heard(*(read(Page(page), "") for _ in range(2)))[1]
+    assert (said.running, said.waiting, said.latencies) == (4, 6, ())
 
 
 def test_options_and_shares() -> None:

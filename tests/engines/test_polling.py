@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.clock import JumpClock
 from exporter.config import Config, EngineEndpoint, Engines
@@ -303,6 +304,25 @@ def test_a_thread_that_ends_says_so(opened: Open) -> None:
     message = "".join(bench.said)
     assert message.startswith("serving engines are asked no more (")
     assert "RuntimeError('1 0')" in message
+
+
+class Odd(Finder):
+    """Gives, before another, an address that cannot be read, for a reason nobody has thought of."""
+
+    def find(self, guests: Sequence[Guest], members: Mapping[int, Guest]) -> Found:
+        found = super().find(guests, members)
+        odd, good = found.targets
+        return Found((replace(odd, command=None), good))
+
+
+def test_what_one_page_does_to_us_keeps_nobody_else_from_being_asked(opened: Open, serve: Serve) -> None:
+    odd, good = serve(), serve()
+    fixed = tuple(EngineEndpoint(f"{server.url}/metrics", "j") for server in (odd, good))
+    bench = opened(finder=Odd(Engines(ports=(), endpoints=fixed)))
+    bench.until(lambda: bench.count("malformed") == 1)
+    for wanted in (1, 2):
+        bench.until(lambda wanted=wanted: len(bench.serving) >= wanted, step=0.2)  # type: ignore[misc]
+    assert "cannot be read (TypeError(" in "".join(bench.said)
 
 
 def test_switched_off_it_asks_nobody() -> None:

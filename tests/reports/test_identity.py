@@ -1,7 +1,9 @@
 """Who is at the other end: real sockets of real processes, and hand-made tables of the kernel's."""
 
+import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -9,14 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.core.model import SECOND
-from exporter.reports.identity import Address, Peer, age_of, peer_at, peer_of, seen, sender_pid, started
+from exporter.reports.identity import (
+    _SO_PEERPIDFD,
+    Address,
+    Peer,
+    age_of,
+    peer_at,
+    peer_of,
+    seen,
+    sender_pid,
+    started,
+)
 from exporter.reports.outcomes import RefusedError
 
 PROC = Path("/proc")
@@ -33,6 +45,12 @@ if sys.argv[4:]:
     children.append(child)
 print(*children, flush=True)
 sys.stdin.read()
+"""
+
+
+_CONNECTS = """
+import socket, sys
+socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])
 """
 
 
@@ -71,6 +89,50 @@ def test_the_kernel_says_who_has_connected() -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, there:
         assert peer_of(here, PROC) == Peer(os.getpid(), started(os.getpid(), PROC) or 0)
+
+
+class Kernel(socket.socket):
+    """A connection of a kernel that answers `failure` to who its peer is, as before 6.5, or says what it says."""
+
+    failure = 0
+
+    def getsockopt(self, level: int, option: int, *more: int) -> Any:
+        if self.failure and option == _SO_PEERPIDFD:
+            raise OSError(self.failure, "said the kernel")
+        return super().getsockopt(level, option, *more)
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> Iterator[tuple[Kernel, int]]:
+    """A connection whose process has ended, and its pid, which is another's by now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(f"{tmp_path / 's'}")
+        server.listen()
+        subprocess.run([sys.executable, "-S", "-E", "-c", _CONNECTS, f"{tmp_path / 's'}"], check=True)
+        line = server.accept()[0]
+    with Kernel(fileno=line.detach()) as line_of_gone:
+        pid = struct.unpack("iII", line_of_gone.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        (tmp_path / f"{pid}").mkdir()
+        (tmp_path / f"{pid}" / "stat").write_text(f"{pid} (x) S " + "0 " * 18 + "77 0 0")
+        yield line_of_gone, pid
+
+
+def test_whoever_has_a_pid_next_is_not_who_has_connected(tmp_path: Path, gone: tuple[Kernel, int]) -> None:
+    line, pid = gone
+    line.failure = errno.ESRCH
+    with pytest.raises(RefusedError, match=f"process {pid} has ended"):
+        peer_of(line, tmp_path)
+    line.failure = errno.ENOPROTOOPT
+    assert peer_of(line, tmp_path) == Peer(pid, 77), "it cannot be told"
+    line.failure = 0
+    try:
+        os.close(line.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+    except OSError as err:
+        if err.errno == errno.ENOPROTOOPT:
+            return
+    with pytest.raises(RefusedError, match=f"process {pid} has ended") as refused:
+        peer_of(line, tmp_path)
+    assert refused.value.outcome == "not_visible"
 
 
 def test_whoever_is_in_another_pid_namespace_is_told_what_to_do() -> None:

@@ -151,6 +151,20 @@ def test_letters_of_whom_nobody_has_asked_about_wait_and_the_others_do_not() -> 
     assert [letter.message.step for letter in post.letters()] == [0, 1, 2]
 
 
+def test_processes_made_without_end_keep_nobody_s_words_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked about more slowly than they can be made: theirs waits, and has half of the room."""
+    monkeypatch.setattr(module, "MOST_WAITING", 8)
+    monkeypatch.setattr(module, "MOST_UNMET", 4)
+    post = Post()
+    new = [post.comes(pid) for pid in range(100, 106)]
+    assert [post.says(sender=sender) for sender in new] == ["taken"] * 4 + ["busy"] * 2
+    assert [post.says(step=step) for step in range(5)] == ["taken"] * 4 + ["busy"]
+    assert [letter.message.step for letter in post.intake.letters(3)] == [0, 1, 2]
+    assert [letter.message.step for letter in post.intake.letters(3)] == [3]
+    new[1].asked = post.now
+    assert [letter.sender for letter in post.letters()] == [new[1]]
+
+
 def test_a_stranger_is_told_at_once_but_first_what_is_wrong_with_the_message() -> None:
     post = Post()
     stranger = post.comes(8)

@@ -86,10 +86,11 @@ def test_a_replay_counts_once(enter: Enter, speaker: Start) -> None:
     assert (room.count("taken"), room.count("replayed")) == (1, 3)
 
 
-def test_a_rank_that_is_claimed_is_not_believed(enter: Enter, speaker: Start) -> None:
+def test_a_rank_is_the_process_s_own_word_and_its_gpus_are_not(enter: Enter, speaker: Start) -> None:
     room = enter()
     connected(room, speaker).say(rank=99)
-    assert room.taken(1)[0].rank == "3"
+    (report,) = room.taken(1)
+    assert (report.rank, report.uuids) == ("99", ("GPU-0",))
 
 
 def test_a_job_cannot_speak_for_another(enter: Enter, speaker: Start) -> None:
@@ -214,6 +215,21 @@ def test_more_than_may_connect_are_told_so(enter: Enter, speaker: Start) -> None
     wait_for(again, "there is room again")
 
 
+def test_those_who_are_nobody_s_give_their_place_to_others(enter: Enter, speaker: Start) -> None:
+    room = enter(processes=2)
+    strangers = [speaker() for _ in range(2)]
+    for one in strangers:
+        one.connect()
+        one.say(step=1)
+    with ticking(room):
+        for one in strangers:
+            assert "belongs to no job" in one.answer()["error"]
+        jobs = connected(room, speaker)
+        jobs.say(step=2)
+        wait_for(lambda: [report.step for report in room.reports] == [2], "the job is heard")
+        assert [one.read() for one in strangers] == ["end", "end"]
+
+
 def test_one_process_cannot_have_all_connections(enter: Enter, speaker: Start) -> None:
     room = enter(processes=64)
     one, other = connected(room, speaker), connected(room, speaker)
@@ -330,6 +346,35 @@ def test_what_is_no_socket_is_left_alone(folder: Path) -> None:
     with pytest.raises(ListenError, match="is no socket"):
         listen(link)
     assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("swap", ["link", "name"])
+def test_what_is_put_in_the_socket_s_place_is_not_opened_to_all(
+    folder: Path, swap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody can who may write to the folder, right after the socket was made."""
+    path, precious = folder / "report.sock", folder / "precious"
+    precious.write_text("secret")
+    precious.chmod(0o600)
+    if swap == "name":
+        precious.unlink()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.bind(f"{precious}")
+        precious.chmod(0o600)
+    real = os.open
+
+    def late(name: Path, flags: int) -> int:
+        path.unlink()
+        if swap == "link":
+            path.symlink_to(precious)
+        else:
+            path.hardlink_to(precious)
+        return real(name, flags)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(ListenError, match="somebody else can write to its folder"):
+        listen(path)
+    assert stat.S_IMODE(precious.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "file/report.sock"])

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
@@ -161,6 +162,17 @@ def test_one_that_says_nothing_whole_is_hung_up_on(room: Room, monkeypatch: pyte
     with socket.create_connection(("127.0.0.1", door(room).port), timeout=20) as line:
         line.sendall(said)
         assert line.recv(4096) == b""
+
+
+def test_one_that_is_too_fast_waits_for_its_answer(enter: Enter, caller: Callable[[Room], Caller]) -> None:
+    room = enter(http="127.0.0.1:0", per_second=0.001)
+    one = caller(room)
+    room.jobs[one.pid] = Guest(one.pid, "7")
+    with ticking(room):
+        assert [one.post()[0] for _ in range(5)] == [204] * 5
+        begun = time.monotonic()
+        assert [one.post()[0] for _ in range(4)] == [429] * 4
+        assert time.monotonic() - begun > 1.9
 
 
 def test_the_latest_are_hung_up_on_where_there_are_too_many(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
