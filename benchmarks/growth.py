@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from statistics import linear_regression
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,11 +26,12 @@ from benchmarks.machine import ROOT
 from benchmarks.stand_ins import START, environment, played
 from benchmarks.ticks import Booked
 from exporter.agent import Agent
-from exporter.core.model import SECOND, Allocation, Observation
+from exporter.core.model import SECOND, Allocation, Observation, Report, Serving
 from exporter.core.snapshot import Meta
 from exporter.simulate import simulate
 
 SAMPLES = 50
+Word = TypeVar("Word", Report, Serving)
 _HOUR = 3600
 _MILLION = 1_000_000
 
@@ -143,8 +145,14 @@ def retold(observation: Observation, hour: int) -> Observation:
         at=observation.at + later,
         wall=observation.wall + later,
         readings=tuple(replace(r, start=r.start + later, end=r.end + later) for r in observation.readings),
+        reports=tuple(_said(each, hour, later) for each in observation.reports),
+        serving=tuple(_said(each, hour, later) for each in observation.serving),
         allocations=None if allocations is None else tuple(_renamed(each, hour, later) for each in allocations),
     )
+
+
+def _said(word: Word, hour: int, later: int) -> Word:
+    return replace(word, job_id=f"{word.job_id}-{hour}", start=word.start + later, end=word.end + later)
 
 
 def _renamed(held: Allocation, hour: int, later: int) -> Allocation:
