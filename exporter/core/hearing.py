@@ -6,10 +6,10 @@ Owns what is believed of a claim, and the memory of runs. Refuses pools, which a
 from collections.abc import Iterable
 
 from exporter.core.ledger import Gpu, Job, Ledger
-from exporter.core.model import SECOND, Device, Report, Serving
+from exporter.core.model import SECOND, Report, Serving
 from exporter.core.progress import Progress, Run
 from exporter.core.served import Service
-from exporter.core.told import Voice
+from exporter.core.told import Voice, peak_of
 
 _LARGEST = 1e30
 """Of any amount: sums of larger ones would soon be infinite."""
@@ -21,8 +21,8 @@ def hear(ledger: Ledger, report: Report, at: int) -> None:
     own = [gpu for gpu in whole if gpu.device.uuid in report.uuids]
     job = _job(ledger, report.job_id, whole if own or not report.uuids else [])
     gpus = report.gpus or len(whole)
-    peak = max((_peak(gpu.device, report.dtype) for gpu in whole), default=0.0)
-    fastest = peak or max((_peak(gpu.device, "") for gpu in whole), default=0.0)
+    peak = max((peak_of(gpu.device, report.dtype) for gpu in whole), default=0.0)
+    fastest = peak or max((peak_of(gpu.device) for gpu in whole), default=0.0)
     if job is None or not _credible(report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24):
         ledger.refused["report"] += 1
         return
@@ -47,7 +47,7 @@ def hear(ledger: Ledger, report: Report, at: int) -> None:
     if report.model_flops is not None and peak:
         job.book.reported += report.model_flops * len(about) / together
         job.book.reportable += (
-            sum(_peak(gpu.device, report.dtype) for gpu in about) * (report.end - report.start) / SECOND
+            sum(peak_of(gpu.device, report.dtype) for gpu in about) * (report.end - report.start) / SECOND
         )
 
 
@@ -60,7 +60,7 @@ def attend(ledger: Ledger, serving: Serving, at: int) -> None:
     """Take in what a serving engine says."""
     about = _about(ledger, serving.job_id, serving.uuids, serving.start)
     job = _job(ledger, serving.job_id, about)
-    most = max((_peak(gpu.device, "") for gpu in about), default=0.0) * ledger.policy.most_reported_share or 1e24
+    most = max((peak_of(gpu.device) for gpu in about), default=0.0) * ledger.policy.most_reported_share or 1e24
     if job is None or not serving.start <= serving.end <= at or not _counts(serving, most):
         ledger.refused["serving"] += 1
         return
@@ -69,7 +69,7 @@ def attend(ledger: Ledger, serving: Serving, at: int) -> None:
     for gpu in about:
         voice = gpu.voices.setdefault(serving.job_id, Voice())
         voice.attend(serving, gpu.device, at, policy=ledger.policy)
-        peak = _peak(gpu.device, "")
+        peak = peak_of(gpu.device)
         if serving.flops is not None and peak:
             job.book.reported += serving.flops
             job.book.reportable += peak * (serving.end - serving.start) / SECOND
@@ -110,11 +110,6 @@ def _run(ledger: Ledger, job: Job, name: str) -> Run:
     while len(ledger.runs) > ledger.policy.max_runs:
         del ledger.runs[next(iter(ledger.runs))]
     return run
-
-
-def _peak(device: Device, dtype: str) -> float:
-    """FLOP/s; 0 where it is not known."""
-    return (device.spec.peak(dtype) if device.spec is not None else None) or 0.0
 
 
 def _credible(report: Report, at: int, *, most: float) -> bool:

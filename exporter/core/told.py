@@ -40,7 +40,7 @@ class Voice:
     """What one job says, as far as it is about one GPU."""
 
     __slots__ = (
-        "accrued", "credit", "heard", "judged", "judged_until", "opened", "own_at", "pace", "phase", "recompute",
+        "accrued", "credit", "judged", "judged_until", "opened", "own_at", "pace", "phase", "recompute",
         "rework", "shares", "shares_until", "speaks", "stale", "stride", "turned", "unseen",
     )  # fmt: skip
 
@@ -54,8 +54,8 @@ class Voice:
         self.judged, self.turned, self.judged_until = False, NEVER, NEVER
         """Model FLOPs are told of what the GPU does now; since when that is so, or is not; and until when the last
         report speaks for it."""
-        self.heard = self.stale = NEVER
-        """When the last report came, and when what it said is too old."""
+        self.stale = NEVER
+        """When what was said last is too old."""
         self.pace = self.stride = 0
         """Nanoseconds from report to report, and those booked at a time, at most, of late."""
         self.unseen = 0
@@ -94,7 +94,7 @@ class Voice:
     def _keep_pace(self, lasted: int, at: int, *, age: int) -> None:
         self.pace = max(lasted, self.pace // 2)
         self.stride = max(self.stride, min(age, _LONGEST))
-        self.heard, self.stale = at, at + max(60 * SECOND, 3 * self.pace)
+        self.stale = at + max(60 * SECOND, 3 * self.pace)
         self.judged_until = at + self.pace + self.pace // 2 + 2 * SECOND
 
     def _settle(self, report: Report, device: Device, *, gpus: int, again: float, seen: float) -> None:
@@ -106,7 +106,7 @@ class Voice:
                 self.speaks.add(cause)
             self._add(cause, round(told * seen) * weight // PPM - self.accrued[cause], room=room * weight // PPM)
             self.accrued[cause] = 0
-        peak = device.spec.peak(report.dtype) if device.spec is not None else None
+        peak = peak_of(device, report.dtype)
         if report.model_flops is None or not peak:
             return
         self.speaks.add(MODEL)
@@ -136,7 +136,7 @@ class Voice:
         self.shares = shares = shares_of(serving, policy)
         self._keep_pace(lasted, at, age=at - serving.end)
         self.shares_until = at + 3 * lasted + 5 * SECOND
-        peak = device.spec.peak("") if device.spec is not None else None
+        peak = peak_of(device)
         if serving.flops is not None and peak and lasted:
             self.speaks.add(MODEL)
             useful = 1.0 - (shares.rejected + shares.again) / PPM
@@ -181,6 +181,11 @@ class Voice:
         """So much of `ms` milliseconds was booked; what was booked beyond what was told is no debt."""
         credit = self.credit[cause]
         self.credit[cause] = max(credit - ppm * ms, min(credit, 0))
+
+
+def peak_of(device: Device, dtype: str = "") -> float:
+    """Dense FLOP/s in that number format; 0 where it is not known."""
+    return (device.spec.peak(dtype) if device.spec is not None else None) or 0.0
 
 
 def _told(report: Report) -> tuple[int, ...]:

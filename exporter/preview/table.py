@@ -1,10 +1,11 @@
 """The answer as text, 80 columns wide. Owns words and widths; refuses to add anything up."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from textwrap import wrap
 
+from exporter import wording
 from exporter.preview.tally import Answer, Hit, Score
+from exporter.wording import moment, short
 
 WIDTH = 80
 MOST_HITS = 10
@@ -24,12 +25,8 @@ def text(answer: Answer) -> str:
 
 def _head(answer: Answer) -> Iterator[str]:
     yield from wrap(answer.source, WIDTH)
-    yield f"{_moment(answer.since)} to {_moment(answer.until)}, {answer.gpu_hours_held:,.1f} GPU-hours held"
+    yield f"{moment(answer.since)} to {moment(answer.until)}, {answer.gpu_hours_held:,.1f} GPU-hours held"
     yield from wrap("A GPU is taken back when " + " or ".join(_STATES[s] for s in answer.taken_back_when) + ".", WIDTH)
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _table(rows: Sequence[Score]) -> Iterator[str]:
@@ -66,36 +63,22 @@ def _hits(rows: Sequence[Score]) -> Iterator[str]:
 
 
 def _hit(hit: Hit) -> Iterator[str]:
-    who = f"{_short(hit.name or hit.job_id, 28):28} {_short(hit.user or '-', 12):12}"
+    who = f"{short(hit.name or hit.job_id, 28):28} {short(hit.user or '-', 12):12}"
     yield f"  {who} worked {elapsed(hit.after_seconds)} later"
     times = f", {hit.times} times" if hit.times > 1 else ""
     gpus = "1 GPU" if len(hit.gpus) == 1 else f"{len(hit.gpus)} GPUs"
-    where = f" in {_short(hit.cluster, 16)}" if hit.cluster else ""
+    where = f" in {short(hit.cluster, 16)}" if hit.cluster else ""
     yield from wrap(
-        f"job {_short(hit.job_id, 24)}{where}, taken back {_moment(hit.taken_at)}, {gpus}{times}",
+        f"job {short(hit.job_id, 24)}{where}, taken back {moment(hit.taken_at)}, {gpus}{times}",
         WIDTH,
         initial_indent="    ",
         subsequent_indent="    ",
     )
 
 
-def _short(word: str, width: int) -> str:
-    """Cut in the middle: names differ at their ends. What a terminal would obey is not passed on to it."""
-    word = "".join(sign if sign.isprintable() else "?" for sign in word)
-    half = (width - 2) // 2
-    return word if len(word) <= width else f"{word[: width - 2 - half]}..{word[-half:]}"
-
-
 def elapsed(seconds: float) -> str:
-    """Two units are enough: 45 s, 12 min, 3 h 05 min, 2 d 4 h."""
-    minutes = round(seconds / 60)
-    if seconds < 60:  # noqa: PLR2004  a minute
-        return f"{seconds:.0f} s"
-    hours, rest = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes} min"
-    days, left = divmod(hours, 24)
-    return f"{days} d {left} h" if days else f"{hours} h {rest:02d} min"
+    """As everywhere, but below a minute in whole seconds: that is how far apart two samples are."""
+    return f"{seconds:.0f} s" if seconds < 60 else wording.elapsed(seconds)  # noqa: PLR2004  a minute
 
 
 def _notes(notes: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from exporter.receipt.life import DAY, find
 from exporter.receipt.model import Part, Receipt, Truth, When, Who
 from exporter.receipt.served import served
 from exporter.receipt.truth import ranks, truth
-from exporter.receipt.wording import moment, percent
+from exporter.wording import moment, percent
 
 SINCE = 30 * DAY
 """How far back a job is looked for, unless said."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from exporter.receipt.comparing import Comparison, Same
 from exporter.receipt.model import Layers, Part, Quality, Receipt, Served, Truth
-from exporter.receipt.wording import NOTHING, amount, elapsed, moment, percent
+from exporter.wording import NOTHING, amount, elapsed, moment, percent
 
 MOST_NODES, MOST_RANKS, MOST_DIFFERENCES = 10, 3, 10
 """Shown; --json has all."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
 from exporter.receipt.saying import Row, Table
-from exporter.receipt.wording import short
+from exporter.wording import short
 
 WIDTH = 80
 _GAP = 2

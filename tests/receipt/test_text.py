@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from exporter.receipt.model import Node, Rank, Target, Who
 from exporter.receipt.saying import Table, receipt_tables
 from exporter.receipt.text import WIDTH, markdown, text
-from exporter.receipt.wording import amount, elapsed, percent, short
+from exporter.wording import amount, elapsed, percent, short
 from tests.receipt.answers import part, receipt, told
 
 
