@@ -19,8 +19,6 @@ from exporter.cli.wiring import FAILED, NO_SOURCE, at_least, configuration, conf
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import Fault
-from exporter.engines.polling import open_engines
-from exporter.reports.desk import open_reports
 from exporter.schedulers import Scheduler, SchedulerError
 from exporter.schedulers.choice import choose
 from exporter.sources.ladder import open_ladder
@@ -78,8 +76,12 @@ def _listeners(config: Config, clock: SystemClock) -> list[Listener]:
     """Those who hear what workloads say, as far as they are wanted."""
     wanted: list[Listener] = []
     if config.reports.socket or config.reports.http or config.follow:
+        from exporter.reports.desk import open_reports  # noqa: PLC0415  who listens to nobody pays for nothing
+
         wanted.append(open_reports(config, clock))
     if config.engines.enabled:
+        from exporter.engines.polling import open_engines  # noqa: PLC0415  likewise
+
         wanted.append(open_engines(config, clock))
     return wanted
 
