@@ -121,6 +121,24 @@ def _hang_signs(gpu: GpuView) -> Iterator[Sample]:
         yield (gpu.device.uuid, gpu.device.index, name), int(agrees)
 
 
+def _spin_dram(gpu: GpuView) -> float | None:
+    return believed(gpu.reading, "dram_active") if gpu.live and gpu.spin_since is not None else None
+
+
+_LINKS = ("nvlink", "pcie")
+
+
+def _spin_links(gpu: GpuView) -> Iterator[Sample]:
+    """Of each link the busier direction."""
+    if not gpu.live or gpu.spin_since is None:
+        return
+    for link in _LINKS:
+        each = (believed(gpu.reading, f"{link}_{way}_bytes_per_second") for way in ("tx", "rx"))
+        told = [float(rate) for rate in each if rate is not None]
+        if told:
+            yield (gpu.device.uuid, gpu.device.index, link), max(told)
+
+
 def _job_states(job: JobView) -> Iterator[Sample]:
     for state, count in job.states:
         yield (job.owner.job_id, state.value), count
@@ -535,6 +553,16 @@ METRICS: tuple[Metric, ...] = (
         "While a hang is suspected: 1 for a sign that speaks for it, 0 against; absent where it cannot be seen. "
         "engine_busy, tensor_rest, dram_rest, fp_rest, nvlink_rest, pcie_rest, power_flat, temperature_falling.",
         _each_gpu(_hang_signs), (*_GPU, "sign"), "", "spinning GPU",
+    ),
+    Metric(
+        _P + "spin_dram_active_ratio", "gauge",
+        "While the GPU spins: share of the time in which its memory was read or written, as last read.",
+        _gpus(_spin_dram), _GPU, "ratio", "spinning GPU",
+    ),
+    Metric(
+        _P + "spin_link_bytes_per_second", "gauge",
+        "While the GPU spins: traffic on nvlink and pcie, of each the busier direction, as last read.",
+        _each_gpu(_spin_links), (*_GPU, "link"), "bytes_per_second", "spinning GPU",
     ),
     Metric(
         _P + "last_work_timestamp_seconds", "gauge",
@@ -1119,6 +1147,7 @@ def _series(metric: Metric) -> int:
         _P + "rejected_total": len(_REFUSED),
         _P + "faults_total": len(_FAULTS) + 1,
         _P + "hang_sign": len(SIGNS),
+        _P + "spin_link_bytes_per_second": len(_LINKS),
         _P + "node_seconds_total": len(NAMES) + len(UNHELD),
         _P + "node_energy_joules_total": len(LAYERS),
         _P + "price_per_gpu_hour": 2,

@@ -91,6 +91,22 @@ def test_signs_are_told_while_a_hang_is_suspected_and_agree_with_the_evidence() 
     assert lines(shown(story([(60, WORKING)])), "hang_suspected") == []
 
 
+def test_memory_and_links_are_told_while_a_gpu_spins_for_the_eye_to_confirm() -> None:
+    rest = {"dram_active": 0.004, "nvlink_tx_bytes_per_second": 20.0, "nvlink_rx_bytes_per_second": 30.0}
+    pcie = {"pcie_tx_bytes_per_second": 5e6, "pcie_rx_bytes_per_second": None}
+    page = shown(story([(60, WORKING), (30, SPINNING | rest | pcie)]))
+    assert lines(page, "spin_dram_active_ratio") == ['spin_dram_active_ratio{uuid="GPU-0",gpu="0"} 0.004']
+    assert lines(page, "spin_link_bytes_per_second") == [
+        'spin_link_bytes_per_second{uuid="GPU-0",gpu="0",link="nvlink"} 30.0',
+        'spin_link_bytes_per_second{uuid="GPU-0",gpu="0",link="pcie"} 5000000.0',
+    ]
+    blind = dict.fromkeys(("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second"))
+    assert len(lines(shown(story([(30, SPINNING | blind)])), "spin_link_bytes_per_second")) == 1
+    for quiet in (story([(60, WORKING)]), story([(60, SPINNING), (10, SPINNING | {"distrust": "stale"})])):
+        assert lines(shown(quiet), "spin_dram_active_ratio") == []
+        assert lines(shown(quiet), "spin_link_bytes_per_second") == []
+
+
 def test_the_last_reading_s_signs_are_the_last_believed_one_s() -> None:
     ledger = story([(200, SPINNING), (10, WORKING)])
     assert dict(gpu(ledger).hang_signs) == {}

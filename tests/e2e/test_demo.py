@@ -98,6 +98,7 @@ ONLY_WHERE_IT_OCCURRED = {
         "job_spin_since_timestamp_seconds", "job_target_reached_timestamp_seconds",
         "job_tensor_parallel_lost_bytes_per_second", "job_time_limit_seconds", "job_unneeded_seconds_total",
         "job_zombie_limit_seconds", "last_xid", "price_per_kwh", "scheduler_unanswered_seconds", "shared_seconds_total",
+        "spin_dram_active_ratio", "spin_link_bytes_per_second",
         "spin_since_timestamp_seconds", "unobserved_seconds_total", "workload_messages_total",
     )
 }  # fmt: skip
