@@ -35,12 +35,13 @@ _LEVELS: Mapping[str, frozenset[str]] = {
     "job": frozenset({"job_id"}),
     "namespace": frozenset({"workload_namespace"}),
     "owner": frozenset({"account", "team", "workload_namespace"}),
+    "class": frozenset({"workload_class"}),
 } | {each: frozenset({each}) for each in ("model", "leak", "layer", "state", "rank", "user", "account", "team", "cause",
-                                          "phase", "reason")}  # fmt: skip
+                                          "phase", "reason", "spread")}  # fmt: skip
 """What a word of a record's level says of its labels: it has one of these."""
 _OWN = frozenset(
     {"instance", "job_id", "model", "leak", "rank", "user", "account", "team", "cause", "workload_namespace"}
-)
+) | {"workload_class"}
 """Labels that make another level, unless the level names them; the rest are attributes, such as a currency."""
 _MENTIONED = re.compile(r"(?<![\w:/-])(?:[a-z_]+:)?gpu_efficiency_\w+(?::\w+)?")
 
@@ -143,8 +144,16 @@ def _aggregated(node: Aggregate, known: Known) -> Labels:
     if node.operator in {"topk", "bottomk"}:
         return inner
     if node.clause == "without":
-        return None if inner is None else inner - set(node.labels)
-    return frozenset(node.labels)
+        return None if inner is None else inner - set(node.labels) | _counted(node)
+    return frozenset(node.labels) | _counted(node)
+
+
+def _counted(node: Aggregate) -> frozenset[str]:
+    """count_values makes a label of each value."""
+    first = node.args[0]
+    if node.operator == "count_values" and isinstance(first, Literal):
+        return frozenset({first.text[1:-1]})
+    return frozenset()
 
 
 def _joined(node: Binary, known: Known) -> Labels:
@@ -190,6 +199,12 @@ def faults(rule: Rule, known: Known) -> list[str]:
     return found
 
 
+def faults_of_query(expr: str, known: Known) -> list[str]:
+    """What is wrong with a dashboard's query, which may sum over the clusters that were chosen."""
+    found = (fault for node in walk(parse(expr)) for fault in _CHECKS.get(type(node), _nothing)(node, known))
+    return [fault for fault in found if not fault.endswith("mixes clusters")]
+
+
 def _nothing(_: Any, __: Known) -> Iterator[str]:
     return iter(())
 
@@ -213,8 +228,8 @@ def _of_selector(node: Selector, known: Known) -> Iterator[str]:
 
 
 def _is_state(name: str, label: str) -> bool:
-    """The scheduler has states of nodes, which are other words."""
-    return label == "state" and not name.startswith("gpu_efficiency_cluster_")
+    """The scheduler has states of nodes, and servers of requests, which are other words."""
+    return label == "state" and not name.startswith("gpu_efficiency_cluster_") and not name.endswith("_requests")
 
 
 def _of_call(node: Call, known: Known) -> Iterator[str]:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from exporter.core.policy import TOLD
-from tests.alerts.packs import Rule, alerts, files, plain, sheet
+from tests.alerts.packs import FOLDER, Rule, alerts, files, plain, sheet
 from tests.alerts.promql import Binary, Literal, parse, walk
 
 SEVERITIES = {
@@ -59,7 +59,10 @@ def test_an_alert_tells_a_person_what_to_do(name: str) -> None:
     said = alerts()[name]["annotations"]
     assert set(said) == {"summary", "description", "runbook_url", "dashboard_url"}
     assert said["runbook_url"] == f"docs/runbooks/{name}.md"
-    assert said["dashboard_url"].startswith("/d/gpu-efficiency-node")
+    boards = re.findall(r"/d/gpu-efficiency-(\w+)", said["dashboard_url"])
+    assert boards
+    files_ = (FOLDER.parent / "dashboards").glob("*.json")
+    assert set(boards) <= {path.stem.removeprefix("gpu-efficiency-") for path in files_}
     assert "First: " in plain(said["description"])
 
 
