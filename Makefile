@@ -2,17 +2,20 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint unit test e2e slurm-24 rules skips packages bench accuracy docs goldens lock clean
+.PHONY: help run check lint unit test e2e slurm-24 rules skips packages bench accuracy docs dashboards \
+  pictures goldens lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 RESULTS := .cache/results
 ADDRESS := $(or $(GPU_EFFICIENCY_WEB_LISTEN_ADDRESS),:19400)
+# Renders Grafana dashboards to PNG; no part of this project. See dashboards/pictures.py.
+PREVIEW ?= ../shared/preview/preview
 PIP_COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe \
   --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.installed ## watch this node's GPUs; without any, a simulated node
 	@trap 'exit 0' INT TERM; \
@@ -28,6 +31,7 @@ lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m dashboards.build --check
 
 unit: .venv/.installed .venv/dcgm-bindings/.fetched
 	@mkdir -p $(RESULTS)
@@ -76,6 +80,13 @@ docs: .venv/.installed ## write docs/metrics.md, docs/leaks.md and what runbooks
 	$(BIN)/gpu-efficiency leaks --markdown > .cache/leaks.md
 	mv .cache/leaks.md docs/leaks.md
 	$(BIN)/python -m alerts.build_runbooks
+
+dashboards: .venv/.installed ## write dashboards/*.json from the boards
+	$(BIN)/python -m dashboards.build
+
+pictures: .venv/.installed dashboards ## draw docs/dashboards/*.png from the simulated world, with the tool PREVIEW
+	@mkdir -p docs/dashboards
+	$(BIN)/python -m dashboards.pictures --preview $(PREVIEW)
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff
 	$(BIN)/python -m tests.scenarios.write_goldens

@@ -5,57 +5,19 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from exporter.config import DEFAULT_PORT, load
-from exporter.core.catalog import METRICS
-from exporter.core.leaks import LAYERS, NAMES
 
 ROOT = Path(__file__).parents[1]
-LABELS = {metric.name: set(metric.labels) for metric in METRICS}
-METRIC = re.compile(r"(?<![:\w])gpu_efficiency_[a-z_]+\b(?!:)")
-"""A metric of ours, not a recorded series: those have a colon before or behind."""
-SELECTED = re.compile(r"(?<![:\w])(gpu_efficiency_[a-z_]+)\{([^}]*)\}")
-TARGET_LABELS = {"instance", "job", "cluster"}
-
-
-def dashboards() -> list[Path]:
-    return sorted((ROOT / "dashboards").glob("*.json"))
-
-
-def values_of(node: Any, key: str) -> Iterator[Any]:
-    if isinstance(node, dict):
-        yield from ([node[key]] if key in node else [])
-        node = list(node.values())
-    if isinstance(node, list):
-        for child in node:
-            yield from values_of(child, key)
-
-
-def expressions() -> list[str]:
-    return [e for path in dashboards() for e in values_of(json.loads(path.read_text()), "expr")]
 
 
 def groups() -> Iterator[list[dict[str, str]]]:
     for path in sorted((ROOT / "alerts").glob("*.yaml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             yield group["rules"]
-
-
-def test_dashboards_ask_for_metrics_that_exist() -> None:
-    asked = {name for expression in expressions() for name in METRIC.findall(expression)}
-    assert len(asked) >= 3
-    assert asked <= set(LABELS)
-
-
-def test_dashboards_select_by_labels_and_layers_that_exist() -> None:
-    for name, selector in (pair for expression in expressions() for pair in SELECTED.findall(expression)):
-        assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= LABELS[name] | TARGET_LABELS
-    layers = {layer for expression in expressions() for layer in re.findall(r'layer[=!~]+"([^"]*)"', expression)}
-    assert {part for layer in layers for part in layer.split("|")} <= set(LAYERS)
 
 
 def test_a_group_records_a_series_before_it_reads_it() -> None:
@@ -66,27 +28,6 @@ def test_a_group_records_a_series_before_it_reads_it() -> None:
             at_once = re.sub(r"[\w:]+(\{[^}]*\})?(\[[^]]*\]| offset \w+)", "", rule["expr"])
             assert not set(re.findall(r"\b[a-z_]+:[a-z_]+:?[a-z0-9_]*", at_once)) & later, rule
             later.discard(rule.get("record", ""))
-
-
-@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.stem)
-def test_every_leak_has_one_colour_of_its_own(path: Path) -> None:
-    panels = json.loads(path.read_text())["panels"]
-    by_leak = [panel for panel in panels if panel["targets"][0].get("legendFormat") == "{{leak}}"]
-    assert by_leak
-    for panel in by_leak:
-        overrides = panel["fieldConfig"]["overrides"]
-        colours = {o["matcher"]["options"]: o["properties"][0]["value"]["fixedColor"] for o in overrides}
-        assert set(colours) == set(NAMES)
-        assert len(set(colours.values())) == len(NAMES)
-
-
-@pytest.mark.parametrize("path", dashboards(), ids=lambda path: path.stem)
-def test_panels_have_ids_of_their_own_descriptions_and_the_chosen_data_source(path: Path) -> None:
-    board = json.loads(path.read_text())
-    assert board["uid"] == path.stem
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert all(panel["description"] for panel in board["panels"])
-    assert {source["uid"] for source in values_of(board, "datasource")} == {"${datasource}"}
 
 
 def test_the_chart_and_the_image_use_settings_the_daemon_knows() -> None:

@@ -1,16 +1,14 @@
 """`gpu-efficiency preview --prometheus`, against a real Prometheus with six hours of a fleet whose answer is known.
 
-Beside it stand six hours of the exporter's own pages, of which the recording must give the same answer. The
-hours are written as OpenMetrics and made into Prometheus' own blocks by promtool; nothing waits for a clock.
+Beside it stand six hours of the exporter's own pages, of which the recording must give the same answer. Nothing
+waits for a clock.
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +19,8 @@ from exporter.core.model import Observation, Owner
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, take_snapshot
 from exporter.trace import Header, TraceWriter
-from tests.e2e.running import Page, environment, free_port, running, wait_for
+from tests.dashboards.past import Series, named, prometheus
+from tests.e2e.running import Page
 from tests.preview.commands import preview
 from tests.worlds import RESTING, WORKING, S, device, first, held, reading, seen
 
@@ -71,7 +70,6 @@ FLEET = (
     Stay(uuid="GPU-8", job="41", cluster="b", again=80, node="n9"),
     Stay(uuid="GPU-9", job="unknown"),
 )
-Samples = dict[str, list[str]]
 ASKED_FOR = {
     f"gpu_efficiency_{name}"
     for name in (
@@ -81,12 +79,11 @@ ASKED_FOR = {
 }  # fmt: skip
 
 
-def put(samples: Samples, name: str, labels: dict[str, str], value: float, minute: int) -> None:
-    inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
-    samples.setdefault(name, []).append(f"{name}{{{inside}}} {value!r} {BEGIN + minute * 60}\n")
+def put(samples: Series, name: str, labels: dict[str, str], value: float, minute: int) -> None:
+    samples.setdefault(named(name, **labels), []).append((BEGIN + minute * 60, value))
 
 
-def tell_stay(samples: Samples, stay: Stay, minute: int) -> None:
+def tell_stay(samples: Series, stay: Stay, minute: int) -> None:
     page = {"cluster": stay.cluster, "job": "gpu", "instance": f"{stay.node}:19400"}
     gpu = page | {"uuid": stay.uuid, "gpu": "0"}
     put(samples, "gpu_efficiency_allocation_info", gpu | {"job_id": stay.job, "rank": "0"}, 1, minute)
@@ -102,7 +99,7 @@ def tell_stay(samples: Samples, stay: Stay, minute: int) -> None:
         put(samples, "gpu_efficiency_job_exempt", page | {"job_id": stay.job, "exemption": "demo"}, 1, minute)
 
 
-def tell_node(samples: Samples, cluster: str, node: str, minute: int) -> None:
+def tell_node(samples: Series, cluster: str, node: str, minute: int) -> None:
     page = {"cluster": cluster, "job": "gpu", "instance": f"{node}:19400"}
     since = BEGIN + (60 * RESTARTED - 5 if node == "n2" and minute >= RESTARTED else -3600)
     put(samples, "gpu_efficiency_build_info", page | {"version": "1"}, 1, minute)
@@ -113,9 +110,9 @@ def tell_node(samples: Samples, cluster: str, node: str, minute: int) -> None:
         put(samples, "gpu_efficiency_price_per_gpu_hour", page | price | {"held": had}, value, minute)
 
 
-def fleet() -> Samples:
+def fleet() -> Series:
     """Six hours, a sample a minute; node n2 is silent for two minutes before its daemon starts anew."""
-    samples: Samples = {}
+    samples: Series = {}
     for minute in range(MINUTES + 1):
         silent = {"n2"} if RESTARTED - 2 < minute < RESTARTED else set()
         for cluster, node in {(stay.cluster, stay.node) for stay in FLEET}:
@@ -125,16 +122,6 @@ def fleet() -> Samples:
             if stay.start <= minute <= stay.end and stay.node not in silent:
                 tell_stay(samples, stay, minute)
     return samples
-
-
-def write(path: Path, samples: Samples) -> None:
-    """All of it as promtool reads it."""
-    with path.open("w") as file:
-        for name, lines in sorted(samples.items()):
-            counter = name.endswith("_total")
-            file.write(f"# TYPE {name.removesuffix('_total')} {'counter' if counter else 'gauge'}\n")
-            file.writelines(lines)
-        file.write("# EOF\n")
 
 
 NODE = {"cluster": "real", "job": "gpu", "instance": "real:19400"}
@@ -160,7 +147,7 @@ def node() -> Iterator[Observation]:
             yield replace(seen(end, *told), wall=(BEGIN + end) * S)
 
 
-def tell_real_pages(samples: Samples) -> None:
+def tell_real_pages(samples: Series) -> None:
     """What the real exporter would have said of that node, page by page."""
     ledger, meta = Ledger(), Meta(version="1", source="replay")
     for minute, observation in enumerate(node()):
@@ -174,31 +161,11 @@ def tell_real_pages(samples: Samples) -> None:
 @pytest.fixture(name="url", scope="module")
 def _url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prometheus that has stored the fleet, and the pages of a node."""
-    folder = tmp_path_factory.mktemp("prometheus")
     samples = fleet()
     tell_real_pages(samples)
-    write(folder / "fleet.om", samples)
-    made = ["promtool", "tsdb", "create-blocks-from", "openmetrics", f"{folder / 'fleet.om'}", f"{folder / 'tsdb'}"]
-    subprocess.run(made, check=True, capture_output=True, timeout=120)
-    (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
-    port = free_port()
-    words = [
-        "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--query.lookback-delta=59s",
-        "--storage.tsdb.retention.time=100y",
-    ]  # fmt: skip
-    with running(words, folder / "prometheus.log", environment()) as program:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: program.alive() and ready(url), "Prometheus is ready")
-        yield url
-        assert program.end() == 0
-
-
-def ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
+    with prometheus(tmp_path_factory.mktemp("prometheus"), lookback="59s") as past:
+        past.write(samples)
+        yield past.url
 
 
 @pytest.fixture(name="ask")

@@ -1,14 +1,12 @@
 """`gpu-efficiency report` against a real Prometheus with two hours of jobs whose figures were added up by hand.
 
-The hours are `tests/receipt/stored.py`; promtool makes Prometheus' own blocks of them, and nothing waits for a clock.
+The hours are `tests/receipt/stored.py`; nothing waits for a clock.
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -17,9 +15,10 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import Owner, Report
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, take_snapshot
-from tests.e2e.running import Page, environment, free_port, running, wait_for
+from tests.dashboards.past import prometheus
+from tests.e2e.running import Page
 from tests.receipt.commands import run
-from tests.receipt.stored import BEGIN, END, put, samples, write
+from tests.receipt.stored import BEGIN, END, put, samples
 from tests.worlds import WORKING, S, device, first, held, reading, seen
 
 pytestmark = pytest.mark.e2e
@@ -35,25 +34,13 @@ Ask = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(name="url", scope="module")
 def _url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("prometheus")
     found = samples()
     for minute, page in real_pages():
         for (name, labels), value in page.samples.items():
             put(found, name, dict(labels) | {"cluster": "real", "instance": "real:19400"}, float(value), minute)
-    write(folder / "jobs.om", found)
-    made = ["promtool", "tsdb", "create-blocks-from", "openmetrics", f"{folder / 'jobs.om'}", f"{folder / 'tsdb'}"]
-    subprocess.run(made, check=True, capture_output=True, timeout=120)
-    (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
-    port = free_port()
-    words = [
-        "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--storage.tsdb.retention.time=100y",
-    ]  # fmt: skip
-    with running(words, folder / "prometheus.log", environment()) as program:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: program.alive() and ready(url), "Prometheus is ready")
-        yield url
-        assert program.end() == 0
+    with prometheus(tmp_path_factory.mktemp("prometheus")) as past:
+        past.write(found)
+        yield past.url
 
 
 def real_pages() -> Iterator[tuple[int, Page]]:
@@ -77,13 +64,6 @@ def report(at: int) -> Report:
         job_id="61", start=(at - 60) * S, end=at * S, gpus=2, uuids=("GPU-a", "GPU-b"), rank="0", run="r",
         step=at // 10, steps=6, tokens=6000.0, padding=60.0, model_flops=2e16, phases=(("data", 6 * S),), world_size=2,
     )  # fmt: skip
-
-
-def ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture(name="said")

@@ -7,8 +7,7 @@ Job 55 (1 GPU) runs on n10 from minute 0 to 20; the daemon begins anew at 10.5 a
 Job 77 ran twice: on n6 until minute 20, and on n7 from 60 to 90. Job 99 is in two clusters.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.dashboards.past import Series, named
 
 BEGIN = 1_767_225_600
 """2026-01-01 00:00 UTC."""
@@ -16,7 +15,6 @@ END = 180
 LINGER = 5
 """Minutes a daemon keeps a job that has ended."""
 H100 = "NVIDIA H100 80GB HBM3"
-Samples = dict[str, list[str]]
 GAUGES = {
     "41": {
         "n1": {
@@ -116,9 +114,9 @@ LAST, DOWN, AGAIN = 50, 51.5, 52
 """The restart of n2: last heard, begun anew, heard again."""
 
 
-def samples() -> Samples:
+def samples() -> Series:
     """Everything, by metric."""
-    found: Samples = {}
+    found: Series = {}
     for job, node, start, end in STAYS:
         for minute in range(start, min(end + LINGER, END) + 1):
             if (node, minute) == ("n2", 51) or (node == "n5" and minute > end):
@@ -132,7 +130,7 @@ def samples() -> Samples:
     return found
 
 
-def _tell(found: Samples, job: str, node: str, minute: int, end: int) -> None:
+def _tell(found: Series, job: str, node: str, minute: int, end: int) -> None:
     page = {"cluster": "a", "instance": f"{node}:19400", "job_id": job}
     put(found, "start_timestamp_seconds", page, BEGIN, minute)
     for name, rate in RATES[job][node].items():
@@ -159,7 +157,7 @@ def _since_heard(node: str, minute: int, end: int) -> float | None:
     return None if node == "n2" and minute == AGAIN else at
 
 
-def _tell_events(found: Samples, page: dict[str, str], node: str, minute: int) -> None:
+def _tell_events(found: Series, page: dict[str, str], node: str, minute: int) -> None:
     if node == "n2":
         put(found, "loss_events_total{event=spike}", page, 2 if minute > AGAIN else 0, minute)
         return
@@ -175,7 +173,7 @@ def _tell_events(found: Samples, page: dict[str, str], node: str, minute: int) -
         put(found, "target_reached_timestamp_seconds", page, BEGIN + 90 * 60, minute)
 
 
-def _tell_held(found: Samples, job: str, node: str, page: dict[str, str], minute: int) -> None:
+def _tell_held(found: Series, job: str, node: str, page: dict[str, str], minute: int) -> None:
     for name, value in GAUGES[job][node].items():
         put(found, name, page, value, minute)
     price, currency = PRICES[job]
@@ -194,13 +192,13 @@ def _tell_held(found: Samples, job: str, node: str, page: dict[str, str], minute
         put(found, "quality{name=accuracy}", page, 0.6 if minute >= 100 else 0.5 if minute >= 20 else 0.2, minute)
 
 
-def _tell_node(found: Samples, cluster: str, node: str, minute: int) -> None:
+def _tell_node(found: Series, cluster: str, node: str, minute: int) -> None:
     page = {"cluster": cluster, "instance": f"{node}:19400"}
     put(found, "gpu_efficiency_node_info", page | {"node": node}, 1, minute)
     put(found, "gpu_efficiency_build_info", page | {"version": "1"}, 1, minute)
 
 
-def _tell_short(found: Samples, minute: int) -> None:
+def _tell_short(found: Series, minute: int) -> None:
     """Job 77, twice; job 99, in both clusters. One GPU each, all of it useful."""
     for job, cluster, node, start, end in (
         ("77", "a", "n6", 0, 20), ("77", "a", "n7", 60, 90), ("99", "a", "n8", 0, 100), ("99", "b", "n8", 0, 100),
@@ -216,7 +214,7 @@ def _tell_short(found: Samples, minute: int) -> None:
                 put(found, "state_gpus{state=active}", page, 1, minute)
 
 
-def _tell_restless(found: Samples, minute: int) -> None:
+def _tell_restless(found: Series, minute: int) -> None:
     """Ten tokens a GPU-second, while they are told."""
     page = {"cluster": "a", "instance": "n10:19400", "job_id": "55"}
     begun = 13.5 if minute > 13 else 10.5 if minute > 10 else 0
@@ -231,23 +229,9 @@ def _tell_restless(found: Samples, minute: int) -> None:
         put(found, "tokens_total", page, 10 * paid, minute)
 
 
-def put(found: Samples, name: str, labels: dict[str, str], value: float, minute: int) -> None:
+def put(found: Series, name: str, labels: dict[str, str], value: float, minute: int) -> None:
     """A sample of a job's series; of any other by its full name."""
     bare, _, inside = name.removesuffix("}").partition("{")
     full = bare if bare.startswith(("gpu_efficiency_", "process_")) else f"gpu_efficiency_job_{bare}"
     own = dict(pair.split("=") for pair in inside.split(",")) if inside else {}
-    pairs = ",".join(f'{key}="{text}"' for key, text in (labels | {"job": "gpu"} | own).items())
-    found.setdefault(full, []).append(f"{full}{{{pairs}}} {value!r} {BEGIN + minute * 60}\n")
-
-
-def write(path: Path, found: Samples) -> None:
-    """As OpenMetrics, for promtool."""
-    path.write_text("".join(_lines(found)), encoding="utf-8")
-
-
-def _lines(found: Samples) -> Iterator[str]:
-    for name in sorted(found):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        yield f"# TYPE {name.removesuffix('_total')} {kind}\n"
-        yield from sorted(found[name], key=lambda line: line.rpartition(" ")[0].rpartition(" ")[0])
-    yield "# EOF\n"
+    found.setdefault(named(full, **(labels | {"job": "gpu"} | own)), []).append((BEGIN + minute * 60, value))

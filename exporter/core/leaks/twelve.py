@@ -104,7 +104,7 @@ TWELVE: tuple[Seed, ...] = (
         rows=("oversized_allocation",),
         watch="per-workload memory and compute use",
         series=(
-            "gpu_efficiency_job_fitting_slice_ratio",
+            "job:gpu_efficiency_fitting_slice:ratio",
             "job:gpu_efficiency_memory_used:bytes",
             "job:gpu_efficiency_ofu:ratio_rate5m",
         ),
@@ -175,7 +175,7 @@ TWELVE: tuple[Seed, ...] = (
         series=(
             "job:gpu_efficiency_kv_cache:ratio",
             "job:gpu_efficiency_preemptions:rate5m",
-            'gpu_efficiency_job_engine_tokens_total{kind="recomputed"}',
+            "job:gpu_efficiency_recomputed_tokens:rate5m",
         ),
         fix="quantise the KV cache; give it more memory; fewer requests at once; a replica more",
         evidence=("engine",), needs="the serving engine's metrics",
@@ -213,7 +213,7 @@ TWELVE: tuple[Seed, ...] = (
         series=(
             "job:gpu_efficiency_draft_acceptance:ratio_rate5m",
             "job:gpu_efficiency_tokens_per_pass:ratio_rate5m",
-            'gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}',
+            'job:gpu_efficiency_advice_seconds:rate5m{advice="speculative_decoding"}',
         ),
         fix="rejected: shorter drafts, a better draft model, or none; unused: try it where the advice counts",
         evidence=("engine",),

@@ -1,0 +1,601 @@
+"""For the one who pays: how much of it is useful, what the biggest leak is, whose, what it costs, what to do first."""
+
+from dashboards import words
+from dashboards.parts import Bars, Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
+from dashboards.series import (
+    CLICKED,
+    CLUSTER,
+    HOURS_A_MONTH,
+    TO_JOB,
+    TO_NODE,
+    at,
+    of_layers,
+    over,
+    part,
+    product,
+    ratio,
+    to,
+    total,
+)
+from exporter.core.leaks import LEAKS
+
+_TARGET = words.BANDS["product"][1]
+_SAMPLES = f"scalar(max(count_over_time({at(part('cluster', 'paid'))}[$__range])))"
+"""How many samples the time shown has: what money an hour is averaged over, where a leak took nothing at times."""
+_SEEN = f"(sum({at(part('cluster', 'observed'))}) > 0)"
+"""GPUs that are seen now: who sees none of them cannot say that none is in trouble."""
+_PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
+_LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
+_WEEK_AGO = "$__range offset 7d"
+_LOSSES = 'layer=~"gau|ectr|emfu"'
+_HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
+_TEAMS = {leak.name: leak.team for leak in LEAKS}
+_FIXES = {leak.name: leak.fix for leak in LEAKS}
+_NO_SCRAPE = "nothing seen yet"
+
+
+def band(which: str) -> tuple[tuple[float | None, str], ...]:
+    """Below the band it is bad, within it as expected, above it good."""
+    low, high = words.BANDS[which]
+    return (None, words.BAD), (low, words.EXPECTED), (high, words.GOOD)
+
+
+def _layer(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
+    low, high = (round(100 * edge) for edge in words.BANDS[which])
+    return Panel(
+        title=title,
+        kind=Figure(steps=band(which), named=True),
+        shows=f"{shows} Most fleets: {low} to {high} %.",
+        bad=f"below {low} %",
+        do=do,
+        queries=(Query(ratio("cluster", which), legend=name),),
+        unit="percentunit",
+        decimals=1,
+        width=4,
+        height=4,
+        empty=_NO_SCRAPE,
+    )
+
+
+_ANSWER = Row(
+    "What we get for what we pay",
+    (
+        Panel(
+            title="What you got",
+            kind=Figure(steps=band("product"), named=True),
+            shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
+            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
+            bad="below 14 %; most fleets lie at 20 to 25 %",
+            do="look which of the three factors is lowest, then at the longest bar below",
+            queries=(Query(product("cluster"), legend="of what was paid and seen"),),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        _layer(
+            "gau",
+            "GAU",
+            "allocated and working",
+            shows="GPU Allocation Utilization: held by a job that works / seen.",
+            do="reclaim zombies, backfill the queue: board Zombies and deadlocks",
+        ),
+        _layer(
+            "ectr",
+            "ECTR",
+            "computing",
+            shows="Effective Compute Time Ratio: computing / allocated and working.",
+            do="look for data stalls, checkpoints, host overhead, hangs: board Training leaks",
+        ),
+        _layer(
+            "emfu",
+            "eMFU",
+            "useful FLOPs",
+            shows="Effective Model FLOPs Utilization: useful / computing.",
+            do="bigger batches, fused kernels, fewer bubbles: boards Training leaks and Inference leaks",
+        ),
+        Panel(
+            title="nvidia-smi says",
+            kind=Figure(steps=((None, words.UNKNOWN),), named=True),
+            shows="GPU Kernel Utilization: paid time with any kernel on the GPU, as the driver's utilisation has it. A"
+            " kernel that only waits for a peer counts in full.",
+            bad="nothing by itself: the gap to the first figure is what it hides",
+            do="do not steer by this figure",
+            queries=(Query(ratio("cluster", "kernel_utilization"), legend="some kernel runs"),),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="Coverage",
+            kind=Figure(steps=((None, words.BAD), (0.95, words.WATCH), (0.99, words.GOOD))),
+            shows="Share of the time of all GPUs owned that was seen, now. What was not seen is in none of the ratios.",
+            bad="below 95 %: the other figures speak of a part of the fleet",
+            do="open the board Exporter and data quality",
+            queries=(
+                Query(
+                    f"sum({at('cluster:gpu_efficiency_coverage:ratio_rate5m')}"
+                    f" * {at('cluster:gpu_efficiency_owned:gpus')}) / sum({at('cluster:gpu_efficiency_owned:gpus')})"
+                ),
+            ),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=4,
+            empty="no exporter heard",
+        ),
+        Panel(
+            title="Paid a month",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included."
+            " Without a price table it is GPU-hours.",
+            bad="nothing by itself",
+            do="configure prices where it says GPU-hours",
+            queries=(
+                Query(f"sum by (currency) ({over(_PAID)}) / {_SAMPLES} * {HOURS_A_MONTH}", legend="{{currency}}"),
+            ),
+            width=4,
+            height=4,
+            empty="no price seen",
+        ),
+        Panel(
+            title="Lost a month",
+            kind=Figure(steps=((None, words.BAD),), named=True),
+            shows="What the twelve leaks and the rest of the losses cost a month at the mean rate of the time shown.",
+            bad="more than three quarters of what is paid",
+            do="begin with the first row of the table below",
+            queries=(
+                Query(
+                    f"sum by (currency) ({over(_LEAK_COST, _LOSSES)}) / {_SAMPLES} * {HOURS_A_MONTH}",
+                    legend="{{currency}}",
+                ),
+            ),
+            width=4,
+            height=4,
+            empty="no price seen",
+        ),
+        Panel(
+            title="A useful hour",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="Money for one GPU-hour at full peak that advanced a model, over the time shown.",
+            bad="more than seven times the price of a GPU-hour",
+            do="compare it with the price of renting the same",
+            queries=(
+                Query(
+                    f"sum by (currency) ({over(_PAID)}) / on () group_left () ({total(part('cluster', 'useful'))} > 0)",
+                    legend="{{currency}}",
+                ),
+            ),
+            decimals=2,
+            width=4,
+            height=4,
+            empty="nothing useful seen",
+        ),
+        Panel(
+            title="Recoverable",
+            kind=Figure(steps=((None, words.WATCH),), named=True),
+            shows="How many GPUs fewer would do the same useful work with each layer at the top of its band"
+            f" (85 % x 90 % x 50 % = {100 * _TARGET:.0f} %): GPUs seen less useful / {_TARGET:g}.",
+            bad="more than the next purchase would bring",
+            do="recover before buying",
+            queries=(
+                Query(
+                    f"clamp_min(sum(avg_over_time({at(part('cluster', 'observed'))}[$__range]))"
+                    f" - sum(avg_over_time({at(part('cluster', 'useful'))}[$__range])) / {_TARGET:g}, 0)",
+                    legend="GPUs",
+                ),
+            ),
+            unit="none",
+            decimals=0,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="GPUs owned",
+            kind=Figure(steps=((None, words.EXPECTED),)),
+            shows="GPUs that are paid for now: those heard, those heard within a day, and those of the scheduler's"
+            " configuration.",
+            bad="fewer than the invoice has",
+            do="compare with the inventory; add the exporter where nodes are missing",
+            queries=(Query(f"sum({at('cluster:gpu_efficiency_owned:gpus')})"),),
+            decimals=0,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="In trouble now",
+            kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
+            shows="GPUs held by jobs that are hung or zombies at this moment.",
+            bad="any that stays for longer than it takes to call the owner",
+            do="open the board Zombies and deadlocks",
+            queries=(
+                Query(
+                    f"sum({at('job_state:gpu_efficiency_gpus', _HUNG)}) or 0 * {_SEEN}",
+                    legend="hung",
+                ),
+                Query(
+                    f"sum({at('job_state:gpu_efficiency_gpus', _ZOMBIE)}) or 0 * {_SEEN}",
+                    legend="zombie",
+                ),
+            ),
+            decimals=0,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+            link=to("zombies", "Who to call"),
+        ),
+    ),
+)
+
+
+def _share(*where: str) -> str:
+    return (
+        f"100 * {total('cluster_leak:gpu_efficiency_seconds:rate5m', *where, by='leak')}"
+        f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"
+    )
+
+
+def _named(label: str, expr: str) -> str:
+    """The leak's name once more under another label: its cell says in words what belongs to the name."""
+    return f'label_replace({expr}, "{label}", "$1", "leak", "(.*)")'
+
+
+_WATERFALL = Row(
+    "Where 100 GPU-hours went",
+    (
+        Panel(
+            title="Of 100 GPU-hours paid",
+            kind=Bars(colours=words.LEAKS),
+            shows="Where 100 paid GPU-hours went over the time shown; all bars together are 100. Warm: allocation"
+            " losses (GAU); purple: compute-time losses (ECTR); blue: model-FLOPs losses (eMFU); green: useful; grey:"
+            " not known.",
+            bad="a loss that is longer than useful",
+            do="take the longest bar that is not green; the table beside it says who and how",
+            queries=(Query(f"sort_desc({_share()})", legend="{{leak}}"),),
+            unit="none",
+            decimals=1,
+            width=7,
+            height=16,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="What it costs, whose it is, what to do first",
+            kind=Table(
+                (
+                    Column(of="leak", title="Leak", words=words.LEAKS, width=190),
+                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=80),
+                    Column(of="B", title="Cost of these", unit="short", decimals=2, width=100),
+                    Column(of="C", title="A month", unit="short", decimals=1, width=90),
+                    Column(of="currency", title="In", width=55),
+                    Column(of="team", title="Team", texts=_TEAMS, width=90),
+                    Column(of="fix", title="Do first", texts=_FIXES, wrap=True),
+                ),
+                sort="C",
+            ),
+            shows="The losses by price: hours of 100 paid, what these hours cost, and a month (730 h) at the mean rate"
+            " of the time shown; which team usually acts, and what it does first.",
+            bad="the first row",
+            do="give the first row to its team; its metric to watch is on the board Training leaks or Inference leaks",
+            queries=(
+                Query(_named("fix", _named("team", _share(_LOSSES)))),
+                Query(
+                    f"100 * sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)})"
+                    f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"
+                ),
+                Query(f"sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)}) / {_SAMPLES} * {HOURS_A_MONTH}"),
+            ),
+            width=17,
+            height=16,
+            empty=_NO_SCRAPE,
+        ),
+    ),
+)
+
+
+def _of_layer(layer: str) -> str:
+    return f'layer="{layer}"'
+
+
+def _compared(which: str, title: str, time: str) -> str:
+    expr = product("cluster", time=time) if which == "product" else ratio("cluster", which, time=time)
+    return f'label_replace({expr}, "what", "{title}", "", "")'
+
+
+_FACTORS = {"product": "useful", "gau": "GAU", "ectr": "ECTR", "emfu": "eMFU", "kernel_utilization": "nvidia-smi"}
+
+_TREND = Row(
+    "Over time",
+    (
+        Panel(
+            title="GPUs by what they did",
+            kind=Lines(
+                stacked=True, colours={words.LAYER_WORDS[layer]: colour for layer, colour in words.LAYERS.items()}
+            ),
+            shows="All GPUs that were heard, by layer: useful at the bottom, then what each layer lost.",
+            bad="a warm or purple band that grows",
+            do="open the waterfall for that time: choose it here, the bars above follow",
+            queries=tuple(
+                Query(
+                    f"sum({at('cluster_leak:gpu_efficiency_seconds:rate5m', _of_layer(layer))})"
+                    f" or 0 * sum({at(part('cluster', 'paid'))})",
+                    legend=words.LAYER_WORDS[layer],
+                )
+                for layer in ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
+            ),
+            unit="none",
+            width=12,
+            height=9,
+        ),
+        Panel(
+            title="Useful, against a week ago",
+            kind=Lines(
+                top=1,
+                colours={"useful": words.GOOD, "useful, a week ago": words.UNKNOWN, "nvidia-smi": words.WATCH},
+                dashed=("useful, a week ago",),
+            ),
+            shows="The product now, the same seven days earlier, and the kernel utilisation that nvidia-smi shows.",
+            bad="useful falls while nvidia-smi stays",
+            do="see which factor moved in the table beside it",
+            queries=(
+                Query(product("cluster", time=""), legend="useful"),
+                Query(product("cluster", time="offset 7d"), legend="useful, a week ago"),
+                Query(ratio("cluster", "kernel_utilization", time=""), legend="nvidia-smi"),
+            ),
+            unit="percentunit",
+            width=7,
+            height=9,
+        ),
+        Panel(
+            title="Against the week before",
+            kind=Table(
+                (
+                    Column(of="what", title="Over the time shown"),
+                    Column(of="A", title="Now", unit="percentunit", decimals=1, width=80),
+                    Column(of="B", title="A week ago", unit="percentunit", decimals=1, width=90),
+                )
+            ),
+            shows="Each factor over the time shown, and over the same time a week earlier.",
+            bad="a factor that fell by a tenth or more",
+            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
+            queries=(
+                Query(" or ".join(_compared(which, title, "$__range") for which, title in _FACTORS.items())),
+                Query(" or ".join(_compared(which, title, _WEEK_AGO) for which, title in _FACTORS.items())),
+            ),
+            unit="percentunit",
+            width=5,
+            height=9,
+            empty="no week of history yet",
+        ),
+    ),
+)
+
+_DEMAND = "cluster:gpu_efficiency_demand:gpus"
+_DAYS = {"0": "Mon", "1": "Tue", "2": "Wed", "3": "Thu", "4": "Fri", "5": "Sat", "6": "Sun"}
+_BY_HOUR = (
+    f"avg by (hour, day) (avg_over_time((sum({at(_DEMAND)}) / sum({at('cluster:gpu_efficiency_owned:gpus')})"
+    ' * on () group_left (hour, day) (count_values("hour", hour()) * on () group_left (day)'
+    ' count_values("day", (day_of_week() + 6) % 7)))[7d:10m]))'
+)
+_WITH_NAMES = f'label_replace({_BY_HOUR}, "hour", "0$1", "hour", "(.)")'
+
+_WANTED = Row(
+    "Demand",
+    (
+        Panel(
+            title="Wanted against owned",
+            kind=Lines(
+                colours={"owned": words.QUIET, "held": words.EXPECTED, "held and queued": words.WATCH},
+                dashed=("owned",),
+            ),
+            shows="GPUs that jobs hold, those and the queue's together, and all that are owned.",
+            bad="demand far below owned all week: too many GPUs; far above: too few, or held by nobody who works",
+            do="size the fleet by the mean, borrow for the peak",
+            queries=(
+                Query(f"sum({at('cluster:gpu_efficiency_owned:gpus')})", legend="owned"),
+                Query(f"sum({at('cluster:gpu_efficiency_held:gpus')})", legend="held"),
+                Query(f"sum({at(_DEMAND)})", legend="held and queued"),
+            ),
+            width=11,
+            height=9,
+        ),
+        Panel(
+            title="Demand of a day",
+            kind=Figure(named=True),
+            shows="Demand of the last 24 hours over what was owned.",
+            bad="a mean below 60 %; a peak above 100 % with a low trough",
+            do="move batch work into the trough",
+            queries=tuple(
+                Query(
+                    f"sum({at(f'cluster:gpu_efficiency_demand_{which}:gpus_1d')})"
+                    f" / sum({at('cluster:gpu_efficiency_owned_mean:gpus_1d')})",
+                    legend=which,
+                )
+                for which in ("peak", "mean", "trough")
+            ),
+            unit="percentunit",
+            decimals=0,
+            width=3,
+            height=9,
+            empty="no day of history yet",
+        ),
+        Panel(
+            title="Queue beside free GPUs",
+            kind=Lines(colours={"free": words.GOOD, "queued": words.WATCH}),
+            shows="GPUs that pending jobs want, and GPUs that nobody has on nodes that take work. Needs"
+            " `gpu-efficiency cluster`.",
+            bad="both high at the same time: the free ones do not fit, or a limit holds the queue back",
+            do="see the alert LowAllocationWithQueue and its runbook",
+            queries=(
+                Query(f"sum({at('cluster:gpu_efficiency_free:gpus')})", legend="free"),
+                Query(f"sum({at('cluster:gpu_efficiency_queued:gpus')})", legend="queued"),
+            ),
+            width=10,
+            height=9,
+            empty="gpu-efficiency cluster does not run",
+        ),
+        Panel(
+            title="Demand by hour of the week (UTC)",
+            kind=Matrix(row="day", column="hour", names=_DAYS, top=1.2),
+            shows="Mean demand of the last seven days over what is owned, by weekday and hour.",
+            bad="dark days beside pale nights: people submit by day what could run at night",
+            do="queue batch work for the pale hours; scale servers down in them",
+            queries=(Query(_WITH_NAMES),),
+            unit="percentunit",
+            decimals=0,
+            width=24,
+            height=9,
+            empty="no week of history yet",
+        ),
+    ),
+)
+
+_TEAM_LOST = "team:gpu_efficiency_cost_lost:per_hour"
+_WORST = Row(
+    "Where to begin",
+    (
+        Panel(
+            title="Ten teams that lose most",
+            kind=Table(
+                (
+                    Column(of="team", title="Team", link=to("chargeback", "The team's board", team=CLICKED)),
+                    Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
+                    Column(of="currency", title="In", width=55),
+                    Column(of="B", title="Useful", unit="percentunit", decimals=1, width=80),
+                ),
+                sort="A",
+            ),
+            shows="Money lost an hour by the jobs of a team, on average over the time shown, and how much of its seen"
+            " GPU time was useful.",
+            bad="much money and a low share",
+            do="click on the team",
+            queries=(
+                Query(f"topk(10, sum by (team, currency) (avg_over_time({at(_TEAM_LOST)}[$__range])))"),
+                Query(
+                    f"{of_layers('team', 'floor', by='team')}"
+                    f" and on (team) topk(10, sum by (team) (avg_over_time({at(_TEAM_LOST)}[$__range])))"
+                ),
+            ),
+            width=8,
+            height=10,
+            empty="no job has a team: see the configuration",
+        ),
+        Panel(
+            title="Ten jobs that lose most now",
+            kind=Table(
+                (
+                    Column(of="job_id", title="Job", link=TO_JOB, width=120),
+                    Column(of="name", title="Name"),
+                    Column(of="user", title="User", width=70),
+                    Column(
+                        of="account",
+                        title="Account",
+                        width=90,
+                        link=to("chargeback", "The account's board", account=CLICKED),
+                    ),
+                    Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
+                    Column(of="currency", title="In", width=55),
+                    Column(of="B", title="GPUs", unit="none", decimals=0, width=55),
+                ),
+                sort="A",
+            ),
+            shows="Money that running jobs lose an hour at this moment, whose they are, and how many GPUs they hold.",
+            bad="a job that loses nearly its whole price",
+            do="click on the job",
+            queries=(
+                Query(
+                    f"topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
+                    " * on (cluster, job_id) group_left (name, user, account)"
+                    f" {at('job:gpu_efficiency_info')}"
+                ),
+                Query(
+                    f"{at('job:gpu_efficiency_gpus')} and on (cluster, job_id)"
+                    f" topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
+                ),
+            ),
+            width=11,
+            height=10,
+            empty="no job runs",
+        ),
+        Panel(
+            title="Ten nodes with the least use",
+            kind=Table(
+                (
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="A", title="Useful", unit="percentunit", decimals=1, bar=words.GOOD),
+                ),
+                sort="A",
+                rising=True,
+            ),
+            shows="Nodes by the share of their seen GPU time that is useful, now.",
+            bad="nodes at 0 % that are up",
+            do="click on the node",
+            queries=(
+                Query(
+                    f"bottomk(10, {at('node:gpu_efficiency_product:ratio_rate5m')})"
+                    f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
+                ),
+            ),
+            width=5,
+            height=10,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="By GPU model",
+            kind=Table(
+                (
+                    Column(of="model", title="Model"),
+                    Column(of="A", title="GPUs", unit="none", decimals=0, width=80),
+                    Column(of="B", title="GAU", unit="percentunit", decimals=1, width=90),
+                    Column(of="C", title="ECTR", unit="percentunit", decimals=1, width=90),
+                    Column(of="D", title="eMFU", unit="percentunit", decimals=1, width=90),
+                    Column(of="E", title="Useful", unit="percentunit", decimals=1, width=90),
+                ),
+                sort="A",
+            ),
+            shows="The three layers within each kind of board over the time shown: a mixed fleet's product is honest"
+            " within a kind only.",
+            bad="the dearest boards with the lowest share",
+            do="move work that does not need them to smaller boards",
+            queries=(
+                Query(f"sum by (model) (avg_over_time({at(part('model', 'paid'))}[$__range]))"),
+                Query(ratio("model", "gau", by="model")),
+                Query(ratio("model", "ectr", by="model")),
+                Query(ratio("model", "emfu", by="model")),
+                Query(product("model", by="model")),
+            ),
+            width=14,
+            height=7,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="Weighted with each model's peak",
+            kind=Lines(top=1, colours={"useful": words.GOOD, "by GPUs": words.UNKNOWN}, dashed=("by GPUs",)),
+            shows="The product weighted with the boards' dense 16-bit peaks, beside the one in which every GPU counts"
+            " the same. One cluster at a time.",
+            bad="the weighted one is lower: the fast boards are used worst",
+            do="see the table beside it",
+            queries=(
+                Query(at("cluster:gpu_efficiency_product:flops_ratio_rate5m"), legend="useful"),
+                Query(at("cluster:gpu_efficiency_product:ratio_rate5m"), legend="by GPUs"),
+            ),
+            unit="percentunit",
+            width=10,
+            height=7,
+            empty="no model with a known peak",
+        ),
+    ),
+)
+
+BOARD = Board(
+    name="fleet",
+    title="Fleet efficiency",
+    says="For the one who pays: how much of what we pay for is useful, what the biggest leak is, whose it is, what it"
+    " costs a month, and what to do first.",
+    variables=(CLUSTER,),
+    rows=(_ANSWER, _WATERFALL, _TREND, _WORST, _WANTED),
+)

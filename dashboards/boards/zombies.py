@@ -1,0 +1,591 @@
+"""For the person on call: whom to call, since when, what it costs, and which rank is the culprit."""
+
+import yaml
+
+from dashboards import words
+from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table, Timeline, Variable
+from dashboards.series import (
+    ALERTS,
+    CLICKED,
+    CLUSTER,
+    JOB,
+    JOB_INSTANCES,
+    THIS_JOB,
+    THIS_NODE,
+    TO_NODE,
+    at,
+    hours,
+    part,
+    to,
+    total,
+)
+
+_STATE = "job_state:gpu_efficiency_gpus"
+_HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
+_SUSPECTED = at("job:gpu_efficiency_hang_suspected:gpus")
+_INFO = at("job:gpu_efficiency_info")
+_EXEMPT = at("job:gpu_efficiency_exempt")
+_OWNED = at("cluster:gpu_efficiency_owned:gpus")
+_SEEN = at(part("cluster", "observed"))
+_TROUBLE = (
+    f"sum by (cluster, job_id) (max by (cluster, job_id) ({at(_STATE, _HUNG)} or {_SUSPECTED})"
+    f" or {at(_STATE, _ZOMBIE)})"
+)
+"""GPUs of each job that hang, are suspected to, or are zombies. Those that hang and spin are suspected, too."""
+_COST = (
+    f"{_TROUBLE} / on (cluster, job_id) {at('job:gpu_efficiency_gpus')}"
+    f" * on (cluster, job_id) group_right () {at('job:gpu_efficiency_price:per_hour')}"
+)
+_OUT = 'state=~"unowned|unavailable"'
+_HANGS, _GONE = 'leak="hung"', 'leak="unavailable"'
+_LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
+_IDLE_COST = "cluster:gpu_efficiency_cost_idle:per_hour"
+_LOOK = to("zombies", "Look for yourself, below", job_id=CLICKED)
+_TEAM = to("chargeback", "The team", team=CLICKED)
+_WORN = {
+    "hung": ((None, words.STATES["hung"]),), "suspected": ((None, words.WATCH),), "zombie": ((None, words.BAD),),
+}  # fmt: skip
+_ITS_BOARD = to("job", "The job's board", job_id="${__data.fields.job_id}")
+
+
+def _in_trouble(expr: str) -> str:
+    return f"{expr} and on (cluster, job_id) {_TROUBLE}"
+
+
+def _or_zero(expr: str) -> str:
+    """Zero only where something of the fleet is seen."""
+    return f"{expr} or 0 * (sum({_SEEN}) > 0)"
+
+
+def _named() -> str:
+    """Names of the alerts on jobs and on GPUs, as a regular expression."""
+    groups = (
+        group
+        for file in ("gpus.yaml", "jobs.yaml")
+        for group in yaml.safe_load((ALERTS / file).read_text(encoding="utf-8"))["groups"]
+    )
+    return "|".join(rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule)
+
+
+_NAMES = f'alertname=~"{_named()}"'
+_FIRING = at("ALERTS", _NAMES, 'alertstate="firing"')
+_SEVERITY = {str(weight): severity for weight, severity in enumerate(tuple(words.SEVERITIES)[::-1], 1)}
+"""What sorts alerts: a page is 3."""
+_WEIGHT = " or ".join(
+    f'label_replace(vector({weight}), "severity", "{severity}", "", "")' for weight, severity in _SEVERITY.items()
+)
+_ALERTS = (
+    "label_replace(max by (cluster, severity, alertname, job_id, user, team, node, reason, layer) (("
+    f"{_FIRING} * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
+    f" or on (cluster, alertname, instance, job_id) {_FIRING}) * on (severity) group_left () ({_WEIGHT})),"
+    ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
+)
+
+_FIGURES = (
+    Panel(
+        title="GPUs in trouble now",
+        kind=Figure(steps=((None, words.QUIET), (1, words.BAD)), named=True),
+        shows="Hung: spin without progress, proven; suspected: spin, not proven yet; zombie: held and at rest for"
+        " longer than their class may; no process: held, and nothing runs on them; leaked: nobody holds them and"
+        " something computes; out of service: cannot be used; not seen: nobody knows, they may be any of these.",
+        bad="any of them for longer than it takes to call somebody",
+        do="call the owners in the table below, dearest first",
+        queries=(
+            Query(_or_zero(f"sum({at(_STATE, _HUNG)})"), legend="hung"),
+            Query(_or_zero(f"sum(({_SUSPECTED} unless on (cluster, job_id) {at(_STATE, _HUNG)}))"), legend="suspected"),
+            Query(_or_zero(f"sum({at(_STATE, _ZOMBIE)})"), legend="zombie"),
+            Query(_or_zero(f"sum({at('job:gpu_efficiency_no_process:gpus')})"), legend="no process"),
+            Query(_or_zero(f"sum({at('cluster:gpu_efficiency_unowned:gpus')})"), legend="leaked"),
+            Query(_or_zero(f"sum({at('cluster_reason:gpu_efficiency_unavailable:gpus')})"), legend="out of service"),
+            Query(f"clamp_min(sum({_OWNED}) - (sum({_SEEN}) or 0 * sum({_OWNED})), 0)", legend="not seen"),
+        ),
+        unit="none",
+        decimals=0,
+        width=9,
+        height=5,
+        empty="no exporter heard",
+    ),
+    Panel(
+        title="Cost an hour",
+        kind=Figure(steps=((None, words.BAD),), named=True),
+        shows="Price of the GPUs that hang, are suspected to, or are zombies, at this moment. Exempt jobs are left"
+        " out.",
+        bad="any",
+        do="call the owner of the dearest row below",
+        queries=(Query(f"sum by (currency) ({_COST} unless on (cluster, job_id) {_EXEMPT})", legend="{{currency}}"),),
+        decimals=2,
+        width=4,
+        height=5,
+        empty="none seen",
+        fills="deadlock",
+    ),
+    Panel(
+        title="Cost, time shown",
+        kind=Figure(steps=((None, words.BAD),), named=True),
+        shows="What hung GPUs have cost over the time shown, and GPUs that were held and did nothing (zombies, and"
+        " servers nobody asked). Exempt jobs count here.",
+        bad="more than a person's wage for the same time",
+        do="the larger of the two first: hangs need watchdogs, idle GPUs need time limits",
+        queries=(
+            Query(hours(_LEAK_COST, _HANGS, by="currency"), legend="hung, {{currency}}"),
+            Query(hours(_IDLE_COST, by="currency"), legend="held and idle, {{currency}}"),
+        ),
+        decimals=0,
+        width=5,
+        height=5,
+        empty="none seen",
+        fills="deadlock",
+    ),
+    Panel(
+        title="Time to detect, to recover",
+        kind=Figure(steps=((None, words.EXPECTED),), named=True),
+        shows="Means over the time shown: from the first sign of a hang or of rest until it was called so; and how long"
+        " a GPU then stayed hung.",
+        bad="more than 6 minutes to detect a hang; more than 30 minutes to recover from one",
+        do="page somebody on JobDeadlocked; set a timeout for collectives, so that a job ends by itself",
+        queries=(
+            Query(
+                f"{total('cluster_state:gpu_efficiency_detection_seconds:rate5m', by='state')}"
+                f" / ({total('cluster_state:gpu_efficiency_detections:rate5m', by='state')} > 0)",
+                legend="detect {{state}}",
+            ),
+            Query(
+                f"{total('cluster_leak:gpu_efficiency_seconds:rate5m', _HANGS)}"
+                f" / ({total('cluster_state:gpu_efficiency_entries:rate5m', _HUNG)} > 0)",
+                legend="recover from hung",
+            ),
+        ),
+        unit="s",
+        decimals=1,
+        width=6,
+        height=5,
+        empty="none found",
+        fills="deadlock",
+    ),
+)
+
+_CALL = Row(
+    "Who to call",
+    (
+        *_FIGURES,
+        Panel(
+            title="Jobs that hang, and jobs that hold GPUs for nothing",
+            kind=Table(
+                (
+                    Column(of="job_id", title="Job", link=_LOOK, width=105),
+                    Column(of="user", title="User", width=85),
+                    Column(of="team", title="Team", link=_TEAM, width=105),
+                    Column(of="C", title="Hung", unit="none", decimals=0, width=60, steps=_WORN["hung"]),
+                    Column(of="D", title="Suspected", unit="none", decimals=0, width=90, steps=_WORN["suspected"]),
+                    Column(of="E", title="Zombie", unit="none", decimals=0, width=70, steps=_WORN["zombie"]),
+                    Column(of="H", title="For", unit="s", decimals=1, width=95),
+                    Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
+                    Column(of="currency", title="Currency", width=85),
+                    Column(of="I", title="Worked, ago", unit="s", decimals=1, width=100),
+                    Column(of="F", title="No process", unit="none", decimals=0, width=90),
+                    Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
+                    Column(of="exemption", title="Exempt by", width=110),
+                    Column(
+                        of="account", title="Account", link=to("chargeback", "The account", account=CLICKED), width=110
+                    ),
+                    Column(of="name", title="Name", link=_ITS_BOARD),
+                ),
+                sort="B",
+            ),
+            shows="Every job with GPUs that hang, are suspected to, or are zombies: whose it is, how many of its"
+            " GPUs, for how long (spinning, or without work), how long ago any of its GPUs worked last, and what"
+            " these GPUs cost an hour. Suspected counts those that hang too. Exempt: the operator has decided that it"
+            " may.",
+            bad="a row without an exemption",
+            do="call the user, dearest first; click on the job's number to look at its signals below, on its name for"
+            " its own board",
+            queries=(
+                Query(f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team, account) {_INFO}"),
+                Query(_COST),
+                Query(f"sum by (cluster, job_id) ({at(_STATE, _HUNG)})"),
+                Query(f"sum by (cluster, job_id) ({_SUSPECTED})"),
+                Query(f"sum by (cluster, job_id) ({at(_STATE, _ZOMBIE)})"),
+                Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_no_process:gpus')})")),
+                Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_gpus')})")),
+                Query(
+                    _in_trouble(
+                        f"time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
+                        f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
+                    )
+                ),
+                Query(_in_trouble(f"time() - {at('job:gpu_efficiency_last_work:timestamp_seconds')}")),
+                Query(_in_trouble(f"sum by (cluster, job_id, exemption) ({_EXEMPT})")),
+            ),
+            unit="none",
+            width=24,
+            height=10,
+            empty="of what is seen no job hangs, and none is a zombie",
+            fills="deadlock",
+        ),
+        Panel(
+            title="Firing alerts on jobs and GPUs",
+            kind=Table(
+                (
+                    Column(
+                        of="Value",
+                        title="Severity",
+                        unit="none",
+                        width=85,
+                        texts=_SEVERITY,
+                        words={weight: words.SEVERITIES[severity] for weight, severity in _SEVERITY.items()},
+                    ),
+                    Column(of="alertname", title="Alert", width=230),
+                    Column(of="job_id", title="Job", link=_LOOK, width=120),
+                    Column(of="node", title="Node", link=TO_NODE, width=150),
+                    Column(of="reason", title="Reason", width=110),
+                    Column(of="user", title="User", width=100),
+                    Column(of="team", title="Team", link=_TEAM, width=110),
+                    Column(of="runbook", title="Runbook"),
+                ),
+                sort="Value",
+            ),
+            shows="Alerts of the packs for jobs and GPUs that fire now, and the runbook of each. Alerts on money and"
+            " on the exporter itself are not among them.",
+            bad="a page that nobody has taken; a ticket older than a day",
+            do="what the runbook says; its first line is what to do first",
+            queries=(Query(_ALERTS),),
+            unit="none",
+            width=24,
+            height=8,
+            empty="nothing fires, or Prometheus does not evaluate alerts/gpus.yaml and alerts/jobs.yaml",
+            fills="deadlock",
+        ),
+    ),
+)
+
+_OUT_NOW = (
+    f"count by (cluster, node, state, reason) ({at('gpu_efficiency_state', _OUT)}"
+    f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')})"
+)
+_SEEN = f"min_over_time(timestamp({at('gpu_efficiency_state', _OUT)})[$__range:1m])"
+_FOR_AT_LEAST = (
+    f"time() - min by (cluster, node, state, reason) ({_SEEN}"
+    f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')})"
+    f" and on (cluster, node, state, reason) {_OUT_NOW}"
+)
+_RANKS = Row(
+    "Which rank, which GPU",
+    (
+        Panel(
+            title="Culprits of hangs",
+            kind=Table(
+                (
+                    Column(of="job_id", title="Job", link=_LOOK, width=90),
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="rank", title="Rank", width=60),
+                )
+            ),
+            shows="In jobs with hung GPUs: those that do not spin themselves, so that the others wait for them. None"
+            " for a job: all its ranks spin, think of the network.",
+            bad="any row",
+            do="dump the stacks of that rank (py-spy dump, or gdb), read its node's dmesg, restart from the checkpoint",
+            queries=(Query(at("job_rank:gpu_efficiency_hang_culprit")),),
+            unit="none",
+            width=7,
+            height=8,
+            empty="no hang with a culprit",
+            fills="deadlock",
+        ),
+        Panel(
+            title="Ranks the others wait for",
+            kind=Table(
+                (
+                    Column(of="job_id", title="Job", link=_LOOK, width=90),
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="rank", title="Rank", width=60),
+                    Column(of="Value", title="Waited", unit="percentunit", decimals=0, width=90, bar=words.WATCH),
+                ),
+                sort="Value",
+            ),
+            shows="Stragglers: how much more of the time the other ranks wait than this one. In a job that is"
+            " suspected to hang it is the likely culprit.",
+            bad="more than 10 % for a quarter of an hour",
+            do="compare clocks, heat and links of that GPU with its neighbours on the node's board; then ask the owner"
+            " whether that rank has more work",
+            queries=(Query(at("job_rank:gpu_efficiency_straggler")),),
+            unit="none",
+            width=9,
+            height=8,
+            empty="no straggler",
+            fills="straggler",
+        ),
+        Panel(
+            title="Leaked processes, and GPUs out of service",
+            kind=Table(
+                (
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="state", title="State", words=words.STATES, width=95),
+                    Column(of="reason", title="Reason", width=110),
+                    Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
+                    Column(of="B", title="For at least", unit="s", decimals=1, width=95),
+                ),
+                sort="B",
+            ),
+            shows="Unowned: processes compute on GPUs that nobody holds. Unavailable: GPUs that cannot be used, by"
+            " reason. For how long it was seen within the time shown.",
+            bad="unowned; lost, missing, xid, recovery, reset_required; drained for days",
+            do="unowned: find and kill the processes (runbook GPUUnownedProcess); lost: drain, reset or repair"
+            " (GPULost)",
+            queries=(
+                Query(_OUT_NOW),
+                Query(_FOR_AT_LEAST),
+            ),
+            unit="none",
+            width=8,
+            height=8,
+            empty="of what is seen all is in service, and nothing has leaked",
+            fills="lost_gpu",
+        ),
+        Panel(
+            title="Money an hour",
+            kind=Lines(
+                stacked=True,
+                colours={
+                    "hung": words.LEAKS["hung"],
+                    "held and idle": words.LEAKS["idle_allocation"],
+                    "unavailable": words.LEAKS["unavailable"],
+                },
+            ),
+            shows="What hung GPUs, GPUs that are held and do nothing, and GPUs out of service cost an hour, in the"
+            " currency of the price table.",
+            bad="a step that stays",
+            do="choose the time in which it began; see who held the GPUs then",
+            queries=(
+                Query(_or_zero(f"sum({at(_LEAK_COST, _HANGS)})"), legend="hung"),
+                Query(_or_zero(f"sum({at(_IDLE_COST)})"), legend="held and idle"),
+                Query(_or_zero(f"sum({at(_LEAK_COST, _GONE)})"), legend="unavailable"),
+            ),
+            width=16,
+            height=7,
+            empty="nothing seen",
+        ),
+        Panel(
+            title="Hangs and zombies found an hour",
+            kind=Lines(colours=words.STATES),
+            shows="GPUs that were found hung or zombie, an hour.",
+            bad="a rate that rises with a new image, driver or library",
+            do="look in the changes of that day",
+            queries=(
+                Query(
+                    f"3600 * sum by (state) ({at('cluster_state:gpu_efficiency_detections:rate5m')})",
+                    legend="{{state}}",
+                ),
+            ),
+            unit="none",
+            width=8,
+            height=7,
+            empty="no exporter heard",
+        ),
+    ),
+)
+
+# -- look for yourself --
+
+_NODES = Variable(
+    name="node", label="Its nodes", many=True, every=".*", says="Nodes of the job: choose some of a large job.",
+    query='label_values(node:gpu_efficiency_info{cluster=~"$cluster", instance=~"$job_instances"}, node)',
+)  # fmt: skip
+_INSTANCE = Variable(
+    name="instance", label="Instance", hidden=True, many=True, each=True,
+    query='label_values(node:gpu_efficiency_info{cluster=~"$cluster", instance=~"$job_instances", node=~"$node"},'
+    " instance)",
+)  # fmt: skip
+_HELD = at("gpu_efficiency_allocation_info", THIS_NODE, THIS_JOB)
+_AT_MOST = 64
+"""Lines that one can tell apart in a chart; of more GPUs the highest, the middle and the lowest are drawn."""
+_FEW, _MANY = f"and on () (count({_HELD}) <= {_AT_MOST})", f"and on () (count({_HELD}) > {_AT_MOST})"
+_THIS = "{{node}}: {{gpu}} {{rank}}"
+_CHOOSE = "click on a job above, or type its number at the top"
+_OF_LINKS = 'leak="exposed_communication"'
+_STATES = tuple(words.STATES)
+
+
+def _of_job(expr: str) -> str:
+    """Of the GPUs that the job holds, with their node and rank."""
+    ranked = f'label_replace(max by (cluster, instance, uuid, rank) ({_HELD}), "rank", "rank $1", "rank", "(.+)")'
+    return (
+        f"({expr}) * on (cluster, instance, uuid) group_left (rank) {ranked}"
+        f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info', THIS_NODE)}"
+    )
+
+
+def _curves(expr: str) -> tuple[Query, ...]:
+    """Each GPU of a job that has few, else what lies at both ends and in the middle."""
+    of_job = _of_job(expr)
+    spread = (("highest", f"max({of_job})"), ("median", f"quantile(0.5, {of_job})"), ("lowest", f"min({of_job})"))
+    return (
+        Query(f"{of_job} {_FEW}", legend=_THIS),
+        *(Query(f"{inner} {_MANY}", legend=name) for name, inner in spread),
+    )
+
+
+def _strip(title: str, *queries: Query, shows: str, bad: str, top: float | None = None, unit: str = "",
+           dashed: tuple[str, ...] = (), height: int = 5) -> Panel:  # fmt: skip
+    """One of the curves under one another: all as wide, with the same room for the axis."""
+    return Panel(
+        title=title, queries=queries, shows=shows, bad=bad,
+        kind=Lines(axis=75, top=top, legend=False, dashed=dashed, colours=dict.fromkeys(dashed, words.QUIET)),
+        do="compare with the curves above and below at the same moment", unit=unit, width=24, height=height,
+        empty=_CHOOSE, fills="deadlock",
+    )  # fmt: skip
+
+
+def _numbered() -> str:
+    """A state's number is its place among words.STATES."""
+    return " or ".join(
+        f"{number} * {at('gpu_efficiency_state', THIS_NODE, _chosen(state))}" for number, state in enumerate(_STATES, 1)
+    )
+
+
+def _chosen(state: str) -> str:
+    return f'state="{state}"'
+
+
+_SIGNS = {
+    "engine_busy": "Engine busy",
+    "tensor_rest": "No tensor",
+    "dram_rest": "No DRAM",
+    "fp_rest": "No FP",
+    "nvlink_rest": "No NVLink",
+    "pcie_rest": "No PCIe",
+    "power_flat": "Power flat",
+    "temperature_falling": "Cools",
+}
+_AGREES = {"1": "yes", "0": "no"}
+_FOR_A_HANG = {"1": words.STATES["hung"], "0": words.GOOD}
+_BY = "cluster, node, gpu"
+
+
+def _sign(name: str) -> str:
+    chosen = f'sign="{name}"'
+    return f"max by ({_BY}) ({_of_job(at('gpu_efficiency_hang_sign', THIS_NODE, chosen))})"
+
+
+_LETTERS = "CDEFGHIJ"
+_EYE = Row(
+    "Look for yourself: the job $job_id",
+    (
+        Panel(
+            title="Signs of a hang",
+            kind=Table(
+                (
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="rank", title="Rank", width=60),
+                    Column(of="state", title="State", words=words.STATES, width=90),
+                    Column(of="reason", title="Why", width=100),
+                    Column(of="B", title="Agree", unit="percentunit", decimals=0, width=70),
+                    *(
+                        Column(of=letter, title=title, unit="none", width=88, texts=_AGREES, words=_FOR_A_HANG)
+                        for letter, title in zip(_LETTERS, _SIGNS.values(), strict=True)
+                    ),
+                ),
+                sort="gpu",
+                rising=True,
+            ),
+            shows="Each GPU of the job; while it is suspected, the eight signs: yes speaks for a hang, no against it, -"
+            " cannot be seen or is not asked for. Agree: the share of those seen.",
+            bad="all yes on all GPUs but one: that one is the culprit",
+            do="believe it only if the curves below say the same; then call the owner",
+            queries=(
+                Query(f"max by ({_BY}, rank, state, reason) ({_of_job(at('gpu_efficiency_state', THIS_NODE))})"),
+                Query(f"max by ({_BY}) ({_of_job(at('gpu_efficiency_hang_confidence_ratio', THIS_NODE))})"),
+                *(Query(_sign(name)) for name in _SIGNS),
+            ),
+            unit="none",
+            width=24,
+            height=10,
+            empty=_CHOOSE,
+            fills="deadlock",
+        ),
+        Panel(
+            title="State",
+            kind=Timeline(words=_STATES, colours=words.STATES),
+            shows="The state of each GPU of the job. For more than 64 GPUs choose nodes at the top.",
+            bad="one stripe that changes minutes before the others: there it began",
+            do="compare with the curves below at the same moment",
+            queries=(Query(f"max by ({_BY}, rank) ({_of_job(_numbered())}) {_FEW}", legend=_THIS),),
+            unit="none",
+            width=24,
+            height=6,
+            empty=_CHOOSE,
+            fills="deadlock",
+        ),
+        _strip(
+            "Utilisation, as nvidia-smi shows it",
+            *_curves(at("gpu_efficiency_driver_utilization_ratio", THIS_NODE)),
+            shows="The driver's own utilisation, means of five minutes. In a hang it stays at 100 %: waiting kernels"
+            " run.",
+            bad="nothing by itself; 100 % while all below has fallen is a hang",
+            top=1,
+        ),
+        _strip(
+            "Power draw against the limit",
+            *_curves(at("gpu_efficiency_power_watts", THIS_NODE)),
+            Query(f"max({_of_job(at('gpu_efficiency_power_limit_watts', THIS_NODE))})", legend="limit"),
+            shows="Power draw of each board; dashed: the highest limit.",
+            bad="a flat line far below the limit under a busy engine",
+            dashed=("limit",),
+        ),
+        _strip(
+            "Temperature",
+            *_curves(at("gpu_efficiency_temperature_celsius", THIS_NODE)),
+            shows="Temperature of each GPU: it follows the power within minutes.",
+            bad="it falls while the engine stays busy",
+        ),
+        _strip(
+            "Tensor activity (OFU)",
+            *_curves(at("gpu_efficiency_ofu_ratio", THIS_NODE)),
+            shows="Share of the dense tensor peak delivered, means of five minutes.",
+            bad="zero while the engine is busy",
+            top=1,
+        ),
+        _strip(
+            "DRAM activity",
+            *_curves(at("gpu_efficiency_spin_dram_active_ratio", THIS_NODE)),
+            Query(
+                f"max by (cluster, node) ({at('gpu_efficiency_job_dram_active_ratio', THIS_NODE, THIS_JOB)}"
+                f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info', THIS_NODE)})",
+                legend="{{node}}: mean of its GPUs",
+            ),
+            shows="Memory bandwidth in use by the job, by node, means of five minutes; and of each GPU as last read"
+            " while it spins.",
+            bad="zero while the engine is busy; one node alone that still reads",
+            top=1,
+        ),
+        _strip(
+            "Link traffic while a GPU spins",
+            *_curves(f"sum without (link) ({at('gpu_efficiency_spin_link_bytes_per_second', THIS_NODE)})"),
+            shows="Bytes a second on NVLink and PCIe, of each the busier direction, as last read. Only GPUs that spin"
+            " have it: a collective that moves data is no hang.",
+            bad="nothing but a trickle (below 0.1 GB/s) while the engine is busy",
+            unit="Bps",
+        ),
+        _strip(
+            "Links: time in exposed communication",
+            *_curves(f"rate({at('gpu_efficiency_seconds_total', THIS_NODE, _OF_LINKS)}[5m])"),
+            shows="Share of its time in which a GPU only moved data between GPUs or waited for a peer, means of five"
+            " minutes.",
+            bad="it rises to 100 % and then ends: from there on the time is booked as hung",
+            unit="percentunit",
+            top=1,
+        ),
+    ),
+)
+
+BOARD = Board(
+    name="zombies",
+    title="Zombies and deadlocks",
+    says="For the person on call: whom to call, since when, what it costs an hour, which rank is the culprit, and the"
+    " signals under one another, so that the eye can confirm it.",
+    variables=(CLUSTER, JOB, JOB_INSTANCES, _NODES, _INSTANCE),
+    rows=(_CALL, _RANKS, _EYE),
+    since="now-6h",
+)

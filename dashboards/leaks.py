@@ -1,0 +1,219 @@
+"""One folded row of panels for each leak of a side, and one for all that is small or none of the twelve.
+
+Owns what stands in them, alike for every leak, so that a new one has its panels by itself. Refuses what leaks are and
+how they are asked for (`losses`).
+"""
+
+from collections.abc import Iterator
+
+from dashboards import words
+from dashboards.leak_table import REST, is_large, number_of
+from dashboards.losses import (
+    INFO,
+    PRICE,
+    SHARE,
+    Loss,
+    Side,
+    booked,
+    by_job,
+    losses,
+    price,
+    share,
+    share_now,
+    shares_now,
+    told,
+)
+from dashboards.parts import Column, Figure, Lines, Note, Panel, Query, Row, Table
+from dashboards.series import TO_JOB, at
+from dashboards.watching import curve, selected, title_of
+from exporter.core.leaks.twelve import LITERATURE
+
+
+def rows(side: Side) -> tuple[Row, ...]:
+    """One folded row for each of the twelve that matters here, and one for all the rest."""
+    these = losses(side)
+    rest = tuple(loss for loss in these if not is_large(loss))
+    return (*(_row(loss, side) for loss in these if is_large(loss)), _rest(rest, side))
+
+
+def _row(loss: Loss, side: Side) -> Row:
+    width = 18 // min(3, len(loss.series))
+    curves = [curve(each, side, f"{int(loss.key)}: {title_of(each)}", width=width) for each in loss.series]
+    return Row(
+        loss.title,
+        (_lost(loss, side), _over_time(loss, side), _jobs(loss, side), _note(loss, side), *curves),
+        folded=True,
+    )
+
+
+def _rest(these: tuple[Loss, ...], side: Side) -> Row:
+    shares = f"{SHARE}{{leak="
+    series = [name for loss in these if not loss.of_twelve for name in loss.series if not name.startswith(shares)]
+    leaks = f'leak=~"{"|".join(row for loss in these for row in loss.rows)}"'
+    return Row(
+        "Other losses",
+        (
+            _rest_over_time(leaks, side),
+            _rest_jobs(leaks, side),
+            *(_note(loss, side) for loss in these),
+            *(curve(name, side, f"Other: {title_of(name)}", width=8) for name in series),
+        ),
+        folded=True,
+    )
+
+
+def _lost(loss: Loss, side: Side) -> Panel:
+    return Panel(
+        title=f"{int(loss.key)}: lost",
+        kind=Figure(named=True, steps=((None, words.EXPECTED),)),
+        shows=f"Of 100 GPU-hours that {side.jobs} held over the time shown; and money a month at the mean rate.",
+        bad=f"more than {loss.expected.high:g} of 100",
+        do=loss.fix,
+        queries=(
+            Query(share(loss, side), legend="of 100 GPU-hours"),
+            Query(price(loss, side), legend="{{currency}} a month"),
+        ),
+        unit="short",
+        decimals=1,
+        width=4,
+        empty=f"not heard: {loss.needs}",
+    )
+
+
+def _over_time(loss: Loss, side: Side) -> Panel:
+    low, high = loss.expected.low, loss.expected.high
+    return Panel(
+        title=f"{int(loss.key)}: of 100 GPU-hours",
+        kind=Lines(stacked=len(loss.rows) > 1, colours=_colours(loss), band=(low, high)),
+        shows=f"{loss.name.capitalize()}: hours of 100 that {side.jobs} held. Green: the range to expect, {low:g} to"
+        f" {high:g} (an engineering estimate).",
+        bad="above the range for hours",
+        do=loss.fix,
+        queries=tuple(Query(share_now(row, loss, side), legend=row) for row in loss.rows),
+        unit="none",
+        width=6,
+        empty=f"not heard: {loss.needs}",
+        fills=_story(loss),
+    )
+
+
+def _colours(loss: Loss) -> dict[str, str]:
+    return {row: words.LEAKS.get(row, words.UNKNOWN) for row in loss.rows}
+
+
+def _story(loss: Loss) -> str:
+    """What only a report or an engine tells of may have nothing to show in a fleet."""
+    return loss.rows[0] if told(loss) else ""
+
+
+def _jobs(loss: Loss, side: Side) -> Panel:
+    of_jobs = [name for name in loss.series if name.startswith("job") and not name.startswith(SHARE)]
+    worst = f"topk(10, {by_job(loss, side)})"
+    watched = (
+        Column(
+            of="CDEFGH"[i],
+            title=title_of(name),
+            unit=words.unit_of(name.partition("{")[0]),
+            decimals=2,
+            width=8 * len(title_of(name)) + 20,
+        )
+        for i, name in enumerate(of_jobs)
+    )
+    return Panel(
+        title=f"{int(loss.key)}: jobs that lose most to it now",
+        kind=Table((*_whose(side), *_LOST_NOW, *watched), sort="A"),
+        shows=f"{loss.name.capitalize()}: money an hour that each job loses to it, which share of its time that is, and"
+        " the metric to watch.",
+        bad="a job far above the others",
+        do=f"click on the job, tell its owner: {loss.fix}",
+        queries=(
+            Query(f"{worst} * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO)}"),
+            Query(f"sum by (cluster, job_id) ({at(SHARE, loss.leaks)}) and on (cluster, job_id) {worst}"),
+            *(
+                Query(f"max by (cluster, job_id) ({selected(name)}) and on (cluster, job_id) {worst}")
+                for name in of_jobs
+            ),
+        ),
+        width=14,
+        number=number_of(loss),
+        empty="no job loses any now, or none is heard: see the note",
+        fills=_story(loss),
+    )
+
+
+def _whose(side: Side) -> tuple[Column, ...]:
+    if side.name == "inference":
+        where = Column(of="workload_namespace", title="Namespace", width=100)
+        return Column(of="job_id", title="Server", link=TO_JOB), where
+    user = Column(of="user", title="User", width=90)
+    return Column(of="job_id", title="Job", link=TO_JOB, width=100), Column(of="name", title="Name"), user
+
+
+_LOST_NOW = (
+    Column(of="A", title="Lost an hour", unit="short", decimals=2, width=115),
+    Column(of="currency", title="Currency", width=80),
+    Column(of="B", title="Of its time", unit="percentunit", decimals=1, width=90),
+)
+
+
+def _note(loss: Loss, side: Side) -> Panel:
+    return Panel(
+        title=f"{int(loss.key)}: whose it is, what to do" if is_large(loss) else f"Other: {loss.title}",
+        kind=Note("  \n".join(_lines(loss, side))),
+        shows="What it is, who acts, and what must speak for it to be seen.",
+        bad="a loss above the range to expect",
+        do=loss.fix,
+        width=6,
+        height=9,
+        empty="a text",
+    )
+
+
+def _lines(loss: Loss, side: Side) -> Iterator[str]:
+    low, high = loss.expected.low, loss.expected.high
+    yield f"**Team** {loss.team}"
+    yield f"**Do first** {loss.fix}"
+    yield f"**Watch** {loss.watch}"
+    yield f"**Seen by** {', '.join(loss.evidence)}: {loss.needs}"
+    yield f"**Expect** (an estimate) {low:g} to {high:g} of 100 hours; an example: {loss.example(side):g}"
+    drawn = "; ".join(LITERATURE[name].work for name in loss.expected.sources)
+    if drawn:
+        yield f"**Drawn after** {drawn}"
+    for leak in booked(loss):
+        yield f"`{leak.name}` ({leak.layer}): {leak.takes}"
+    if loss.runbook:
+        yield f"**Runbook** docs/runbooks/{loss.runbook}.md"
+
+
+def _rest_over_time(leaks: str, side: Side) -> Panel:
+    return Panel(
+        title="Other losses, of 100 GPU-hours",
+        kind=Lines(stacked=True, colours=words.LEAKS),
+        shows=f"Losses that are none of the twelve, or small here: hours of 100 that {side.jobs} held.",
+        bad="a band above what the notes below expect",
+        do="see the note of that loss",
+        queries=(Query(shares_now(leaks, side), legend="{{leak}}"),),
+        unit="none",
+        width=12,
+        empty=f"no {side.jobs} seen",
+    )
+
+
+def _rest_jobs(leaks: str, side: Side) -> Panel:
+    lost = (
+        f"sum by (cluster, job_id, leak) ({at(SHARE, leaks)})"
+        f" * on (cluster, job_id) group_left (currency) topk by (cluster, job_id) (1, {at(PRICE)})"
+        f" * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO, side.who)}"
+    )
+    colour = Column(of="leak", title="Leak", words=words.LEAKS, width=150)
+    return Panel(
+        title="Jobs that lose most to other losses now",
+        kind=Table((*_whose(side), colour, *_LOST_NOW[:2]), sort="A"),
+        shows="Money an hour that each job loses to one of these losses now.",
+        bad="a job far above the others",
+        do="click on the job; what to do first is in the note of that loss",
+        queries=(Query(f"topk(15, {lost})"),),
+        width=12,
+        number=REST,
+        empty="no job loses any now",
+    )

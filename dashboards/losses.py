@@ -1,0 +1,201 @@
+"""What training and serving can lose, out of the tables of leaks, and how it is asked for.
+
+Owns which losses a side has, what each is called and expects there, and their queries: a new row of LEAKS or TWELVE is
+one more loss here. Zero is said only where somebody would have told of more: a loss that only a job's report or an
+engine tells of has no figure while none speaks. Refuses panels (`leaks`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from dashboards.series import a_month, at, total
+from exporter.core.leaks import LEAKS, Leak
+from exporter.core.leaks.twelve import OTHERS, TWELVE, WATERFALLS, Expected, Other, Seed
+
+SECONDS, COST = "class_leak:gpu_efficiency_seconds:rate5m", "class_leak:gpu_efficiency_cost:per_hour"
+SHARE, PRICE = "job_leak:gpu_efficiency_share:ratio_rate5m", "job:gpu_efficiency_price:per_hour"
+INFO, GPUS = "job:gpu_efficiency_info", "job:gpu_efficiency_gpus"
+LAYERS = "class_layer:gpu_efficiency_seconds:rate5m"
+_FLEET_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
+_VOICES = {"reported": "class:gpu_efficiency_reported:gpus", "engine": "class:gpu_efficiency_engine:gpus"}
+_ROWS: Mapping[str, Leak] = {leak.name: leak for leak in LEAKS}
+_NEEDS = {
+    "measured": "hardware counters",
+    "estimated": "hardware counters (an estimate)",
+    "reported": "the job's report",
+    "engine": "the serving engine's metrics",
+}
+_WATCHED: Mapping[str, tuple[str, ...]] = {
+    "unavailable": ("cluster_reason:gpu_efficiency_unavailable:gpus",),
+    "startup": ("job:gpu_efficiency_first_work:seconds",),
+    "padding": ("job:gpu_efficiency_padding:ratio_rate5m",),
+}
+"""What to watch of rows that are none of the twelve, where it is more than their share."""
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """Training or serving."""
+
+    name: str
+    """As the tables of leaks have it."""
+    jobs: str
+    where: str
+    """What selects its jobs."""
+    alike: str
+    """What selects those of them that are compared with one another."""
+    who: str
+    """What selects them where they are named one by one."""
+    voice: str
+    """Who speaks beside the counters: reported, engine."""
+
+
+TRAINING = Side(
+    name="training", jobs="training jobs", where='workload_class!="serving"', alike='workload_class="batch"',
+    who='workload_class!="serving"', voice="reported",
+)  # fmt: skip
+INFERENCE = Side(
+    name="inference", jobs="servers", where='workload_class="serving"', alike='workload_class="serving"',
+    who='workload_class="serving",workload_namespace=~"$namespace"', voice="engine",
+)  # fmt: skip
+
+
+class Loss(Struct, frozen=True, kw_only=True):
+    """One of the twelve, or a row of LEAKS that is none of them, as one side has it."""
+
+    key: str
+    """Two digits, by which tables tell it from others: the number of one of the twelve, or a later one."""
+    name: str
+    rows: tuple[str, ...]
+    team: str
+    fix: str
+    evidence: tuple[str, ...]
+    needs: str
+    watch: str
+    series: tuple[str, ...]
+    expected: Expected
+    runbook: str
+    of_twelve: bool = True
+
+    @property
+    def title(self) -> str:
+        """With its number, if it has one."""
+        return f"{int(self.key)} {self.name}" if self.of_twelve else self.name
+
+    @property
+    def leaks(self) -> str:
+        """What selects its rows."""
+        return f'leak=~"{"|".join(self.rows)}"' if len(self.rows) > 1 else f'leak="{self.rows[0]}"'
+
+    def example(self, side: Side) -> float:
+        """Hours that the example of 100 has of it."""
+        return sum(WATERFALLS[side.name].get(row, 0) for row in self.rows)
+
+
+def losses(side: Side) -> tuple[Loss, ...]:
+    """All that a side can lose, the twelve first."""
+    seeds = ((seed, getattr(seed, side.name)) for seed in TWELVE)
+    others = (_other(row, number, side) for number, row in enumerate(OTHERS, len(TWELVE) + 1))
+    return (*(_seed(seed, expected) for seed, expected in seeds if expected is not None), *others)
+
+
+def _seed(seed: Seed, expected: Expected) -> Loss:
+    return Loss(
+        key=f"{seed.number:02}", name=seed.name, rows=seed.rows, team=seed.team, fix=seed.fix, evidence=seed.evidence,
+        needs=seed.needs, watch=seed.watch, series=seed.series,
+        expected=expected, runbook=seed.runbook,
+    )  # fmt: skip
+
+
+def _other(row: Other, number: int, side: Side) -> Loss:
+    leak = _ROWS[row.row]
+    evidence = tuple(leak.evidence.split(" or "))
+    return Loss(
+        key=f"{number:02}", name=row.row, rows=(row.row,), team=leak.team, fix=leak.fix, evidence=evidence,
+        needs="; else ".join(_NEEDS[kind] for kind in evidence), watch=leak.watch,
+        series=_WATCHED.get(row.row, (f'{SHARE}{{leak="{row.row}"}}',)), expected=getattr(row, side.name),
+        runbook=row.runbook, of_twelve=False,
+    )  # fmt: skip
+
+
+def booked(loss: Loss) -> Iterator[Leak]:
+    """The rows of LEAKS that book it."""
+    return (_ROWS[row] for row in loss.rows)
+
+
+# -- what is asked --
+
+
+def paid(side: Side) -> str:
+    """All GPU time of its jobs."""
+    return total(LAYERS, side.where)
+
+
+def _seen(side: Side) -> str:
+    return total(LAYERS, side.where, 'layer!="unobserved"')
+
+
+def told(loss: Loss) -> bool:
+    """Whether only a report or an engine tells of it."""
+    return set(loss.evidence) <= set(_VOICES)
+
+
+def _voice(loss: Loss, side: Side) -> str:
+    """Who tells most of it: the side's own voice if that tells of it, or the only one that does; else counters."""
+    if side.voice in loss.evidence:
+        return side.voice
+    return loss.evidence[0] if told(loss) else ""
+
+
+def _speaker(loss: Loss, side: Side) -> str:
+    """GPU time of jobs for which that one speaks."""
+    voice = _voice(loss, side)
+    return total(_VOICES[voice], side.where) if voice else _seen(side)
+
+
+def share(loss: Loss, side: Side, whole: float = 100) -> str:
+    """Hours of 100 that its jobs held; 0 if somebody speaks and nothing was taken, nothing if nobody does."""
+    silent = _speaker(loss, side) if told(loss) else _seen(side)
+    return f"{whole:g} * ({total(SECONDS, side.where, loss.leaks)} or 0 * {silent}) / ({paid(side)} > 0)"
+
+
+def heard(loss: Loss, side: Side) -> str:
+    """The part of its jobs' GPU time for which the one speaks who tells most of the loss."""
+    return f"clamp_max(({_speaker(loss, side)} or 0 * {paid(side)}) / ({paid(side)} > 0), 1)"
+
+
+def price(loss: Loss, side: Side) -> str:
+    """Money a month, by currency."""
+    return a_month(COST, side.where, loss.leaks, by="currency")
+
+
+def fleet_price(loss: Loss) -> str:
+    """Money a month, by currency, whoever has the GPU, or nobody."""
+    return a_month(_FLEET_COST, loss.leaks, by="currency")
+
+
+def by_loss(these: Iterable[Loss], query: Callable[[Loss], str]) -> str:
+    """All their answers, told apart by the label `loss`."""
+    return " or ".join(f'label_replace({query(loss)}, "loss", "{loss.key}", "", "")' for loss in these)
+
+
+def by_job(loss: Loss, side: Side) -> str:
+    """Money an hour that each job loses to it now; 0 of a job that is seen and loses none."""
+    lost = f"sum by (cluster, job_id) ({at(SHARE, loss.leaks)})"
+    seen = lost if told(loss) else f"({lost} or on (cluster, job_id) 0 * {at(GPUS)})"
+    return f"{seen} * on (cluster, job_id) group_right () {at(PRICE)} and on (cluster, job_id) {at(INFO, side.who)}"
+
+
+def share_now(row: str, loss: Loss, side: Side) -> str:
+    """Hours of 100 of its jobs at each moment, of one of the loss's rows."""
+    whole = f"sum({at(LAYERS, side.where)})"
+    silent = f"sum({at(_VOICES[_voice(loss, side)], side.where)})" if told(loss) else whole
+    only = f'leak="{row}"'
+    taken = f"sum({at(SECONDS, side.where, only)})"
+    return f"100 * ({taken} or 0 * {silent}) / ({whole} > 0)"
+
+
+def shares_now(leaks: str, side: Side) -> str:
+    """The same of many rows, of those that take any."""
+    whole = f"(sum({at(LAYERS, side.where)}) > 0)"
+    return f"100 * sum by (leak) ({at(SECONDS, side.where, leaks)}) / on () group_left () {whole}"

@@ -1,0 +1,208 @@
+"""The parts a dashboard is made of, as values: what a panel shows and says, not how Grafana spells it.
+
+Owns the shapes. Refuses JSON (`drawing`), queries' text (`series`) and colours (`words`).
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class Query(Struct, frozen=True):
+    """What is asked of Prometheus."""
+
+    expr: str
+    legend: str = ""
+    """How a series is called, with {{labels}}; empty: the labels themselves."""
+    now: bool = False
+    """Asked for the end of the time range only; else for all of it. Tables, bars and figures ask so by themselves."""
+    hours: str = ""
+    """For all of this time whatever is chosen, such as 7d."""
+
+
+class Link(Struct, frozen=True):
+    """Where a click leads."""
+
+    title: str
+    url: str
+
+
+class Column(Struct, frozen=True, kw_only=True):
+    """One column of a table: a label, or the value of the query with that letter."""
+
+    of: str
+    """Name of the label; or "A", "B", ... for the value of a query, in their order."""
+    title: str
+    unit: str = ""
+    decimals: int | None = None
+    link: Link | None = None
+    width: int = 0
+    """Pixels; 0: what is left."""
+    words: Mapping[str, str] = {}
+    """Colours of its values where these are words."""
+    steps: tuple[tuple[float | None, str], ...] = ()
+    """Colours of its values from each figure on; the first figure is None."""
+    texts: Mapping[str, str] = {}
+    """What is written instead of a value."""
+    bar: str = ""
+    """Drawn as a bar of this colour within the cell, from 0 on."""
+    wrap: bool = False
+    """Long text goes on in further lines of its cell."""
+    empty: str = "-"
+    """What stands in a cell without a value."""
+
+
+class Figure(Struct, frozen=True):
+    """One number, or one for each series."""
+
+    steps: tuple[tuple[float | None, str], ...] = ()
+    named: bool = False
+    """Whether each series' name stands beside its number."""
+    curve: bool = False
+    """A small curve of the time shown behind it; it is then asked for all of it, and the last is the number."""
+
+
+class Lines(Struct, frozen=True):
+    """Curves over time."""
+
+    stacked: bool = False
+    colours: Mapping[str, str] = {}
+    """Of series, by their name."""
+    top: float | None = None
+    bottom: float | None = 0.0
+    band: tuple[float, float] | None = None
+    """Two levels drawn across: the range that is expected."""
+    table: bool = False
+    """Whether the legend is a table with mean and last."""
+    steps: bool = False
+    """A value holds until the next: states, counts."""
+    dashed: tuple[str, ...] = ()
+    """Names of series that are drawn dashed: what the others are compared with."""
+    axis: int = 0
+    """Pixels kept for the values at the left, so that panels one above another share their time axis; 0: as needed."""
+    legend: bool = True
+
+
+class Bars(Struct, frozen=True):
+    """One bar for each series, the longest first as asked."""
+
+    colours: Mapping[str, str] = {}
+    colour: str = ""
+    """Of all bars, where they have none by name."""
+    top: float | None = None
+
+
+class Table(Struct, frozen=True):
+    """Rows of what the queries have in common by their labels; columns in this order, all else is left out."""
+
+    columns: tuple[Column, ...]
+    sort: str = ""
+    """`of` of the column to sort by, from the largest; empty: as asked."""
+    rising: bool = False
+
+
+class Timeline(Struct, frozen=True):
+    """A stripe for each series, whose values are numbers of words: each word has its colour."""
+
+    words: tuple[str, ...]
+    """The word for 1, 2, ..."""
+    colours: Mapping[str, str]
+
+
+class Matrix(Struct, frozen=True):
+    """One value for each pair of two labels; the darker the cell, the more."""
+
+    row: str
+    column: str
+    names: Mapping[str, str] = {}
+    """Of the rows: what is written instead of the label's value."""
+    top: float | None = None
+
+
+class Note(Struct, frozen=True):
+    """Markdown."""
+
+    text: str
+
+
+Kind = Figure | Lines | Bars | Table | Timeline | Matrix | Note
+
+
+class Panel(Struct, frozen=True, kw_only=True):
+    """One panel. What it `shows`, what is `bad` and what to `do` are its description."""
+
+    title: str
+    kind: Kind
+    shows: str
+    bad: str
+    do: str
+    queries: tuple[Query, ...] = ()
+    unit: str = ""
+    """Grafana's; empty: that of the first series its first query names."""
+    decimals: int | None = None
+    width: int = 8
+    """Of 24."""
+    height: int = 8
+    """Of 38 pixels each."""
+    empty: str = "no data"
+    """What stands there while there is nothing, and why there may be: never a zero."""
+    fills: str = ""
+    """The simulated story in which it has data, where a fleet without that trouble has none."""
+    link: Link | None = None
+    repeat: str = ""
+    """Name of a variable: one such panel for each of its values."""
+    offset: str = ""
+    """Grafana's time shift, for a panel that shows the past."""
+    points: int = 0
+    """Moments asked for at most, for a panel that reads many series; 0: one a pixel."""
+    number: int = 0
+    """Its id, above 1000, where a link leads to it; 0: by its place."""
+
+
+class Row(Struct, frozen=True):
+    """Panels below a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    folded: bool = False
+
+
+class Variable(Struct, frozen=True, kw_only=True):
+    """What one chooses at the top. With a `query` its values are looked up; with `values` they are given."""
+
+    name: str
+    label: str
+    query: str = ""
+    values: tuple[str, ...] = ()
+    text: bool = False
+    """Typed in."""
+    many: bool = False
+    every: str = ""
+    """What All stands for, as a regular expression; empty: there is no All."""
+    each: bool = False
+    """There is an All, and it stands for the values that were found, one by one."""
+    hidden: bool = False
+    default: str = ""
+    says: str = ""
+
+
+class Board(Struct, frozen=True, kw_only=True):
+    """One dashboard. Its uid is `gpu-efficiency-` and its name; so is its file."""
+
+    name: str
+    title: str
+    says: str
+    """For whom it is and what it answers."""
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...] = ()
+    since: str = "now-24h"
+    refresh: str = "1m"
+
+    @property
+    def uid(self) -> str:
+        """What links lead to; never changes."""
+        return f"gpu-efficiency-{self.name}"
+
+    def panels(self) -> list[Panel]:
+        """All of them, in order."""
+        return [panel for row in self.rows for panel in row.panels]

@@ -1,0 +1,123 @@
+"""What dashboards have in common to the eye: the colour of each leak, layer and state, bands, and units.
+
+Owns every colour. Layers, states and judgements wear those of Okabe and Ito ("Color Universal Design", 2008), which
+people with any colour vision tell apart; leaks wear shades of their layer's. What is not known is grey, never the
+colour of what is good. Refuses queries.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+GOOD, EXPECTED, WATCH, BAD = "#009E73", "#56B4E9", "#E69F00", "#D55E00"
+UNKNOWN, QUIET = "#8C96A3", "#5F6772"
+"""Not known; and lines that are only there to compare with."""
+
+EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#D0D5DB")
+"""For what has a number and no meaning: the GPUs of a node."""
+
+LEAKS: Mapping[str, str] = MappingProxyType({
+    "unavailable": "#AF2C1F",
+    "idle_allocation": "#DE6F0E",
+    "oversized_allocation": "#FBAC16",
+    "hung": "#86319E",
+    "failure_recovery": "#CB75D9",
+    "startup": "#AD52B4",
+    "checkpoint": "#F0A1F6",
+    "data_stall": "#962E8A",
+    "kv_cache_wait": "#DB6BC0",
+    "batching": "#BB4999",
+    "host_overhead": "#FF9ED8",
+    "unattributed_stall": "#9F2A6C",
+    "exposed_communication": "#E3679F",
+    "prefill_decode_interference": "#C1487B",
+    "pipeline_bubble": "#0B7D9E",
+    "memory_bound": "#4AC6FA",
+    "low_parallelism": "#016085",
+    "other_compute": "#38A2DF",
+    "throttled": "#0978B7",
+    "rejected_speculation": "#78BEFD",
+    "kv_cache_pressure": "#0C599D",
+    "recomputation": "#609AE7",
+    "padding": "#4370BD",
+    "rework": "#95B6FD",
+    "useful": GOOD,
+    "unresolved": "#B9C0C8",
+    "unobserved": QUIET,
+})  # fmt: skip
+"""In the order of layers: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
+
+LAYERS: Mapping[str, str] = MappingProxyType({
+    "gau": BAD, "ectr": "#CC79A7", "emfu": EXPECTED, "useful": GOOD, "unresolved": "#B9C0C8", "unobserved": QUIET,
+})  # fmt: skip
+
+STATES: Mapping[str, str] = MappingProxyType({
+    "active": GOOD,
+    "stalled": "#CC79A7",
+    "hung": "#86319E",
+    "zombie": BAD,
+    "unowned": "#F0E442",
+    "unallocated": WATCH,
+    "unavailable": "#AF2C1F",
+    "unobserved": QUIET,
+})  # fmt: skip
+
+SEVERITIES: Mapping[str, str] = MappingProxyType({"page": BAD, "ticket": WATCH, "info": EXPECTED})
+
+PHASES: Mapping[str, str] = MappingProxyType({
+    "compute": GOOD, "communication": "#E3679F", "bubble": "#0B7D9E", "data": "#962E8A", "checkpoint": "#F0A1F6",
+    "startup": "#AD52B4", "restore": "#CB75D9", "evaluation": EXPECTED, "rework": "#95B6FD", "idle": WATCH,
+    "unreported": UNKNOWN,
+})  # fmt: skip
+
+LAYER_WORDS: Mapping[str, str] = MappingProxyType({
+    "gau": "lost: not allocated or not working (GAU)",
+    "ectr": "lost: allocated, not computing (ECTR)",
+    "emfu": "lost: computing, not useful FLOPs (eMFU)",
+    "useful": "useful",
+    "unresolved": "computing, worth unknown",
+    "unobserved": "not seen",
+})  # fmt: skip
+
+BANDS: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "gau": (0.65, 0.85), "ectr": (0.70, 0.90), "emfu": (0.30, 0.50), "product": (0.1365, 0.3825),
+})  # fmt: skip
+"""Where most fleets lie, after the documents this project started from; the product's are those of its three."""
+
+_ENDINGS = (
+    ("timestamp_seconds", "dateTimeAsIso"),
+    (":flops_per_byte", "none"),
+    ("flops_per_byte", "none"),
+    ("bytes_per_second", "Bps"),
+    (":per_gpu_second_rate5m", "none"),
+    (":grams_per_hour", "massg"),
+    ("_bytes", "bytes"),
+    (":bytes", "bytes"),
+    ("_watts", "watt"),
+    (":watts", "watt"),
+    ("_celsius", "celsius"),
+    ("_joules_total", "joule"),
+    ("_seconds:rate5m", "none"),
+    (":mean_seconds", "s"),
+    (":mean_seconds_1d", "s"),
+    ("_seconds", "s"),
+    (":seconds", "s"),
+    ("_seconds_total", "s"),
+    (":gpus_1d", "none"),
+    (":gpus", "none"),
+    ("_gpus", "none"),
+)
+_RATIOS = ("ratio", "share", "coverage", "median")
+_MONEY = ("cost", "price", "budget")
+
+
+def unit_of(name: str) -> str:
+    """Grafana's name for the unit of a series, from the series' own name; `short` where it is a plain number.
+
+    Money has no unit of Grafana's: its currency is a label, and is written beside the figure.
+    """
+    if any(word in name for word in _MONEY):
+        return "short"
+    last = name.rsplit(":", 1)[-1]
+    if any(word in last for word in _RATIOS) and "per_cost" not in name:
+        return "percentunit" if "flops_per_byte" not in name else "none"
+    return next((unit for ending, unit in _ENDINGS if name.endswith(ending)), "short")

@@ -1,0 +1,118 @@
+"""The Fleet board: the factors, where 100 GPU-hours went, money, and the worst, of stories with known books."""
+
+from collections.abc import Callable
+
+from tests.dashboards.expected.row import Expected
+from tests.dashboards.world import Played
+
+PRICE = 2.5
+MONTH = 730
+LOSSES = ("gau", "ectr", "emfu")
+ABOVE_BELOW = {
+    "gau": (("ectr", "emfu", "useful", "unresolved"), ("gau", "ectr", "emfu", "useful", "unresolved")),
+    "ectr": (("emfu", "useful", "unresolved"), ("ectr", "emfu", "useful", "unresolved")),
+    "emfu": (("useful",), ("emfu", "useful")),
+    "product": (("useful",), ("gau", "ectr", "emfu", "useful")),
+}
+"""Layers above and below the line of each ratio, after the accounting; the product's where nothing is unresolved."""
+
+
+def share(which: str, minutes: int) -> Callable[[Played], float]:
+    """One of the ratios out of the books."""
+
+    def worth(played: Played) -> float:
+        layers = played.layers(minutes)
+        above, below = (sum(layers.get(name, 0.0) for name in names) for names in ABOVE_BELOW[which])
+        return above / below
+
+    return worth
+
+
+def of_a_hundred(leak: str, minutes: int) -> Callable[[Played], float]:
+    """Hours of 100 paid."""
+
+    def worth(played: Played) -> float:
+        leaks = played.leaks(minutes)
+        return 100 * leaks[leak] / sum(leaks.values())
+
+    return worth
+
+
+def gpus(played: Played) -> int:
+    """Boards of the cluster."""
+    return sum(played.states().values())
+
+
+def in_state(state: str) -> Callable[[Played], float]:
+    """GPUs in a state at the end."""
+    return lambda played: played.states().get(state, 0)
+
+
+def lost(minutes: int) -> Callable[[Played], float]:
+    """Share of the money that is lost: every GPU costs the same."""
+
+    def worth(played: Played) -> float:
+        layers = played.layers(minutes)
+        return sum(layers.get(name, 0.0) for name in LOSSES) / sum(layers.values())
+
+    return worth
+
+
+def recoverable(played: Played) -> float:
+    """GPUs, of an hour, with the product at 0.85 x 0.9 x 0.5."""
+    layers = played.layers(60)
+    useful = layers["useful"] / 3600
+    return (sum(layers.values()) - layers.get("unobserved", 0.0)) / 3600 - useful / 0.3825
+
+
+# The scheduler has one node of eight more, which is down.
+ROWS = (
+    *(
+        Expected(panel=panel, scenario="carpenter_told", minutes=600, worth=share(which, 600))
+        for which, panel in {
+            "product": "What you got",
+            "gau": "GAU",
+            "ectr": "ECTR",
+            "emfu": "eMFU",
+        }.items()
+    ),
+    *(
+        Expected(
+            panel="Of 100 GPU-hours paid", scenario=story, minutes=minutes, where={"leak": leak},
+            worth=of_a_hundred(leak, minutes), within=0.04,
+        )
+        for story, minutes, leak in (
+            ("training_waterfall", 600, "useful"),
+            ("training_waterfall", 600, "memory_bound"),
+            ("training_waterfall", 600, "exposed_communication"),
+            ("inference_waterfall", 600, "kv_cache_pressure"),
+            ("inference_waterfall", 600, "idle_allocation"),
+        )
+    ),
+    Expected(
+        panel="What it costs, whose it is, what to do first", scenario="training_waterfall", minutes=600, letter="C",
+        where={"leak": "memory_bound"}, within=0.04,
+        worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * MONTH,
+    ),
+    Expected(
+        panel="Paid a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        worth=lambda played: gpus(played) * PRICE * MONTH,
+    ),
+    Expected(
+        panel="Lost a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
+    ),
+    Expected(
+        panel="A useful hour", scenario="fleet", minutes=60, where={"currency": "USD"},
+        worth=lambda played: PRICE * sum(played.leaks(60).values()) / played.leaks(60)["useful"],
+    ),
+    Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
+    Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
+    *(
+        Expected(
+            panel="In trouble now", scenario="fleet", letter=letter, within=0,
+            worth=in_state(state),
+        )
+        for letter, state in (("A", "hung"), ("B", "zombie"))
+    ),
+)  # fmt: skip

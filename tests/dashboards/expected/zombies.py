@@ -1,0 +1,136 @@
+"""The Zombies board: who hangs, since when, what it costs, who is the culprit, and the signs, of stories of trouble."""
+
+from collections.abc import Callable
+
+from exporter.core.model import SECOND, State
+from exporter.core.snapshot import JobView
+from tests.dashboards.expected.fleet import PRICE, in_state
+from tests.dashboards.expected.node import USD, gpu, reading, state
+from tests.dashboards.expected.row import Expected
+from tests.dashboards.world import Played
+
+STUCK = {"job_id": "41001"}
+TROUBLE = "Jobs that hang, and jobs that hold GPUs for nothing"
+PAGE = 3
+
+
+def job(played: Played, name: str) -> JobView:
+    """One job as it is at the end."""
+    return next(each for each in played.nodes[0].last.jobs if each.owner.job_id == name)
+
+
+def ago(moment: int | None, played: Played) -> float:
+    """Seconds before the end."""
+    assert moment is not None
+    return played.end - moment / SECOND
+
+
+def cost_of(name: str) -> Callable[[Played], float]:
+    """An hour of the GPUs in a state, at the end."""
+    return lambda played: in_state(name)(played) * PRICE
+
+
+def cost(leak: str, minutes: int) -> Callable[[Played], float]:
+    """Money that a leak took."""
+    return lambda played: played.leaks(minutes)[leak] / 3600 * PRICE
+
+
+def found(which: State) -> Callable[[Played], float]:
+    """Mean seconds from the first sign to the state."""
+
+    def worth(played: Played) -> float:
+        count, spent = next((n, ns) for name, n, ns in played.nodes[0].last.found if name is which)
+        return spent / SECOND / count
+
+    return worth
+
+
+def sign(name: str, index: str) -> Callable[[Played], float]:
+    """What a sign says of a GPU at the end."""
+    return lambda played: float(dict(gpu(played, index).hang_signs)[name])
+
+
+def confidence(played: Played) -> float:
+    """Of the signs of GPU 1."""
+    return gpu(played, "1").hang_confidence or 0.0
+
+
+ROWS = (
+    *(
+        Expected(panel="GPUs in trouble now", scenario=story, letter=letter, worth=in_state(name), within=0)
+        for story, letter, name in (
+            ("deadlock", "A", "hung"),
+            ("zombie_notebook", "C", "zombie"),
+            ("leaked_process", "E", "unowned"),
+            ("lost_gpu", "F", "unavailable"),
+        )
+    ),
+    Expected(panel="Cost an hour", scenario="deadlock", where=USD, worth=cost_of("hung")),
+    Expected(panel="Cost an hour", scenario="zombie_notebook", where=USD, worth=cost_of("zombie")),
+    Expected(
+        panel="Cost, time shown", scenario="training_waterfall", minutes=600, where=USD, worth=cost("hung", 600),
+        leak="hung", within=0.03,
+    ),
+    Expected(
+        panel="Cost, time shown", scenario="zombie_notebook", minutes=180, letter="B", where=USD,
+        worth=cost("idle_allocation", 180), leak="idle_allocation", within=0.04,
+    ),
+    Expected(
+        panel="Time to detect, to recover", scenario="deadlock", where={"state": "hung"}, worth=found(State.HUNG),
+        within=0.01,
+    ),
+    Expected(panel=TROUBLE, scenario="deadlock", where=STUCK | {"user": "ada"}, worth=in_state("hung"), within=0),
+    Expected(panel=TROUBLE, scenario="deadlock", letter="B", where=STUCK | USD, worth=cost_of("hung")),
+    Expected(
+        panel=TROUBLE, scenario="deadlock", letter="D", where=STUCK, within=0,
+        worth=lambda played: job(played, "41001").suspected,
+    ),
+    Expected(
+        panel=TROUBLE, scenario="deadlock", letter="H", where=STUCK,
+        worth=lambda played: ago(job(played, "41001").spin_since, played),
+    ),
+    Expected(
+        panel=TROUBLE, scenario="deadlock", letter="I", where=STUCK,
+        worth=lambda played: ago(job(played, "41001").worked_at, played),
+    ),
+    Expected(
+        panel="Firing alerts on jobs and GPUs", scenario="deadlock", where={"alertname": "JobDeadlocked"} | STUCK,
+        worth=lambda played: PAGE * (played.states()["hung"] > 0), within=0,
+    ),
+    Expected(
+        panel="Culprits of hangs", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
+        worth=lambda played: gpu(played, "0").reason == "culprit",
+    ),
+    *(
+        Expected(
+            panel="Leaked processes, and GPUs out of service", scenario=story, where={"state": name}, leak=leak,
+            worth=in_state(name), within=0,
+        )
+        for story, name, leak in (("lost_gpu", "unavailable", "unavailable"), ("leaked_process", "unowned", ""))
+    ),
+    Expected(panel="Money an hour", scenario="deadlock", minutes=30, worth=cost_of("hung"), leak="hung"),
+    Expected(
+        panel="Money an hour", scenario="lost_gpu", minutes=30, letter="C", worth=cost_of("unavailable"),
+        leak="unavailable",
+    ),
+    Expected(
+        panel="Signs of a hang", scenario="deadlock", letter="B", where={"gpu": "1"}, variables=STUCK,
+        worth=confidence,
+    ),
+    Expected(
+        panel="Signs of a hang", scenario="deadlock", letter="G", where={"gpu": "1"}, variables=STUCK, within=0,
+        worth=sign("nvlink_rest", "1"),
+    ),
+    Expected(
+        panel="State", scenario="deadlock", minutes=30, where={"gpu": "1"}, variables=STUCK, within=0,
+        worth=state("1"),
+    ),
+    Expected(
+        panel="Power draw against the limit", scenario="deadlock", minutes=30, where={"gpu": "1"}, variables=STUCK,
+        worth=reading("power_watts", "1"),
+    ),
+    Expected(
+        panel="Power draw against the limit", scenario="deadlock", minutes=30, letter="E", variables=STUCK,
+        worth=reading("enforced_power_limit_watts", "1"),
+    ),
+)  # fmt: skip

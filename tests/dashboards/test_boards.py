@@ -1,0 +1,378 @@
+"""The boards as they are written: their files, what they ask for, what they say, their colours and their links."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards import words
+from dashboards.build import FOLDER, boards, main
+from dashboards.parts import Bars, Board, Column, Lines, Note, Panel, Table, Timeline
+from exporter.core.leaks import LAYERS, LEAKS, NAMES
+from exporter.core.leaks.twelve import TWELVE
+from exporter.core.model import State
+from exporter.core.progress import LASTING
+from exporter.simulate import SCENARIOS, WATERFALLS
+from exporter.simulate import TWELVE as STORIES
+from tests.alerts.lint import Series, faults_of_query, known_to, rules
+from tests.alerts.promql import Selector, parse, walk
+
+BOARDS = {board.name: board for board in boards()}
+PANELS = [(board, panel) for board in BOARDS.values() for panel in board.panels()]
+KNOWN: Mapping[str, Series] = known_to(rules())
+OF_PANELS = pytest.mark.parametrize(("board", "panel"), PANELS, ids=lambda value: value.title)
+ASKING = pytest.mark.parametrize(
+    ("board", "panel"), [(b, p) for b, p in PANELS if not isinstance(p.kind, Note)], ids=lambda value: value.title
+)
+OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
+_BUILT_IN = re.compile(r"\$\{?__(?:range|rate_interval|interval)\}?")
+_CHOSEN = re.compile(r"\$\{?([a-z_]\w+)")
+PINNED = re.compile(r'job_id="\$job_id"|instance=~"\$(?:instance|job_instances)"')
+FEW = re.compile(r'state=~?"(?:hung|zombie|unowned|unavailable|unobserved)[a-z|]*"')
+"""A state that few GPUs of a fleet are in at a time."""
+
+
+def file_of(board: Board) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{board.uid}.json").read_text())
+    return found
+
+
+def as_promql(text: str) -> str:
+    """A query with a length of time for Grafana's own variables; the chosen ones stand in strings."""
+    return _BUILT_IN.sub("5m", text)
+
+
+def selectors(panel: Panel) -> Iterator[Selector]:
+    for query in panel.queries:
+        yield from (node for node in walk(parse(as_promql(query.expr))) if isinstance(node, Selector))
+
+
+def series_of(panel: Panel) -> set[str]:
+    return {selector.name for selector in selectors(panel)}
+
+
+# -- files --
+
+
+def test_there_are_eight_boards_and_their_files_are_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(BOARDS) == {
+        "fleet", "chargeback", "job", "node", "training", "inference", "zombies", "quality",
+    }  # fmt: skip
+    assert (main(["--check"]), capsys.readouterr().out) == (0, "")
+
+
+def test_a_file_that_drifts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dashboards.build.boards", lambda: [BOARDS["fleet"]])
+    monkeypatch.setattr("dashboards.build.FOLDER", tmp_path)
+    (tmp_path / "gpu-efficiency-old.json").write_text("{}")
+    assert main([]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu-efficiency-fleet.json"]
+    assert main(["--check"]) == 0
+    (tmp_path / "gpu-efficiency-fleet.json").write_text("{}")
+    (tmp_path / "gpu-efficiency-old.json").write_text("{}")
+    assert main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert "gpu-efficiency-fleet.json is not what its board says" in said
+    assert "gpu-efficiency-old.json" in said
+
+
+@OF_BOARDS
+def test_grafana_s_own_types_read_a_file_and_lose_nothing_of_it(board: Board) -> None:
+    there = file_of(board)
+    read = Dashboard.from_json(there)
+    assert json.loads(JSONEncoder(sort_keys=True).encode(read)) == there
+
+
+@OF_BOARDS
+def test_ids_are_unique_and_panels_do_not_overlap(board: Board) -> None:
+    top = file_of(board)["panels"]
+    every = [*top, *(inner for panel in top for inner in panel.get("panels", ()))]
+    assert len({panel["id"] for panel in every}) == len(every)
+    for row, cells in places(top):
+        assert not overlapping(cells), row
+
+
+def places(panels: list[dict[str, Any]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    yield "open", [cell for panel in panels for cell in cells_of(panel)]
+    for panel in panels:
+        yield panel["title"], [cell for inner in panel.get("panels", ()) for cell in cells_of(inner)]
+
+
+def cells_of(panel: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    spot = panel["gridPos"]
+    assert spot["x"] + spot["w"] <= 24
+    return ((x, y) for x in range(spot["x"], spot["x"] + spot["w"]) for y in range(spot["y"], spot["y"] + spot["h"]))
+
+
+def overlapping(cells: list[tuple[int, int]]) -> bool:
+    return len(cells) != len(set(cells))
+
+
+# -- what they ask for --
+
+
+@ASKING
+def test_what_a_panel_asks_for_exists_and_has_the_labels_it_selects_by(board: Board, panel: Panel) -> None:
+    assert panel.queries
+    for query in panel.queries:
+        assert faults_of_query(as_promql(query.expr), KNOWN) == [], query.expr
+    chosen = {name for query in panel.queries for name in _CHOSEN.findall(_BUILT_IN.sub("", query.expr))}
+    assert chosen - {"__range_s"} <= {variable.name for variable in board.variables}
+
+
+@ASKING
+def test_a_panel_keeps_to_the_chosen_clusters(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    for selector in selectors(panel):
+        matched = {matcher.label for matcher in selector.matchers}
+        assert "cluster" in matched, selector
+
+
+@ASKING
+def test_only_recorded_series_are_asked_for_across_the_fleet(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    """What is raw is of one node, of one job, of the cluster's own page, or of the few GPUs in trouble."""
+    for query in panel.queries:
+        for selector in (node for node in walk(parse(as_promql(query.expr))) if isinstance(node, Selector)):
+            text = ",".join(f'{m.label}{m.operator}"{m.value}"' for m in selector.matchers)
+            recorded = ":" in selector.name or selector.name in {"ALERTS", "up"}
+            assert recorded or "_cluster_" in selector.name or PINNED.search(text) or FEW.search(text), selector
+
+
+@OF_BOARDS
+def test_variables_ask_for_what_exists_and_for_what_was_chosen_before(board: Board) -> None:
+    before = {"datasource"}
+    for variable in board.variables:
+        asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable.query)
+        assert bool(asked) == bool(variable.query)
+        if asked:
+            (selector,) = walk(parse(asked[1]))
+            assert isinstance(selector, Selector)
+            assert faults_of_query(asked[1], KNOWN) == []
+            labels = KNOWN[selector.name].labels
+            assert labels is None or asked[2] in labels
+            assert set(_CHOSEN.findall(variable.query)) <= before
+        before.add(variable.name)
+
+
+# -- what they say --
+
+
+@OF_PANELS
+def test_a_panel_says_what_it_shows_what_is_bad_and_what_to_do(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    assert all(len(text) > 2 for text in (panel.title, panel.shows, panel.bad, panel.do, panel.empty))
+    assert panel.title[0].isupper() or panel.title[0].isdigit() or panel.title.startswith(("eMFU", "nvidia-smi"))
+    assert panel.shows.endswith(".")
+
+
+@OF_BOARDS
+def test_titles_are_unique_on_a_board(board: Board) -> None:
+    titles = [panel.title for panel in board.panels()]
+    assert sorted(titles) == sorted(set(titles))
+
+
+@OF_PANELS
+def test_what_fills_an_empty_panel_is_a_story(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    assert not panel.fills or panel.fills in {*SCENARIOS, *STORIES, *WATERFALLS}
+
+
+def links(panel: Panel) -> Iterator[str]:
+    columns = panel.kind.columns if isinstance(panel.kind, Table) else ()
+    yield from (link.url for link in (panel.link, *(column.link for column in columns)) if link)
+
+
+@OF_PANELS
+def test_links_lead_to_boards_and_their_variables_and_keep_time_and_choices(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    for url in links(panel):
+        found = re.fullmatch(r"/d/gpu-efficiency-(\w+)\?(.*)", url)
+        assert found
+        words_ = found[2].split("&")
+        assert {"${__url_time_range}", "${datasource:queryparam}", "${cluster:queryparam}"} <= set(words_)
+        set_ = {word.partition("=")[0].removeprefix("var-") for word in words_ if word.startswith("var-")}
+        assert set_ <= {variable.name for variable in BOARDS[found[1]].variables}
+
+
+@OF_PANELS
+def test_every_table_has_a_way_on(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    """A row that names a job, a node, a team or an account leads to its board."""
+    if isinstance(panel.kind, Table):
+        for column in panel.kind.columns:
+            if column.of in {"job_id", "node", "team", "account"}:
+                assert column.link or column.texts, f"{panel.title}: {column.title}"
+
+
+def columns(panel: Panel) -> tuple[Column, ...]:
+    return panel.kind.columns if isinstance(panel.kind, Table) else ()
+
+
+@ASKING
+def test_every_number_has_a_unit(board: Board, panel: Panel) -> None:
+    drawn = next(each for each in flat(file_of(board)) if each["title"] == panel.title)
+    assert drawn["fieldConfig"]["defaults"]["unit"]
+    for column in columns(panel):
+        assert (len(column.of) > 1 and column.of != "Value") or column.unit, f"{panel.title}: {column.title}"
+
+
+def flat(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in board["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+# -- every leak --
+
+
+def leak_boards() -> list[Panel]:
+    return [panel for name in ("training", "inference") for panel in BOARDS[name].panels()]
+
+
+@pytest.mark.parametrize("seed", TWELVE, ids=lambda seed: f"{seed.number}")
+def test_each_of_the_twelve_has_its_metric_to_watch_its_team_its_price_and_what_to_do(seed: Any) -> None:
+    texts = " ".join(
+        f"{panel.title} {panel.shows} {panel.bad} {panel.do} {panel.kind.text if isinstance(panel.kind, Note) else ''}"
+        for panel in leak_boards()
+    )
+    assert seed.fix in texts
+    assert seed.needs in texts
+    asked = {query.expr for panel in leak_boards() for query in panel.queries}
+    for wanted in seed.series:
+        name, _, where = wanted.partition("{")
+        assert any(name in expr and where.rstrip("}") in expr for expr in asked), wanted
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
+def test_each_row_of_the_ledger_has_its_share_its_price_and_its_fix_on_a_panel(leak: Any) -> None:
+    asked = {query.expr for panel in leak_boards() for query in panel.queries}
+    own = [expr for expr in asked if re.search(rf'leak=~?"[^"]*\b{leak.name}\b', expr)]
+    assert any("cost:per_hour" in expr for expr in own)
+    assert any("seconds:rate5m" in expr or "share:ratio" in expr for expr in own)
+
+
+# -- colours --
+
+
+def oklab(colour: str) -> tuple[float, float, float]:
+    """Lightness, green-red, blue-yellow (Ottosson, "A perceptual color space for image processing", 2020)."""
+    red, green, blue = linear(colour)
+    return lab(red, green, blue)
+
+
+def linear(colour: str) -> tuple[float, float, float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return red, green, blue
+
+
+def lab(red: float, green: float, blue: float) -> tuple[float, float, float]:
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * middle - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * middle + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * middle - 0.8086757660 * short,
+    )
+
+
+VISIONS = {
+    "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritan": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+"""What people without one kind of cone see of linear RGB (Machado, Oliveira, Fernandes 2009, severity 1)."""
+
+
+def seen(colour: str, vision: str) -> tuple[float, float, float]:
+    parts = linear(colour)
+    red, green, blue = (max(0.0, sum(a * b for a, b in zip(row, parts, strict=True))) for row in VISIONS[vision])
+    return lab(red, green, blue)
+
+
+def apart(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    return math.dist(one, other)
+
+
+def least(one: str, other: str) -> float:
+    """How far apart two colours look to whoever sees them least apart; black and white are 1 apart."""
+    return min(apart(oklab(one), oklab(other)), *(apart(seen(one, v), seen(other, v)) for v in VISIONS))
+
+
+def test_every_leak_state_layer_and_phase_has_a_colour() -> None:
+    assert set(words.LEAKS) == set(NAMES)
+    assert list(words.LAYERS) == list(LAYERS)
+    assert set(words.STATES) == {state.value for state in State}
+    assert set(LASTING) <= set(words.PHASES)
+    for colours in (words.LEAKS, words.LAYERS, words.STATES, words.PHASES):
+        assert len(set(colours.values())) == len(colours)
+        assert all(re.fullmatch(r"#[0-9A-F]{6}", colour) for colour in colours.values())
+
+
+@pytest.mark.parametrize(
+    "colours",
+    [words.LAYERS, words.STATES, dict(enumerate(words.EIGHT))],
+    ids=["layers", "states", "gpus"],
+)
+def test_layers_states_and_gpus_can_be_told_apart_with_any_colour_vision(colours: Mapping[Any, str]) -> None:
+    names = list(colours)
+    near = {
+        (a, b): round(least(colours[a], colours[b]), 3)
+        for n, a in enumerate(names) for b in names[n + 1 :] if least(colours[a], colours[b]) < 0.06
+    }  # fmt: skip
+    assert near == {}
+
+
+def test_neighbours_in_a_stack_of_leaks_can_be_told_apart_with_any_colour_vision() -> None:
+    near = {(a, b): round(least(words.LEAKS[a], words.LEAKS[b]), 3) for a, b in pairwise(words.LEAKS)}
+    assert {pair: value for pair, value in near.items() if value < 0.06} == {}
+
+
+def test_what_is_not_known_never_looks_good() -> None:
+    for colour in (words.UNKNOWN, words.QUIET, words.LAYERS["unresolved"], words.STATES["unobserved"]):
+        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+        assert max(red, green, blue) - min(red, green, blue) < 30, "a grey"
+        assert least(colour, words.GOOD) > 0.06
+
+
+@OF_PANELS
+def test_what_has_a_colour_of_its_own_wears_it_on_every_panel(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    wears = panel.kind.colours if isinstance(panel.kind, Lines | Bars | Timeline) else {}
+    fixed = {**words.LEAKS, **words.STATES}
+    assert {name: wears[name] for name in wears.keys() & fixed.keys()} == {
+        name: fixed[name] for name in wears.keys() & fixed.keys()
+    }
+    legends = {query.legend for query in panel.queries}
+    if isinstance(panel.kind, Lines | Bars) and "{{leak}}" in legends:
+        assert set(wears) >= set(NAMES)
+    if isinstance(panel.kind, Lines | Bars) and "{{state}}" in legends and "_requests" not in panel.queries[0].expr:
+        assert set(wears) >= set(words.STATES)
+
+
+# -- units --
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("cluster:gpu_efficiency_gau:ratio_rate5m", "percentunit"),
+        ("job:gpu_efficiency_latency:seconds", "s"),
+        ("cluster:gpu_efficiency_owned:gpus", "none"),
+        ("gpu_efficiency_power_watts", "watt"),
+        ("gpu_efficiency_job_tensor_parallel_lost_bytes_per_second", "Bps"),
+        ("job:gpu_efficiency_memory_used:bytes", "bytes"),
+        ("gpu_efficiency_state_since_timestamp_seconds", "dateTimeAsIso"),
+        ("cluster_leak:gpu_efficiency_cost:per_hour", "short"),
+        ("job:gpu_efficiency_arithmetic_intensity:flops_per_byte", "none"),
+        ("node:gpu_efficiency_paid_seconds:rate5m", "none"),
+        ("gpu_efficiency_last_xid", "short"),
+    ],
+)
+def test_a_unit_is_read_from_the_name(name: str, unit: str) -> None:
+    assert name in KNOWN
+    assert words.unit_of(name) == unit

@@ -1,0 +1,139 @@
+"""Every panel of every board, asked of a real Prometheus: without error, with data, and with the ledger's numbers."""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import httpx
+import pytest
+
+from dashboards.build import FOLDER, boards
+from dashboards.parts import Board, Note
+from exporter.core.leaks import LEAKS
+from tests.dashboards.expected.row import Expected
+from tests.dashboards.grafana import Answer, Panel, asker, opened
+from tests.dashboards.variables import Ask
+from tests.dashboards.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+BOARDS = {board.name: board for board in boards()}
+OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
+MAIN = "fleet"
+HOURS = 3
+TABLES: dict[str, tuple[Expected, ...]] = {
+    name: importlib.import_module(f"tests.dashboards.expected.{name}").ROWS for name in BOARDS
+}
+EXPECTED = [(board, row) for name, board in BOARDS.items() for row in TABLES[name]]
+
+
+@pytest.fixture(name="ask", scope="module")
+def _ask(world: World) -> Iterator[Ask]:
+    with httpx.Client(base_url=world.past.url, trust_env=False, timeout=120) as client:
+        yield asker(client)
+
+
+@cache
+def panels_of(name: str) -> tuple[dict[str, Any], ...]:
+    """Of a board's file, those of folded rows too."""
+    drawn = json.loads((FOLDER / f"{BOARDS[name].uid}.json").read_text())["panels"]
+    return tuple(each for panel in drawn for each in (panel, *panel.get("panels", ())) if each["type"] != "row")
+
+
+@cache
+def variables_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{BOARDS[name].uid}.json").read_text())["templating"]
+    return found
+
+
+def opens(
+    board: Board,
+    ask: Ask,
+    world: World,
+    *,
+    chosen: Mapping[str, Sequence[str]],
+    minutes: float = HOURS * 60,
+    only: str = "",
+) -> dict[str, Panel]:
+    """The board's panels by their titles, or the only one."""
+    wanted = [panel for panel in panels_of(board.name) if not only or panel["title"] == only]
+    drawn = {"templating": variables_of(board.name), "panels": wanted}
+    return {panel.title: panel for panel in opened(drawn, ask, world.last(minutes), chosen=chosen)}
+
+
+def views(board: Board, ask: Ask, world: World, cluster: str) -> list[dict[str, Panel]]:
+    """The board as it is opened on a cluster; one with a job to choose, once for each job there."""
+    ids = dict.fromkeys(job for node in world.clusters[cluster].nodes for job in node.moments[-1].jobs)
+    by_job = any(variable.name == "job_id" for variable in board.variables) and ids
+    chosen = [{"job_id": [job]} for job in ids] if by_job else [{}]
+    return [opens(board, ask, world, chosen={"cluster": [cluster], **each}) for each in chosen]
+
+
+def failures(panels: dict[str, Panel]) -> dict[str, str]:
+    return {
+        f"{title} {answer.ref}": f"{answer.error}: {answer.expr}"
+        for title, panel in panels.items() for answer in panel.answers if answer.error
+    }  # fmt: skip
+
+
+def filled(panel: Panel) -> bool:
+    return any(answer.series for answer in panel.answers)
+
+
+def asking(board: Board) -> list[str]:
+    return [panel.title for panel in board.panels() if not isinstance(panel.kind, Note)]
+
+
+@OF_BOARDS
+def test_every_panel_has_data_of_the_fleet_or_says_which_story_gives_it_some(
+    board: Board, ask: Ask, world: World
+) -> None:
+    found = views(board, ask, world, MAIN)
+    assert [failures(view) for view in found] == [{} for _ in found]
+    assert list(found[0]) == asking(board)
+    of_a_story = {panel.title for panel in board.panels() if panel.fills}
+    empty = {title for title in found[0] if not any(filled(view[title]) for view in found)}
+    assert empty - of_a_story == set()
+
+
+FILLED = [
+    (board, story) for board in BOARDS.values() for story in dict.fromkeys(p.fills for p in board.panels()) if story
+]
+
+
+@pytest.mark.parametrize(("board", "story"), FILLED, ids=lambda value: getattr(value, "name", value))
+def test_the_story_that_a_panel_names_fills_it(board: Board, story: str, ask: Ask, world: World) -> None:
+    found = views(board, ask, world, story)
+    wanted = {panel.title for panel in board.panels() if panel.fills == story}
+    assert {title for title in wanted if not any(filled(view[title]) for view in found)} == set()
+
+
+@OF_BOARDS
+@pytest.mark.parametrize("cluster", ["blind", "unpriced", "no such cluster"])
+def test_a_blind_fleet_and_one_without_prices_or_without_anything_break_nothing(
+    board: Board, cluster: str, ask: Ask, world: World
+) -> None:
+    assert failures(opens(board, ask, world, chosen={"cluster": [cluster]})) == {}
+
+
+@pytest.mark.parametrize(
+    ("board", "row"), EXPECTED, ids=lambda v: v.name if isinstance(v, Board) else f"{v.panel}-{v.scenario}"
+)
+def test_a_panel_says_what_the_ledger_says(board: Board, row: Expected, ask: Ask, world: World) -> None:
+    chosen = {"cluster": [row.scenario]} | {name: [value] for name, value in row.variables.items()}
+    panel = opens(board, ask, world, chosen=chosen, minutes=row.minutes, only=row.panel)[row.panel]
+    (answer,) = (each for each in panel.answers if each.ref == row.letter)
+    told = float(row.worth(world.clusters[row.scenario]))
+    assert value(answer, row) == pytest.approx(told, rel=row.within, abs=1e-9), answer.expr
+
+
+def value(answer: Answer, row: Expected) -> float:
+    found = [each for each in answer.series if row.where.items() <= each.labels.items()]
+    assert len(found) == 1, f"{len(found)} series with {row.where}: {answer}"
+    return found[0].points[-1][1]
+
+
+def test_there_are_three_expectations_a_board_and_one_for_every_leak() -> None:
+    assert {name: len(rows) for name, rows in TABLES.items() if len({row.panel for row in rows}) < 3} == {}
+    assert {leak.name for leak in LEAKS} - {row.leak for _, row in EXPECTED} == set()
