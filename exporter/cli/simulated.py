@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from exporter import __version__
 from exporter.agent import Agent, paced
 from exporter.cli.wiring import FAILED, at_least, configuration, configured, portrait, publish
-from exporter.clock import SystemClock
+from exporter.clock import Clock, SystemClock
 from exporter.config import ConfigError
 from exporter.core.exposition import render
 from exporter.core.leaks import NAMES
@@ -18,6 +20,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, layers, summed, take_snapshot
+from exporter.schedulers.rules import Rules
 from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, Simulation, simulate
 from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
@@ -25,15 +28,21 @@ from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 def demo(args: argparse.Namespace) -> int:
     """Serve a simulated node: hours of its story at once, then live."""
     config = configuration(args, loopback=True)
-    probe = _simulation("demo", seed=args.seed, board=args.board)
-    before, clock = probe.live_from - probe.start, SystemClock()
-    simulation = _simulation(
-        "demo", seed=args.seed, board=args.board, start=clock.now() - before, wall=clock.wall() - before
-    )
+    simulation = demonstrated(args, SystemClock())
+    story = _judged(simulation.observations, Rules(config.workload, config.exemptions))
     meta = portrait(config, source="simulation", simulated=True, host=simulation.host, node=simulation.host)
     agent = Agent(meta=meta, policy=config.policy, by_model=config.policies())
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
-    return publish(agent, config, lambda stop: _live(simulation.observations, simulation.live_from, stop))
+    return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop))
+
+
+def demonstrated(args: argparse.Namespace, clock: Clock) -> Simulation:
+    """The node that `demo` shows: its pre-roll ends now, and what follows has no end."""
+    told = {"seed": args.seed, "board": args.board, "node": args.node, "preroll_seconds": args.preroll}
+    probe = _simulation(args.scenario, **told)
+    before = probe.live_from - probe.start
+    start, wall = clock.now() - before, clock.wall() - before
+    return _simulation(args.scenario, **told, duration_seconds=math.inf, start=start, wall=wall)
 
 
 _STORIES = {**SCENARIOS, **TWELVE, **WATERFALLS}
@@ -44,6 +53,13 @@ def _simulation(scenario: str, **wanted: Any) -> Simulation:
         return simulate(scenario, stories=_STORIES, **wanted)
     except ValueError as err:
         raise ConfigError(str(err)) from err
+
+
+def _judged(observations: Iterable[Observation], rules: Rules) -> Iterator[Observation]:
+    """Owners have the team and the limits that the operator's rules give them, as a scheduler's do."""
+    for seen in observations:
+        held = tuple(replace(one, owner=rules.judge(one.owner)) for one in seen.allocations or ())
+        yield replace(seen, allocations=held) if held else seen
 
 
 def _live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:
@@ -146,8 +162,16 @@ def _sentence(parts: Iterable[int]) -> str:
 def demo_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `demo`."""
     configured(command)
+    command.add_argument("scenario", nargs="?", default="demo", help="`gpu-efficiency simulate` lists them")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--board", default="H100-SXM5-80GB")
+    command.add_argument("--node", type=int, default=0, help=_WHICH_NODE)
+    command.add_argument(
+        "--preroll", type=at_least(0), metavar="S", help="how much of it is over at the start; default: the scenario's"
+    )
+
+
+_WHICH_NODE = "which node of a fleet; each has GPUs and jobs of its own"
 
 
 def simulate_arguments(command: argparse.ArgumentParser) -> None:
@@ -158,7 +182,7 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--board", default="H100-SXM5-80GB")
     command.add_argument("--gpus", type=int, default=8)
-    command.add_argument("--node", type=int, default=0, help="which node of a fleet; each has GPUs of its own")
+    command.add_argument("--node", type=int, default=0, help=_WHICH_NODE)
     command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
     command.add_argument("--duration", type=float, metavar="S")
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
