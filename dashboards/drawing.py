@@ -1,8 +1,8 @@
 """A board -> the JSON that Grafana reads, through Grafana's own typed builders (the Foundation SDK).
 
 Owns layout, variables and what every panel has; with `kinds` and `tables` everything that is spelled as Grafana wants
-it: no other module knows it. The types of the SDK are what keeps the JSON right (mypy --strict), and its version is that of the oldest Grafana
-that is meant: later ones migrate. Refuses to know queries' meaning.
+it: no other module knows it. The types of the SDK are what keeps the JSON right (mypy --strict), and its version is
+that of the oldest Grafana that is meant: later ones migrate. Refuses to know queries' meaning.
 """
 
 from collections.abc import Iterator
