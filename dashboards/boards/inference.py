@@ -28,7 +28,7 @@ _A_MILLION = (
 def _figure(title: str, shows: str, bad: str, do: str, *, query: Query, unit: str, decimals: int = 1) -> Panel:
     return Panel(
         title=title, kind=Figure(steps=((None, words.EXPECTED),), named="{{currency}}" in query.legend), shows=shows,
-        bad=bad, do=do, queries=(query,), unit=unit, decimals=decimals, width=3, height=4, empty=_SILENT,
+        bad=bad, do=do, queries=(query,), unit=unit, decimals=decimals, width=3, height=4, empty="no engine",
     )  # fmt: skip
 
 
