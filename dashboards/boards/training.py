@@ -83,7 +83,7 @@ _FIRST = Row(
             decimals=1,
             width=3,
             height=4,
-            empty=_SILENT,
+            empty="no report",
         ),
         Panel(
             title="Reports",
