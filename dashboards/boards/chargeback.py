@@ -332,7 +332,6 @@ _OVER_TIME = Row(
 
 # -- what they lose --
 
-_LEAK_TOTAL = total(_LEAK_TIME, *OWNED)
 _WORST = f"topk(15, {at(_JOB_LOST)} and on (cluster, job_id) {at('job:gpu_efficiency_info', *OWNED)})"
 _LEAKS = Row(
     "What the chosen owners lose",
@@ -367,7 +366,7 @@ _LEAKS = Row(
             queries=(
                 Query(
                     f"label_replace({total(_LEAK_TIME, *OWNED, _LOSSES, by='leak')}"
-                    f' / on () group_left () ({_LEAK_TOTAL} > 0), "fix", "$1", "leak", "(.*)")'
+                    f' / on () group_left () ({total(_TIME, *OWNED)} > 0), "fix", "$1", "leak", "(.*)")'
                 ),
                 Query(hours(_LEAK_COST, *OWNED, _LOSSES, by="leak, currency")),
             ),
