@@ -115,6 +115,12 @@ _SECTIONS = {
         "every fifteen seconds, so that a page comes within six minutes; it and the rates by job are next to be made "
         "cheaper. Texts of the alerts that fire (ten nodes of each kind of trouble) are in the figure.",
     ),
+    "dashboards": _Section(
+        "Dashboards",
+        "Every panel of every dashboard, opened as Grafana opens it, on a real Prometheus with two cores: raw series "
+        "of 1,250 nodes of eight GPUs and of their jobs for the last hour, all recorded ones for a week and a day. "
+        "How they were made, every panel by name, and what follows for larger fleets: [scale](scale.md).",
+    ),
     "growth": _Section(
         "Whether memory grows",
         f"Resident memory (VmRSS), sampled at the start and {SAMPLES} times on the way. The core is told one simulated "

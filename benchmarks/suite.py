@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.accounting import readings, replay, text
 from benchmarks.daemons import serve
+from benchmarks.dashboards import dashboards
 from benchmarks.detection_table import detection
 from benchmarks.figures import Row
 from benchmarks.growth import growth
@@ -40,6 +41,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "schedulers": schedulers,
     "sampling": sampling,
     "rules": rules,
+    "dashboards": dashboards,
     "reporter": reporter,
     "reports": reports,
     "growth": growth,
@@ -49,6 +51,7 @@ QUICK: dict[str, Callable[[], list[Row]]] = {
     "tick": partial(tick, quick=True),
     "sampling": partial(sampling, quick=True),
     "rules": partial(rules, quick=True),
+    "dashboards": partial(dashboards, quick=True),
     "reporter": partial(reporter, quick=True),
     "reports": partial(reports, quick=True),
     "growth": partial(growth, quick=True),
