@@ -19,6 +19,7 @@ from benchmarks.dashboards_panels import LIMIT_MS, RUNS, Timed, timed
 from benchmarks.dashboards_server import Filled, filled
 from benchmarks.figures import Row, row
 from benchmarks.machine import machine, state_of_code
+from benchmarks.report import table
 
 _GROUP = "dashboards"
 _BOARD_TITLES = (
@@ -108,9 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(args.serve, size)
     where, when = machine(), state_of_code()
     with TemporaryDirectory() as folder, filled(Path(folder), size) as server:
+        before = memory(server.pid)
         found = timed(server.past.url, server.end, pid=server.pid, only=args.boards)
-        load = os.getloadavg()[0]
-    print(f"{where}; {when}; load average {load:.1f} after it\n\n{markdown(found)}")
+        held, load = sizes(server, before, memory(server.pid)), os.getloadavg()[0]
+    print(f"{where}; {when}; load average {load:.1f} after it\n\n{table(held)}\n\n{markdown(found)}")
     return int(any(panel.median > LIMIT_MS or panel.errors for panel in found))
 
 
