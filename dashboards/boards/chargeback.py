@@ -30,7 +30,7 @@ _UNHELD_COST = "cluster_leak:gpu_efficiency_cost_unheld:per_hour"
 _SILENT_COST = "cluster:gpu_efficiency_cost_silent:per_hour"
 _OWNED_GPUS, _HEARD = "cluster:gpu_efficiency_owned:gpus", "cluster:gpu_efficiency_heard:gpus"
 _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
-_LOSSES = 'layer=~"gau|ectr|emfu"'
+_LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
 _WEEK_AGO = "$__range offset 7d"
 _TRIPLE = "team, account, workload_namespace"
 _LOW, _HIGH = words.BANDS["product"]
@@ -62,10 +62,14 @@ def _or_none(label: str, expr: str) -> str:
 
 
 def _money(which: str, by: str, level: str = "owner") -> str:
-    """Paid, lost or idle over the time shown; 0 for who lost nothing of the kind, as long as a job of theirs runs."""
+    """Paid, lost or idle over the time shown; 0 for who lost nothing of the kind and has a job that is seen."""
     own = hours(f"{level}:gpu_efficiency_cost_{which}:per_hour", *OWNED, by=by)
+    if which == "paid":
+        return own
+    who = ", ".join(label for label in by.split(", ") if label != "currency")
     now = total(f"{level}:gpu_efficiency_cost_paid:per_hour", *OWNED, by=by, time="")
-    return own if which == "paid" else f"{own} or 0 * {now}"
+    seen = total(f"{level}_layer:gpu_efficiency_seconds:rate5m", *OWNED, _SEEN, by=who, time="")
+    return f"{own} or 0 * ({now} and on ({who}) {seen} > 0)"
 
 
 def _sum_of(which: str, title: str, colour: str, *, shows: str, bad: str, do: str) -> Panel:
@@ -159,7 +163,7 @@ _BILL = Row(
             decimals=1,
             width=4,
             height=4,
-            empty="no GPU seen yet",
+            empty="no GPU is seen",
         ),
         Panel(
             title="Where these GPU-hours went",
@@ -466,7 +470,7 @@ _NOT_BILLED = Row(
             ),
             width=13,
             height=9,
-            empty="no GPU seen yet",
+            empty="no GPU is seen",
         ),
         Panel(
             title="GPUs billed to nobody",
@@ -494,7 +498,7 @@ _NOT_BILLED = Row(
             unit="none",
             width=7,
             height=9,
-            empty="no GPU seen yet",
+            empty="no GPU is seen",
         ),
         Panel(
             title="Used by no job",
@@ -504,12 +508,15 @@ _NOT_BILLED = Row(
             bad="any that lasts",
             do="the alert GPUUnownedProcess names node and process; end it",
             queries=(
-                Query(f"{total('cluster:gpu_efficiency_unowned:gpus', time='')} or 0 * {total(_OWNED_GPUS, time='')}"),
+                Query(
+                    f"{total('cluster:gpu_efficiency_unowned:gpus', time='')}"
+                    f" or 0 * ({total(part('cluster', 'observed'), time='')} > 0)"
+                ),
             ),
             decimals=0,
             width=4,
             height=9,
-            empty="no GPU seen yet",
+            empty="no GPU is seen",
         ),
     ),
 )
