@@ -84,27 +84,9 @@ def _datasource() -> dashboard.DatasourceVariable:
 
 
 def _variable(given: Variable) -> Any:
-    if given.text:
-        made: Any = dashboard.TextBoxVariable(given.name).default_value(given.default)
-    elif given.values:
-        made = (
-            dashboard.CustomVariable(given.name)
-            .values(model_string(",".join(given.values)))
-            .current(_option(given.default))
-        )
-    else:
-        made = _looked_up(given)
+    made: Any = dashboard.TextBoxVariable(given.name).default_value("") if given.text else _looked_up(given)
     made = made.label(given.label).description(given.says)
     return made.hide(model.VariableHide.HIDE_VARIABLE) if given.hidden else made
-
-
-def model_string(words_: str) -> str:
-    """A union of string and object in the SDK: here always the string."""
-    return words_
-
-
-def _option(value: str) -> model.VariableOption:
-    return model.VariableOption(text=value, value=value, selected=True)
 
 
 def _looked_up(given: Variable) -> dashboard.QueryVariable:
@@ -158,10 +140,6 @@ def _panel(panel: Panel) -> Built:
     built = _kind(panel)
     if panel.link:
         built = built.data_links([_link(panel.link)])
-    if panel.repeat:
-        built = built.repeat(panel.repeat).repeat_direction("h").max_per_row(4)
-    if panel.offset:
-        built = built.time_shift(panel.offset)
     if panel.points:
         built = built.max_data_points(panel.points)
     if isinstance(panel.kind, Note):
@@ -199,10 +177,10 @@ def _kind(panel: Panel) -> Built:
 
 
 def _targets(panel: Panel) -> list[Any]:
-    moment = isinstance(panel.kind, Bars | Table | Matrix) or (isinstance(panel.kind, Figure) and not panel.kind.curve)
+    moment = isinstance(panel.kind, Bars | Table | Matrix | Figure)
     as_table = isinstance(panel.kind, Table | Matrix)
     return [
-        _target(query, letter, moment=moment or query.now, as_table=as_table)
+        _target(query, letter, moment=moment, as_table=as_table)
         for query, letter in zip(panel.queries, ascii_uppercase, strict=False)
     ]
 

@@ -14,10 +14,6 @@ class Query(Struct, frozen=True):
     expr: str
     legend: str = ""
     """How a series is called, with {{labels}}; empty: the labels themselves."""
-    now: bool = False
-    """Asked for the end of the time range only; else for all of it. Tables, bars and figures ask so by themselves."""
-    hours: str = ""
-    """For all of this time whatever is chosen, such as 7d."""
 
 
 class Link(Struct, frozen=True):
@@ -58,8 +54,6 @@ class Figure(Struct, frozen=True):
     steps: tuple[tuple[float | None, str], ...] = ()
     named: bool = False
     """Whether each series' name stands beside its number."""
-    curve: bool = False
-    """A small curve of the time shown behind it; it is then asked for all of it, and the last is the number."""
 
 
 class Lines(Struct, frozen=True):
@@ -87,8 +81,6 @@ class Bars(Struct, frozen=True):
     """One bar for each series, the longest first as asked."""
 
     colours: Mapping[str, str] = {}
-    colour: str = ""
-    """Of all bars, where they have none by name."""
     top: float | None = None
 
 
@@ -149,10 +141,6 @@ class Panel(Struct, frozen=True, kw_only=True):
     fills: str = ""
     """The simulated story in which it has data, where a fleet without that trouble has none."""
     link: Link | None = None
-    repeat: str = ""
-    """Name of a variable: one such panel for each of its values."""
-    offset: str = ""
-    """Grafana's time shift, for a panel that shows the past."""
     points: int = 0
     """Moments asked for at most, for a panel that reads many series; 0: one a pixel."""
     number: int = 0
@@ -168,12 +156,11 @@ class Row(Struct, frozen=True):
 
 
 class Variable(Struct, frozen=True, kw_only=True):
-    """What one chooses at the top. With a `query` its values are looked up; with `values` they are given."""
+    """What one chooses at the top: what its `query` finds, or what is typed in."""
 
     name: str
     label: str
     query: str = ""
-    values: tuple[str, ...] = ()
     text: bool = False
     """Typed in."""
     many: bool = False
@@ -182,7 +169,6 @@ class Variable(Struct, frozen=True, kw_only=True):
     each: bool = False
     """There is an All, and it stands for the values that were found, one by one."""
     hidden: bool = False
-    default: str = ""
     says: str = ""
 
 

@@ -71,7 +71,8 @@ def over(name: str, *where: str, time: str = "$__range") -> str:
 
 def total(name: str, *where: str, by: str = "", time: str = "$__range") -> str:
     """The same, summed over all series, or by those labels."""
-    return f"sum{f' by ({by}) ' if by else ' '}({over(name, *where, time=time)})".replace("sum (", "sum(")
+    grouped = f"sum by ({by}) " if by else "sum"
+    return f"{grouped}({over(name, *where, time=time)})"
 
 
 def hours(name: str, *where: str, by: str = "", time: str = "$__range") -> str:
@@ -128,12 +129,9 @@ def of_layers(level: str, which: str, *where: str, by: str = "", time: str = "$_
     return f"({over_it} or 0 * {nothing or under}) / ({under} > 0)"
 
 
-def mean_price(level: str = "cluster") -> str:
-    """Money for an hour of a GPU, on average over the time shown, by currency."""
-    return (
-        f"sum by (currency) ({over(f'{level}:gpu_efficiency_cost_paid:per_hour')})"
-        f" / on () group_left () ({total(part(level, 'paid'))} > 0)"
-    )
+def in_words(label: str, expr: str) -> str:
+    """The leak's name once more under another label: its cell says in words what belongs to the name."""
+    return f'label_replace({expr}, "{label}", "$1", "leak", "(.*)")'
 
 
 # -- what is chosen at the top --

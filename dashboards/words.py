@@ -8,6 +8,8 @@ colour of what is good. Refuses queries.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from exporter.core.leaks import LEAKS as ROWS
+
 GOOD, EXPECTED, WATCH, BAD = "#009E73", "#56B4E9", "#E69F00", "#D55E00"
 UNKNOWN, QUIET = "#8C96A3", "#5F6772"
 """Not known; and lines that are only there to compare with."""
@@ -68,6 +70,10 @@ PHASES: Mapping[str, str] = MappingProxyType({
     "startup": "#AD52B4", "restore": "#CB75D9", "evaluation": EXPECTED, "rework": "#95B6FD", "idle": WATCH,
     "unreported": UNKNOWN,
 })  # fmt: skip
+
+TEAMS: Mapping[str, str] = MappingProxyType({row.name: row.team for row in ROWS})
+FIXES: Mapping[str, str] = MappingProxyType({row.name: row.fix for row in ROWS})
+"""Who usually acts on a leak, and what to do first."""
 
 LAYER_WORDS: Mapping[str, str] = MappingProxyType({
     "gau": "lost: not allocated or not working (GAU)",

@@ -16,7 +16,6 @@ from dashboards.series import (
     to,
     total,
 )
-from exporter.core.leaks import LEAKS
 
 OWNED = ('team=~"$team"', 'account=~"$account"', 'workload_namespace=~"$namespace"')
 """Of the chosen owners; a job without a team, an account or a namespace is among those of All."""
@@ -35,7 +34,6 @@ _WEEK_AGO = "$__range offset 7d"
 _TRIPLE = "team, account, workload_namespace"
 _LOW, _HIGH = words.BANDS["product"]
 _USEFUL = ((None, words.BAD), (_LOW, words.EXPECTED), (_HIGH, words.GOOD))
-_FIXES = {leak.name: leak.fix for leak in LEAKS}
 _NOTHING_HELD = "nothing was held"
 _NO_PRICE = "no job ran"
 _SAMPLED = "Money is that of the jobs that run, looked at every four minutes."
@@ -360,7 +358,7 @@ _LEAKS = Row(
                     Column(of="A", title="Of their time", unit="percentunit", decimals=1, width=105),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=85),
-                    Column(of="fix", title="Do first", texts=_FIXES, wrap=True),
+                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
                 ),
                 sort="B",
             ),

@@ -9,6 +9,7 @@ from dashboards.series import (
     TO_JOB,
     TO_NODE,
     at,
+    in_words,
     of_layers,
     over,
     part,
@@ -17,7 +18,6 @@ from dashboards.series import (
     to,
     total,
 )
-from exporter.core.leaks import LEAKS
 
 _TARGET = words.BANDS["product"][1]
 _SAMPLES = f"scalar(max(count_over_time({at(part('cluster', 'paid'))}[$__range])))"
@@ -29,8 +29,6 @@ _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _WEEK_AGO = "$__range offset 7d"
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
-_TEAMS = {leak.name: leak.team for leak in LEAKS}
-_FIXES = {leak.name: leak.fix for leak in LEAKS}
 _NO_SCRAPE = "nothing seen yet"
 
 
@@ -240,11 +238,6 @@ def _share(*where: str) -> str:
     )
 
 
-def _named(label: str, expr: str) -> str:
-    """The leak's name once more under another label: its cell says in words what belongs to the name."""
-    return f'label_replace({expr}, "{label}", "$1", "leak", "(.*)")'
-
-
 _WATERFALL = Row(
     "Where 100 GPU-hours went",
     (
@@ -272,8 +265,8 @@ _WATERFALL = Row(
                     Column(of="B", title="Cost of these", unit="short", decimals=2, width=100),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
                     Column(of="currency", title="In", width=85),
-                    Column(of="team", title="Team", texts=_TEAMS, width=90),
-                    Column(of="fix", title="Do first", texts=_FIXES, wrap=True),
+                    Column(of="team", title="Team", texts=words.TEAMS, width=90),
+                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
                 ),
                 sort="C",
             ),
@@ -282,7 +275,7 @@ _WATERFALL = Row(
             bad="the first row",
             do="give the first row to its team; its metric to watch is on the board Training leaks or Inference leaks",
             queries=(
-                Query(_named("fix", _named("team", _share(_LOSSES)))),
+                Query(in_words("fix", in_words("team", _share(_LOSSES)))),
                 Query(
                     f"100 * sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)})"
                     f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"

@@ -19,19 +19,17 @@ from dashboards.series import (
     TO_NODE,
     at,
     hours,
+    in_words,
     product,
     ratio,
     to,
 )
-from exporter.core.leaks import LEAKS
 
 _NONE = "no such job in this time"
 _UNKNOWN = "not known"
 _MUTE = "the job does not report"
 _NO_ENGINE = "no serving engine found"
 _NOT_NOW = "it holds no GPU now"
-_TEAMS = {leak.name: leak.team for leak in LEAKS}
-_FIXES = {leak.name: leak.fix for leak in LEAKS}
 _TO_TEAM = to("chargeback", "The team's board", team=CLICKED)
 _TO_ACCOUNT = to("chargeback", "The account's board", account=CLICKED)
 _TO_TRAINING = to("training", "Training leaks")
@@ -371,11 +369,6 @@ _RECEIPT = Row(
 )  # fmt: skip
 
 
-def _named(label: str, expr: str) -> str:
-    """The leak's name once more under another label: its cell says in words what belongs to the name."""
-    return f'label_replace({expr}, "{label}", "$1", "leak", "(.*)")'
-
-
 _BY_LEAK, _USEFUL = "cluster, leak", 'leak="useful"'
 _LOST = f"{_hours(_LOSSES, by=_BY_LEAK)} > 0"
 _BARS = f"sort_desc({_hours(by=_BY_LEAK)} > 0 or {_hours(_USEFUL, by=_BY_LEAK)})"
@@ -407,8 +400,8 @@ _LEAKS = Row(
                     Column(of="A", title="Hours", unit="none", decimals=2, width=75),
                     Column(of="B", title="Share", unit="percentunit", decimals=1, width=65),
                     Column(of="C", title="Cost", unit="short", decimals=2, width=70),
-                    Column(of="who", title="Who", texts=_TEAMS, width=75),
-                    Column(of="fix", title="Do first", texts=_FIXES, wrap=True),
+                    Column(of="who", title="Who", texts=words.TEAMS, width=75),
+                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
                 ),
                 sort="A",
             ),
@@ -417,7 +410,7 @@ _LEAKS = Row(
             bad="the first row",
             do="do what it says; then compare two runs with `gpu-efficiency report --compare`",
             queries=(
-                Query(_named("fix", _named("who", _LOST))),
+                Query(in_words("fix", in_words("who", _LOST))),
                 Query(f"({_LOST}) / on (cluster) group_left () {_hours()}"),
                 Query(_money(f"({_LOST})")),
             ),

@@ -21,14 +21,12 @@ from dashboards.series import (
     total,
 )
 from exporter.core.catalog import REASONS
-from exporter.core.leaks import LEAKS
 
 _CHOSEN_GPUS = 'gpu=~"$gpu"'
 _NOT_HEARD = "not heard"
 _NOT_SEEN = "nothing seen"
 _UNHEALTHY = "the board does not say"
 _STATES = tuple(words.STATES)
-_FIXES = {leak.name: leak.fix for leak in LEAKS}
 _LOST = 'layer=~"gau|ectr|emfu"'
 _OBSERVED, _OCCUPIED = 'layer!="unobserved"', 'layer!~"unobserved|gau"'
 _COMPUTING, _RESOLVED, _USEFUL = 'layer!~"unobserved|gau|ectr"', 'layer=~"emfu|useful"', 'layer="useful"'
@@ -333,7 +331,7 @@ _WATERFALL = Row(
                     Column(of="A", title="GPU-hours", unit="none", decimals=2, width=110),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=90),
-                    Column(of="fix", title="Do first", texts=_FIXES, wrap=True),
+                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
                 ),
                 sort="A",
             ),
