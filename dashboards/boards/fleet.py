@@ -5,9 +5,9 @@ from dashboards.parts import Bars, Board, Column, Figure, Lines, Matrix, Panel, 
 from dashboards.series import (
     CLICKED,
     CLUSTER,
-    HOURS_A_MONTH,
     TO_JOB,
     TO_NODE,
+    a_month,
     at,
     in_words,
     of_layers,
@@ -20,8 +20,6 @@ from dashboards.series import (
 )
 
 _TARGET = words.BANDS["product"][1]
-_SAMPLES = f"scalar(max(count_over_time({at(part('cluster', 'paid'))}[$__range])))"
-"""How many samples the time shown has: what money an hour is averaged over, where a leak took nothing at times."""
 _SEEN = f"(sum({at(part('cluster', 'observed'))}) > 0)"
 """GPUs that are seen now: who sees none of them cannot say that none is in trouble."""
 _PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
@@ -132,9 +130,7 @@ _ANSWER = Row(
             " Without a price table it is GPU-hours.",
             bad="nothing by itself",
             do="configure prices where it says GPU-hours",
-            queries=(
-                Query(f"sum by (currency) ({over(_PAID)}) / {_SAMPLES} * {HOURS_A_MONTH}", legend="{{currency}}"),
-            ),
+            queries=(Query(a_month(_PAID, by="currency"), legend="{{currency}}"),),
             width=4,
             height=4,
             empty="no price seen",
@@ -147,7 +143,7 @@ _ANSWER = Row(
             do="begin with the first row of the table below",
             queries=(
                 Query(
-                    f"sum by (currency) ({over(_LEAK_COST, _LOSSES)}) / {_SAMPLES} * {HOURS_A_MONTH}",
+                    a_month(_LEAK_COST, _LOSSES, by="currency"),
                     legend="{{currency}}",
                 ),
             ),
@@ -280,7 +276,7 @@ _WATERFALL = Row(
                     f"100 * sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)})"
                     f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"
                 ),
-                Query(f"sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)}) / {_SAMPLES} * {HOURS_A_MONTH}"),
+                Query(a_month(_LEAK_COST, _LOSSES, by="leak, currency")),
             ),
             width=17,
             height=16,
