@@ -65,7 +65,7 @@ skips: .venv/.installed
 
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
-	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd
+	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
@@ -92,9 +92,10 @@ goldens: .venv/.installed ## accept a meant change of what /metrics says of the 
 	$(BIN)/python -m tests.scenarios.write_goldens
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
-	$(PIP_COMPILE) --extra dev --extra kubernetes --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra dev --extra kubernetes --extra image --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --extra kubernetes --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
-	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock || \
+	$(PIP_COMPILE) --extra image --constraint requirements.lock --output-file requirements-image.lock pyproject.toml
+	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock requirements-image.lock || \
 	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }
 
 clean: ## remove all that the other targets made

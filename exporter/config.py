@@ -37,6 +37,21 @@ class Web(Struct, frozen=True, forbid_unknown_fields=True):
 
     listen_address: str = f":{DEFAULT_PORT}"
     """host:port; an empty host is every address."""
+    page_address: str = ""
+    """host:port where alone the page and the JSON API are then served; empty: at listen_address."""
+    open_page: bool = False
+    """The page and the JSON API to whoever can reach them. false: without authentication only over loopback."""
+    config_file: str = ""
+    """Web configuration of Prometheus' exporters (YAML): TLS, client certificates, users. Empty: neither."""
+
+
+class Privacy(Struct, frozen=True, forbid_unknown_fields=True):
+    """[privacy]: what of people leaves this daemon, in metrics, pages, logs and traces."""
+
+    users: Literal["keep", "hash", "drop"] = "keep"
+    """User names as they are, as a keyed hash (the same person, the same hash), or not at all."""
+    key_file: str = ""
+    """Secret of the hash, the same file on all nodes; needed for hash."""
 
 
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -359,6 +374,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: Literal["auto", "slurm", "kubernetes", "mapping-dir", "processes"] = "auto"
     """Who says which job holds a GPU; auto is the first of these, from left to right, that is at home on this node."""
     web: Web = Web()
+    privacy: Privacy = Privacy()
     sampling: Sampling = Sampling()
     inventory: Inventory = Inventory()
     dcgm: Dcgm = Dcgm()
@@ -444,6 +460,9 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
         check_exemptions(config.exemptions)
         _check_policies(config)
         split_address(config.web.listen_address)
+        if config.web.page_address:
+            split_address(config.web.page_address, name="web.page_address")
+        _check_privacy(config.privacy)
     except (msgspec.ValidationError, ConfigError) as err:
         raise ConfigError(f"{where}: {err}") from err
     return config
@@ -485,6 +504,11 @@ def check_exemptions(exemptions: Iterable[Exemption]) -> None:
             raise ConfigError(f"{where}: would exempt every job; give it one of {', '.join(EXEMPTED)}")
         for field in EXEMPTED:
             _check_pattern(f"{where}.{field}", getattr(exemption, field))
+
+
+def _check_privacy(privacy: Privacy) -> None:
+    if privacy.users == "hash" and not privacy.key_file:
+        raise ConfigError('privacy.users: "hash" needs privacy.key_file, a file with a secret')
 
 
 def _check_policies(config: Config) -> None:
@@ -533,9 +557,9 @@ def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
     tree[key] = value
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, *, name: str = "web.listen_address") -> tuple[str, int]:
     """Split "host:port", ":port" or "[::1]:port"; raise ConfigError when it is neither."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  the last port there is
-        raise ConfigError(f"web.listen_address: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
+        raise ConfigError(f"{name}: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
     return host.strip("[]"), int(port)
