@@ -31,6 +31,7 @@ lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit -q -r exporter -c pyproject.toml
 	$(BIN)/python -m dashboards.build --check
 
 unit: .venv/.installed .venv/dcgm-bindings/.fetched
@@ -49,7 +50,7 @@ test: ## everything, Debian packages included: what continuous integration runs
 
 e2e: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
 	@mkdir -p $(RESULTS)
-	$(BIN)/pytest -q -m e2e --junitxml=$(RESULTS)/e2e.xml
+	$(BIN)/pytest -q -m e2e -n 2 --dist loadgroup --junitxml=$(RESULTS)/e2e.xml
 
 # Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
 slurm-24: .venv/.installed
@@ -65,7 +66,7 @@ skips: .venv/.installed
 
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
-	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd
+	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
@@ -73,13 +74,18 @@ accuracy: .venv/.installed ## how true the figures are: known kernels on a real 
 bench: .venv/.installed .venv/dcgm-bindings/.fetched ## measure what the exporter itself costs
 	$(BIN)/python benchmarks/run.py
 
-docs: .venv/.installed ## write docs/metrics.md, docs/leaks.md and what runbooks say of their rules, from the tables
+docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md and what other pages say of rules, from the tables
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
 	$(BIN)/gpu-efficiency leaks --markdown > .cache/leaks.md
 	mv .cache/leaks.md docs/leaks.md
 	$(BIN)/python -m alerts.build_runbooks
+	$(BIN)/python -m alerts.build_recorded
+	$(BIN)/python -m examples.prometheus.build
+	$(BIN)/python -m exporter.cli.reference > .cache/configuration.md
+	mv .cache/configuration.md docs/configuration.md
+	$(BIN)/python -m helm.build_readme
 
 dashboards: .venv/.installed ## write dashboards/*.json from the boards
 	$(BIN)/python -m dashboards.build

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from benchmarks.machine import ROOT
 
-_SERVING = re.compile(rb"serving http://[^ ]*:(\d+)/")
+_SERVING = re.compile(rb"serving https?://[^ ]*:(\d+)/")
 _PATIENCE = 60.0
 """Seconds a daemon may take to listen: far more than it ever does, on a machine that is busy."""
 

@@ -2,7 +2,7 @@
 
 Owns a source and a scheduler that tell a simulation's story at the pace they are asked. Unlike `gpu-efficiency
 demo` it goes through the reading thread and the observer, which count late ticks; unlike the stand-in NVML it has
-a job of its own on every GPU. Run as `python -m benchmarks.node` it serves on a free port until SIGTERM.
+a job of its own on every GPU. Run as `python -m benchmarks.node [WEB-CONFIG]` it serves on a free port until SIGTERM.
 """
 
 import sys
@@ -19,6 +19,7 @@ from exporter.config import load
 from exporter.core.model import SECOND, Allocation, Device, Reading
 from exporter.logs import set_up
 from exporter.schedulers import Member, Word
+from exporter.schedulers.rules import Rules
 from exporter.simulate import Simulation, simulate
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
@@ -76,6 +77,9 @@ class SimulatedScheduler:
         """Say what was said before."""
         return Word(self._allocations, now)
 
+    def adopt(self, rules: Rules) -> None:
+        """Nobody is judged by rules."""
+
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:  # noqa: ARG002
         """Nobody's: no process is real."""
         return {}
@@ -86,7 +90,8 @@ class SimulatedScheduler:
 
 def main() -> int:
     """Serve; the exit status is the server's."""
-    config = load(None, environ={}, flags={"web.listen_address": "127.0.0.1:0"})
+    flags = {"web.listen_address": "127.0.0.1:0", "web.config_file": "".join(sys.argv[1:2])}
+    config = load(None, environ={}, flags=flags)
     set_up(form="text", level="info")
     clock = SystemClock()
     before = list(history(clock.now()).observations)

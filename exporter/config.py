@@ -112,12 +112,15 @@ class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     peak_flops: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
     """Dense 16-bit tensor FLOP/s."""
     peak_flops_tf32: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
-    peak_flops_fp8: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
-    peak_flops_fp4: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
     """Dense, like all of them."""
+    peak_flops_fp8: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    """Likewise."""
+    peak_flops_fp4: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    """Likewise."""
     tensor_reference_clock_hz: Annotated[float, Meta(ge=1e6, le=1e11)] | None = None
     """SM clock at which peak_flops holds."""
     memory_bandwidth_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
+    """Of the device memory, as sold."""
     nvlink_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
     """One direction, all links."""
     nvlink_domain: Annotated[int, Meta(ge=0, le=100_000)] | None = None
@@ -187,7 +190,9 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True):
     api_url: str = "auto"
     """The API server; auto: the cluster this daemon runs in, if it does; empty: it is not asked."""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  a path
+    """Of the service account, for the API server."""
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    """The authority that has signed the API server's certificate."""
 
 
 class MappingDir(Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,19 +206,29 @@ class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """[[workload.rules]]: for whoever matches all that is given, regular expressions that fit the whole value."""
 
     workload_class: Literal["", "batch", "interactive", "serving"] = ""
+    """Given to those that fit: how long idling is normal for them."""
     team: str = ""
+    """Given to those that fit: who pays."""
     zombie_seconds: Positive | None = None
     """How long such a job may rest before it is a zombie."""
     hang_seconds: Positive | None = None
     """How long it may spin without progress before it hangs."""
     scheduler: str = ""
+    """Pattern: slurm, kubernetes, mapping-dir, processes."""
     partition: str = ""
+    """Pattern, of Slurm's."""
     qos: str = ""
+    """Pattern, of Slurm's."""
     account: str = ""
+    """Pattern, of Slurm's."""
     user: str = ""
+    """Pattern: the name as the scheduler has it, before privacy.users."""
     namespace: str = ""
+    """Pattern, of Kubernetes'."""
     name: str = ""
+    """Pattern: the job's, or the pod's owner's."""
     kind: str = ""
+    """Pattern: what made it, in one word, such as array, interactive, deployment, jobset."""
     command: str = ""
     """Fits where it is found anywhere in the command line."""
     label: str = ""
@@ -235,15 +250,23 @@ class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, Meta(min_length=1, max_length=63)]
     """A short name, unlike the others."""
     reason: Annotated[str, Meta(min_length=1, max_length=200)]
+    """For people: shown with every job that it covers."""
     expires: date
     """From the beginning of that day on, UTC, it exempts nobody, and is told as expired."""
     namespace: str = ""
+    """Pattern, of Kubernetes'."""
     job_id: str = ""
+    """Pattern: as the metrics have it."""
     partition: str = ""
+    """Pattern, of Slurm's."""
     account: str = ""
+    """Pattern, of Slurm's."""
     user: str = ""
+    """Pattern: the name as the scheduler has it, before privacy.users."""
     name: str = ""
+    """Pattern: the job's, or the pod's owner's."""
     qos: str = ""
+    """Pattern, of Slurm's."""
 
     @property
     def expiry(self) -> float:
@@ -255,7 +278,9 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
     """[[prices]]: what a GPU costs. Of the rows that fit, the one that names more wins, then the latest valid one."""
 
     per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
+    """Of a whole GPU; a MIG instance costs its share."""
     currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    """Any name; one for a cluster, or its costs do not add up."""
     model: str = "*"
     """The driver's full name for the board, or its name in the table of specifications; *: any."""
     pool: str = ""
@@ -276,8 +301,11 @@ class Energy(Struct, frozen=True, forbid_unknown_fields=True):
     """[energy]: what a kilowatt-hour costs, in money and in carbon dioxide."""
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Money; not set: energy costs nothing that is told."""
     currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    """That money's name."""
     grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+    """Of the grid; not set: no carbon dioxide is told."""
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -347,6 +375,7 @@ class Engines(Struct, frozen=True, forbid_unknown_fields=True):
     """[engines]: serving engines on this node."""
 
     enabled: bool = True
+    """Whether they are looked for and asked."""
     interval_seconds: Annotated[float, Meta(ge=1, le=300)] = 5.0
     """Between two looks at one engine."""
     timeout_seconds: Positive = 2.0
@@ -423,6 +452,25 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return {model: msgspec.convert(whole | own, Policy) for model, own in self.policy_by_model.items()}
 
 
+LIVE = ("workload", "exemptions", "prices", "energy", "budget", "policy", "policy_by_model", "log")
+"""Sections that a running daemon takes anew, by SIGHUP or where their file has changed; the others need a restart."""
+
+
+def adopted(now: Config, read: Config, live: Iterable[str] = LIVE) -> Config:
+    """What holds after a reload: the live sections of what was read, all else as it is."""
+    return structs.replace(now, **{name: getattr(read, name) for name in live})
+
+
+def changed(now: object, read: object, path: str = "") -> tuple[str, ...]:
+    """Dotted names of the settings in which two configurations differ; a list or table that differs is one."""
+    if now == read:
+        return ()
+    if not isinstance(now, Struct) or type(now) is not type(read):
+        return (path,)
+    fields = ((name, f"{path}.{name}" if path else name) for name in now.__struct_fields__)
+    return tuple(found for name, at in fields for found in changed(getattr(now, name), getattr(read, name), at))
+
+
 def load(
     path: Path | None, *, environ: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
@@ -449,6 +497,8 @@ def _file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path}: not valid TOML: {err}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{path}: tables or lists inside each other, thousands deep") from err
 
 
 def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:

@@ -1,10 +1,25 @@
-"""Numbers and times as people read them. Owns their width and digits; refuses to know what they are of."""
+"""Numbers, times and texts as people may read them.
 
+Owns their width and digits, and that a secret inside an address is not told. Refuses to know what they are of.
+"""
+
+import re
 from datetime import UTC, datetime
 from math import isfinite
 
 _MANY, _UNITS = 100_000, ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NOTHING = "-"
+HIDDEN = "***"
+"""Stands for a secret."""
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S*)")
+_AUTHORITY = re.compile(r"[^/?#]*")
+_VALUE = re.compile(r"""([?&][^=&#\s]*=)[^&#\s]*?(?=['")>,:;]*(?:[&#\s]|$))""")
+_NO_PORT = re.compile(r":(?!\d*$)[^\]]*$")
+"""After a host stands a port, so this is no host: it is a password with a slash in it that was not written as %2F."""
+_BARE = re.compile(r"(?<![^\s'\"(=<])[^\s:/@'\"(<]*:(?!//)\S+@")
+"""user:password@ of an address without its scheme."""
+_HEADER = re.compile(r"(?is)\b(illegal header value|authorization['\"]?\s*[:=])(\s*)\S.*")
+"""What HTTP libraries repeat of a header: a token file with two lines is an illegal value of one."""
 
 
 def moment(seconds: float) -> str:
@@ -48,3 +63,27 @@ def short(word: str, width: int) -> str:
     word = "".join(sign if sign.isprintable() else "?" for sign in word)
     half = (width - 2) // 2
     return word if len(word) <= width else f"{word[: width - 2 - half]}..{word[-half:]}"
+
+
+def without_secrets(text: str) -> str:
+    """The text, or address, without what stands before an @ in its addresses, and without values in their queries."""
+    if "://" in text:
+        text = _ADDRESS.sub(lambda found: found[1] + _VALUE.sub(rf"\1{HIDDEN}", _without_user(found[2])), text)
+    text = _BARE.sub(f"{HIDDEN}@", text) if "@" in text else text
+    return _HEADER.sub(rf"\1\2{HIDDEN}", text)
+
+
+def _without_user(rest: str) -> str:
+    """What follows ://, its user and password hidden."""
+    found = _AUTHORITY.match(rest)
+    authority = found[0] if found else ""
+    if "@" in authority:
+        return f"{HIDDEN}@{rest[authority.rindex('@') + 1 :]}"
+    if "@" in rest and _NO_PORT.search(authority):
+        return f"{HIDDEN}@{rest[rest.rindex('@') + 1 :]}"
+    return rest
+
+
+def writable(text: str) -> str:
+    """The text as UTF-8 can say it: bytes that were none, as Python reads them of names and paths, are spelt out."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -24,6 +24,7 @@ from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Obser
 from exporter.core.policy import Policy
 from exporter.core.snapshot import Meta
 from exporter.schedulers import Member, Scheduler, Word
+from exporter.schedulers.rules import Rules
 from exporter.sources import Batch
 from exporter.sources.ladder import Ladder
 from exporter.workloads import Listener
@@ -106,6 +107,9 @@ class FakeScheduler:
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         return {pid: self.word.members[pid] for pid in pids if self.proves and pid in self.word.members}
+
+    def adopt(self, rules: Rules) -> None:
+        self.said = tuple(replace(one, owner=rules.judge(one.owner)) for one in self.said)
 
     def close(self) -> None:
         self.closes += 1

@@ -108,6 +108,7 @@ def test_a_node_answers_others_than_itself(node: str, monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     config = wiring.configuration(arguments(node), loopback=True)
     assert config.web.listen_address == f"0.0.0.0:{DEFAULT_PORT}"
+    assert config.web.open_page == ("ports" in SERVICES[node]), "a published port is not the container's loopback"
     assert config.prices
     assert config.budget.idle_per_hour
 

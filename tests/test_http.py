@@ -683,6 +683,8 @@ def test_an_address_in_use_is_told_with_what_to_do() -> None:
             ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address in use: .*listen_address"
         ):
             listen("127.0.0.1", port)
+        with pytest.raises(ListenError, match=r"or set web\.page_address to another port"):
+            listen("127.0.0.1", port, name="web.page_address")
 
 
 def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:

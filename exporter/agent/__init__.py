@@ -7,20 +7,31 @@ the observer that feed it, and counts what it catches. Refuses to judge.
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.agent.observer import Observer
 from exporter.clock import Clock
 from exporter.core.ledger import Ledger
 from exporter.core.model import Observation
+from exporter.core.money import Terms
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.snapshot import Meta, Reload, Snapshot, take_snapshot
 
 log = logging.getLogger(__name__)
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What an agent may be given anew while it runs."""
+
+    terms: Terms
+    policy: Policy
+    by_model: Mapping[str, Policy]
+    reload: Reload
 
 
 class Agent:
@@ -37,6 +48,7 @@ class Agent:
     ) -> None:
         self.ledger = Ledger(policy, by_model)
         self._meta, self._record, self._observer = meta, record, observer
+        self._coming: deque[Settings] = deque(maxlen=1)
         self._latest: Snapshot | None = None
         self._errors: Counter[str] = Counter({"core": 0, "record": 0, "snapshot": 0})
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
@@ -48,6 +60,10 @@ class Agent:
     def last_error(self) -> str:
         """What went wrong last, in words; empty while all is well."""
         return self._last_error
+
+    def adopt(self, settings: Settings) -> None:
+        """Judge and tell by these from the next observation on; from any thread. The newest is the one that counts."""
+        self._coming.append(settings)
 
     def run(self, observations: Iterable[Observation]) -> None:
         """Take in every observation; return when there are no more, or the feed itself breaks."""
@@ -63,6 +79,8 @@ class Agent:
         began = time.perf_counter()
         messages = [fault.message for fault in observation.faults if fault.message]
         self._last_error = messages[-1] if messages else ""
+        if self._coming:
+            self._guarded("core", self._adopt)
         self._guarded("core", lambda: advance(self.ledger, observation))
         self._core_seconds += time.perf_counter() - began
         self._ticks += 1
@@ -70,6 +88,12 @@ class Agent:
             record = self._record
             self._guarded("record", lambda: record(observation))
         self._guarded("snapshot", self._publish)
+
+    def _adopt(self) -> None:
+        """Between two observations: what was booked by the old thresholds stays."""
+        new = self._coming.popleft()
+        self._meta = replace(self._meta, terms=new.terms, reload=new.reload)
+        self.ledger.adopt(new.policy, new.by_model)
 
     def _publish(self) -> None:
         self._latest = take_snapshot(self.ledger, self._self_portrait())

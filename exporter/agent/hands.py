@@ -19,8 +19,11 @@ from exporter.agent.joining import Joining, guests, invited, with_condition, wit
 from exporter.agent.pause import PauseFile
 from exporter.core.model import Allocation, Device, Fault, Report, Serving
 from exporter.schedulers import Scheduler, SchedulerError, Word
+from exporter.schedulers.rules import Rules
+from exporter.schedulers.telling import Mask, Telling, without_paths
 from exporter.sources import Batch, SourceError
 from exporter.sources.ladder import Ladder
+from exporter.wording import without_secrets, writable
 from exporter.workloads import Guest, Heard, Listener
 
 log = logging.getLogger(__name__)
@@ -67,15 +70,19 @@ class Hands:
         inventory: Inventory | None = None,
         remembered: InventoryFile | None = None,
         listeners: Sequence[Listener] = (),
+        mask: Mask | None = None,
     ) -> None:
+        """`mask`: how people are told in all that is brought home; None: as they are."""
+        self._mask = mask
         self._listeners, self._complaint = tuple(listeners), ""
         self._word: Word | None = None
         """The scheduler's latest."""
-        self._ladder, self._scheduler, self._pause = ladder, scheduler, pause
+        self._ladder, self._pause = ladder, pause
+        self._scheduler = scheduler if mask is None else Telling(scheduler, mask)
         self._inventory, self._remembered = inventory or Inventory(), remembered
         self._joining, self._condition = Joining(), ""
         self._paused = False
-        self._asked: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[int, bool] | Rules | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
@@ -88,6 +95,10 @@ class Hands:
     def ask(self, now: int, *, resync: bool) -> None:
         """Send the hands out once; `resync` makes the source forget what lies before."""
         self._asked.put((now, resync))
+
+    def adopt(self, rules: Rules) -> None:
+        """Have the scheduler judge by these from the next visit on; from any thread."""
+        self._asked.put(rules)
 
     def answer(self, timeout: float) -> Answer | None:
         """The answer, if it comes within `timeout` seconds."""
@@ -103,6 +114,9 @@ class Hands:
 
     def _run(self) -> None:
         while (asked := self._asked.get()) is not None:
+            if isinstance(asked, Rules):
+                self._judge_by(asked)
+                continue
             began = time.perf_counter()
             answer = self._guarded(*asked)
             answer.seconds = time.perf_counter() - began
@@ -114,14 +128,29 @@ class Hands:
         self._ladder.close()
         self._scheduler.close()
 
+    def _judge_by(self, rules: Rules) -> None:
+        try:
+            self._scheduler.adopt(rules)
+        except Exception:
+            log.exception("the new rules were not taken; please report this")
+
     def _guarded(self, now: int, resync: bool) -> Answer:  # noqa: FBT001  as `ask` queued it
         try:
             answer = self._visit(now, resync=resync)
         except Exception as err:  # a fault of ours must not end the thread, or no time would be seen any more
             log.exception("a visit to the source failed; please report this")
             answer = Answer(now, faults=(Fault("source_failed", f"the visit failed: {err}"),))
-        answer.source, answer.reason = self._ladder.name, self._ladder.reason
+        answer.source, answer.reason = self._ladder.name, self._tell(self._ladder.reason)
+        answer.faults = tuple(replace(fault, message=self._tell(fault.message)) for fault in answer.faults)
+        if self._mask is not None and answer.batch is not None:
+            # Its faults are among the answer's.
+            answer.batch = replace(answer.batch, faults=(), readings=without_paths(answer.batch.readings))
         return answer
+
+    def _tell(self, words: str) -> str:
+        """What anybody may read of it, and what can be written."""
+        words = without_secrets(writable(words))
+        return words if self._mask is None else self._mask.text(words)
 
     def _visit(self, now: int, *, resync: bool) -> Answer:
         words = self._pause.look() if self._pause is not None else ""

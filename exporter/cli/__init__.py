@@ -22,7 +22,9 @@ _COMMANDS = (
     ("pause", "pausing:pause", "pausing:pause_arguments", "leave the hardware counters to a profiler for a while"),
     ("resume", "pausing:resume", "wiring:config_file", "end a pause before its time"),
     ("check-config", "words:check_config", "wiring:configured", "print the configuration as it will be used"),
+    ("install-check", "install_check:install_check", "install_check:arguments", "say what works here and what to do"),
     ("leaks", "leaks:leaks", "leaks:leaks_arguments", "print the map of the twelve leaks and what to do first"),
+    ("cardinality", "cardinality:cardinality", "cardinality:arguments", "say how many series a fleet will have"),
     ("metrics", "words:metrics", "words:metrics_arguments", "print every metric and what it means"),
 )
 """Name, what runs it, what adds its arguments, about. Loaded when chosen: a daemon never pays for the simulation."""

@@ -8,7 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from exporter.cli.wiring import FAILED, config_file, configuration
+from exporter.cli.reloading import Reloading, heeding, watched
+from exporter.cli.wiring import FAILED, config_file, configuration, guarding_of, read, say_who_may_look, web_config_file
 from exporter.clock import SystemClock
 from exporter.cluster.kubernetes import open_kubernetes
 from exporter.cluster.metrics import page
@@ -20,14 +21,18 @@ from exporter.http.plain import create_plain_app
 
 log = logging.getLogger("gpu-efficiency")
 _JOIN_SECONDS = 2.0
+_USED = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
+"""Sections of the configuration that this command has a use for."""
 
 
 def cluster(args: argparse.Namespace) -> int:
     """Ask the scheduler and serve what it says until told to stop."""
     config = configuration(args)
+    reloads = Reloading(args.config, config, lambda: read(args), live=("log",), used=_USED)
     source = _open(config)
     try:
-        return _serve(config, source)
+        with heeding(reloads), watched(reloads, lambda *_: None):
+            return _serve(config, source)
     finally:
         source.close()
 
@@ -60,13 +65,16 @@ def _serve(config: Config, source: Source) -> int:
         problem=lambda: _problem(watch, clock.now),
     )
     host, port = split_address(cluster.listen_address)
+    guarding, where = guarding_of(config), host or "localhost"
 
     def begin(bound: int) -> None:
-        log.info("serving http://%s:%d/ and /metrics for the whole %s cluster", host or "localhost", bound, source.name)
+        scheme = guarding.now.scheme
+        log.info("serving %s://%s:%d/ and /metrics for the whole %s cluster", scheme, where, bound, source.name)
+        say_who_may_look(config, guarding, host)
         asker.start()
 
     try:
-        run(app, host=host, port=port, listening=begin)
+        run(app, host=host, port=port, guarding=guarding, open_page=config.web.open_page, listening=begin)
     except ListenError as err:
         print(f"gpu-efficiency: {err}".replace("web.listen_address", "cluster.listen_address"), file=sys.stderr)
         return FAILED
@@ -87,6 +95,7 @@ def _problem(watch: Watch, now: Callable[[], int]) -> str:
 def arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `cluster`."""
     config_file(command)
+    web_config_file(command)
     for flag, metavar, about in (
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),

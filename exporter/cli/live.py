@@ -8,44 +8,66 @@ import threading
 import time
 from collections.abc import Callable
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from exporter.agent import Agent
 from exporter.agent.hands import Hands
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.observer import Observer
 from exporter.agent.pause import PauseFile
-from exporter.cli.wiring import FAILED, NO_SOURCE, at_least, configuration, configured, portrait, publish
+from exporter.cli.reloading import Reloading, heeding, reloading, watched
+from exporter.cli.wiring import FAILED, NO_SOURCE, anew, at_least, configuration, configured, portrait, publish
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import Fault
+from exporter.core.snapshot import Reload
+from exporter.logs import tell_by
 from exporter.schedulers import Scheduler, SchedulerError
 from exporter.schedulers.choice import choose
+from exporter.schedulers.rules import Rules
+from exporter.schedulers.telling import Mask, open_mask
 from exporter.sources.ladder import open_ladder
 from exporter.trace import Header, TraceWriter
+from exporter.wording import without_secrets
 from exporter.workloads import Listener
+
+
+class Watched(Struct, frozen=True):
+    """This node, as it is observed."""
+
+    config: Config
+    """With the scheduler that was found."""
+    hands: Hands
+    observer: Observer
+    node: str
+    """What the scheduler calls it."""
 
 
 def serve(args: argparse.Namespace) -> int:
     """Watch this node and serve; exit status 3 where there is nothing to watch."""
-    return _watching(args, _serve)
+    config = configuration(args)
+    reloads = reloading(args, config)
+    with heeding(reloads):
+        return _watching(config, lambda here: _serve(here, reloads))
 
 
 def record(args: argparse.Namespace) -> int:
     """Write Observations to a trace until told to stop, or for a while; exit status as `serve`."""
-    return _watching(args, lambda _, observer, __: _record(args, observer))
+    return _watching(configuration(args), lambda here: _record(args, here.observer))
 
 
-def _watching(args: argparse.Namespace, use: Callable[[Config, Observer, str], int]) -> int:
+def _watching(config: Config, use: Callable[[Watched], int]) -> int:
     """Find a scheduler and a source and let `use` have what is observed; where none works, say what was tried."""
-    config = configuration(args)
     clock, timing = SystemClock(), config.sampling
+    mask = open_mask(config.privacy)
+    if mask is not None:
+        tell_by(lambda text: mask.text(without_secrets(text)))
     try:
         scheduler = choose(config)
     except SchedulerError as err:
-        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        print(f"gpu-efficiency: {without_secrets(str(err))}", file=sys.stderr)
         return FAILED
-    hands = _hands(config, clock, scheduler)
+    hands = _hands(config, clock, scheduler, mask)
     config = structs.replace(config, scheduler=scheduler.name)
     try:
         first = hands.first(clock.now())
@@ -54,12 +76,12 @@ def _watching(args: argparse.Namespace, use: Callable[[Config, Observer, str], i
             return _refused(refusals)
         interval, deadline = timing.interval_seconds, timing.deadline_seconds
         observer = Observer(hands, clock, interval=interval, deadline=deadline, first=first)
-        return use(config, observer, scheduler.node)
+        return use(Watched(config, hands, observer, scheduler.node))
     finally:
         hands.close()
 
 
-def _hands(config: Config, clock: SystemClock, scheduler: Scheduler) -> Hands:
+def _hands(config: Config, clock: SystemClock, scheduler: Scheduler, mask: Mask | None) -> Hands:
     """Hands over the sources that `config` names, and over what it says should be there."""
     file = InventoryFile(config.inventory.file) if config.inventory.file else None
     return Hands(
@@ -69,6 +91,7 @@ def _hands(config: Config, clock: SystemClock, scheduler: Scheduler) -> Hands:
         inventory=Inventory(file.recall() if file else (), expected=config.inventory.expected_gpus),
         remembered=file,
         listeners=_listeners(config, clock),
+        mask=mask,
     )
 
 
@@ -94,10 +117,17 @@ def _refused(refusals: list[Fault]) -> int:
     return NO_SOURCE
 
 
-def _serve(config: Config, observer: Observer, node: str) -> int:
-    meta = portrait(config, source=observer.name, node=node)
+def _serve(here: Watched, reloads: Reloading) -> int:
+    config, observer, node = here.config, here.observer, here.node
+    meta = portrait(config, source=observer.name, node=node, reload=reloads.told)
     agent = Agent(meta=meta, policy=config.policy, by_model=config.policies(), observer=observer)
-    return publish(agent, config, observer.observations)
+
+    def adopt(config: Config, told: Reload) -> None:
+        here.hands.adopt(Rules(config.workload, config.exemptions))
+        agent.adopt(anew(config, node, told))
+
+    with watched(reloads, adopt):
+        return publish(agent, config, observer.observations)
 
 
 def _record(args: argparse.Namespace, observer: Observer) -> int:

@@ -11,16 +11,18 @@ from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.agent import Agent, paced
-from exporter.cli.wiring import FAILED, at_least, configuration, configured, portrait, publish
+from exporter.cli.reloading import heeding, reloading, watched
+from exporter.cli.wiring import FAILED, anew, at_least, configuration, configured, portrait, publish
 from exporter.clock import Clock, SystemClock
-from exporter.config import ConfigError
+from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
 from exporter.core.leaks import NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Observation
+from exporter.core.model import SECOND, Allocation, Observation, Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, layers, summed, take_snapshot
+from exporter.core.snapshot import Meta, Reload, Snapshot, layers, summed, take_snapshot
 from exporter.schedulers.rules import Rules
+from exporter.schedulers.telling import open_mask
 from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, Simulation, simulate
 from exporter.trace import Header, Trace, TraceWriter, read_trace, shifted
 
@@ -29,11 +31,21 @@ def demo(args: argparse.Namespace) -> int:
     """Serve a simulated node: hours of its story at once, then live."""
     config = configuration(args, loopback=True)
     simulation = demonstrated(args, SystemClock())
-    story = _judged(simulation.observations, Rules(config.workload, config.exemptions))
-    meta = portrait(config, source="simulation", simulated=True, host=simulation.host, node=simulation.host)
+    judge = _Judge(config)
+    reloads = reloading(args, config, loopback=True)
+    meta = portrait(
+        config, source="simulation", simulated=True, host=simulation.host, node=simulation.host, reload=reloads.told
+    )
     agent = Agent(meta=meta, policy=config.policy, by_model=config.policies())
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
-    return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop))
+
+    def adopt(config: Config, told: Reload) -> None:
+        judge.rules = Rules(config.workload, config.exemptions)
+        agent.adopt(anew(config, simulation.host, told))
+
+    with heeding(reloads), watched(reloads, adopt):
+        story = judge.judged(simulation.observations)
+        return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop))
 
 
 def demonstrated(args: argparse.Namespace, clock: Clock) -> Simulation:
@@ -55,11 +67,24 @@ def _simulation(scenario: str, **wanted: Any) -> Simulation:
         raise ConfigError(str(err)) from err
 
 
-def _judged(observations: Iterable[Observation], rules: Rules) -> Iterator[Observation]:
-    """Owners have the team and the limits that the operator's rules give them, as a scheduler's do."""
-    for seen in observations:
-        held = tuple(replace(one, owner=rules.judge(one.owner)) for one in seen.allocations or ())
-        yield replace(seen, allocations=held) if held else seen
+class _Judge:
+    """Owners have the team and the limits that the operator's rules give them, and names as they are told."""
+
+    def __init__(self, config: Config) -> None:
+        self.rules, self._mask = Rules(config.workload, config.exemptions), open_mask(config.privacy)
+        """May be replaced, from any thread: who holds a GPU then is told anew."""
+
+    def judged(self, observations: Iterable[Observation]) -> Iterator[Observation]:
+        by, held = self.rules, tuple[Allocation, ...]()
+        for seen in observations:
+            rules, told = self.rules, seen.allocations
+            if told is not None or rules is not by:
+                by, held = rules, held if told is None else told
+                told = tuple(replace(one, owner=self._told(rules.judge(one.owner))) for one in held)
+            yield replace(seen, allocations=told)
+
+    def _told(self, owner: Owner) -> Owner:
+        return owner if self._mask is None else self._mask.owner(owner)
 
 
 def _live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:

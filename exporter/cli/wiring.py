@@ -10,17 +10,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exporter import __version__
-from exporter.agent import Agent
+from exporter.agent import Agent, Settings
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError, load, split_address
 from exporter.core.model import Observation
-from exporter.core.snapshot import Meta
-from exporter.logs import set_up
+from exporter.core.snapshot import Meta, Reload
+from exporter.logs import set_up, tell_by
 from exporter.schedulers import SCHEDULERS
 from exporter.sources import SOURCES
 from exporter.trace import TraceError
+from exporter.wording import without_secrets
+
+if TYPE_CHECKING:
+    from exporter.http.guarding import Guarding
 
 log = logging.getLogger("gpu-efficiency")
 FAILED, USAGE, NO_SOURCE = 1, 2, 3
@@ -34,11 +39,13 @@ def configured(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help=f"auto, {', '.join(SCHEDULERS)}")
     for flag, metavar, about in (
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
+        ("web.page-address", "HOST:PORT", "where alone the page and the JSON API are; default: where all is served"),
         ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
         ("log.format", "FORM", "text or json"),
         ("log.level", "LEVEL", "debug, info, warning or error"),
     ):
         command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+    web_config_file(command)
     command.add_argument(
         "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
     )
@@ -49,18 +56,61 @@ def config_file(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
 
 
+def web_config_file(command: argparse.ArgumentParser) -> None:
+    """The flag that names certificates and users, in both spellings that exporters have."""
+    command.add_argument(
+        "--web.config-file",
+        "--web.config.file",
+        dest="web.config_file",
+        metavar="FILE",
+        help="YAML of Prometheus' exporters: TLS, client certificates, users; docs/web.md",
+    )
+
+
 def configuration(args: argparse.Namespace, *, loopback: bool = False) -> Config:
     """Read the configuration that `args` asks for, and set up logging by it."""
-    given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
-    config = load(args.config, flags=given)
+    config = read(args, loopback=loopback)
+    tell_by(without_secrets)
     set_up(form=config.log.format, level=config.log.level)
-    if loopback and config.web.listen_address.startswith(":"):
-        given["web.listen_address"] = "127.0.0.1" + config.web.listen_address
-        config = load(args.config, flags=given)
     return config
 
 
-def portrait(config: Config, *, source: str, simulated: bool = False, host: str = "", node: str = "") -> Meta:
+def read(args: argparse.Namespace, *, loopback: bool = False) -> Config:
+    """The configuration that `args` asks for; `loopback`: an address without a host is this host's own."""
+    given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
+    config = load(args.config, flags=given)
+    open_ones = {
+        f"web.{name}": "127.0.0.1" + address
+        for name in ("listen_address", "page_address")
+        if (address := getattr(config.web, name)).startswith(":")
+    }
+    return load(args.config, flags=given | open_ones) if loopback and open_ones else config
+
+
+def guarding_of(config: Config) -> "Guarding":
+    """What guards the web, as web.config_file says; raises ConfigError."""
+    from exporter.http.guarding import Guarding  # noqa: PLC0415  only what serves pays for the web
+
+    return Guarding(Path(config.web.config_file)) if config.web.config_file else Guarding()
+
+
+def say_who_may_look(config: Config, guarding: "Guarding", host: str) -> None:
+    """Tell at the start why a browser elsewhere will be refused, for its user will ask here."""
+    from exporter.connections import is_loopback  # noqa: PLC0415  likewise
+
+    if not (config.web.open_page or guarding.now.authenticates or is_loopback(host) or host == "localhost"):
+        log.info("the page and the JSON API are served over the loopback only: no authentication; see docs/web.md")
+
+
+def portrait(
+    config: Config,
+    *,
+    source: str,
+    simulated: bool = False,
+    host: str = "",
+    node: str = "",
+    reload: Reload | None = None,
+) -> Meta:
     """What the daemon says of itself; `node` is the name its scheduler has for it."""
     return Meta(
         terms=config.terms(node),
@@ -71,7 +121,13 @@ def portrait(config: Config, *, source: str, simulated: bool = False, host: str 
         host=host or platform.node(),
         started=time.time(),
         interval=config.sampling.interval_seconds,
+        reload=reload,
     )
+
+
+def anew(config: Config, node: str, told: Reload) -> Settings:
+    """What an agent takes of a configuration that was read again."""
+    return Settings(terms=config.terms(node), policy=config.policy, by_model=config.policies(), reload=told)
 
 
 def publish(
@@ -86,16 +142,30 @@ def publish(
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
-    host, port = split_address(config.web.listen_address)
+    web, guarding = config.web, guarding_of(config)
+    host, port = split_address(web.listen_address)
+    page = split_address(web.page_address, name="web.page_address") if web.page_address else None
     patience = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
     app = create_app(agent.latest, now=SystemClock().now, max_age_seconds=patience, why_not=agent.last_error)
 
-    def begin(bound: int) -> None:
-        log.info("serving http://%s:%d/ and /metrics", host or "localhost", bound)
+    def begin(bound: int, paged: int = 0) -> None:
+        scheme = guarding.now.scheme
+        log.info("serving %s://%s:%d/ and /metrics", scheme, host or "localhost", bound)
+        if page is not None:
+            log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
+        say_who_may_look(config, guarding, host if page is None else page[0])
         sampler.start()
 
     try:
-        run(app, host=host, port=port, listening=begin)
+        run(
+            app,
+            host=host,
+            port=port,
+            page=page,
+            guarding=guarding,
+            open_page=web.open_page,
+            listening=begin,
+        )
     except ListenError as err:
         print(f"gpu-efficiency: {err}", file=sys.stderr)
         return FAILED
@@ -114,10 +184,10 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ConfigError as err:
-        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        print(f"gpu-efficiency: {without_secrets(str(err))}", file=sys.stderr)
         return USAGE
     except (TraceError, OSError) as err:
-        print(f"gpu-efficiency: {err}", file=sys.stderr)
+        print(f"gpu-efficiency: {without_secrets(str(err))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return 0

@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
-from exporter.cli.wiring import configuration
+from exporter.cli.wiring import configuration, guarding_of
 from exporter.cluster.metrics import METRICS as OF_CLUSTER
+from exporter.config import Config
 from exporter.core.catalog import METRICS, Metric, series_of
 from exporter.core.leaks import LEAKS
+from exporter.schedulers.telling import open_mask
+from exporter.wording import without_secrets
 
 _HEAD = """# Metrics
 
@@ -44,10 +47,20 @@ _CLUSTER_HEAD = """\
 
 
 def check_config(args: argparse.Namespace) -> int:
-    """Print the configuration as it will be used, as TOML."""
-    tree: dict[str, Any] = msgspec.to_builtins(configuration(args))
-    print("\n".join(_table("", tree)).strip())
+    """Print the configuration as it will be used, as TOML; the files of certificates and secrets are tried as well."""
+    config = configuration(args)
+    open_mask(config.privacy)
+    note = guarding_of(config).now.note
+    if note:
+        print(f"gpu-efficiency: {config.web.config_file}: {note}", file=sys.stderr)
+    print(as_toml(config))
     return 0
+
+
+def as_toml(config: Config) -> str:
+    """The configuration as its file would have it."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    return "\n".join(_table("", tree)).strip()
 
 
 def _table(path: str, values: dict[str, Any]) -> Iterator[str]:
@@ -69,7 +82,7 @@ def _toml(value: object) -> str:
         return "{" + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items() if v is not None) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(without_secrets(value) if isinstance(value, str) else value, ensure_ascii=False)
 
 
 def metrics(args: argparse.Namespace) -> int:

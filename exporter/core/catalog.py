@@ -22,6 +22,7 @@ from exporter.core.snapshot import (
     JobView,
     Layers,
     ModelView,
+    Reload,
     Snapshot,
     believed,
     layers,
@@ -87,6 +88,10 @@ def _node(value: Callable[[Snapshot], float | str | None]) -> Read:
             yield (), found
 
     return read
+
+
+def _reload(value: Callable[[Reload], float]) -> Read:
+    return _node(lambda s: None if s.meta.reload is None else value(s.meta.reload))
 
 
 def _gpu_seconds(snapshot: Snapshot) -> Iterator[Sample]:
@@ -1113,6 +1118,21 @@ METRICS: tuple[Metric, ...] = (
         _P + "errors_total", "counter", "Failures the sampling loop caught, by kind.", _errors, ("kind",),
     ),
     Metric(
+        _P + "config_last_reload_successful", "gauge",
+        "0 while the configuration's file says what was refused, which the log tells; the one before it holds.",
+        _reload(lambda told: int(not told.refused)),
+    ),
+    Metric(
+        _P + "config_last_reload_success_timestamp_seconds", "gauge",
+        "Unix time at which the configuration that holds was taken, at the start or since.",
+        _reload(lambda told: told.at), (), "seconds",
+    ),
+    Metric(
+        _P + "config_restart_needed", "gauge",
+        "1 while the configuration's file has changes that hold only after a restart; the log names them.",
+        _reload(lambda told: int(bool(told.restart))),
+    ),
+    Metric(
         _P + "simulated", "gauge", "1 if the figures come from a simulation or a replay, not from hardware.",
         _node(lambda s: int(s.meta.simulated)),
     ),
@@ -1132,10 +1152,11 @@ def series_of(scope: str) -> int:
 
     A shared GPU has one `allocation_info` more for each further owner.
     """
-    return sum(_series(metric) for metric in METRICS if metric.scope == scope)
+    return sum(at_most(metric) for metric in METRICS if metric.scope == scope)
 
 
-def _series(metric: Metric) -> int:
+def at_most(metric: Metric) -> int:
+    """Series that one thing of its scope has of it at most; of what only occurs (reasons, states) one."""
     return {
         _P + "seconds_total": len(NAMES),
         _P + "job_seconds_total": len(NAMES),

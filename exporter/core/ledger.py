@@ -227,10 +227,7 @@ class Ledger:
 
     def __init__(self, policy: Policy | None = None, by_model: Mapping[str, Policy] | None = None) -> None:
         """`by_model`: policies of models that have one of their own, by the driver's full name or the table's."""
-        self.policy = policy or Policy()
-        self.rules: Limits = limits(self.policy)
-        self._standard = Standard(self.policy, self.rules)
-        self._by_model = {model: Standard(own, limits(own)) for model, own in (by_model or {}).items()}
+        self._judge_by(policy or Policy(), by_model or {})
         self.entries: Counter[State] = Counter()
         """Times a GPU entered a state."""
         self.gpus: dict[str, Gpu] = {}
@@ -250,6 +247,20 @@ class Ledger:
         self.at: int | None = None
         self.wall = 0
         self.source = ""
+
+    def _judge_by(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
+        self.policy = policy
+        self.rules: Limits = limits(policy)
+        self._standard = Standard(policy, self.rules)
+        self._by_model = {model: Standard(own, limits(own)) for model, own in by_model.items()}
+
+    def adopt(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
+        """Judge by other thresholds from here on. What is booked stays, and so does since when anything is true."""
+        self._judge_by(policy, by_model)
+        for gpu in self.gpus.values():
+            before, gpu.standard = gpu.standard, self.standard(gpu.device)
+            if gpu.standard != before:
+                gpu.track.adopt(gpu.standard.rules)
 
     def standard(self, device: Device) -> Standard:
         """What a GPU is judged by: its model's own thresholds, else those of all."""

@@ -205,6 +205,17 @@ class ModelView(Struct, frozen=True):
     peak_flops: float | None
 
 
+class Reload(Struct, frozen=True, kw_only=True):
+    """What has become of the configuration's file since the start."""
+
+    at: float
+    """Unix seconds at which what holds now was taken."""
+    refused: str = ""
+    """Why what the file says now was not taken; empty: it was."""
+    restart: tuple[str, ...] = ()
+    """Settings, by their dotted names, in which the file differs from what holds until a restart."""
+
+
 class Meta(Struct, frozen=True, kw_only=True):
     """What the daemon says of itself."""
 
@@ -232,6 +243,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     """What workloads said, by what became of it."""
     last_error: str = ""
     terms: Terms = Terms()
+    reload: Reload | None = None
+    """None: nobody looks whether the configuration changes."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -453,6 +466,7 @@ __all__ = [
     "Layers",
     "Meta",
     "ModelView",
+    "Reload",
     "Snapshot",
     "believed",
     "layers",

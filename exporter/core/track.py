@@ -155,6 +155,11 @@ class Track:
         if self.polls:
             self.acquit()
 
+    def adopt(self, rules: Limits) -> None:
+        """Another policy holds from now on. Credits stay: what has been true for long enough by it already, begins."""
+        self.learn(self.holders, rules)
+        self.unowned = self.unowned and self.leaked >= rules.unowned
+
     def acquit(self) -> None:
         """The job says that it moves: whatever looked like a spin is none."""
         self.spin, self.spin_since, self.hung = 0, None, False
@@ -271,7 +276,7 @@ def pieces(
         stop = min(end, turn, now + _until_change(track, ev, rates, rules)) if rates else min(end, turn)
         if cut and track.unchanged_since(cut[-1]):
             cut[-1].end = stop
-        else:
+        elif stop > now:
             cut.append(Piece(now, stop, holders, track.hung, track.zombie, track.unowned, track.signs))
         if rates:
             _move(track, ev, rates, now, stop)
@@ -335,8 +340,11 @@ def _spin_rate(track: Track, ev: Evidence, rules: Limits, policy: Policy) -> int
 
 
 def _time_to(level: int, goal: int, rate: int) -> int:
-    """Nanoseconds on whole milliseconds until a credit rising at `rate` ppm meets `goal`; very long if never."""
-    return -(-(goal - level) // rate) * MS if rate > 0 else 1 << 62
+    """Nanoseconds on whole milliseconds until a credit rising at `rate` ppm meets `goal`; very long if never.
+
+    0 where it is beyond it, which it is when the goal was set lower meanwhile: what was booked is not reversed.
+    """
+    return max(0, -(-(goal - level) // rate)) * MS if rate > 0 else 1 << 62
 
 
 def _move_spin(track: Track, ev: Evidence, now: int, stop: int, rate: int) -> None:

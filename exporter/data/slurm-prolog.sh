@@ -5,9 +5,9 @@
 #
 # Install on each GPU node, with its epilog, and in slurm.conf:
 #     PrologFlags=Alloc
-#     Prolog=/etc/slurm/gpu-efficiency-prolog.sh
-#     Epilog=/etc/slurm/gpu-efficiency-epilog.sh
-# With a prolog of your own, call this from it (or let Prolog be a pattern, /etc/slurm/prolog.d/*). Without
+#     Prolog=/etc/slurm/prolog.d/*
+#     Epilog=/etc/slurm/epilog.d/*
+# as /etc/slurm/prolog.d/50-gpu-efficiency.sh and likewise for the epilog; or call it from a prolog of your own. Without
 # PrologFlags=Alloc it runs only with the first step, and an allocation without one is seen by nobody.
 # slurmd gives a prolog an environment of its own making: for another directory change the line below, in both scripts,
 # or call them from a script that sets GPU_EFFICIENCY_JOBS_DIR.

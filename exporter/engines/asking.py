@@ -11,6 +11,7 @@ from exporter.engines.finding import Target
 from exporter.engines.intervals import Replica
 from exporter.engines.known import engine_of
 from exporter.engines.web import Trouble
+from exporter.wording import without_secrets
 
 ALONE = 300 * SECOND
 """For which an address is left alone that answers nothing of ours."""
@@ -73,7 +74,8 @@ class Asked:
         late = alone and now - self._since >= GRACE and engine_of(self.target.command) is not None
         if not (known or late):
             return None
-        where = f"serving engine of job {self.target.holder.job_id}: {self.target.base}{self.target.paths[self.path]}"
+        address = without_secrets(f"{self.target.base}{self.target.paths[self.path]}")
+        where = f"serving engine of job {self.target.holder.job_id}: {address}"
         goes_on = "Its job's efficiency comes from hardware counters alone until then"
         return Fault("engine_failed", f"{where} {trouble.what}: {trouble.remedy}. {goes_on}")
 

@@ -18,6 +18,7 @@ from exporter.engines.figures import Engine, option
 from exporter.engines.intervals import Holder
 from exporter.engines.known import PATHS, engine_of
 from exporter.engines.sockets import Listening, listeners, namespace, reachable, sockets
+from exporter.wording import without_secrets
 from exporter.workloads import Guest
 
 
@@ -187,7 +188,7 @@ def _checked(index: int, url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"engines.endpoints[{index}].url: {url!r} is no address (example: http://10.0.0.7:8000/metrics)"
+            f"engines.endpoints[{index}].url: {without_secrets(url)!r} is no address (example: http://10.0.0.7:8000/metrics)"
         )
     return url
 

@@ -23,6 +23,7 @@ from exporter.engines.intervals import Replica
 from exporter.engines.known import read
 from exporter.engines.page import Page
 from exporter.engines.web import TROUBLES, Trouble, fetch
+from exporter.wording import without_secrets
 from exporter.workloads import Guest, Heard, Listener, Whose
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Poller:
         headers = {"Accept-Encoding": "gzip", "Accept": "text/plain", "Connection": "close"}
         limits = httpx.Limits(max_keepalive_connections=0)
         async with (
-            httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # noqa: S113  `fetch` times the whole
+            httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # nosec B113  # noqa: S113  `fetch` times the whole
             asyncio.TaskGroup() as group,
         ):
             tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +165,7 @@ class Poller:
             self._count(f"engine_{trouble.kind}")
         except Exception as error:  # what one page does to us must not end the asking of the others
             if asked.trouble is None:
-                log.exception("reading the page of %s failed; please report this", asked.target.base)
+                log.exception("reading the page of %s failed; please report this", without_secrets(asked.target.base))
             asked.failed(self._clock.now(), Trouble("malformed", f"cannot be read ({error!r})", "please report this"))
             self._count("engine_malformed")
         finally:

@@ -4,6 +4,7 @@ Owns everything between a Snapshot and a socket. Refuses to wait for a sample, a
 """
 
 from exporter.http.app import create_app
+from exporter.http.guarding import Guarding
 from exporter.http.serving import ListenError, run
 
-__all__ = ["ListenError", "create_app", "run"]
+__all__ = ["Guarding", "ListenError", "create_app", "run"]

@@ -39,6 +39,12 @@ _HEADERS = {
     "Vary": "Accept, Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
+_KEPT_OUT = {
+    401: "A name and its password are needed",
+    403: "Not for this connection: see docs/web.md",
+    429: "Too many requests, or wrong passwords",
+}
+"""What the gate before the app answers (exporter/http/access.py)."""
 _encode = msgspec.json.Encoder().encode
 _ABOUT = "Where every paid GPU-second of this node goes. Ratios 0-1, seconds, bytes, watts; null is unknown, never 0."
 Answer = Callable[[Request], Response]
@@ -114,6 +120,7 @@ def _add(app: FastAPI, path: str, answer: Answer, turn: AbstractContextManager[o
     said: dict[int | str, dict[str, Any]] | None = None
     if schema:
         said = {200: _content("The newest sample", schema), 503: _content("No live sample, and why", "Problem")}
+        said |= {status: _content(why, "Problem") for status, why in _KEPT_OUT.items()}
     app.get(
         path, response_class=Response, responses=said, operation_id=operation, include_in_schema=bool(schema)
     )(endpoint)  # fmt: skip
@@ -127,7 +134,9 @@ def _content(description: str, schema: str) -> dict[str, Any]:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
-    document["components"] = {"schemas": components()}
+    password = {"type": "http", "scheme": "basic", "description": "where the web configuration names users"}
+    document["components"] = {"schemas": components(), "securitySchemes": {"password": password}}
+    document["security"] = [{}, {"password": []}]
     return document
 
 

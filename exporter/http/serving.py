@@ -3,23 +3,25 @@
 Owns limits, signals and the words of "cannot listen". Refuses to know any page.
 """
 
+import asyncio
 import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
-MAX_CONNECTIONS = 128
-"""Beyond it: 503 at once. A node has a handful of readers, and each keeps a connection open."""
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the usual scrape interval of a minute, so that Prometheus need not connect anew each time."""
+from exporter.http.access import Door, Gate
+from exporter.http.guarding import Guarding
+from exporter.http.lines import Limits, Lines
+
+BACKLOG = 256
+"""Connections that the kernel holds until we take them."""
 STOP_SECONDS = 3
 """How long a stop waits for answers under way."""
-MAX_HEADER_BYTES = 16 * 1024
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -27,18 +29,18 @@ class ListenError(Exception):
     """The address cannot be listened on; the message says which, why, and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, name: str = "web.listen_address") -> socket.socket:
     """Open a listening TCP socket. An empty host is every address, IPv6 too where there is any; port 0 is any free one.
 
-    Raises ListenError.
+    `name` is the setting that it comes from. Raises ListenError.
     """
     both = host == "" and socket.has_dualstack_ipv6()
     try:
         family = socket.AF_INET6 if both else _family(host, port)
-        sock = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=MAX_CONNECTIONS)
+        sock = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=BACKLOG)
     except OSError as err:
         where = f"[{host}]:{port}" if ":" in host else f"{host or '*'}:{port}"
-        raise ListenError(f"cannot listen on {where}: {_why(err)}") from err
+        raise ListenError(f"cannot listen on {where}: {_why(err)}".replace("web.listen_address", name)) from err
     # Connections inherit it. asyncio sets it only where the protocol is named, which create_server does not; without
     # it every answer waits 40 ms, for the kernel holds the body back until the client has acknowledged the headers.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,21 +69,87 @@ def _why(err: OSError) -> str:
     return _CURES.get(err.errno or 0, f"{err.strerror or err}: check web.listen_address")
 
 
-def run(app: FastAPI, *, host: str, port: int, listening: Callable[[int], None] = lambda _port: None) -> None:
+def run(
+    app: FastAPI,
+    *,
+    host: str,
+    port: int,
+    page: tuple[str, int] | None = None,
+    guarding: Guarding | None = None,
+    open_page: bool = False,
+    limits: Limits | None = None,
+    listening: Callable[..., None] = lambda *_ports: None,
+) -> None:
     """Serve in the calling thread until SIGTERM or SIGINT, then return, at most a few seconds later.
 
-    `listening` is called once with the port in use, when connections are accepted. Signals are heeded only in the
-    main thread. Raises ListenError.
+    With `page` (host and port), only /metrics and the probes are at `host` and `port`, and all is there. `listening` is
+    called once with the ports in use, when connections are accepted. Signals are heeded only in the main thread.
+    Raises ListenError.
     """
-    with listen(host, port) as sock:
-        server = uvicorn.Server(settings(app))
-        listening(sock.getsockname()[1])
+    guarding = Guarding() if guarding is None else guarding
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listen(host, port))]
+        if page is not None:
+            sockets.append(stack.enter_context(listen(*page, name="web.page_address")))
+        stack.enter_context(_watched(guarding))
+        listening(*(sock.getsockname()[1] for sock in sockets))
         with _signals_end_here():
-            server.run(sockets=[sock])
+            asyncio.run(serve(app, doors_of(sockets, guarding, open_page=open_page), limits or Limits()))
 
 
-def settings(app: FastAPI) -> uvicorn.Config:
-    """How uvicorn serves `app`: pure Python HTTP/1.1, no access log, bounded in all it keeps."""
+def doors_of(
+    sockets: Sequence[socket.socket], guarding: Guarding, *, open_page: bool
+) -> list[tuple[socket.socket, Door]]:
+    """Say what each address is for: the last one has the page."""
+    return [(sock, Door(guarding, pages=sock is sockets[-1], open_page=open_page)) for sock in sockets]
+
+
+async def serve(
+    app: FastAPI,
+    doors: Sequence[tuple[socket.socket, Door]],
+    limits: Limits,
+    *,
+    started: Callable[[uvicorn.Server], None] = lambda _server: None,
+) -> None:
+    """Let uvicorn run and stop, and bring it the connections ourselves: TLS may change from one to the next.
+
+    `started` is given the server, whose `should_exit` ends it.
+    """
+    configs = [settings(Gate(app, door), limits) for _, door in doors]  # type: ignore[arg-type]  # an app is an app
+    server = uvicorn.Server(configs[0])
+    lines = Lines(server, limits)
+
+    for (sock, door), config in zip(doors, configs, strict=True):
+        config.load()
+        lines.listen(sock, config, door)
+    sweeper = asyncio.create_task(lines.keep_swept(doors[0][1].guarding))
+    started(server)
+    try:
+        await server.serve(sockets=[])
+    finally:
+        sweeper.cancel()
+        await lines.close()
+
+
+@contextmanager
+def _watched(guarding: Guarding) -> Iterator[None]:
+    """Look for changes of the web configuration meanwhile, in a thread: a disk may be slow."""
+    stop = threading.Event()
+    watcher = threading.Thread(target=guarding.watch, args=(stop,), name="web-config", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join(timeout=1.0)
+
+
+def settings(app: FastAPI, limits: Limits | None = None) -> uvicorn.Config:
+    """How uvicorn serves `app`: pure Python HTTP/1.1, no access log, bounded in all it keeps.
+
+    What clients do wrong is not logged: they could fill the disk with it. What we do wrong is.
+    """
+    limits = limits or Limits()
     return uvicorn.Config(
         app,
         http="h11",
@@ -91,13 +159,12 @@ def settings(app: FastAPI) -> uvicorn.Config:
         interface="asgi3",
         access_log=False,
         log_config=None,
-        log_level="warning",
+        log_level="error",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=int(limits.idle_seconds) + 1,
         timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=limits.header_bytes,
     )
 
 

@@ -7,6 +7,8 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from exporter.wording import without_secrets
+
 _DENIED = (401, 403)
 _TOO_MUCH = (413, 422, 503)
 _SERVER_ERROR = 500
@@ -41,6 +43,7 @@ class Prometheus:
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/")
+        self._told = without_secrets(self._url)
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}))
         self._decode = msgspec.json.Decoder(_Answer).decode
 
@@ -57,12 +60,14 @@ class Prometheus:
             response = self._client.post(f"{self._url}/api/v1/{kind}", data=form)
         except httpx.TimeoutException as err:
             raise PrometheusError(
-                f"{self._url} gave no answer within {TIMEOUT_SECONDS:g} s: ask for less with --since, --step or --match"
+                f"{self._told} gave no answer within {TIMEOUT_SECONDS:g} s: ask for less with --since, --step or"
+                " --match"
             ) from err
         except (httpx.HTTPError, httpx.InvalidURL) as err:
+            said = without_secrets(str(err)) or type(err).__name__
             raise PrometheusError(
-                f"{self._url} cannot be reached ({err or type(err).__name__}): is this Prometheus' address, as its page"
-                " has it in a browser?"
+                f"{self._told} cannot be reached ({said}): is this Prometheus' address, as its page has it in a"
+                " browser?"
             ) from err
         return self._result(response)
 
@@ -70,17 +75,17 @@ class Prometheus:
         status = response.status_code
         if status in _DENIED:
             raise PrometheusError(
-                f"{self._url} answered HTTP {status}: it wants to know who asks; give it --header 'Authorization: ...',"
-                " or --header @FILE with that line in it"
+                f"{self._told} answered HTTP {status}: it wants to know who asks; give it --header 'Authorization:"
+                " ...', or --header @FILE with that line in it"
             )
         try:
             answer = self._decode(response.content)
         except msgspec.MsgspecError as err:
             hint = "it is overloaded or broken: read its log" if status >= _SERVER_ERROR else "is the path complete?"
-            raise PrometheusError(f"{self._url} answered HTTP {status} and not as Prometheus does: {hint}") from err
+            raise PrometheusError(f"{self._told} answered HTTP {status} and not as Prometheus does: {hint}") from err
         if answer.status != "success" or answer.data is None:
             less = ": ask for less with --since, --step or --match" if status in _TOO_MUCH else ""
-            raise PrometheusError(f"{self._url} refused a query: {_one_line(answer.error)}{less}")
+            raise PrometheusError(f"{self._told} refused a query: {_one_line(answer.error)}{less}")
         return answer.data.result
 
     def __enter__(self) -> Self:

@@ -384,7 +384,7 @@ class Reporter:
         try:
             if not self.error:
                 _log.warning("gpu-efficiency: something could not be reported, training goes on: %r", error)
-        except Exception:  # noqa: BLE001, S110 - raised by a logging handler of the job's own
+        except Exception:  # nosec B110  # noqa: BLE001, S110 - raised by a logging handler of the job's own
             pass
         self.error = self.error or repr(error)
 

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.clock import Clock
 from exporter.config import ConfigError, split_address
+from exporter.connections import Wait, overdue, surplus
 from exporter.reports.binding import ListenError
 from exporter.reports.identity import Address, Peer, age_of, peer_at
 from exporter.reports.intake import Intake, nobodys
@@ -53,8 +54,8 @@ _STATUS = {
 class _Line(Struct, eq=False):
     """What is remembered of a connection."""
 
-    since: float
-    """When it was made, or sent its last message; as time.monotonic gives it."""
+    wait: Wait
+    """Begun when it was made, and with each message."""
     peer: Peer | None = None
 
 
@@ -93,7 +94,7 @@ class Web:
 
     async def _report(self, request: Request) -> Response:
         line: _Line = request.state.line
-        line.since = time.monotonic()
+        line.wait.begin(time.monotonic(), _IDLE_SECONDS)
         try:
             raw = await _body(request)
             line.peer = line.peer or await self._found(request)
@@ -131,9 +132,8 @@ class Web:
     async def _sweep(self) -> None:
         """Hang up on those that say nothing, whatever they send, and on the latest where there are too many."""
         now = time.monotonic()
-        lines = {one: one.app_state["line"].since for one in self._server.server_state.connections}
-        late = [one for one, since in lines.items() if now - since > _IDLE_SECONDS]
-        for one in late + sorted(lines, key=lines.__getitem__)[_CONNECTIONS:]:
+        waits = {one: one.app_state["line"].wait for one in self._server.server_state.connections}
+        for one in overdue(waits, now) + surplus(waits, _CONNECTIONS, worst=lambda one: waits[one].since):
             one.transport.close()
 
     def _peer(self, client: Address) -> Peer:
@@ -184,7 +184,7 @@ async def _body(request: Request) -> bytes:
 
 def _protocol(app_state: dict[str, Any], **others: Any) -> H11Protocol:
     """Give a connection's protocol; what is in `app_state` comes with each of its requests."""
-    return H11Protocol(app_state={**app_state, "line": _Line(time.monotonic())}, **others)
+    return H11Protocol(app_state={**app_state, "line": _Line(Wait(time.monotonic(), _IDLE_SECONDS))}, **others)
 
 
 def _settings(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvicorn.Config:

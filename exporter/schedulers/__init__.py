@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from exporter.core.model import Allocation, Device, Fault, Reading
+
+if TYPE_CHECKING:
+    from exporter.schedulers.rules import Rules
 
 CONDITIONS = frozenset({
     "drained", "draining", "down", "maintenance", "reserved", "planned", "cordoned", "not_ready",
@@ -61,6 +64,13 @@ class Scheduler(Protocol):
 
         As in `Word.members`, but where a process itself could have written what makes it a job's, it must run as the
         job's user. /proc is asked once for a process. Never raises.
+        """
+        ...
+
+    def adopt(self, rules: "Rules") -> None:
+        """Judge by these from now on, those who hold a GPU already too; nobody is asked anew, and no hold begins anew.
+
+        Called on the reading thread, between two looks.
         """
         ...
 

@@ -160,6 +160,10 @@ class MappingDirScheduler:
         """See `Scheduler.members`; the job's user is that of its process on a GPU."""
         return self._members.of(pids)
 
+    def adopt(self, rules: Rules) -> None:
+        """See `Scheduler.adopt`: each look judges anew."""
+        self._rules = rules
+
     def close(self) -> None:
         """Nothing is held open."""
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from exporter.core.model import Reading
 from exporter.schedulers import Member
+from exporter.wording import writable
 
 T = TypeVar("T")
 _ENVIRON_BYTES = 256 * 1024
@@ -153,7 +154,7 @@ def rank(environ: Mapping[str, str]) -> str:
 def user_name(uid: int) -> str:
     """The user's name, or the number where it has none. May ask a name service: keep the answer."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return writable(pwd.getpwuid(uid).pw_name)
     except KeyError:
         return str(uid)
 

@@ -47,8 +47,12 @@ class _Identity(Struct, frozen=True):
     """What /proc said of a process."""
 
     owner: Owner
+    """As no rule has judged it yet."""
+    command: str
     start: int
     rank: str
+    known: bool = True
+    """False: /proc does not show it, and no rule can judge it."""
 
 
 class ProcessesScheduler:
@@ -73,6 +77,8 @@ class ProcessesScheduler:
         self._hertz = os.sysconf("SC_CLK_TCK")
         self._seen, self._others = Seen(self._proc, self._identify), Seen(self._proc, self._identify)
         self._held: dict[tuple[str, str], Allocation] = {}
+        self._judged: dict[tuple[str, str], _Identity] = {}
+        """By whose words: the first process's."""
         self._looked: dict[str, int] = {}
         self._at = NEVER
         self._blind = False
@@ -103,6 +109,13 @@ class ProcessesScheduler:
         found = self._others.recall(pids).items()
         return {pid: Member(who.owner.job_id, who.rank) for pid, who in found if who.owner.job_id in holders}
 
+    def adopt(self, rules: Rules) -> None:
+        """See `Scheduler.adopt`: by what the process said by which it was judged before."""
+        self._rules = rules
+        self._held = {
+            key: structs.replace(held, owner=self._judge(self._judged[key])) for key, held in self._held.items()
+        }
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -119,13 +132,18 @@ class ProcessesScheduler:
     def _take(self, reading: Reading, known: Mapping[int, _Identity], *, now: int) -> list[Allocation]:
         """Take in one GPU's list; give what ended on it."""
         uuid, present = reading.uuid, _present(reading, known)
-        for owner, start in present.values():
+        for who in present.values():
+            key = (uuid, who.owner.job_id)
+            if key in self._held:
+                continue
             # Not on the last list, so not on the GPU then, however old the process: a notebook that only now
             # makes a context. On the first look there is no such evidence and the true start is given.
-            begun = min(max(start, self._looked.get(uuid, start)), now)
-            self._held.setdefault((uuid, owner.job_id), Allocation(uuid, owner, begun))
+            begun = min(max(who.start, self._looked.get(uuid, who.start)), now)
+            self._held[key], self._judged[key] = Allocation(uuid, self._judge(who), begun), who
         self._looked[uuid] = now
         gone = [key for key in self._held if key[0] == uuid and key[1] not in present]
+        for key in gone:
+            del self._judged[key]
         return [structs.replace(self._held.pop(key), end=now) for key in gone]
 
     def _identify(self, folder: Path, ticks: int) -> _Identity:
@@ -135,7 +153,10 @@ class ProcessesScheduler:
         user, unit = self._user_of(said.uid), _unit(said.cgroup)
         kind = "session" if _SESSION.search(said.cgroup) else ""
         owner = Owner(f"{user}/{unit}", "processes", user, name=unit, kind=kind)
-        return _Identity(self._rules.judge(owner, command=said.command), self._started(ticks), rank(said.environ))
+        return _Identity(owner, said.command, self._started(ticks), rank(said.environ))
+
+    def _judge(self, who: _Identity) -> Owner:
+        return self._rules.judge(who.owner, command=who.command) if who.known else who.owner
 
     def _started(self, ticks: int) -> int:
         nanoseconds = ticks * SECOND // self._hertz - self._asleep()
@@ -147,15 +168,14 @@ def open_processes(config: Any) -> ProcessesScheduler:
     return ProcessesScheduler(Rules(config.workload, config.exemptions), proc=config.host.proc)
 
 
-def _present(reading: Reading, known: Mapping[int, _Identity]) -> dict[str, tuple[Owner, int]]:
-    """Owners on the GPU by job id, each with its earliest process's start."""
-    present: dict[str, tuple[Owner, int]] = {}
+def _present(reading: Reading, known: Mapping[int, _Identity]) -> dict[str, _Identity]:
+    """Who is on the GPU by job id, each with its earliest process's start."""
+    present: dict[str, _Identity] = {}
     for process in reading.processes or ():
-        said = known.get(process.pid)
-        owner = said.owner if said else _unknown(process)
         # Nothing says when an unknown one came: it was there when the list was made for this reading.
-        start = said.start if said else reading.start
-        present[owner.job_id] = (owner, min(start, present.get(owner.job_id, (owner, start))[1]))
+        who = known.get(process.pid) or _Identity(_unknown(process), "", reading.start, "", known=False)
+        job = who.owner.job_id
+        present[job] = structs.replace(who, start=min(who.start, present.get(job, who).start))
     return present
 
 

@@ -149,7 +149,7 @@ Stages = Iterator[Stage]
 
 def dice(*key: object) -> Random:
     """Random numbers of their own for this key: the same on every run and machine, and no one else's."""
-    return Random("/".join(map(str, key)))  # noqa: S311  repeatable noise, not a secret
+    return Random("/".join(map(str, key)))  # nosec B311  # noqa: S311  repeatable noise, not a secret
 
 
 NOTHING = Cycle(Segment(1000.0, Load(), "idle"))

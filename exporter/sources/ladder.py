@@ -23,6 +23,7 @@ from exporter.core.model import NEVER, SECOND
 from exporter.sources import SOURCES, Batch, Source, SourceError, open_source
 from exporter.sources.choice import Choice, Sight
 from exporter.sources.processes import Listing, with_processes
+from exporter.wording import without_secrets
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -282,7 +283,7 @@ _WHERE: dict[str, Callable[[Config], str]] = {
     "dcgm": lambda config: (
         "an engine of our own" if config.dcgm.address == "embedded" else f"host engine at {config.dcgm.address}"
     ),
-    "dcgm-exporter": lambda config: config.dcgm_exporter.url,
+    "dcgm-exporter": lambda config: without_secrets(config.dcgm_exporter.url),
     "nvml": lambda _: "the driver's own library",
 }
 

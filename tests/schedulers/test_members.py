@@ -1,6 +1,7 @@
 """Which job a process belongs to, and as which rank: on a hand-made /proc, and on the real one with real processes."""
 
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.core.model import SECOND, Process, Reading
 from exporter.schedulers import Member
-from exporter.schedulers.members import Facts, Members, Seen, facts, rank
+from exporter.schedulers.members import Facts, Members, Seen, facts, rank, user_name
 
 
 def process(
@@ -263,3 +264,11 @@ def test_a_real_process_tells_its_job_and_rank(worker: subprocess.Popen[bytes]) 
     assert said.uid == os.getuid()
     assert said.command.endswith("input()")
     assert set(said.environ) == {"RANK", "SLURM_JOB_ID"}
+
+
+def test_a_user_s_name_that_is_no_utf_8_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /etc/passwd may have had it since Latin-1: Python reads such a byte as half a character."""
+    entry = pwd.struct_passwd(("zo\udceb", "x", 1001, 1001, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
+    assert user_name(1001) == "zo\\udceb"
+    assert user_name(1001).encode()

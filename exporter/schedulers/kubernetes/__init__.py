@@ -84,6 +84,10 @@ class KubernetesScheduler:
         """See `Scheduler.members`: by the pod in the cgroup, which nobody in a container can write."""
         return self._members.of(pids)
 
+    def adopt(self, rules: Rules) -> None:
+        """See `Scheduler.adopt`: the thread that keeps the pods judges them anew, at once."""
+        self._watching.adopt(rules)
+
     def close(self) -> None:
         """See `Scheduler.close`."""
         self._watching.close()
@@ -186,7 +190,7 @@ def open_kubernetes(
     settings, clock = config.kubernetes, clock or SystemClock()
     watching = Watching(
         Kubelet(settings.pod_resources_socket),
-        _access(settings, environ, pace or Pace()),
+        access(settings, environ, pace or Pace()),
         node=settings.node_name or environ.get("NODE_NAME") or platform.node(),
         joining=Joining(Rules(config.workload, config.exemptions), settings.resources),
         clock=clock,
@@ -195,7 +199,7 @@ def open_kubernetes(
     return KubernetesScheduler(watching, clock=clock, proc=config.host.proc)
 
 
-def _access(settings: Settings, environ: Mapping[str, str], pace: Pace) -> Access | None:
+def access(settings: Settings, environ: Mapping[str, str], pace: Pace) -> Access | None:
     """Where the API server is; None where it is not to be asked, which is said once."""
     url, host = settings.api_url, environ.get("KUBERNETES_SERVICE_HOST", "")
     if url == "auto":

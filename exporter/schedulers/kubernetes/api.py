@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from exporter.schedulers.kubernetes.objects import Event, Listed, Metadata, Status
+from exporter.wording import without_secrets
 
 
 class Thing(Protocol):
@@ -159,7 +160,7 @@ class Store(Generic[T]):
             self._version = ""  # an answer, but not one to go on from
         if self.unanswered_since is None:
             self.unanswered_since = self._asked
-        self.trouble = f"{self._access.url}{self._paths[0]}: {str(err) or type(err).__name__}"
+        self.trouble = without_secrets(f"{self._access.url}{self._paths[0]}: {str(err) or type(err).__name__}")
         self._news()
 
     async def _pause(self, failures: int) -> None:
@@ -196,7 +197,7 @@ class Store(Generic[T]):
         if answer.status_code == _NOT_FOUND and len(self._paths) > 1:
             self._paths = self._paths[1:]
             return await self._get(client, fresh)
-        _judge(answer)
+        judge(answer)
         return answer.content
 
     async def _watch(self, client: httpx.AsyncClient) -> bool:
@@ -216,7 +217,7 @@ class Store(Generic[T]):
                 return False
             if answer.status_code != _OK:
                 await answer.aread()
-            _judge(answer)
+            judge(answer)
             self._answered()
             self._news()
             return await self._take_in(answer)
@@ -264,7 +265,7 @@ class Store(Generic[T]):
             return None
 
 
-def _judge(answer: httpx.Response) -> None:
+def judge(answer: httpx.Response) -> None:
     """Raise ApiError for anything but a good answer, with the server's own words."""
     code = answer.status_code
     if code == _OK:

@@ -49,6 +49,11 @@ class Joining:
         self._ended: set[str] = set()
         """Uids of pods that ended and left the list: whoever has their name now is another pod."""
 
+    def adopt(self, rules: Rules) -> None:
+        """Judge by these from now on, and those who are known anew."""
+        self._rules = rules
+        self._owners = {name: (pod, owner_of(*name, pod, rules)) for name, (pod, _) in self._owners.items()}
+
     def holding(self, held: Iterable[Held]) -> tuple[Held, ...]:
         """Those of a list that hold GPUs, with nothing but those."""
         ours = (Held(h.namespace, h.name, self._gpus(h.devices), tuple(filter(is_gpu, h.claims))) for h in held)

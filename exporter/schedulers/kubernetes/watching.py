@@ -22,6 +22,7 @@ from exporter.schedulers.kubernetes.kubelet import Kubelet, KubeletError
 from exporter.schedulers.kubernetes.node import condition_of
 from exporter.schedulers.kubernetes.objects import Node, Pod, ResourceSlice
 from exporter.schedulers.kubernetes.wire import Held
+from exporter.schedulers.rules import Rules
 
 T = TypeVar("T", Pod, Node, ResourceSlice)
 log = logging.getLogger(__name__)
@@ -104,6 +105,11 @@ class Watching:
         """Have the kubelet asked now; from any thread."""
         if self.alive:
             self._loop.call_soon_threadsafe(self._wake.set)
+
+    def adopt(self, rules: Rules) -> None:
+        """Have all pods judged by these, without asking anybody; from any thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._judge, rules)
 
     def close(self) -> None:
         """End the thread."""
@@ -232,6 +238,10 @@ class Watching:
         if not self._due:
             self._due = True
             self._loop.call_later(self._patience.publish, self._publish)
+
+    def _judge(self, rules: Rules) -> None:
+        self._joining.adopt(rules)
+        self._publish()
 
     def _told(self) -> dict[Name, Pod]:
         pods = self._pods.objects.values() if self._pods is not None else ()

@@ -121,6 +121,10 @@ class SlurmScheduler:
         """See `Scheduler.members`."""
         return self._members.of(pids)
 
+    def adopt(self, rules: Rules) -> None:
+        """See `Scheduler.adopt`: each look judges anew what the controller has said of a job."""
+        self._holds.adopt(rules)
+
     def close(self) -> None:
         """End the thread and what it has started. Never raises."""
         self._controller.close()

@@ -6,7 +6,7 @@ Refuses to read what was printed.
 
 import contextlib
 import os
-import subprocess
+import subprocess  # there is no other way to run scontrol  # nosec B404
 import threading
 from collections.abc import Mapping
 
@@ -80,7 +80,7 @@ class Commands:
         with self._lock:
             if self._closed:
                 raise OSError("this daemon is being stopped")
-            self._child = subprocess.Popen(  # noqa: S603  a list of our own; numbers and the node's name are checked
+            self._child = subprocess.Popen(  # nosec B603  # noqa: S603  a list of our own; numbers and the node's name are checked
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

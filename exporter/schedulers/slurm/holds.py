@@ -30,6 +30,10 @@ class Holds:
         """Jobs that seem to hold a whole GPU that another has too."""
         self.problems: tuple[str, ...] = ()
 
+    def adopt(self, rules: Rules) -> None:
+        """Judge by these from now on."""
+        self._rules = rules
+
     def held(self) -> frozenset[str]:
         """GPUs that somebody holds."""
         return frozenset(uuid for uuid, _, _ in self._held)

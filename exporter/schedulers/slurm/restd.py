@@ -14,6 +14,7 @@ from exporter.schedulers.slurm.commands import SilentError
 from exporter.schedulers.slurm.jobs import Job
 from exporter.schedulers.slurm.parsing import NodeState
 from exporter.schedulers.slurm.parsing_json import parse_node_json
+from exporter.wording import without_secrets
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(44, 37, -1))
 """Of 25.11 down to 22.05; each release speaks three."""
@@ -29,10 +30,10 @@ class Restd:
         """`url` is http(s)://host:port or unix:/path; raises ValueError where it is neither."""
         path = url.removeprefix("unix:")
         if not url.startswith(("http://", "https://", "unix:/")):
-            raise ValueError(f"slurm.restd_url: {url!r} is neither http://host:port nor unix:/path")
+            raise ValueError(f"slurm.restd_url: {without_secrets(url)!r} is neither http://host:port nor unix:/path")
         unix = httpx.HTTPTransport(uds=path) if url.startswith("unix:") else None
         self._base = "http://localhost" if unix else url.rstrip("/")
-        self._url, self._token_file = url, token_file
+        self._told, self._token_file = without_secrets(url), token_file
         self._client = httpx.Client(transport=unix, timeout=timeout, trust_env=False)
         self._version = ""
 
@@ -68,14 +69,16 @@ class Restd:
             if _NO_NODE in answer.text:
                 raise ValueError(f"slurmrestd does not know {what}: set slurm.node_name")
             if answer.status_code != _NOT_FOUND:
-                raise SilentError(f"{self._url}: HTTP {answer.status_code} for {what}: {answer.text[:200]!r}")
-        raise SilentError(f"{self._url}: speaks none of {VERSIONS[-1]} to {VERSIONS[0]}: is it slurmrestd?")
+                raise SilentError(f"{self._told}: HTTP {answer.status_code} for {what}: {answer.text[:200]!r}")
+        raise SilentError(f"{self._told}: speaks none of {VERSIONS[-1]} to {VERSIONS[0]}: is it slurmrestd?")
 
     def _fetch(self, path: str) -> httpx.Response:
         try:
             return self._client.get(self._base + path, headers=self._headers())
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as err:
-            raise SilentError(f"{self._url}: {err or type(err).__name__}: is slurmrestd up?") from err
+            raise SilentError(
+                f"{self._told}: {without_secrets(str(err)) or type(err).__name__}: is slurmrestd up?"
+            ) from err
 
     def _headers(self) -> dict[str, str]:
         """Read the token each time: tokens are renewed."""

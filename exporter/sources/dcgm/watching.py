@@ -30,7 +30,7 @@ WORDS = {
     "in_use": "another program holds the counters: end it",
     "gpu_not_supported": "DCGM does not support this board",
     "gpu_is_lost": "the driver does not reach this GPU",
-    "profiling_multi_pass": "another client watches counters that cannot be read together with ours",
+    "profiling_multi_pass": "another client watches counters that cannot be read together with ours",  # nosec B105
 }
 """What a refusal of the profiling fields means and what to do."""
 

@@ -27,6 +27,7 @@ from exporter.sources.dcgm_exporter.names import whole_number
 from exporter.sources.dcgm_exporter.page import GpuLines, Page, figures_of
 from exporter.sources.dcgm_exporter.web import Fetch, HttpPage
 from exporter.specs import find_spec, unknown_model
+from exporter.wording import without_secrets
 
 MAX_GAP_SECONDS = 90.0
 COLLECT_SECONDS = 30.0
@@ -76,9 +77,9 @@ class DcgmExporterSource:
         lookup: Callable[[str], Spec | None] = find_spec,
         fetch: Fetch | None = None,
     ) -> None:
-        self._url, self._lookup = url, cache(lookup)
+        self._url, self._lookup = without_secrets(url), cache(lookup)
         self._fetch = HttpPage(url, timeout_seconds=timeout_seconds) if fetch is None else fetch
-        self._page = Page(url, hostname=hostname)
+        self._page = Page(self._url, hostname=hostname)
         self._max_gap, self._collect = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
         self._tracks: dict[str, _Track] = {}
         self._signals: frozenset[str] = frozenset()

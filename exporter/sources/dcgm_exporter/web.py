@@ -9,6 +9,7 @@ from typing import Protocol
 import httpx
 
 from exporter.sources import SourceError
+from exporter.wording import without_secrets
 
 LIMIT_BYTES = 8 << 20
 """Far above any real page: 8 GPUs, 60 fields and 10 pods each make about 2 MB."""
@@ -31,6 +32,7 @@ class HttpPage:
 
     def __init__(self, url: str, *, timeout_seconds: float, limit_bytes: int = LIMIT_BYTES) -> None:
         self._url, self._timeout, self._limit = url, timeout_seconds, limit_bytes
+        self._told = without_secrets(url)
         # No proxy from the environment: the exporter is on this node, a proxy would answer for another.
         self._client = httpx.Client(timeout=timeout_seconds, trust_env=False)
 
@@ -42,15 +44,16 @@ class HttpPage:
         except httpx.TimeoutException as error:
             raise self._late() from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            said = without_secrets(str(error)) or type(error).__name__
             raise SourceError(
-                f"{self._url} could not be read ({error or type(error).__name__}): is dcgm-exporter running"
+                f"{self._told} could not be read ({said}): is dcgm-exporter running"
                 " on this node and is this its address? Try `curl` on it, or set dcgm_exporter.url"
             ) from error
 
     def _body(self, response: httpx.Response) -> bytes:
         if response.status_code != httpx.codes.OK:
             raise SourceError(
-                f"{self._url} answered HTTP {response.status_code}, not 200: read the exporter's log, and"
+                f"{self._told} answered HTTP {response.status_code}, not 200: read the exporter's log, and"
                 " check that dcgm_exporter.url is its metrics page (it ends in /metrics)"
             )
         body, deadline = bytearray(), monotonic() + self._timeout
@@ -58,7 +61,7 @@ class HttpPage:
             body += chunk
             if len(body) > self._limit:
                 raise SourceError(
-                    f"{self._url} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
+                    f"{self._told} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
                     " dcgm_exporter.url to this node's own exporter, not to a federating Prometheus"
                 )
             # httpx times each wait, not the whole: a page that drips would hold the reading thread for ever.
@@ -68,7 +71,7 @@ class HttpPage:
 
     def _late(self) -> SourceError:
         return SourceError(
-            f"{self._url} gave no whole page within {self._timeout:g} s: the exporter hangs or the node is"
+            f"{self._told} gave no whole page within {self._timeout:g} s: the exporter hangs or the node is"
             " overloaded; restart dcgm-exporter, or raise dcgm_exporter.timeout_seconds"
         )
 

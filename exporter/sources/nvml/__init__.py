@@ -168,18 +168,24 @@ def _share(values: Fields, unit: Unit) -> Fields:
 
 def open_nvml(config: Any) -> NvmlSource:
     """Initialise NVML on this node. Raises SourceError when the library, the driver or every GPU is missing."""
+    nvml = initialised()
+    try:
+        return NvmlSource(nvml, overrides=None if config is None else config.overrides())
+    except SourceError:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+        raise
+
+
+def initialised() -> Any:
+    """The binding, its library initialised: whoever has it shuts it down. Raises SourceError."""
     import pynvml  # noqa: PLC0415  only a node with a driver needs it
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise _not_opened(pynvml, error) from error
-    try:
-        return NvmlSource(pynvml, overrides=None if config is None else config.overrides())
-    except SourceError:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-        raise
+    return pynvml
 
 
 def _not_opened(nvml: Any, error: Any) -> SourceError:

@@ -1,0 +1,251 @@
+"""Command `cardinality`: how many series and samples a fleet is, what that costs a Prometheus, and where to set limits.
+
+Owns flags, and what a series and a sample cost: measured by us on one machine, see docs/scale.md. Refuses to count.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+from msgspec import Struct, structs
+
+from exporter.cli.profiles import PROFILES, kept, relabelling, worst
+from exporter.cli.recordings import recorded, recordings
+from exporter.cli.series import LACKS, Fleet, scraped
+from exporter.cli.wiring import at_least
+from exporter.config import ConfigError
+from exporter.core.catalog import METRICS
+from exporter.core.exposition import MAX_LABEL
+
+BYTES_OF_MEMORY = 8 * 2**30 / (955_000 + 236_000)
+"""Of a series in the head, as sized in docs/scale.md from 5.7 GiB measured: 8 GiB for that many, rules included."""
+BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
+"""On disk, of a sample; docs/scale.md."""
+LEAKS = 5
+"""To which a job or a node loses at once: on the eight nodes of the simulated fleet and the demo 3.7 of a job, 5.0 of a
+node (tests/e2e/test_cardinality.py counts them)."""
+_HEAD_HOURS = 3.0
+"""For how long a series that has ended stays in Prometheus' head at most: two hours of a block and half of the next."""
+_HEADROOM = 1.2
+_GROUPS: Mapping[str, str] = {
+    "gpu": "single GPUs", "spinning GPU": "single GPUs", "shared GPU": "single GPUs",
+    "job": "jobs", "job in trouble": "jobs", "job on one GPU": "jobs",
+    "reporting job": "jobs that report", "rank": "jobs that report", "serving job": "servers",
+}  # fmt: skip
+_NODES = "nodes"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What was asked, and what it comes to. Series are those of the whole fleet at one moment, at most."""
+
+    fleet: Fleet
+    profile: str
+    interval: float
+    series: dict[str, int]
+    """Scraped, by what they are of."""
+    scraped: int
+    scraped_calm: int
+    """While nothing has ever gone wrong; the same rule for all."""
+    scraped_per_node: int
+    recorded: int
+    """As far as they are usual: each job and node loses to `LEAKS` leaks at once."""
+    recorded_at_most: int
+    new_series_per_day: int
+    """Of jobs that begin."""
+    samples_per_second: float
+    memory_bytes: int
+    """Of Prometheus; estimated from our own measurement."""
+    disk_bytes_per_day: int
+    sample_limit: int
+    """For each target."""
+    label_limit: int
+    label_value_length_limit: int
+
+
+def answer(fleet: Fleet, *, profile: str = "full", interval: float = 60.0) -> Answer:
+    """Work it all out."""
+    found = {name: count * kept(name, profile) for name, count in scraped(fleet).items()}
+    calm = sum(count * kept(name, profile) for name, count in scraped(fleet, calm=True).items())
+    usual = structs.replace(fleet, leaks=fleet.leaks or LEAKS)
+    rules = {rule: recorded(usual, rule, calm=True) for rule in recordings()}
+    total, told = sum(found.values()), sum(rules.values())
+    new = _new(fleet, profile)
+    said = total / interval + sum(count / rule.interval for rule, count in rules.items())
+    samples = (total / interval * BYTES_SCRAPED + (said - total / interval) * BYTES_RECORDED) * 86_400
+    return Answer(
+        fleet=fleet,
+        profile=profile,
+        interval=interval,
+        series=_grouped(found),
+        scraped=math.ceil(total),
+        scraped_calm=math.ceil(calm),
+        scraped_per_node=math.ceil(total / fleet.nodes),
+        recorded=math.ceil(told),
+        recorded_at_most=math.ceil(sum(recorded(fleet, rule) for rule in recordings())),
+        new_series_per_day=math.ceil(new),
+        samples_per_second=round(said, 1),
+        memory_bytes=round((total + told + new * _HEAD_HOURS / 24) * BYTES_OF_MEMORY),
+        disk_bytes_per_day=round(samples),
+        sample_limit=math.ceil(worst(fleet, profile) * _HEADROOM / 100) * 100,
+        label_limit=_label_limit(),
+        label_value_length_limit=4 * MAX_LABEL,
+    )
+
+
+def _grouped(found: Mapping[str, float]) -> dict[str, int]:
+    scopes = {metric.name: metric.scope for metric in METRICS}
+    sums: dict[str, float] = {}
+    for name, count in found.items():
+        group = _GROUPS.get(scopes.get(name, ""), _NODES)
+        sums[group] = sums.get(group, 0.0) + count
+    return {group: math.ceil(count) for group, count in sums.items() if count}
+
+
+def _new(fleet: Fleet, profile: str) -> float:
+    """A job that begins is new series of it on each of its nodes, and of the rules by job."""
+    if not fleet.churn or not fleet.jobs:
+        return 0.0
+    running = structs.replace(fleet, churn=0.0)
+    of_jobs = {metric.name for metric in METRICS if "job_id" in metric.labels}
+    raw = sum(count * kept(name, profile) for name, count in scraped(running).items() if name in of_jobs)
+    usual = structs.replace(running, leaks=fleet.leaks or LEAKS)
+    rules = sum(recorded(usual, rule, calm=True) for rule in recordings() if "job_id" in rule.labels)
+    return (raw + rules) / fleet.jobs * fleet.churn
+
+
+def _label_limit() -> int:
+    """The most labels of any metric, its name, job and instance, and as many again for what a scrape config adds."""
+    return max(len(metric.labels) for metric in METRICS) + 3 + 12
+
+
+# -- the command --
+
+
+def cardinality(args: argparse.Namespace) -> int:
+    """Print how many series there will be, or the relabelling of a profile."""
+    if args.relabel:
+        sys.stdout.write(relabel_text(args.profile))
+        return 0
+    found = answer(_fleet(args), profile=args.profile, interval=args.interval)
+    tree = msgspec.to_builtins(found)
+    sys.stdout.write(json.dumps(tree, indent=2) + "\n" if args.json else "\n".join(_said(found)) + "\n")
+    return 0
+
+
+def relabel_text(profile: str) -> str:
+    """YAML to go below a job of a scrape configuration."""
+    rows = relabelling(profile)
+    command = f"gpu-efficiency cardinality --profile {profile} --relabel"
+    head = f"# Profile {profile}: {PROFILES[profile]}. Printed by {command}\n"
+    return head + "metric_relabel_configs:" + ("".join(map(_rule, rows)) or " []") + "\n"
+
+
+def _rule(row: Mapping[str, object]) -> str:
+    sources = ", ".join(row["source_labels"])  # type: ignore[arg-type]
+    return f"\n  - source_labels: [{sources}]\n    regex: {row['regex']}\n    action: {row['action']}"
+
+
+def _fleet(args: argparse.Namespace) -> Fleet:
+    """What was said, and for what was not a sensible most."""
+    jobs = args.nodes if args.jobs is None else args.jobs
+    owners = max(args.teams, args.accounts, args.namespaces)
+    fleet = Fleet(
+        nodes=args.nodes, gpus=args.gpus, mig_boards=args.mig_boards, mig_instances=args.mig_instances, jobs=jobs,
+        nodes_per_job=args.nodes_per_job, reporting=args.reporting, serving=args.serving, trouble=args.trouble,
+        spinning=args.spinning, shared=args.shared_gpus, sharers=args.sharers, free=args.free_gpus, churn=args.churn,
+        reasons=args.reasons, models=args.models, models_per_node=1, node_accounts=min(owners, args.node_accounts),
+        owners=owners, users=args.users, pairs=max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
+        exemptions=args.exemptions, leaks=args.leaks, source=args.source, listening=not args.no_reports,
+    )  # fmt: skip
+    for wrong, why in _contradictions(fleet):
+        if wrong:
+            raise ConfigError(f"cardinality: {why}")
+    return fleet
+
+
+def _contradictions(fleet: Fleet) -> Iterator[tuple[bool, str]]:
+    yield fleet.mig_boards > fleet.gpus, f"--mig-boards {fleet.mig_boards} of {fleet.gpus} GPUs a node"
+    yield bool(fleet.mig_boards) != bool(fleet.mig_instances), "--mig-boards and --mig-instances go together"
+    yield fleet.nodes_per_job > fleet.nodes, f"--nodes-per-job {fleet.nodes_per_job:g} of {fleet.nodes} nodes"
+    for flag in ("reporting", "serving", "trouble"):
+        yield getattr(fleet, flag) > fleet.jobs, f"--{flag} {getattr(fleet, flag)} of {fleet.jobs} jobs"
+    every = fleet.nodes * fleet.devices
+    for flag, count in (("spinning", fleet.spinning), ("shared-gpus", fleet.shared), ("free-gpus", fleet.free)):
+        yield count > every, f"--{flag} {count} of {every} GPUs and instances"
+
+
+def _said(found: Answer) -> Iterator[str]:
+    fleet = found.fleet
+    yield f"{fleet.nodes:,} nodes of {fleet.gpus} GPUs, {fleet.jobs:,} jobs; source {fleet.source}."
+    yield f"Profile {found.profile}: {PROFILES[found.profile]}. At most there will be, unless a line says otherwise:\n"
+    for group, count in found.series.items():
+        yield f"  scraped, of {group:20}{count:>14,}  {count / fleet.nodes:>9,.1f} a node"
+    yield f"  scraped, all{'':>18}{found.scraped:>14,}  {found.scraped / fleet.nodes:>9,.1f} a node"
+    yield f"    while nothing has gone wrong{'':>2}{found.scraped_calm:>14,}"
+    yield f"  recorded by alerts/*.yaml{'':>5}{found.recorded:>14,}  usual: each loses to {fleet.leaks or LEAKS} leaks"
+    yield f"    at most{'':>23}{found.recorded_at_most:>14,}"
+    if found.new_series_per_day:
+        yield f"  new a day, of jobs that begin {found.new_series_per_day:>14,}"
+    yield f"  samples a second{'':>14}{found.samples_per_second:>14,.0f}  scraped every {found.interval:g} s"
+    yield "\nOf one Prometheus, by what we measured on one machine (docs/scale.md), (E):"
+    yield f"  memory {found.memory_bytes / 2**20:,.0f} MiB, disk {found.disk_bytes_per_day / 1e6:,.0f} MB a day"
+    if found.profile not in {"full", "rules"}:
+        yield "  Rules that read what this profile drops record nothing: docs/prometheus.md says which."
+    yield "\nLimits of a scrape, each a fifth above the worst that such a node can do:"
+    yield f"  sample_limit: {found.sample_limit}"
+    yield f"  label_limit: {found.label_limit}"
+    yield f"  label_value_length_limit: {found.label_value_length_limit}"
+
+
+_NUMBERS = (
+    ("nodes", 1, 1, "nodes with a daemon"),
+    ("gpus", 8, 1, "boards a node"),
+    ("mig-boards", 0, 0, "of them cut into MIG instances, a node"),
+    ("mig-instances", 0, 0, "instances on these together, a node"),
+    ("reporting", 0, 0, "jobs that report (docs/reports.md)"),
+    ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
+    ("trouble", 0, 0, "jobs that hang, have no process, an exemption or a limit of their own"),
+    ("spinning", 0, 0, "GPUs that spin at once"),
+    ("shared-gpus", 0, 0, "GPUs that several jobs hold at once"),
+    ("sharers", 2, 1, "jobs on each of those"),
+    ("free-gpus", 0, 0, "GPUs that nobody holds; lowers only what there is while nothing has gone wrong"),
+    ("reasons", 1, 0, "for which a GPU was not seen since its daemon's start"),
+    ("models", 1, 1, "models of GPU in the fleet"),
+    ("teams", 1, 1, "teams"),
+    ("accounts", 1, 1, "accounts"),
+    ("namespaces", 1, 1, "namespaces"),
+    ("users", 1, 1, "users who run something at once"),
+    ("node-accounts", 4, 1, "of these, that have used one node since its daemon's start"),
+    ("exemptions", 0, 0, "[[exemptions]]"),
+    ("leaks", 0, 0, f"to which a job loses at once; 0: {LEAKS} where it is usual, else all"),
+)
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `cardinality`."""
+    for name, default, least, about in _NUMBERS:
+        command.add_argument(f"--{name}", type=_whole(least), default=default, metavar="N", help=f"{about}; {default}")
+    command.add_argument("--jobs", type=_whole(0), metavar="N", help="jobs that run at once; one a node")
+    command.add_argument("--nodes-per-job", type=at_least(1), default=1.0, metavar="N", help="on average; 1")
+    command.add_argument("--churn", type=at_least(0), default=0.0, metavar="N", help="jobs that end in a day; 0")
+    command.add_argument("--source", choices=tuple(LACKS), default="dcgm", help="where telemetry comes from; dcgm."
+                         " driver: NVML on boards before Hopper")  # fmt: skip
+    command.add_argument("--no-reports", action="store_true", help="reports.socket is empty")
+    command.add_argument("--interval", type=at_least(1), default=60.0, metavar="S", help="between two scrapes; 60")
+    command.add_argument("--profile", choices=tuple(PROFILES), default="full", help="what the scrape keeps; full")
+    command.add_argument("--relabel", action="store_true", help="print the profile as metric_relabel_configs")
+    command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    """A flag's type: a whole number, `least` or more."""
+
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or int(text) < least or len(text) > 9:  # noqa: PLR2004
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} to 999,999,999")
+        return int(text)
+
+    return number

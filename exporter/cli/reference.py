@@ -1,0 +1,204 @@
+"""docs/configuration.md, written from the structs of the configuration: `python -m exporter.cli.reference` (make docs).
+
+Owns the page's form. Every key, type, bound, default and word of explanation is read from `exporter.config` and the
+policy: an attribute's docstring by its place in the source. Refuses to explain anything itself.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec import inspect as types
+from msgspec.structs import FieldInfo, fields
+
+from exporter.cli import cluster, wiring
+from exporter.config import LIVE, PREFIX, Config
+from exporter.core.policy import Policy, reasons
+
+_HEAD = f"""# Configuration
+
+Written by `make docs` from the structs in `exporter/config.py` and `exporter/core/policy.py`.
+
+    gpu-efficiency check-config --config FILE     # reads it as the daemon does, prints what will be used, refuses what is wrong
+
+One TOML file, named by `--config`; without one everything has a default. What is set later wins: defaults, the file, environment variables, flags. An unknown key or
+a wrong type stops the daemon with the key's path; nothing is ignored. An [example](../examples/gpu-efficiency.toml); who may see what is served: [web.md](web.md).
+
+- **Environment**: `{PREFIX}` and the key's path in capitals, `_` for `.`: `{PREFIX}WEB_LISTEN_ADDRESS` is `web.listen_address`. A list of words or numbers is
+  `[a, b]`. What a table below calls "file only" has no variable.
+- **Flags** are those of `serve`, `demo`, `replay` and, where it says so, `cluster`.
+- **Reload**: sections marked *live* take effect by SIGHUP, or when their file has changed, without losing a second of the ledger. The rest needs a restart, and the log says so.
+"""  # noqa: E501  a paragraph of the page is a line
+_COLUMNS = "| key | type | default | environment | flag | meaning |\n|---|---|---|---|---|---|"
+
+
+def markdown() -> str:
+    """The whole page."""
+    docs = _docstrings()
+    own = [field for field in fields(Config) if not _is_section(field) and field.name in {"source", "scheduler"}]
+    parts = [_HEAD, "## Above all sections\n", _table(own, "", docs["Config"])]
+    for field in fields(Config):
+        if field not in own:
+            parts += ["", *_section(field, docs)]
+    return "\n".join(parts) + "\n"
+
+
+def _section(field: FieldInfo, docs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Its heading and its tables, those of nested lists and tables too."""
+    live = "*Live.*" if field.name in LIVE else "Needs a restart."
+    struct, form = _struct_of(field.type)
+    yield f"## {form.format(field.name)}\n"
+    if field.name == "policy":
+        yield f"Thresholds; each has its reason, E marks an engineering estimate. {live}\n\n{_policy()}"
+        return
+    said = docs["Config"].get(field.name, "")
+    about = _about(struct) if struct is not None else ""
+    yield " ".join(filter(None, (about, said, live))) + "\n"
+    if struct is not None:
+        inline = [each for each in fields(struct) if _nested(each.type) is None]
+        path = field.name if _is_section(field) else None
+        yield _table(inline, path, docs[struct.__name__])
+        for each in fields(struct):
+            yield from _below(each, field.name, docs)
+
+
+def _below(field: FieldInfo, above: str, docs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """A list or table of structs within a section."""
+    struct = _nested(field.type)
+    if struct is not None:
+        _, form = _struct_of(field.type)
+        yield f"\n### {form.format(f'{above}.{field.name}')}\n"
+        said = docs[above.capitalize()].get(field.name, "")
+        yield f"{_about(struct)} {said}".strip() + "\n"
+        yield _table(fields(struct), None, docs[struct.__name__])
+
+
+def _table(rows: Iterable[FieldInfo], path: str | None, docs: Mapping[str, str]) -> str:
+    """`path` empty: keys above all sections; None: those of a list or of tables with names, which only a file has."""
+    return "\n".join((_COLUMNS, *(_row(field, path, docs.get(field.name, "")) for field in rows)))
+
+
+def _row(field: FieldInfo, path: str | None, said: str) -> str:
+    cells = [f"`{field.name}`", _type(field.type), _default(field), "file only", "", said]
+    if path is not None:
+        dotted = f"{path}.{field.name}".lstrip(".")
+        cells[3] = f"`{PREFIX}{dotted.upper().replace('.', '_')}`"
+        cells[4] = ", ".join(f"`{name}`" for name in _flags().get(dotted, ()))
+    return "| " + " | ".join(cells) + " |"
+
+
+def _policy() -> str:
+    told = reasons()
+    return "\n".join((_COLUMNS, *(_row(field, "policy", told[field.name]) for field in fields(Policy))))
+
+
+# -- what a field is --
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.type, type) and issubclass(field.type, Struct)
+
+
+def _struct_of(hint: Any) -> tuple[type[Struct] | None, str]:
+    """The struct of a section's keys, and how its heading is written in TOML."""
+    match types.type_info(hint):
+        case types.StructType(cls=struct):
+            return struct, "[{}]"
+        case types.VarTupleType(item_type=types.StructType(cls=struct)):
+            return struct, "[[{}]]"
+        case types.DictType(value_type=types.StructType(cls=struct)):
+            return struct, '[{}."NAME"]'
+        case _:
+            return None, '[{}."NAME"]'
+
+
+def _nested(hint: Any) -> type[Struct] | None:
+    return None if isinstance(types.type_info(hint), types.StructType) else _struct_of(hint)[0]
+
+
+def _about(struct: type[Struct]) -> str:
+    """The struct's docstring without the section's own name."""
+    text = " ".join(inspect.getdoc(struct).split()) if inspect.getdoc(struct) else ""  # type: ignore[union-attr]
+    _, _, rest = text.partition("]: ")
+    return rest[:1].upper() + rest[1:] if rest else text.partition("]. ")[2].strip()
+
+
+def _type(hint: Any) -> str:
+    """In words; values to choose from in the order in which they are written."""
+    info = types.type_info(hint)
+    while isinstance(info, types.Metadata):
+        info = info.type
+    chosen = get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
+    said: dict[type, Callable[[], str]] = {
+        types.LiteralType: lambda: ", ".join(f"`{json.dumps(value)}`" for value in chosen),
+        types.VarTupleType: lambda: f"list of: {_type(chosen[0])}",
+        types.UnionType: lambda: ", or ".join(_type(each) for each in chosen if each is not NoneType),
+        types.IntType: lambda: _number("whole number", info),
+        types.FloatType: lambda: _number("number", info),
+        types.StrType: lambda: "text, not empty" if getattr(info, "min_length", None) else "text",
+        types.BoolType: lambda: "boolean",
+        types.DateType: lambda: "date",
+    }
+    return said.get(type(info), lambda: "table")()
+
+
+_LONG = 10**6
+
+
+def _number(name: str, info: Any) -> str:
+    bounds = (("above", info.gt), ("from", info.ge), ("below", info.lt), ("to", info.le))
+    return " ".join((name, *(f"{word} {_figure(bound)}" for word, bound in bounds if bound is not None)))
+
+
+def _figure(value: float) -> str:
+    text = f"{int(value):,}" if value == int(value) and value < _LONG else f"{value:g}"
+    return text.replace("e+0", "e").replace("e+", "e")
+
+
+def _default(field: FieldInfo) -> str:
+    """In TOML; a value that has none must be given."""
+    if field.default is NODEFAULT and field.default_factory is NODEFAULT:
+        return "**must be given**"
+    value = field.default if field.default is not NODEFAULT else field.default_factory()
+    if value is None:
+        return "not set"
+    return f"`{json.dumps(msgspec.to_builtins(value), ensure_ascii=False)}`"
+
+
+# -- where it is said --
+
+
+def _docstrings() -> dict[str, dict[str, str]]:
+    """Class -> attribute -> the text below it in the source."""
+    module = ast.parse(inspect.getsource(inspect.getmodule(Config)))  # type: ignore[arg-type]
+    return {node.name: dict(_of_class(node)) for node in module.body if isinstance(node, ast.ClassDef)}
+
+
+def _of_class(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for here, after in zip(node.body, node.body[1:], strict=False):
+        match here, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split()).replace("|", "\\|")
+
+
+def _flags() -> dict[str, tuple[str, ...]]:
+    """Dotted key -> the flags that set it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for add, whose in ((wiring.configured, ""), (cluster.arguments, " (cluster)")):
+        parser = argparse.ArgumentParser(add_help=False)
+        add(parser)
+        for action in parser._actions:  # noqa: SLF001  argparse has no public list of them
+            if action.dest not in found:
+                found[action.dest] = tuple(f"{name}{whose}" for name in action.option_strings)
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

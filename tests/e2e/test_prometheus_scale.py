@@ -1,0 +1,252 @@
+"""Prometheus itself, as docs/prometheus.md sets it up.
+
+Agents that write to a store, profiles that drop detail, and the number of series against `gpu-efficiency cardinality`.
+VictoriaMetrics, where it is installed, is asked what Prometheus is asked.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from exporter.cli.cardinality import LEAKS
+from exporter.cli.profiles import PROFILES, kept, worst
+from exporter.cli.recordings import recorded, recordings
+from exporter.cli.series import OF_A_SCRAPE, Fleet, scraped
+from tests.alerts.packs import FOLDER
+from tests.dashboards.past import Past, prometheus, rules
+from tests.dashboards.stories import Story, play
+from tests.e2e.running import ROOT, Daemon, Page, daemon, environment, free_port, running, wait_for
+from tests.fleets import fleet_of
+
+pytestmark = pytest.mark.e2e
+EXAMPLES = ROOT / "examples" / "prometheus"
+END = 1_767_873_600.0
+NODES = (
+    *(Story(cluster="a", scenario="fleet", node=number, seconds=2400, period=10) for number in range(8)),
+    Story(cluster="a", scenario="demo", node=8),
+)
+"""Eight kinds of nodes, and the demo: trainings, servers, notebooks, hangs, one GPU that is lost."""
+
+
+@pytest.fixture(name="demo", scope="module")
+def _demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with daemon(tmp_path_factory.mktemp("demo"), "demo") as served:
+        yield served
+
+
+@contextmanager
+def started(folder: Path, config: Mapping[str, Any], *words: str) -> Iterator[httpx.Client]:
+    """A Prometheus with this configuration, until the block ends."""
+    folder.mkdir(exist_ok=True)
+    file, port = folder / "prometheus.yaml", free_port()
+    file.write_text(yaml.safe_dump(dict(config)))
+    line = ["prometheus", f"--config.file={file}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *words]
+    with (
+        running(line, folder / "log", environment()) as program,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client,
+    ):
+        wait_for(lambda: program.alive() and ready(client), "Prometheus is ready")
+        yield client
+        assert program.end() == 0
+
+
+def ready(client: httpx.Client, path: str = "/-/ready") -> bool:
+    try:
+        return client.get(path).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def asked(client: httpx.Client, query: str, **more: str) -> dict[frozenset[tuple[str, str]], float]:
+    """Labels of each series, its name left out, and its value."""
+    answer = client.post("/api/v1/query", data={"query": query, **more}).json()
+    assert answer["status"] == "success", (query, answer)
+    return {
+        frozenset((k, v) for k, v in row["metric"].items() if k != "__name__"): float(row["value"][1])
+        for row in answer["data"]["result"]
+    }
+
+
+def one(client: httpx.Client, query: str, **more: str) -> float | None:
+    return next(iter(asked(client, query, **more).values()), None)
+
+
+# -- agent mode --
+
+
+def test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules(demo: Daemon, tmp_path: Path) -> None:
+    """The two examples with other addresses and a faster pace; nothing else of them is changed."""
+    quick = tmp_path / "alerts"
+    quick.mkdir()
+    for path in FOLDER.glob("*.yaml"):
+        (quick / path.name).write_text(re.sub(r"(?m)^ *interval: .*\n", "", path.read_text()))
+    central = yaml.safe_load((EXAMPLES / "central.yaml").read_text())
+    del central["alerting"]
+    central |= {"rule_files": [f"{quick}/*.yaml"], "global": {"evaluation_interval": "1s"}}
+    words = (f"--storage.tsdb.path={tmp_path / 'tsdb'}", "--web.enable-remote-write-receiver")
+    with started(tmp_path / "store", central, *words) as store:
+        agent = yaml.safe_load((EXAMPLES / "agent.yaml").read_text())
+        agent["global"] |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
+        nodes = tmp_path / "nodes.yaml"
+        nodes.write_text(yaml.safe_dump([{"targets": [f"127.0.0.1:{demo.port}"]}]))
+        agent["scrape_configs"][0]["file_sd_configs"] = [{"files": [f"{nodes}"]}]
+        (write,) = agent["remote_write"]
+        del write["tls_config"], write["basic_auth"]
+        write["url"] = f"{store.base_url}/api/v1/write"
+        folder = f"--storage.agent.path={tmp_path / 'wal'}"
+        with started(tmp_path / "agent", agent, "--enable-feature=agent", folder):
+            query = 'cluster:gpu_efficiency_product:ratio_rate5m{cluster="alps"}'
+            share = wait_for(lambda: one(store, query), "the useful share of the cluster is recorded in the store")
+            page = demo.page()
+            assert 0 < share < 1
+            assert asked(store, 'up{cluster="alps",instance="127.0.0.1"}')
+            assert one(store, 'sum(gpu_efficiency_node_gpus{cluster="alps"})') == page.total("node_gpus")
+            assert one(store, 'count(gpu_efficiency_job_info{cluster="alps"})') == len(page.rows("job_info"))
+            shown = 'cluster:gpu_efficiency_kernel_utilization:ratio_rate5m{cluster="alps"}'
+            assert share < wait_for(lambda: one(store, shown), "what nvidia-smi shows")
+            assert asked(store, '{__name__=~"go_.*"}') == {}
+
+
+# -- profiles --
+
+
+def fleet_of_page(page: Page) -> Fleet:
+    """What the page of one node says that there is."""
+    gpus = {labels["uuid"] for labels, _ in page.rows("paid_seconds_total")}
+    held = {labels["uuid"] for labels, _ in page.rows("allocation_info")}
+    accounts = {
+        tuple(labels[k] for k in ("team", "account", "workload_namespace"))
+        for labels, _ in page.rows("account_seconds_total")
+    }
+    return Fleet(
+        gpus=len(gpus), jobs=len(page.rows("job_info")), free=len(gpus - held),
+        spinning=len(page.rows("hang_suspected")),
+        trouble=len(page.rows("job_hang_suspected_gpus")), serving=len(page.rows("job_engine_info")),
+        reporting=len({labels["job_id"] for labels, _ in page.rows("job_reported_gpu_seconds_total")}),
+        node_accounts=len(accounts), listening=bool(page.rows("workload_messages_total")),
+    )  # fmt: skip
+
+
+def test_what_prometheus_keeps_by_each_profile_is_what_the_calculator_says(demo: Daemon, tmp_path: Path) -> None:
+    """A demo's daemon four times, with the relabelling of the examples; and a limit of one below the truth refuses."""
+    fleet = fleet_of_page(demo.page())
+    jobs = [_job(demo, profile, worst(fleet, profile)) for profile in PROFILES]
+    tight = _job(demo, "full", 100) | {"job_name": "tight"}
+    pace = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    config = {"global": pace, "scrape_configs": [*jobs, tight]}
+    with started(tmp_path / "prometheus", config, f"--storage.tsdb.path={tmp_path / 'tsdb'}") as client:
+        wait_for(lambda: one(client, "count(count_over_time(up[1m]) >= 2)") == len(PROFILES) + 1, "two scrapes of each")
+        for profile in PROFILES:
+            assert one(client, f'up{{job="{profile}"}}') == 1
+            stored = one(client, f'count({{job="{profile}"}})')
+            assert stored is not None
+            fleet = fleet_of_page(demo.page())
+            most = sum(count * kept(name, profile) for name, count in scraped(fleet).items())
+            assert stored <= most <= stored * 1.15, (profile, stored, most)
+            assert one(client, f'count({{job="{profile}",__name__=~"up|scrape_.+"}})') == OF_A_SCRAPE
+        assert one(client, 'up{job="tight"}') == 0
+        (target,) = [t for t in client.get("/api/v1/targets").json()["data"]["activeTargets"]
+                     if t["labels"]["job"] == "tight"]  # fmt: skip
+        assert "sample limit exceeded" in target["lastError"]
+
+
+def _job(demo: Daemon, profile: str, limit: float) -> dict[str, Any]:
+    found = {} if profile == "full" else yaml.safe_load((EXAMPLES / f"relabel-{profile}.yaml").read_text())
+    target = {"targets": [f"127.0.0.1:{demo.port}"]}
+    return {"job_name": profile, "sample_limit": int(limit), "static_configs": [target], **found}
+
+
+# -- what rules record --
+
+
+@pytest.fixture(name="stored", scope="module")
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Past, Fleet]]:
+    """Nine nodes' pages of forty minutes and everything the rules make of them."""
+    with prometheus(tmp_path_factory.mktemp("past")) as past:
+        snapshots = [play(story, end=END, url=past.url).last for story in NODES]
+        past.record(rules(), start=END - 1500, end=END)
+        yield past, fleet_of(*snapshots)
+
+
+def test_no_rule_records_more_than_the_calculator_says(stored: tuple[Past, Fleet]) -> None:
+    past, fleet = stored
+    ended = {labels["job_id"] for labels, _ in past.ask("count by (job_id) (job:gpu_efficiency_gau:median_1d)", END)}
+    fleet = replace(fleet, churn=24.0 * (len(ended) - fleet.jobs + 1))  # so many have ended within the hour
+    found = {labels["__name__"]: value for labels, value in past.ask('count by (__name__) ({__name__=~".+:.+"})', END)}
+    most = {rule.record: recorded(fleet, rule) for rule in recordings()}
+    assert found.keys() <= most.keys()
+    assert {name: (value, most[name]) for name, value in found.items() if value > most[name]} == {}
+    usual = replace(fleet, leaks=LEAKS, churn=0.0)
+    total = sum(recorded(usual, rule, calm=True) for rule in recordings())
+    truth = sum(found.values())
+    assert truth <= total <= truth * 1.4, (truth, total)
+
+
+def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Past, Fleet]) -> None:
+    past, fleet = stored
+    of_jobs = past.ask("count(job_leak:gpu_efficiency_seconds:rate5m) / count(job:gpu_efficiency_info)", END)[0][1]
+    of_nodes = past.ask("count(node_leak:gpu_efficiency_seconds:rate5m)", END)[0][1] / fleet.nodes
+    assert (round(of_jobs, 1), round(of_nodes, 1)) == (3.7, 5.0)
+    assert LEAKS - 1 < max(of_jobs, of_nodes) <= LEAKS
+
+
+# -- VictoriaMetrics --
+
+
+class Both:
+    """Past's client: what is written goes into two stores, what is asked to the first."""
+
+    def __init__(self, first: httpx.Client, second: httpx.Client) -> None:
+        self._first, self._second = first, second
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        answer = self._first.post(path, **more)
+        if path == "/api/v1/write":
+            self._second.post(path, **more).raise_for_status()
+        return answer
+
+
+@contextmanager
+def victoria(folder: Path) -> Iterator[httpx.Client]:
+    port = free_port()
+    words = [
+        "victoria-metrics", f"-storageDataPath={folder}/vm", f"-httpListenAddr=127.0.0.1:{port}",
+        "-retentionPeriod=100y", "-search.latencyOffset=0s",
+    ]  # fmt: skip
+    with (
+        running(words, folder / "vm.log", environment()) as program,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
+    ):
+        wait_for(lambda: program.alive() and ready(client, "/health"), "VictoriaMetrics is ready")
+        yield client
+        assert program.end() == 0
+
+
+@pytest.mark.skipif(shutil.which("victoria-metrics") is None, reason="needs VictoriaMetrics")
+def test_victoriametrics_answers_every_rule_s_expression_as_prometheus_does(tmp_path: Path) -> None:
+    """Both hold the same samples. Scrapes of whole minutes, so that no range has one sample more in one of them."""
+    with (
+        prometheus(tmp_path) as past,
+        victoria(tmp_path) as other,
+        httpx.Client(base_url=past.url, trust_env=False, timeout=60) as client,
+    ):
+        for story in NODES:
+            play(story, end=END, url=past.url)
+            play(story, end=END, url=f"{other.base_url}".rstrip("/"))
+        Past(past.url, Both(client, other)).record(rules(), start=END - 1500, end=END)  # type: ignore[arg-type]
+        other.get("/internal/force_flush").raise_for_status()
+        wait_for(lambda: one(other, "count(node:gpu_efficiency_info)", time=f"{END}") == len(NODES), "all is readable")
+        said = 0
+        for rule in rules():
+            here, there = (asked(each, rule.expr, time=f"{END}") for each in (client, other))
+            assert there == pytest.approx(here, rel=1e-6, nan_ok=True), rule.name
+            said += bool(here)
+        assert said > 0.8 * len(rules())

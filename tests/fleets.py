@@ -1,0 +1,70 @@
+"""What a calculator of series is to be asked about a node that was really played, and what the node really shows.
+
+Owns the reading of a snapshot for both. Refuses to compute any number of series.
+"""
+
+from msgspec.structs import replace
+
+from exporter.cli.series import Fleet, scraped
+from exporter.core.exposition import render
+from exporter.core.snapshot import JobView, Snapshot
+
+BESIDE = ("process", "scrape", "gpu_efficiency_workload_messages_total")
+"""What a snapshot alone has none of: the daemon's process, Prometheus' own, and a listener's."""
+
+
+def lines(page: str) -> list[str]:
+    """Samples of a page."""
+    return [line for line in page.splitlines() if line and not line.startswith("#")]
+
+
+def as_served(snapshot: Snapshot) -> Snapshot:
+    """The same with what a daemon says of itself: errors by kind, and that its scheduler answers."""
+    meta = replace(snapshot.meta, unanswered_seconds=0.0, errors=tuple((kind, 0) for kind in "abcd"))
+    return replace(snapshot, meta=meta)
+
+
+def shown(snapshot: Snapshot) -> int:
+    """Series that a node really shows."""
+    return len(lines(render(as_served(snapshot)).decode()))
+
+
+def told(fleet: Fleet, *, calm: bool = False) -> float:
+    """The calculator's word for it."""
+    return sum(count for name, count in scraped(fleet, calm=calm).items() if name not in BESIDE)
+
+
+def fleet_of(*snapshots: Snapshot, source: str = "dcgm") -> Fleet:
+    """What there is on these nodes, counted without a look at any series."""
+    gpus = [gpu for snapshot in snapshots for gpu in snapshot.gpus]
+    jobs = [job for snapshot in snapshots for job in snapshot.jobs]
+    instances = [gpu for gpu in gpus if gpu.device.parent]
+    nodes, names = len(snapshots), {job.owner.job_id for job in jobs}
+    shared = [gpu for gpu in gpus if len(gpu.owners) > 1]
+    return Fleet(
+        nodes=nodes,
+        gpus=(len(gpus) - len(instances)) // nodes,
+        mig_boards=len({gpu.device.parent for gpu in instances}) // nodes,
+        mig_instances=len(instances) // nodes,
+        jobs=len(names),
+        nodes_per_job=len(jobs) / len(names) if names else 1.0,
+        reporting=len({job.owner.job_id for job in jobs if job.progress is not None}),
+        serving=len({job.owner.job_id for job in jobs if job.service is not None}),
+        trouble=len({job.owner.job_id for job in jobs if _in_trouble(job)}),
+        spinning=sum(gpu.spin_since is not None for gpu in gpus),
+        shared=len(shared),
+        sharers=max((len(gpu.owners) for gpu in shared), default=2),
+        free=sum(not gpu.owners for gpu in gpus if not gpu.device.rest),
+        reasons=max((len(gpu.unobserved) for gpu in gpus), default=0),
+        models=len({gpu.device.model for gpu in gpus}),
+        node_accounts=max(len(snapshot.bills) for snapshot in snapshots),
+        owners=len({account for snapshot in snapshots for account, _ in snapshot.bills}),
+        users=len({job.owner.user for job in jobs}),
+        pairs=len({(job.owner.team, job.owner.account, job.owner.namespace, job.owner.user) for job in jobs}),
+        source=source,
+        listening=False,
+    )
+
+
+def _in_trouble(job: JobView) -> bool:
+    return bool(job.suspected or job.bare or job.owner.zombie_seconds or job.owner.exemption)

@@ -1,0 +1,131 @@
+"""Rules read again: whoever holds a GPU is judged anew, without a new beginning and without asking anybody."""
+
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from exporter.config import Exemption, Workload, WorkloadRule
+from exporter.core.model import SECOND, Allocation, Process, Reading
+from exporter.schedulers.kubernetes.watching import Patience
+from exporter.schedulers.processes import ProcessesScheduler
+from exporter.schedulers.rules import Rules
+from tests.kubernetes.cluster import Node, gpu_uuid, node, pod_object
+from tests.schedulers import slurm_rig
+from tests.schedulers.test_mapping_dir import Rig as Mapping
+from tests.schedulers.test_processes import Proc, gpu
+
+NEW = Rules(
+    Workload((WorkloadRule("interactive", team="hep", zombie_seconds=60.0, user="alice|user1001"),)),
+    [Exemption("x", "because", date(2999, 1, 1), user="alice|user1001")],
+)
+SLOW = Patience(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, doubt=1)
+
+
+def verdict(held: Allocation) -> tuple[str, str, float | None, str]:
+    owner = held.owner
+    return owner.team, owner.workload_class, owner.zombie_seconds, owner.exemption
+
+
+BEFORE, AFTER = ("", "batch", None, ""), ("hep", "interactive", 60.0, "x")
+
+
+def told(rig: slurm_rig.Rig) -> tuple[Allocation, ...]:
+    word = rig.tick()
+    assert word is not None
+    return word.allocations
+
+
+def test_slurm_s_jobs_without_another_question(tmp_path: Path) -> None:
+    rig = slurm_rig.Rig(tmp_path)
+    rig.socket("7")
+    rig.answers.jobs["7"] = slurm_rig.job("7", 0, 1)
+    first = told(rig)
+    asked = list(rig.answers.asked)
+    rig.scheduler.adopt(NEW)
+    again = told(rig)
+    assert [verdict(one) for one in first] == [BEFORE] * 2
+    assert [verdict(one) for one in again] == [AFTER] * 2
+    assert [(one.uuid, one.start, one.end) for one in again] == [(one.uuid, one.start, one.end) for one in first]
+    assert rig.answers.asked == asked
+
+
+def test_a_mapping_directory_s_jobs(tmp_path: Path) -> None:
+    rig = Mapping(tmp_path)
+    rig.write("0", "111\n")
+    process = rig.process(10, environ="SLURM_JOB_ID=111")
+    reading = Reading("GPU-a", 0, SECOND, processes=(process,))
+    rig.look(reading)
+    (first,) = rig.look(reading).allocations
+    assert rig.scheduler is not None
+    rig.scheduler.adopt(NEW)
+    (again,) = rig.look(reading).allocations
+    assert (verdict(first), verdict(again)) == (BEFORE, AFTER)
+    assert (again.start, again.end) == (first.start, None)
+
+
+def test_people_s_own_processes_by_what_they_said_at_first(tmp_path: Path) -> None:
+    """Also those that /proc does not show any more, or never did; a later process does not change who was judged."""
+    proc = Proc(tmp_path)
+    asked = ProcessesScheduler(proc=tmp_path, user_of=lambda _: "alice", asleep=lambda: 0)
+    shown = proc.add(10, started=5.0)
+    hidden = Process(99, name="/bin/hidden")
+    word = asked.look(100 * SECOND, (), [gpu(0, shown, hidden)])
+    assert word is not None
+    first = {one.owner.job_id: one for one in word.allocations}
+    asked.adopt(NEW)
+    word = asked.look(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    assert word is not None
+    again = {one.owner.job_id: one for one in word.allocations}
+    assert verdict(first["alice/train.service"]) == BEFORE
+    assert verdict(again["alice/train.service"]) == AFTER
+    asked.adopt(Rules(Workload((WorkloadRule(team="everybody", name=".*"),))))
+    word = asked.look(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    assert word is not None
+    teams = {one.owner.job_id: one.owner.team for one in word.allocations}
+    assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule judges what cannot be seen
+    assert {job: one.start for job, one in again.items()} == {job: one.start for job, one in first.items()}
+    word = asked.look(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
+    assert word is not None
+    assert {one.end for one in word.allocations} == {102 * SECOND}
+    assert not asked._judged  # nothing is kept of whoever is gone
+    asked.adopt(Rules())  # nobody is left to be judged
+    later = proc.add(11, started=5.0, command="jupyter lab")
+    word = asked.look(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
+    assert word is not None
+    assert verdict(word.allocations[0])[:2] == ("", "interactive")
+
+
+@pytest.fixture(name="here")
+def _here() -> Iterator[Node]:
+    with node() as made:
+        yield made
+
+
+def test_pods_without_another_list(here: Node) -> None:
+    """Neither kubelet nor API server are asked again: what they have said is judged anew."""
+    here.api.has(pod_object("train-0", labels={"hub.jupyter.org/username": "alice"}))
+    here.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(1))
+    scheduler = here.opens(SLOW)
+    first = here.until(lambda word: len(word.allocations) == 2, "both GPUs")
+    asked = here.kubelet.lists, len(here.api.requests)
+    scheduler.adopt(NEW)
+    again = here.until(lambda word: verdict(word.allocations[0]) == AFTER, "the new verdict")
+    assert [verdict(one)[0] for one in first.allocations] == [""] * 2
+    assert [verdict(one) for one in again.allocations] == [AFTER] * 2
+    assert [(one.uuid, one.start, one.end) for one in again.allocations] == [
+        (one.uuid, one.start, one.end) for one in first.allocations
+    ]
+    assert (here.kubelet.lists, len(here.api.requests)) == asked
+
+
+def test_pods_at_once_where_nothing_else_calls_for_it() -> None:
+    """Without an API server the next list would be an hour away."""
+    with node(with_api=False) as alone:
+        alone.kubelet.gives("train-0", gpu_uuid(0))
+        scheduler = alone.opens(SLOW)
+        alone.held((0, "ml/pod/train-0"))
+        scheduler.adopt(Rules(Workload((WorkloadRule(team="hep", namespace="ml"),))))
+        alone.until(lambda word: verdict(word.allocations[0])[0] == "hep", "the new verdict")
+        assert alone.kubelet.lists == 1

@@ -1,0 +1,184 @@
+"""The files of examples/prometheus and the table in docs/prometheus.md: checked by promtool, and by what they say."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.prometheus.build import BEGIN, END, block, lost, panels_lost, refreshed, rules_lost
+from exporter.cli.cardinality import answer, relabel_text
+from exporter.cli.profiles import PROFILES
+from exporter.cli.series import Fleet
+from exporter.config import DEFAULT_PORT
+from tests.alerts.lint import rules
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "prometheus"
+PAGE = ROOT / "docs" / "prometheus.md"
+CONFIGS = ("scrape.yaml", "tls.yaml", "central.yaml", "federate.yaml")
+AGENTS = ("agent.yaml", "shard.yaml")
+SCRAPES = ("scrape.yaml", "kubernetes.yaml", "tls.yaml", "agent.yaml", "shard.yaml", "vmagent.yaml")
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    """The examples as they would lie beside the rules, with a certificate and a password that they name."""
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "alerts", tmp_path / "alerts", ignore=shutil.ignore_patterns("*.py", "tests", "examples"))
+    (tmp_path / "tls").mkdir()
+    (tmp_path / "tls" / "password").write_text("secret\n")
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=example", "-days", "2"]
+    ca = ["-keyout", f"{tmp_path}/tls/key.pem", "-out", f"{tmp_path}/tls/ca.pem"]
+    subprocess.run([*words, *ca], check=True, capture_output=True)
+    return tmp_path
+
+
+def example(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def checked(folder: Path, name: str, *words: str) -> str:
+    done = subprocess.run(
+        ["promtool", "check", "config", *words, name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_promtool_takes_each_configuration(folder: Path, name: str) -> None:
+    said = checked(folder, name)
+    if "rule_files" in example(name):
+        found = sum(int(count) for count in re.findall(r"SUCCESS: (\d+) rules found", said))
+        assert found == len(rules())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_promtool_takes_each_agent_s(folder: Path, name: str) -> None:
+    checked(folder, name, "--agent")
+
+
+def test_promtool_takes_kubernetes_but_for_its_discovery(folder: Path) -> None:
+    """Debian's Prometheus has no discovery of Kubernetes."""
+    found = example("kubernetes.yaml")
+    (discovery,) = found["scrape_configs"][0].pop("kubernetes_sd_configs")
+    assert discovery == {"role": "pod", "namespaces": {"names": ["gpu-efficiency"]}}
+    (folder / "rest.yaml").write_text(yaml.safe_dump(found))
+    checked(folder, "rest.yaml")
+
+
+def test_kubernetes_keeps_the_chart_s_pods() -> None:
+    chart = ROOT / "helm" / "gpu-efficiency" / "templates"
+    keep = example("kubernetes.yaml")["scrape_configs"][0]["relabel_configs"][0]
+    assert keep["regex"] == "gpu-efficiency;metrics"
+    assert "app.kubernetes.io/name" in (chart / "_helpers.tpl").read_text()
+    assert "- name: metrics" in (chart / "daemonset.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", SCRAPES)
+def test_one_scrape_job_with_the_node_s_name(name: str) -> None:
+    job = example(name)["scrape_configs"][0]
+    assert job["job_name"] == "gpu-efficiency"
+    assert any(rule.get("target_label") == "instance" for rule in job["relabel_configs"])
+
+
+def test_limits_in_the_examples_are_those_of_eight_gpus() -> None:
+    found = answer(Fleet(gpus=8, jobs=8, reporting=8, serving=8))
+    for name in SCRAPES:
+        job = example(name)["scrape_configs"][0]
+        assert 0.9 * found.sample_limit <= job.get("sample_limit", found.sample_limit) <= 1.1 * found.sample_limit
+        assert job.get("label_limit", found.label_limit) == found.label_limit
+        assert job.get("label_value_length_limit", 1024) == found.label_value_length_limit
+
+
+def test_ports_and_clusters() -> None:
+    (nodes,) = example("nodes.yaml")
+    assert all(target.endswith(f":{DEFAULT_PORT}") for target in nodes["targets"])
+    assert nodes["labels"]["cluster"] == example("agent.yaml")["global"]["external_labels"]["cluster"]
+
+
+def test_the_agent_sends_what_rules_read() -> None:
+    (write,) = example("agent.yaml")["remote_write"]
+    (keep,) = write["write_relabel_configs"]
+    assert keep["action"] == "keep"
+    scraped = {"up", "gpu_efficiency_state", "gpu_efficiency_job_info", "process_resident_memory_bytes"}
+    assert all(re.fullmatch(keep["regex"], name) for name in scraped)
+    assert not re.fullmatch(keep["regex"], "go_goroutines")
+
+
+def test_a_shard_keeps_whole_nodes() -> None:
+    named, hashed, kept = example("shard.yaml")["scrape_configs"][0]["relabel_configs"]
+    assert hashed["source_labels"] == [named["target_label"]]
+    assert (hashed["action"], hashed["modulus"], kept["regex"]) == ("hashmod", 4, "0")
+    assert "rule_files" not in example("shard.yaml")
+
+
+def test_mimir_s_groups_are_within_the_limits_that_are_given() -> None:
+    limits = example("mimir-limits.yaml")["overrides"]["gpus"]
+    groups = [g for path in (ROOT / "alerts").glob("*.yaml") for g in yaml.safe_load(path.read_text())["groups"]]
+    assert max(len(group["rules"]) for group in groups) <= limits["ruler_max_rules_per_rule_group"]
+    assert len(groups) <= limits["ruler_max_rule_groups_per_tenant"]
+
+
+# -- profiles --
+
+
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"full"}))
+def test_relabelling_is_what_the_command_prints(profile: str) -> None:
+    """After a change of the catalogue or of a rule: make docs."""
+    assert (FOLDER / f"relabel-{profile}.yaml").read_text(encoding="utf-8") == relabel_text(profile)
+
+
+def test_the_page_s_table_is_the_rules_and_boards() -> None:
+    """After a change of a rule or a board: make docs."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert block() in page
+    assert refreshed(page) == page
+    with pytest.raises(ValueError, match="needs the lines"):
+        refreshed(page.replace(BEGIN, ""))
+    assert END in page
+
+
+def test_the_profile_for_rules_costs_no_rule_and_no_alert() -> None:
+    assert rules_lost("rules") == rules_lost("full") == (frozenset(), frozenset())
+    assert all(some == 0 for some, _ in panels_lost("full").values())
+    assert {title for title, (some, _) in panels_lost("rules").items() if some} == {
+        "Job", "Node and GPU", "Zombies and deadlocks",
+    }  # fmt: skip
+
+
+def test_each_profile_costs_more() -> None:
+    costs = [sum(map(len, rules_lost(profile))) for profile in PROFILES]
+    assert costs == sorted(costs)
+    assert "JobDeadlocked" in rules_lost("nodes")[1]
+    assert "GPULost" in rules_lost("jobs")[1] - rules_lost("rules")[1]
+
+
+@pytest.mark.parametrize(
+    ("expr", "profile", "gone"),
+    [
+        ("gpu_efficiency_power_watts", "rules", True),
+        ("gpu_efficiency_power_watts", "full", False),
+        ('rate(gpu_efficiency_seconds_total{leak="throttled"}[5m])', "rules", False),
+        ('rate(gpu_efficiency_seconds_total{leak=~"throttled|useful"}[5m])', "rules", True),
+        ("rate(gpu_efficiency_seconds_total[$__rate_interval])", "rules", True),
+        ("gpu_efficiency_state", "rules", False),
+        ("gpu_efficiency_state", "jobs", True),
+        ("gpu_efficiency_job_info", "jobs", False),
+        ("gpu_efficiency_job_info", "nodes", True),
+        ("gpu_efficiency_node_gpus", "nodes", False),
+        ("sum(up) or gpu_efficiency_last_xid", "rules", True),
+    ],
+)
+def test_what_an_expression_lacks(expr: str, profile: str, *, gone: bool) -> None:
+    assert lost(expr, profile) is gone
+    assert lost("level:some:record", profile, frozenset({"level:some:record"}))
