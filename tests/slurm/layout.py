@@ -48,7 +48,9 @@ def _configure(etc: Path, plan: Plan, place: Place) -> None:
     (etc / "gres.conf").write_text(gres_conf(plan, place))
     (etc / "cgroup.conf").write_text(cgroup_conf(plan))
     for script in ("prolog", "epilog"):
-        _program(etc / script, around_job(plan, place, script))
+        (etc / f"{script}.d").mkdir()
+        for name, text in around_job(plan, place, script).items():
+            _program(etc / f"{script}.d" / name, text)
         shutil.copy2(_SCRIPTS / f"slurm-{script}.sh", etc)
 
 

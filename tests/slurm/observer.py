@@ -86,13 +86,19 @@ def observed(
     boards: Sequence[str] = (),
     scheduler: str = "slurm",
     settings: Mapping[str, str] | None = None,
+    around: Callable[[list[str], Path], list[str]] | None = None,
 ) -> Iterator[Observer]:
-    """Serve for `node` until the block ends; `minors`: of each board in the driver's order, where they are not that."""
+    """Serve for `node` until the block ends; `minors`: of each board in the driver's order, where they are not that.
+
+    `around` makes another command line of the daemon's, given the folder of its boards; see `unprivileged`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "boards.txt"
     _say(script, boards)
     words = command("serve", "--source", "nvml", "--scheduler", scheduler, "--web.listen-address", "127.0.0.1:0")
     words += ["--sampling.interval-seconds", f"{INTERVAL}"]
+    if around:
+        words = around(words, folder)
     if minors:
         words = [
             "unshare",

@@ -73,8 +73,8 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         "SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
         "MailProg=/bin/true",
         f"PrologFlags={plan.prolog_flags}",
-        f"Prolog={folder}/etc/prolog",
-        f"Epilog={folder}/etc/epilog",
+        f"Prolog={folder}/etc/prolog.d/*",
+        f"Epilog={folder}/etc/epilog.d/*",
         "KillWait=1",
         *(_node(plan, place, name) for name in place.node_ports),
         f"PartitionName=gpu Nodes={','.join(place.node_ports)} Default=YES MaxTime=7-0 DefMemPerCPU=100 State=UP",
@@ -100,20 +100,16 @@ def cgroup_conf(plan: Plan) -> str:
     return f"ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
 
 
-def around_job(plan: Plan, place: Place, script: str) -> str:
-    """The prolog or the epilog: notes which GPUs slurmd gave to the job on its node, then the project's own.
+def around_job(plan: Plan, place: Place, script: str) -> dict[str, str]:
+    """What is in prolog.d or epilog.d: a note of which GPUs slurmd gave to the job on its node, and the project's own.
 
     A prolog's SLURM_JOB_GPUS is of its node (Slurm, Prolog and Epilog Guide): the truth that tests compare with.
     """
     folder = place.directory
-    own = (
-        f"GPU_EFFICIENCY_JOBS_DIR={folder}/jobs/$SLURMD_NODENAME exec {folder}/etc/slurm-{script}.sh"
-        if plan.mapping
-        else "exit 0"
-    )
-    return (
-        "#!/bin/sh\n"
+    note = (
         f"note={folder}/given/{script}.$SLURM_JOB_ID.$SLURMD_NODENAME\n"
         'echo "${SLURM_JOB_GPUS:-}" >"$note.new" && mv "$note.new" "$note"\n'
-        f"{own}\n"
     )
+    own = f"GPU_EFFICIENCY_JOBS_DIR={folder}/jobs/$SLURMD_NODENAME exec {folder}/etc/slurm-{script}.sh\n"
+    programs = {"10-note.sh": note} | ({"50-gpu-efficiency.sh": own} if plan.mapping else {})
+    return {name: f"#!/bin/sh\n{program}" for name, program in programs.items()}

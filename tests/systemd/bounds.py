@@ -1,0 +1,81 @@
+"""What a daemon under the unit may do and what not, by the names of `probe`: the table that the unit is held to."""
+
+GRANTED = {
+    "write its own state",
+    "write a socket's folder",
+    "read the configuration",
+    "see another's status",
+    "see another's control group",
+    "see another's command",
+    "see another's sockets",
+    "speak TCP",
+    "speak to a unix socket",
+}
+"""What the daemon must be able to do."""
+REFUSED = {
+    "open a GPU": "ENXIO",  # the kernel's own word: there is no driver; nobody forbids it
+    "open the GPUs' control": "ENXIO",
+    "open another device": "EPERM",
+    "open the kernel's log": "EACCES",
+    "make a device": "EPERM",
+    "write /etc": "EROFS",
+    "write /usr": "EROFS",
+    "write /var/lib": "EROFS",
+    "write /run": "EROFS",
+    "write a folder in /run that is everybody's": "EROFS",
+    "write a job's file": "EACCES",
+    "put the jobs' folder elsewhere": "EPERM",
+    "end a pause of root's": "EPERM",
+    "write a control group": "EROFS",
+    "write a kernel setting": "EROFS",
+    "read the password file": "EACCES",
+    "see root's home": "EACCES",
+    "read a log in a home": "EACCES",
+    "read a log for everybody in a home": "EACCES",
+    "reach the kubelet": "EACCES",
+    "see others' temporary files": "ENOENT",
+    "see another's environment": "EACCES",
+    "see another's descriptors": "EACCES",
+    "stop another": "EPERM",
+    "attach to another": "EPERM",
+    "become root": "EPERM",
+    "have memory to write and run": "EPERM",
+    "make a user namespace": "EPERM",
+    "mount": "EPERM",
+    "be real time": "EPERM",
+    "be nicer to itself": "EPERM",
+    "speak netlink": "EAFNOSUPPORT",
+    "speak raw": "EPERM",
+    "speak packets": "EAFNOSUPPORT",
+}
+CHANGES = {
+    "jobs": {
+        "see another's environment": "",
+        "see another's descriptors": "",
+        "read the password file": "",
+        "reach the kubelet": "",
+        # What stands in the place of homes and of the kernel's log is empty.
+        "see root's home": "ENODATA",
+        "read a log in a home": "ENOENT",
+        "read a log for everybody in a home": "ENOENT",
+        "open the kernel's log": "ENXIO",
+    },
+    "logs": {
+        "read a log in a home": "",
+        "read a log for everybody in a home": "",
+        "see others' temporary files": "",
+        "reach the kubelet": "",
+        "see another's descriptors": "",
+        "read the password file": "ENODATA",
+        "see root's home": "ENODATA",
+        "open the kernel's log": "ENXIO",
+    },
+    "kubelet": {
+        "reach the kubelet": "",
+        "read the password file": "",
+        "write a job's file": "",
+        "put the jobs' folder elsewhere": "",
+        "end a pause of root's": "",
+    },
+}
+"""What each drop-in changes, as this kernel says it."""
