@@ -1,0 +1,166 @@
+"""The wheel and the source distribution: built from a clean copy of this tree, looked into, installed, and started.
+
+With the tools that the image is built with (`requirements-image.lock`) and pip as it is. Not here: an upload.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from exporter import __version__
+from tests.e2e.running import ROOT, Page, environment, running, wait_for
+from tests.image.ours import wheels
+
+pytestmark = pytest.mark.e2e
+NAME = f"gpu_efficiency_exporter-{__version__}"
+INFO, DATA = f"{NAME}.dist-info", f"{NAME}.data/data/share/gpu-efficiency"
+MADE_HERE = shutil.ignore_patterns(
+    ".git", ".venv", ".cache", ".*_cache", ".hypothesis", ".coverage", "__pycache__", "*.egg-info", "build", "dist"
+)
+"""Names that git ignores, `.gitignore`; a folder called build in them is none of ours."""
+AT_THE_TOP = {
+    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md",
+    "compose.yaml", "pyproject.toml", "requirements-image.lock", "requirements-runtime.lock",
+    "requirements.bindings.lock", "requirements.lock", "requirements.training.lock", "setup.cfg", ".dockerignore",
+    ".gitignore",
+}  # fmt: skip
+"""Files; setuptools adds PKG-INFO and setup.cfg."""
+
+
+class Built(NamedTuple):
+    """What is uploaded, and the wheel that the source distribution gives."""
+
+    sdist: Path
+    wheel: Path
+    again: Path
+
+
+def built(source: Path, into: Path, *words: str) -> list[Path]:
+    """What `python -m build` makes of that folder, with the tools there are."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", f"{into}", *words, f"{source}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return sorted(into.iterdir())
+
+
+@pytest.fixture(name="made", scope="module")
+def _made(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("made")
+    copy = shutil.copytree(ROOT, folder / "copy", ignore=MADE_HERE)
+    (wheel,) = built(copy, folder / "direct", "--wheel")
+    (sdist,) = built(copy, folder / "source", "--sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (again,) = built(folder / "unpacked" / NAME, folder / "again", "--wheel")
+    return Built(sdist, wheel, again)
+
+
+def content(wheel: Path) -> dict[str, bytes]:
+    """Every file in it; RECORD lists the others by hash and is pip's to check."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def sources(*folders: str) -> Iterator[str]:
+    """Every file of this tree below these folders that is not made here."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield f"{path.relative_to(ROOT)}"
+
+
+def test_the_names_are_those_of_this_release_for_any_machine(made: Built) -> None:
+    assert made.sdist.name == f"{NAME}.tar.gz"
+    assert made.wheel.name == made.again.name == f"{NAME}-py3-none-any.whl"
+
+
+def test_the_wheel_has_the_package_its_data_and_licence_and_nothing_of_the_tests(made: Built) -> None:
+    names = set(content(made.wheel))
+    package = {name for name in names if name.startswith("exporter/")}
+    assert package == set(sources("exporter"))
+    assert {"exporter/py.typed", "exporter/data/gpu_specs.csv", "exporter/data/slurm-prolog.sh"} < package
+    info = {name for name in names if name.startswith(f"{INFO}/")}
+    assert info == {
+        f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
+    }
+    data = {name for name in names if name.startswith(f"{DATA}/")}
+    assert names == package | info | data
+    assert content(made.wheel)[f"{INFO}/top_level.txt"] == b"exporter\n"
+    assert content(made.wheel)[f"{INFO}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_wheel_brings_what_bare_metal_needs(made: Built) -> None:
+    files = {name.removeprefix(f"{DATA}/"): body for name, body in content(made.wheel).items() if name.startswith(DATA)}
+    units = {f"systemd/{path.name}": path for path in (ROOT / "systemd").glob("*.service")}
+    assert {"systemd/gpu-efficiency.service", "systemd/gpu-efficiency-cluster.service"} <= set(units)
+    slurm = {f"slurm/slurm-{when}.sh": ROOT / f"exporter/data/slurm-{when}.sh" for when in ("prolog", "epilog")}
+    for name, path in (units | slurm).items():
+        assert files[name] == path.read_bytes(), name
+    assert {name.partition("/")[0] for name in files} >= {"sysusers.d", "tmpfiles.d"}
+
+
+def test_the_metadata_names_what_is_needed_and_shows_the_readme(made: Built) -> None:
+    told = message_from_bytes(content(made.wheel)[f"{INFO}/METADATA"])
+    assert (told["Name"], told["Version"]) == ("gpu-efficiency-exporter", __version__)
+    assert (told["License-Expression"], told["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert told.get_payload(decode=True) == (ROOT / "README.md").read_bytes()
+    needed = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {line.split("<")[0].split(">")[0] for line in needed} == {
+        "prometheus-client", "nvidia-ml-py", "fastapi", "uvicorn", "msgspec", "httpx", "PyYAML", "bcrypt",
+    }  # fmt: skip
+    assert content(made.wheel)[f"{INFO}/entry_points.txt"] == (
+        b"[console_scripts]\ngpu-efficiency = exporter.cli:main\n"
+    )
+
+
+def test_the_source_distribution_is_the_whole_repository_and_nothing_made_from_it(made: Built) -> None:
+    with tarfile.open(made.sdist) as archive:
+        members = [member for member in archive.getmembers() if not member.isdir()]
+    names = {member.name.removeprefix(f"{NAME}/") for member in members}
+    assert {name for name in names if "/" not in name} == AT_THE_TOP
+    folders = sorted(
+        path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in MADE_HERE("", [path.name])
+    )
+    ours = {name for name in names if "/" in name and ".egg-info/" not in name}
+    assert ours == set(sources(*folders))
+    assert all(member.isfile() for member in members)
+
+
+def test_the_source_distribution_gives_the_same_wheel(made: Built) -> None:
+    assert content(made.again) == content(made.wheel)
+
+
+def test_it_installs_into_an_empty_environment_and_the_demo_answers(made: Built, tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{tmp_path / 'venv'}"], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", f"{python}", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-index", "--find-links", f"{wheels()}"]
+    subprocess.run([*pip, "--require-hashes", "-r", f"{ROOT / 'requirements-runtime.lock'}"], check=True, timeout=300)
+    subprocess.run([*pip, f"{made.wheel}"], check=True, timeout=300)  # with its dependencies, which must be there
+    command = python.with_name("gpu-efficiency")
+    env = {name: value for name, value in environment().items() if not name.startswith("PYTHON")}
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+    assert said.stdout == f"gpu-efficiency {__version__}\n"
+    units = tmp_path / "venv/share/gpu-efficiency/systemd/gpu-efficiency.service"
+    assert units.read_bytes() == (ROOT / "systemd/gpu-efficiency.service").read_bytes()
+    words = [f"{command}", "demo", "--web.listen-address", "127.0.0.1:0"]
+    with running(words, tmp_path / "demo.log", env | {"PYTHONUNBUFFERED": "1"}) as demo:
+        address = wait_for(lambda: demo.alive() and _address(demo.log()), "it serves")
+        with httpx.Client(base_url=f"{address}", trust_env=False) as client:
+            wait_for(lambda: client.get("/readyz").status_code == 200, "/readyz")
+            assert len(Page(client.get("/metrics").text).keeps_the_law().states()) == 8
+        assert demo.end() == 0
+
+
+def _address(log: str) -> str:
+    return next((word for word in log.split() if word.startswith("http://127.0.0.1:")), "")
