@@ -26,7 +26,7 @@ BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
 """On disk, of a sample; docs/scale.md."""
 LEAKS = 5
 """To which a job or a node loses at once: on the eight nodes of the simulated fleet and the demo 3.7 of a job, 5.0 of a
-node (tests/e2e/test_cardinality.py counts them)."""
+node (tests/e2e/test_prometheus_scale.py counts them)."""
 _HEAD_HOURS = 3.0
 """For how long a series that has ended stays in Prometheus' head at most: two hours of a block and half of the next."""
 _HEADROOM = 1.2
