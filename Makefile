@@ -50,7 +50,7 @@ test: ## everything, Debian packages included: what continuous integration runs
 
 e2e: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
 	@mkdir -p $(RESULTS)
-	$(BIN)/pytest -q -m e2e -n 2 --dist loadgroup --junitxml=$(RESULTS)/e2e.xml
+	$(BIN)/pytest -q -m e2e -n 2 --dist loadfile --junitxml=$(RESULTS)/e2e.xml
 
 # Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
 slurm-24: .venv/.installed

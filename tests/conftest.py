@@ -8,14 +8,6 @@ import pytest
 from tests.rigs import Rig
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for its groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end tests run in two processes: those of a file in one of them, and all that share a world."""
-    for item in items:
-        shared = "world" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("world" if shared else item.path.name))
-
-
 @pytest.fixture(name="rigs")
 def _rigs() -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []

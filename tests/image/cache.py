@@ -3,6 +3,7 @@
 Owns their names and that they are whole or not there. Refuses to keep two of a kind.
 """
 
+import fcntl
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
@@ -18,12 +19,18 @@ def kept(kind: str, made_of: Iterable[bytes], make: Callable[[Path], None]) -> P
     for part in made_of:
         digest.update(hashlib.sha256(part).digest())
     whole = CACHE / f"{kind}-{digest.hexdigest()[:16]}"
-    if not whole.is_dir():
-        for old in CACHE.glob(f"{kind}-*"):
-            shutil.rmtree(old)
-        draft = CACHE / f"{kind}-draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        make(draft)
-        draft.rename(whole)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{kind}").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # another process of the tests may be making it
+        if not whole.is_dir():
+            _make_anew(kind, whole, make)
     return whole
+
+
+def _make_anew(kind: str, whole: Path, make: Callable[[Path], None]) -> None:
+    for old in CACHE.glob(f"{kind}-*"):
+        shutil.rmtree(old)
+    draft = CACHE / f"{kind}-draft"
+    draft.mkdir()
+    make(draft)
+    draft.rename(whole)
