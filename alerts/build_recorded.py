@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import yaml
 
-from exporter.cli.series import SPEAKING, TOLD_BY_SERVERS
+from exporter.cardinality.series import SPEAKING, TOLD_BY_SERVERS
 from exporter.cluster.metrics import METRICS as OF_CLUSTER
 from exporter.core.catalog import METRICS, REASONS, at_most
 from exporter.core.leaks import NAMES

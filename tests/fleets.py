@@ -5,7 +5,7 @@ Owns the reading of a snapshot for both. Refuses to compute any number of series
 
 from msgspec.structs import replace
 
-from exporter.cli.series import Fleet, scraped
+from exporter.cardinality.series import Fleet, scraped
 from exporter.core.exposition import render
 from exporter.core.snapshot import JobView, Snapshot
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alerts.build_recorded import FILE, READ, text, text_read
+from exporter.cardinality.profiles import PROFILES, kept, relabelling, worst
+from exporter.cardinality.recordings import read_by_rules, recorded, recordings
+from exporter.cardinality.series import LACKS, Fleet, scraped, shown
 from exporter.cli import main
 from exporter.cli.cardinality import BYTES_OF_MEMORY, BYTES_RECORDED, BYTES_SCRAPED, answer
-from exporter.cli.profiles import PROFILES, kept, relabelling, worst
-from exporter.cli.recordings import read_by_rules, recorded, recordings
-from exporter.cli.series import LACKS, Fleet, scraped, shown
 from exporter.core.catalog import METRICS, UNHELD, at_most, series_of
 from exporter.core.exposition import render
 from exporter.core.leaks import NAMES

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from examples.prometheus.build import BEGIN, END, block, lost, panels_lost, refreshed, rules_lost
+from exporter.cardinality.profiles import PROFILES
+from exporter.cardinality.series import Fleet
 from exporter.cli.cardinality import answer, relabel_text
-from exporter.cli.profiles import PROFILES
-from exporter.cli.series import Fleet
 from exporter.config import DEFAULT_PORT
 from tests.alerts.lint import rules
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from dashboards.build import boards
+from exporter.cardinality.profiles import PROFILES, kept
+from exporter.cardinality.recordings import read_by_rules
+from exporter.cardinality.series import Fleet
 from exporter.cli.cardinality import answer, relabel_text
-from exporter.cli.profiles import PROFILES, kept
-from exporter.cli.recordings import read_by_rules
-from exporter.cli.series import Fleet
 from exporter.core.catalog import METRICS
 from exporter.core.leaks import NAMES
 from tests.alerts.lint import rules

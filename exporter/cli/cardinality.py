@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 from msgspec import Struct, structs
 
-from exporter.cli.profiles import PROFILES, kept, relabelling, worst
-from exporter.cli.recordings import recorded, recordings
-from exporter.cli.series import LACKS, Fleet, scraped
+from exporter.cardinality.profiles import PROFILES, kept, relabelling, worst
+from exporter.cardinality.recordings import recorded, recordings
+from exporter.cardinality.series import LACKS, Fleet, scraped
 from exporter.cli.wiring import at_least
 from exporter.config import ConfigError
 from exporter.core.catalog import METRICS

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from exporter.cardinality.profiles import PROFILES, kept, worst
+from exporter.cardinality.recordings import recorded, recordings
+from exporter.cardinality.series import OF_A_SCRAPE, Fleet, scraped
 from exporter.cli.cardinality import LEAKS
-from exporter.cli.profiles import PROFILES, kept, worst
-from exporter.cli.recordings import recorded, recordings
-from exporter.cli.series import OF_A_SCRAPE, Fleet, scraped
 from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.stories import Story, play

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from exporter.cli.recordings import read_by_rules
-from exporter.cli.series import OF_A_SCRAPE, Fleet, scraped
+from exporter.cardinality.recordings import read_by_rules
+from exporter.cardinality.series import OF_A_SCRAPE, Fleet, scraped
 from exporter.core.catalog import METRICS, REASONS
 from exporter.core.leaks import NAMES
 from exporter.core.policy import Policy

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-from exporter.cli.series import SPEAKING, Fleet, further_states, population
+from exporter.cardinality.series import SPEAKING, Fleet, further_states, population
 from exporter.core.catalog import UNHELD
 from exporter.core.leaks import LAYERS, NAMES
 from exporter.core.policy import Policy
