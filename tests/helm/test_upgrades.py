@@ -35,6 +35,9 @@ USERS: dict[str, dict[str, Any]] = {
 TAKEN_AWAY = ("nodeSelector", "tolerations", "resources")
 """Defaults of that version that a user may have set to null: their keys are then gone as if they were new."""
 
+OTHER_NOW = {"resources": BEFORE["resources"]}
+"""Defaults that have changed: who reuses values keeps the older ones."""
+
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Values as Helm coalesces them."""
@@ -68,8 +71,8 @@ def reused(unpacked: Path, request: pytest.FixtureRequest) -> Iterator[Chart]:
 def test_what_is_new_has_its_default(reused: Chart, user: dict[str, Any]) -> None:
     assert "networkPolicy" not in reused.values, "else this would prove nothing"
     assert "basicAuth" not in reused.values["podMonitor"]
-    assert manifests({}, of=reused) == manifests(_over(IMAGE, user))
-    assert texts({}, of=reused)["NOTES.txt"] == texts(_over(IMAGE, user))["NOTES.txt"]
+    assert manifests({}, of=reused) == manifests(_over(OTHER_NOW | IMAGE, user))
+    assert texts({}, of=reused)["NOTES.txt"] == texts(_over(OTHER_NOW | IMAGE, user))["NOTES.txt"]
 
 
 @pytest.mark.parametrize("reused", [USERS["everything"]], indirect=True)
@@ -82,7 +85,7 @@ def test_what_is_new_can_be_switched_on(reused: Chart) -> None:
         "cluster": {"extraArgs": ["--log.level", "debug"]},
         "config": {"prices": [{"per_gpu_hour": 2}]},
     }
-    assert manifests(given, of=reused) == manifests(_over(_over(IMAGE, USERS["everything"]), given))
+    assert manifests(given, of=reused) == manifests(_over(_over(OTHER_NOW | IMAGE, USERS["everything"]), given))
 
 
 @pytest.mark.parametrize("reused", [dict.fromkeys(TAKEN_AWAY)], indirect=True)
