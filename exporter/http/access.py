@@ -27,7 +27,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN = ("/metrics", "/healthz", "/readyz")
 """What whoever can connect may have, as far as the file asks no password of them."""
 _OK = 200
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -211,7 +211,7 @@ def _merged(given: Any, guard: Guard, *, close: bool) -> list[tuple[bytes, bytes
         set_here[b"connection"] = b"close"
     kept = [(name.lower(), value) for name, value in given if name.lower() not in set_here]
     had = {name for name, _ in kept} | set(set_here)
-    ours = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+    ours = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
     return [*kept, *(pair for pair in ours if pair[0] not in had), *set_here.items()]
 
 

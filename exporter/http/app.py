@@ -23,6 +23,7 @@ from exporter.core.exposition import OPENMETRICS, TEXT, render
 from exporter.core.model import SECOND
 from exporter.core.snapshot import Snapshot
 from exporter.http import page
+from exporter.http.access import HEADERS
 from exporter.http.api import Problem, components, gpus_out, jobs_out
 from exporter.http.negotiation import wants_gzip, wants_openmetrics
 
@@ -33,12 +34,6 @@ MIN_GZIP_BYTES = 1024
 GZIP_LEVEL = 1
 """Exposition text shrinks twentyfold at any level; higher ones only take the node's CPU."""
 PATHS = ("/", "/metrics", "/healthz", "/readyz", "/api/v1/gpus", "/api/v1/jobs", "/openapi.json")
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "Vary": "Accept, Accept-Encoding",
-    "X-Content-Type-Options": "nosniff",
-}
 _KEPT_OUT = {
     401: "A name and its password are needed",
     403: "Not for this connection: see docs/web.md",
@@ -100,10 +95,10 @@ def create_app(
     _add(app, "/", lambda request: _page(feed, request), turn)
     _add(app, "/metrics", lambda request: _metrics(feed, request, process), turn)
     _add(app, "/readyz", lambda _: _ready(feed), turn)
-    _add(app, "/healthz", lambda _: _reply(b"ok\n", PLAIN), Lock())
+    _add(app, "/healthz", lambda _: reply(b"ok\n", PLAIN), Lock())
     _add(app, "/api/v1/gpus", lambda request: _json(feed, request, gpus_out), turn, schema="GpusOut")
     _add(app, "/api/v1/jobs", lambda request: _json(feed, request, jobs_out), turn, schema="JobsOut")
-    _add(app, "/openapi.json", lambda _: _reply(_encode(_openapi(app)), JSON), turn)
+    _add(app, "/openapi.json", lambda _: reply(_encode(_openapi(app)), JSON), turn)
     app.add_exception_handler(404, _no_such_page)
     app.add_exception_handler(Exception, _broken)
     return app
@@ -147,23 +142,23 @@ def _metrics(feed: Feed, request: Request, process: CollectorRegistry) -> Respon
     openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
     of_process = generate_openmetrics(process) if openmetrics else generate_latest(process)  # type: ignore[no-untyped-call]
     body = render(seen.snapshot, openmetrics=openmetrics) + of_process
-    return _reply(body, OPENMETRICS if openmetrics else TEXT, request=request)
+    return reply(body, OPENMETRICS if openmetrics else TEXT, request=request)
 
 
 def _ready(feed: Feed) -> Response:
     seen = feed.look()
-    return _refused(seen) if seen.problem else _reply(b"ok\n", PLAIN)
+    return _refused(seen) if seen.problem else reply(b"ok\n", PLAIN)
 
 
 def _refused(seen: Seen) -> Response:
-    return _reply(f"{seen.problem}\n".encode(), PLAIN, status=503)
+    return reply(f"{seen.problem}\n".encode(), PLAIN, status=503)
 
 
 def _json(feed: Feed, request: Request, shape: Callable[[Snapshot, int], Struct]) -> Response:
     seen = feed.look()
     if seen.snapshot is None or seen.problem:
-        return _reply(_encode(Problem(detail=seen.problem)), JSON, status=503)
-    return _reply(_encode(shape(seen.snapshot, seen.age)), JSON, request=request)
+        return reply(_encode(Problem(detail=seen.problem)), JSON, status=503)
+    return reply(_encode(shape(seen.snapshot, seen.age)), JSON, request=request)
 
 
 def _page(feed: Feed, request: Request) -> Response:
@@ -174,24 +169,24 @@ def _page(feed: Feed, request: Request) -> Response:
         view = gpus_out(seen.snapshot, seen.age, live=not seen.problem), jobs_out(seen.snapshot, seen.age)
     body = page.render(view, problem=seen.problem).encode()
     extra = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
-    return _reply(body, HTML, status=503 if seen.problem else 200, request=request, extra=extra)
+    return reply(body, HTML, status=503 if seen.problem else 200, request=request, extra=extra)
 
 
 def _no_such_page(_request: Request, _error: Exception) -> Response:
-    return _reply(_encode(Problem(detail=f"no such page; there are {', '.join(PATHS)}")), JSON, status=404)
+    return reply(_encode(Problem(detail=f"no such page; there are {', '.join(PATHS)}")), JSON, status=404)
 
 
 def _broken(_request: Request, _error: Exception) -> Response:
     """The log has the traceback. uvicorn drops the connection after it, so the client is told not to use it again."""
     body = b"internal error: the exporter's log says where; please report it\n"
-    return _reply(body, PLAIN, status=500, extra={"Connection": "close"})
+    return reply(body, PLAIN, status=500, extra={"Connection": "close"})
 
 
-def _reply(
+def reply(
     body: bytes, kind: str, *, status: int = 200, request: Request | None = None, extra: dict[str, str] | None = None
 ) -> Response:
     """One answer, compressed where `request` allows it and it is worth it."""
-    headers = _HEADERS | (extra or {})
+    headers = HEADERS | {"Vary": "Accept, Accept-Encoding"} | (extra or {})
     accepted = "" if request is None else ",".join(request.headers.getlist("accept-encoding"))
     if len(body) >= MIN_GZIP_BYTES and wants_gzip(accepted):
         body, headers = gzip.compress(body, GZIP_LEVEL, mtime=0), headers | {"Content-Encoding": "gzip"}

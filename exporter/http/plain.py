@@ -4,7 +4,6 @@ Owns paths, status codes and headers. Refuses to know what is on the page, and t
 left out by who makes it.
 """
 
-import gzip
 from collections.abc import Callable
 from threading import Lock
 
@@ -14,10 +13,9 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from exporter import __version__
 from exporter.core.exposition import OPENMETRICS, TEXT
-from exporter.http.app import GZIP_LEVEL, HTML, MIN_GZIP_BYTES, PLAIN
-from exporter.http.negotiation import wants_gzip, wants_openmetrics
+from exporter.http.app import HTML, PLAIN, reply
+from exporter.http.negotiation import wants_openmetrics
 
-_HEADERS = {"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding", "X-Content-Type-Options": "nosniff"}
 _INDEX = '<!doctype html><title>{0}</title><h1>{0}</h1><p><a href="/metrics">metrics</a> <a href="/readyz">ready?</a>'
 Page = Callable[[bool], bytes]
 
@@ -37,13 +35,13 @@ def create_plain_app(title: str, *, page: Page, problem: Callable[[], str]) -> F
 
     def ready() -> Response:
         why = problem()
-        return _text(f"{why}\n" if why else "ok\n", PLAIN, status=503 if why else 200)
+        return reply(f"{why}\n".encode() if why else b"ok\n", PLAIN, status=503 if why else 200)
 
     for path, answer in (
         ("/metrics", metrics),
         ("/readyz", ready),
-        ("/healthz", lambda: _text("ok\n", PLAIN)),
-        ("/", lambda: _text(_INDEX.format(title), HTML)),
+        ("/healthz", lambda: reply(b"ok\n", PLAIN)),
+        ("/", lambda: reply(_INDEX.format(title).encode(), HTML)),
     ):
         app.add_api_route(path, answer, methods=["GET", "HEAD"], response_class=Response)
     return app
@@ -52,11 +50,4 @@ def create_plain_app(title: str, *, page: Page, problem: Callable[[], str]) -> F
 def _metrics(page: Page, request: Request, *, process: CollectorRegistry) -> Response:
     openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
     of_process = generate_openmetrics(process) if openmetrics else generate_latest(process)  # type: ignore[no-untyped-call]
-    body, headers = page(openmetrics) + of_process, {"Content-Type": OPENMETRICS if openmetrics else TEXT}
-    if len(body) >= MIN_GZIP_BYTES and wants_gzip(",".join(request.headers.getlist("accept-encoding"))):
-        body, headers = gzip.compress(body, GZIP_LEVEL, mtime=0), headers | {"Content-Encoding": "gzip"}
-    return Response(body, 200, _HEADERS | headers)
-
-
-def _text(text: str, kind: str, *, status: int = 200) -> Response:
-    return Response(text.encode(), status, _HEADERS | {"Content-Type": kind})
+    return reply(page(openmetrics) + of_process, OPENMETRICS if openmetrics else TEXT, request=request)

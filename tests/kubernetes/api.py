@@ -8,7 +8,6 @@ any that asks for more than one node's objects.
 import json
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,8 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
+
+from tests.certificates import Authority
 
 VERSION = "1.34"
 """Of Kubernetes, that objects are valid for."""
@@ -32,19 +33,10 @@ Json = dict[str, Any]
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A CA's certificate, and one it signed for 127.0.0.1 with its key, all made for this test."""
-    ca, key, request, chain = (folder / name for name in ("ca.crt", "server.key", "server.csr", "server.pem"))
-    made = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    _openssl("req", "-x509", *made, "-keyout", f"{folder / 'ca.key'}", "-out", f"{ca}", "-days", "2", "-subj", "/CN=ca")
-    _openssl("req", *made, "-keyout", f"{key}", "-out", f"{request}", "-subj", "/CN=kubernetes")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    signed = ["-CA", f"{ca}", "-CAkey", f"{folder / 'ca.key'}", "-CAcreateserial", "-extfile", f"{folder / 'names'}"]
-    _openssl("x509", "-req", "-in", f"{request}", *signed, "-days", "2", "-out", f"{chain}")
+    authority = Authority(folder)
+    chain, key = authority.issue("kubernetes", "IP:127.0.0.1")
     chain.write_text(chain.read_text() + key.read_text())
-    return ca, chain
-
-
-def _openssl(*words: str) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    return authority.certificate, chain
 
 
 class ApiServer:
