@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from exporter import __version__
-from exporter.agent.hands import Hands
-from exporter.agent.inventory import Inventory
 from exporter.agent.observer import Observer
-from exporter.agent.pause import PauseFile
 from exporter.checkup import Finding, Here
 from exporter.checkup.bundle import Missing, Piece, contents, packed, text_piece, without_serials, write_bundle
 from exporter.checkup.places import ask
 from exporter.checkup.programs import ProgramError, end_of, journal, nvidia_smi
 from exporter.checkup.redaction import Redaction, known_secrets, met_in, met_on, redacted, redacted_page
 from exporter.checkup.saying import Report, as_json, as_text
+from exporter.cli.live import hands_over
 from exporter.cli.words import as_toml
 from exporter.clock import SystemClock
 from exporter.config import Config, split_address
@@ -33,7 +31,6 @@ from exporter.core.model import Observation
 from exporter.schedulers import SchedulerError
 from exporter.schedulers.choice import choose
 from exporter.schedulers.telling import open_mask
-from exporter.sources.ladder import open_ladder
 from exporter.trace import Header, TraceWriter
 
 UNIT = "gpu-efficiency"
@@ -165,13 +162,7 @@ def _trace(args: argparse.Namespace, config: Config, found: Evidence) -> list[Ob
         found.missing.append(Missing("trace.jsonl.gz", f"no scheduler: {err}"))
         return []
     clock = SystemClock()
-    hands = Hands(
-        open_ladder(config),
-        scheduler,
-        pause=PauseFile(config.sampling.pause_file) if config.sampling.pause_file else None,
-        inventory=Inventory(expected=config.inventory.expected_gpus),
-        mask=open_mask(config.privacy),
-    )
+    hands = hands_over(config, clock, scheduler, open_mask(config.privacy))
     timing = config.sampling
     observer = Observer(hands, clock, interval=timing.interval_seconds, deadline=timing.deadline_seconds)
     try:

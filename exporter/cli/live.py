@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
@@ -67,7 +67,8 @@ def _watching(config: Config, use: Callable[[Watched], int]) -> int:
     except SchedulerError as err:
         print(f"gpu-efficiency: {without_secrets(str(err))}", file=sys.stderr)
         return FAILED
-    hands = _hands(config, clock, scheduler, mask)
+    file = InventoryFile(config.inventory.file) if config.inventory.file else None
+    hands = hands_over(config, clock, scheduler, mask, remembered=file, listeners=_listeners(config, clock))
     config = structs.replace(config, scheduler=scheduler.name)
     try:
         first = hands.first(clock.now())
@@ -81,16 +82,23 @@ def _watching(config: Config, use: Callable[[Watched], int]) -> int:
         hands.close()
 
 
-def _hands(config: Config, clock: SystemClock, scheduler: Scheduler, mask: Mask | None) -> Hands:
+def hands_over(
+    config: Config,
+    clock: SystemClock,
+    scheduler: Scheduler,
+    mask: Mask | None,
+    *,
+    remembered: InventoryFile | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Hands:
     """Hands over the sources that `config` names, and over what it says should be there."""
-    file = InventoryFile(config.inventory.file) if config.inventory.file else None
     return Hands(
         open_ladder(config),
         scheduler,
         pause=PauseFile(config.sampling.pause_file, clock.wall) if config.sampling.pause_file else None,
-        inventory=Inventory(file.recall() if file else (), expected=config.inventory.expected_gpus),
-        remembered=file,
-        listeners=_listeners(config, clock),
+        inventory=Inventory(remembered.recall() if remembered else (), expected=config.inventory.expected_gpus),
+        remembered=remembered,
+        listeners=listeners,
         mask=mask,
     )
 
