@@ -17,9 +17,9 @@ import bcrypt
 import httpx
 import pytest
 
+from tests.certificates import Authority
 from tests.e2e.checked import PACE, UUIDS, Node, Told, kubelet_of
 from tests.e2e.running import ROOT, command, free_port, running, wait_for
-from tests.kubernetes.api import certificate
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 from tests.sources.exporter_pages import BUSY, gpu
@@ -144,9 +144,9 @@ def page_500(node: Node) -> Told:
 
 def guarded(node: Node) -> Told:
     """A password for nobody in particular: what is asked is only whether it is the daemon."""
-    _, chain = certificate(node.folder)
+    certificate, key = Authority(node.folder).issue("server")
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
-    tls = f"tls_server_config:\n  cert_file: {chain}\n  key_file: {node.folder / 'server.key'}\n"
+    tls = f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n"
     (node.folder / "web.yaml").write_text(f"{tls}basic_auth_users:\n  ada: {hashed}\n")
     node.env["WEB_CONFIG_FILE"] = f"{node.folder / 'web.yaml'}"
     return daemon_running(node)
