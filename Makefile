@@ -98,8 +98,8 @@ goldens: .venv/.installed ## accept a meant change of what /metrics says of the 
 	$(BIN)/python -m tests.scenarios.write_goldens
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
-	$(PIP_COMPILE) --extra dev --extra kubernetes --extra image --output-file requirements.lock pyproject.toml
-	$(PIP_COMPILE) --extra kubernetes --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(PIP_COMPILE) --extra dev --extra kubernetes --extra top --extra image --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra kubernetes --extra top --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(PIP_COMPILE) --extra image --constraint requirements.lock --output-file requirements-image.lock pyproject.toml
 	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock requirements-image.lock || \
 	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }

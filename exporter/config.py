@@ -386,6 +386,22 @@ class Engines(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ServedModel] = {}
 
 
+class History(Struct, frozen=True, forbid_unknown_fields=True):
+    """[history]: what is kept on this node's disk, so that nothing is forgotten when the daemon stops."""
+
+    file: str = "auto"
+    """The store (SQLite). auto: history.db in the folder that systemd gives the unit (STATE_DIRECTORY), else in
+    /var/lib/gpu-efficiency where that may be written, else none. Empty: none."""
+    checkpoint_seconds: Annotated[float, Meta(ge=1, le=3600)] = 60.0
+    """Between two checkpoints: a power cut loses no more than this. What a scrape was told is saved before it."""
+    sample_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    """Between two samples of a job's course; of a long job they lie further apart."""
+    keep_days: Annotated[float, Meta(gt=0, le=36_500)] = 400.0
+    """How long receipts of ended jobs and events are kept."""
+    max_mebibytes: Annotated[float, Meta(ge=1, le=1_000_000)] = 200.0
+    """The oldest receipts go before the store is larger than this."""
+
+
 class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
@@ -417,6 +433,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     reports: Reports = Reports()
     follow: tuple[Follow, ...] = ()
     engines: Engines = Engines()
+    history: History = History()
     log: Log = Log()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}
