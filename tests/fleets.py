@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from exporter.cardinality.series import Fleet, scraped
 from exporter.core.exposition import render
-from exporter.core.snapshot import JobView, Snapshot
+from exporter.core.snapshot import JobView, Keeping, Snapshot
 
 BESIDE = ("process", "scrape", "gpu_efficiency_workload_messages_total")
 """What a snapshot alone has none of: the daemon's process, Prometheus' own, and a listener's."""
@@ -19,8 +19,9 @@ def lines(page: str) -> list[str]:
 
 
 def as_served(snapshot: Snapshot) -> Snapshot:
-    """The same with what a daemon says of itself: errors by kind, and that its scheduler answers."""
-    meta = replace(snapshot.meta, unanswered_seconds=0.0, errors=tuple((kind, 0) for kind in "abcd"))
+    """With what a daemon says of itself: errors by kind, that its scheduler answers and its history is kept."""
+    errors = tuple((kind, 0) for kind in "abcd")
+    meta = replace(snapshot.meta, unanswered_seconds=0.0, errors=errors, keeping=Keeping(works=True))
     return replace(snapshot, meta=meta)
 
 

@@ -213,7 +213,7 @@ def test_an_exception_nobody_knows_counts_as_a_failure_and_is_logged_with_its_pl
     assert any(record.exc_info and "does not know" in record.message for record in caplog.records)
     rig.tick(3)
     assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
-    assert rig.errors() == {"core": 0, "record": 0, "snapshot": 0}
+    assert rig.errors() == {"core": 0, "history": 0, "record": 0, "snapshot": 0}
 
 
 def test_values_that_come_late_are_waited_for_as_long_as_the_source_says(rigs: Callable[..., Rig]) -> None:
@@ -557,7 +557,7 @@ def test_a_bug_in_the_core_is_counted_told_and_survived(
     with monkeypatch.context() as patch:
         patch.setattr(module, "advance", broken)
         rig.tick(2)
-    assert rig.errors() == {"core": 2, "record": 0, "snapshot": 0}
+    assert rig.errors() == {"core": 2, "history": 0, "record": 0, "snapshot": 0}
     assert rig.agent.last_error() == "core: a bug of ours"
     assert any(record.exc_info for record in caplog.records)
     rig.tick(2)
@@ -583,7 +583,7 @@ def test_a_bug_in_the_picture_or_in_the_observing_is_survived_too(
         patch.setattr(Observer, "_observe", broken)
         assert [fault.message for fault in rig.tick().faults] == ["observing failed: a bug of ours"]
     rig.tick(3)
-    assert rig.errors() == {"core": 0, "record": 0, "snapshot": 2}
+    assert rig.errors() == {"core": 0, "history": 0, "record": 0, "snapshot": 2}
     assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
     assert rig.paid() == 40.0
 
@@ -598,7 +598,7 @@ def test_a_recording_that_fails_is_counted_and_the_books_go_on(rigs: Callable[..
 
     rig = rigs(record=record)
     rig.tick(5)
-    assert rig.errors() == {"core": 0, "record": 3, "snapshot": 0}
+    assert rig.errors() == {"core": 0, "history": 0, "record": 3, "snapshot": 0}
     assert "No space left on device" in rig.agent.last_error()
     assert len(kept) == 2
     assert rig.paid() == 20.0

@@ -273,7 +273,7 @@ def test_a_limit_that_no_story_reaches() -> None:
         found = answer(fleet_of(snapshot))
         assert really_shown(snapshot) < worst(fleet_of(snapshot)) < found.sample_limit
     assert answer(Fleet()).sample_limit % 100 == 0
-    trouble = Fleet(jobs=8, trouble=8, spinning=8, reasons=18, node_accounts=33)
+    trouble = Fleet(jobs=8, trouble=8, spinning=8, reasons=19, node_accounts=33)
     assert worst(Fleet()) == sum(scraped(trouble).values()) - scraped(trouble)["scrape"]
     assert max(len(metric.labels) for metric in METRICS) + 3 < found.label_limit
 

@@ -15,14 +15,19 @@ from msgspec.structs import replace
 
 from exporter.agent.observer import Observer
 from exporter.clock import Clock
+from exporter.core.checkpoint import thaw
 from exporter.core.ledger import Ledger
-from exporter.core.model import Observation
+from exporter.core.model import Fault, Observation
 from exporter.core.money import Terms
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, Reload, Snapshot, take_snapshot
+from exporter.core.snapshot import Keeping, Meta, Reload, Snapshot, take_snapshot
 
 log = logging.getLogger(__name__)
+
+
+DOWN = "exporter_down"
+"""Kind of the fault that the daemon's own absence is, and so the reason of its unobserved time."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -46,11 +51,18 @@ class Agent:
         record: Callable[[Observation], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
+        self._policies = policy, by_model
         self.ledger = Ledger(policy, by_model)
+        self.resting = threading.Lock()
+        """Whoever holds it may read the ledger, and has all that any Snapshot has told."""
+        self._keep: Callable[[Snapshot], None] | None = None
+        self._keeping: Callable[[], Keeping | None] = lambda: None
+        self._returned: Fault | None = None
+        """Why nobody saw the time before the first observation, if other books end before it."""
         self._meta, self._record, self._observer = meta, record, observer
         self._coming: deque[Settings] = deque(maxlen=1)
         self._latest: Snapshot | None = None
-        self._errors: Counter[str] = Counter({"core": 0, "record": 0, "snapshot": 0})
+        self._errors: Counter[str] = Counter({"core": 0, "history": 0, "record": 0, "snapshot": 0})
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
 
     def latest(self) -> Snapshot | None:
@@ -65,6 +77,23 @@ class Agent:
         """Judge and tell by these from the next observation on; from any thread. The newest is the one that counts."""
         self._coming.append(settings)
 
+    def remember_with(self, keep: Callable[[Snapshot], None], keeping: Callable[[], Keeping | None]) -> None:
+        """Show every Snapshot to `keep`, which must not block; `keeping` says how it goes."""
+        self._keep, self._keeping = keep, keeping
+
+    def go_on(self, frozen: bytes, *, now: int, why: str) -> None:
+        """Count on from a checkpoint of this boot; before the first observation. Raises CheckpointError."""
+        ledger = Ledger(*self._policies)
+        thaw(ledger, frozen)
+        self.ledger, self._returned = ledger, Fault(DOWN, why)
+        ledger.watched_since = now
+
+    def begin_anew(self, edges: Mapping[str, int], *, now: int, why: str) -> None:
+        """Count from nothing, from where other books of the same GPUs end; before the first observation."""
+        self.ledger = Ledger(*self._policies)
+        self.ledger.edges, self._returned = dict(edges), Fault(DOWN, why)
+        self.ledger.watched_since = now
+
     def run(self, observations: Iterable[Observation]) -> None:
         """Take in every observation; return when there are no more, or the feed itself breaks."""
         try:
@@ -77,17 +106,22 @@ class Agent:
     def take_in(self, observation: Observation) -> None:
         """One tick. What fails is counted and logged; the next tick goes on."""
         began = time.perf_counter()
+        if self._returned is not None:
+            observation = replace(observation, faults=(self._returned, *observation.faults))
+            self._returned = None
         messages = [fault.message for fault in observation.faults if fault.message]
         self._last_error = messages[-1] if messages else ""
-        if self._coming:
-            self._guarded("core", self._adopt)
-        self._guarded("core", lambda: advance(self.ledger, observation))
-        self._core_seconds += time.perf_counter() - began
-        self._ticks += 1
-        if self._record is not None:
-            record = self._record
-            self._guarded("record", lambda: record(observation))
-        self._guarded("snapshot", self._publish)
+        with self.resting:
+            if self._coming:
+                self._guarded("core", self._adopt)
+            self._guarded("core", lambda: advance(self.ledger, observation))
+            self._core_seconds += time.perf_counter() - began
+            self._ticks += 1
+            if self._record is not None:
+                record = self._record
+                self._guarded("record", lambda: record(observation))
+            self._guarded("snapshot", self._publish)
+            self._guarded("history", self._remember)
 
     def _adopt(self) -> None:
         """Between two observations: what was booked by the old thresholds stays."""
@@ -97,6 +131,10 @@ class Agent:
 
     def _publish(self) -> None:
         self._latest = take_snapshot(self.ledger, self._self_portrait())
+
+    def _remember(self) -> None:
+        if self._keep is not None and self._latest is not None:
+            self._keep(self._latest)
 
     def _guarded(self, kind: str, act: Callable[[], None]) -> None:
         try:
@@ -118,6 +156,7 @@ class Agent:
             unanswered_seconds=observer.unanswered_seconds if observer else None,
             read_seconds=observer.read_seconds if observer else 0.0,
             core_seconds=self._core_seconds,
+            keeping=self._keeping(),
             errors=tuple(sorted(self._errors.items())),
             last_error=self._last_error,
         )

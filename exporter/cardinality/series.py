@@ -19,7 +19,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, SECOND, Allocation, Device, Health, Observation, Owner, Process, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import Keeping, Meta, take_snapshot
 from exporter.reports.outcomes import OUTCOMES
 from exporter.specs import find_spec
 
@@ -189,7 +189,8 @@ def _health(uuid: str, lacks: tuple[str, ...]) -> Health:
 def _counted(ledger: Ledger) -> Shown:
     found: dict[str, Counter[str]] = {name: Counter() for name in Shown.__struct_fields__}
     errors = next(at_most(metric) for metric in METRICS if metric.name == "gpu_efficiency_errors_total")
-    snapshot = take_snapshot(ledger, Meta(unanswered_seconds=0.0, errors=tuple((str(n), 0) for n in range(errors))))
+    failed = tuple((str(n), 0) for n in range(errors))
+    snapshot = take_snapshot(ledger, Meta(unanswered_seconds=0.0, errors=failed, keeping=Keeping(works=True)))
     for metric in METRICS:
         for labels, _ in metric.read(snapshot):
             if metric.scope == "gpu":

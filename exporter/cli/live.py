@@ -15,8 +15,19 @@ from exporter.agent.hands import Hands
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.observer import Observer
 from exporter.agent.pause import PauseFile
+from exporter.cli.progress import WAITED, Progress, progress_arguments
 from exporter.cli.reloading import Reloading, heeding, reloading, watched
-from exporter.cli.wiring import FAILED, NO_SOURCE, anew, at_least, configuration, configured, portrait, publish
+from exporter.cli.wiring import (
+    FAILED,
+    NO_SOURCE,
+    anew,
+    at_least,
+    configuration,
+    configured,
+    history_of,
+    portrait,
+    publish,
+)
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import Fault
@@ -135,15 +146,20 @@ def _serve(here: Watched, reloads: Reloading) -> int:
         agent.adopt(anew(config, node, told))
 
     with watched(reloads, adopt):
-        return publish(agent, config, observer.observations)
+        return publish(agent, config, observer.observations, history=history_of(config, node or platform.node()))
 
 
 def _record(args: argparse.Namespace, observer: Observer) -> int:
     stop = _stop_after(args.duration)
     header = Header(host=platform.node(), created_wall=time.time_ns())
-    with TraceWriter(args.output, header, overwrite=args.force) as trace:
+    quiet, began = args.quiet or args.duration is None, time.monotonic()  # what has no end is never some way on
+    with (
+        TraceWriter(args.output, header, overwrite=args.force) as trace,
+        Progress(args.output, args.duration, unit=WAITED, quiet=quiet) as progress,
+    ):
         for observation in observer.observations(stop):
             trace.append(observation)
+            progress.tell(time.monotonic() - began)
     print(f"{trace.observations} observations in {args.output}", file=sys.stderr)
     return 0
 
@@ -169,3 +185,4 @@ def record_arguments(command: argparse.ArgumentParser) -> None:
         "--duration", type=at_least(0), metavar="S", help="stop after so many seconds; default: on Ctrl-C"
     )
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
+    progress_arguments(command)

@@ -5,14 +5,17 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.agent import Agent, paced
+from exporter.cli.progress import TIME, Progress, progress_arguments
 from exporter.cli.reloading import heeding, reloading, watched
-from exporter.cli.wiring import FAILED, anew, at_least, configuration, configured, portrait, publish
+from exporter.cli.wiring import FAILED, anew, at_least, configuration, configured, history_of, portrait, publish
 from exporter.clock import Clock, SystemClock
 from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
@@ -43,9 +46,11 @@ def demo(args: argparse.Namespace) -> int:
         judge.rules = Rules(config.workload, config.exemptions)
         agent.adopt(anew(config, simulation.host, told))
 
-    with heeding(reloads), watched(reloads, adopt):
+    with heeding(reloads), watched(reloads, adopt), TemporaryDirectory(prefix="gpu-efficiency-demo-") as folder:
         story = judge.judged(simulation.observations)
-        return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop))
+        kept = structs.replace(config.history, file=f"{folder}/history.db")  # never beside what hardware has told
+        history = history_of(structs.replace(config, history=kept), simulation.host)
+        return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop), history=history)
 
 
 def demonstrated(args: argparse.Namespace, clock: Clock) -> Simulation:
@@ -117,9 +122,14 @@ def write(args: argparse.Namespace) -> int:
     header = Header(
         host=simulation.host, simulated=True, created_wall=simulation.wall, note=f"{args.scenario}, seed {args.seed}"
     )
-    with TraceWriter(args.output, header, flush_every=0, overwrite=args.force) as trace:
+    total = None if args.duration == math.inf else simulation.duration_ms / 1000
+    with (
+        TraceWriter(args.output, header, flush_every=0, overwrite=args.force) as trace,
+        Progress(args.output, total, unit=TIME, quiet=args.quiet) as progress,
+    ):
         for observation in simulation.observations:
             trace.append(observation)
+            progress.tell((observation.at - simulation.start) / SECOND)
     if args.truth is not None:
         simulation.write_truth(args.truth)
     print(f"{trace.observations} observations in {args.output}", file=sys.stderr)
@@ -136,8 +146,9 @@ def replay_trace(args: argparse.Namespace) -> int:
             agent = Agent(meta=meta, policy=config.policy, by_model=config.policies())
             return publish(agent, config, lambda stop: _from_now(trace, stop, args.speed), max_age_seconds=math.inf)
         ledger = Ledger(config.policy, config.policies())
-        for observation in trace:
-            advance(ledger, observation)
+        with Progress(args.trace, trace.size, quiet=args.quiet) as progress:
+            for observation in progress.through(trace, lambda: trace.taken):
+                advance(ledger, observation)
         if ledger.at is None:
             print(f"gpu-efficiency: {args.trace} holds no observation", file=sys.stderr)
             return FAILED
@@ -211,6 +222,7 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
     command.add_argument("--duration", type=float, metavar="S")
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
+    progress_arguments(command)
 
 
 def replay_arguments(command: argparse.ArgumentParser) -> None:
@@ -220,3 +232,4 @@ def replay_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
     command.add_argument("--serve", action="store_true", help="serve it at its own pace")
     command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: times as fast, 1 or more")
+    progress_arguments(command)

@@ -25,6 +25,8 @@ from exporter.trace import TraceError
 from exporter.wording import without_secrets
 
 if TYPE_CHECKING:
+    from exporter.core.statement import Statement
+    from exporter.history import History
     from exporter.http.guarding import Guarding
 
 log = logging.getLogger("gpu-efficiency")
@@ -41,6 +43,7 @@ def configured(command: argparse.ArgumentParser) -> None:
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("web.page-address", "HOST:PORT", "where alone the page and the JSON API are; default: where all is served"),
         ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
+        ("history.file", "FILE", "where this node's history is kept; default: see check-config; empty: nowhere"),
         ("log.format", "FORM", "text or json"),
         ("log.level", "LEVEL", "debug, info, warning or error"),
     ):
@@ -136,8 +139,12 @@ def publish(
     observations: Callable[[threading.Event], Iterable[Observation]],
     *,
     max_age_seconds: float | None = None,
+    history: "History | None" = None,
 ) -> int:
-    """Sample in a thread, serve in this one, until told to stop. Nothing is sampled before the port is ours."""
+    """Sample in a thread, serve in this one, until told to stop. Nothing is sampled before the port is ours.
+
+    `history` keeps what the agent tells, from before the first sample to after the last scrape.
+    """
     from exporter.http import ListenError, create_app, run  # noqa: PLC0415  only what serves pays for the web
 
     stop = threading.Event()
@@ -146,7 +153,9 @@ def publish(
     host, port = split_address(web.listen_address)
     page = split_address(web.page_address, name="web.page_address") if web.page_address else None
     patience = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
-    app = create_app(agent.latest, now=SystemClock().now, max_age_seconds=patience, why_not=agent.last_error)
+    app = create_app(
+        agent.latest, now=SystemClock().now, max_age_seconds=patience, why_not=agent.last_error, kept=history
+    )
 
     def begin(bound: int, paged: int = 0) -> None:
         scheme = guarding.now.scheme
@@ -154,6 +163,8 @@ def publish(
         if page is not None:
             log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
         say_who_may_look(config, guarding, host if page is None else page[0])
+        if history is not None:
+            history.begin(agent)
         sampler.start()
 
     try:
@@ -173,7 +184,21 @@ def publish(
         stop.set()
         if sampler.ident is not None:
             sampler.join(timeout=2.0)
+            if history is not None:
+                history.end()
     return 0
+
+
+def history_of(config: Config, node: str, *, ended: "Callable[[Statement], None]" = lambda _: None) -> "History | None":
+    """What keeps this node's history, as the configuration says; None: nothing does."""
+    from exporter.history import History, boot_id, place_of  # noqa: PLC0415  only what serves pays for SQLite
+
+    path = place_of(config.history.file, os.environ)
+    if path is None:
+        log.info("no history is kept: a restart forgets counters and receipts; see docs/history.md")
+        return None
+    log.info("history is kept in %s", path)
+    return History(path, config.history, node=node, boot=boot_id(), clock=SystemClock(), ended=ended)
 
 
 def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from exporter.core.snapshot import (
     Counters,
     GpuView,
     JobView,
+    Keeping,
     Layers,
     ModelView,
     Reload,
@@ -37,7 +38,7 @@ _LEAK_LABELS = tuple(zip(NAMES, LAYER_OF, strict=True))
 REASONS = frozenset({
     "starting", "gap", "stale", "blank", "zero_filled", "multiplexed", "no_engine_signal", "owner_unknown", "paused",
     "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "clock_step",
-    "mig_layout", "handle_stale",
+    "mig_layout", "handle_stale", "exporter_down",
 })  # fmt: skip
 """Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
 
@@ -88,6 +89,10 @@ def _node(value: Callable[[Snapshot], float | str | None]) -> Read:
             yield (), found
 
     return read
+
+
+def _keeping(value: Callable[[Keeping], float]) -> Read:
+    return _node(lambda s: None if s.meta.keeping is None else value(s.meta.keeping))
 
 
 def _reload(value: Callable[[Reload], float]) -> Read:
@@ -463,7 +468,7 @@ _FAULTS = frozenset({
     "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
     "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
     "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused", "engine_failed", "listening_failed",
-    "reports_failed",
+    "reports_failed", "exporter_down",
 })  # fmt: skip
 
 
@@ -1131,6 +1136,24 @@ METRICS: tuple[Metric, ...] = (
         _P + "config_restart_needed", "gauge",
         "1 while the configuration's file has changes that hold only after a restart; the log names them.",
         _reload(lambda told: int(bool(told.restart))),
+    ),
+    Metric(
+        _P + "history_up", "gauge",
+        "Whether the latest write to this node's store of history worked; 0: a crash would lose what came after it.",
+        _keeping(lambda told: int(told.works)),
+    ),
+    Metric(
+        _P + "history_last_checkpoint_timestamp_seconds", "gauge",
+        "Unix time of the latest checkpoint in the store; 0 before the first.",
+        _keeping(lambda told: told.saved_at), (), "seconds",
+    ),
+    Metric(
+        _P + "history_failures_total", "counter", "Writes to the store that failed, since the start; the log says why.",
+        _keeping(lambda told: told.failures),
+    ),
+    Metric(
+        _P + "history_size_bytes", "gauge", "What the store takes on the disk.",
+        _keeping(lambda told: told.bytes), (), "bytes",
     ),
     Metric(
         _P + "simulated", "gauge", "1 if the figures come from a simulation or a replay, not from hardware.",

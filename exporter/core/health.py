@@ -4,6 +4,8 @@ Owns the counting of critical errors and of time under a clock limit, and whethe
 Refuses to judge the GPU's state: it only names a condition.
 """
 
+from msgspec import Struct
+
 from exporter.core.evidence import Evidence
 from exporter.core.model import Health
 
@@ -12,23 +14,21 @@ LIMITERS = {"power": 0x04, "thermal": 0x20 | 0x40, "hardware": 0x08 | 0x80, "set
 thermal slowdown; hardware slowdown and power brake; application and display clocks, sync boost. 0x01 is idleness."""
 
 
-class Vitals:
+class Vitals(Struct, eq=False):
     """One board's latest Health, and what has been counted since the daemon saw it first.
 
     A MIG instance has no Health of its own: its board's tells whether it can work.
     """
 
-    __slots__ = ("fatal_since", "health", "last_xid", "limited", "outlived", "xids")
-
-    def __init__(self) -> None:
-        self.health: Health | None = None
-        self.xids = self.last_xid = 0
-        self.fatal_since: int | None = None
-        """When the latest fatal Xid was told; None: never."""
-        self.outlived: int | None = None
-        """Since when a kernel has been seen to outlive it; None: not yet."""
-        self.limited: dict[str, int] = {}
-        """Nanoseconds with the clock held down, by group; empty until the reasons were seen."""
+    health: Health | None = None
+    xids: int = 0
+    last_xid: int = 0
+    fatal_since: int | None = None
+    """When the latest fatal Xid was told; None: never."""
+    outlived: int | None = None
+    """Since when a kernel has been seen to outlive it; None: not yet."""
+    limited: dict[str, int] = {}
+    """Nanoseconds with the clock held down, by group; empty until the reasons were seen."""
 
     def hear(self, health: Health, at: int, fatal_xids: tuple[int, ...]) -> None:
         """Take in what was read at `at`."""

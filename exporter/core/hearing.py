@@ -91,7 +91,7 @@ def _job(ledger: Ledger, job_id: str, about: list[Gpu]) -> Job | None:
     first = about[0]
     held = next(each for each in ledger.allocations[first.device.uuid] if each.owner.job_id == job_id)
     start = max(first.book.until, held.start)
-    return ledger.jobs.get(job_id) or ledger.open(held, start, awaits_work=held.start >= first.book.since)
+    return ledger.jobs.get(job_id) or ledger.open(held, start, awaits_work=first.saw_begin(held, ledger.watched_since))
 
 
 def _begin(ledger: Ledger, job: Job, report: Report) -> Progress:
@@ -103,9 +103,9 @@ def _begin(ledger: Ledger, job: Job, report: Report) -> Progress:
 def _run(ledger: Ledger, job: Job, name: str) -> Run:
     """The run of that name, of that user and namespace: nobody else can say how far it has come."""
     if not name:
-        return Run(job.start)
+        return Run.begun(job.start)
     key = (job.owner.user, job.owner.namespace, name)
-    run = ledger.runs.pop(key) if key in ledger.runs else Run(job.start)
+    run = ledger.runs.pop(key) if key in ledger.runs else Run.begun(job.start)
     ledger.runs[key] = run
     while len(ledger.runs) > ledger.policy.max_runs:
         del ledger.runs[next(iter(ledger.runs))]

@@ -173,6 +173,10 @@ class Gpu:
         self.listed = True
         """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
 
+    def saw_begin(self, held: Allocation, watched_since: int) -> bool:
+        """Whether somebody looked when that hold began."""
+        return held.start >= max(self.book.since, watched_since)
+
     def held_by(self, job_id: str) -> bool:
         """Does that job have it now?"""
         return any(held.owner.job_id == job_id for held in self.holders)
@@ -244,6 +248,12 @@ class Ledger:
         self.runs: dict[tuple[str, str, str], Run] = {}
         """By user, namespace and the name that they gave it; the one heard of last is the last."""
         self.conservation_errors = 0
+        self.departed: list[Job] = []
+        """Jobs that were dropped in this step."""
+        self.edges: Mapping[str, int] = {}
+        """GPUs that are paid for since a moment that lies before the first word on them: others counted up to then."""
+        self.watched_since = NEVER
+        """When this process began to watch, if the books are older than that."""
         self.at: int | None = None
         self.wall = 0
         self.source = ""
@@ -325,6 +335,7 @@ class Ledger:
 
     def evict(self, at: int) -> None:
         """Drop jobs that ended long ago, and the oldest ended ones beyond the limit; never one that holds a GPU."""
+        self.departed = []
         if self.jobs.keys() <= self.holding:
             return
         linger = round(self.policy.job_linger_seconds * 1000) * MS
@@ -332,7 +343,9 @@ class Ledger:
         surplus = len(self.jobs) - self.policy.max_jobs
         for rank, (until, name) in enumerate(ended):
             if rank < surplus or at - until > linger:
-                self._bill(self.jobs.pop(name))
+                job = self.jobs.pop(name)
+                self._bill(job)
+                self.departed.append(job)
 
 
 def conserved(book: Book) -> bool:

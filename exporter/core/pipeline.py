@@ -94,7 +94,7 @@ def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts
     It is where the furthest of their books stands, for entries are never reversed; the others are closed up to it.
     """
     until = [gpu.book.until for gpu in known if gpu.listed]
-    first = min((_first_moment(uuid, observation) for uuid in parts), default=NEVER)
+    first = min((_first_moment(ledger, uuid, observation) for uuid in parts), default=NEVER)
     edge = max(until) if until else max([first, *(gpu.book.until for gpu in known)])
     gaps = [(gpu, _gap(gpu, edge, observation)) for gpu in known if gpu.listed and gpu.book.until < edge]
     heard = [(gpu, _heard(ledger, gpu, gap)) for gpu, gap in gaps]
@@ -109,8 +109,10 @@ def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts
     return closed
 
 
-def _first_moment(uuid: str, observation: Observation) -> int:
-    """A GPU is paid for from the first moment anything is said of it."""
+def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
+    """A GPU is paid for from the first moment anything is said of it, or from where other books end."""
+    if uuid in ledger.edges:
+        return ledger.edges[uuid]
     starts = [r.start for r in observation.readings if r.uuid == uuid and not _malformed(r, observation.at)]
     return min([_settled(observation), *starts])
 
@@ -178,7 +180,7 @@ def _cut(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[Piece]:
             cut.append(Piece(start, end, holders or (), owner_known=holders is not None))
             continue
         if holders is not gpu.track.holders:
-            _begin_if_new(gpu, holders, start)
+            _begin_if_new(gpu, holders, at=start, since=ledger.watched_since)
         look(gpu.track, ev, start, end, gpu.standard.rules)
         cut += pieces(gpu.track, ev, start, end, holders=holders, rules=gpu.standard.rules, policy=gpu.standard.policy)
     if not ev.distrust:
@@ -213,15 +215,15 @@ def _sure(ev: Evidence, parts: list[Part]) -> Sequence[tuple[int, int, tuple[All
     ]
 
 
-def _begin_if_new(gpu: Gpu, holders: tuple[Allocation, ...], at: int) -> None:
+def _begin_if_new(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since: int) -> None:
     track = gpu.track
     if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
         track.learn(holders, gpu.standard.rules)
         return
     if gpu.voices:
         gpu.voices = {name: voice for name, voice in gpu.voices.items() if any(h.owner.job_id == name for h in holders)}
-    began_unseen = any(held.start < gpu.book.since for held in holders)
-    track.begin(holders, at=at, rules=gpu.standard.rules, worked=began_unseen)
+    began_seen = all(gpu.saw_begin(held, since) for held in holders)
+    track.begin(holders, at=at, rules=gpu.standard.rules, worked=not began_seen)
 
 
 def _hangs(stretches: Iterable[Stretch]) -> Hangs:
@@ -292,7 +294,7 @@ def _post_job(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, *, whole: int, sha
 
 def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
     """A new job; one that held the GPU before it was watched may have worked already."""
-    return ledger.open(held, start, awaits_work=held.start >= gpu.book.since)
+    return ledger.open(held, start, awaits_work=gpu.saw_begin(held, ledger.watched_since))
 
 
 def _poured(

@@ -6,7 +6,7 @@ show is `told`'s. Nothing here can move a second of the ledger.
 
 from math import inf, isfinite, sqrt
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from exporter.core.model import NEVER, PHASES, SECOND, Parallel, Report
 from exporter.core.policy import Policy
@@ -31,16 +31,20 @@ _MOST_QUALITIES = 16
 """Names of figures of one job: each is a series."""
 
 
-class Run:
+class Run(Struct, eq=False):
     """What a job and its restarts have in common, as this node knows it."""
 
-    __slots__ = ("advanced_at", "good", "highest", "since")
+    since: int
+    advanced_at: int
+    """When it was heard of first, and when it last made a step that was new."""
+    highest: int = 0
+    good: int = 0
+    """Its furthest step, and nanoseconds of steps that were new."""
 
-    def __init__(self, since: int) -> None:
-        self.since, self.advanced_at = since, since
-        """When it was heard of first, and when it last made a step that was new."""
-        self.highest, self.good = 0, 0
-        """Its furthest step, and nanoseconds of steps that were new."""
+    @classmethod
+    def begun(cls, since: int) -> "Run":
+        """One that is heard of first."""
+        return cls(since, since)
 
 
 class Rank(Struct):
@@ -54,14 +58,13 @@ class Rank(Struct):
     """The same without communication and bubbles."""
 
 
-class Losses:
+class Losses(Struct, eq=False):
     """A running mean of the loss, and what left it."""
 
-    __slots__ = ("count", "last", "mean", "variance")
-
-    def __init__(self) -> None:
-        self.last: float | None = None
-        self.count, self.mean, self.variance = 0, 0.0, 0.0
+    last: float | None = None
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
 
     def hear(self, loss: float, limit: float) -> str:
         """Take it in; the event it is, or "". What is not finite, or is a spike, does not move the mean."""
@@ -86,46 +89,48 @@ class Losses:
         return spread if isfinite(spread) else None
 
 
-class Progress:
+class Progress(Struct, eq=False):
     """One job's own figures. Those of FLOPs, tokens and samples are this node's share of them."""
 
-    __slots__ = (
-        "bubble", "checkpoints", "epoch", "events", "flops", "gpu_time", "hardware_flops", "last_end", "losses",
-        "padding", "parallel", "phases", "qualities", "quality", "quality_start", "ranks", "recovering", "recovery",
-        "repeated", "restarts", "rework_steps", "run", "run_id", "samples", "speaker", "step", "step_time", "steps",
-        "target_at", "tokens", "turns", "world",
-    )  # fmt: skip
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.run_id, self.turns = run, "", 0
-        self.speaker: tuple[int, int] = (1 << 30, NEVER)
-        """The lowest rank that speaks, which is believed for the whole job, and when it did last."""
-        self.last_end: int | None = None
-        self.ranks: dict[str, Rank] = {}
-        self.step: int | None = None
-        self.steps = self.rework_steps = self.checkpoints = self.restarts = 0
-        self.repeated = 0.0
-        """Share of the latest steps that had been made before."""
-        self.epoch: float | None = None
-        self.world = 0
-        self.phases = dict.fromkeys(LASTING, 0)
-        self.bubble = self.step_time = 0
-        """Nanoseconds of steps, and of bubbles in them, where these are told."""
-        self.flops = self.hardware_flops = self.tokens = self.padding = self.samples = 0.0
-        self.gpu_time = 0
-        """GPU-nanoseconds on this node that reports speak of."""
-        self.recovering: int | None = None
-        """When the last new step before a restart had ended."""
-        self.recovery = 0
-        self.losses = Losses()
-        self.events = dict.fromkeys(EVENTS, 0)
-        self.qualities: set[str] = set()
-        """Names of figures that were told."""
-        self.quality: Report | None = None
-        """The latest that told one."""
-        self.quality_start = 0.0
-        self.target_at: int | None = None
-        self.parallel: Parallel | None = None
+    run: Run
+    run_id: str = ""
+    turns: int = 0
+    speaker: tuple[int, int] = (1 << 30, NEVER)
+    """The lowest rank that speaks, which is believed for the whole job, and when it did last."""
+    last_end: int | None = None
+    ranks: dict[str, Rank] = {}
+    step: int | None = None
+    steps: int = 0
+    rework_steps: int = 0
+    checkpoints: int = 0
+    restarts: int = 0
+    repeated: float = 0.0
+    """Share of the latest steps that had been made before."""
+    epoch: float | None = None
+    world: int = 0
+    phases: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LASTING, 0))
+    bubble: int = 0
+    step_time: int = 0
+    """Nanoseconds of steps, and of bubbles in them, where these are told."""
+    flops: float = 0.0
+    hardware_flops: float = 0.0
+    tokens: float = 0.0
+    padding: float = 0.0
+    samples: float = 0.0
+    gpu_time: int = 0
+    """GPU-nanoseconds on this node that reports speak of."""
+    recovering: int | None = None
+    """When the last new step before a restart had ended."""
+    recovery: int = 0
+    losses: Losses = field(default_factory=Losses)
+    events: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EVENTS, 0))
+    qualities: set[str] = set()
+    """Names of figures that were told."""
+    quality: Report | None = None
+    """The latest that told one."""
+    quality_start: float = 0.0
+    target_at: int | None = None
+    parallel: Parallel | None = None
 
     def replays(self, report: Report) -> bool:
         """Whether it speaks of time that this process has spoken of already; one on other GPUs is another one."""

@@ -41,21 +41,20 @@ def slices(spec: Spec) -> tuple[Slice, ...]:
     )
 
 
-class Need:
+class Need(Struct, eq=False):
     """The most that a job on one GPU has used of it so far, and the time beyond the slice that would have held it."""
 
-    __slots__ = ("bandwidth", "fitting", "known", "memory", "seen", "sm", "unneeded")
-
-    def __init__(self) -> None:
-        self.sm = self.bandwidth = self.memory = 0.0
-        """Peaks, as shares of the GPU."""
-        self.known = True
-        """Nothing that must be known was ever missing."""
-        self.seen = 0
-        """Nanoseconds of readings."""
-        self.fitting: Slice | None = None
-        self.unneeded = 0
-        """Nanoseconds of the GPU beyond the slice, since it was known."""
+    sm: float = 0.0
+    bandwidth: float = 0.0
+    memory: float = 0.0
+    """Peaks, as shares of the GPU."""
+    known: bool = True
+    """Nothing that must be known was ever missing."""
+    seen: int = 0
+    """Nanoseconds of readings."""
+    fitting: Slice | None = None
+    unneeded: int = 0
+    """Nanoseconds of the GPU beyond the slice, since it was known."""
 
     def see(self, ev: Evidence, start: int, end: int, *, owner: Owner, policy: Policy) -> None:
         """Take in one piece of a reading of a whole GPU that the job has for itself."""

@@ -216,6 +216,21 @@ class Reload(Struct, frozen=True, kw_only=True):
     """Settings, by their dotted names, in which the file differs from what holds until a restart."""
 
 
+class Keeping(Struct, frozen=True, kw_only=True):
+    """How it goes with the store of this node's history."""
+
+    works: bool
+    """The latest attempt to write to it did."""
+    saved_at: float = 0.0
+    """Unix seconds of the latest checkpoint; 0: none yet."""
+    bytes: int = 0
+    """On disk."""
+    failures: int = 0
+    """Attempts that failed since the start."""
+    problem: str = ""
+    """Why the latest one did."""
+
+
 class Meta(Struct, frozen=True, kw_only=True):
     """What the daemon says of itself."""
 
@@ -243,6 +258,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     """What workloads said, by what became of it."""
     last_error: str = ""
     terms: Terms = Terms()
+    keeping: Keeping | None = None
+    """None: nothing is kept."""
     reload: Reload | None = None
     """None: nobody looks whether the configuration changes."""
 
@@ -254,6 +271,8 @@ class Snapshot(Struct, frozen=True):
     wall: int
     gpus: tuple[GpuView, ...]
     jobs: tuple[JobView, ...]
+    departed: tuple[JobView, ...]
+    """Jobs whose books were closed in this step."""
     gone: tuple[GpuView, ...]
     """GPUs that are no longer in the inventory: what they cost stays in the node's counters."""
     entries: tuple[tuple[State, int], ...]
@@ -282,6 +301,7 @@ def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
         wall=ledger.wall,
         gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
         jobs=tuple(_job(ledger, job, at, meta.terms) for _, job in sorted(ledger.jobs.items())),
+        departed=tuple(_job(ledger, job, at, meta.terms) for job in ledger.departed),
         gone=tuple(_gpu(ledger, gpu, at) for gpu in ledger.gpus.values() if not gpu.listed),
         entries=tuple((state, ledger.entries[state]) for state in State),
         found=(
@@ -463,6 +483,7 @@ __all__ = [
     "Counters",
     "GpuView",
     "JobView",
+    "Keeping",
     "Layers",
     "Meta",
     "ModelView",

@@ -82,44 +82,47 @@ NO_SIGNS: frozenset[str] = frozenset()
 _VERDICTS = {there: frozenset(compress((STARVED, EVEN), there)) for there in product((False, True), repeat=2)}
 
 
-class Track:
+class Track(Struct, eq=False):
     """Memory of one GPU: credits, flags and the running minute. A change of owner begins anew."""
 
-    __slots__ = (
-        "bare_since",
-        "celsius",
-        "engine_squares",
-        "engine_sum",
-        "hang",
-        "hang_leave", "hangs",
-        "holders",
-        "hung",
-        "leaked",
-        "pcie_least",
-        "pcie_most",
-        "polls",
-        "quiet",
-        "rx_peak",
-        "rx_sum",
-        "seen",
-        "signs",
-        "spin",
-        "spin_since",
-        "suspect",
-        "to_hang",
-        "to_zombie",
-        "unowned",
-        "verdict",
-        "wake",
-        "window",
-        "worked_at",
-        "zombie", "zombies",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.hangs = self.zombies = self.to_hang = self.to_zombie = 0
-        """How many were found, and nanoseconds from the first sign to the state of all; whoever held the GPU."""
-        self.begin((), at=0)
+    hangs: int = 0
+    zombies: int = 0
+    to_hang: int = 0
+    to_zombie: int = 0
+    """How many were found, and nanoseconds from the first sign to the state of all; whoever held the GPU."""
+    holders: tuple[Allocation, ...] = ()
+    spin: int = 0
+    quiet: int = 0
+    wake: int = 0
+    leaked: int = 0
+    hung: bool = False
+    zombie: bool = False
+    unowned: bool = False
+    worked_at: int = 0
+    """When it last did effective work, or was given to its holders."""
+    spin_since: int | None = None
+    celsius: float | None = None
+    """Its temperature then."""
+    pcie_least: float = 0.0
+    pcie_most: float = 0.0
+    """PCIe bytes per second since then, of readings in which these alone may speak against a spin."""
+    bare_since: int | None = None
+    """Since when the driver has listed no process on it."""
+    verdict: frozenset[str] = NO_SIGNS
+    signs: frozenset[str] = frozenset({BEGINNING})
+    polls: bool = False
+    """A server may poll for requests: its spinning proves nothing."""
+    window: int = 0
+    hang: int = _NEVER_FULL
+    suspect: int = _NEVER_FULL
+    hang_leave: int = 0
+    """Nanoseconds of each credit that begin a state; of several holders the most patient one counts."""
+    seen: int = 0
+    engine_sum: int = 0
+    engine_squares: int = 0
+    rx_sum: int = 0
+    rx_peak: int = 0
+    """The running minute, in milliseconds."""
 
     def begin(
         self, holders: tuple[Allocation, ...], *, at: int, rules: Limits | None = None, worked: bool = False
@@ -133,14 +136,8 @@ class Track:
         self.spin = self.quiet = self.wake = self.leaked = 0
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
-        """When it last did effective work, or was given to its holders."""
-        self.spin_since: int | None = None
-        self.celsius: float | None = None
-        """Its temperature then."""
+        self.spin_since = self.celsius = self.bare_since = None
         self.pcie_least = self.pcie_most = 0.0
-        """PCIe bytes per second since then, of readings in which these alone may speak against a spin."""
-        self.bare_since: int | None = None
-        """Since when the driver has listed no process on it."""
         self.verdict = NO_SIGNS
         self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
         self._begin_minute()
@@ -165,10 +162,8 @@ class Track:
         self.spin, self.spin_since, self.hung = 0, None, False
 
     def _limit(self, rules: Limits | None) -> None:
-        """Nanoseconds of each credit that begin a state; of several holders the most patient one counts."""
         owners = [held.owner for held in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
-        """A server may poll for requests: its spinning proves nothing."""
         self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER_FULL, _NEVER_FULL, 0
         if rules is not None and owners:
             self.window = max(zombie_window(rules, owner) for owner in owners)

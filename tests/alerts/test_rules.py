@@ -28,6 +28,7 @@ SEVERITIES = {
     "FleetBlind": "page",
     "ExporterProfilingBlocked": "ticket",
     "ExporterClockSkew": "ticket",
+    "HistoryFailing": "ticket",
     "SchedulerDataStale": "ticket",
     "ConservationBroken": "ticket",
     "ExemptionExpired": "ticket",

@@ -1,0 +1,265 @@
+"""A ledger as bytes and back: nothing that counts is lost, and what goes on is as if nothing had happened."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from exporter.core.checkpoint import CheckpointError, Head, freeze, head_of, thaw
+from exporter.core.leaks import NAMES
+from exporter.core.ledger import Ledger, conserved
+from exporter.core.model import PPM, SECOND, Fault, Observation, Owner, Report, Serving, State
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, take_snapshot
+from exporter.simulate import WATERFALLS, simulate
+from tests.scenarios.stage import SIZES, Case, play
+from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
+
+OTHER = Owner(job_id="42", user="bob", account="vision")
+DOWN = Fault("exporter_down", "away for a while")
+
+
+def again(ledger: Ledger, policy: Policy | None = None) -> Ledger:
+    """What another process makes of its bytes."""
+    other = Ledger(policy)
+    thaw(other, freeze(ledger))
+    return other
+
+
+def books(ledger: Ledger) -> object:
+    """All that its bytes say, in whatever order."""
+    return msgspec.msgpack.decode(head_of(freeze(ledger)).body)
+
+
+def played(observations: Iterable[Observation], ledger: Ledger | None = None) -> Ledger:
+    ledger = ledger or Ledger()
+    for observation in observations:
+        advance(ledger, observation)
+    return ledger
+
+
+@pytest.mark.parametrize("scenario", sorted(SIZES))
+def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> None:
+    observations = play(Case(scenario)).observations
+    whole, pieces = played(observations), Ledger()
+    edges = [len(observations) * n // 4 for n in range(5)]
+    for a, b in pairwise(edges):
+        pieces = again(played(observations[a:b], pieces))
+    assert books(pieces) == books(whole)
+    assert pieces.conservation_errors == 0
+
+
+@pytest.mark.parametrize("scenario", sorted(WATERFALLS))
+def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
+    """Figures of jobs go on; only what a report has told of time to come is heard anew."""
+    ledger = played(simulate(scenario, stories=WATERFALLS, gpus=10, period_seconds=30).observations)
+    told = take_snapshot(again(ledger), Meta())
+    before = take_snapshot(ledger, Meta())
+    assert before.jobs
+    for now, then in zip(told.jobs, before.jobs, strict=True):
+        assert now.progress == then.progress
+        assert (now.service is None) == (then.service is None)
+        if now.service is not None and then.service is not None:
+            assert (now.service.tokens, now.service.preemptions) == (then.service.tokens, then.service.preemptions)
+        assert now.counters.now.parts == then.counters.now.parts
+        assert (now.fitting, now.unneeded, now.first_work) == (then.fitting, then.unneeded, then.first_work)
+    assert (told.bills, told.entries, told.found) == (before.bills, before.entries, before.found)
+
+
+def test_down_time_is_its_holder_s_and_unobserved() -> None:
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10))])
+    back = again(ledger)
+    advance(back, seen(70, reading(69, 70), devices=(device(),), allocations=(held(),), faults=(DOWN,)))
+    book = back.gpus["GPU-0"].book
+    assert book.parts[NAMES.index("unobserved")] == 59 * SECOND
+    assert back.unobserved == {"exporter_down": 59 * SECOND}
+    assert book.paid == 70 * SECOND == back.jobs["41"].book.paid
+    assert conserved(book)
+
+
+def test_a_job_that_has_ended_meanwhile_has_what_was_seen_of_it() -> None:
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10))])
+    back = again(ledger)
+    later = held(owner=OTHER, start=60)
+    advance(back, seen(70, reading(69, 70), devices=(device(),), allocations=(later,), faults=(DOWN,)))
+    assert back.jobs["41"].book.paid == 10 * SECOND
+    assert back.jobs["42"].book.paid == 10 * SECOND
+    assert back.gpus["GPU-0"].book.paid == 70 * SECOND
+
+
+def test_nobody_saw_a_job_begin_while_nobody_looked() -> None:
+    """Its first kernel may have been long ago: it is not said when, and it is past its start-up."""
+    ledger = played([first([device()]), seen(10, reading(0, 10, RESTING))])
+    for since, told in ((10.0, 9 * SECOND), (65.0, None)):
+        back = again(ledger)
+        back.watched_since = round(since * SECOND)
+        late = held(owner=OTHER, start=61)
+        advance(back, seen(70, reading(69, 70, RESTING), devices=(device(),), allocations=(late,), faults=(DOWN,)))
+        assert ("beginning" in back.gpus["GPU-0"].track.signs) is (told is not None)
+        advance(back, seen(71, reading(70, 71)))
+        assert back.jobs["42"].first_work == told
+
+
+def test_a_report_may_open_the_books_of_a_job_that_began_unseen() -> None:
+    back = again(played([first([device()]), seen(10, reading(0, 10, RESTING))]))
+    back.watched_since = 65 * SECOND
+    said = Report(job_id="42", start=69 * SECOND, end=70 * SECOND, phase="compute")
+    advance(back, seen(70, allocations=(held(owner=OTHER, start=61),), reports=(said,)))
+    assert not back.jobs["42"].awaits_work
+
+
+def test_a_zombie_stays_one() -> None:
+    ledger = played([first([device()], [held()]), seen(4000, reading(0, 4000, RESTING))])
+    assert ledger.gpus["GPU-0"].state is State.ZOMBIE
+    back = again(ledger)
+    advance(back, seen(4060, reading(4059, 4060, RESTING), devices=(device(),), allocations=(held(),), faults=(DOWN,)))
+    assert back.gpus["GPU-0"].state is State.ZOMBIE
+    assert back.gpus["GPU-0"].track.zombies == 1
+
+
+def test_other_thresholds_hold_after_a_restart() -> None:
+    ledger = played([first([device()], [held()]), seen(1200, reading(0, 1200, RESTING))])
+    assert ledger.gpus["GPU-0"].state is State.STALLED
+    back = again(ledger, Policy(zombie_batch_seconds=600))
+    advance(back, seen(1201, reading(1200, 1201, RESTING)))
+    assert back.gpus["GPU-0"].state is State.ZOMBIE
+
+
+def test_instances_rest_and_what_is_left_of_a_board_is_kept() -> None:
+    ledger = played([
+        first(cut(3, 2), [held("MIG-GPU-0-0-3g")]),
+        seen(10, reading(0, 10, uuid="MIG-GPU-0-0-3g"), reading(0, 10, SPINNING, uuid="MIG-GPU-0-3-2g")),
+        seen(10, devices=cut(), allocations=()),
+        seen(20, reading(10, 20)),
+    ])  # fmt: skip
+    back = again(ledger)
+    assert books(back) == books(ledger)
+    assert {uuid: gpu.listed for uuid, gpu in back.gpus.items()} == {
+        "GPU-0": True, "MIG-GPU-0-0-3g": False, "MIG-GPU-0-3-2g": False,
+    }  # fmt: skip
+    assert sum(gpu.book.paid for gpu in back.gpus.values()) == 20 * SECOND
+    assert head_of(freeze(back)).edges == {"GPU-0": 20 * SECOND}
+
+
+def test_runs_are_shared_by_those_who_name_them() -> None:
+    said = [Report(job_id=job, start=0, end=SECOND, step=5, steps=5, run="llm") for job in ("41", "43")]
+    ledger = played([
+        first([device(), device("GPU-1", "1")], [held(), held("GPU-1", Owner(job_id="43", user="ada", account="nlp"))]),
+        seen(1, reading(0, 1), reading(0, 1, uuid="GPU-1"), reports=tuple(said)),
+    ])  # fmt: skip
+    back = again(ledger)
+    one, two = (back.jobs[job].progress for job in ("41", "43"))
+    assert one is not None
+    assert two is not None
+    assert one.run is two.run is back.runs["ada", "", "llm"]
+
+
+def test_a_run_without_a_name_is_its_job_s_alone() -> None:
+    said = Report(job_id="41", start=0, end=SECOND, step=5, steps=5)
+    back = again(played([first([device()], [held()]), seen(1, reading(0, 1), reports=(said,))]))
+    progress = back.jobs["41"].progress
+    assert progress is not None
+    assert progress.run.highest == 5
+    assert back.runs == {}
+
+
+def test_an_engine_s_counts_are_kept() -> None:
+    said = Serving(job_id="41", start=0, end=SECOND, engine="vllm", generated_tokens=100.0, preemptions=3.0)
+    back = again(played([first([device()], [held()]), seen(1, reading(0, 1), serving=(said,))]))
+    service = back.jobs["41"].service
+    assert service is not None
+    assert service.tokens["generated"] == 100.0
+    assert service.preemptions == 3.0
+
+
+def test_a_word_that_is_too_old_stays_so() -> None:
+    """The scheduler had said nothing for long; a restart does not make its last word young."""
+    ledger = played([first([device()], [held()]), seen(400, reading(0, 400), allocations_at=0)])
+    back = again(ledger)
+    assert back.allocations_at == ledger.allocations_at == 0
+    advance(back, seen(410, reading(400, 410), allocations_at=0))
+    assert back.jobs["unknown"].book.paid > 0
+
+
+def test_where_other_books_end_ours_begin() -> None:
+    ledger = Ledger()
+    ledger.edges = {"GPU-0": 5 * SECOND}
+    gpus = device(), device("GPU-1", "1")
+    advance(ledger, Observation(70 * SECOND, 70 * SECOND, devices=gpus, faults=(DOWN,)))
+    advance(ledger, seen(71, reading(70, 71), reading(70, 71, uuid="GPU-1")))
+    assert ledger.gpus["GPU-0"].book.paid == 66 * SECOND
+    assert ledger.gpus["GPU-1"].book.paid == SECOND
+    assert ledger.unobserved == {"exporter_down": 65 * SECOND}
+
+
+def test_jobs_that_leave_are_shown_once() -> None:
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10)), seen(10, allocations=())])
+    ledger = again(ledger)
+    seen_leaving: list[str] = []
+    for at in range(20, 1000, 10):
+        advance(ledger, seen(at, reading(at - 10, at, RESTING)))
+        view = take_snapshot(ledger, Meta())
+        seen_leaving += [job.owner.job_id for job in view.departed]
+        assert all(job.counters.now.paid == 10 * SECOND for job in view.departed)
+    assert seen_leaving == ["41"]
+
+
+# -- leaks of another version --
+
+
+def renamed(frozen: bytes, names: dict[str, str]) -> bytes:
+    head = head_of(frozen)
+    leaks = tuple(names.get(leak, leak) for leak in head.leaks)
+    return msgspec.msgpack.encode(Head(head.form, head.at, head.wall, leaks, head.edges, head.body))
+
+
+def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
+    """As if `useful` and `memory_bound` had changed places, and `hung` had another name."""
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10, WORKING))])
+    before = dict(zip(NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
+    assert before["useful"]
+    other = Ledger()
+    thaw(other, renamed(freeze(ledger), {"useful": "memory_bound", "memory_bound": "useful"}))
+    after = dict(zip(NAMES, other.gpus["GPU-0"].book.parts, strict=True))
+    assert (after["useful"], after["memory_bound"]) == (before["memory_bound"], before["useful"])
+    assert dict(zip(NAMES, other.accounts["", "nlp", ""], strict=True)) == after or not any(
+        ledger.accounts["", "nlp", ""]
+    )
+    unknown = Ledger()
+    thaw(unknown, renamed(freeze(ledger), {"useful": "wisdom"}))
+    book = unknown.gpus["GPU-0"].book
+    assert book.parts[NAMES.index("unresolved")] == before["useful"] + before["unresolved"]
+    assert conserved(book)
+
+
+# -- what is no checkpoint --
+
+
+@pytest.mark.parametrize(
+    ("frozen", "said"),
+    [
+        (b"", "cannot be read"),
+        (b"\x93\x01\x02", "cannot be read"),
+        (msgspec.msgpack.encode(Head(2, 0, 0, NAMES, {}, msgspec.Raw(b"\xc0"))), "form 2, this version reads form 1"),
+        (msgspec.msgpack.encode(Head(1, 0, 0, NAMES, {}, msgspec.Raw(b"\xc0"))), "its books cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(frozen: bytes, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        thaw(Ledger(), frozen)
+
+
+def test_books_that_do_not_add_up_are_refused() -> None:
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10))])
+    ledger.gpus["GPU-0"].book.paid += 1
+    with pytest.raises(CheckpointError, match="GPU-0 do not add up"):
+        again(ledger)
+
+
+def test_a_share_of_a_gpu_is_one() -> None:
+    assert (
+        again(played([first(cut(7)), seen(1, reading(0, 1, uuid="MIG-GPU-0-0-7g"))])).gpus["MIG-GPU-0-0-7g"].book.weight
+        == PPM
+    )
