@@ -66,7 +66,7 @@ skips: .venv/.installed
 
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
-	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics
+	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics chromium
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
@@ -90,8 +90,10 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md and 
 dashboards: .venv/.installed ## write dashboards/*.json from the boards
 	$(BIN)/python -m dashboards.build
 
-pictures: .venv/.installed dashboards ## draw docs/dashboards/*.png from the simulated world, with the tool PREVIEW
+pictures: .venv/.installed dashboards ## draw docs/pictures and docs/dashboards from simulated worlds; boards by the tool PREVIEW
 	@mkdir -p docs/dashboards
+	$(BIN)/python -m tests.e2e.page_pictures
+	$(BIN)/python -m tests.e2e.report_pictures
 	$(BIN)/python -m dashboards.pictures --preview $(PREVIEW)
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff

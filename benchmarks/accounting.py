@@ -20,7 +20,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.http.app import GZIP_LEVEL
+from exporter.http.replying import GZIP_LEVEL
 from exporter.simulate import simulate
 from exporter.trace import Header, TraceWriter, read_trace
 

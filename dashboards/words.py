@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from exporter.core.leaks import LEAKS as ROWS
+from exporter.http.appearance import COLOURS
 
 GOOD, EXPECTED, WATCH, BAD = "#009E73", "#56B4E9", "#E69F00", "#D55E00"
 UNKNOWN, QUIET = "#8C96A3", "#5F6772"
@@ -17,36 +18,8 @@ UNKNOWN, QUIET = "#8C96A3", "#5F6772"
 EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#D0D5DB")
 """For what has a number and no meaning: the GPUs of a node."""
 
-LEAKS: Mapping[str, str] = MappingProxyType({
-    "unavailable": "#AF2C1F",
-    "idle_allocation": "#DE6F0E",
-    "oversized_allocation": "#FBAC16",
-    "hung": "#86319E",
-    "failure_recovery": "#CB75D9",
-    "startup": "#AD52B4",
-    "checkpoint": "#F0A1F6",
-    "data_stall": "#962E8A",
-    "kv_cache_wait": "#DB6BC0",
-    "batching": "#BB4999",
-    "host_overhead": "#FF9ED8",
-    "unattributed_stall": "#9F2A6C",
-    "exposed_communication": "#E3679F",
-    "prefill_decode_interference": "#C1487B",
-    "pipeline_bubble": "#0B7D9E",
-    "memory_bound": "#4AC6FA",
-    "low_parallelism": "#016085",
-    "other_compute": "#38A2DF",
-    "throttled": "#0978B7",
-    "rejected_speculation": "#78BEFD",
-    "kv_cache_pressure": "#0C599D",
-    "recomputation": "#609AE7",
-    "padding": "#4370BD",
-    "rework": "#95B6FD",
-    "useful": GOOD,
-    "unresolved": "#B9C0C8",
-    "unobserved": QUIET,
-})  # fmt: skip
-"""In the order of layers: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
+LEAKS: Mapping[str, str] = MappingProxyType(COLOURS | {"unresolved": "#B9C0C8", "unobserved": QUIET})
+"""As the daemon's page has them: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
 
 LAYERS: Mapping[str, str] = MappingProxyType({
     "gau": BAD, "ectr": "#CC79A7", "emfu": EXPECTED, "useful": GOOD, "unresolved": "#B9C0C8", "unobserved": QUIET,

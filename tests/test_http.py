@@ -47,12 +47,15 @@ from exporter.core.model import (
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, Snapshot, take_snapshot
 from exporter.http import ListenError, create_app
+from exporter.http.account import accounts_out
 from exporter.http.api import GpusOut, HealthOut, JobsOut, gpus_out, jobs_out
 from exporter.http.app import PATHS
 from exporter.http.appearance import COLOURS, MARKS, STYLE
+from exporter.http.frame import CONTENT_SECURITY_POLICY
 from exporter.http.negotiation import wants_gzip, wants_openmetrics
-from exporter.http.page import CONTENT_SECURITY_POLICY
+from exporter.http.page import View
 from exporter.http.page import render as render_page
+from exporter.http.script import SCRIPT
 from exporter.http.serving import listen, settings
 from exporter.http.words import complaints, duration, percent, text
 from tests import worlds
@@ -285,7 +288,7 @@ def test_head_says_what_get_would(live: Site, path: str) -> None:
 )
 def test_without_a_live_sample_nothing_is_served_as_live(box: Box, why: str) -> None:
     with serving(box) as site:
-        for path in ("/metrics", "/readyz", "/api/v1/gpus", "/api/v1/jobs", "/"):
+        for path in ("/metrics", "/readyz", "/api/v1/node", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/receipts", "/"):
             answer = site.client.get(path)
             assert answer.status_code == 503, path
             assert why in answer.text.replace("The newest", "the newest").replace("Nothing", "nothing"), path
@@ -362,21 +365,26 @@ def fits(value: Any, schema: dict[str, Any], known: dict[str, Any]) -> bool:
 
 def inside(value: Any, schema: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
     """What a list or an object holds, each with its schema; all properties must be there, and no others."""
+    if "prefixItems" in schema:
+        return list(zip(value, schema["prefixItems"], strict=True))
     if schema["type"] == "array":
         return [(item, schema["items"]) for item in value]
     if schema["type"] != "object":
         return []
     if "properties" not in schema:
         return [(item, schema["additionalProperties"]) for item in value.values()]
-    assert set(value) == set(schema["properties"]) == set(schema["required"])
-    return [(value[key], inner) for key, inner in schema["properties"].items()]
+    assert set(schema["required"]) <= set(value) <= set(schema["properties"])
+    return [(value[key], inner) for key, inner in schema["properties"].items() if key in value]
 
 
-@pytest.mark.parametrize("path", ["/api/v1/gpus", "/api/v1/jobs"])
+API = ("/api/v1/node", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/receipts", "/api/v1/events")
+
+
+@pytest.mark.parametrize("path", API)
 def test_openapi_describes_the_real_answers(live: Site, path: str) -> None:
     document = live.client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.")
-    assert set(document["paths"]) == {"/api/v1/gpus", "/api/v1/jobs"}
+    assert set(document["paths"]) == set(API)
     schemas = document["components"]["schemas"]
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert references == set(schemas)
@@ -462,7 +470,7 @@ ATTACKED = world(
 
 
 class Tags(HTMLParser):
-    """Every tag and attribute name of a page, and its text."""
+    """Every tag and attribute name of a page but its own script's, and its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -470,7 +478,7 @@ class Tags(HTMLParser):
         self.attributes: set[str] = set()
         self.values: list[str] = []
         self.words: list[str] = []
-        self.feed(page)
+        self.feed(page.replace(f"<script>{SCRIPT}</script>", "", 1))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
@@ -515,19 +523,28 @@ def test_the_page_fetches_nothing_and_its_policy_allows_nothing_else(live: Site)
     page = Tags(answer.text)
     assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
     digest = b64encode(sha256(STYLE.encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in CONTENT_SECURITY_POLICY
+    assert f"style-src 'sha256-{digest}';" in CONTENT_SECURITY_POLICY
+    digest = b64encode(sha256(SCRIPT.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in CONTENT_SECURITY_POLICY
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+    assert "require-trusted-types-for 'script'; trusted-types 'none'" in CONTENT_SECURITY_POLICY
     assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'")
     assert f"<style>{STYLE}</style>" in answer.text
+    assert answer.text.count("<script") == answer.text.count(f"<script>{SCRIPT}</script>") == 1
     assert not {"script", "link", "img", "iframe", "form", "object"} & page.tags
     assert "style" not in page.attributes
     assert not [value for value in page.values if "//" in value]
     assert not re.findall(r"url\((?!#)|@import", answer.text)
 
 
+def view_of(snapshot: Snapshot, *, live: bool = True) -> View:
+    return View(accounts=accounts_out(snapshot, 0), gpus=gpus_out(snapshot, 0, live=live), jobs=jobs_out(snapshot, 0))
+
+
 def words_of(snapshot: Snapshot, *, problem: str = "") -> str:
-    """The page's words, with one space between any two."""
-    page = Tags(render_page((gpus_out(snapshot, 0, live=not problem), jobs_out(snapshot, 0)), problem=problem))
-    words = " ".join(page.words[page.words.index(STYLE) + 1 :])
+    """The page's words, with one space between any two, after when it was sampled."""
+    page = Tags(render_page(view_of(snapshot, live=not problem), problem=problem))
+    words = " ".join(page.words[page.words.index(STYLE) + 2 :])
     return " ".join(words.replace("\N{MULTIPLICATION SIGN}", "x").replace("\N{EN DASH}", "-").split())
 
 
@@ -582,7 +599,7 @@ def test_a_board_and_its_instances_are_one_gpu_and_each_says_what_it_is() -> Non
     board = gpu(0, weight=4 * PPM // 7)
     part = gpu(0, uuid="MIG-1", index="0:3", weight=PPM - 4 * PPM // 7, parent="GPU-0", profile="3g.40gb")
     answer = gpus_out(world((board, part), holds=("MIG-1",), meta=replace(META, source_reason="nvml: sees")), 0)
-    told = " ".join(" ".join(Tags(render_page((answer, jobs_out(NODE, 0)))).words).split())
+    told = " ".join(" ".join(Tags(render_page(replace(view_of(NODE), gpus=answer))).words).split())
     assert "node-7 1 GPU" in told
     assert "MIG 3g.40gb of H100" in told
     assert "57 % not partitioned" in told.replace("\N{NO-BREAK SPACE}", " ")

@@ -5,7 +5,6 @@ Owns these shapes and how a Snapshot becomes them. Refuses to judge, to format, 
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct
 
 from exporter.core.leaks import NAMES, USEFUL
@@ -196,22 +195,17 @@ class Problem(Struct, frozen=True, kw_only=True):
 def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
     """All GPUs of the node; `age` is the snapshot's, in nanoseconds. Not `live`: its readings no longer hold."""
     late = 0 if live else age
-    return GpusOut(node=_node(snapshot, age), gpus=[_gpu(gpu, snapshot.wall, late=late) for gpu in snapshot.gpus])
+    return GpusOut(node=node_of(snapshot, age), gpus=[_gpu(gpu, snapshot.wall, late=late) for gpu in snapshot.gpus])
 
 
 def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
     """All jobs of the node; `age` is the snapshot's, in nanoseconds."""
     devices = [gpu.device for gpu in snapshot.gpus]
-    return JobsOut(node=_node(snapshot, age), jobs=[_job(job, devices) for job in snapshot.jobs])
+    return JobsOut(node=node_of(snapshot, age), jobs=[_job(job, devices) for job in snapshot.jobs])
 
 
-def components() -> dict[str, object]:
-    """JSON schemas of the answers by name, for OpenAPI's `components`."""
-    template = "#/components/schemas/{name}"
-    return dict(msgspec.json.schema_components([GpusOut, JobsOut, Problem], ref_template=template)[1])
-
-
-def _node(snapshot: Snapshot, age: int) -> NodeOut:
+def node_of(snapshot: Snapshot, age: int) -> NodeOut:
+    """The node alone; `age` is the snapshot's, in nanoseconds."""
     books, meta = [gpu.counters for gpu in snapshot.gpus], snapshot.meta
     return NodeOut(
         host=meta.host,
@@ -224,8 +218,8 @@ def _node(snapshot: Snapshot, age: int) -> NodeOut:
         age_seconds=age / SECOND,
         interval_seconds=meta.interval,
         last_error=meta.last_error,
-        last_5_minutes=_window([(book, book.short) for book in books]),
-        last_hour=_window([(book, book.hour) for book in books]),
+        last_5_minutes=window_of([(book, book.short) for book in books]),
+        last_hour=window_of([(book, book.hour) for book in books]),
     )
 
 
@@ -248,8 +242,8 @@ def _gpu(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         last_work=None if gpu.worked_at is None else gpu.worked_at / SECOND,
         owners=[_owner(owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
-        last_5_minutes=_window([(gpu.counters, gpu.counters.short)]),
-        last_hour=_window([(gpu.counters, gpu.counters.hour)]),
+        last_5_minutes=window_of([(gpu.counters, gpu.counters.short)]),
+        last_hour=window_of([(gpu.counters, gpu.counters.hour)]),
         power_watts=believed(live, "power_watts"),
         power_limit_watts=believed(live, "enforced_power_limit_watts"),
         temperature_celsius=believed(live, "temperature_celsius"),
@@ -290,8 +284,8 @@ def _job(job: JobView, devices: Sequence[Device]) -> JobOut:
         first_work_seconds=None if job.first_work is None else job.first_work / SECOND,
         training=training(job),
         serving=serving(job),
-        last_5_minutes=_window([(book, book.short)]),
-        last_hour=_window([(book, book.hour)]),
+        last_5_minutes=window_of([(book, book.short)]),
+        last_hour=window_of([(book, book.hour)]),
     )
 
 
@@ -299,7 +293,7 @@ def _owner(owner: Owner) -> OwnerOut:
     return OwnerOut(**{name: getattr(owner, name) for name in OwnerOut.__struct_fields__})
 
 
-def _window(books: Sequence[tuple[Counters, Mark]]) -> WindowOut:
+def window_of(books: Sequence[tuple[Counters, Mark]]) -> WindowOut:
     """Sum first, then divide: books and where their window begins."""
     parts = summed([book.parts(since) for book, since in books])
     found = layers(parts)

@@ -1,13 +1,16 @@
-"""Where a window's time went, drawn as one bar and said in words.
+"""Where time went, drawn and said in words: a window as one bar, a step of a waterfall, the course of a job.
 
 Owns the order of the parts and their text alternatives. SVG attributes carry size and colour, so that the page's
 security policy can forbid inline styles.
 """
 
+from collections.abc import Sequence
+
 from exporter.core.leaks import NAMES
 from exporter.http.api import WindowOut
-from exporter.http.appearance import COLOURS
-from exporter.http.words import duration, plain
+from exporter.http.appearance import BAND_COLOURS, COLOURS
+from exporter.http.lives import Stretch
+from exporter.http.words import duration, moment, percent, plain
 
 _WORST = 3
 """Losses named beside a bar."""
@@ -50,4 +53,54 @@ def losses(window: WindowOut) -> list[tuple[str, float]]:
 
 def swatch(name: str) -> str:
     """The colour of a leak, for beside its name."""
-    return f'<svg class="swatch" aria-hidden="true"><rect width="100%" height="100%" fill="{COLOURS[name]}"/></svg>'
+    return _square(COLOURS[name])
+
+
+def step(begin: float, width: float, fill: str) -> str:
+    """One bar of a waterfall, shares of the whole: what is left of it was gone before. The words stand beside it."""
+    return (
+        '<svg class="step" height="14" aria-hidden="true">'
+        f'<rect class="rest" width="100%" height="14"/>'
+        f'<rect x="{100 * begin:.3f}%" width="{100 * width:.3f}%" height="14" fill="{fill}"/></svg>'
+    )
+
+
+def timeline(stretches: Sequence[Stretch], *, now: float) -> str:
+    """Shares of what was paid over time, useful work at the bottom; white where nothing was booked."""
+    start, end = stretches[0].start, stretches[-1].end
+    paths = "".join(
+        f'<path d="{_band(stretches, index)}" fill="{fill}"><title>{word}</title></path>'
+        for index, (word, fill) in enumerate(BAND_COLOURS)
+    )
+    key = "".join(f"<li>{_square(fill)}{word}</li>" for word, fill in BAND_COLOURS)
+    return (
+        f'<figure class="course"><svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="{_said(stretches)}">{paths}</svg><figcaption><span>{moment(start, now=now)}</span>'
+        f'<ul class="key">{key}</ul><span>{moment(end, now=now)}</span></figcaption></figure>'
+    )
+
+
+def _band(stretches: Sequence[Stretch], index: int) -> str:
+    """Rectangles of one band: moved to, drawn across, down, back."""
+    start = stretches[0].start
+    scale = 1000 / (stretches[-1].end - start)
+    drawn = []
+    for one in stretches:
+        whole, below, part = sum(one.bands), sum(one.bands[:index]), one.bands[index]
+        if part > 0:
+            x, width = (one.start - start) * scale, (one.end - one.start) * scale
+            top, high = 100 - 100 * (below + part) / whole, 100 * part / whole
+            drawn.append(f"M{x:.1f} {top:.1f}h{width:.1f}v{high:.1f}h-{width:.1f}z")
+    return "".join(drawn)
+
+
+def _said(stretches: Sequence[Stretch]) -> str:
+    """The course in words: useful work in each quarter of it."""
+    quarter = max(1, len(stretches) // 4)
+    groups = [stretches[at : at + quarter] for at in range(0, len(stretches), quarter)]
+    useful = [percent(sum(one.bands[0] for one in group) / sum(sum(one.bands) for one in group)) for group in groups]
+    return f"useful share of what was paid, from first to last: {', '.join(useful)}"
+
+
+def _square(fill: str) -> str:
+    return f'<svg class="swatch" aria-hidden="true"><rect width="100%" height="100%" fill="{fill}"/></svg>'

@@ -1,55 +1,92 @@
 """One page for a person at three in the morning: the node in a sentence, where the hour went, GPU by GPU, job by job.
 
-Owns the words. No script, nothing fetched from elsewhere; everything people may have named passes `words.text`. A zero,
-a thing not seen and a thing the hardware cannot say look different, and none of the last two looks well.
+Owns the order and the words of the node's page. Everything people may have named passes `words.text`.
 """
 
-from base64 import b64encode
-from collections.abc import Iterable
-from hashlib import sha256
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 
-from exporter.http.api import GpuOut, GpusOut, JobsOut, NodeOut, OwnerOut, WindowOut
-from exporter.http.appearance import HATCHES, MARKS, STYLE
+from msgspec import Struct
+
+from exporter.core.leaks import LEAKS
+from exporter.core.statement import Event, Statement
+from exporter.http.account import AccountOut, AccountsOut
+from exporter.http.api import GpuOut, GpusOut, JobsOut, NodeOut, WindowOut
+from exporter.http.appearance import MARKS
+from exporter.http.cards import cards
 from exporter.http.drawing import bar, worst
-from exporter.http.tables import job_table, leak_table
-from exporter.http.words import TIMES, brief, clock, complaints, duration, iso, plain, ratio, text
+from exporter.http.fall import waterfall
+from exporter.http.frame import alarm, document, simulated
+from exporter.http.lives import jobs_of, whole
+from exporter.http.receipts import event_list, job_body, receipt_list, unknown_job
+from exporter.http.tables import account_table, job_table
+from exporter.http.words import TIMES, brief, clock, duration, money, ratio, text
 
-REFRESH_SECONDS = 5
-CONTENT_SECURITY_POLICY = (
-    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HOUR = 3600
 _WHOLE = 0.995
 """Coverage that rounds to 100 % needs no note."""
+_LEAKS = tuple(leak.name for leak in LEAKS)
+_JUMPS = (
+    '<nav class="jump" aria-label="on this page"><a href="#gpus">GPUs</a> <a href="#jobs">jobs</a> '
+    '<a href="#receipts">receipts</a> <a href="#events">events</a></nav>'
+)
+RECEIPTS_SHOWN = 20
+EVENTS_SHOWN = 40
 
 
-def render(view: tuple[GpusOut, JobsOut] | None, *, problem: str = "") -> str:
-    """The whole page. `view` is what was last seen, None before anything was; `problem` says why it is not live."""
-    title = "GPU efficiency" if view is None else f"{view[0].node.host or 'this node'} · GPU efficiency"
+class Past(Struct, frozen=True, kw_only=True):
+    """What the store says, as far as the page shows it."""
+
+    kept: bool = False
+    """False: there is no store."""
+    statements: Sequence[Statement] = ()
+    events: Sequence[Event] = ()
+    trouble: str = ""
+    """Why the store cannot be read; empty: it can."""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What was last seen of the node, and what is kept of its past."""
+
+    accounts: AccountsOut
+    gpus: GpusOut
+    jobs: JobsOut
+    past: Past = Past()
+
+
+def render(view: View | None, *, problem: str = "") -> str:
+    """The whole page. `view` is None before anything was seen; `problem` says why it is not live."""
+    if view is None:
+        return document("this node", alarm("No data. ", problem), sampled_at=None, live=False, stale=True)
+    node = view.gpus.node
+    body = _body(view, problem=problem)
+    live = not problem
+    return document(node.host or "this node", body, sampled_at=node.sampled_at, live=live, stale=not live)
+
+
+def render_job(job_id: str, lives: Sequence[Statement], *, now: float | None, kept: bool, problem: str = "") -> str:
+    """A job's own page; without statements the one that says so. `now`: Unix seconds of the newest sample."""
+    running = any(life.running for life in lives)
+    stale = bool(problem) and running
+    body = job_body(lives, now=now or whole(lives).end) if lives else unknown_job(job_id, kept=kept)
+    banner = alarm("Not live. ", problem) if stale else ""
+    return document(f"Job {job_id}", banner + body, sampled_at=now, live=running and not stale, stale=stale)
+
+
+def _body(view: View, *, problem: str) -> str:
+    gpus, past, was = view.gpus, view.past, "was " if problem else ""
+    node, now = gpus.node, gpus.node.sampled_at
+    asof = f"What follows is how things stood at {clock(now)}. "
+    over = [lives for lives in jobs_of(past.statements) if not whole(lives).running][:RECEIPTS_SHOWN]
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head><body>{HATCHES}"
-        + (_alarm("No data. ", problem) if view is None else _body(*view, problem=problem))
-        + "</body></html>"
-    )
-
-
-def _body(gpus: GpusOut, jobs: JobsOut, *, problem: str) -> str:
-    node, was = gpus.node, "was " if problem else ""
-    asof = f"What follows is how things stood at {clock(node.sampled_at)}. "
-    return (
-        (_simulated() if node.simulated else "")
-        + (_alarm("Not live. " + asof, problem) if problem else "")
-        + f"<main{' class=stale' if problem else ''}>"
+        (simulated() if node.simulated else "")
+        + (alarm("Not live. " + asof, problem) if problem else "")
+        + "<main>"
         + _header(node, _boards(gpus.gpus))
-        + (_summary(gpus, was=was) if gpus.gpus else _no_gpus(node))
-        + "".join(["<h2>GPUs</h2><div class=gpus>", *(_card(gpu, was=was) for gpu in gpus.gpus), "</div>"])
-        + job_table(jobs.jobs)
-        + leak_table(node.last_hour)
+        + (_summary(view, was=was) if gpus.gpus else _no_gpus(node))
+        + cards(gpus.gpus, was=was)
+        + job_table(view.jobs.jobs)
+        + receipt_list(over, now=now, kept=past.kept, trouble=past.trouble)
+        + event_list(past.events, now=now, kept=past.kept and not past.trouble)
         + _footer(node)
         + "</main>"
     )
@@ -60,29 +97,18 @@ def _boards(gpus: Iterable[GpuOut]) -> int:
     return sum(1 for gpu in gpus if not gpu.parent) or 1
 
 
-def _simulated() -> str:
-    return (
-        '<p class="banner simulated" role="status"><b>SIMULATED</b> · made by a model or a replay. '
-        "Nothing here was measured on this machine.</p>"
-    )
-
-
-def _alarm(what: str, why: str) -> str:
-    return f'<p class="banner alarm" role="alert">{what}{escape(why[:1].upper() + why[1:])}</p>'
-
-
 def _header(node: NodeOut, gpus: int) -> str:
     facts = [
         f"source {text(node.source) or 'none'}",
         f"owners from {text(node.scheduler) or 'nobody'}",
-        f"sampled {brief(node.age_seconds)} ago, {clock(node.sampled_at)}",
+        f'sampled <span class="ago">{brief(node.age_seconds)} ago, </span>{clock(node.sampled_at)}',
         f"every {node.interval_seconds:g} s" if node.interval_seconds else "",
     ]
     error = f'<p class="note">Last error: {text(node.last_error)}</p>' if node.last_error else ""
     count = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     return (
         f"<header><h1><bdi>{text(node.host) or 'this node'}</bdi> <small>{count}</small></h1>"
-        f'<p class="mute">{" · ".join(filter(None, facts))}</p>{error}</header>'
+        f'<p class="mute">{" · ".join(filter(None, facts))}</p>{error}{_JUMPS}</header>'
     )
 
 
@@ -90,19 +116,42 @@ def _no_gpus(node: NodeOut) -> str:
     return f'<p class="sentence">No GPU in the inventory of source {text(node.source) or "none"}.</p>'
 
 
-def _summary(view: GpusOut, *, was: str) -> str:
-    """The three layers multiplied out, beside what nvidia-smi would have said; then what the GPUs are doing now."""
-    hour = view.node.last_hour
-    span = hour.seconds / _boards(view.gpus)
+def _summary(view: View, *, was: str) -> str:
+    """The three layers multiplied out, beside what nvidia-smi would have said; what it costs; where it went."""
+    account = view.accounts.last_hour
+    hour = account.window
+    span = hour.seconds / _boards(view.gpus.gpus)
     when = "hour" if span >= _HOUR - 60 else duration(span)
     return (
-        f'<section class="summary"><p class="sentence">Of what was paid in the last {when}, '
+        f'<section class="summary" data-key="summary"><p class="sentence">Of what was paid in the last {when}, '
         f"<b>{ratio(hour, 'gau')}</b> was allocated and working {TIMES} "
         f"<b>{ratio(hour, 'ectr')}</b> computing {TIMES} <b>{ratio(hour, 'emfu')}</b> useful = "
         f'<b class="is">{ratio(hour, "product")}</b>. '
-        f"nvidia-smi shows <b>{ratio(hour, 'driver_utilization')}</b>.</p>"
-        f"{bar(hour, height=22)}{worst(hour)}{_caveats(hour)}{_states(view.gpus, was=was)}</section>"
+        f"nvidia-smi shows <b>{ratio(hour, 'driver_utilization')}</b>.</p>{_price(view.accounts)}"
+        f"{bar(hour, height=22)}{worst(hour)}{_caveats(hour)}{_states(view.gpus.gpus, was=was)}</section>"
+        f'<section data-key="fall"><h2>Where the last {when} went</h2>{waterfall(hour, account.money)}</section>'
+        f"{account_table(view.accounts)}"
     )
+
+
+def _price(accounts: AccountsOut) -> str:
+    """What an hour of the last one lost: in GPUs, and in money where a price is known."""
+    account = accounts.last_hour
+    window = account.window
+    if not window.seconds:
+        return ""
+    share = sum(window.leaks[name] for name in _LEAKS) / window.seconds
+    lost = _lost_hourly(account, accounts)
+    cost = f", <b>{money(lost)}</b> of {money(accounts.prices)} an hour" if lost else ""
+    count = f"{accounts.gpus:.3g} GPU{'' if accounts.gpus == 1 else 's'}"
+    return f'<p class="price">Lost: the work of <b>{share * accounts.gpus:.1f}</b> of {count}{cost}.</p>'
+
+
+def _lost_hourly(account: AccountOut, accounts: AccountsOut) -> Mapping[str, float]:
+    """By currency, at the pace of the window; empty where that is not known."""
+    hours = account.window.seconds / _HOUR / accounts.gpus if accounts.gpus else 0.0
+    sums = {currency: sum(spent[name] for name in _LEAKS) for currency, spent in (account.money or {}).items()}
+    return {currency: amount / hours for currency, amount in sums.items()} if hours else {}
 
 
 def _states(gpus: Iterable[GpuOut], *, was: str) -> str:
@@ -111,7 +160,7 @@ def _states(gpus: Iterable[GpuOut], *, was: str) -> str:
     for gpu in gpus:
         found.setdefault(gpu.state, []).append(text(gpu.index) or "?")
     items = "".join(
-        f'<li class="{state}"><b><span aria-hidden="true">{mark}</span> {was}{state}</b> '
+        f'<li class="{state}" data-key="{state}"><b><span aria-hidden="true">{mark}</span> {was}{state}</b> '
         f"GPU {', '.join(found[state])}</li>"
         for state, mark in MARKS.items()
         if state in found
@@ -131,83 +180,13 @@ def _caveats(hour: WindowOut) -> str:
     return f'<p class="note">{" ".join(notes)}</p>' if notes else ""
 
 
-def _card(gpu: GpuOut, *, was: str) -> str:
-    return (
-        f'<article class="gpu {gpu.state}"><div class="top"><h3>GPU {text(gpu.index) or "?"} '
-        f'<small title="{text(gpu.uuid)}">{_what(gpu)}</small></h3>{_state(gpu, was=was)}</div>'
-        f"{bar(gpu.last_hour, height=16)}{_equation(gpu)}{worst(gpu.last_hour)}{_facts(gpu)}</article>"
-    )
-
-
-def _what(gpu: GpuOut) -> str:
-    model = text(gpu.model) or "unknown model"
-    if gpu.parent:
-        return f"MIG {text(gpu.profile)} of {model}"
-    return model if gpu.share == 1 else f"{model}, {100 * gpu.share:.0f} % not partitioned"
-
-
-def _state(gpu: GpuOut, *, was: str) -> str:
-    suspect = ' <span class="suspect">hang suspected</span>' if gpu.hang_suspected and gpu.state != "hung" else ""
-    since = f'<time datetime="{iso(gpu.since)}">{duration(gpu.state_seconds)}</time>'
-    return (
-        f'<p class="state"><b><span aria-hidden="true">{MARKS[gpu.state]}</span> {was}{gpu.state}</b>'
-        f" for {since}: {plain(gpu.reason)}{suspect}</p>"
-    )
-
-
-def _equation(gpu: GpuOut) -> str:
-    hour = gpu.last_hour
-    return (
-        f'<p class="equation"><span>{ratio(hour, "gau")} allocated {TIMES} {ratio(hour, "ectr")} computing {TIMES} '
-        f"{ratio(hour, 'emfu')} useful = <b>{ratio(hour, 'product')}</b></span>"
-        f'<span class="mute tight">nvidia-smi {ratio(hour, "driver_utilization")}</span></p>'
-    )
-
-
-def _facts(gpu: GpuOut) -> str:
-    used, whole = gpu.memory_used_bytes, gpu.memory_total_bytes
-    of = f" of {whole / 2**30:.0f}" if whole is not None else ""
-    limit = f" of {gpu.power_limit_watts:.0f}" if gpu.power_limit_watts is not None else ""
-    watts, celsius = gpu.power_watts, gpu.temperature_celsius
-    facts = [
-        ("held by", _owners(gpu.owners)),
-        ("power", _value(gpu, "power_watts", None if watts is None else f"{watts:.0f}{limit} W")),
-        ("temperature", _value(gpu, "temperature_celsius", None if celsius is None else f"{celsius:.0f} °C")),
-        ("memory", _value(gpu, "memory_used_bytes", None if used is None else f"{used / 2**30:.1f}{of} GiB")),
-        ("data", _age(gpu)),
-        *(("health", told) for told in filter(None, [complaints(gpu.health)])),
-    ]
-    return f'<dl class="facts">{"".join(f"<div><dt>{term}</dt><dd>{told}</dd></div>" for term, told in facts)}</dl>'
-
-
-def _value(gpu: GpuOut, signal: str, shown: str | None) -> str:
-    if shown is not None:
-        return shown
-    if not gpu.live:
-        return '<span class="none">no data</span>'
-    return f'<span class="unsupported">{"unsupported" if signal in gpu.unsupported else "not reported"}</span>'
-
-
-def _age(gpu: GpuOut) -> str:
-    if gpu.age_seconds is None:
-        return '<span class="none">none yet</span>'
-    return "live" if gpu.live else f'<span class="none">{duration(gpu.age_seconds)} old</span>'
-
-
-def _owners(owners: Iterable[OwnerOut]) -> str:
-    return ", ".join(_owner(owner) for owner in owners) or '<span class="mute">nobody</span>'
-
-
 def _footer(node: NodeOut) -> str:
     why = f"<p>Source {text(node.source_reason, limit=600)}.</p>" if node.source_reason else ""
     return (
         f"<footer>{why}<p>Without reports from the workload, useful is what the hardware can have done at best: "
         f"tensor activity {TIMES} clock. It is an upper bound of MFU.</p>"
-        '<p><a href="/metrics">metrics</a> · <a href="/api/v1/gpus">GPUs</a> and <a href="/api/v1/jobs">jobs</a> as '
-        f'JSON · <a href="/openapi.json">OpenAPI</a> · version {text(node.version)}</p></footer>'
+        '<p><a href="/metrics">metrics</a> · as JSON: <a href="/api/v1/node">node</a>, '
+        '<a href="/api/v1/gpus">GPUs</a>, '
+        '<a href="/api/v1/jobs">jobs</a>, <a href="/api/v1/receipts">receipts</a>, <a href="/api/v1/events">events</a>'
+        f' · <a href="/openapi.json">OpenAPI</a> · version {text(node.version)}</p></footer>'
     )
-
-
-def _owner(owner: OwnerOut) -> str:
-    who = owner.user or owner.namespace
-    return f"<bdi>{text(owner.job_id)}</bdi>" + (f' <bdi class="mute">{text(who)}</bdi>' if who else "")

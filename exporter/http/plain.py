@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from exporter import __version__
 from exporter.core.exposition import OPENMETRICS, TEXT
-from exporter.http.app import HTML, PLAIN, reply
 from exporter.http.negotiation import wants_openmetrics
+from exporter.http.replying import HTML, PLAIN, reply
 
 _INDEX = '<!doctype html><title>{0}</title><h1>{0}</h1><p><a href="/metrics">metrics</a> <a href="/readyz">ready?</a>'
 Page = Callable[[bool], bytes]

@@ -3,8 +3,10 @@
 Refuses tags of any size: what comes out is text, a `<time>` or one `<span>` that says why there is no figure.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from html import escape
+from urllib.parse import quote
 
 from exporter.http.api import HealthOut, JobOut, WindowOut
 
@@ -19,6 +21,12 @@ _TINY = 0.005
 _SHOWN = ("ttft", "itl")
 _FRESH = 10
 """Seconds below which tenths of an age count."""
+_SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
+_CENTS, _WHOLE = 0.005, 1000
+"""Money below which it is "less than a cent", and from which on cents do not count."""
+_KILO = 1000
+_LONG_AGO = 300 * _DAY
+_JOULES_PER_KWH = 3.6e6
 
 
 def text(value: str, *, limit: int = MAX_TEXT) -> str:
@@ -77,9 +85,52 @@ def clock(wall: float) -> str:
     return f'<time datetime="{iso(wall)}">{datetime.fromtimestamp(wall, UTC):%H:%M:%S} UTC</time>'
 
 
+def moment(wall: float, *, now: float) -> str:
+    """Unix seconds as the time of day, UTC, with the date where it is not today's, or the year where it is long ago."""
+    when, today = datetime.fromtimestamp(wall, UTC), datetime.fromtimestamp(now, UTC)
+    shown = f"{when:%H:%M}" if when.date() == today.date() else f"{when:%-d %b %H:%M}"
+    if abs(now - wall) > _LONG_AGO:
+        shown = f"{when:%-d %b %Y}"
+    return f'<time datetime="{iso(wall)}">{shown}</time>'
+
+
 def iso(wall: float) -> str:
     """Unix seconds as ISO 8601."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
+
+
+def hours(seconds: float) -> str:
+    """GPU-seconds as GPU-hours, a number alone."""
+    gpu_hours = seconds / _HOUR
+    if 0 < gpu_hours < _CENTS:
+        return "&lt;0.01"
+    return f"{gpu_hours:,.0f}" if gpu_hours >= _WHOLE else f"{gpu_hours:,.2f}"
+
+
+def money(amounts: Mapping[str, float]) -> str:
+    """Sums by currency in one line; empty where there is none."""
+    return " + ".join(_amount(currency, amount) for currency, amount in sorted(amounts.items()))
+
+
+def _amount(currency: str, amount: float) -> str:
+    sign = _SIGNS.get(currency) or f"{text(currency)}{_SPACE}"
+    if 0 < amount < _CENTS:
+        return f"&lt;{sign}0.01"
+    return f"{sign}{amount:,.0f}" if amount >= _WHOLE else f"{sign}{amount:,.2f}"
+
+
+def energy(joules: float) -> str:
+    """Joules as people are billed for them."""
+    if joules < _JOULES_PER_KWH:
+        return f"{joules * _KILO / _JOULES_PER_KWH:,.0f}{_SPACE}Wh"
+    return f"{joules / _JOULES_PER_KWH:,.{1 if joules < _KILO * _JOULES_PER_KWH else 0}f}{_SPACE}kWh"
+
+
+def job_path(job_id: str) -> str:
+    """Where the job has its page. A name that a browser would take for a way up is quoted whole."""
+    parts = job_id.split("/")
+    climbs = any(part in ("", ".", "..") for part in parts)
+    return f"/jobs/{quote(job_id, safe='' if climbs else '/')}"
 
 
 def complaints(health: HealthOut) -> str:

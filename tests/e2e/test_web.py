@@ -225,7 +225,7 @@ def test_the_interface_is_what_its_description_says(tmp_path: Path) -> None:
         env = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": f"{tmp_path / 'hypothesis'}", "NO_PROXY": "*"}
         got = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False, env=env)
         assert got.returncode == 0, got.stdout[-6000:] + got.stderr[-2000:]
-        assert re.search(r"Operations:\s+2 selected / 2 total", got.stdout), got.stdout[-3000:]
+        assert re.search(r"Operations:\s+5 selected / 5 total", got.stdout), got.stdout[-3000:]
 
 
 def test_fifty_hostile_connections_disturb_neither_sampling_nor_scrapes() -> None:

@@ -105,8 +105,8 @@ def web_file(folder: Path, text: str) -> Guarding:
 def test_only_what_is_meant_for_all_is_served_where_the_page_is_elsewhere() -> None:
     with served(addresses=2) as site, site.client(0) as metrics, site.client(1) as page:
         assert [metrics.get(path).status_code for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
-        refused = [metrics.get(path) for path in ("/", "/api/v1/gpus", "/openapi.json", "/docs", "/x")]
-        assert [answer.status_code for answer in refused] == [403] * 5
+        refused = [metrics.get(path) for path in (*PRIVATE, "/docs", "/x")]
+        assert {answer.status_code for answer in refused} == {403}
         assert all("web.page_address" in answer.text for answer in refused)
         assert [page.get(path).status_code for path in ("/", "/metrics", "/readyz", "/x")] == [200, 200, 200, 404]
 
@@ -123,6 +123,11 @@ def test_a_foreign_page_in_a_browser_reads_nothing() -> None:
         assert client.get("/", headers={"Host": "node-7"}).status_code == 200
 
 
+PRIVATE = (
+    "/", "/jobs/1", "/jobs/ns/pod", "/api/v1/node", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/receipts",
+    "/api/v1/events", "/openapi.json",
+)  # fmt: skip
+"""What is for the loopback, or for those who say who they are."""
 WANTED = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -134,10 +139,10 @@ WANTED = {
 def test_every_answer_has_its_headers_and_none_says_who_we_are() -> None:
     app = create_app(lambda: None, now=lambda: 0, max_age_seconds=10.0)
     with served(app) as site, site.client() as client:
-        asked = ("/", "/metrics", "/healthz", "/readyz", "/api/v1/jobs", "/x")
+        asked = ("/", "/metrics", "/healthz", "/readyz", "/api/v1/jobs", "/x", "/jobs/1", "/api/v1/events")
         answers = [client.get(path) for path in asked]
         answers += [client.request(method, "/metrics") for method in ("POST", "TRACE", "OPTIONS", "BREW")]
-        assert [answer.status_code for answer in answers] == [503, 503, 200, 503, 503, 404, 405, 405, 405, 405]
+        assert [answer.status_code for answer in answers] == [503, 503, 200, 503, 503, 404, 404, 200, *[405] * 4]
         for answer in answers:
             assert {key: answer.headers.get(key) for key in WANTED} == WANTED
             assert answer.headers["content-security-policy"].startswith("default-src 'none'")
