@@ -7,6 +7,7 @@ recorder that is killed leaves it: a last line that is cut off. It is told in `T
 """
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -157,9 +158,10 @@ class Trace:
     of the iteration closes the file; who stops before it closes the Trace.
     """
 
-    def __init__(self, file: BinaryIO, name: str, *, close: Callable[[], None]) -> None:
+    def __init__(self, file: BinaryIO, name: str, *, close: Callable[[], None], raw: BinaryIO | None = None) -> None:
         self._name = name
         self._file = file
+        self._raw = file if raw is None else raw
         self._close = close
         self.truncated: str | None = None
         self.observations = 0
@@ -228,6 +230,21 @@ class Trace:
     def __iter__(self) -> Iterator[Observation]:
         return self._iterator
 
+    @property
+    def size(self) -> int | None:
+        """Bytes of the file, compressed as it is; None: it has no end that is known, as a pipe has none."""
+        try:
+            return os.fstat(self._raw.fileno()).st_size if self._raw.seekable() else None
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def taken(self) -> int:
+        """Of them those that were read so far; 0 where that cannot be said."""
+        with suppress(OSError, ValueError):
+            return self._raw.tell()
+        return 0
+
     def close(self) -> None:
         """Close what `read_trace` opened; a file the caller opened stays open."""
         self._close()
@@ -256,7 +273,7 @@ def read_trace(source: str | Path | BinaryIO) -> Trace:
     packed = str(source).endswith(".gz")
     file = cast("BinaryIO", gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
     try:
-        return Trace(file, str(source), close=raw.close)
+        return Trace(file, str(source), close=raw.close, raw=raw)
     except BaseException:
         raw.close()
         raise

@@ -289,3 +289,25 @@ def test_a_shifted_observation_is_the_same_at_another_time_by_both_clocks() -> N
     assert (now.readings[0].start, now.readings[0].end) == (1010, 1100)
     assert now.allocations == (Allocation("GPU-0", Owner("1"), 1020),)
     assert now.reports == (Report("1", 1030, 1060, 1e15),)
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_how_much_of_the_file_was_taken_is_told_in_bytes_of_the_disk(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with TraceWriter(path, Header()) as writer:
+        for number in range(20_000):
+            writer.append(Observation(number, number, source=f"{number * 7919 % 10_007}"))
+    size = path.stat().st_size
+    with read_trace(path) as trace:
+        assert trace.size == size
+        taken = [trace.taken for _ in trace if trace.observations % 5000 == 1]
+    assert taken == sorted(taken)
+    assert 0 < taken[0] < size / 2 < taken[-1] <= size
+
+
+def test_a_file_that_is_not_on_a_disk_has_no_size() -> None:
+    file = io.BytesIO()
+    TraceWriter(file, Header()).close()
+    file.seek(0)
+    with read_trace(file) as trace:
+        assert (trace.size, trace.taken) == (None, len(file.getvalue()))

@@ -3,16 +3,16 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 from msgspec.structs import replace
 
+from exporter.cli.progress import Progress, counted, progress_arguments
 from exporter.cli.wiring import FAILED, config_file, configuration
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Device, Observation
+from exporter.core.model import Device
 from exporter.core.money import Price, price_at
 from exporter.core.policy import Policy
 from exporter.preview import table
@@ -22,12 +22,7 @@ from exporter.preview.prometheus import Prometheus, PrometheusError
 from exporter.preview.replay import Replay
 from exporter.preview.tally import Answer, listed, priced
 from exporter.trace import TraceError, read_trace
-
-_QUIET_SECONDS = 2.0
-"""What takes longer says how far it is."""
-_EVERY_SECONDS = 0.5
-_BATCH = 64
-"""Observations between two looks at the clock."""
+from exporter.wording import without_secrets
 
 
 def preview(args: argparse.Namespace) -> int:
@@ -56,7 +51,7 @@ def _recorded(args: argparse.Namespace, config: Config, found: list[Row]) -> Ans
         return Ledger(policy, replace(config, policy=policy).policies())
 
     replay = Replay(found, open_ledger=open_ledger, money=money)
-    made_up = [name for name in args.traces if _replay(replay, name)]
+    made_up = [name for name in args.traces if _replay(replay, name, quiet=args.quiet)]
     answer = replay.answer(f"Replayed{' (SIMULATED)' if made_up else ''}: {', '.join(args.traces)}")
     return replace(answer, notes=(*answer.notes, *_fixed(config, found)))
 
@@ -69,37 +64,27 @@ def _fixed(config: Config, found: Iterable[Row]) -> Iterator[str]:
             yield f"models with a {field} of their own, which no row moves: {listed(models)}"
 
 
-def _replay(replay: Replay, name: str) -> bool:
+def _replay(replay: Replay, name: str, *, quiet: bool) -> bool:
     """Judge one recording; was it simulated?"""
-    progress = Progress()
     with read_trace(name) as trace:
-        if not replay.run(_told(trace, name, progress)):
-            raise TraceError(f"{name} holds no observation")
-        progress.end()
+        with Progress(name, trace.size, quiet=quiet) as progress:
+            if not replay.run(progress.through(trace, lambda: trace.taken)):
+                raise TraceError(f"{name} holds no observation")
         if trace.truncated:
             print(f"gpu-efficiency: {name}: {trace.truncated}", file=sys.stderr)
         return trace.header.simulated
 
 
-def _told(observations: Iterable[Observation], name: str, progress: "Progress") -> Iterator[Observation]:
-    """The same observations; how much of the recording they are is told as they go."""
-    first: int | None = None
-    for count, observation in enumerate(observations, 1):
-        first = observation.at if first is None else first
-        if count % _BATCH == 0:
-            progress.tell(f"{name}: {count:,} observations, {(observation.at - first) / SECOND / 3600:,.1f} hours")
-        yield observation
-
-
 def _stored(args: argparse.Namespace, found: list[Row]) -> Answer:
     check(found)
     end = time.time() // args.step * args.step
-    progress = Progress()
-    with Prometheus(args.prometheus, headers(args.header)) as server:
+    with (
+        Prometheus(args.prometheus, headers(args.header)) as server,
+        Progress(without_secrets(args.prometheus), unit=counted("parts"), quiet=args.quiet) as progress,
+    ):
         history = History(server, found, selector=args.match.strip().removeprefix("{").removesuffix("}"))
         for done, of in history.run(end - args.since, end, args.step):
-            progress.tell(f"{args.prometheus}: {done} of {of} parts")
-        progress.end()
+            progress.tell(done, of)
     return history.answer(f"Stored in {args.prometheus}, every {args.step:g} s", end)
 
 
@@ -126,30 +111,6 @@ def _lines(text: str) -> list[str]:
     return [line for line in content.splitlines() if line.strip()]
 
 
-class Progress:
-    """One line on a terminal that says how far it is, written over and over; nothing before a while, or in a file."""
-
-    def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._now = stream or sys.stderr, now
-        self._next = now() + _QUIET_SECONDS
-        self._width = 0
-
-    def tell(self, words: str) -> None:
-        """Say it, if there is somebody to read and it is time."""
-        if self._now() < self._next or not self._stream.isatty():
-            return
-        self._next = self._now() + _EVERY_SECONDS
-        self._stream.write(f"\r{words:{self._width}}")
-        self._stream.flush()
-        self._width = len(words)
-
-    def end(self) -> None:
-        """Leave no trace of it."""
-        if self._width:
-            self._stream.write(f"\r{'':{self._width}}\r")
-            self._stream.flush()
-
-
 def preview_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `preview`."""
     config_file(command)
@@ -171,6 +132,7 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--header", action="append", default=[], metavar="LINE", help="... sent with it; @FILE: the lines of a file"
     )
+    progress_arguments(command)
 
 
 def length(text: str) -> float:

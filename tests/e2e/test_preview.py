@@ -175,7 +175,7 @@ def _ask(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str,
     monkeypatch.setattr("exporter.cli.preview.time.time", lambda: END + 17.0)
 
     def ask(words: str) -> dict[str, Any]:
-        status, out, err = preview(f"--prometheus {url} --since 6h --json {words}")
+        status, out, err = preview(f"--prometheus {url} --since 6h --json --quiet {words}")
         assert (status, err) == (0, "")
         found: dict[str, Any] = json.loads(out)
         return found

@@ -1,6 +1,5 @@
 """`gpu-efficiency preview`: what it prints, how it fails, and when it says how far it is."""
 
-import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from exporter.cli.preview import Progress
 from exporter.preview.table import WIDTH
 from exporter.trace import Header, TraceWriter
 from tests.preview.commands import preview
@@ -206,32 +204,12 @@ def test_headers_are_sent_from_the_line_and_from_a_file(says: Callable[[int, str
         assert "hello Bearer abc" in preview(f"--prometheus {url} {ASKED} --header '{given}'")[2]
 
 
-class Terminal(io.StringIO):
-    """A stream that a person looks at."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_told_to_a_terminal_after_two_seconds_and_wiped_out() -> None:
-    stream, clock = Terminal(), iter([0.0, 1.9, 2.1, 2.1, 2.2, 2.7, 2.7])
-    progress = Progress(stream, lambda: next(clock))
-    for words in ("quick", "two seconds", "too soon", "on"):
-        progress.tell(words)
-    progress.end()
-    assert stream.getvalue() == "\rtwo seconds\ron         \r  \r"
-
-
-def test_progress_is_not_told_to_a_file() -> None:
-    stream = io.StringIO()
-    progress = Progress(stream, iter([0.0, 10.0, 20.0]).__next__)
-    progress.tell("far")
-    progress.end()
-    assert stream.getvalue() == ""
-
-
-def test_progress_of_a_long_recording_reaches_the_terminal(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments, screen = iter(range(0, 10_000, 3)), Terminal()
-    monkeypatch.setattr("exporter.cli.preview.Progress", lambda: Progress(screen, lambda: float(next(moments))))
-    assert preview(f"{trace} {ASKED}")[0] == 0
-    assert screen.getvalue().startswith(f"\r{trace}: 64 observations, 1.1 hours")
+def test_a_long_recording_tells_how_far_it_is_by_its_bytes_and_quiet_does_not(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
+    told = preview(f"{trace} {ASKED}")[2].splitlines()
+    assert len(told) > 2
+    assert all(line.startswith("gpu-efficiency: ") and " %, " in line for line in told)
+    assert told[-1].split(": ")[2].startswith("100 %")
+    assert preview(f"{trace} {ASKED} --quiet")[2] == ""

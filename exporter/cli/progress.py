@@ -1,0 +1,163 @@
+"""How far something long is, on standard error.
+
+On a terminal one line that is drawn over and over and wiped out at the end; elsewhere, in a log say, a plain line now
+and then, and none of what is over soon. Owns that line. Refuses colour, standard output, and to slow down what it
+tells of: between two lines it costs one look at the clock an item. `--quiet` silences it everywhere.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Self, TextIO, TypeVar
+
+from msgspec import Struct
+
+from exporter.wording import elapsed, short
+
+Item = TypeVar("Item")
+_SOON = 1.0
+"""Seconds: what is over by then is told to nobody, not even to a terminal."""
+_REDRAWN = 0.25
+_LINES = 10.0
+"""Seconds to the first plain line, and between two of the next; later a twentieth of the time that has passed."""
+_LATER = 20
+_FORESEEN = 3.0
+"""Seconds: before, the rate says nothing of the time that is left."""
+_COLUMNS = 80
+"""Of a terminal that does not say."""
+_BAR, _LEAST = 20, 5
+"""Signs of the bar, and the fewest that are one."""
+_NAME = 30
+
+
+class Unit(Struct, frozen=True):
+    """What is counted, in words."""
+
+    amount: Callable[[float], str]
+    rate: Callable[[float], str]
+    """Of so many a second."""
+
+
+def size(count: float) -> str:
+    """Bytes, as disks are sold."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+BYTES = Unit(size, lambda rate: f"{size(rate)}/s")
+TIME = Unit(elapsed, lambda rate: f"{rate:,.0f} times as fast")
+"""Seconds that a recording or a simulation lasts."""
+WAITED = Unit(elapsed, lambda _: "")
+"""Seconds of the clock on the wall."""
+
+
+def counted(noun: str) -> Unit:
+    """So many of something."""
+    return Unit(lambda count: f"{count:,.0f} {noun}", lambda rate: f"{rate:,.1f} {noun}/s")
+
+
+class Progress:
+    """Tells how far `what` is, of `total`: None, and there is no share and no time left. A context manager.
+
+    Ctrl-C leaves it by its end, so that no half line is left on the terminal.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: float | None = None,
+        *,
+        unit: Unit = BYTES,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._total, self._unit, self._now = short(what, _NAME), total, unit, now
+        self._stream = sys.stderr if stream is None else stream
+        self._drawn_over = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._began = now()
+        self._next = float("inf") if quiet else self._began + (_SOON if self._drawn_over else _LINES)
+        self._width = 0
+
+    def through(self, items: Iterable[Item], done: Callable[[], float]) -> Iterator[Item]:
+        """The same items; `done` says how far it is, and is asked only when a line is due."""
+        now = self._now
+        for item in items:
+            if now() >= self._next:
+                self._say(done())
+            yield item
+
+    def tell(self, done: float, total: float | None = None) -> None:
+        """So far it is now; `total` if that has become known or is another."""
+        if total is not None:
+            self._total = total
+        if self._now() >= self._next:
+            self._say(done)
+
+    def _say(self, done: float) -> None:
+        spent = self._now() - self._began
+        self._next = self._now() + (_REDRAWN if self._drawn_over else max(_LINES, spent / _LATER))
+        self._write(self._drawing(done, spent) if self._drawn_over else self._line(done, spent))
+
+    def _line(self, done: float, spent: float) -> str:
+        return f"gpu-efficiency: {self._what}: {', '.join(self._figures(done, spent))}\n"
+
+    def _drawing(self, done: float, spent: float) -> str:
+        room = self._columns() - 1  # a line that fills the last column scrolls on some terminals
+        share, figures = self._share(done), "  ".join(self._figures(done, spent))
+        width = min(_BAR, room - len(self._what) - len(figures) - len("  []  "))
+        bar = "" if share is None or width < _LEAST else f"[{'#' * round(share * width):.<{width}}]  "
+        words = f"{self._what}  {bar}{figures}"[:room]
+        drawn, self._width = f"\r{words:{self._width}}", len(words)
+        return drawn
+
+    def _figures(self, done: float, spent: float) -> Iterator[str]:
+        share, rate = self._share(done), done / spent if spent > 0 else 0.0
+        yield self._unit.amount(done) if share is None else f"{100 * share:3.0f} %"
+        if said := self._unit.rate(rate):
+            yield said
+        if share is None or self._total is None:
+            yield f"{elapsed(round(spent))} so far"
+        elif rate > 0 and spent >= _FORESEEN:
+            yield f"{elapsed(round((self._total - min(done, self._total)) / rate))} left"
+
+    def _share(self, done: float) -> float | None:
+        """A file that is still written to may have grown beyond its size."""
+        return None if not self._total else min(1.0, done / self._total)
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        except (OSError, ValueError):
+            return _COLUMNS
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # nobody reads it any more; the work is not for them
+            self._next = float("inf")
+
+    def end(self) -> None:
+        """Wipe out what was drawn; tell no more."""
+        if self._width:
+            self._write(f"\r{'':{self._width}}\r")
+        self._width, self._next = 0, float("inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def progress_arguments(command: argparse.ArgumentParser) -> None:
+    """The one flag of whatever tells how far it is."""
+    command.add_argument("--quiet", action="store_true", help="do not say on standard error how far it is")
