@@ -7,6 +7,7 @@ text. It needs the daemons' own series only, no recording rule. Refuses to know 
 from exporter.receipt.asking import Asking, ReceiptError
 from exporter.receipt.comparing import Comparison, compared
 from exporter.receipt.issuing import issued
+from exporter.receipt.joining import Asked, joined
 from exporter.receipt.model import Receipt
 
-__all__ = ["Asking", "Comparison", "Receipt", "ReceiptError", "compared", "issued"]
+__all__ = ["Asked", "Asking", "Comparison", "Receipt", "ReceiptError", "compared", "issued", "joined"]

@@ -105,14 +105,25 @@ def _same(first: Receipt, second: Receipt) -> Iterator[Same]:
     known = {quality.name: quality for quality in second.truth.qualities} if second.truth else {}
     for a in first.truth.qualities if first.truth else ():
         b = known.get(a.name)
-        if b is None or a.rises != b.rises:
+        if b is None or a.rises != b.rises or not (a.track and b.track):
             continue
-        both = min(a.best, b.best) if a.rises else max(a.best, b.best)
+        both = min(_best(a), _best(b)) if a.rises else max(_best(a), _best(b))
         times = _reached(a, both), _reached(b, both)
-        costs = times[0] * first.per_hour / 3600, times[1] * second.per_hour / 3600
-        yield Same(name=a.name, quality=both, seconds=times, cost=costs)
+        if times[0] is not None and times[1] is not None:
+            costs = times[0] * first.per_hour / 3600, times[1] * second.per_hour / 3600
+            yield Same(name=a.name, quality=both, seconds=(times[0], times[1]), cost=costs)
 
 
-def _reached(quality: Quality, value: float) -> float:
-    """Seconds to the first moment at which it was as good."""
-    return next(at for at, had in quality.track if (had >= value if quality.rises else had <= value))
+def _best(quality: Quality) -> float:
+    """Of the values whose time is known."""
+    values = [value for _, value in quality.track]
+    return max(values) if quality.rises else min(values)
+
+
+def _reached(quality: Quality, value: float) -> float | None:
+    """Seconds to the first moment at which it was as good; None where only one is known at which it was better.
+
+    Of a track only the target may have been kept: when it was half as good nobody can say.
+    """
+    at, had = next(point for point in quality.track if (point[1] >= value if quality.rises else point[1] <= value))
+    return at if len(quality.track) > 1 or had == value or not at else None

@@ -7,8 +7,6 @@ addresses of one node are one node.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from math import isfinite
-from typing import NamedTuple, TypeVar
 
 from exporter.receipt.asking import (
     LOOKBACK_SECONDS,
@@ -22,23 +20,14 @@ from exporter.receipt.asking import (
     quoted,
     span,
 )
+from exporter.receipt.figures import Count, Rows, summed, weighed
 from exporter.receipt.life import Life
 
-Key = TypeVar("Key")
 _LOOKS = 1000
 _HEAD_SECONDS = 900.0
 """A daemon that speaks of a job for the first time later than this after its start speaks of all of it then."""
 _SCRAPE_LABELS = frozenset({"__name__", "cluster", "instance", "job"})
 """Labels that say where a series comes from and not what it is of."""
-
-
-class Count(NamedTuple):
-    """What a counter of one daemon has reached in the run."""
-
-    node: str
-    place: Place
-    labels: dict[str, str]
-    value: float
 
 
 class Facts:
@@ -49,46 +38,16 @@ class Facts:
         self.series = len(life.stays)
         """Daemons: about how many series there are of one name without labels of its own."""
         ends = {stay.place: stay.end for stay in life.stays}
-        self._gauges = self._look(ends, asking.selector("", '__name__=~"gpu_efficiency_job_.+"'))
+        gauges = self._look(ends, asking.selector("", '__name__=~"gpu_efficiency_job_.+"'))
         self.nodes = self._named(ends)
         self.restarted = self._restarted()
         """Paid seconds of daemons that began anew in the run, every sample."""
-        self._counts = self._counted()
+        self.rows = Rows(gauges, self._counted())
 
-    def gauges(self, name: str) -> list[Sample]:
-        """What was told last, before the end."""
-        return [row for row in self._gauges if row.name == name]
-
-    def latest(self, name: str) -> float | None:
-        """The greatest of those, over all nodes."""
-        found = [row.value for row in self.gauges(name)]
-        return max((value for value in found if isfinite(value)), default=found[0] if found else None)
-
-    def counts(self, name: str, **labels: str) -> list[Count]:
-        """A counter of each daemon, by the end of its name without `_total`."""
-        wanted = labels.items()
-        return [count for count in self._counts.get(name, ()) if wanted <= count.labels.items()]
-
-    def sum(self, name: str, **labels: str) -> float | None:
-        """Of all nodes together; None: nobody tells."""
-        found = self.counts(name, **labels)
-        return sum(count.value for count in found) if found else None
-
-    def most(self, name: str, **labels: str) -> float | None:
-        """Of the node that has counted most: for what is the whole job's."""
-        return max(self.by_node(name, **labels).values(), default=None)
-
-    def by_node(self, name: str, **labels: str) -> dict[str, float]:
-        """Of each node."""
-        return _summed((count.node, count.value) for count in self.counts(name, **labels))
-
-    def by(self, label: str, name: str) -> dict[str, float]:
-        """Of all nodes together, by a label."""
-        return _summed((count.labels.get(label, ""), count.value) for count in self.counts(name))
-
-    def by_place(self, name: str) -> dict[Place, float]:
-        """Of each daemon."""
-        return _summed((count.place, count.value) for count in self.counts(name))
+    @property
+    def start(self) -> float:
+        """Unix seconds of the job's start."""
+        return self.life.start
 
     def mean(self, name: str, *more: str, series: int = 1) -> list[Sample]:
         """Of each series of a gauge, of which a daemon has so many, the mean of all samples of the run."""
@@ -139,6 +98,13 @@ class Facts:
     def _every(self) -> int:
         """Seconds between two looks at what has to be computed first."""
         return round(max(SCRAPED_SECONDS, (self.life.heard - self.life.begin) / _LOOKS))
+
+    def grams(self) -> float | None:
+        """Carbon dioxide of a kilowatt-hour: the most that any of its nodes says."""
+        rows = self.asking.now(
+            f"last_over_time({self.asking.anyone('gpu_efficiency_grams_co2_per_kwh')}[5m])", self.life.end
+        )
+        return max((row.value for row in rows if row.place in self.nodes), default=None)
 
     def models(self) -> tuple[str, ...]:
         """Of the job's GPUs."""
@@ -204,30 +170,16 @@ class Facts:
         return self._placed(rows)
 
     def _placed(self, rows: Iterable[Sample]) -> dict[str, list[Count]]:
-        sums = _summed(((row.name, row.place, _own(row.labels)), row.value) for row in rows)
+        sums = summed(((row.name, row.place, _own(row.labels)), row.value) for row in rows)
         found: dict[str, list[Count]] = defaultdict(list)
         for (name, place, labels), value in sums.items():
             found[name.removesuffix("_total")].append(Count(self.nodes[place], place, dict(labels), value))
         return found
 
 
-def weighed(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Mean of (value, weight); None where nothing weighs anything."""
-    known = [(value, weight) for value, weight in pairs if weight > 0 and isfinite(value)]
-    total = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / total if total else None
-
-
 def _at(place: Place) -> tuple[str, str]:
     """Matchers of one daemon."""
     return f"cluster={quoted(place[0])}", f"instance={quoted(place[1])}"
-
-
-def _summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    found: dict[Key, float] = defaultdict(float)
-    for key, value in pairs:
-        found[key] += value
-    return dict(found)
 
 
 def _own(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,8 @@ price is known, or more than one currency. What nobody tells is None or empty, n
 import msgspec
 from msgspec import Struct
 
+from exporter.receipt.reported import Latency, Quality, Rank, Served, Target, Truth
+
 
 class Who(Struct, frozen=True, kw_only=True):
     """Whose job it is."""
@@ -53,12 +55,14 @@ class Part(Struct, frozen=True, kw_only=True):
     layer: str
     gpu_hours: float
     share: float
-    """Of the paid time that daemons counted."""
+    """Of the time it held its GPUs."""
     money: float | None
     evidence: str = ""
     team: str = ""
     watch: str = ""
     fix: str = ""
+    nanoseconds: int = 0
+    """The same GPU time; of statements exactly what the ledgers hold, and what is in nobody's books."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -73,118 +77,64 @@ class Node(Struct, frozen=True, kw_only=True):
     worst_share: float
     unseen_gpu_hours: float = 0.0
     """Held, and in nobody's books."""
+    gau: float | None = None
+    """0: it never ran a kernel there."""
 
 
-class Rank(Struct, frozen=True, kw_only=True):
-    """How long a step keeps a rank busy, without waiting for others; the mean of the run."""
-
-    rank: str
-    node: str
-    busy_seconds: float
-    of_median: float
-
-
-class Quality(Struct, frozen=True, kw_only=True):
-    """A figure of what the model is good for."""
-
-    name: str
-    start: float
-    last: float
-    best: float
-    rises: bool
-    """More is better: as the target says, else as it went."""
-    target: float | None
-    gained: float
-    """Since the start, in the direction that is better."""
-    cost_per_unit: float | None
-    """In money, or GPU-hours; None where nothing was gained."""
-    track: tuple[tuple[float, float], ...] = ()
-    """(seconds since the start, value) where it changed."""
-
-
-class Target(Struct, frozen=True, kw_only=True):
-    """When the stated target was first reached."""
-
-    seconds: float
-    cost: float
-    """In money, or GPU-hours."""
-
-
-class Truth(Struct, frozen=True, kw_only=True):
-    """What the job itself reported. Costs are in money, or GPU-hours where there is no price."""
-
-    told_share: float
-    """Of its GPU time, what reports speak of."""
-    mfu: float | None = None
-    hfu: float | None = None
-    gap: float | None = None
-    goodput: float | None = None
-    phases: dict[str, float] = {}
-    """Share of the run by phase."""
-    progress: float | None = None
-    step: float | None = None
-    steps: float | None = None
-    rework_steps: float | None = None
-    tokens: float | None = None
-    """Of the GPUs that reports speak of."""
-    tokens_per_gpu_second: float | None = None
-    tokens_per_second: float | None = None
-    """Of all its GPUs."""
-    samples: float | None = None
-    samples_per_gpu_second: float | None = None
-    padding: float | None = None
-    """Share of tokens."""
-    checkpoints: float | None = None
-    checkpoint_seconds: float | None = None
-    """Each."""
-    checkpoint_gpu_hours: float = 0.0
-    checkpoint_money: float | None = None
-    restarts: float | None = None
-    recovery_seconds: float | None = None
-    """Each, on average."""
-    bubble: float | None = None
-    loss: float | None = None
-    loss_spread: float | None = None
-    loss_events: dict[str, float] = {}
-    lost_bytes_per_second: float | None = None
-    """Of each GPU, because tensor-parallel groups are larger than what NVLink joins."""
-    cost_per_step: float | None = None
-    cost_per_token: float | None = None
-    cost_per_sample: float | None = None
-    tokens_per_cost: float | None = None
-    qualities: tuple[Quality, ...] = ()
-    target: Target | None = None
-
-
-class Latency(Struct, frozen=True, kw_only=True):
-    """Of the worst replica: what was told last, and the worst of the run."""
+class Failure(Struct, frozen=True, kw_only=True):
+    """What went wrong, how often, and what it cost. No GPU-hour is in two of them."""
 
     kind: str
-    percentile: str
-    last: float | None
-    worst: float
+    """hung, zombie, unavailable, xid, restart, rework."""
+    times: float | None
+    """None: nobody counts it. Of rework: steps."""
+    leak: str = ""
+    """Where its cost is booked; empty: it has none of its own."""
+    gpu_hours: float | None = None
+    money: float | None = None
 
 
-class Served(Struct, frozen=True, kw_only=True):
-    """What its serving engines said."""
+class WhatIf(Struct, frozen=True, kw_only=True):
+    """What a change would gain, in one of three ways: fewer GPUs, sooner, or more work.
 
-    engines: tuple[str, ...] = ()
-    running: float | None = None
-    """Requests, of all replicas, on average."""
-    waiting: float | None = None
-    batch_fill: float | None = None
-    kv_mean: float | None = None
-    kv_most: float | None = None
-    preemptions: float | None = None
-    tokens: dict[str, float] = {}
-    """By kind."""
-    acceptance: float | None = None
-    tokens_per_pass: float | None = None
-    mbu: float | None = None
-    latencies: tuple[Latency, ...] = ()
-    generated_per_cost: float | None = None
-    advice: dict[str, float] = {}
-    """GPU-hours that a change might save; they stay booked where they were lost."""
+    They are never added, and nor are two changes: each is of the job as it was.
+    """
+
+    kind: str
+    """right_size, fix_leak, raise_emfu."""
+    of: str
+    """The MIG slice, or GPUs to leave out; the leak; the eMFU wanted."""
+    gpu_hours: float
+    """That the same work would not have needed."""
+    share: float
+    """Of those it held."""
+    money: float | None
+    """For them."""
+    fewer_gpus: float
+    """The same work in the same time."""
+    sooner: float | None
+    """The same work with the same GPUs: seconds; None: it would not be done sooner."""
+    gained_gpus: float | None
+    """Or the same GPUs for the same time, and more work: that of so many GPUs at their peak."""
+    gained_money: float | None
+    """What so many GPUs cost for that time."""
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """A part of a job's course, on all nodes that tell it."""
+
+    start: float
+    """Seconds since the job's start."""
+    end: float
+    gpus: float
+    """Held, on average."""
+    coverage: float | None
+    gau: float | None
+    ectr: float | None
+    floor: float | None
+    """Useful of what was seen."""
+    watts: float | None
+    """Of all its GPUs."""
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
@@ -223,6 +173,26 @@ class Receipt(Struct, frozen=True, kw_only=True):
     """The slowest first."""
     unseen: tuple[str, ...]
     """What could not be seen, in sentences."""
+    source: str = "Prometheus"
+    """Who told it: Prometheus, stores, nodes."""
+    simulated: bool = False
+    """Any part of it is of a simulated node."""
+    failures: tuple[Failure, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    energy_useful: float | None = None
+    """Share of the energy that went into useful time."""
+    co2_kg: float | None = None
+    """None: nobody says how much a kilowatt-hour is."""
+    expected_nodes: int = 0
+    """Of the whole job; 0: not told."""
+    expected_gpus: int = 0
+    """By the job's own word; 0: not told."""
+    fitting: str = ""
+    """The smallest MIG slice that would have held it."""
+    unneeded_gpu_hours: float = 0.0
+    """Beyond that slice, since it was known."""
+    course: tuple[Moment, ...] = ()
+    """How it went, in pieces that follow one another."""
 
     def json(self) -> bytes:
         """For programs."""
@@ -232,6 +202,11 @@ class Receipt(Struct, frozen=True, kw_only=True):
     def losses(self) -> tuple[Part, ...]:
         """Leaks alone."""
         return tuple(part for part in self.parts if part.layer in {"gau", "ectr", "emfu"})
+
+    @property
+    def work(self) -> float | None:
+        """Its useful work, as that of so many GPUs at their peak for the same time."""
+        return None if self.layers.product is None else self.layers.product * self.gpus
 
     @property
     def unit(self) -> str:
@@ -247,3 +222,22 @@ class Receipt(Struct, frozen=True, kw_only=True):
     def per_hour(self) -> float:
         """What it costs an hour, in money or GPU-hours."""
         return self.cost / self.gpu_hours * self.gpus if self.gpu_hours else 0.0
+
+
+__all__ = [
+    "Failure",
+    "Latency",
+    "Layers",
+    "Moment",
+    "Node",
+    "Part",
+    "Quality",
+    "Rank",
+    "Receipt",
+    "Served",
+    "Target",
+    "Truth",
+    "WhatIf",
+    "When",
+    "Who",
+]

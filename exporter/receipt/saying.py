@@ -5,32 +5,21 @@ What nobody told has no line.
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
-
+from exporter.receipt.advising import advice, failed, gains
 from exporter.receipt.comparing import Comparison, Same
 from exporter.receipt.model import Layers, Part, Quality, Receipt, Served, Truth
+from exporter.receipt.tables import Row, Table
 from exporter.wording import NOTHING, amount, elapsed, moment, percent
 
 MOST_NODES, MOST_RANKS, MOST_DIFFERENCES = 10, 3, 10
 """Shown; --json has all."""
-_BIGGEST = 3
-Row = tuple[str, ...]
-
-
-class Table(Struct, frozen=True, kw_only=True):
-    """`head` empty: rows of a figure's name and its value. `prose` comes below."""
-
-    title: str = ""
-    head: Row = ()
-    rows: tuple[Row, ...] = ()
-    prose: tuple[str, ...] = ()
 
 
 def receipt_tables(receipt: Receipt) -> Iterator[Table]:
     """All that is said of one job, in order."""
     yield Table(title=_name(receipt), prose=tuple(_facts(receipt)))
     yield _waterfall(receipt)
-    yield Table(title="What to do first", prose=tuple(_advice(receipt)))
+    yield from (advice(receipt), gains(receipt), failed(receipt))
     if receipt.truth is not None:
         yield Table(title="Reported by the job", rows=tuple(_told(_truth(receipt.truth, receipt))))
         yield from _qualities(receipt.truth, receipt.unit)
@@ -67,7 +56,8 @@ def _name(receipt: Receipt) -> str:
     name = f' "{who.name}"' if who.name else ""
     user = f" of {who.user}" if who.user else ""
     where = f" in {who.cluster}" if who.cluster else ""
-    return f"Job {who.job_id}{name}{user}{where}"
+    simulated = " (SIMULATED)" if receipt.simulated else ""
+    return f"Job {who.job_id}{name}{user}{where}{simulated}"
 
 
 def _facts(receipt: Receipt) -> Iterator[str]:
@@ -79,11 +69,19 @@ def _facts(receipt: Receipt) -> Iterator[str]:
     state = "still running" if when.running else "ended"
     yield f"{moment(when.start)} to {moment(when.end)} ({elapsed(when.seconds)}), {state}"
     models = f" ({', '.join(receipt.models)})" if receipt.models else ""
-    yield f"{_many(len(receipt.nodes), 'node')}, {_many(receipt.gpus, 'GPU')}{models}"
+    told, expected = len(receipt.nodes), receipt.expected_nodes
+    nodes = f"{told} of {expected} nodes" if told < expected else _many(told, "node")
+    yield f"{nodes}, {_many(receipt.gpus, 'GPU')}{models}"
     money = f", {receipt.money:,.2f} {receipt.currency}" if receipt.money is not None else ""
     energy = f", {receipt.energy_kwh:,.1f} kWh" if receipt.energy_kwh is not None else ""
     yield f"{receipt.gpu_hours:,.2f} GPU-hours allocated{money}{energy}, {percent(receipt.coverage)} observed"
+    spent = [f"{percent(receipt.energy_useful)} useful"] if receipt.energy_useful is not None else []
+    spent += [f"{amount(receipt.co2_kg)} kg of CO2"] if receipt.co2_kg is not None else []
+    if spent:
+        yield f"of the energy: {', '.join(spent)}"
     yield _product(receipt.layers)
+    if receipt.work is not None:
+        yield f"useful work: that of {amount(round(receipt.work, 1))} of {_many(receipt.gpus, 'GPU')} at their peak"
 
 
 def _many(count: float, what: str) -> str:
@@ -108,20 +106,6 @@ def _part(part: Part, *, priced: bool) -> Row:
     layer = part.layer if part.evidence else ""
     money = (f"{part.money or 0:,.2f}",) if priced else ()
     return (part.name, layer, part.evidence, f"{part.gpu_hours:,.2f}", percent(part.share), *money)
-
-
-def _advice(receipt: Receipt) -> Iterator[str]:
-    if not receipt.losses:
-        yield "Nothing was lost."
-    for number, part in enumerate(receipt.losses[:_BIGGEST], 1):
-        money = f", {part.money:,.2f} {receipt.currency}" if part.money is not None else ""
-        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{money}"
-        yield from (f"   {word}: {said}" for word, said in _ways(part) if said)
-
-
-def _ways(part: Part) -> tuple[tuple[str, str], ...]:
-    """Empty for a leak that a newer daemon has and this program does not know."""
-    return ("team", part.team), ("do", part.fix), ("watch", part.watch)
 
 
 def _told(rows: Iterable[tuple[str, str]]) -> Iterator[Row]:
@@ -251,6 +235,7 @@ def _side_by_side(found: Comparison) -> Iterator[Row]:
     yield ("GPU-hours", *(f"{each.gpu_hours:,.2f}" for each in pair))
     yield ("cost", *(f"{each.cost:,.2f} {each.unit}" for each in pair))
     yield ("time", *(elapsed(each.when.seconds) for each in pair))
+    yield from _both("energy, kWh", (amount(each.energy_kwh) for each in pair))
     if found.per_gpu is not None:
         yield (f"{found.of} a second and GPU", *map(amount, found.per_gpu))
     if found.per_cost is not None:
@@ -292,3 +277,6 @@ def _same(same: Same, found: Comparison) -> Iterator[Row]:
     yield (f"{name}: time", *map(elapsed, same.seconds))
     units = found.first.unit, found.second.unit
     yield (f"{name}: cost", *(f"{amount(cost)} {unit}" for cost, unit in zip(same.cost, units, strict=True)))
+
+
+__all__ = ["Row", "Table", "comparison_tables", "receipt_tables"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
-from exporter.receipt.saying import Row, Table
+from exporter.receipt.tables import Row, Table
 from exporter.wording import short
 
 WIDTH = 80

@@ -10,26 +10,27 @@ from itertools import groupby
 from statistics import median
 
 from exporter.receipt.asking import Place
-from exporter.receipt.books import HOUR, Books
-from exporter.receipt.facts import Facts, weighed
+from exporter.receipt.books import HOUR, SECOND, Books, nanoseconds
+from exporter.receipt.facts import Facts
+from exporter.receipt.figures import Figures, weighed
 from exporter.receipt.model import Quality, Rank, Target, Truth
 
 _GOOD = ("compute", "communication", "bubble")
 """Phases of a new step: what is repeated is `rework`."""
 
 
-def truth(facts: Facts, books: Books) -> Truth | None:
+def truth(facts: Figures, books: Books, *, qualities: tuple[Quality, ...]) -> Truth | None:
     """None: it reported nothing."""
-    told = facts.sum("reported_gpu_seconds")
+    told = facts.rows.sum("reported_gpu_seconds")
     if not told:
         return None
     known = _efficiency(facts) | _time(facts) | _progress(facts) | _throughput(facts, books, told) | _trouble(facts)
     return Truth(
-        told_share=min(1.0, told / sum(books.seen.values())),
+        told_share=min(1.0, told * SECOND / sum(books.seen.values())),
         checkpoint_gpu_hours=books.sums().get("checkpoint", 0.0) / HOUR,
         checkpoint_money=books.money(books.of_leak("checkpoint")),
         loss_events={event: count for event, count in sorted(_events(facts).items()) if count},
-        qualities=tuple(_qualities(facts, books)),
+        qualities=qualities,
         target=_target(facts, books),
         phases=_phases(facts),
         **known,
@@ -41,9 +42,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _efficiency(facts: Facts) -> dict[str, float | None]:
+def _efficiency(facts: Figures) -> dict[str, float | None]:
     """Means of the run, weighed with the GPU-seconds reports speak of. The gap is of daemons that have both."""
-    weights = facts.by_place("reported_gpu_seconds")
+    weights = facts.rows.by_place("reported_gpu_seconds")
     mfu = {row.place: row.value for row in facts.mean("reported_mfu_ratio")}
     hfu = {row.place: row.value for row in facts.mean("reported_hfu_ratio")}
     gap = {place: hfu[place] - mfu[place] for place in hfu.keys() & mfu.keys()}
@@ -54,41 +55,41 @@ def _weighed(of: Mapping[Place, float], weights: Mapping[Place, float]) -> float
     return weighed((value, weights.get(place, 0.0)) for place, value in of.items())
 
 
-def _phases(facts: Facts) -> dict[str, float]:
+def _phases(facts: Figures) -> dict[str, float]:
     """Share of the time of all nodes, the largest first."""
-    found = facts.by("phase", "run_seconds")
+    found = facts.rows.by("phase", "run_seconds")
     total = sum(found.values())
     return {phase: found[phase] / total for phase in sorted(found, key=lambda each: -found[each]) if found[phase]}
 
 
-def _time(facts: Facts) -> dict[str, float | None]:
-    phases = facts.by("phase", "run_seconds")
+def _time(facts: Figures) -> dict[str, float | None]:
+    phases = facts.rows.by("phase", "run_seconds")
     good = sum(phases.get(phase, 0.0) for phase in _GOOD)
-    checkpoints, restarts = facts.most("checkpoints") or None, facts.most("restarts") or None
+    checkpoints, restarts = facts.rows.most("checkpoints") or None, facts.rows.most("restarts") or None
     return {
         "goodput": ratio(good, sum(phases.values())),
         "checkpoints": checkpoints,
-        "checkpoint_seconds": ratio(facts.most("run_seconds", phase="checkpoint"), checkpoints),
+        "checkpoint_seconds": ratio(facts.rows.most("run_seconds", phase="checkpoint"), checkpoints),
         "restarts": restarts,
-        "recovery_seconds": ratio(facts.most("recovery_seconds"), restarts),
-        "bubble": facts.latest("bubble_ratio"),
+        "recovery_seconds": ratio(facts.rows.most("recovery_seconds"), restarts),
+        "bubble": facts.rows.latest("bubble_ratio"),
     }
 
 
-def _progress(facts: Facts) -> dict[str, float | None]:
-    steps, rework = facts.most("steps") or None, facts.most("rework_steps")
+def _progress(facts: Figures) -> dict[str, float | None]:
+    steps, rework = facts.rows.most("steps") or None, facts.rows.most("rework_steps")
     repeated = ratio(rework, steps)
     return {
-        "step": facts.latest("step"),
+        "step": facts.rows.latest("step"),
         "steps": steps,
         "rework_steps": rework,
         "progress": None if repeated is None else 1.0 - repeated,
     }
 
 
-def _throughput(facts: Facts, books: Books, told: float) -> dict[str, float | None]:
-    tokens, samples = facts.sum("tokens") or None, facts.sum("samples") or None
-    spent = books.cost(facts.by_node("reported_gpu_seconds"))
+def _throughput(facts: Figures, books: Books, told: float) -> dict[str, float | None]:
+    tokens, samples = facts.rows.sum("tokens") or None, facts.rows.sum("samples") or None
+    spent = books.cost(nanoseconds(facts.rows.by_node("reported_gpu_seconds")))
     each = ratio(tokens, told)
     return {
         "tokens": tokens,
@@ -96,37 +97,38 @@ def _throughput(facts: Facts, books: Books, told: float) -> dict[str, float | No
         "tokens_per_second": None if each is None else each * sum(books.gpus.values()),
         "samples": samples,
         "samples_per_gpu_second": ratio(samples, told),
-        "padding": ratio(facts.sum("padding_tokens"), tokens),
-        "cost_per_step": ratio(books.cost(books.seen), facts.most("steps")),
+        "padding": ratio(facts.rows.sum("padding_tokens"), tokens),
+        "cost_per_step": ratio(books.cost(books.seen), facts.rows.most("steps")),
         "cost_per_token": ratio(spent, tokens),
         "cost_per_sample": ratio(spent, samples),
         "tokens_per_cost": ratio(tokens, spent),
     }
 
 
-def _trouble(facts: Facts) -> dict[str, float | None]:
+def _trouble(facts: Figures) -> dict[str, float | None]:
     return {
-        "loss": facts.latest("loss"),
-        "loss_spread": facts.latest("loss_spread_ratio"),
-        "lost_bytes_per_second": facts.latest("tensor_parallel_lost_bytes_per_second"),
+        "loss": facts.rows.latest("loss"),
+        "loss_spread": facts.rows.latest("loss_spread_ratio"),
+        "lost_bytes_per_second": facts.rows.latest("tensor_parallel_lost_bytes_per_second"),
     }
 
 
-def _events(facts: Facts) -> dict[str, float]:
-    kinds = {count.labels.get("event", "") for count in facts.counts("loss_events")}
-    return {kind: facts.most("loss_events", event=kind) or 0.0 for kind in kinds}
+def _events(facts: Figures) -> dict[str, float]:
+    kinds = {count.labels.get("event", "") for count in facts.rows.counts("loss_events")}
+    return {kind: facts.rows.most("loss_events", event=kind) or 0.0 for kind in kinds}
 
 
-def _target(facts: Facts, books: Books) -> Target | None:
+def _target(facts: Figures, books: Books) -> Target | None:
     """The first moment at which any node says so."""
-    reached = [row.value for row in facts.gauges("target_reached_timestamp_seconds")]
+    reached = [row.value for row in facts.rows.gauges("target_reached_timestamp_seconds")]
     if not reached:
         return None
-    seconds = min(reached) - facts.life.start
-    return Target(seconds=seconds, cost=books.per_hour() * seconds / HOUR)
+    seconds = min(reached) - facts.start
+    return Target(seconds=seconds, cost=books.per_hour() * seconds * SECOND / HOUR)
 
 
-def _qualities(facts: Facts, books: Books) -> list[Quality]:
+def qualities(facts: Facts, books: Books) -> tuple[Quality, ...]:
+    """Each with its whole track."""
     points: dict[str, list[tuple[float, float]]] = {}
     for track in facts.tracks("quality"):
         points.setdefault(track.labels.get("name", ""), []).extend(track.points)
@@ -134,14 +136,14 @@ def _qualities(facts: Facts, books: Books) -> list[Quality]:
     for track in facts.tracks("quality_start"):
         name = track.labels.get("name", "")
         starts[name] = min(track.points[0], starts.get(name, track.points[0]))
-    targets = {row.labels.get("name", ""): row.value for row in facts.gauges("quality_target")}
-    cost, began = books.cost(books.seen), facts.life.start
+    targets = {row.labels.get("name", ""): row.value for row in facts.rows.gauges("quality_target")}
+    cost, began = books.cost(books.seen), facts.start
     found: list[Quality] = []
     for name in sorted(points):
         run = [(at - began, value) for at, value in sorted(points[name])]
         start = starts[name][1] if name in starts else run[0][1]
         found.append(_quality(name, run, start=start, target=targets.get(name), cost=cost))
-    return found
+    return tuple(found)
 
 
 def _quality(
@@ -168,7 +170,7 @@ def _changes(track: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [next(run) for _, run in groupby(track, key=lambda point: point[1])]
 
 
-def ranks(facts: Facts) -> tuple[Rank, ...]:
+def ranks(facts: Figures) -> tuple[Rank, ...]:
     """How long a step keeps each rank busy, the slowest first; none where one alone says so."""
     busy: dict[str, tuple[float, str]] = {}
     for row in facts.mean("rank_busy_seconds", series=8):

@@ -163,6 +163,33 @@ def test_quality_and_what_it_cost(ask: Ask) -> None:
     assert (target["seconds"], target["cost"]) == (5400, pytest.approx(48))
 
 
+def test_what_failed_and_what_it_cost(ask: Ask) -> None:
+    assert ask("41")["failures"] == [
+        {"kind": "restart", "times": 2, "leak": "failure_recovery", "gpu_hours": 0, "money": 0},
+        {"kind": "rework", "times": 36, "leak": "rework", "gpu_hours": 0, "money": 0},
+    ]
+
+
+def test_what_a_change_would_gain(ask: Ask) -> None:
+    fixed, raised = ask("41 --target-emfu 80%")["what_if"]
+    # 14,220 of 115,200 GPU-seconds; at 80 % eMFU a sixth of 77,220.
+    assert (fixed["of"], fixed["gpu_hours"], fixed["money"]) == (
+        "exposed_communication", pytest.approx(3.95), pytest.approx(7.9),
+    )  # fmt: skip
+    assert (raised["of"], raised["gpu_hours"]) == ("80 %", pytest.approx(77_220 / 6 / 3600))
+    assert raised["sooner"] == pytest.approx(77_220 / 6 / 16)
+    assert raised["gained_gpus"] == pytest.approx(77_220 * (0.8 - 2 / 3) / 7200)
+    sized = ask("42")["what_if"][0]
+    assert (sized["of"], sized["gpu_hours"], sized["money"]) == (
+        "3g.40gb", pytest.approx(1.5), pytest.approx(3.75),
+    )  # fmt: skip
+
+
+def test_carbon_where_a_node_tells_it(ask: Ask) -> None:
+    assert ask("41")["co2_kg"] == pytest.approx(0.4 * 0.1 * (120 + 118.5))
+    assert ask("42")["co2_kg"] is None
+
+
 def test_ranks_and_activity(ask: Ask) -> None:
     found = ask("41")
     assert [(rank["rank"], rank["node"]) for rank in found["ranks"]] == [

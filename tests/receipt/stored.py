@@ -33,6 +33,7 @@ GAUGES = {
         "n3": {
             "reported_mfu_ratio": 0.6, "ofu_ratio": 0.6, "quality_start{name=accuracy}": 0.2,
             "activity_ratio{percentile=p10}": 0.5, "activity_ratio{percentile=p50}": 0.9,
+            "fitting_slice_ratio{profile=3g.40gb}": 0.43,
             "activity_ratio{percentile=p90}": 1.0,
         },
     },
@@ -66,7 +67,7 @@ RATES = {
     },
     "42": {
         "n3": {
-            "paid_seconds_total": 240, "seconds_total{leak=useful,layer=useful}": 144,
+            "paid_seconds_total": 240, "seconds_total{leak=useful,layer=useful}": 144, "unneeded_seconds_total": 30,
             "seconds_total{leak=data_stall,layer=ectr}": 48, "seconds_total{leak=memory_bound,layer=emfu}": 48,
         },
     },
@@ -196,6 +197,8 @@ def _tell_node(found: Series, cluster: str, node: str, minute: int) -> None:
     page = {"cluster": cluster, "instance": f"{node}:19400"}
     put(found, "gpu_efficiency_node_info", page | {"node": node}, 1, minute)
     put(found, "gpu_efficiency_build_info", page | {"version": "1"}, 1, minute)
+    if node in {"n1", "n3"}:
+        put(found, "gpu_efficiency_grams_co2_per_kwh", page, 400 if node == "n1" else 900, minute)
 
 
 def _tell_short(found: Series, minute: int) -> None:

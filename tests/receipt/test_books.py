@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from exporter.core.leaks import LEAKS
 from exporter.core.model import PHASES
-from exporter.receipt.books import TOLD_BY, Stretch, layers, not_counted
+from exporter.receipt.books import TOLD_BY, layers
+from exporter.receipt.counting import Stretch, not_counted
 
 
 def test_the_carpenter() -> None:

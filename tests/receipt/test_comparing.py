@@ -1,6 +1,7 @@
 """Two receipts: what can be compared, and what cannot."""
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.receipt.comparing import compared
 from exporter.receipt.model import Quality
@@ -29,6 +30,18 @@ def test_a_quality_that_rises_here_and_falls_there_is_another() -> None:
     first = told(qualities=(quality((0, 1.0)), quality((0, 1.0), name="only here")))
     second = told(qualities=(quality((0, 1.0), rises=False),))
     assert compared(receipt(truth=first), receipt(truth=second)).same == ()
+
+
+def test_of_a_target_alone_only_the_same_target_can_be_compared() -> None:
+    """When a job that kept nothing but a better value was as good as the other nobody can say."""
+    first, second = (receipt(truth=told(qualities=(quality((at, value)),))) for at, value in ((10, 0.6), (5, 0.7)))
+    assert compared(first, second).same == ()
+    (same,) = compared(first, first).same
+    assert (same.quality, same.seconds) == (0.6, (10, 10))
+    nothing = replace(quality((0, 0.2)), track=())
+    assert compared(first, receipt(truth=told(qualities=(nothing,)))).same == ()
+    at_once = receipt(truth=told(qualities=(quality((0, 0.7)),)))
+    assert compared(first, at_once).same[0].seconds == (10, 0)
 
 
 def test_scaling_is_the_larger_over_the_smaller_whichever_comes_first() -> None:

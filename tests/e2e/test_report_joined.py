@@ -1,0 +1,288 @@
+"""`gpu-efficiency report` of what nodes kept: from their stores, and from their daemons' API over real HTTP.
+
+Eight nodes of one job, of which one does not answer; and the node of test_report's Prometheus, so that both ways to a
+receipt are held against each other.
+"""
+
+import json
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema_rs import Draft202012Validator
+from msgspec.structs import replace
+
+from exporter.core.ledger import Ledger
+from exporter.core.model import Owner
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.statement import Event, Statement, Wanted
+from exporter.history import Store
+from exporter.history.remembering import Memory
+from exporter.http import create_app
+from exporter.http.guarding import Guarding
+from tests.certificates import Authority
+from tests.dashboards.past import Series, prometheus
+from tests.e2e.running import free_port, site
+from tests.e2e.test_report import LIVES, NOW, real_pages, report
+from tests.http.serving import served
+from tests.receipt.commands import run
+from tests.receipt.stated import BEGIN, HOUR, owner, stated, trained
+from tests.receipt.stored import BEGIN as STORED
+from tests.receipt.stored import put
+from tests.worlds import WORKING, S, device, first, held, reading, seen
+
+pytestmark = pytest.mark.e2e
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "receipt.schema.json").read_text(encoding="utf-8"))
+AT = f"--at {BEGIN + 100_000:.0f}"
+
+
+@pytest.fixture(autouse=True)
+def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+
+class Kept:
+    """A node's store, as its daemon would ask it."""
+
+    def __init__(self, told: Sequence[Statement]) -> None:
+        self._told = told
+
+    def statements(self, wanted: Wanted) -> list[Statement]:
+        found = sorted((each for each in self._told if wanted.has(each)), key=lambda each: -each.end)
+        return found[: wanted.limit]
+
+    def events(self, since: float, limit: int) -> list[Event]:  # noqa: ARG002  nothing happened
+        return []
+
+    def cover(self, snapshot: Snapshot) -> Snapshot | None:
+        """Nothing is forgotten."""
+        return snapshot
+
+
+@contextmanager
+def node(*told: Statement, **how: Any) -> Iterator[str]:
+    """A daemon that has kept those; gives its address."""
+    app = create_app(lambda: None, now=lambda: 0, max_age_seconds=10, kept=Kept(told))
+    with served(app, **how) as site:
+        yield f"{site.scheme}://localhost:{site.ports[0]}"
+
+
+def store(path: Path, *told: Statement) -> Path:
+    kept = Store(path)
+    kept.write(statements=told)
+    kept.close()
+    return path
+
+
+def found(words: str) -> dict[str, Any]:
+    """What `--json` says, which its schema has foreseen."""
+    status, out, err = run(f"{words} --json")
+    assert (status, err) == (0, "")
+    answer: dict[str, Any] = json.loads(out)
+    Draft202012Validator(SCHEMA).validate(answer)
+    return answer
+
+
+EIGHT = tuple(stated(node=f"n{n}", life=f"n{n}", owner=owner(nodes=8)) for n in range(8))
+
+
+def test_a_job_over_eight_nodes_of_which_one_is_dead() -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with ExitStack() as nodes:
+        urls = [nodes.enter_context(node(each)) for each in EIGHT[:7]]
+        flags = " ".join(f"--node {url}" for url in (*urls, dead))
+        answer = found(f"7 {flags} {AT}")
+        status, out, _ = run(f"7 {flags} {AT}")
+    assert (answer["source"], answer["expected_nodes"], len(answer["nodes"])) == ("nodes", 8, 7)
+    assert answer["gpu_hours"] == 14
+    assert [line for line in answer["unseen"] if line.startswith(f"{dead} cannot be reached")]
+    assert status == 0
+    assert "7 of 8 nodes, 14 GPUs (NVIDIA H100 80GB HBM3)\n" in out
+    said = " ".join(out.split())
+    assert f"{dead} cannot be reached" in said
+    assert "1 of the job's 8 nodes told nothing: about 2 GPUs, 2.00 GPU-hours, 12.5 % of the job" in said
+
+
+def test_stores_and_nodes_together_count_nothing_twice(tmp_path: Path) -> None:
+    paths = [store(tmp_path / f"{each.node}.db", each) for each in EIGHT[:4]]
+    with node(*EIGHT[3:]) as url:
+        words = " ".join(f"--store {path}" for path in paths)
+        answer = found(f"7 {words} --node {url} {AT}")
+    assert (answer["gpu_hours"], len(answer["nodes"]), answer["money"]) == (16, 8, 32)
+    alone = found(f"7 --store {paths[0]} {AT}")
+    assert (alone["source"], alone["gpu_hours"]) == ("stores", 2)
+
+
+def test_two_jobs_of_a_store_side_by_side(tmp_path: Path) -> None:
+    progress = trained(tokens=115_200.0, gpu_time=4 * HOUR, target_at=round((BEGIN + 1200) * 1e9))
+    larger = stated(
+        owner=owner(job_id="8"), whole_gpus=4.0, paid=4 * HOUR, money={"USD": 8.0},
+        parts={"useful": 2 * HOUR, "hung": 2 * HOUR}, training=progress,
+    )  # fmt: skip
+    path = store(tmp_path / "history.db", stated(training=trained()), larger)
+    answer = found(f"--compare 7 8 --store {path} {AT}")
+    assert (answer["per_gpu"], answer["scaling"], answer["of"]) == ([10, 8], 0.8, "tokens")
+    assert answer["per_cost"] == [pytest.approx(18_000), pytest.approx(14_400)]
+    (same,) = answer["same"]
+    assert (same["quality"], same["seconds"], same["cost"]) == (0.6, [1800, 1200], [2, pytest.approx(8 / 3)])
+
+
+def test_a_node_with_tls_and_a_password(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("node")
+    (tmp_path / "web.yml").write_text(
+        f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n"
+        "basic_auth_users: {ada: $2b$04$VpkVsVErMqhMat/K2rzJb.j.ajGD7Wu8kn5WyRe/MKIU9DMXP5lEO}\n"
+    )
+    with node(stated(), guarding=Guarding(tmp_path / "web.yml")) as url:
+        status, _, err = run(f"7 --node {url} {AT}")
+        assert (status, "CERTIFICATE_VERIFY_FAILED" in err) == (1, True)
+        status, _, err = run(f"7 --node {url} {AT} --ca-file {authority.certificate}")
+        assert (status, "answered HTTP 401: it tells who is known to it (--header)" in err) == (1, True)
+        (tmp_path / "header").write_text("Authorization: Basic " + b64encode(b"ada:right").decode() + "\n")
+        words = f"--ca-file {authority.certificate} --header @{tmp_path}/header"
+        assert found(f"7 --node {url} {AT} {words}")["gpu_hours"] == 2
+
+
+def test_more_than_one_answer_holds_is_asked_for_in_parts() -> None:
+    many = [
+        stated(owner=owner(job_id=f"{n}", comment="c" * 900), start=BEGIN + 10 * n, end=BEGIN + 10 * n + 5)
+        for n in range(20_000)
+    ]
+    with node(*many) as url:
+        for job in (3, 19_999):
+            assert found(f"{job} --node {url} --at {BEGIN + 1e6:.0f}")["when"]["start"] == BEGIN + 10 * job
+        from exporter.receipt.nodes import ask_nodes  # noqa: PLC0415  what sums ask
+
+        answer = ask_nodes([url], Wanted(since=BEGIN, until=BEGIN + 1e6, limit=1_000_000))
+    assert len(answer.statements) == 20_000
+    assert answer.notes == ()
+
+
+def test_what_is_no_daemon_of_ours_is_silent() -> None:
+    with site(lambda: (b"<html>", "text/html")) as other, node(stated()) as url:
+        answer = found(f"7 --node {url} --node http://127.0.0.1:{other.port} {AT}")
+    assert "answered with what is no list of receipts" in answer["unseen"][0]
+    assert answer["gpu_hours"] == 2
+
+
+def test_an_epilog_waits_for_the_end(tmp_path: Path) -> None:
+    path = store(tmp_path / "history.db", stated(running=True, end=BEGIN + 3000))
+
+    def end() -> None:
+        time.sleep(1.0)
+        store(path, stated())
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    status, out, _ = run(f"7 --store {path} {AT} --wait 20 --line -o {tmp_path}/line")
+    ending.join()
+    assert (status, out) == (0, "")
+    assert (tmp_path / "line").read_text().startswith("job 7: 50.0 % useful")
+    assert "in 1 h 00 min" in (tmp_path / "line").read_text()
+    (tmp_path / "link").symlink_to(tmp_path / "line")
+    status, out, err = run(f"7 --store {path} {AT} --short -o {tmp_path}/link")
+    assert (status, out, "is no plain file and is left as it is" in err) == (1, "", True)
+    assert run(f"7 --store {path} {AT} --short -o -")[1].startswith("GPU efficiency of job 7")
+    began = time.monotonic()
+    running = store(tmp_path / "running.db", stated(running=True))
+    status, out, _ = run(f"7 --store {running} {AT} --wait 1 --short")
+    assert (status, "so far" in out) == (0, True)
+    assert time.monotonic() - began >= 1
+
+
+def test_without_a_source_this_nodes_store_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(tmp_path / "history.db", stated())
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}:/nowhere")
+    assert found(f"7 {AT}")["source"] == "stores"
+    (tmp_path / "config.toml").write_text(
+        f"[history]\nfile = '{tmp_path}/history.db'\n[energy]\ngrams_co2_per_kwh = 500\n"
+    )
+    monkeypatch.delenv("STATE_DIRECTORY")
+    assert found(f"7 {AT} --config {tmp_path}/config.toml")["co2_kg"] == pytest.approx(0.5)
+
+
+def test_this_nodes_store_has_what_ended_and_its_daemon_what_runs(tmp_path: Path) -> None:
+    now = time.time()
+    runs = stated(owner=owner(job_id="8"), start=now - 3600, end=now, running=True)
+    with node(runs) as url:
+        (tmp_path / "config.toml").write_text(
+            f"[history]\nfile = '{store(tmp_path / 'history.db', stated())}'\n"
+            f"[web]\nlisten_address = '127.0.0.1:{url.rpartition(':')[2]}'\n"
+        )
+        assert found(f"7 {AT} --config {tmp_path}/config.toml")["when"]["running"] is False
+        assert found(f"8 --config {tmp_path}/config.toml")["when"]["running"] is True
+    assert found(f"7 {AT} --config {tmp_path}/config.toml")["source"] == "stores"
+
+
+def test_without_a_store_this_nodes_daemon_is_asked(tmp_path: Path) -> None:
+    with node(stated()) as url:
+        port = url.rpartition(":")[2]
+        (tmp_path / "config.toml").write_text(f"[history]\nfile = ''\n[web]\nlisten_address = '127.0.0.1:{port}'\n")
+        assert found(f"7 {AT} --config {tmp_path}/config.toml")["source"] == "nodes"
+    status, _, err = run(f"7 {AT} --config {tmp_path}/config.toml")
+    assert (status, len(err.splitlines())) == (1, 1)
+    assert "cannot be reached" in err
+    assert "--store FILE, --node URL or --prometheus URL" in err
+
+
+def test_a_store_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "no.db").write_text("nothing of the kind")
+    for path in ("no.db", "absent.db"):
+        status, out, err = run(f"7 --store {tmp_path}/{path} {AT}")
+        assert (status, out, len(err.splitlines())) == (1, "", 1)
+        assert f"{tmp_path}/{path}" in err
+
+
+# -- the same node, by a Prometheus and by its statements --
+
+
+def lives() -> list[Statement]:
+    """Of the node of `test_report.real_pages`: the same observations, remembered instead of scraped."""
+    boards = [device("GPU-a", "0"), device("GPU-b", "1")]
+    holds = [held(board.uuid, Owner("61", user="ada"), gpus=2) for board in boards]
+    told: list[Statement] = []
+    for life, (begin, end) in enumerate(LIVES):
+        ledger, memory = Ledger(), Memory(node="real", life=f"{life}")
+        observed = replace(first(boards, holds), at=begin * 60 * S, wall=(STORED + begin * 60) * S)
+        for minute in range(begin, end + 1):
+            at = minute * 60
+            if minute > begin:
+                readings = [reading(at - 60, at, WORKING, board.uuid) for board in boards]
+                observed = replace(seen(at, *readings, reports=(report(at),)), wall=(STORED + at) * S)
+            advance(ledger, observed)
+            snapshot = take_snapshot(ledger, Meta())
+            told += memory.take_in(snapshot)[1]
+        told += memory.every_statement(snapshot)
+    return told
+
+
+def test_a_prometheus_and_the_nodes_tell_the_same(tmp_path: Path) -> None:
+    scraped: Series = {}
+    for minute, page in real_pages():
+        for (name, labels), value in page.samples.items():
+            put(scraped, name, dict(labels) | {"cluster": "", "instance": "real:19400"}, float(value), minute)
+    with prometheus(tmp_path) as past:
+        past.write(scraped)
+        by_scrapes = found(f"61 --prometheus {past.url} --at {NOW}")
+    by_statements = found(f"61 --store {store(tmp_path / 'history.db', *lives())} --at {NOW}")
+    for name in ("gpu_hours", "seen_gpu_hours", "gpus", "energy_kwh", "ofu"):
+        assert by_statements[name] == pytest.approx(by_scrapes[name], rel=1e-6), name
+    assert by_statements["layers"] == pytest.approx(by_scrapes["layers"])
+    assert parts(by_statements) == pytest.approx(parts(by_scrapes), rel=1e-6)
+    assert by_statements["when"]["start"] == pytest.approx(by_scrapes["when"]["start"])
+    alike = ("steps", "tokens", "padding", "mfu", "hfu", "tokens_per_gpu_second", "told_share", "progress")
+    assert {name: by_statements["truth"][name] for name in alike} == {
+        name: pytest.approx(by_scrapes["truth"][name], rel=1e-6) for name in alike
+    }
+    assert by_statements["truth"]["phases"] == pytest.approx(by_scrapes["truth"]["phases"])
+
+
+def parts(answer: dict[str, Any]) -> dict[str, float]:
+    return {part["name"]: part["nanoseconds"] for part in answer["parts"]}

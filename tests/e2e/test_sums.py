@@ -1,0 +1,260 @@
+"""`gpu-efficiency report --all` and its like, against a real Prometheus.
+
+Two kinds of past are in it: simulated fleets, whose figures the users' documents work out, and three hours of counters
+that are written by hand and added up by hand. Nothing waits for a clock.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from textwrap import indent
+from typing import Any
+
+import pytest
+
+from tests.dashboards.past import Past, prometheus, rules
+from tests.e2e.running import ROOT
+from tests.receipt.commands import run
+from tests.receipt.sum_counters import END, MINUTE, by_hand
+from tests.receipt.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
+
+pytestmark = pytest.mark.e2e
+FLEETS = {
+    "thirty": Fleet(
+        story=taught(0.6, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
+        nodes=16, gpus=8, price=2.0, length=8 * HOUR, scrape=1200, spread=True,
+    ),
+    "carpenter": Fleet(
+        story=taught(0.4, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
+        nodes=1, gpus=8, price=2.0, length=8 * HOUR,
+    ),
+    "ruled": Fleet(
+        story=taught(0.6, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
+        nodes=2, gpus=2, price=2.0, length=8 * HOUR, scrape=60,
+    ),
+    "tidal": Fleet(story=tidal(10), nodes=5, gpus=20, price=2.0, length=10 * HOUR),
+    "trained": Fleet(
+        story=trained(0.4, tells=True), nodes=16, gpus=8, price=2.5, length=8 * HOUR, scrape=1200, spread=True
+    ),
+}  # fmt: skip
+"""By cluster. Nodes of one are alike: one is simulated, and stands under all their names."""
+RECORDED = frozenset({"node_model_leak:gpu_efficiency_seconds:rate5m", "job_leak:gpu_efficiency_seconds:rate5m"})
+
+
+@pytest.fixture(name="past", scope="module")
+def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    with prometheus(tmp_path_factory.mktemp("prometheus")) as past:
+        for cluster, fleet in FLEETS.items():
+            past.write(pages(fleet, cluster))
+        past.write(by_hand())
+        yield past
+
+
+Ask = Callable[[str], str]
+
+
+@pytest.fixture(name="ask")
+def _ask(past: Past, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """What the command prints."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def ask(words: str) -> str:
+        status, out, err = run(f"--quiet --prometheus {past.url} {words}")
+        assert (status, err) == (0, "")
+        return out
+
+    return ask
+
+
+def of(cluster: str) -> str:
+    """All of a fleet, from its beginning to its end."""
+    length = FLEETS[cluster].length
+    return f"--all --match 'cluster=\"{cluster}\"' --since {length}s --at {BEGIN + length}"
+
+
+# -- the worked figures --
+
+
+def test_128_gpus_at_30_percent_and_2_dollars_waste_1_57_million_a_year(ask: Ask) -> None:
+    found = json.loads(ask(f"{of('thirty')} --json"))
+    assert found["fleet"]["gpus"] == pytest.approx(128, abs=0.5)
+    assert found["whole"]["layers"]["product"] == pytest.approx(0.30, abs=0.005)
+    said = ask(of("thirty"))
+    assert amount_before(said, " USD", after="at this rate ") == pytest.approx(1.57e6, abs=0.005e6)
+    assert "8 h 00 min" in said
+
+
+def test_2_dollars_at_30_percent_are_6_67_a_useful_hour_against_4_21(ask: Ask) -> None:
+    said = ask(f"{of('thirty')} --rent 4.00@0.95")
+    rows = {line.split("  ")[0]: line for line in said.splitlines()}
+    assert rows["own"].split()[1:] == ["2.00", "USD", "30.0", "%", "6.67", "USD"]
+    assert rows["rent 4.00 at 95 %"].split()[5:] == ["4.00", "USD", "95.0", "%", "4.21", "USD", "47.5", "%"]
+    assert "own GPUs pay from 47.5 % useful on; here it is 30.0 %" in said.replace("\n  ", " ")
+
+
+def test_the_document_shows_what_the_command_says(ask: Ask) -> None:
+    said = ask(f"{of('thirty')} --rent 4.00@0.95")
+    shown = (ROOT / "docs" / "sums.md").read_text(encoding="utf-8")
+    assert indent(said, "    ") in shown
+
+
+def test_75_times_67_times_40_percent_is_20(ask: Ask) -> None:
+    assert "GAU 75.0 % x ECTR 66.7 % x eMFU 40.0 % = 20.0 %" in ask(of("carpenter"))
+
+
+def test_a_peak_of_100_and_a_mean_of_40_leave_60_idle(ask: Ask) -> None:
+    said = ask(of("tidal"))
+    assert "allocated, at the peak          100 (" in said
+    assert "allocated, on average           40\n" in said
+    assert "kept for the peak, and idle     60 GPUs on average, 1,200.00 USD" in said
+
+
+def test_128_gpus_at_40_percent_do_the_work_of_51_and_60_gives_25_back(ask: Ask) -> None:
+    found = json.loads(ask(f"{of('trained')} --json"))
+    assert found["whole"]["layers"]["emfu"] == pytest.approx(0.40, abs=0.002)
+    said = ask(f"{of('trained')} --target-emfu 0.6")
+    assert "1 job\n128 GPUs on average" in said
+    assert amount_before(said, " that never wait", after="did the work of ") == pytest.approx(51, abs=0.5)
+    assert amount_before(said, " more GPUs", after="60.0 %: the work of ") == pytest.approx(25.6, abs=0.3)
+
+
+def amount_before(said: str, what: str, *, after: str) -> float:
+    """A figure as it is printed."""
+    return float(" ".join(said.split()).split(after)[1].split(what.strip())[0].replace(",", ""))
+
+
+# -- ranks, filters and forms --
+
+
+def test_who_lost_most_is_first_and_nobody_is_in_the_ranking(ask: Ask) -> None:
+    rows = json.loads(ask(f"{of('tidal')} --json"))["rows"]
+    assert [(row["name"], row["jobs"]) for row in rows] == [("(nobody)", 0), ("eve", 5), ("ada", 5)]
+    assert [row["lost_money"] for row in rows] == [pytest.approx(value) for value in (1200, 250, 150)]
+    assert [row["worst"] for row in rows] == ["idle_allocation", "other_compute", "other_compute"]
+
+
+def test_what_a_user_asks_for_is_hers_alone(ask: Ask) -> None:
+    hers = of("tidal").replace("--all", "--user ada")
+    found = json.loads(ask(f"{hers} --json"))
+    assert (found["whole"]["jobs"], found["whole"]["gpu_hours"]) == (5, pytest.approx(150))
+    assert found["fleet"] is None
+    assert {row["name"] for row in found["rows"]} == {"ada"}
+    by_job = json.loads(ask(f"{hers} --by job --json"))["rows"]
+    assert (len(by_job), by_job[0]["gpu_hours"], by_job[0]["about"]) == (5, pytest.approx(30), "burst of ada")
+
+
+def test_the_trend_is_by_the_hour_and_adds_up(ask: Ask) -> None:
+    found = json.loads(ask(f"{of('tidal')} --json"))
+    assert [round(each["gpu_hours"]) for each in found["trend"]] == [100] * 10
+    assert [each["product"] for each in found["trend"]] == [
+        pytest.approx(0.5 if n in {1, 2} else 0.125) for n in range(10)
+    ]
+    assert sum(each["lost_money"] for each in found["trend"]) == pytest.approx(found["whole"]["lost_money"])
+    days = json.loads(ask(f"{of('tidal')} --every day --json"))["trend"]
+    assert [each["gpu_hours"] for each in days] == [pytest.approx(1000)]
+
+
+def test_a_line_for_each_row_and_one_for_all(ask: Ask) -> None:
+    lines = ask(f"{of('tidal')} --line").splitlines()
+    assert [line.split()[0] for line in lines] == ["(nobody)", "eve", "ada", "all"]
+    assert "1,000.00 GPU-h" in lines[-1]
+    assert "·▅▅·······" in lines[2]
+
+
+def test_small_questions_give_the_same_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = json.loads(ask(f"{of('tidal')} --every day --json"))
+    monkeypatch.setattr("exporter.receipt.growth.MOST_READ", 20_000)
+    monkeypatch.setattr("exporter.receipt.stored._AT_ONCE", 2)
+    parts = json.loads(ask(f"{of('tidal')} --every day --json"))
+    assert parts["whole"]["gpu_hours"] == pytest.approx(whole["whole"]["gpu_hours"])
+    assert [row["lost_money"] for row in parts["rows"]] == [pytest.approx(row["lost_money"]) for row in whole["rows"]]
+    hers = of("tidal").replace("--all", "--user ada")
+    assert json.loads(ask(f"{hers} --json"))["whole"]["gpu_hours"] == pytest.approx(150)
+
+
+def test_what_is_much_is_split_by_recording_rules_and_counted_all_the_same(
+    past: Past, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are evaluated by Prometheus itself, over what it has."""
+    begin, end = BEGIN, BEGIN + FLEETS["ruled"].length
+    past.record(
+        [rule for rule in rules("recording.yaml", "recording-jobs.yaml") if rule.name in RECORDED], start=begin, end=end
+    )
+    monkeypatch.setattr("exporter.receipt.growth.MOST_READ", 200_000)
+    found, fleet = json.loads(ask(f"{of('ruled')} --every day --json")), FLEETS["ruled"]
+    assert found["whole"]["gpu_hours"] == pytest.approx(fleet.nodes * fleet.gpus * fleet.length / HOUR, rel=0.005)
+    assert found["whole"]["layers"]["product"] == pytest.approx(0.3, abs=0.01)
+    assert found["whole"]["layers"]["gau"] == pytest.approx(0.75, abs=0.01)
+    rows = {row["name"]: (row["worst"], row["gpu_hours"]) for row in found["rows"]}
+    assert rows["ada"] == ("unattributed_stall", pytest.approx(24))  # to the sample, rules or not
+    assert rows["(nobody)"] == ("idle_allocation", pytest.approx(8, rel=0.02))
+    assert any("as recording rules have it" in line for line in found["unseen"])
+
+
+# -- counters by hand --
+
+
+HAND = f"--match 'cluster=\"hand\"' --since 2h --at {BEGIN + END * MINUTE} --by job --json"
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, float]:
+    return {row["name"]: row["gpu_hours"] * HOUR for row in found["rows"]}
+
+
+def test_counters_are_counted_to_the_sample_whenever_they_began(ask: Ask) -> None:
+    seconds = rows_of(json.loads(ask(f"--all {HAND}")))
+    assert seconds["old"] == pytest.approx(7200)
+    assert seconds["new"] == pytest.approx(29.5 * MINUTE)  # from nothing, though the first sample says half a minute
+    assert seconds["late"] == pytest.approx(6000)  # what it had when it was heard first is nobody's to share out
+    assert seconds["anew"] == pytest.approx(7140, abs=2 * MINUTE)
+    assert seconds["moved"] == pytest.approx(20 * MINUTE + 18 * MINUTE)  # what its first daemon counted counts once
+    assert seconds["(nobody)"] == pytest.approx(2 * (7200 + 6000 + 7140), abs=4 * MINUTE)
+
+
+def test_what_no_job_tells_of_is_a_row_of_its_own(ask: Ask) -> None:
+    found = json.loads(ask(f"--all {HAND}"))
+    untold = 2 * 7200 - 7200 - 29.5 * MINUTE + 6000 + 7140
+    assert rows_of(found)["(not told)"] == pytest.approx(untold, abs=4 * MINUTE)
+    assert any(line.startswith("(not told)") for line in found["unseen"])
+    assert any("began anew 1 times" in line for line in found["unseen"])
+
+
+def test_each_node_has_its_own_price_and_what_has_none_is_said(ask: Ask) -> None:
+    found = json.loads(ask(f"--all {HAND}"))
+    money = {row["name"]: row["money"] for row in found["rows"]}
+    assert found["currency"] == "USD"
+    assert money["old"] == pytest.approx(2 * 2.0)
+    assert money["late"] == pytest.approx(6000 / HOUR * 4.0)
+    assert money["anew"] == 0
+    assert any("have no price" in line for line in found["unseen"])
+
+
+def test_filters_of_each_kind(ask: Ask) -> None:
+    assert set(rows_of(json.loads(ask(f"--user ada {HAND}")))) == {"old"}
+    assert set(rows_of(json.loads(ask(f"--user bob {HAND}")))) == {"new", "late", "anew", "moved"}
+    assert set(rows_of(json.loads(ask(f"--account nlp {HAND}")))) == {"late"}
+    assert set(rows_of(json.loads(ask(f"--user bob --account nlp {HAND}")))) == {"late"}
+
+
+def test_a_time_of_which_less_is_stored_is_cut_and_said(ask: Ask) -> None:
+    found = json.loads(ask(f"--all {HAND.replace('--since 2h', '--since 10h')}"))
+    assert (found["start"], found["end"]) == (BEGIN, BEGIN + END * MINUTE)
+    assert any("less is stored than was asked for" in line for line in found["unseen"])
+    assert len(found["trend"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (f"--all --at {BEGIN - 10 * HOUR} --since 1h", "nothing of gpu-efficiency is stored there in that time"),
+        (f"--user nobody {HAND}", "no job of user nobody held a GPU in that time"),
+        (f"--all --gpus 4 {HAND}", "--gpus is for stores and nodes"),
+        (f"--all --node http://127.0.0.1:1 {HAND}", "and not both"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_line(
+    past: Past, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    status, out, err = run(f"--quiet --prometheus {past.url} {words}")
+    assert (status != 0, out, len(err.splitlines())) == (True, "", 1)
+    assert said in err
