@@ -35,7 +35,7 @@ from tests.worlds import device, first, held, reading, seen
 
 COMMANDS = (
     "serve", "demo", "record", "replay", "simulate", "preview", "pause", "resume", "check-config", "leaks", "metrics",
-    "report", "install-check",
+    "report", "install-check", "backfill", "top",
 )  # fmt: skip
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 Run = Callable[..., tuple[int, str, str]]
@@ -157,7 +157,9 @@ def _served(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSource, list[tuple[Obs
     """A source that `serve` finds, and the first observation that it makes of it instead of serving."""
     source, served = FakeSource(), list[tuple[Observation, Snapshot]]()
 
-    def publish(agent: Agent, _: Config, observations: Callable[[threading.Event], Iterator[Observation]]) -> int:
+    def publish(
+        agent: Agent, _: Config, observations: Callable[[threading.Event], Iterator[Observation]], **_more: object
+    ) -> int:
         observation = next(observations(threading.Event()))
         agent.take_in(observation)
         snapshot = agent.latest()
@@ -439,6 +441,7 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
     absent = {
         "scheduler_unanswered_seconds", "price_per_kwh", "grams_co2_per_kwh", "idle_budget_per_hour",
         "config_last_reload_successful", "config_last_reload_success_timestamp_seconds", "config_restart_needed",
+        "history_up", "history_last_checkpoint_timestamp_seconds", "history_failures_total", "history_size_bytes",
     }  # fmt: skip
     assert per_node - 4 - len(absent) < counts["node"]["node"] <= per_node - len(absent) + 1
     assert [series_of("gpu") <= 64, series_of("job") <= 45, per_node <= 150] == [True] * 3

@@ -1,0 +1,102 @@
+"""Command `top`: what nodes' GPUs do now, whose they are, and where the money goes; live, or once as text."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from exporter.cli.preview import headers
+from exporter.cli.wiring import FAILED, at_least
+from exporter.config import ConfigError
+from exporter.top.asked import Asked
+from exporter.top.asking import AddressError, Place, place_of, trusting
+from exporter.top.printed import printed
+from exporter.top.seen import View, names
+from exporter.top.signs import ASCII, UNICODE, Signs
+from exporter.top.trend import Trends
+from exporter.top.watching import once
+
+DEFAULT_URL = "http://127.0.0.1:19400"
+_PIPED_COLUMNS = 160
+"""Of text that goes to no terminal."""
+_NO_TEXTUAL = (
+    "the live view needs the package textual: pip install 'gpu-efficiency-exporter[top]'; --once does without it"
+)
+
+
+def top(args: argparse.Namespace) -> int:
+    """Show it."""
+    places = _places(args)
+    signs = ASCII if args.ascii or not _speaks_unicode() else UNICODE
+    asked = Asked(kind="jobs" if args.jobs else "gpus", window="last_hour" if args.hour else "last_5_minutes",
+                  text=args.filter)  # fmt: skip
+    why = "" if args.once else _why_not_live()
+    if why == _NO_TEXTUAL:
+        print(f"gpu-efficiency: {why}", file=sys.stderr)
+        return FAILED
+    if args.once or why:
+        if why:
+            print(f"gpu-efficiency: {why}: this is one look, as --once gives it", file=sys.stderr)
+        return _once(places, asked, signs)
+    from exporter.top.app import live  # noqa: PLC0415  Textual is an extra, and its import takes its time
+
+    live(places, asked, signs=signs, interval=args.interval, coloured=not (args.no_color or os.environ.get("NO_COLOR")))
+    return 0
+
+
+def _places(args: argparse.Namespace) -> list[Place]:
+    """Nodes in the order given, each once."""
+    given = headers(args.header)
+    try:
+        trusting(args.ca_file)
+        places = [place_of(url, headers=given, ca_file=args.ca_file) for url in args.url or [DEFAULT_URL]]
+    except AddressError as err:
+        raise ConfigError(f"top: {err}") from err
+    except OSError as err:
+        raise ConfigError(f"--ca-file: {args.ca_file}: cannot be read: {err.strerror or err}") from err
+    return list({place.address: place for place in places}.values())
+
+
+def _why_not_live() -> str:
+    """Empty: it can be."""
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
+        return "standard input, output or error is no terminal"
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return "TERM names no terminal that can be drawn on"
+    return "" if find_spec("textual") else _NO_TEXTUAL
+
+
+def _speaks_unicode() -> bool:
+    return (sys.stdout.encoding or "").casefold().replace("-", "") == "utf8"
+
+
+def _once(places: list[Place], asked: Asked, signs: Signs) -> int:
+    """Print one look; 1 where a node did not answer."""
+    seen = once(places)
+    now = time.monotonic()
+    view = View(
+        nodes=seen, now=now, wall=time.time(), trends=Trends(now, 1.0), signs=signs, names=names(seen, signs)
+    )  # fmt: skip
+    width = shutil.get_terminal_size((_PIPED_COLUMNS, 1)).columns if sys.stdout.isatty() else _PIPED_COLUMNS
+    sys.stdout.write(printed(view, asked, width=width))
+    silent = [one for one in seen if one.problem]
+    for one in silent:
+        print(f"gpu-efficiency: {one.address}: {signs.name(one.problem)}", file=sys.stderr)
+    return FAILED if silent else 0
+
+
+def top_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `top`."""
+    command.add_argument("--url", action="append", metavar="URL", help=f"a node; repeatable; {DEFAULT_URL}")
+    command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
+    command.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM of the authority that nodes of https have")
+    command.add_argument("--once", action="store_true", help="one look as plain text; 1 where a node does not answer")
+    command.add_argument("--jobs", action="store_true", help="begin with the jobs")
+    command.add_argument("--hour", action="store_true", help="the last hour instead of the last 5 minutes")
+    command.add_argument("--filter", default="", metavar="TEXT", help="only rows with all of these words")
+    command.add_argument("--interval", type=at_least(0.5), default=2.0, metavar="S", help="between two looks; 2")
+    command.add_argument("--no-color", action="store_true", help="as NO_COLOR in the environment")
+    command.add_argument("--ascii", action="store_true", help="no sign beyond ASCII, as where the locale has none")

@@ -1,0 +1,62 @@
+"""Nodes as `top` sees them: a simulated one after part of its story, through the daemon's own JSON.
+
+Owns the making of views. Everything is of monotonic time 0, and a second ago was the last answer.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from exporter.core.ledger import Ledger
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.http.account import accounts_out
+from exporter.http.api import gpus_out, jobs_out
+from exporter.simulate import simulate
+from exporter.top.answers import Accounts, Gpus, Jobs
+from exporter.top.seen import Seen, View, names
+from exporter.top.signs import UNICODE, Signs
+from exporter.top.trend import Trends
+
+NOW, WALL = 1000.0, 1_767_225_600.0
+ADDRESS = "http://gpu-node-00:19400"
+
+
+@cache
+def snapshot(seconds: int = 1500, *, node: int = 0, scenario: str = "demo") -> Snapshot:
+    """A simulated node so many seconds into its story."""
+    story = simulate(scenario, node=node, preroll_seconds=0, duration_seconds=float(seconds))
+    ledger = Ledger()
+    for observation in story.observations:
+        advance(ledger, observation)
+    meta = Meta(version="9", source="simulation", simulated=True, host=story.host)
+    return take_snapshot(ledger, meta)
+
+
+def answers(taken: Snapshot) -> Any:
+    """What /api/v1/gpus, /api/v1/jobs and /api/v1/node say of it, as plain values that a test may change."""
+    found = (gpus_out(taken, 0), jobs_out(taken, 0), accounts_out(taken, 0))
+    return tuple(json.loads(msgspec.json.encode(one)) for one in found)
+
+
+def seen(taken: Snapshot | None = None, *, address: str = ADDRESS, told: Any = None, **changes: Any) -> Seen:
+    """A node that answered a second ago; `told` instead of the snapshot's answers."""
+    gpus, jobs, node = told or answers(taken or snapshot())
+    made = Seen(
+        address=address,
+        gpus=msgspec.convert(gpus, Gpus),
+        jobs=msgspec.convert(jobs, Jobs),
+        accounts=msgspec.convert(node, Accounts),
+        at=NOW - 1,
+    )
+    return replace(made, **changes)
+
+
+def view(*nodes: Seen, signs: Signs = UNICODE, now: float = NOW, trends: Trends | None = None) -> View:
+    """Those nodes at that moment; without any, the simulated one."""
+    shown = nodes or (seen(),)
+    watched = trends or Trends(now - 60, 4.0)
+    return View(nodes=shown, now=now, wall=WALL, trends=watched, signs=signs, names=names(shown, signs))

@@ -1,0 +1,123 @@
+"""A terminal for a program: a pseudo-terminal, and pyte to understand what is written on it, as xterm would.
+
+Owns the process, its keys and its size. Refuses to judge what is on the screen. Used by the tests of `top` and by
+what draws its pictures for the documents.
+"""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pyte
+
+PATIENCE = 40.0
+ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
+
+
+class Terminal:
+    """A screen, and the program that draws on it."""
+
+    def __init__(self, words: list[str], *, screen: pyte.Screen, env: Mapping[str, str]) -> None:
+        self.screen, columns, lines = screen, screen.columns, screen.lines
+        self._stream = pyte.ByteStream(self.screen)
+        self.written = bytearray()
+        """All that the program wrote."""
+        self.master, theirs = pty.openpty()
+        self._set_size(columns, lines)
+        self.process = subprocess.Popen(
+            words, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env), start_new_session=True
+        )
+        os.close(theirs)
+
+    def _set_size(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def resize(self, columns: int, lines: int) -> None:
+        """As when somebody drags the window's corner."""
+        self.screen.resize(lines, columns)
+        self._set_size(columns, lines)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self.master, keys.encode())
+
+    def drain(self, seconds: float = 0.05) -> None:
+        """Take in what is written within this time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if not select.select([self.master], [], [], left)[0]:
+                return
+            try:
+                got = os.read(self.master, 65536)
+            except OSError:  # the other end is closed
+                return
+            self.written += got
+            self._stream.feed(got)
+
+    @property
+    def text(self) -> str:
+        """The screen as one text."""
+        return "\n".join(self.screen.display)
+
+    def until(self, true: Callable[[str], object], what: str) -> str:
+        """Wait until it is true of the screen's text, and give that."""
+        deadline = time.monotonic() + PATIENCE
+        while not true(self.text):
+            assert time.monotonic() < deadline, f"{what}: not so after {PATIENCE:g} s; the screen:\n{self.text}"
+            self.drain()
+        return self.text
+
+    def shows(self, *words: str) -> str:
+        """Wait until all of these are there."""
+        return self.until(lambda text: all(word in text for word in words), f"it shows {words}")
+
+    def hides(self, *words: str) -> str:
+        """Wait until none of these is there."""
+        return self.until(lambda text: not any(word in text for word in words), f"it does not show {words}")
+
+    def ended(self) -> int:
+        """Wait for the program's own end; its exit status."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it has not ended; the screen:\n{self.text}"
+            self.drain()
+        self.drain()
+        return self.process.returncode
+
+    def hang_up(self) -> None:
+        """As when the connection is cut: nobody is at the other end any more."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self.master)
+        os.close(nowhere)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@contextmanager
+def terminal(
+    words: list[str],
+    *,
+    columns: int = 80,
+    lines: int = 24,
+    env: Mapping[str, str],
+    kind: type[pyte.Screen] = pyte.Screen,
+) -> Iterator[Terminal]:
+    """A program on a terminal for the length of a block."""
+    made = Terminal(words, screen=kind(columns, lines), env={"TERM": "xterm-256color", **env})
+    try:
+        yield made
+    finally:
+        made.close()

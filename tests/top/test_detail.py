@@ -1,0 +1,58 @@
+"""A row's own page: every leak with what to do, and all that the node says of a job or a GPU."""
+
+from exporter.core.leaks import LEAKS, NAMES
+from exporter.top.answers import Part, Receipts
+from exporter.top.asked import Asked
+from exporter.top.screen import screen
+from exporter.top.words import FIX
+from tests.top.nodes import answers, seen, snapshot, view
+from tests.top.test_screen import text, typed
+
+
+def test_every_leak_is_shown_with_what_to_do() -> None:
+    assert set(FIX) | {"useful"} == set(NAMES)
+    told = answers(snapshot())
+    job = told[1]["jobs"][0]
+    job["last_5_minutes"].update(seconds=100.0, leaks={leak.name: 1.0 for leak in LEAKS})
+    opened = ("job", seen().address, job["owner"]["job_id"])
+    shown = text(view(seen(told=told)), kind="jobs", opened=opened, width=160, height=70)
+    found = {leak.name for leak in LEAKS if leak.name.replace("_", " ") in shown and leak.fix in shown}
+    assert found == {leak.name for leak in LEAKS}
+
+
+def test_a_jobs_page_says_its_own_word_its_gpus_its_whole_time_and_its_other_nodes() -> None:
+    told = answers(snapshot())
+    job = told[1]["jobs"][0]
+    owner = job["owner"]["job_id"]
+    job["training"] = job["training"] or told[1]["jobs"][0]["training"]
+    part = Part(
+        node="gpu-node-00", start=0.0, end=1.0, running=True, paid=4 * 3600 * 10**9, money={"USD": 12.5},
+        parts={"useful": 3600 * 10**9, "hung": 3 * 3600 * 10**9}, happened={"hung": 2},
+    )  # fmt: skip
+    here = seen(told=told, receipts=Receipts([part]))
+    shown = view(here, seen(address="http://b:1"))
+    lines = "\n".join(
+        line.text
+        for line in screen(Asked(kind="jobs", opened=("job", here.address, owner)), shown, width=120, height=60).lines
+    )
+    for words in (
+        f"job {owner} on", "training", "step ", "GPUs ", "in all ", "on b:1", "4.0 GPU-hours, 12.50 USD, useful 25 %",
+        "hung 75 %", "hung 2 times",
+    ):  # fmt: skip
+        assert words in lines, lines
+
+
+def test_a_gpus_page_says_its_signs_its_health_and_who_has_it() -> None:
+    told = answers(snapshot())
+    gpu = told[0]["gpus"][0]
+    gpu.update(hang_suspected=True, hang_signs={"power_low": True, "moving": False})
+    gpu["health"].update(last_xid=79, recovery_action=1, ecc_uncorrected=2, row_remap_failed=True,
+                         clock_limited_seconds={"thermal": 61.0})  # fmt: skip
+    shown = typed("d", shown=view(seen(told=told)), height=60, width=160)
+    for words in ("UUID", "Xid 79", "reset this GPU", "replace the board", "clock held down 61s by thermal",
+                  "power low speaks for it", "moving speaks against it", "held by", gpu["uuid"]):  # fmt: skip
+        assert words in shown, shown
+
+
+def test_a_row_that_is_gone_while_its_page_is_open_says_so() -> None:
+    assert "it is gone" in text(opened=("job", "http://nobody", "1"))
