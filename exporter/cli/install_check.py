@@ -23,6 +23,7 @@ from exporter.checkup.saying import Report, as_json, as_text
 from exporter.cli.bug_report import write_report
 from exporter.cli.wiring import FAILED, at_least, configured, guarding_of, read
 from exporter.config import Config, ConfigError
+from exporter.history import place_of
 
 _LONGEST_TRACE = 600.0
 
@@ -44,7 +45,8 @@ def install_check(args: argparse.Namespace) -> int:
     """Look, print, pack."""
     config = read(args)
     kept = _quiet()
-    here = Here(config=config, listens=why_not_listen, web_config=lambda _: _why_not_guard(config))
+    store = place_of(config.history.file, os.environ)
+    here = Here(config=config, listens=why_not_listen, web_config=lambda _: _why_not_guard(config), store=store)
     if args.bundle is not None:
         try:
             refuse_to_overwrite(args.bundle, force=args.force)

@@ -15,6 +15,7 @@ from exporter.agent.hands import Hands
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.observer import Observer
 from exporter.agent.pause import PauseFile
+from exporter.cli.placing import placing
 from exporter.cli.progress import WAITED, Progress, progress_arguments
 from exporter.cli.reloading import Reloading, heeding, reloading, watched
 from exporter.cli.wiring import (
@@ -145,8 +146,9 @@ def _serve(here: Watched, reloads: Reloading) -> int:
         here.hands.adopt(Rules(config.workload, config.exemptions))
         agent.adopt(anew(config, node, told))
 
-    with watched(reloads, adopt):
-        return publish(agent, config, observer.observations, history=history_of(config, node or platform.node()))
+    name = node or platform.node()
+    with watched(reloads, adopt), placing(config, name) as place:
+        return publish(agent, config, observer.observations, history=history_of(config, name, ended=place))
 
 
 def _record(args: argparse.Namespace, observer: Observer) -> int:

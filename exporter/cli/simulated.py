@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -46,11 +47,24 @@ def demo(args: argparse.Namespace) -> int:
         judge.rules = Rules(config.workload, config.exemptions)
         agent.adopt(anew(config, simulation.host, told))
 
-    with heeding(reloads), watched(reloads, adopt), TemporaryDirectory(prefix="gpu-efficiency-demo-") as folder:
+    with heeding(reloads), watched(reloads, adopt), _folder() as folder:
         story = judge.judged(simulation.observations)
-        kept = structs.replace(config.history, file=f"{folder}/history.db")  # never beside what hardware has told
-        history = history_of(structs.replace(config, history=kept), simulation.host)
+        # Never beside what hardware has told.
+        own = structs.replace(config.history, file=f"{folder}/history.db" if folder else "")
+        history = history_of(structs.replace(config, history=own), simulation.host)
         return publish(agent, config, lambda stop: _live(story, simulation.live_from, stop), history=history)
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Of the demo's own, and gone with it; empty where none can be made, as in a container that may write nowhere."""
+    try:
+        made = TemporaryDirectory(prefix="gpu-efficiency-demo-")
+    except OSError:
+        yield ""
+        return
+    with made as folder:
+        yield folder
 
 
 def demonstrated(args: argparse.Namespace, clock: Clock) -> Simulation:

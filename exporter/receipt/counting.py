@@ -67,13 +67,34 @@ def _prices(facts: Facts, nodes: Iterable[str]) -> tuple[str, dict[str, float]]:
     currencies = {row.labels.get("currency", "") for row in rows}
     if len(currencies) != 1 or currencies == {NO_PRICE}:
         return "", {}
-    paid = facts.rows.by_place("paid_seconds")
+    paid, held = facts.rows.by_place("paid_seconds"), _held(facts)
     weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        weights[facts.nodes[row.place]].append((row.value, paid.get(row.place, 0.0)))
+        if held.get(row.place):
+            weights[facts.nodes[row.place]].append((row.value / held[row.place], paid.get(row.place, 0.0)))
     rates = {node: rate for node, pairs in weights.items() if (rate := weighed(pairs)) is not None}
     usual = weighed([pair for pairs in weights.values() for pair in pairs]) or 0.0
     return currencies.pop(), {node: rates.get(node, usual) for node in nodes}
+
+
+_WHOLE = 0.15
+"""A scrape at either end makes the seconds paid a second so much too few of a short run; smaller shares are meant."""
+
+
+def _held(facts: Facts) -> dict[Place, float]:
+    """GPUs by daemon, as they are paid for: an instance, or a GPU that others have too, is less than one."""
+    spans: dict[Place, list[Stretch]] = defaultdict(list)
+    heads = facts.heads()
+    for node in set(facts.nodes.values()):
+        for place, stretch in _placed(facts, node, heads):
+            spans[place].append(stretch)
+    found = dict(facts.devices())
+    for place, stretches in spans.items():
+        lasted = sum(each.last - each.first for each in stretches)
+        rate = sum(each.paid - each.had for each in stretches) / lasted if lasted > 0 else 0.0
+        if 0 < rate < (1 - _WHOLE) * found.get(place, 0.0):
+            found[place] = rate
+    return found
 
 
 # -- time that nobody counted --
@@ -90,16 +111,23 @@ def _unseen(facts: Facts, node: str, heads: Heads, gpus: float) -> float:
 
 
 def _stretches(facts: Facts, node: str, heads: Heads) -> Iterator[Stretch]:
+    return (stretch for _, stretch in _placed(facts, node, heads))
+
+
+def _placed(facts: Facts, node: str, heads: Heads) -> Iterator[tuple[Place, Stretch]]:
     paid = facts.rows.by_place("paid_seconds")
     for stay in facts.life.stays:
         if facts.nodes[stay.place] != node:
             continue
         if stay.place in facts.restarted:
-            yield from _cut(facts.restarted[stay.place].points, stay)
+            yield from ((stay.place, stretch) for stretch in _cut(facts.restarted[stay.place].points, stay))
         else:
             first, had = heads.get(stay.place, (stay.end, paid[stay.place]))
-            yield Stretch(
-                first=first, had=had, last=stay.end, paid=paid[stay.place], told=stay.told, interval=stay.interval
+            yield (
+                stay.place,
+                Stretch(
+                    first=first, had=had, last=stay.end, paid=paid[stay.place], told=stay.told, interval=stay.interval
+                ),
             )
 
 

@@ -1,7 +1,8 @@
 """All that is stored of a job's run, node by node. Owns counters across restarts of a daemon; refuses ratios and words.
 
 A counter that fell began anew: what it had reached before is added, sample by sample, never by the slope. Two
-addresses of one node are one node.
+addresses of one node are one node; where a daemon has counted on under another address (a pod that was replaced), what
+was counted under the first is not counted twice.
 """
 
 from collections import defaultdict
@@ -42,6 +43,9 @@ class Facts:
         self.nodes = self._named(ends)
         self.restarted = self._restarted()
         """Paid seconds of daemons that began anew in the run, every sample."""
+        self._heads = self._first_samples()
+        self._before = self._counted_on()
+        """Of each daemon that has counted on from another address, that one."""
         self.rows = Rows(gauges, self._counted())
 
     @property
@@ -69,7 +73,14 @@ class Facts:
         return self.asking.raw(self.asking.series(name), self.life.begin, self.life.heard, series=self.series)
 
     def heads(self) -> dict[Place, tuple[float, float]]:
-        """The first sample of paid seconds of each daemon."""
+        """The first sample of paid seconds of each daemon; what another address had counted before is not in it."""
+        found = dict(self._heads)
+        for place, (_, carried) in self._before.items():
+            first, had = found[place]
+            found[place] = first, max(0.0, had - carried)
+        return found
+
+    def _first_samples(self) -> dict[Place, tuple[float, float]]:
         last = max(stay.start for stay in self.life.stays) + _HEAD_SECONDS
         paid = self.asking.series("paid_seconds_total")
         tracks = self.asking.raw(paid, self.life.begin, min(last, self.life.heard), series=self.series)
@@ -88,11 +99,15 @@ class Facts:
         return found
 
     def prices(self) -> list[Sample]:
-        """Of each daemon, what an hour of one of the job's GPUs cost on average, by currency."""
-        held = f"sum by (cluster, instance) ({self.asking.series('state_gpus')})"
-        price = f"sum by (cluster, instance, currency) ({self.asking.series('price_per_hour')})"
-        query = f"({price} / on (cluster, instance) group_left () {held})"
-        return self.asking.mean(query, self.life.begin, self.life.heard, series=2 * self.series, step=self._every)
+        """Of each daemon, what an hour of all that the job held there cost on average, by currency."""
+        price = f"(sum by (cluster, instance, currency) ({self.asking.series('price_per_hour')}))"
+        return self.asking.mean(price, self.life.begin, self.life.heard, series=2 * self.series, step=self._every)
+
+    def devices(self) -> dict[Place, float]:
+        """Of each daemon, how many GPUs or instances the job held there on average, while it held any."""
+        held = f"(sum by (cluster, instance) ({self.asking.series('state_gpus')}) > 0)"
+        rows = self.asking.mean(held, self.life.begin, self.life.heard, series=2 * self.series, step=self._every)
+        return {row.place: row.value for row in rows}
 
     @property
     def _every(self) -> int:
@@ -112,6 +127,31 @@ class Facts:
         boards = f"last_over_time({self.asking.anyone('gpu_efficiency_gpu_info')}[5m])"
         rows = self.asking.now(f"group by (model) ({boards} and on (cluster, instance, uuid) {held})", self.life.end)
         return tuple(sorted(row.labels.get("model", "") for row in rows))
+
+    def _counted_on(self) -> dict[Place, tuple[Place, float]]:
+        """A daemon that begins with more than its node had counted under another address before has gone on from it."""
+        stays = sorted(self.life.stays, key=lambda stay: stay.heard)
+        found: dict[Place, tuple[Place, float]] = {}
+        for n, stay in enumerate(stays):
+            node = self.nodes[stay.place]
+            before = next((one for one in reversed(stays[:n]) if self.nodes[one.place] == node), None)
+            if before is None:
+                continue
+            first = self._heads.get(stay.place) or self._first_after(stay.place, before.heard)
+            carried = self._paid_at(before.place, before.heard)
+            if first is not None and first[0] > before.heard and first[1] >= carried > 0:
+                self._heads[stay.place] = first
+                found[stay.place] = before.place, carried
+        return found
+
+    def _first_after(self, place: Place, moment: float) -> tuple[float, float] | None:
+        paid = self.asking.series("paid_seconds_total", *_at(place))
+        tracks = self.asking.raw(paid, moment, self.life.heard)
+        return tracks[0].points[0] if tracks else None
+
+    def _paid_at(self, place: Place, moment: float) -> float:
+        rows = self.asking.now(self.asking.series("paid_seconds_total", *_at(place)), moment)
+        return rows[0].value if rows else 0.0
 
     # -- looking --
 
@@ -170,7 +210,13 @@ class Facts:
         return self._placed(rows)
 
     def _placed(self, rows: Iterable[Sample]) -> dict[str, list[Count]]:
+        rows = list(rows)
+        last = {(row.name, row.place, _own(row.labels)): row.value for row in rows}
         sums = summed(((row.name, row.place, _own(row.labels)), row.value) for row in rows)
+        for name, place, labels in sums:
+            if place in self._before:
+                carried = last.get((name, self._before[place][0], labels), 0.0)
+                sums[name, place, labels] = max(0.0, sums[name, place, labels] - carried)
         found: dict[str, list[Count]] = defaultdict(list)
         for (name, place, labels), value in sums.items():
             found[name.removesuffix("_total")].append(Count(self.nodes[place], place, dict(labels), value))

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from exporter.core.checkpoint import freeze, thaw
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner, Report
+from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import Meta, take_snapshot
 from tests.dashboards.past import prometheus
 from tests.e2e.running import Page
 from tests.receipt.commands import run
 from tests.receipt.stored import BEGIN, END, put, samples
-from tests.worlds import WORKING, S, device, first, held, reading, seen
+from tests.worlds import WORKING, S, cut, device, first, held, reading, seen
 
 pytestmark = pytest.mark.e2e
 NOW = BEGIN + END * 60 + 17
@@ -38,30 +40,56 @@ def _url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for minute, page in real_pages():
         for (name, labels), value in page.samples.items():
             put(found, name, dict(labels) | {"cluster": "real", "instance": "real:19400"}, float(value), minute)
+    for minute, page in real_pages("63", remembers=True):
+        place = {"cluster": "remembers", "instance": f"10.0.0.{1 + (minute > 30)}:19400"}
+        for (name, labels), value in page.samples.items():
+            put(found, name, dict(labels) | place, float(value), minute)
+    for minute, page in slice_pages():
+        for (name, labels), value in page.samples.items():
+            put(found, name, dict(labels) | {"cluster": "sliced", "instance": "sliced:19400"}, float(value), minute)
     with prometheus(tmp_path_factory.mktemp("prometheus")) as past:
         past.write(found)
         yield past.url
 
 
-def real_pages() -> Iterator[tuple[int, Page]]:
-    """What a node says each minute of an hour of job 61, on two GPUs; its daemon begins anew, blind for two minutes."""
+def real_pages(job: str = "61", *, remembers: bool = False) -> Iterator[tuple[int, Page]]:
+    """What a node says each minute of an hour of a job, on two GPUs; its daemon is away for two minutes.
+
+    It begins anew after it, or `remembers`.
+    """
     boards = [device("GPU-a", "0"), device("GPU-b", "1")]
-    holds = [held(board.uuid, Owner("61", user="ada"), gpus=2) for board in boards]
+    holds = [held(board.uuid, Owner(job, user="ada"), gpus=2) for board in boards]
+    frozen = b""
     for begin, end in LIVES:
-        ledger, meta = Ledger(), Meta(version="1", source="replay")
+        ledger, meta = Ledger(), Meta(version="1", source="replay", terms=Terms(node="here"))
+        if frozen and remembers:
+            thaw(ledger, frozen)
         advance(ledger, replace(first(boards, holds), at=begin * 60 * S, wall=(BEGIN + begin * 60) * S))
         for minute in range(begin + 1, end + 1):
             at = minute * 60
             told = [reading(at - 60, at, WORKING, board.uuid) for board in boards]
-            observed = seen(at, *told, reports=(report(at),))
+            observed = seen(at, *told, reports=(report(at, job),))
             advance(ledger, replace(observed, wall=(BEGIN + at) * S))
             yield minute, Page(render(take_snapshot(ledger, meta)).decode())
+        frozen = freeze(ledger)
 
 
-def report(at: int) -> Report:
+def slice_pages() -> Iterator[tuple[int, Page]]:
+    """Half an hour of job 64 on a seventh of a GPU, which costs 7 USD an hour."""
+    ledger, whole = Ledger(), cut(1)
+    meta = Meta(version="1", terms=Terms(node="sliced", prices=(Price(7.0, "USD"),)))
+    advance(ledger, first(whole, [held(whole[1].uuid, Owner("64", user="ada"))]))
+    for minute in range(1, 31):
+        at = minute * 60
+        observed = seen(at, *(reading(at - 60, at, WORKING, board.uuid) for board in whole))
+        advance(ledger, replace(observed, wall=(BEGIN + at) * S))
+        yield minute, Page(render(take_snapshot(ledger, meta)).decode())
+
+
+def report(at: int, job: str) -> Report:
     """Of the minute before: six steps, a tenth of them data, a hundredth padding."""
     return Report(
-        job_id="61", start=(at - 60) * S, end=at * S, gpus=2, uuids=("GPU-a", "GPU-b"), rank="0", run="r",
+        job_id=job, start=(at - 60) * S, end=at * S, gpus=2, uuids=("GPU-a", "GPU-b"), rank="0", run="r",
         step=at // 10, steps=6, tokens=6000.0, padding=60.0, model_flops=2e16, phases=(("data", 6 * S),), world_size=2,
     )  # fmt: skip
 
@@ -97,6 +125,25 @@ def test_whose_it_is_when_it_ran_and_what_was_held(ask: Ask) -> None:
     assert found["coverage"] == pytest.approx(SEEN / 115_200)
     assert (found["currency"], found["money"]) == ("USD", pytest.approx(64))
     assert found["energy_kwh"] == pytest.approx(0.1 * (120 + 118.5))
+
+
+def test_an_instance_costs_its_share_of_the_board(ask: Ask) -> None:
+    """Half an hour of a seventh of 7 USD an hour."""
+    found = ask("64")
+    assert found["gpu_hours"] == pytest.approx(0.5 / 7, rel=1e-3)
+    assert found["money"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_daemon_that_counts_on_under_another_address_is_counted_once(ask: Ask) -> None:
+    """As where a pod is replaced: an hour of two GPUs, of which nobody saw two minutes."""
+    found = ask("63")
+    parts = {part["name"]: part["gpu_hours"] for part in found["parts"]}
+    assert found["gpu_hours"] == pytest.approx(2)
+    assert sum(parts.values()) == pytest.approx(2)
+    assert parts["unobserved"] == pytest.approx(4 / 60)
+    assert found["truth"]["tokens"] == pytest.approx(58 * 6000)
+    assert [(node["name"], node["unseen_gpu_hours"]) for node in found["nodes"]] == [("here", 0.0)]
+    assert found["seen_gpu_hours"] == pytest.approx(2)
 
 
 def test_the_waterfall_adds_up_to_the_time_held_with_the_restart_in_it(ask: Ask) -> None:
