@@ -402,6 +402,17 @@ class History(Struct, frozen=True, forbid_unknown_fields=True):
     """The oldest receipts go before the store is larger than this."""
 
 
+class Receipts(Struct, frozen=True, forbid_unknown_fields=True):
+    """[receipts]: where the receipt of a job that has ended is put, so that its user sees it.
+
+    On Slurm an epilog does that, slurm-receipt.sh, which has settings of its own.
+    """
+
+    kubernetes: Literal["none", "event", "annotation"] = "none"
+    """An Event about the job's pod, or the annotation gpu-efficiency.io/receipt on it; either needs a right more than
+    the daemon has else: see docs/receipts-for-users.md."""
+
+
 class Log(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
@@ -434,6 +445,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     follow: tuple[Follow, ...] = ()
     engines: Engines = Engines()
     history: History = History()
+    receipts: Receipts = Receipts()
     log: Log = Log()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}

@@ -25,7 +25,7 @@ from tests.composed import COMPOSE, NODES, ROOT, SERVICES, arguments, flag, moun
 
 KNOWN = {
     "build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "healthcheck", "image", "network_mode",
-    "ports", "pull_policy", "read_only", "restart", "security_opt", "volumes",
+    "ports", "pull_policy", "read_only", "restart", "security_opt", "tmpfs", "volumes",
 }  # fmt: skip
 """Keys of a service in the Compose specification, as far as they are used: a slip of the pen is none of them."""
 BOARDS = ("fleet", "chargeback", "job", "node", "training", "inference", "zombies", "quality")

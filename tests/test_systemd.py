@@ -271,6 +271,7 @@ def test_the_wheel_brings_all_of_it() -> None:
         "docs/bare-metal.md",
         "exporter/data/slurm-epilog.sh",
         "exporter/data/slurm-prolog.sh",
+        "exporter/data/slurm-receipt.sh",
     }
     for name in UNITS:
         (page,) = unit(name)["Unit"]["Documentation"]

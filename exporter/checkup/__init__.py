@@ -68,6 +68,8 @@ class Here(Struct, frozen=True, kw_only=True):
     etc: Path = Path("/etc")
     root: Path = Path("/")
     host: str = platform.node()
+    store: Path | None = None
+    """Where the daemon would keep its history; None: nowhere."""
     listens: Callable[[str, int], str] = lambda _host, _port: ""
     """Why an address cannot be listened on; empty where it can be."""
     web_config: Callable[[Path], str] = lambda _: ""

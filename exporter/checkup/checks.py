@@ -1,6 +1,6 @@
 """All checks, in the order in which they are made and told. One row a check; refuses to know how one looks."""
 
-from exporter.checkup import Check, always, driver, jobs, machine, places, sampling, telemetry
+from exporter.checkup import Check, always, driver, jobs, machine, places, sampling, storing, telemetry
 from exporter.checkup.driver import DRIVER, PROFILING
 from exporter.checkup.jobs import JOBS
 from exporter.checkup.machine import CLOCK, PROGRAM, USER
@@ -45,6 +45,7 @@ CHECKS = (
     Check(JOBS, "scheduler", jobs.look_at_choice, needed=always),
     Check(FILES, "folders", places.look_at_folders, needed=always),
     Check(FILES, "secrets", places.look_at_secrets, needed=always),
+    Check(FILES, "store", storing.look_at_store),
     Check(PORTS, "web config", places.look_at_web, needed=always),
     Check(PORTS, "ports", places.look_at_ports, seconds=15.0, needed=always),
     Check(SAMPLE, "sample", sampling.look_at_sample, seconds=30.0, needed=always),

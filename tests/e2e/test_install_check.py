@@ -62,6 +62,8 @@ def not_loaded(node: Node, *words: str) -> Told:
     node.env["WEB_CONFIG_FILE"] = f"{node.folder / 'web.yaml'}"
     (node.folder / "key").write_text("0123456789abcdef0123456789abcdef")
     (node.folder / "key").chmod(0o644)
+    (node.folder / "history.db").write_text("GPUs once seen\n")
+    node.env["HISTORY_FILE"] = f"{node.folder / 'history.db'}"
     node.env |= {"PRIVACY_USERS": "hash", "PRIVACY_KEY_FILE": f"{node.folder / 'key'}"}
     told = node.checked(*words)
     assert told.status == 3
@@ -75,6 +77,7 @@ def old_boards(node: Node) -> Told:
     kubelet_of(node)
     (node.folder / "closed").mkdir(mode=0o755)
     node.env["REPORTS_SOCKET"] = f"{node.folder}/closed/report.sock"
+    node.env["HISTORY_FILE"] = f"{node.folder}/closed/history.db"
     return node.checked(nobody=True)
 
 
@@ -93,6 +96,7 @@ def no_pods(node: Node) -> Told:
     stale = node.stack.enter_context(socket.socket(socket.AF_UNIX))
     stale.bind(f"{k8s.kubelet.socket}")
     k8s.api.forbidden.add("/api/v1/pods")
+    node.env["HISTORY_FILE"] = "/dev/shm/history-of-nobody.db"  # noqa: S108  it is looked at, and not made
     return node.checked()
 
 
@@ -156,7 +160,7 @@ def daemon_running(node: Node) -> Told:
     """The daemon itself, on the port and the socket that install-check is told of."""
     node.driver()
     port = free_port()
-    node.env["WEB_LISTEN_ADDRESS"] = f"127.0.0.1:{port}"
+    node.env |= {"WEB_LISTEN_ADDRESS": f"127.0.0.1:{port}", "HISTORY_FILE": f"{node.folder / 'history.db'}"}
     words = [*command("serve"), *PACE]
     program = node.stack.enter_context(running(words, node.folder / "serve.log", node.environ))
     scheme = "https" if "WEB_CONFIG_FILE" in node.env else "http"
@@ -206,6 +210,10 @@ SCENES: dict[str, Callable[[Node], Told]] = {
     "the service account may not list pods": no_pods,
     "the reports' folder is root's, and we are not": old_boards,
     "everybody can read the key of the hash": not_loaded,
+    "nothing says where history is kept": bare,
+    "the store's folder is root's, and we are not": old_boards,
+    "the store is in the machine's memory": no_pods,
+    "another file is in the store's place": not_loaded,
     "the port is another program's": not_loaded,
     "the daemon is running": daemon_running,
     "the daemon is running, behind TLS and a password": guarded,

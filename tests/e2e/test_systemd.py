@@ -50,7 +50,8 @@ def test_the_quick_start_gives_a_daemon_without_any_privilege_that_answers(node:
     assert set(node.status("Uid").split()) == {user} != {"0"}
     assert node.machine.run("id", "-Gn", "gpu-efficiency").split() == ["gpu-efficiency"]
     assert int(node.status("Threads")) < int(node.machine.show(UNIT, "TasksMax")) / 4
-    assert "gpus.json" in node.machine.run("ls", "/var/lib/gpu-efficiency")
+    assert {"gpus.json", "history.db"} <= set(node.machine.run("ls", "/var/lib/gpu-efficiency").split())
+    assert "history is kept in /var/lib/gpu-efficiency/history.db" in node.said()
     assert "Traceback" not in node.said()
 
 
@@ -214,9 +215,12 @@ def test_json_lines_come_to_the_journal(node: Node) -> None:
 
 def test_an_upgrade_and_the_way_out_leave_nothing_behind(node: Node) -> None:
     """Last: it takes away what the others need."""
-    for block in blocks("Once a cluster"):
+    for block in (*blocks("Slurm: receipts"), *blocks("Once a cluster")):
         node.follow(block)
     node.machine.run("systemctl", "start", CLUSTER)
+    node.machine.run("/etc/slurm/epilog.d/60-gpu-efficiency-receipt.sh", SLURM_JOB_ID="4711")
+    locks = node.machine.path("/run/gpu-efficiency-receipts")
+    wait_for(locks.is_dir, "it goes on by itself")
     words = ("curl", "--silent", "--fail", "http://localhost:19401/metrics")
     wait_for(lambda: node.machine.tried(*words).stdout.count("gpu_efficiency_cluster_"), "the cluster's daemon answers")
     for block in blocks("Upgrade"):

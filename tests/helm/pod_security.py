@@ -19,12 +19,16 @@ _RESTRICTED_VOLUMES = {
 
 def baseline(spec: dict[str, Any]) -> list[str]:
     """What in a pod's spec the level "baseline" forbids."""
-    return [*_of_the_pod(spec), *(broken for one in spec["containers"] for broken in _of_a_container(one))]
+    return [*_of_the_pod(spec), *(broken for one in _containers(spec) for broken in _of_a_container(one))]
 
 
 def restricted(spec: dict[str, Any]) -> list[str]:
     """What in a pod's spec the level "restricted" forbids, "baseline" included."""
-    return [*baseline(spec), *_volumes(spec), *(broken for one in spec["containers"] for broken in _strict(spec, one))]
+    return [*baseline(spec), *_volumes(spec), *(broken for one in _containers(spec) for broken in _strict(spec, one))]
+
+
+def _containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
 def _of_the_pod(spec: dict[str, Any]) -> Iterator[str]:

@@ -14,8 +14,8 @@ HELM = {"toYaml", "fromYaml", "toJson", "fromJson", "toToml", "required", "fail"
 SPRIG = {
     "append", "base", "concat", "contains", "deepCopy", "default", "dict", "dig", "empty", "first", "floor", "get",
     "has", "hasKey", "hasPrefix", "int", "int64", "join", "kindIs", "last", "list", "merge", "nindent",
-    "omit", "pick", "quote", "regexFind", "replace", "set", "sha256sum", "sortAlpha", "splitList", "sub", "ternary",
-    "toString", "trim", "trimPrefix", "trimSuffix", "trunc", "uniq", "unset",
+    "omit", "pick", "quote", "regexFind", "replace", "semverCompare", "set", "sha256sum", "sortAlpha",
+    "splitList", "sub", "ternary", "toString", "trim", "trimPrefix", "trimSuffix", "trunc", "uniq", "unset",
 }  # fmt: skip
 """Of Sprig 3.2, which Helm has since 3.5; the youngest of them is dig."""
 

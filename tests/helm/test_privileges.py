@@ -24,6 +24,7 @@ from tests.helm.rendering import (
 )
 
 SOCKET, PAUSE = "hostPath /var/lib/kubelet/pod-resources", "hostPath /run/gpu-efficiency"
+STORE = "hostPath /var/lib/gpu-efficiency"
 
 
 class Mode(NamedTuple):
@@ -37,7 +38,7 @@ class Mode(NamedTuple):
     """false: the NVIDIA runtime is told to give none."""
 
 
-KUBELET = frozenset({SOCKET, PAUSE})
+KUBELET = frozenset({SOCKET, PAUSE, STORE})
 ALLOWED = {
     "default": Mode(0, KUBELET),
     "gpu-operator": Mode(0, KUBELET, gpus=False),
@@ -45,7 +46,7 @@ ALLOWED = {
     "gke": Mode(0, KUBELET, gpus=False),
     "eks": Mode(0, KUBELET),
     "aks": Mode(0, KUBELET),
-    "bare": Mode(0, frozenset({"hostPath /data/kubelet/pod-resources", PAUSE})),
+    "bare": Mode(0, frozenset({"hostPath /data/kubelet/pod-resources", PAUSE, STORE})),
     "hardened": Mode(65532, frozenset(), token=False),
     "tls-basic-auth": Mode(0, KUBELET),
     "mtls": Mode(0, KUBELET),
@@ -58,15 +59,14 @@ ALLOWED = {
         KUBELET | {"hostPID", "capability SYS_PTRACE", "hostPath /run/gpu-efficiency-reports"},
         ("SYS_PTRACE",),
     ),
+    "node-store": Mode(65532, frozenset({"hostPath /srv/gpu-efficiency"}), token=False, gpus=True),
     "kubelet-only": Mode(0, KUBELET, token=False),
     "host-network": Mode(0, KUBELET | {"hostNetwork"}),
     "grafana-operator": Mode(0, KUBELET),
     "openshift": Mode(0, KUBELET | {"seLinuxOptions"}, gpus=False),
     "everything": Mode(
         0,
-        KUBELET
-        | {"hostPID", "capability SYS_PTRACE", "capability SYS_ADMIN", "hostPath /run/reports"}
-        | {"hostPath /var/lib/gpu-efficiency"},
+        KUBELET | {"hostPID", "capability SYS_PTRACE", "capability SYS_ADMIN", "hostPath /run/reports"},
         ("SYS_PTRACE", "SYS_ADMIN"),
     ),
 }
@@ -148,7 +148,13 @@ def test_the_cluster_is_restricted_wherever_it_runs() -> None:
 
 def test_the_default_is_root_for_the_kubelets_socket_alone() -> None:
     spec = pod(environment("default"))["spec"]
-    assert set(restricted(spec)) == KUBELET | {"volume pause", "volume pod-resources", "runAsNonRoot", "runAsUser 0"}
+    assert set(restricted(spec)) == KUBELET | {
+        "volume pause",
+        "volume pod-resources",
+        "volume history",
+        "runAsNonRoot",
+        "runAsUser 0",
+    }
 
 
 def test_the_checker_sees_what_it_is_for() -> None:
@@ -168,11 +174,11 @@ def test_the_checker_sees_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_folder_of_the_node_is_mounted_read_only(name: str) -> None:
-    """But where jobs find the socket that the exporter makes, and what the operator mounts himself."""
+    """But where jobs find the socket that the exporter makes, the store's, and what the operator mounts himself."""
     found = environment(name)
     folders = {v["name"] for v in pod(found)["spec"].get("volumes", []) if "hostPath" in v}
     writable = {m["name"] for m in container(found).get("volumeMounts", []) if not m.get("readOnly")}
-    assert folders & writable <= {"reports", "state"}
+    assert folders & writable <= {"reports", "state", "history"}
 
 
 def test_secrets_are_for_their_reader_alone() -> None:

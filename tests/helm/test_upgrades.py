@@ -1,7 +1,8 @@
 """`helm upgrade --reuse-values` from the version before: its values, without any key that is new, and these templates.
 
 Helm then takes the older chart's defaults under what the user gave as the new chart's whole values
-(pkg/action/upgrade.go, reuseValues). The fixture is the whole chart of that version, as it was.
+(pkg/action/upgrade.go, reuseValues). The fixtures are the whole charts of the versions before, as they were; of 0.2.0
+without the alerts and boards, which were the project's own.
 """
 
 import copy
@@ -17,8 +18,11 @@ from helm_python.chart import Chart, package, values_from_yaml
 
 from tests.helm.rendering import CHART, IMAGE, Manifest, container, environ, manifests, of_kind, pod, texts, the
 
-OLDER = Path(__file__).parent / "fixtures" / "gpu-efficiency-0.1.0"
+FIXTURES = Path(__file__).parent / "fixtures"
+OLDER = FIXTURES / "gpu-efficiency-0.1.0"
+LATEST = FIXTURES / "gpu-efficiency-0.2.0"
 BEFORE = values_from_yaml((OLDER / "values.yaml").read_text())
+JUST_BEFORE = values_from_yaml((LATEST / "values.yaml").read_text())
 USERS: dict[str, dict[str, Any]] = {
     "image": {},
     "exporter": {"source": "dcgm-exporter", "dcgmExporterUrl": "http://$(NODE_IP):9400/metrics"},
@@ -88,6 +92,18 @@ def test_what_is_new_can_be_switched_on(reused: Chart) -> None:
     assert manifests(given, of=reused) == manifests(_over(_over(OTHER_NOW | IMAGE, USERS["everything"]), given))
 
 
+@pytest.mark.parametrize("user", USERS.values(), ids=list(USERS))
+def test_after_the_latest_version_too_what_is_new_has_its_default(unpacked: Path, user: dict[str, Any]) -> None:
+    kept = (unpacked / "values.yaml").read_text()
+    (unpacked / "values.yaml").write_text(yaml.safe_dump(_over(_over(JUST_BEFORE, IMAGE), user)))
+    with Chart.load(unpacked) as chart:
+        (unpacked / "values.yaml").write_text(kept)
+        assert not {"history", "receipts"} & set(chart.values), "else this would prove nothing"
+        assert manifests({}, of=chart) == manifests(_over(IMAGE, user))
+        given = {"history": {"volume": "none"}, "rbac": {"create": False}}
+        assert manifests(given, of=chart) == manifests(_over(_over(IMAGE, user), given))
+
+
 @pytest.mark.parametrize("reused", [dict.fromkeys(TAKEN_AWAY)], indirect=True)
 def test_what_the_user_took_away_stays_away(reused: Chart) -> None:
     spec = pod(manifests({}, of=reused))["spec"]
@@ -115,22 +131,24 @@ def _identities(found: list[Manifest]) -> dict[tuple[str, str], Any]:
     }
 
 
+@pytest.mark.parametrize("chart", [OLDER, LATEST], ids=lambda chart: chart.name)
 @pytest.mark.parametrize("name", ["gpu-efficiency", "r"])
 @pytest.mark.parametrize("user", USERS.values(), ids=list(USERS))
-def test_names_and_selectors_are_those_of_the_version_before(user: dict[str, Any], name: str) -> None:
+def test_names_and_selectors_are_those_of_the_version_before(user: dict[str, Any], name: str, chart: Path) -> None:
     """Else the upgrade would be refused (a DaemonSet's selector is immutable) or make everything anew."""
     values = _over(IMAGE, user)
-    with Chart.load(OLDER) as older:
+    with Chart.load(chart) as older:
         before = _identities(manifests(values, of=older, name=name))
     now = _identities(manifests(values, name=name))
     assert before.items() <= now.items()
     assert {kind for kind, _ in now.keys() - before.keys()} <= {"Service"}, "the cluster's, for ServiceMonitors"
 
 
+@pytest.mark.parametrize("chart", [OLDER, LATEST], ids=lambda chart: chart.name)
 @pytest.mark.parametrize("user", USERS.values(), ids=list(USERS))
-def test_the_daemon_is_told_the_same_as_by_the_version_before(user: dict[str, Any]) -> None:
+def test_the_daemon_is_told_the_same_as_by_the_version_before(user: dict[str, Any], chart: Path) -> None:
     values = _over(IMAGE, user)
-    with Chart.load(OLDER) as older:
+    with Chart.load(chart) as older:
         before = environ(manifests(values, of=older))
     now = environ(manifests(values))
     assert {name: now.get(name) for name in before if name not in GIVEN_ANEW} == {
@@ -142,17 +160,30 @@ GIVEN_ANEW = {"NVIDIA_VISIBLE_DEVICES"}
 """Where processes are asked for, 0.1.0 took the GPUs away all the same."""
 
 
-def test_the_fixture_is_of_an_older_version() -> None:
-    versions = [yaml.safe_load((chart / "Chart.yaml").read_text())["version"] for chart in (OLDER, CHART)]
-    assert versions == ["0.1.0", "0.2.0"], "a new version: keep the chart of this one as a fixture too"
+def test_the_fixtures_are_of_the_older_versions() -> None:
+    versions = [yaml.safe_load((chart / "Chart.yaml").read_text())["version"] for chart in (OLDER, LATEST, CHART)]
+    assert versions == ["0.1.0", "0.2.0", "0.3.0"], "a new version: keep the chart of this one as a fixture too"
     here = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert set(BEFORE) < set(here), "a key that was there is still understood"
+    assert set(BEFORE) < set(JUST_BEFORE) < set(here), "a key that was there is still understood"
 
 
-@pytest.mark.parametrize("section", [name for name, value in BEFORE.items() if isinstance(value, dict)])
+@pytest.mark.parametrize("section", [name for name, value in JUST_BEFORE.items() if isinstance(value, dict)])
 def test_every_older_key_is_still_understood(section: str) -> None:
     here = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert set(BEFORE[section]) <= set(here[section])
+    assert set(BEFORE.get(section, ())) | set(JUST_BEFORE[section]) <= set(here[section])
+
+
+def test_who_had_a_volume_of_his_own_in_the_stores_place_keeps_it() -> None:
+    """0.2.0's way to remember GPUs: a second mount at one place would be refused by the API server."""
+    own = {
+        "extraVolumes": [{"name": "state", "hostPath": {"path": "/srv/state", "type": "DirectoryOrCreate"}}],
+        "extraVolumeMounts": [{"name": "state", "mountPath": "/var/lib/gpu-efficiency/"}],
+    }
+    with Chart.load(LATEST) as latest:
+        assert manifests(IMAGE | own, of=latest)
+    found = manifests(IMAGE | own)
+    assert [m["name"] for m in container(found)["volumeMounts"] if "lib/gpu-efficiency" in m["mountPath"]] == ["state"]
+    assert environ(found)["GPU_EFFICIENCY_HISTORY_FILE"] == "/var/lib/gpu-efficiency/history.db"
 
 
 def test_rendering_twice_is_the_same() -> None:

@@ -1,11 +1,12 @@
 """An API server over real HTTP with TLS and tokens: lists and watches as Kubernetes' "API Concepts" says.
 
 Owns objects, resource versions, a history that can be forgotten (410), bookmarks, and the faults that tests ask for.
-Every object is checked with kubernetes-validate before it is served. Refuses any request without the right token, and
-any that asks for more than one node's objects.
+Every object is checked with kubernetes-validate before it is served, and so is each Event that is sent. Refuses any
+request without the right token, and any that asks for more than one node's objects or one pod.
 """
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -29,6 +30,8 @@ PATHS = {
     "/apis/resource.k8s.io/v1/resourceslices": ("resource.k8s.io/v1", "ResourceSlice"),
 }
 Json = dict[str, Any]
+_WRITTEN = re.compile(r"/api/v1/namespaces/([^/]+)/(events|pods)(?:/([^/]+))?")
+"""Namespace, kind, and the name of what is changed."""
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -50,6 +53,12 @@ class ApiServer:
         """Paths that this server's version does not have."""
         self.forbidden: set[str] = set()
         self.requests: list[tuple[str, dict[str, str]]] = []
+        self.writable = False
+        """Whether this account may create Events and patch pods."""
+        self.written: list[tuple[str, Json]] = []
+        """Method and path, and what was sent there and taken."""
+        self.answers: list[int] = []
+        """Statuses of the next writes, which are not taken."""
         self.piece = 0
         """Bytes at a time of what a watch says; 0: as it comes."""
         self.fleeting = False
@@ -179,6 +188,29 @@ class ApiServer:
     def expired(self, asked: dict[str, str]) -> bool:
         return int(asked["resourceVersion"]) < self._oldest
 
+    def one_pod(self, namespace: str, selector: str) -> Json:
+        """A list of the pods of that namespace that are selected."""
+        pods = self.listing("/api/v1/pods", selector)
+        return pods | {"items": [pod for pod in pods["items"] if pod["metadata"]["namespace"] == namespace]}
+
+    def write(self, method: str, path: str, kind: str, thing: Json) -> tuple[int, str]:
+        """Take in an Event or a change of a pod; give status and message."""
+        if self.answers:
+            return self.answers.pop(0), "another time"
+        if not self.writable:
+            return 403, f'"system:serviceaccount:gpu:gpu" cannot {method} {path}'
+        if (method, kind) == ("POST", "events"):
+            kubernetes_validate.validate(thing, VERSION, strict=True)
+            names = [event["metadata"]["name"] for found, event in self.written if found == f"POST {path}"]
+            if thing["metadata"]["name"] in names:
+                return 409, "already exists"
+            if not path.endswith(f"/{thing['involvedObject']['namespace']}/events"):
+                return 422, "involvedObject.namespace: does not match event.namespace"
+        elif (method, kind) != ("PATCH", "pods"):
+            return 405, "the server does not allow this method on the requested resource"
+        self.written.append((f"{method} {path}", thing))
+        return (201, "") if method == "POST" else (200, "")
+
 
 def _line(what: str, thing: Json) -> bytes:
     return json.dumps({"type": what, "object": thing}, ensure_ascii=False).encode() + b"\n"
@@ -210,13 +242,32 @@ def _answer(api: ApiServer, request: BaseHTTPRequestHandler) -> None:
     api.requests.append((parts.path, asked))
     if api.deaf:
         api.endure()
-    refusal = _refusal(api, request.headers["Authorization"], parts.path, asked)
-    if refusal:
+    named = _WRITTEN.fullmatch(parts.path)
+    refusal = _refusal(api, request.headers["Authorization"], "/api/v1/pods" if named else parts.path, asked)
+    if refusal is None and named is not None:
+        _send(request, 200, api.one_pod(named[1], asked["fieldSelector"]))
+    elif refusal:
         _send(request, refusal[0], {"kind": "Status", "code": refusal[0], "message": refusal[1]})
     elif "watch" in asked:
         _stream(request, () if api.fleeting else api.watched(parts.path, asked), api)
     else:
         _send(request, 200, api.listing(parts.path, asked["fieldSelector"]))
+
+
+def _write(api: ApiServer, request: BaseHTTPRequestHandler) -> None:
+    body = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+    api.requests.append((request.path, {}))
+    if api.deaf:
+        api.endure()
+    named = _WRITTEN.fullmatch(request.path)
+    merging = request.command == "POST" or request.headers["Content-Type"] == "application/merge-patch+json"
+    if request.headers["Authorization"] != f"Bearer {api.token}":
+        code, said = 401, "Unauthorized"
+    elif named is None or not merging:
+        code, said = 415, "no such place, or no such way to say it"
+    else:
+        code, said = api.write(request.command, request.path, named[2], body)
+    _send(request, code, body if code < 300 else {"kind": "Status", "code": code, "message": said})
 
 
 def _send(request: BaseHTTPRequestHandler, code: int, body: Json) -> None:
@@ -251,6 +302,12 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             _answer(api, self)
+
+        def do_POST(self) -> None:
+            _write(api, self)
+
+        def do_PATCH(self) -> None:
+            _write(api, self)
 
         def log_message(self, *_: object) -> None:
             """Keep still: the test speaks."""

@@ -9,6 +9,12 @@
 {{- if and .Values.cluster.enabled (not (and (eq .Values.scheduler "kubernetes") .Values.kubernetes.api)) -}}
 {{- fail "cluster.enabled needs scheduler: kubernetes and kubernetes.api: true: it asks the API server and nobody else" -}}
 {{- end -}}
+{{- if and (ne .Values.receipts.kubernetes "none") (not (and (eq .Values.scheduler "kubernetes") .Values.kubernetes.api)) -}}
+{{- fail (printf "receipts.kubernetes: %s needs scheduler: kubernetes and kubernetes.api: true: the API server is told, and nobody else" .Values.receipts.kubernetes) -}}
+{{- end -}}
+{{- if and (eq .Values.receipts.kubernetes "annotation") .Values.receipts.admissionPolicy (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail "receipts.kubernetes: annotation would let the exporter change everything of every pod, and before Kubernetes 1.30 there is no ValidatingAdmissionPolicy to forbid it: take event, or guard pods/patch by a webhook of your own and set receipts.admissionPolicy: false" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.hostNetwork -}}
 {{- fail "networkPolicy.enabled with hostNetwork: a NetworkPolicy does not hold for pods on the host's network; leave one of them out, and guard the port by the nodes' firewall or by web.config" -}}
 {{- end -}}
@@ -40,6 +46,7 @@
   "source" "source" "scheduler" "scheduler" "dcgm.address" "dcgm.address" "dcgm_exporter.url" "dcgmExporterUrl"
   "web.listen_address" "port" "web.config_file" "web.config or web.existingSecret" "privacy.key_file" "privacy.existingSecret"
   "kubernetes.node_name" "nothing, the pod's own node is taken" "kubernetes.api_url" "kubernetes.api"
+  "history.file" "history.volume" "receipts.kubernetes" "receipts.kubernetes"
   "reports.socket" "workloads.reportsPath" "engines.enabled" "workloads.engines"
   "cluster.listen_address" "cluster.port" "cluster.scheduler" "nothing, it is kubernetes" -}}
 {{- range $path, $instead := $ours -}}

@@ -168,3 +168,56 @@ readinessProbe:
 {{- define "gpu-efficiency.secrets" -}}
 {{- if or (include "gpu-efficiency.web.secret" .) .Values.web.tlsSecret .Values.privacy.existingSecret -}}true{{- end -}}
 {{- end -}}
+
+{{- /* Where the store is: hostPath, emptyDir, extra (in a volume of the user's own) or none. */ -}}
+{{- define "gpu-efficiency.history" -}}
+{{- $own := false -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- if eq (trimSuffix "/" .mountPath) "/var/lib/gpu-efficiency" -}}{{- $own = true -}}{{- end -}}
+{{- end -}}
+{{- $volume := .Values.history.volume -}}
+{{- if and $own (ne $volume "none") -}}extra
+{{- else if ne $volume "auto" -}}{{ $volume }}
+{{- else -}}{{ ternary "hostPath" "emptyDir" (eq (include "gpu-efficiency.uid" .) "0") }}{{- end -}}
+{{- end -}}
+
+{{- /* The exporter's user. */ -}}
+{{- define "gpu-efficiency.uid" -}}
+{{- $root := eq (include "gpu-efficiency.root" .) "true" -}}
+{{- $context := include "gpu-efficiency.podSecurityContext" (list .Values.podSecurityContext $root "") | fromYaml -}}
+{{- $own := include "gpu-efficiency.securityContext" (list .Values.securityContext list) | fromYaml -}}
+{{- if hasKey $own "runAsUser" -}}{{ int64 (get $own "runAsUser") }}
+{{- else if hasKey $context "runAsUser" -}}{{ int64 (get $context "runAsUser") }}
+{{- else -}}65532{{- end -}}
+{{- end -}}
+
+{{- define "gpu-efficiency.history.prepare" -}}
+{{- if and .Values.history.prepare (eq (include "gpu-efficiency.history" .) "hostPath") (ne (include "gpu-efficiency.uid" .) "0") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Root, with one right and one folder, for the moment in which that folder is given away. */ -}}
+{{- define "gpu-efficiency.history.container" -}}
+{{- $uid := include "gpu-efficiency.uid" . -}}
+- name: prepare
+  image: {{ include "gpu-efficiency.image" . | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [python, -I, -c, "import os; os.chown('/var/lib/gpu-efficiency', {{ $uid }}, {{ $uid }})"]
+  resources:
+    requests:
+      cpu: 10m
+      memory: 32Mi
+    limits:
+      memory: 64Mi
+  securityContext:
+    allowPrivilegeEscalation: false
+    capabilities:
+      add: [CHOWN]
+      drop: [ALL]
+    readOnlyRootFilesystem: true
+    runAsGroup: 0
+    runAsNonRoot: false
+    runAsUser: 0
+  volumeMounts:
+    - name: history
+      mountPath: /var/lib/gpu-efficiency
+{{- end -}}

@@ -1,0 +1,111 @@
+"""Receipts in the folders of real Slurm jobs, written by the shipped epilog from the store of a running daemon.
+
+There is no slurmdbd here, and so no accounting record: what the script asks of sacct and sacctmgr is in
+tests/schedulers/test_receipt_epilog.py, and that the real ones take it was tried by hand (docs/receipts-for-users.md).
+"""
+
+import pwd
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import wait_for
+from tests.slurm.observer import REST, Observer, observed
+from tests.slurm.plan import USER, Plan
+from tests.slurm.receipts import install
+from tests.slurm.rig import SlurmRig
+
+pytestmark = pytest.mark.e2e
+
+
+class Cluster:
+    """Two nodes with a daemon each, the epilog on both, and a folder for jobs."""
+
+    def __init__(self, rig: SlurmRig, observers: list[Observer]) -> None:
+        self.rig, self.observers = rig, observers
+        self.folder = rig.directory / "out"
+        """Everybody may write there."""
+
+    def job(self, *options: str, script: str = "sleep 2") -> str:
+        return self.rig.submit("--gpus-per-node=2", f"--chdir={self.folder}", *options, script=script)
+
+    def held(self, *options: str, script: str) -> str:
+        """A job of the first node that its daemon knows."""
+        job = self.job(f"--nodelist={self.rig.nodes[0]}", *options, script=script)
+        self.until_held(job)
+        return job
+
+    def until_held(self, job: str) -> None:
+        self.observers[0].until(lambda held: job in held, f"the daemon knows job {job}")
+
+    def file(self, job: str) -> Path:
+        return self.folder / f"slurm-{job}.gpu-efficiency.txt"
+
+    def receipt(self, job: str) -> str:
+        """What it says, once it is there."""
+        wait_for(self.file(job).exists, f"the receipt of job {job} is there")
+        return self.file(job).read_text()
+
+
+@pytest.fixture(name="cluster", scope="module")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("daemons")
+    with ExitStack() as stack:
+        rig = stack.enter_context(SlurmRig(Plan(mapping=True)))
+        install(rig, "file", stores=folder, more="wait=6")
+        observers = []
+        for node in rig.nodes:
+            settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}", "HISTORY_FILE": f"{folder}/{node}.db"}
+            settings["HISTORY_CHECKPOINT_SECONDS"] = "1"
+            observers.append(stack.enter_context(observed(rig, node, folder / node, boards=REST, settings=settings)))
+        yield Cluster(rig, observers)
+
+
+def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cluster: Cluster) -> None:
+    job = cluster.job()
+    said = cluster.receipt(job)
+    assert said.startswith(f"GPU efficiency of job {job} of {USER}: ")
+    assert " ended" in said.splitlines()[0], "the daemon has seen its end"
+    about, user = cluster.file(job).stat(), pwd.getpwnam(USER)
+    assert (about.st_uid, about.st_gid, about.st_mode & 0o777) == (user.pw_uid, user.pw_gid, 0o600)
+    assert "drain" not in cluster.rig.run("sinfo", "-h", "-o", "%t")
+
+
+def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
+    job = cluster.job("--nodes=2")
+    said = cluster.receipt(job)
+    assert f"This is the part of node {cluster.rig.nodes[0]}, one of 2. All nodes: gpu-efficiency report {job} " in said
+    wait_for(lambda: cluster.rig.ended(job, cluster.rig.nodes[1]), "the other epilog has ended too")
+
+
+def test_each_task_of_an_array_has_its_own(cluster: Cluster) -> None:
+    array = cluster.job("--array=1-2", script="sleep 3")
+    words = ("squeue", "-h", "-r", "-j", array, "-t", "RUNNING", "-o", "%A")
+    both = wait_for(lambda: tasks if len(tasks := cluster.rig.run(*words).split()) == 2 else None, "both run")
+    for job in both:
+        assert cluster.receipt(job).startswith(f"GPU efficiency of job {job} of {USER}: ")
+
+
+def test_a_run_that_is_requeued_is_replaced_by_the_next(cluster: Cluster) -> None:
+    job = cluster.held(script="sleep 1000")
+    cluster.rig.requeue(job)
+    cluster.receipt(job)
+    before = cluster.file(job).stat().st_ino
+    cluster.rig.release(job)
+    cluster.until_held(job)
+    cluster.rig.cancel(job)
+    wait_for(lambda: cluster.file(job).stat().st_ino != before, "another file is in its place")
+    assert cluster.file(job).stat().st_uid == pwd.getpwnam(USER).pw_uid
+
+
+def test_when_the_daemon_is_down_there_is_none_and_the_node_goes_on(cluster: Cluster) -> None:
+    """Last: it takes the daemon away."""
+    job = cluster.held(script="sleep 1000")
+    assert cluster.observers[0].served.program.end() == 0
+    cluster.rig.cancel(job)
+    log = cluster.rig.directory / "log/receipts.log"
+    wait_for(lambda: f"job {job}" in log.read_text(), "it is given up")
+    assert not cluster.file(job).exists()
+    wait_for(lambda: cluster.rig.run("sinfo", "-h", "-o", "%t").split() == ["idle"], "both nodes are idle")

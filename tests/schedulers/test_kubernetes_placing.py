@@ -1,0 +1,236 @@
+"""Receipts as Events and annotations: what the API server is sent, how often, and what is told where it goes wrong."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from msgspec import structs
+
+from exporter.core.model import Owner
+from exporter.core.statement import Statement
+from exporter.schedulers.kubernetes.api import Access
+from exporter.schedulers.kubernetes.placing import _WAITING, ANNOTATION, Place, Placing
+from tests.e2e.running import wait_for
+from tests.kubernetes.api import VERSION, ApiServer, Json
+from tests.kubernetes.cluster import PACE, pod_object, uid_of
+
+POD = "train-0"
+OWNER = Owner("ml/job/train", "kubernetes", namespace="ml", pod=POD, name="train", kind="job")
+END = 1_780_000_000.0
+STATEMENT = Statement(
+    node="node-1", life="a", owner=OWNER, start=END - 60, end=END, running=False, paid=1, parts={}, energy={}
+)
+Started = Callable[..., Placing]
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    server = ApiServer(tmp_path)
+    server.writable = True
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def begun(api: ApiServer, tmp_path: Path) -> Iterator[Started]:
+    token = tmp_path / "token"
+    token.write_text(api.token)
+    every: list[Placing] = []
+
+    def start(
+        what: Place = "event", say: Callable[[Statement], str] = lambda one: f"job {one.owner.job_id}"
+    ) -> Placing:
+        access = Access(api.url, f"{token}", f"{api.ca}", PACE)
+        every.append(Placing(access, what, node="node-1", say=say, between=0.0))
+        return every[-1]
+
+    yield start
+    for each in every:
+        each.close()
+
+
+def done(placing: Placing, *statements: Statement) -> tuple[int, int, int]:
+    """Hand these over, and wait until nothing is to be done: placed, failed, dropped."""
+    for statement in statements:
+        placing.place(statement)
+    wait_for(placing.idle, "nothing waits")
+    return placing.placed, placing.failed, placing.dropped
+
+
+def of_pod(name: str) -> Statement:
+    return structs.replace(STATEMENT, owner=structs.replace(OWNER, pod=name))
+
+
+def events(api: ApiServer) -> list[Json]:
+    return [thing for path, thing in api.written if path == "POST /api/v1/namespaces/ml/events"]
+
+
+def test_an_event_names_the_pod_and_is_what_kubernetes_takes(api: ApiServer, begun: Started) -> None:
+    api.has(pod_object(POD))
+    assert done(begun(), STATEMENT) == (1, 0, 0)
+    (event,) = events(api)
+    kubernetes_validate.validate(event, VERSION, strict=True)
+    about = {"apiVersion": "v1", "kind": "Pod", "name": POD, "namespace": "ml", "uid": uid_of(f"ml/{POD}")}
+    assert event["involvedObject"] == about
+    assert event["metadata"]["namespace"] == "ml"
+    assert (event["reason"], event["type"], event["message"]) == ("GPUEfficiency", "Normal", "job ml/job/train")
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-05-28T20:26:40Z"
+    assert event["source"] == {"component": "gpu-efficiency", "host": "node-1"}
+
+
+def test_a_pod_that_is_gone_still_has_its_event(api: ApiServer, begun: Started) -> None:
+    assert done(begun(), STATEMENT) == (1, 0, 0)
+    assert "uid" not in events(api)[0]["involvedObject"]
+
+
+def test_the_next_pod_of_a_name_is_another(api: ApiServer, begun: Started) -> None:
+    """A StatefulSet's: made after the job's end."""
+    api.has(pod_object(POD, creationTimestamp="2026-05-28T20:26:41Z"))
+    assert done(begun(), STATEMENT) == (1, 0, 0)
+    assert "uid" not in events(api)[0]["involvedObject"]
+    assert done(begun("annotation"), STATEMENT) == (0, 1, 0)
+    assert len(api.written) == 1
+
+
+def test_an_annotation_goes_onto_this_pod_and_nothing_else_is_changed(api: ApiServer, begun: Started) -> None:
+    api.has(pod_object(POD))
+    assert done(begun("annotation"), STATEMENT) == (1, 0, 0)
+    patch = {"metadata": {"uid": uid_of(f"ml/{POD}"), "annotations": {ANNOTATION: "job ml/job/train"}}}
+    assert api.written == [(f"PATCH /api/v1/namespaces/ml/pods/{POD}", patch)]
+
+
+def test_a_pod_that_is_gone_has_no_annotation_which_is_counted(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert done(begun("annotation"), STATEMENT) == (0, 1, 0)
+    assert not api.written
+    assert "pod ml/train-0 is gone" in caplog.text
+
+
+def test_what_is_tried_again_is_there_once(api: ApiServer, begun: Started) -> None:
+    """The answer to the first try was lost: the Event is there, and the server says so."""
+    api.answers += [500, 429]
+    placing = begun()
+    assert done(placing, STATEMENT) == (1, 0, 0)
+    assert len(events(api)) == 1
+    assert done(placing, STATEMENT) == (2, 0, 0)
+    assert len(events(api)) == 1
+
+
+def test_two_lives_and_two_jobs_are_events_of_their_own(api: ApiServer, begun: Started) -> None:
+    other = structs.replace(STATEMENT, life="b")
+    later = structs.replace(STATEMENT, start=END - 1)
+    assert done(begun(), STATEMENT, other, later) == (3, 0, 0)
+    assert len({event["metadata"]["name"] for event in events(api)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("pod", "begins"), [("a" * 253, "a" * 230 + "."), ("a" * 229 + "-" + "b" * 23, "a" * 229 + ".")]
+)
+def test_a_long_name_is_cut_to_what_a_name_may_be(api: ApiServer, begun: Started, pod: str, begins: str) -> None:
+    done(begun(), of_pod(pod))
+    (event,) = events(api)
+    assert event["metadata"]["name"].startswith(begins)
+    assert len(event["metadata"]["name"]) <= 253
+    assert event["involvedObject"]["name"] == pod
+
+
+def test_what_is_said_is_one_line_of_1024_bytes(api: ApiServer, begun: Started) -> None:
+    done(begun(say=lambda _: "a\n\tb" + "é" * 2000), STATEMENT)
+    said = events(api)[0]["message"]
+    assert said.startswith("a bé")
+    assert len(said.encode()) == 1023, "no half of a character"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"running": True},
+        {"owner": structs.replace(OWNER, scheduler="slurm")},
+        {"owner": structs.replace(OWNER, pod="")},
+        {"owner": structs.replace(OWNER, namespace="")},
+    ],
+    ids=["running", "slurm", "no pod", "no namespace"],
+)
+def test_who_has_no_pod_has_no_receipt_on_one(api: ApiServer, begun: Started, other: dict[str, Any]) -> None:
+    assert done(begun(), structs.replace(STATEMENT, **other)) == (0, 0, 0)
+    assert not api.requests
+
+
+def test_a_refusal_says_which_right_and_is_told_once(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.writable = False
+    placing = begun()
+    assert done(placing, STATEMENT, of_pod("b")) == (0, 2, 0)
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert "may not create events: the chart's receipts.kubernetes grants it" in told[0].message
+    api.writable = True
+    assert done(placing, STATEMENT) == (1, 2, 0)
+    api.writable = False
+    assert done(placing, of_pod("c")) == (1, 3, 0)
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 2, "it had been well"
+
+
+def test_annotations_have_a_right_of_their_own(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.has(pod_object(POD)).writable = False
+    assert done(begun("annotation"), STATEMENT) == (0, 1, 0)
+    assert "may not patch pods" in caplog.text
+
+
+def test_nobody_waits_for_an_api_server_that_says_nothing(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sampling goes on: what cannot wait any more is dropped, and that is counted."""
+    api.deaf = True
+    placing = begun()
+    for number in range(_WAITING + 20):
+        placing.place(of_pod(f"p{number}"))
+    assert placing.dropped >= 19
+    assert "is dropped" in caplog.text
+    api.stop()
+
+
+def test_a_server_that_is_away_is_tried_a_few_times(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    placing = begun()
+    api.stop()
+    assert done(placing, STATEMENT) == (0, 1, 0)
+    assert api.url in caplog.text
+    api.start()
+    assert done(placing, STATEMENT) == (1, 1, 0)
+
+
+def test_words_that_cannot_be_found_cost_one_receipt(api: ApiServer, begun: Started) -> None:
+    def say(statement: Statement) -> str:
+        if statement.owner.pod == POD:
+            raise ValueError("no such thing")
+        return "good"
+
+    assert done(begun(say=say), STATEMENT, of_pod("b")) == (1, 1, 0)
+    assert events(api)[0]["message"] == "good"
+
+
+def test_a_certificate_that_is_not_there_is_named(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.ca.unlink()
+    assert done(begun(), STATEMENT) == (0, 1, 0)
+    assert f"{api.ca} cannot be used as the API server's CA" in caplog.text
+
+
+def test_it_ends_with_receipts_that_wait(api: ApiServer, begun: Started) -> None:
+    api.deaf = True
+    placing = begun()
+    for number in range(_WAITING + 2):
+        placing.place(of_pod(f"p{number}"))
+    api.stop()
+    placing.close()
+    assert not placing.alive

@@ -1,0 +1,37 @@
+"""The epilog that writes receipts, in a rig: installed beside the others, with this project's own command.
+
+Owns its settings there. Each node's store is its own file, for the nodes of a rig share one machine.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.slurm.rig import SlurmRig
+
+_SCRIPT = Path(__file__).resolve().parents[2] / "exporter/data/slurm-receipt.sh"
+_WRAPPER = """#!/bin/sh
+export RECEIPT_CONF={etc}/receipts.conf RECEIPT_LOCKS={etc}/locks
+exec {etc}/slurm-receipt.sh
+"""
+_CONF = """
+places="{places}"
+config=
+command={etc}/report
+{more}
+"""
+_REPORT = """#!/bin/sh
+export GPU_EFFICIENCY_HISTORY_FILE={stores}/$SLURMD_NODENAME.db
+exec {python} -m exporter "$@" 2>>{etc}/../log/receipts.log
+"""
+
+
+def install(rig: SlurmRig, places: str, *, stores: Path, more: str = "") -> None:
+    """For all jobs from now on; `more` goes into receipts.conf. Stores are called after their nodes."""
+    etc = rig.directory / "etc"
+    known = {"etc": etc, "places": places, "stores": stores, "python": sys.executable, "more": more}
+    shutil.copy2(_SCRIPT, etc)
+    (etc / "receipts.conf").write_text(_CONF.format(**known))
+    for path, text in ((etc / "report", _REPORT), (etc / "epilog.d/60-receipt.sh", _WRAPPER)):
+        path.write_text(text.format(**known))
+        path.chmod(0o755)
