@@ -76,6 +76,7 @@ def _stored(args: argparse.Namespace, only: Only, times: tuple[Period, ...], eve
         end=found.known.end,
         fleet=found.fleet,
         unseen=tuple(_unseen(found, times)),
+        simulated=found.simulated,
     )
 
 
@@ -127,6 +128,7 @@ def _joined(args: argparse.Namespace, only: Only, times: tuple[Period, ...], eve
         end=span.end,
         fleet=fleet,
         unseen=(*known.asked.silent, *known.asked.notes, *_not_there(args, fleet)),
+        simulated=any(each.simulated for each in told),
     )
 
 

@@ -68,7 +68,8 @@ def sparkline(values: Sequence[float | None], *, most: float = 1.0) -> str:
 
 
 def _title(found: Summary) -> str:
-    return f"{found.about[:1].upper()}{found.about[1:]}"
+    simulated = " (SIMULATED)" if found.simulated else ""
+    return f"{found.about[:1].upper()}{found.about[1:]}{simulated}"
 
 
 def _facts(found: Summary) -> Iterator[str]:

@@ -63,6 +63,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Times that daemons began anew."""
     by_rules: bool
     """Whether recording rules told what was too much to be counted leak by leak."""
+    simulated: bool = False
+    """Any of the daemons that were heard at the end serves a simulated node."""
 
 
 class Stored:
@@ -84,7 +86,10 @@ class Stored:
             if period.end > known.start and period.start < known.end:
                 lots += self._lots(number, period)
         fleet = None if self._only.matchers else self._fleet(lots, known)
-        return Answer(lots=tuple(lots), known=known, fleet=fleet, anew=self.anew, by_rules=self._counting.by_rules)
+        return Answer(
+            lots=tuple(lots), known=known, fleet=fleet, anew=self.anew, by_rules=self._counting.by_rules,
+            simulated=bool(self._one(f"max(last_over_time({self._series('simulated')}[1h]))", known.end)),
+        )  # fmt: skip
 
     # -- selectors and answers --
 

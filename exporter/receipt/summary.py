@@ -117,6 +117,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     raised: tuple[Raised, ...] = ()
     unseen: tuple[str, ...] = ()
     """What could not be seen, in sentences."""
+    simulated: bool = False
+    """Any part of it is of a simulated node."""
 
     def json(self) -> bytes:
         """For programs, with what is worked out of the rest."""

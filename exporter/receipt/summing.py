@@ -113,7 +113,7 @@ def _known(leaks: Iterable[str]) -> dict[str, str]:
 
 def summed(
     lots: Sequence[Lot], times: Sequence[Period], *, about: str, by: str, every: str, source: str,
-    start: float, end: float, fleet: Fleet | None = None, unseen: tuple[str, ...] = (),
+    start: float, end: float, fleet: Fleet | None = None, unseen: tuple[str, ...] = (), simulated: bool = False,
 ) -> Summary:  # fmt: skip
     """Lots of these periods, by what they are ranked by; an empty `by` takes what most jobs have a word for."""
     by = by or _usual(lots)
@@ -146,6 +146,7 @@ def summed(
         models=tuple(sorted({model for lot in lots for model in lot.models})),
         fleet=fleet,
         unseen=(*unseen, *_unpriced(lots, currency)),
+        simulated=simulated,
     )
 
 
