@@ -40,15 +40,15 @@ _COLOURED = {
     "strong": Style(bold=True),
     "soft": Style(dim=True),
     "bad": Style(color="bright_red", bold=True),
-    "useful": Style(color="bright_blue"),
-    "gau": Style(color="magenta"),
-    "ectr": Style(color="red"),
-    "emfu": Style(color="yellow"),
+    "useful": Style(color="green"),
+    "gau": Style(color="yellow"),
+    "ectr": Style(color="magenta"),
+    "emfu": Style(color="bright_blue"),
     "unresolved": Style(dim=True),
     "unobserved": Style(dim=True),
 }
-"""The sixteen colours of the terminal's own theme: whoever chose that can read them. Every colour stands beside a word,
-a sign or a pattern of its own."""
+"""The sixteen colours of the terminal's own theme, in the order of the boards': whoever chose that can read them. Every
+colour stands beside a word, a sign or a pattern of its own."""
 _NONE, _BOLD, _CHOSEN = Style(), Style(bold=True), Style(reverse=True)
 _BEAT_SECONDS, _TOGETHER_SECONDS = 1.0, 0.25
 _KINDS: tuple[Kind, ...] = ("gpus", "jobs")
