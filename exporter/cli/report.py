@@ -21,7 +21,7 @@ from exporter.receipt import Asking, Comparison, Receipt, ReceiptError, compared
 from exporter.receipt.placing import PlaceError, place
 from exporter.receipt.saying import Table, comparison_tables, receipt_tables
 from exporter.receipt.short import line, short
-from exporter.receipt.summing import Summary, summary_lines, summary_tables
+from exporter.receipt.sums.summing import Summary, summary_lines, summary_tables
 from exporter.receipt.text import markdown, text
 from exporter.receipt.what_if import what_if
 from exporter.wording import without_secrets

@@ -14,12 +14,12 @@ from exporter.config import ConfigError
 from exporter.core.statement import Statement, Wanted
 from exporter.preview.prometheus import Prometheus
 from exporter.receipt import ReceiptError
-from exporter.receipt.lots import EVERY, Period, lots_of, peak, periods, unheld, usual
-from exporter.receipt.renting import Offer, offer, with_more
-from exporter.receipt.stored import Answer, Only, Stored
-from exporter.receipt.summary import Fleet
-from exporter.receipt.summing import BY, Summary
-from exporter.receipt.summing import summed as added
+from exporter.receipt.sums.lots import EVERY, Period, lots_of, peak, periods, unheld, usual
+from exporter.receipt.sums.renting import Offer, offer, with_more
+from exporter.receipt.sums.stored import Answer, Only, Stored
+from exporter.receipt.sums.summary import Fleet
+from exporter.receipt.sums.summing import BY, Summary
+from exporter.receipt.sums.summing import summed as added
 from exporter.wording import without_secrets
 
 _GOOD_EMFU = 0.6

@@ -16,7 +16,7 @@ from exporter.receipt.drawing.steps import kind_of, losses, whole_of
 from exporter.receipt.model import Layers, Part, Receipt
 from exporter.receipt.saying import Row, Table
 from exporter.receipt.style import HATCHES, STYLE
-from exporter.receipt.summary import Summary
+from exporter.receipt.sums.summary import Summary
 from exporter.wording import NOTHING, amount, percent
 
 CONTENT_SECURITY_POLICY = (

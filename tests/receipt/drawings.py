@@ -3,7 +3,7 @@
 from exporter.receipt.comparing import Comparison
 from exporter.receipt.drawing import job, pair, sums
 from exporter.receipt.model import Receipt
-from exporter.receipt.summary import Summary
+from exporter.receipt.sums.summary import Summary
 from tests.receipt.read_page import Element, Page
 
 Found = Receipt | Comparison | Summary

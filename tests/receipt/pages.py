@@ -20,7 +20,7 @@ from exporter.receipt.model import (
     When,
     Who,
 )
-from exporter.receipt.summary import Line, Rent, Stretch, Summary
+from exporter.receipt.sums.summary import Line, Rent, Stretch, Summary
 from tests.receipt.answers import receipt
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -15,8 +15,8 @@ from exporter.receipt.comparing import Comparison, compared
 from exporter.receipt.html import ADVICE, html
 from exporter.receipt.model import Layers, Receipt, When
 from exporter.receipt.saying import Table, comparison_tables, receipt_tables
-from exporter.receipt.summary import Summary
-from exporter.receipt.summing import summary_tables
+from exporter.receipt.sums.summary import Summary
+from exporter.receipt.sums.summing import summary_tables
 from tests.receipt import pages
 from tests.receipt.answers import receipt
 from tests.receipt.read_page import Page

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from exporter.core.model import Owner
 from exporter.core.statement import Sample, Statement
-from exporter.receipt.lots import Lot, Period, lots_of, peak, periods, unheld, usual
 from exporter.receipt.model import Who
-from exporter.receipt.ranking import sparkline, summary_lines, summary_tables
-from exporter.receipt.summary import Summary
-from exporter.receipt.summing import summed
+from exporter.receipt.sums.lots import Lot, Period, lots_of, peak, periods, unheld, usual
+from exporter.receipt.sums.ranking import sparkline, summary_lines, summary_tables
+from exporter.receipt.sums.summary import Summary
+from exporter.receipt.sums.summing import summed
 from exporter.receipt.text import markdown, text
 
 DAY, HOUR = 86_400.0, 3600.0

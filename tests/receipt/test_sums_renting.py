@@ -2,8 +2,8 @@
 
 import pytest
 
-from exporter.receipt.ranking import summary_tables
-from exporter.receipt.renting import Offer, offer, raised, rented, with_more
+from exporter.receipt.sums.ranking import summary_tables
+from exporter.receipt.sums.renting import Offer, offer, raised, rented, with_more
 from exporter.receipt.text import text
 from tests.receipt.test_sums import lot, sums
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from exporter.receipt.drawing.canvas import plain
 from exporter.receipt.model import Part, Receipt
-from exporter.receipt.summary import Summary
+from exporter.receipt.sums.summary import Summary
 from exporter.wording import percent
 
 ORDER = ("unobserved", "gau", "ectr", "emfu", "unresolved", "useful")

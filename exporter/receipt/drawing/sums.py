@@ -9,7 +9,7 @@ from exporter.receipt.drawing.job import layers
 from exporter.receipt.drawing.lettering import SMALL, fitting, width
 from exporter.receipt.drawing.steps import whole_of
 from exporter.receipt.drawing.waterfall import waterfall
-from exporter.receipt.summary import Line, Rent, Stretch, Summary
+from exporter.receipt.sums.summary import Line, Rent, Stretch, Summary
 from exporter.wording import amount, moment, percent
 
 SHOWN = 15

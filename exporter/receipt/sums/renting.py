@@ -8,7 +8,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.receipt.summary import Raised, Rent, Summary
+from exporter.receipt.sums.summary import Raised, Rent, Summary
 
 _OFFER = re.compile(r"(?:(?P<name>[^=@]+)=)?(?P<price>\d+(?:\.\d+)?|\.\d+)@(?P<share>\d+(?:\.\d+)?|\.\d+)(?P<sign>%?)")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from exporter.receipt.summary import Fleet, Raised, Rent, Summary
+from exporter.receipt.sums.summary import Fleet, Raised, Rent, Summary
 from exporter.receipt.tables import Row, Table
 from exporter.wording import NOTHING, amount, elapsed, percent
 

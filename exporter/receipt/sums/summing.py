@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from exporter.core.leaks import LEAKS
 from exporter.core.money import NO_PRICE
 from exporter.receipt.books import layers
-from exporter.receipt.lots import LAYERS, Lot, Period
 from exporter.receipt.model import Layers, Part, Who
-from exporter.receipt.ranking import summary_lines, summary_tables
-from exporter.receipt.summary import HOUR, Fleet, Line, Stretch, Summary
+from exporter.receipt.sums.lots import LAYERS, Lot, Period
+from exporter.receipt.sums.ranking import summary_lines, summary_tables
+from exporter.receipt.sums.summary import HOUR, Fleet, Line, Stretch, Summary
 
 __all__ = [
     "BY",

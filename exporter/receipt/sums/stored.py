@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from exporter.receipt.asking import LOOKBACK_SECONDS, SCRAPED_SECONDS, ReceiptError, Sample, Server, quoted, span
-from exporter.receipt.growth import PER_DAEMON, Count, Counting, peak
-from exporter.receipt.lots import Lot, Period
 from exporter.receipt.model import Who
-from exporter.receipt.summary import Fleet
+from exporter.receipt.sums.growth import PER_DAEMON, Count, Counting, peak
+from exporter.receipt.sums.lots import Lot, Period
+from exporter.receipt.sums.summary import Fleet
 
 _AT_ONCE = 200
 """Jobs that one question names."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from exporter.receipt.model import Part
-from exporter.receipt.summary import Line, Stretch, Summary
+from exporter.receipt.sums.summary import Line, Stretch, Summary
+from exporter.receipt.sums.worth import figure, fleet_table, gpus, worth_tables
 from exporter.receipt.tables import Row, Table
-from exporter.receipt.worth import figure, fleet_table, gpus, worth_tables
 from exporter.wording import NOTHING, amount, elapsed, moment, percent, short
 
 MOST_ROWS, MOST_PARTS, MOST_STRETCHES = 20, 10, 14

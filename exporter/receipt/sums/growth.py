@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from exporter.receipt.asking import MOST_READ, Sample, span
-from exporter.receipt.lots import Period
+from exporter.receipt.sums.lots import Period
 
 LEAKS = 30
 """Series by leak for one of all."""
