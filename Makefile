@@ -94,6 +94,7 @@ pictures: .venv/.installed dashboards ## draw docs/pictures and docs/dashboards 
 	@mkdir -p docs/dashboards
 	$(BIN)/python -m tests.e2e.page_pictures
 	$(BIN)/python -m tests.e2e.report_pictures
+	$(BIN)/python -m tests.top.pictures
 	$(BIN)/python -m dashboards.pictures --preview $(PREVIEW)
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff

@@ -12,8 +12,8 @@ from exporter.receipt.drawing.lettering import width
 from exporter.receipt.html import html
 from exporter.receipt.model import Receipt
 from exporter.receipt.saying import comparison_tables, receipt_tables
-from exporter.receipt.summary import Summary
-from exporter.receipt.summing import summary_tables
+from exporter.receipt.sums.summary import Summary
+from exporter.receipt.sums.summing import summary_tables
 from tests.e2e.chromium import MISSING, Browser, browser, installed
 from tests.receipt import pages
 from tests.receipt.commands import run

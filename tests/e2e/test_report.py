@@ -86,7 +86,7 @@ def slice_pages() -> Iterator[tuple[int, Page]]:
         yield minute, Page(render(take_snapshot(ledger, meta)).decode())
 
 
-def report(at: int, job: str) -> Report:
+def report(at: int, job: str = "61") -> Report:
     """Of the minute before: six steps, a tenth of them data, a hundredth padding."""
     return Report(
         job_id=job, start=(at - 60) * S, end=at * S, gpus=2, uuids=("GPU-a", "GPU-b"), rank="0", run="r",
