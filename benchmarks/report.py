@@ -129,6 +129,15 @@ _SECTIONS = {
         "past is full after an hour or two, so growth is the slope of a straight line through the samples after the "
         "first tenth. A million readings are 35 hours of eight GPUs at one a second.",
     ),
+    "history": _Section(
+        "The node's history",
+        "Wall time, on the disk of the temporary folder. The node has eight GPUs, each shared by eight jobs, and all "
+        "64 report their training every second; what is written is the ledger with all of them, compressed, and what "
+        "is remembered of each beside it. Bytes are those given to write(2) and its kin. The year's receipts are like "
+        "those of these jobs, every other one with its training, all with 24 samples of made-up figures, which "
+        "compress worse than real ones. A question is timed from opening the file to Python's objects; `in short` "
+        "leaves out samples and training, which sums do not need.",
+    ),
     "detection": _Section(
         "Whether the alerts are right",
         "Simulated stories with a label (`benchmarks/detection_cases.py`), each played through the real core with six "

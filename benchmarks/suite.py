@@ -19,6 +19,7 @@ from benchmarks.dashboards import dashboards
 from benchmarks.detection_table import detection
 from benchmarks.figures import Row
 from benchmarks.growth import growth
+from benchmarks.history import history
 from benchmarks.imports import imports
 from benchmarks.machine import ROOT, machine, state_of_code
 from benchmarks.report import markdown, table
@@ -45,6 +46,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "reporter": reporter,
     "reports": reports,
     "growth": growth,
+    "history": history,
     "detection": detection,
 }
 QUICK: dict[str, Callable[[], list[Row]]] = {
@@ -55,6 +57,7 @@ QUICK: dict[str, Callable[[], list[Row]]] = {
     "reporter": partial(reporter, quick=True),
     "reports": partial(reports, quick=True),
     "growth": partial(growth, quick=True),
+    "history": partial(history, quick=True),
     "detection": partial(detection, quick=True),
 }
 """Those that have a short form: it shows that they work, and its figures mean little."""

@@ -39,9 +39,8 @@ _RETRY_SECONDS = 10.0
 """After a write that failed, at most."""
 _PATIENCE_SECONDS = 5.0
 """A write that takes longer is told as one that fails; and the longest that a stop waits for the last one."""
-_TRIM_SECONDS = 3600.0
+_TRIM_SECONDS, _NEVER = 3600.0, float("-inf")
 _DAY, _MEBIBYTE = 86_400, 1 << 20
-_NEVER = float("-inf")
 
 
 class History:
@@ -58,8 +57,7 @@ class History:
         ended: Callable[[Statement], None] = lambda _: None,
     ) -> None:
         """`boot` names this boot of the host. `ended` is told each job that has ended; it must not block."""
-        self._path, self._settings, self._clock, self._on_end = path, settings, clock, ended
-        self._boot = boot
+        self._path, self._settings, self._clock, self._boot, self._on_end = path, settings, clock, boot, ended
         self._memory = Memory(node=node, life=uuid.uuid4().hex[:12], sample_seconds=settings.sample_seconds)
         self._agent: Agent | None = None
         self._store: Store | None = None
@@ -196,9 +194,9 @@ class History:
 
     def _left(self) -> float:
         """Seconds until the next checkpoint is due."""
-        if self._latest is None:
-            return self._settings.checkpoint_seconds
         pace = self._settings.checkpoint_seconds
+        if self._latest is None:
+            return pace
         if not self._keeping.works:
             pace = min(pace, _RETRY_SECONDS)
         elif self._covered.asked > self._covered.saved:
@@ -220,8 +218,7 @@ class History:
             durable = clean or self._ended or began - self._durable_at >= self._settings.checkpoint_seconds
             sampled = clean or began - self._sampled_at >= self._settings.sample_seconds
             snapshot, state, batch = self._taken(agent, clean=clean, sampled=sampled)
-            store.write(state=state, statements=batch.statements, events=batch.events, closed=batch.closed,
-                        durable=durable)  # fmt: skip
+            store.write(state=state, durable=durable, **batch._asdict())
             size = store.bytes
         finally:
             self._writing = None

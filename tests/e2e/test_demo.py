@@ -83,7 +83,7 @@ def test_the_demo_s_jobs_speak_for_themselves(demo: Daemon) -> None:
 
 def test_the_demo_documents_its_interface(demo: Daemon) -> None:
     document = demo.get("/openapi.json").json()
-    assert document["paths"].keys() == {"/api/v1/gpus", "/api/v1/jobs"}
+    assert document["paths"].keys() == {f"/api/v1/{name}" for name in ("node", "gpus", "jobs", "receipts", "events")}
     assert demo.get("/healthz").text == "ok\n"
 
 

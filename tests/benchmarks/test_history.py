@@ -1,0 +1,14 @@
+"""The benchmark of the node's history measures what it says: bytes and sizes are held to here, times are not."""
+
+from benchmarks.history import history
+
+
+def test_it_measures_all_that_it_names_and_what_is_written_is_small() -> None:
+    rows = {row.what: row for row in history(quick=True)}
+    sizes = {what: row for what, row in rows.items() if row.median.endswith(("KiB", "MiB")) and row.budget}
+    assert {row.median.split()[1] for row in sizes.values()} == {"KiB", "MiB"}
+    assert all(row.met for row in sizes.values())
+    asked = [what for what in rows if what.startswith("Asked for")]
+    assert len(asked) == 5
+    assert "Asked for one job: 1 receipts" in asked
+    assert "Asked for all of a year, in short: 5,000 receipts" in asked

@@ -1,0 +1,135 @@
+"""A daemon's inside without its hardware: the real agent, core and history on a simulated node, as fast as it goes.
+
+Run as a process (`python -m tests.history.player STORE FROM TO END SEED`) it plays a part of the story and tells what
+it did in a file `marks` beside the store, a JSON object a line; END is `stop` or `kill` (itself, with SIGKILL).
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from exporter.agent import Agent
+from exporter.config import History as Settings
+from exporter.core.checkpoint import head_of
+from exporter.core.model import Observation
+from exporter.core.snapshot import Meta, Snapshot
+from exporter.history import History, Store
+from exporter.simulate import SCENARIOS, simulate
+
+STORY = "demo"
+TICK_SECONDS = 10.0
+
+
+class PlayedClock:
+    """The time of what was played last."""
+
+    def __init__(self) -> None:
+        self.at = self.wall_at = 0
+
+    def now(self) -> int:
+        return self.at
+
+    def wall(self) -> int:
+        return self.wall_at
+
+    def wait(self, until: int, stop: threading.Event) -> None:
+        raise NotImplementedError
+
+
+def story(scenario: str = STORY, **more: Any) -> Iterable[Observation]:
+    """A node's day, always the same."""
+    return simulate(scenario, stories=SCENARIOS, **({"gpus": 8, "period_seconds": TICK_SECONDS} | more)).observations
+
+
+def part_of(told: Iterable[Observation], first: int, last: int) -> Iterator[Observation]:
+    """A part of it as a daemon sees it that begins there: it asks anew what there is, and whose it is."""
+    devices = owners = None
+    for number, seen in enumerate(islice(told, last)):
+        devices, owners = seen.devices or devices, owners if seen.allocations is None else seen.allocations
+        if number == first:
+            yield replace(seen, devices=devices, allocations=owners)
+        elif number > first:
+            yield seen
+
+
+class Played:
+    """A life of the daemon: observations go in, scrapes are answered."""
+
+    def __init__(self, path: Path, *, boot: str = "boot", checkpoint_seconds: float = 0.05) -> None:
+        self.clock = PlayedClock()
+        settings = Settings(checkpoint_seconds=checkpoint_seconds, sample_seconds=600.0)
+        self.history = History(path, settings, node="node", boot=boot, clock=self.clock)
+        self.agent = Agent(meta=Meta(source="simulation"))
+        self._begun = False
+
+    def take_in(self, observation: Observation) -> None:
+        self.clock.at, self.clock.wall_at = observation.at, observation.wall
+        if not self._begun:
+            self._begun = True
+            self.history.begin(self.agent)
+        self.agent.take_in(observation)
+
+    def scrape(self) -> Snapshot | None:
+        newest = self.agent.latest()
+        assert newest is not None
+        return self.history.cover(newest)
+
+    def end(self) -> None:
+        self.history.end()
+
+
+def names(statements: Iterable[Any]) -> list[tuple[str, str, float, int]]:
+    """What is remembered of each for a comparison."""
+    return [(one.owner.job_id, one.life, one.start, one.paid) for one in statements]
+
+
+def mark(path: Path, **said: Any) -> None:
+    with path.with_name("marks").open("ab", buffering=0) as file:
+        file.write(json.dumps(said).encode() + b"\n")
+
+
+def _marking(write: Any) -> Any:
+    def marking(store: Store, **parts: Any) -> None:
+        parts |= {"state": list(parts.get("state", ())), "statements": list(parts.get("statements", ()))}
+        write(store, **parts)
+        frozen = dict(parts["state"]).get("ledger")
+        if frozen is not None:
+            said = {"at": head_of(frozen).at, "ended": names(parts["statements"])}
+            mark(store.path, durable=parts.get("durable", True), **said)
+
+    return marking
+
+
+def play(path: Path, part: Iterator[Observation], *, boot: str, chance: random.Random) -> Played:
+    """One life; a scrape now and then."""
+    life = Played(path, boot=boot)
+    for observation in part:
+        life.take_in(observation)
+        if chance.random() < 0.1:
+            told = life.scrape()
+            if told is not None:
+                mark(path, told=told.at, paid=sum(gpu.counters.now.paid for gpu in told.gpus))
+    return life
+
+
+def main(store: str, first: str, last: str, end: str, seed: str) -> None:
+    """A process of one life."""
+    Store.write = _marking(Store.write)  # type: ignore[method-assign]
+    part = part_of(story(), int(first), int(last))
+    life = play(Path(store), part, boot="boot", chance=random.Random(int(seed)))  # noqa: S311
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    life.end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

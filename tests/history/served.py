@@ -1,0 +1,161 @@
+"""The whole daemon with a store, on the stand-in NVML, with jobs that come and go; it may be killed at any moment.
+
+Owns the processes, the jobs, and what every scrape of them all was told; `Told` judges each page by the one before,
+whatever happened to the daemon in between.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.running import PATIENCE, Labels, Page, Program, command, environment, wait_for
+from tests.e2e.running import _port as port_of
+from tests.nvml_stub.build import build
+
+GPUS = 8
+NOTHING: Mapping[str, str] = {}
+_OWN = ("ticks", "late_ticks", "errors", "core_seconds", "read_seconds", "messages", "history_failures")
+"""Counters of the process, which begin at nought with it."""
+Key = tuple[str, Labels]
+
+
+class Told:
+    """What Prometheus would make of all pages, one after the other."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self.jobs: dict[str, Decimal] = {}
+        """GPU-seconds that were told last of each job."""
+        self.resets: set[Key] = set()
+        self._last: dict[Key, Decimal] = {}
+
+    def take(self, page: Page) -> None:
+        self.pages += 1
+        for key, value in page.samples.items():
+            if not _lasting(key[0]):
+                continue
+            before = self._last.get(key, Decimal())
+            assert value >= before, f"{key} went back from {before} to {value}: it counts twice in Prometheus"
+            self._last[key] = value
+        for labels, value in page.rows("job_paid_seconds_total"):
+            job = labels["job_id"]
+            self.jobs[job] = max(self.jobs.get(job, Decimal()), value)
+
+
+def _lasting(name: str) -> bool:
+    ours = name.startswith("gpu_efficiency_") and name.endswith("_total")
+    return ours and name.removeprefix("gpu_efficiency_").removesuffix("_total") not in _OWN
+
+
+class Jobs:
+    """Jobs in a mapping directory that begin and end at random moments until they are told to rest."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self._chance, self._stop = folder, random.Random(seed), threading.Event()  # noqa: S311
+        folder.mkdir()
+        self.held: dict[int, str] = {}
+        self._next = 1000
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._chance.uniform(0.05, 0.4)):
+            gpu = self._chance.randrange(GPUS)
+            self.end(gpu) if gpu in self.held else self.begin(gpu)
+
+    def begin(self, gpu: int) -> None:
+        self._next += 1
+        self.held[gpu] = f"{self._next}"
+        draft = self.folder / f".{gpu}"
+        draft.write_text(f"{self._next}\n")
+        draft.replace(self.folder / f"{gpu}")
+
+    def end(self, gpu: int) -> None:
+        del self.held[gpu]
+        (self.folder / f"{gpu}").unlink()
+
+    @contextmanager
+    def at_random(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+            for gpu in list(self.held):
+                self.end(gpu)
+
+
+class Node:
+    """A daemon that is started again and again, on the same store."""
+
+    def __init__(
+        self, folder: Path, *, seed: int = 0, store: Path | None = None, env: Mapping[str, str] = NOTHING
+    ) -> None:
+        self.folder, self.store = folder, store or folder / "history.db"
+        self.jobs, self.told = Jobs(folder / "jobs", seed), Told()
+        script = folder / "world.txt"
+        script.write_text("")
+        self._env = {"LD_LIBRARY_PATH": f"{build()}", "NVML_STUB_SCRIPT": f"{script}"} | dict(env)
+        self._env |= {"GPU_EFFICIENCY_MAPPING_DIR_PATH": f"{self.jobs.folder}", "GPU_EFFICIENCY_REPORTS_SOCKET": ""}
+        self._starts = 0
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator["Served"]:
+        """One life of the daemon; it is killed at the end of the block, if it has not ended by then."""
+        self._starts += 1
+        line = command(
+            "serve", "--source", "nvml", "--scheduler", "mapping-dir", "--sampling.interval-seconds", "0.2",
+            "--web.listen-address", "127.0.0.1:0", "--history.file", f"{self.store}", *words,
+        )  # fmt: skip
+        program = Program(line, self.folder / f"serve-{self._starts}.log", environment(**self._env))
+        try:
+            yield Served(program, self.told)
+        except BaseException as err:
+            err.add_note(program.log()[-4000:])
+            raise
+        finally:
+            program.process.kill()
+            program.process.wait()
+        assert "Traceback" not in program.log(), program.log()
+
+
+class Served:
+    """One life of it."""
+
+    def __init__(self, program: Program, told: Told) -> None:
+        self.program, self.told, self._port = program, told, 0
+
+    @property
+    def port(self) -> int:
+        if not self._port:
+            self._port = wait_for(lambda: port_of(self.program), "it says where it serves")
+        return self._port
+
+    def scraped(self) -> Page | None:
+        """A page that was told, and judged by those before; None: not yet, or not any more."""
+        with suppress(httpx.HTTPError):
+            answer = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=PATIENCE, trust_env=False)
+            if answer.status_code == 200:
+                page = Page(answer.text).keeps_the_law()
+                self.told.take(page)
+                return page
+        return None
+
+    def first(self) -> Page:
+        return wait_for(self.scraped, "its first page")
+
+    def scraping(self, seconds: float) -> None:
+        """Scrape all the time, for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.scraped()
+
+    def kill(self) -> None:
+        self.program.process.kill()
+        self.program.process.wait()

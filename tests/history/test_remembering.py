@@ -1,0 +1,222 @@
+"""What is remembered of jobs along the way: money, samples, GPUs, events; and which statement a job's time goes to."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from exporter.core.ledger import Ledger
+from exporter.core.model import SECOND, Allocation, Observation, Owner
+from exporter.core.money import Price, Terms
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.statement import Event, Statement
+from exporter.history.remembering import MOST_PAST, MOST_SAMPLES, Memory
+from exporter.history.store import Closed
+from exporter.history.waiting import MOST, Waiting
+from exporter.simulate import SCENARIOS, simulate
+from tests.worlds import WORKING, device, first, held, reading, seen
+
+TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
+
+
+class World:
+    """A memory beside a ledger: seconds are played, statements and events come out."""
+
+    def __init__(self, *, sample_seconds: float = 300.0, policy: Policy | None = None) -> None:
+        self.ledger = Ledger(policy)
+        self.memory = Memory(node="node", life="life", sample_seconds=sample_seconds)
+        self.meta = Meta(source="nvml")
+        self.events: list[Event] = []
+        self.ended: list[Statement] = []
+        self.at = 0
+
+    def see(self, observation: Observation) -> None:
+        advance(self.ledger, observation)
+        events, ended = self.memory.take_in(take_snapshot(self.ledger, self.meta))
+        self.events += events
+        self.ended += ended
+
+    def begin(self, *allocations: Allocation) -> "World":
+        self.see(first(TWO, allocations))
+        return self
+
+    def play(self, seconds: int, signals: dict[str, Any] = WORKING, *, step: int = 10, **more: Any) -> None:
+        for at in range(self.at, self.at + seconds, step):
+            readings = [reading(at, at + step, signals, uuid=one.uuid) for one in TWO]
+            self.see(seen(at + step, *readings, **(more if at == self.at else {})))
+        self.at += seconds
+
+    def now(self) -> dict[str, Statement]:
+        snapshot = take_snapshot(self.ledger, self.meta)
+        return {one.owner.job_id: one for one in self.memory.statements(snapshot)}
+
+
+def priced(*prices: Price) -> Meta:
+    return Meta(source="nvml", terms=Terms(prices=prices))
+
+
+def test_a_job_costs_what_its_gpus_cost_by_the_price_of_the_time() -> None:
+    world = World()
+    world.meta = priced(Price(3.6))
+    world.begin(held(), held("GPU-1"))
+    world.play(1000)
+    world.meta = priced(Price(7.2, currency="EUR"))
+    world.play(1000)
+    world.play(10, allocations=())
+    (statement,) = world.ended
+    assert statement.money.keys() == {"USD", "EUR"}
+    assert statement.money["USD"] == pytest.approx(2.0, rel=0.07), "two GPUs, 1000 s at 0.001 a second each"
+    assert statement.money["EUR"] == pytest.approx(4.0, rel=0.07)
+    hours = {"USD": 3.6, "EUR": 7.2}
+    assert sum(cost / hours[of] for of, cost in statement.money.items()) == pytest.approx(
+        statement.paid / SECOND / 3600
+    )
+
+
+def test_without_a_price_it_costs_nothing_that_is_known() -> None:
+    world = World().begin(held())
+    world.play(100, allocations=None)
+    world.play(10, allocations=())
+    assert world.ended[0].money == {}
+
+
+def test_two_on_one_gpu_share_its_price_and_its_size() -> None:
+    other = Owner(job_id="42", user="bob")
+    world = World()
+    world.meta = priced(Price(3.6))
+    world.begin(held(), held(owner=other))
+    world.play(600)
+    now = world.now()
+    assert now["41"].whole_gpus == now["42"].whole_gpus == 0.5
+    total = sum(now[job].money["USD"] for job in ("41", "42"))
+    assert total == pytest.approx(0.6, rel=1e-6)
+
+
+def test_it_is_known_which_gpus_a_job_has_held_and_how_many_at_once() -> None:
+    world = World().begin(held())
+    world.play(100)
+    world.play(100, allocations=(held("GPU-1"),))
+    assert world.now()["41"].gpus == {"GPU-0": "0", "GPU-1": "1"}
+    assert world.now()["41"].whole_gpus == 1.0
+    world.play(100, allocations=(held(), held("GPU-1")))
+    assert world.now()["41"].whole_gpus == 2.0
+    assert world.now()["41"].models == ("NVIDIA H100 80GB HBM3",)
+
+
+def test_samples_lie_apart_and_of_a_long_job_every_other_one_goes() -> None:
+    world = World(sample_seconds=60.0).begin(held())
+    world.play(60 * 600, step=60)
+    samples = world.now()["41"].samples
+    assert MOST_SAMPLES // 2 <= len(samples) <= MOST_SAMPLES + 1
+    apart = [b.at - a.at for a, b in pairwise(samples)]
+    assert len(set(apart[1:-1])) <= 2
+    assert samples[0].at <= 120, "the first is never forgotten"
+    for field in ("at", "paid", "seen", "occupied", "computing", "useful", "joules"):
+        values = [getattr(sample, field) for sample in samples]
+        assert values == sorted(values), field
+    assert samples[-1].paid == pytest.approx(world.now()["41"].paid / SECOND)
+
+
+def test_a_job_that_comes_back_while_its_book_is_open_goes_on_in_its_statement() -> None:
+    world = World().begin(held())
+    world.play(100)
+    world.play(100, allocations=())
+    world.play(100, allocations=(held(),))
+    world.play(10, allocations=())
+    assert [one.paid / SECOND for one in world.ended] == pytest.approx([100, 200], abs=21)
+    assert len({(one.owner.job_id, one.life, one.start) for one in world.ended}) == 1
+
+
+def test_one_that_comes_back_after_its_book_was_closed_has_a_statement_of_its_own() -> None:
+    world = World(policy=Policy(job_linger_seconds=60.0)).begin(held())
+    world.play(100)
+    world.play(200, allocations=())
+    world.play(100, allocations=(held(),))
+    world.play(200, allocations=())
+    last = {(one.owner.job_id, one.life, one.start): one for one in world.ended}
+    assert len(last) == 2
+    before, after = sorted(last.values(), key=lambda one: one.start)
+    assert before.end <= after.start
+    assert [one.paid / SECOND for one in (before, after)] == pytest.approx([100, 100], abs=21)
+
+
+def test_that_is_so_over_a_restart_as_well() -> None:
+    world = World(policy=Policy(job_linger_seconds=60.0)).begin(held())
+    world.play(100)
+    world.play(200, allocations=())
+    memory = Memory(node="node", life="life")
+    memory.thaw(world.memory.frozen_tallies(), world.memory.frozen_courses())
+    world.memory = memory
+    world.play(100, allocations=(held(),))
+    assert world.now()["41"].start == world.ended[-1].end
+
+
+def test_of_jobs_that_are_gone_only_so_many_are_remembered() -> None:
+    world = World(policy=Policy(job_linger_seconds=1.0, max_jobs=1)).begin()
+    for number in range(MOST_PAST + 20):
+        owner = Owner(job_id=f"{number}", user="ada")
+        world.play(10, allocations=(held(owner=owner, start=world.at),))
+    assert len(world.memory.past) == MOST_PAST
+    assert len(world.memory.tallies) <= 3
+
+
+def told(scenario: str) -> World:
+    world = World()
+    for observation in simulate(scenario, stories=SCENARIOS).observations:
+        world.see(observation)
+    return world
+
+
+def test_what_begins_and_what_is_over_are_events_and_the_job_remembers_it() -> None:
+    world = told("demo")
+    kinds = [event.kind for event in world.events]
+    assert kinds.count("hung") >= kinds.count("hung_over") > 0
+    hung = next(event for event in world.events if event.kind == "hung")
+    assert hung.job_id
+    assert hung.uuid
+    last = {one.owner.job_id: one for one in [*world.ended, *world.now().values()]}
+    assert sum(one.happened.get("hung", 0) for one in last.values()) == kinds.count("hung")
+    assert [event.at for event in world.events] == sorted(event.at for event in world.events)
+
+
+def test_nothing_happens_on_a_node_that_works() -> None:
+    assert told("healthy_training").events == []
+
+
+def statements_of(jobs: Iterable[int], end: float = 1.0) -> list[Statement]:
+    return [
+        Statement(node="n", life="l", owner=Owner(job_id=f"{n}"), start=0.0, end=end, running=False, paid=0, parts={},
+                  energy={})
+        for n in jobs
+    ]  # fmt: skip
+
+
+def test_what_came_while_others_were_written_goes_on_waiting() -> None:
+    waiting = Waiting()
+    waiting.add(statements=statements_of((1, 2)), events=[Event(at=1.0, kind="a")], closed=[book("A")])
+    batch = waiting.batch()
+    waiting.add(statements=statements_of((2, 3), end=2.0), events=[Event(at=2.0, kind="b")], closed=[book("B")])
+    waiting.forget(batch)
+    left = waiting.batch()
+    assert [(one.owner.job_id, one.end) for one in left.statements] == [("2", 2.0), ("3", 2.0)]
+    assert [event.kind for event in left.events] == ["b"]
+    assert [each.uuid for each in left.closed] == ["B"]
+
+
+def test_only_so_much_waits_and_what_was_written_is_not_forgotten_for_what_was_not() -> None:
+    waiting = Waiting()
+    waiting.add(events=[Event(at=float(n), kind="old") for n in range(MOST)], statements=statements_of(range(MOST + 5)))
+    assert len(waiting.batch().statements) == MOST
+    assert waiting.batch().statements[-1].owner.job_id == f"{MOST + 4}"
+    batch = waiting.batch()
+    waiting.add(events=[Event(at=-1.0, kind="new")] * 10)
+    waiting.forget(batch)
+    assert [event.kind for event in waiting.batch().events] == ["new"] * 10
+    assert waiting.events_since(0.0) == []
+
+
+def book(uuid: str) -> Closed:
+    return Closed(uuid=uuid, life="l", since=0.0, until=1.0, paid=0, parts={})

@@ -1,0 +1,170 @@
+"""Statements are the ledger's own figures to the nanosecond, however often the daemon that kept them was restarted."""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.core.checkpoint import freeze, thaw
+from exporter.core.ledger import Ledger
+from exporter.core.model import SECOND, Observation
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.statement import Statement, Wanted, amounts
+from exporter.history import Closed, read_store
+from exporter.history.resuming import left_in
+from exporter.simulate import SCENARIOS
+from tests.history.player import Played, part_of, story
+
+PARTS = dict[str, Counter[str]]
+
+
+def uninterrupted(observations: list[Observation], edges: Sequence[int] = ()) -> tuple[Ledger, PARTS]:
+    """The ledger of one that was never stopped, and what each job came to.
+
+    At `edges` it forgets what a checkpoint leaves out: what workloads said of the moment (tests/core has that).
+    """
+    ledger, found = Ledger(), PARTS()
+    for number, observation in enumerate(observations):
+        if number in edges:
+            frozen, ledger = freeze(ledger), Ledger()
+            thaw(ledger, frozen)
+        advance(ledger, observation)
+        for job in [*ledger.departed, *ledger.jobs.values()]:
+            found[job.owner.job_id] = Counter(amounts(tuple(job.book.parts)))
+    return ledger, found
+
+
+class Kept:
+    """A store at the end of a story that was told by several lives."""
+
+    def __init__(self, path: Path) -> None:
+        with closing(read_store(path)) as store:
+            left = left_in(store)
+            assert left is not None
+            self.statements, self.books = store.statements(Wanted(limit=10_000)), store.closed()
+        self.about, self.ledger = left.about, Ledger()
+        thaw(self.ledger, left.frozen)
+
+    def jobs(self) -> PARTS:
+        """Of all lives together, and with what runs still as it stands."""
+        named = {(one.owner.job_id, one.life, one.start): one for one in self.statements}
+        found: PARTS = {}
+        for one in named.values():
+            found.setdefault(one.owner.job_id, Counter()).update(one.parts)
+        ended = {one.owner.job_id for one in self.statements if one.life == self.about.life}
+        for job in self.ledger.jobs.values():
+            if job.owner.job_id not in ended or job.owner.job_id in self.ledger.holding:
+                found.setdefault(job.owner.job_id, Counter()).update(amounts(tuple(job.book.parts)))
+        return found
+
+
+def lives(observations: list[Observation], edges: list[int], path: Path, ways: list[str]) -> Path:
+    """Let a life after the other tell the story; each ends at an edge in one of the ways. Returns the last's store."""
+    boot = 0
+    for (first, last), way in zip(pairwise(edges), ways, strict=True):
+        life = Played(path, boot=f"{boot}", checkpoint_seconds=3600.0)
+        for observation in part_of(observations, first, last):
+            life.take_in(observation)
+        if way == "kill":  # what the kernel has of its files once a scrape was told all
+            assert life.scrape() is not None
+            path = copied(path)
+        life.end()
+        boot += way == "boot"
+    return path
+
+
+def copied(path: Path) -> Path:
+    copy = path.with_name(f"x{path.name}")
+    for end in ("", "-wal"):
+        shutil.copy(f"{path}{end}", f"{copy}{end}")
+    return copy
+
+
+def told(scenario: str) -> list[Observation]:
+    return list(story(scenario, period_seconds=30.0))
+
+
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_statements_of_a_story_in_four_lives_are_the_ledger_of_one(scenario: str, tmp_path: Path) -> None:
+    observations = told(scenario)
+    edges = [len(observations) * n // 4 for n in range(5)]
+    path = lives(observations, edges, tmp_path / "history.db", ["kill", "stop", "kill", "stop"])
+    ledger, truth = uninterrupted(observations, edges[1:-1])
+    kept = Kept(path)
+    assert kept.jobs() == truth
+    assert {uuid: gpu.book.paid for uuid, gpu in kept.ledger.gpus.items()} == {
+        uuid: gpu.book.paid for uuid, gpu in ledger.gpus.items()
+    }
+    assert not kept.books
+    for one in kept.statements:
+        assert sum(one.parts.values()) == one.paid
+        assert one.samples[-1].paid == pytest.approx(one.paid / SECOND)
+        assert [sample.at for sample in one.samples] == sorted(sample.at for sample in one.samples)
+
+
+SOME = ("demo", "deadlock", "zombie_notebook", "lost_gpu", "fleet")
+
+
+@settings(max_examples=8, deadline=None)
+@given(scenario=st.sampled_from(SOME), seed=st.integers(0, 1 << 30), count=st.integers(1, 5))
+def test_over_any_restarts_no_second_is_lost_or_counted_twice(
+    tmp_path_factory: pytest.TempPathFactory, scenario: str, seed: int, count: int
+) -> None:
+    chance, observations = random.Random(seed), told(scenario)  # noqa: S311
+    edges = sorted({0, len(observations), *(chance.randrange(1, len(observations)) for _ in range(count))})
+    ways = [chance.choice(("kill", "stop", "boot")) for _ in edges[1:]]
+    path = lives(observations, edges, tmp_path_factory.mktemp("lives") / "history.db", [*ways[:-1], "stop"])
+    kept, (ledger, truth) = Kept(path), uninterrupted(observations)
+    for uuid, gpu in ledger.gpus.items():
+        mine = [book for book in kept.books if book.uuid == uuid]
+        assert sum(book.paid for book in mine) + kept.ledger.gpus[uuid].book.paid == gpu.book.paid
+        _touch(mine)
+    for book in kept.books:
+        assert sum(book.parts.values()) == book.paid
+    assert {job: parts.total() for job, parts in kept.jobs().items()} == {
+        job: parts.total() for job, parts in truth.items()
+    }
+
+
+def _touch(books: list[Closed]) -> None:
+    for before, after in pairwise(books):
+        assert after.since == pytest.approx(before.until, abs=1e-5)
+
+
+def test_a_scrape_is_told_what_is_saved(tmp_path: Path) -> None:
+    """The store at the moment the cover returns holds what was told, to the nanosecond."""
+    path, life = tmp_path / "history.db", Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
+    for number, observation in enumerate(story("deadlock", period_seconds=30.0)):
+        life.take_in(observation)
+        if number % 10 == 0:
+            seen = life.scrape()
+            assert isinstance(seen, Snapshot)
+            ledger = Kept(path).ledger
+            assert [view.counters.now.parts for view in take_snapshot(ledger, Meta()).gpus] == [
+                view.counters.now.parts for view in seen.gpus
+            ]
+    life.end()
+
+
+def test_running_jobs_are_told_with_those_that_ended(tmp_path: Path) -> None:
+    life = Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
+    for observation in list(story("demo"))[:300]:
+        life.take_in(observation)
+    life.scrape()
+    found = life.history.statements(Wanted())
+    running = [one for one in found if one.running]
+    assert running
+    assert [one.running for one in found] == sorted((one.running for one in found), reverse=True)
+    one: Statement = running[0]
+    assert life.history.statements(Wanted(job_id=one.owner.job_id)) == [one]
+    assert life.history.statements(Wanted(limit=1)) == found[:1]
+    assert [event.kind for event in life.history.events(0, 10)][-1] == "started"
+    life.end()

@@ -1,0 +1,274 @@
+"""The file: what is put in comes out, in order and by what is asked; it is kept small, private, and one daemon's."""
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.core.model import Owner
+from exporter.core.statement import Event, Sample, Statement, Wanted
+from exporter.history import Closed, HistoryError, Store, read_store
+from exporter.history.file import DamagedError, TakenError, UnwritableError
+from exporter.history.store import opened_or_aside, readable
+
+DAY = 86_400.0
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path: Path) -> Path:
+    return tmp_path / "history.db"
+
+
+@pytest.fixture(name="store")
+def _store(path: Path) -> Iterator[Store]:
+    with closing(Store(path)) as store:
+        yield store
+
+
+def said(job: str = "1", end: float = 100.0, *, life: str = "a", start: float | None = None, **who: Any) -> Statement:
+    owner = Owner(job_id=job, **({"user": "ada", "account": "nlp", "namespace": "lab"} | who))
+    return Statement(
+        node="n", life=life, owner=owner, start=end - 10 if start is None else start, end=end, running=False,
+        paid=10, parts={"useful": 7, "unobserved": 3}, energy={"useful": 1.5},
+        samples=(Sample(end, 1.25, 1, 1, 1, 1, 9),),
+    )  # fmt: skip
+
+
+def jobs(found: list[Statement]) -> list[str]:
+    return [one.owner.job_id for one in found]
+
+
+def test_a_statement_comes_out_as_it_was_put_in(store: Store) -> None:
+    one = said()
+    store.write(statements=[one])
+    assert store.statements(Wanted()) == [one]
+    (brief,) = store.statements(Wanted(), brief=True)
+    assert (brief.parts, brief.samples) == (one.parts, ())
+
+
+def test_samples_are_kept_to_the_thousandth(store: Store) -> None:
+    course = tuple(Sample(1e9 + n / 3, *(n * 1.23456 + k for k in range(6))) for n in range(50))
+    one = replace(said(), samples=course)
+    store.write(statements=[one])
+    (found,) = store.statements(Wanted())
+    assert len(found.samples) == 50
+    for there, here in zip(found.samples, course, strict=True):
+        assert there.at == pytest.approx(here.at, abs=0.000501)
+        assert there.joules == pytest.approx(here.joules, abs=0.000501)
+        assert there.paid == pytest.approx(here.paid, abs=0.000501)
+
+
+def test_a_later_word_on_the_same_job_takes_the_place_of_the_first_and_another_life_does_not(store: Store) -> None:
+    store.write(statements=[said(end=100.0, start=1.0)])
+    store.write(statements=[said(end=200.0, start=1.0, user="bob"), said(end=150.0, life="b", start=1.0)])
+    found = store.statements(Wanted())
+    assert [(one.life, one.end) for one in found] == [("a", 200.0), ("b", 150.0)]
+    assert found[0].samples[0].at == 200.0
+    assert jobs(store.statements(Wanted(user="bob"))) == ["1"]
+    assert rows(store.path, "rest") == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Wanted(), ["5", "4", "3", "2", "1"]),
+        (Wanted(limit=2), ["5", "4"]),
+        (Wanted(job_id="3"), ["3"]),
+        (Wanted(user="bob"), ["4"]),
+        (Wanted(account="vision"), ["5"]),
+        (Wanted(namespace="lab"), ["5", "4", "3", "2", "1"]),
+        (Wanted(namespace="prod"), []),
+        (Wanted(since=300.0), ["5", "4", "3"]),
+        (Wanted(until=290.0), ["3", "2", "1"]),
+        (Wanted(since=200.0, until=200.0, user="ada"), ["2"]),
+        (Wanted(user="ada", account="vision", job_id="5"), ["5"]),
+    ],
+)
+def test_what_is_asked_for_is_what_the_filter_says(store: Store, wanted: Wanted, found: list[str]) -> None:
+    store.write(
+        statements=[
+            said(f"{n}", 100.0 * n, user="bob" if n == 4 else "ada", account="vision" if n == 5 else "nlp")
+            for n in (3, 1, 5, 2, 4)
+        ]
+    )
+    assert jobs(store.statements(wanted)) == found
+    assert jobs(store.statements(wanted, brief=True)) == found
+    assert (
+        sorted(found)
+        == sorted(one for one in jobs(store.statements(Wanted())) if wanted.has(_one(store, one)))[-wanted.limit :]
+    )
+
+
+def _one(store: Store, job: str) -> Statement:
+    return store.statements(Wanted(job_id=job))[0]
+
+
+def test_events_and_books_come_out_in_order(store: Store) -> None:
+    store.write(events=[Event(at=1.0, kind="hung"), Event(at=3.0, kind="xid"), Event(at=2.0, kind="hung_over")])
+    assert [event.kind for event in store.events(2.0, 10)] == ["xid", "hung_over"]
+    assert [event.kind for event in store.events(0.0, 1)] == ["xid"]
+    books = [
+        Closed(uuid=u, life="a", since=s, until=s + 1, paid=1, parts={"useful": 1}) for u, s in (("B", 2), ("A", 1))
+    ]
+    store.write(closed=books)
+    store.write(closed=books)
+    assert [book.uuid for book in store.closed()] == ["A", "B"]
+
+
+def test_a_write_is_all_or_nothing(store: Store) -> None:
+    class TornError(Exception):
+        pass
+
+    def torn() -> Iterator[Statement]:
+        yield said("1")
+        raise TornError
+
+    with pytest.raises(TornError):
+        store.write(state=[("about", b"new")], statements=torn())
+    assert store.state("about") is None
+    assert store.statements(Wanted()) == []
+    store.write(state=[("about", b"next")])
+    assert store.state("about") == b"next"
+
+
+def test_readers_read_while_it_is_written_and_from_a_copy(store: Store, path: Path, tmp_path: Path) -> None:
+    store.write(statements=[said()])
+    with closing(read_store(path)) as reader:
+        store.write(statements=[said("2", 200.0)])
+        assert jobs(reader.statements(Wanted())) == ["2", "1"]
+        with pytest.raises(HistoryError):
+            reader.write(statements=[said("3")])
+    store.close()
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(path.read_bytes())
+    copy.chmod(0o440)
+    with closing(read_store(copy)) as reader:
+        assert jobs(reader.statements(Wanted())) == ["2", "1"]
+
+
+def test_one_daemon_writes_and_when_it_is_gone_another_may(store: Store, path: Path) -> None:
+    with pytest.raises(TakenError, match="another daemon"):
+        Store(path)
+    store.close()
+    Store(path).close()
+
+
+def test_a_store_is_not_for_every_user_of_the_node(store: Store, path: Path) -> None:
+    store.write(state=[("about", b"x")])
+    for file in path.parent.iterdir():
+        assert not stat.S_IMODE(file.stat().st_mode) & stat.S_IRWXO, file
+
+
+def test_that_the_file_was_taken_away_is_seen(store: Store, path: Path) -> None:
+    assert store.stands
+    path.rename(path.with_suffix(".old"))
+    assert not store.stands
+    path.write_bytes(b"")
+    assert not store.stands
+
+
+def rows(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608  ours
+
+
+def test_what_is_too_old_is_forgotten(store: Store) -> None:
+    store.write(statements=[said(f"{n}", n * DAY) for n in range(1, 11)])
+    store.write(events=[Event(at=n * DAY, kind="xid") for n in range(1, 11)])
+    assert store.trim(before=4 * DAY, most_bytes=1 << 30) == 3
+    assert jobs(store.statements(Wanted())) == [f"{n}" for n in range(10, 3, -1)]
+    assert len(store.events(0, 100)) == 7
+    assert rows(store.path, "rest") == 7
+
+
+def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(store: Store, path: Path) -> None:
+    store.write(state=[("ledger", b"kept")])
+    for n in range(20):
+        store.write(
+            statements=[said(f"{n * 50 + k}", float(n * 50 + k), name=f"{n}" * 200 + "x" * 800) for k in range(50)]
+        )
+    store.trim(before=-1.0, most_bytes=1 << 30)
+    before = path.stat().st_size
+    assert store.trim(before=-1.0, most_bytes=before // 2) > 100
+    assert path.stat().st_size <= before // 2
+    left = jobs(store.statements(Wanted(limit=10_000)))
+    assert left == [f"{n}" for n in range(999, 999 - len(left), -1)]
+    assert store.state("ledger") == b"kept"
+    assert store.trim(before=-1.0, most_bytes=1) > 0
+    assert store.trim(before=-1.0, most_bytes=1) == 0
+
+
+def test_the_log_beside_it_does_not_grow_for_ever(store: Store, path: Path) -> None:
+    for n in range(300):
+        store.write(state=[("ledger", bytes(range(256)) * 100 + bytes([n % 256]))], durable=False)
+    store.trim(before=0.0, most_bytes=1 << 30)
+    assert store.bytes < 200_000
+    assert Path(f"{path}-wal").stat().st_size == 0
+
+
+def test_a_store_of_a_newer_version_is_left_alone(store: Store, path: Path) -> None:
+    store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 7")
+    for read_only in (False, True):
+        with pytest.raises(HistoryError, match="newer version") as caught:
+            Store(path, read_only=read_only)
+        assert not isinstance(caught.value, DamagedError)
+    with pytest.raises(HistoryError, match="newer version"):
+        opened_or_aside(path)
+    assert path.exists()
+
+
+def test_a_file_that_is_no_store_of_this_version_is_not_read(path: Path) -> None:
+    with pytest.raises(HistoryError, match="no such store"):
+        read_store(path)
+    path.write_bytes(b"")
+    with pytest.raises(HistoryError, match="no store yet"):
+        read_store(path)
+    with readable(path) as found:
+        assert found is None
+
+
+@pytest.mark.parametrize("content", [b"this is a text and no database\n" * 400, b"SQLite format 3\0" + b"\xff" * 4080])
+def test_a_damaged_file_is_moved_away_and_another_is_begun(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(DamagedError):
+        Store(path)
+    with closing(opened_or_aside(path)) as store:
+        store.write(statements=[said()])
+    (aside,) = path.parent.glob("history.db.damaged-*")
+    assert aside.read_bytes() == content
+
+
+def test_one_found_damaged_while_it_was_open_is_moved_away_whatever_it_looks_like(store: Store, path: Path) -> None:
+    store.write(statements=[said()])
+    store.close()
+    with closing(opened_or_aside(path, damaged=True)) as fresh:
+        assert fresh.statements(Wanted()) == []
+    (aside,) = path.parent.glob("history.db.damaged-*")
+    with closing(read_store(aside)) as old:
+        assert jobs(old.statements(Wanted())) == ["1"]
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="does its folder exist"):
+        Store(tmp_path / "nowhere" / "history.db")
+    folder = tmp_path / "folder.db"
+    folder.mkdir()
+    with pytest.raises(HistoryError, match="may this daemon write there"):
+        Store(folder)
+
+
+def test_one_that_may_not_be_written_can_perhaps_be_read(store: Store, path: Path) -> None:
+    store.close()
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db, pytest.raises(sqlite3.Error) as caught:
+        db.execute("DELETE FROM event")
+    from exporter.history.file import told  # noqa: PLC0415  what it makes of it
+
+    with pytest.raises(UnwritableError, match="let this daemon write it"), told(path):
+        raise caught.value
