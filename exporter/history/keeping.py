@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
@@ -274,8 +274,16 @@ class History:
             self._covered.outrun()
 
     def _failed(self, err: HistoryError) -> None:
-        """Say so, and let nobody wait. The file is opened anew the next time, for it may be another by then."""
+        """Say so, and let nobody wait. The file is opened anew the next time, for it may be another by then.
+
+        From here on scrapes are told what is: nothing old may look live for a file's sake. That a restart must not go
+        on is said in the file, if that much can be written.
+        """
+        if self._store is not None:
+            with suppress(HistoryError):
+                self._say_outrun(self._store)
         with self._wake:
+            self._covered.outrun()
             if self._keeping.problem != f"history: {err}":
                 log.error("history: %s; the daemon goes on, and tries again", err)
             self._keeping = replace(

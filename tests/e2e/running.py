@@ -173,8 +173,12 @@ class Daemon:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This one without settings of ours or of NVML's stand-in; the code under test is this tree's."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPU_EFFICIENCY_", "NVML_STUB", "LD_LIBRARY"))}
+    """This one without settings of ours or of NVML's stand-in; the code under test is this tree's.
+
+    Nor is the size of a terminal kept, which pytest's workers are told: a program on another would believe it.
+    """
+    strange = ("GPU_EFFICIENCY_", "NVML_STUB", "LD_LIBRARY", "COLUMNS", "LINES")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(strange)}
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
 
 

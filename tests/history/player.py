@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from exporter.simulate import SCENARIOS, simulate
 
 STORY = "demo"
 TICK_SECONDS = 10.0
+_PATIENCE_SECONDS = 20.0
 
 
 class PlayedClock:
@@ -79,9 +81,13 @@ class Played:
         self.agent.take_in(observation)
 
     def scrape(self) -> Snapshot | None:
-        newest = self.agent.latest()
+        """What a scrape is told; asked again while the disk works and is only slow, as on a busy machine."""
+        newest, deadline = self.agent.latest(), time.monotonic() + _PATIENCE_SECONDS
         assert newest is not None
-        return self.history.cover(newest)
+        told = self.history.cover(newest)
+        while told is not newest and self.history.keeping().works and time.monotonic() < deadline:
+            told = self.history.cover(newest)
+        return told
 
     def end(self) -> None:
         self.history.end()
