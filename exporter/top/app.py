@@ -8,9 +8,10 @@ Textual's App and Widget are subclassed because it has no other way.
 """
 
 import os
+import select
 import signal
 import sys
-import termios
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -182,10 +183,6 @@ class Top(App[None]):
         return View(nodes=seen, now=now, wall=time.time(), trends=self._trends, signs=self._signs, names=shown)
 
     def _beat(self) -> None:
-        try:
-            termios.tcgetattr(sys.__stdin__)  # type: ignore[arg-type]  # a terminal: else nothing is live
-        except (termios.error, OSError):
-            os.kill(os.getpid(), signal.SIGHUP)  # an ssh that was cut, where nobody else says so: there is nobody left
         self._draw()
 
     def _draw(self) -> None:
@@ -194,6 +191,19 @@ class Top(App[None]):
         self._canvas.show(self._drawn.lines)
 
 
+def _end_with(terminal: int) -> None:
+    """End this process when its terminal hangs up, as where an ssh is cut and no shell is there to tell it.
+
+    From a thread of its own, and by the kernel's hand: whoever reads or writes a dead terminal may wait for ever.
+    """
+    waiting = select.poll()
+    waiting.register(terminal, 0)
+    while not any(said & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, said in waiting.poll()):
+        pass
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
 def live(places: Sequence[Place], asked: Asked, *, signs: Signs, interval: float, coloured: bool) -> None:
-    """Show it until it is left."""
+    """Show it until it is left, or the terminal is gone."""
+    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
     Top(places, asked, signs=signs, interval=interval, coloured=coloured).run(mouse=False)
