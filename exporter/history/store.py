@@ -181,7 +181,7 @@ class Store:
             # All that there are come faster as they lie in the file, and are put in order here.
             order = "" if self._count() <= wanted.limit else " ORDER BY until DESC, number DESC"
             rows = self._db.execute(
-                f"SELECT {columns} FROM statement WHERE {where}{order} LIMIT ?",  # noqa: S608  # nosec B608  ours
+                f"SELECT {columns} FROM statement WHERE {where}{order} LIMIT ?",  # nosec B608  # noqa: S608
                 (*values, wanted.limit),
             )
             found = [_decode_statement(row[0]) for row in rows] if brief else [_whole(*row) for row in rows]
