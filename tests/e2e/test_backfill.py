@@ -37,7 +37,8 @@ from exporter.history import Store
 from exporter.simulate import simulate
 from exporter.trace import Header, TraceWriter
 from tests.dashboards.past import Past
-from tests.e2e.running import PATIENCE, Labels, Page, command, environment, free_port, running, wait_for
+from tests.e2e.databases import started, victoria
+from tests.e2e.running import PATIENCE, Labels, Page, command, environment, wait_for
 from tests.receipt.commands import run as report
 
 pytestmark = pytest.mark.e2e
@@ -106,43 +107,9 @@ def shell(folder: Path, line: str) -> None:
 @contextmanager
 def stored(blocks: Path) -> Iterator[Past]:
     """A Prometheus that has these blocks and nothing else."""
-    (blocks.parent / "prometheus.yaml").write_text("scrape_configs: []\n")
-    port = free_port()
-    words = [
-        "prometheus", f"--config.file={blocks.parent / 'prometheus.yaml'}", f"--storage.tsdb.path={blocks}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--storage.tsdb.retention.time=100y",
-    ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with (
-        running(words, blocks.parent / "prometheus.log", environment()) as program,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
-    ):
-        wait_for(lambda: program.alive() and ready(client, "/-/ready"), "Prometheus is ready")
-        yield Past(url, client)
-        assert program.end() == 0
-
-
-@contextmanager
-def victoria(folder: Path) -> Iterator[httpx.Client]:
-    port = free_port()
-    words = [
-        "victoria-metrics", f"-storageDataPath={folder}/vm", f"-httpListenAddr=127.0.0.1:{port}",
-        "-retentionPeriod=100y", "-search.latencyOffset=0s",
-    ]  # fmt: skip
-    with (
-        running(words, folder / "vm.log", environment()) as program,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
-    ):
-        wait_for(lambda: program.alive() and ready(client, "/health"), "VictoriaMetrics is ready")
-        yield client
-        assert program.end() == 0
-
-
-def ready(client: httpx.Client, path: str) -> bool:
-    try:
-        return client.get(path).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+    kept = f"--storage.tsdb.path={blocks}", "--storage.tsdb.retention.time=100y"
+    with started(blocks.parent / "prometheus", {"scrape_configs": []}, *kept) as client:
+        yield Past(f"{client.base_url}", client)
 
 
 def counters(page: Page) -> dict[str, dict[Labels, Decimal]]:
@@ -292,7 +259,7 @@ def documented(begin: str) -> str:
 
 def test_ctrl_c_leaves_a_clean_line_and_no_half_file(tmp_path: Path) -> None:
     """On a terminal of its own; what was drawn is wiped out before the shell writes there again."""
-    recorded(tmp_path / "a.jsonl.gz", "n1")
+    recorded(tmp_path / "a.jsonl.gz", "n1", hours=(0.0, 8.0))  # long enough to be interrupted on any machine
     screen, drawn = pyte.Screen(80, 24), pyte.Stream()
     drawn.attach(screen)
     master, slave = pty.openpty()

@@ -6,8 +6,7 @@ VictoriaMetrics, where it is installed, is asked what Prometheus is asked.
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from exporter.cli.cardinality import LEAKS
 from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.stories import Story, play
-from tests.e2e.running import ROOT, Daemon, Page, daemon, environment, free_port, running, wait_for
+from tests.e2e.databases import started, victoria
+from tests.e2e.running import ROOT, Daemon, Page, daemon, wait_for
 from tests.fleets import fleet_of
 
 pytestmark = pytest.mark.e2e
@@ -40,29 +40,6 @@ NODES = (
 def _demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with daemon(tmp_path_factory.mktemp("demo"), "demo") as served:
         yield served
-
-
-@contextmanager
-def started(folder: Path, config: Mapping[str, Any], *words: str) -> Iterator[httpx.Client]:
-    """A Prometheus with this configuration, until the block ends."""
-    folder.mkdir(exist_ok=True)
-    file, port = folder / "prometheus.yaml", free_port()
-    file.write_text(yaml.safe_dump(dict(config)))
-    line = ["prometheus", f"--config.file={file}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *words]
-    with (
-        running(line, folder / "log", environment()) as program,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client,
-    ):
-        wait_for(lambda: program.alive() and ready(client), "Prometheus is ready")
-        yield client
-        assert program.end() == 0
-
-
-def ready(client: httpx.Client, path: str = "/-/ready") -> bool:
-    try:
-        return client.get(path).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
 
 
 def asked(client: httpx.Client, query: str, **more: str) -> dict[frozenset[tuple[str, str]], float]:
@@ -212,22 +189,6 @@ class Both:
         if path == "/api/v1/write":
             self._second.post(path, **more).raise_for_status()
         return answer
-
-
-@contextmanager
-def victoria(folder: Path) -> Iterator[httpx.Client]:
-    port = free_port()
-    words = [
-        "victoria-metrics", f"-storageDataPath={folder}/vm", f"-httpListenAddr=127.0.0.1:{port}",
-        "-retentionPeriod=100y", "-search.latencyOffset=0s",
-    ]  # fmt: skip
-    with (
-        running(words, folder / "vm.log", environment()) as program,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
-    ):
-        wait_for(lambda: program.alive() and ready(client, "/health"), "VictoriaMetrics is ready")
-        yield client
-        assert program.end() == 0
 
 
 @pytest.mark.skipif(shutil.which("victoria-metrics") is None, reason="needs VictoriaMetrics")

@@ -1,0 +1,54 @@
+"""Servers of Debian's packages that keep series, Prometheus and VictoriaMetrics, on loopback, while a block lasts.
+
+Owns their processes. Refuses to know what is asked of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.e2e.running import environment, free_port, running, wait_for
+
+
+@contextmanager
+def started(folder: Path, config: Mapping[str, Any], *words: str) -> Iterator[httpx.Client]:
+    """A Prometheus with this configuration, until the block ends."""
+    folder.mkdir(exist_ok=True)
+    file, port = folder / "prometheus.yaml", free_port()
+    file.write_text(yaml.safe_dump(dict(config)))
+    line = ["prometheus", f"--config.file={file}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *words]
+    with (
+        running(line, folder / "log", environment()) as program,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
+    ):
+        wait_for(lambda: program.alive() and ready(client), "Prometheus is ready")
+        yield client
+        assert program.end() == 0
+
+
+def ready(client: httpx.Client, path: str = "/-/ready") -> bool:
+    try:
+        return client.get(path).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def victoria(folder: Path) -> Iterator[httpx.Client]:
+    """VictoriaMetrics, likewise."""
+    port = free_port()
+    words = [
+        "victoria-metrics", f"-storageDataPath={folder}/vm", f"-httpListenAddr=127.0.0.1:{port}",
+        "-retentionPeriod=100y", "-search.latencyOffset=0s",
+    ]  # fmt: skip
+    with (
+        running(words, folder / "vm.log", environment()) as program,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
+    ):
+        wait_for(lambda: program.alive() and ready(client, "/health"), "VictoriaMetrics is ready")
+        yield client
+        assert program.end() == 0
