@@ -6,6 +6,7 @@ import os
 import pty
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyte
@@ -216,6 +217,25 @@ def test_a_unit_without_a_rate_is_left_out(clock: Clock) -> None:
     assert stream.getvalue() == "gpu-efficiency: x: 7, 1 min so far\n"
 
 
+def on_a_terminal(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """All that the command draws there; read meanwhile, for a terminal that nobody reads is soon full."""
+    pieces, (master, slave) = list[bytes](), pty.openpty()
+
+    def read() -> None:
+        with suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(master, 65_536):
+                pieces.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", terminal)
+        assert main(words) == 0
+    reader.join(30)
+    os.close(master)
+    return b"".join(pieces).decode()
+
+
 @pytest.mark.parametrize(
     "line",
     ["simulate healthy_training --gpus 1 --duration 600 -o again.jsonl", "replay {trace}", "replay {packed}",
@@ -236,12 +256,7 @@ def test_every_long_command_draws_on_a_real_terminal_and_leaves_it_clean(
     assert "\r" not in capsys.readouterr().err
     (tmp_path / "again.jsonl").unlink(missing_ok=True)
     (tmp_path / "history.om").unlink(missing_ok=True)
-    master, slave = pty.openpty()
-    with os.fdopen(slave, "w") as terminal, os.fdopen(master, "rb", buffering=0) as seen:
-        monkeypatch.setattr("sys.stderr", terminal)
-        assert main(words) == 0
-        terminal.flush()
-        drawn = seen.read(65_536).decode()
+    drawn = on_a_terminal(words, monkeypatch)
     assert "[#" in drawn or "[." in drawn
     screen = pyte.Screen(80, 24)
     pyte.Stream(screen).feed(drawn)
