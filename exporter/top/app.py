@@ -205,5 +205,6 @@ def _end_with(terminal: int) -> None:
 
 def live(places: Sequence[Place], asked: Asked, *, signs: Signs, interval: float, coloured: bool) -> None:
     """Show it until it is left, or the terminal is gone."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, and whoever was started by it, would not hear of the end
     threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
     Top(places, asked, signs=signs, interval=interval, coloured=coloured).run(mouse=False)
