@@ -3,7 +3,7 @@
 import re
 import socket
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, RemoteDisconnected
 from typing import Self
 
 METRICS = "/metrics"
@@ -25,12 +25,18 @@ class Client:
 
     def get(self, path: str = METRICS, headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
         """Give the answer and its body as sent. Raises RuntimeError for any status but 200."""
-        self._connection.request("GET", path, headers=dict(headers or {}))
-        response = self._connection.getresponse()
+        try:
+            response = self._asked(path, headers or {})
+        except RemoteDisconnected:  # the daemon closes a connection on which nothing is asked for some seconds
+            response = self._asked(path, headers or {})
         body = response.read()
         if response.status != 200:
             raise RuntimeError(f"{path} answered {response.status}, so there is nothing to measure: {body[:300]!r}")
         return response, body
+
+    def _asked(self, path: str, headers: Mapping[str, str]) -> HTTPResponse:
+        self._connection.request("GET", path, headers=dict(headers))
+        return self._connection.getresponse()
 
     def value(self, name: str) -> float:
         """Give the value of a series without labels. Raises LookupError when there is none."""
