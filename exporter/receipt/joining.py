@@ -18,6 +18,7 @@ from exporter.receipt.model import Quality, Receipt, When, Who
 from exporter.receipt.putting import Known, put_together
 from exporter.receipt.recalled import Recalled
 from exporter.receipt.runs import Run, last_run, unseen
+from exporter.receipt.truth import gained
 from exporter.specs import find_spec
 from exporter.wording import amount, moment, percent
 
@@ -144,25 +145,8 @@ def _qualities(run: Run, books: Books) -> Iterator[Quality]:
         _, value, start, target = last.quality
         start = first.quality[2] if first.quality is not None and first.quality[0] == name else start
         reached = None if last.target_at is None else last.target_at / 1e9 - run.start
-        yield _quality(name, start, value, target=target, reached=reached, cost=books.cost(books.seen))
-
-
-def _quality(
-    name: str, start: float, last: float, *, target: float | None, reached: float | None, cost: float
-) -> Quality:
-    rises = last >= start if target is None or target == start else target > start
-    gained = last - start if rises else start - last
-    return Quality(
-        name=name,
-        start=start,
-        last=last,
-        best=max(start, last) if rises else min(start, last),
-        rises=rises,
-        target=target,
-        gained=gained,
-        cost_per_unit=cost / gained if gained > 0 else None,
-        track=((reached, target),) if reached is not None and target is not None else (),
-    )
+        track = ((reached, target),) if reached is not None and target is not None else ()
+        yield gained(name, (start, value), start=start, target=target, cost=books.cost(books.seen), track=track)
 
 
 # -- what was not seen --

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from exporter.receipt.model import Receipt
-from exporter.receipt.text import WIDTH
+from exporter.receipt.text import WIDTH, safe
 from exporter.wording import amount, elapsed, percent
 from exporter.wording import short as cut
 
@@ -14,7 +14,7 @@ def line(receipt: Receipt) -> str:
     money = "" if receipt.money is None else f"; {receipt.money:,.2f} {receipt.currency}"
     blind = "" if _all_seen(receipt) else f"; {percent(receipt.coverage)} of it observed"
     absent = f"; {len(receipt.nodes)} of {receipt.expected_nodes} nodes" if _absent(receipt) else ""
-    return _safe(
+    return safe(
         f"job {receipt.who.job_id}: {percent(receipt.layers.product)} useful ({_layers(receipt)}) of"
         f" {receipt.gpu_hours:,.2f} GPU-hours on {_gpus(receipt)} in {elapsed(receipt.when.seconds)}"
         f"{worst}{money}{blind}{absent}"
@@ -67,8 +67,3 @@ def _all_seen(receipt: Receipt) -> bool:
 
 def _absent(receipt: Receipt) -> bool:
     return len(receipt.nodes) < receipt.expected_nodes
-
-
-def _safe(words: str) -> str:
-    """What a terminal, or a line of a comment, would obey is not passed on."""
-    return "".join(sign if sign.isprintable() else "?" for sign in words)

@@ -21,22 +21,22 @@ def _block(table: Table) -> Iterator[str]:
     if not (table.rows or table.prose):
         return
     if table.title:
-        yield from wrap(_safe(table.title), WIDTH)
+        yield from wrap(safe(table.title), WIDTH)
     yield from _aligned(table) if table.head else _pairs(table.rows)
     for line in table.prose:
         inside = " " * (len(line) - len(line.lstrip()))
-        yield from wrap(_safe(line.lstrip()), WIDTH, initial_indent=inside, subsequent_indent=inside + "  ")
+        yield from wrap(safe(line.lstrip()), WIDTH, initial_indent=inside, subsequent_indent=inside + "  ")
 
 
 def _pairs(rows: Iterable[Row]) -> Iterator[str]:
     for name, value in rows:
         start = f"  {name:{_LABEL}}  "
-        yield from wrap(_safe(value), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+        yield from wrap(safe(value), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _aligned(table: Table) -> Iterator[str]:
     """Columns as wide as they need to be; where that is too much, the widest give."""
-    rows = [tuple(map(_safe, row)) for row in (table.head, *table.rows)]
+    rows = [tuple(map(safe, row)) for row in (table.head, *table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
     while sum(widths) + _GAP * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -56,8 +56,8 @@ def _cell(cell: str, width: int, *, left: bool) -> str:
     return fitted.ljust(width) if left else fitted.rjust(width)
 
 
-def _safe(words: str) -> str:
-    """What a terminal would obey is not passed on to it."""
+def safe(words: str) -> str:
+    """What a terminal, or a line of a comment, would obey is not passed on to it."""
     return "".join(sign if sign.isprintable() else "?" for sign in words)
 
 
@@ -89,4 +89,4 @@ def _row(cells: Row) -> str:
 
 def _escaped(words: str) -> str:
     """Names are text, whatever signs they have."""
-    return "".join(f"\\{sign}" if sign in "\\`*_|<>[]" else sign for sign in _safe(words))
+    return "".join(f"\\{sign}" if sign in "\\`*_|<>[]" else sign for sign in safe(words))

@@ -5,7 +5,7 @@ these. Steps, checkpoints and restarts are the whole job's: the node that heard 
 once a job reports anything: none at all is not told.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import median
 
@@ -142,16 +142,24 @@ def qualities(facts: Facts, books: Books) -> tuple[Quality, ...]:
     for name in sorted(points):
         run = [(at - began, value) for at, value in sorted(points[name])]
         start = starts[name][1] if name in starts else run[0][1]
-        found.append(_quality(name, run, start=start, target=targets.get(name), cost=cost))
+        values, changes = [value for _, value in run], tuple(_changes(run))
+        found.append(gained(name, values, start=start, target=targets.get(name), cost=cost, track=changes))
     return tuple(found)
 
 
-def _quality(
-    name: str, track: list[tuple[float, float]], *, start: float, target: float | None, cost: float
+def gained(
+    name: str,
+    values: Sequence[float],
+    *,
+    start: float,
+    target: float | None,
+    cost: float,
+    track: tuple[tuple[float, float], ...],
 ) -> Quality:
-    values, last = [value for _, value in track], track[-1][1]
+    """What became of a figure that had these values, the last of them last; less is better where the target says so."""
+    last = values[-1]
     rises = last >= start if target is None or target == start else target > start
-    gained = last - start if rises else start - last
+    gain = last - start if rises else start - last
     return Quality(
         name=name,
         start=start,
@@ -159,9 +167,9 @@ def _quality(
         best=max(values) if rises else min(values),
         rises=rises,
         target=target,
-        gained=gained,
-        cost_per_unit=cost / gained if gained > 0 else None,
-        track=tuple(_changes(track)),
+        gained=gain,
+        cost_per_unit=cost / gain if gain > 0 else None,
+        track=track,
     )
 
 
