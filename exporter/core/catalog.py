@@ -26,8 +26,6 @@ from exporter.core.snapshot import (
     Reload,
     Snapshot,
     believed,
-    layers,
-    models,
     price_of,
     summed,
 )
@@ -252,7 +250,7 @@ def _gau_held(snapshot: Snapshot) -> float | None:
 
 def _models(value: Callable[[ModelView], float | str | None]) -> Read:
     def read(snapshot: Snapshot) -> Iterator[Sample]:
-        for view in models(snapshot):
+        for view in snapshot.models:
             found = value(view)
             if found is not None:
                 yield (view.model,), found
@@ -262,7 +260,7 @@ def _models(value: Callable[[ModelView], float | str | None]) -> Read:
 
 def _model_seconds(snapshot: Snapshot) -> Iterator[Sample]:
     """The held and the unheld part of each leak; nobody's time can only be the latter's few."""
-    for view in models(snapshot):
+    for view in snapshot.models:
         unheld = view.unheld
         for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
             yield (view.model, "true", *names), seconds(part - unheld.get(index, 0))
@@ -271,14 +269,14 @@ def _model_seconds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _model_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for view in models(snapshot):
+    for view in snapshot.models:
         for layer, joules in view.energy.items():
             yield (view.model, layer), joules
 
 
 def _prices(snapshot: Snapshot) -> Iterator[Sample]:
     terms = snapshot.meta.terms
-    for view in models(snapshot):
+    for view in snapshot.models:
         price = price_of(terms, model=view.model, spec=view.spec, wall=snapshot.wall)
         for held, amount in (("true", price.per_gpu_hour), ("false", price.of_nobody)):
             yield (view.model, terms.pool, price.currency, price.basis, held), amount
@@ -352,7 +350,7 @@ def _job_spread(snapshot: Snapshot) -> Iterator[Sample]:
 
 def _window(name: str) -> Callable[[GpuView | JobView], float | None]:
     pick: Callable[[Layers], float | None] = attrgetter(name)
-    return lambda view: pick(layers(view.counters.parts(view.counters.short)))
+    return lambda view: pick(view.counters.recent)
 
 
 def _ofu(view: GpuView | JobView) -> float | None:
@@ -366,11 +364,7 @@ def _reading(name: str) -> Read:
 
 def _sum_layers(name: str) -> Read:
     pick: Callable[[Layers], float | None] = attrgetter(name)
-
-    def read(snapshot: Snapshot) -> float | None:
-        return pick(layers(summed(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)))
-
-    return _node(read)
+    return _node(lambda snapshot: pick(snapshot.recent))
 
 
 def _intensity(counters: Counters) -> float | None:

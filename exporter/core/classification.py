@@ -66,7 +66,7 @@ def _polls(ev: Evidence, piece: Piece) -> bool:
 
 
 def _active(ev: Evidence, piece: Piece) -> str:
-    return "idle_spin" if _polls(ev, piece) else "computing"
+    return "idle_spin" if ev.spin == YES and _polls(ev, piece) else "computing"
 
 
 RULES: tuple[tuple[State, Rule], ...] = (
@@ -82,14 +82,11 @@ RULES: tuple[tuple[State, Rule], ...] = (
 """In this order; the first that gives a reason wins, and the last always does."""
 
 
-_AT_WORK = RULES[-2:]
-"""Most pieces are held, believed and in no timed state: of all rules only these can hold."""
-
-
 def classify(ev: Evidence, piece: Piece) -> tuple[State, str]:
     """The one state of a piece of time, with the reason in one word."""
-    plain = piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.condition)
-    for state, rule in _AT_WORK if plain else RULES:
+    if ev.runs and piece.holders and not (piece.hung or piece.zombie or piece.culprit or ev.distrust or ev.condition):
+        return State.ACTIVE, _active(ev, piece)  # as most pieces are: no other rule could hold
+    for state, rule in RULES:
         reason = rule(ev, piece)
         if reason:
             return state, reason

@@ -4,10 +4,10 @@ Owns what a counter may say and what follows from one reading alone. Refuses mem
 reading before. What cannot be believed is dropped and named in `rejected`, never replaced by a guess.
 """
 
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import MS, PPM, Device, Reading
@@ -43,7 +43,8 @@ _AMOUNTS = (
 _ratios, _amounts = attrgetter(*_RATIOS), attrgetter(*_AMOUNTS)
 
 
-class Evidence(Struct, gc=False):
+@dataclass(slots=True, eq=False)
+class Evidence:
     """What one reading proves. Pools are parts per million of its time and add up to the whole."""
 
     reading: Reading
@@ -174,7 +175,7 @@ def _ordered(ev: Evidence, policy: Policy) -> str:
 
 def _links(ev: Evidence, checked: Reading) -> None:
     lacks = ev.device.lacks
-    ev.nvlink = _busier(checked.nvlink_tx_bytes_per_second, checked.nvlink_rx_bytes_per_second)
+    ev.nvlink = busier(checked.nvlink_tx_bytes_per_second, checked.nvlink_rx_bytes_per_second)
     if ev.nvlink is None and "nvlink_tx_bytes_per_second" in lacks:
         ev.nvlink = 0.0
     ev.pcie_tx, ev.pcie_rx = checked.pcie_tx_bytes_per_second, checked.pcie_rx_bytes_per_second
@@ -182,7 +183,8 @@ def _links(ev: Evidence, checked: Reading) -> None:
         ev.dram = 0.0
 
 
-def _busier(one: float | None, other: float | None) -> float | None:
+def busier(one: float | None, other: float | None) -> float | None:
+    """The larger of two rates, or the one that is seen."""
     if one is None or other is None:
         return one if other is None else other
     return one if one >= other else other
@@ -243,18 +245,18 @@ def _suspect(ev: Evidence, policy: Policy, *, power_speaks: bool) -> None:
     if ev.engine < policy.spin_engine or nobody or not (power_speaks and _power_judges(ev)):
         return
     if _cool(ev, None, policy):
-        ev.spin = _pcie_at_rest(ev, _busier(ev.pcie_tx, ev.pcie_rx), policy)
+        ev.spin = _pcie_at_rest(ev, busier(ev.pcie_tx, ev.pcie_rx), policy)
         ev.suspect_only = True
 
 
 def _fp(reading: Reading) -> float | None:
-    return _busier(_busier(reading.fp64_active, reading.fp32_active), reading.fp16_active)
+    return busier(busier(reading.fp64_active, reading.fp32_active), reading.fp16_active)
 
 
 def _spin(ev: Evidence, fp: float | None, policy: Policy, *, power_speaks: bool) -> None:
     if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or (power_speaks and not _cool(ev, fp, policy)):
         return
-    pcie = _busier(ev.pcie_tx, ev.pcie_rx)
+    pcie = busier(ev.pcie_tx, ev.pcie_rx)
     ev.spin = _pcie_at_rest(ev, pcie, policy)
     ev.suspect_only = (
         ev.dram is None
@@ -273,7 +275,7 @@ SIGNS = (
 
 def signs_of_a_hang(ev: Evidence, policy: Policy, *, celsius: float | None) -> tuple[tuple[str, bool], ...]:
     """Each sign that can be seen, and whether it speaks for a hang; `celsius`: the temperature when the spin began."""
-    pcie = _busier(ev.pcie_tx, ev.pcie_rx)
+    pcie = busier(ev.pcie_tx, ev.pcie_rx)
     found = (
         ev.engine >= policy.spin_engine,
         _below(ev.tensor, policy.working_tensor),

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.core.evidence import Evidence
 from exporter.core.health import Vitals
@@ -29,6 +30,30 @@ _COUNTERS = (
     "bytes", "dram", "dram_seen", "engine", "flops", "paid", "pure", "reportable", "reported", "tensor_seen", "until",
     "utilization", "utilization_seen",
 )  # fmt: skip
+
+
+Amounts = tuple[int, float, float, float, float, float, float, float, float]
+"""What the counters said of a while, as `Book.observe` adds it up."""
+
+
+def amounts(ev: Evidence, ms: int, share: int = PPM) -> Amounts | None:
+    """What they said for `ms` milliseconds, `share` parts per million of it; None where they are not believed."""
+    if ev.distrust:
+        return None
+    weight, lasted = ev.device.weight, ms * share / (1000 * PPM)
+    seconds = lasted * weight / PPM
+    engine = (PPM - ev.wait) * ms
+    if weight != PPM or share != PPM:
+        engine = (PPM - ev.wait) * weight // PPM * ms * share // PPM
+    utilization = dram = transferred = pure = flops = 0.0
+    utilization_seen = dram_seen = tensor_seen = 0.0
+    if ev.utilization is not None:
+        utilization, utilization_seen = ev.utilization * seconds, seconds
+    if ev.dram is not None:
+        dram, dram_seen, transferred = ev.dram * seconds, seconds, ev.bytes * lasted
+    if ev.tensor is not None and not ev.unresolved:
+        pure, tensor_seen, flops = ev.pure * seconds / PPM, seconds, ev.flops * lasted
+    return engine, utilization, utilization_seen, dram, dram_seen, transferred, pure, tensor_seen, flops
 
 
 class Book:
@@ -76,25 +101,20 @@ class Book:
         for index, ppm in taken:
             self.unheld[index] += ppm * ms
 
-    def observe(self, ev: Evidence, ms: int, share: int = PPM) -> None:
-        """Add `ms` milliseconds of what the counters said, `share` parts per million of it."""
-        if ev.distrust:
+    def observe(self, said: Amounts | None) -> None:
+        """Add what the counters said; None: nobody saw."""
+        if said is None:
             return
-        weight = ev.device.weight
-        self.engine += (PPM - ev.wait) * weight // PPM * ms * share // PPM
-        lasted = ms * share / (1000 * PPM)
-        seconds = lasted * weight / PPM
-        if ev.utilization is not None:
-            self.utilization += ev.utilization * seconds
-            self.utilization_seen += seconds
-        if ev.dram is not None:
-            self.dram += ev.dram * seconds
-            self.dram_seen += seconds
-            self.bytes += ev.bytes * lasted
-        if ev.tensor is not None and not ev.unresolved:
-            self.pure += ev.pure * seconds / PPM
-            self.tensor_seen += seconds
-            self.flops += ev.flops * lasted
+        engine, utilization, utilization_seen, dram, dram_seen, transferred, pure, tensor_seen, flops = said
+        self.engine += engine
+        self.utilization += utilization
+        self.utilization_seen += utilization_seen
+        self.dram += dram
+        self.dram_seen += dram_seen
+        self.bytes += transferred
+        self.pure += pure
+        self.tensor_seen += tensor_seen
+        self.flops += flops
 
     def rest(self, until: int) -> None:
         """Leave out the time up to `until`: the GPU was not in the inventory, and nobody paid for it."""
@@ -214,12 +234,12 @@ class Job:
         self.service: Service | None = None
         """What its serving engines say."""
 
-    def saw(self, ev: Evidence, end: int, ms: int, share: int) -> None:
-        """Add what one of its GPUs did for `ms` milliseconds up to `end`, `share` ppm of it."""
+    def saw(self, ev: Evidence, end: int, ms: int, said: Amounts | None) -> None:
+        """Add what one of its GPUs did for `ms` milliseconds up to `end`, and what was said of the job's part of it."""
         book = self.book
         if end > book.until:
             book.until = end
-        book.observe(ev, ms, share)
+        book.observe(said)
         if not ev.distrust:
             book.spread[(PPM - ev.wait) * SPREAD_BINS // (PPM + 1)] += ms
         if book.until >= book.next_mark:
@@ -293,7 +313,7 @@ class Ledger:
         """Replace what is known about who holds what."""
         self.allocations = {}
         self.holding = {held.owner.job_id for held in allocations if held.end is None}
-        for held in allocations:
+        for held in map(_on_whole_milliseconds, allocations):
             self.allocations[held.uuid] = (*self.allocations.get(held.uuid, ()), held)
             job = self.jobs.get(held.owner.job_id)
             if job is not None and job.owner is not held.owner:
@@ -351,3 +371,12 @@ class Ledger:
 def conserved(book: Book) -> bool:
     """The law: what was lost, useful, unresolved and unobserved is what was paid, to the nanosecond."""
     return sum(book.parts) == book.paid == book.due()
+
+
+def _on_whole_milliseconds(held: Allocation) -> Allocation:
+    """Schedulers say so already; a trace of somebody else's may not, and a piece of a millisecond would be lost."""
+    ends = held.end is None or not held.end % MS
+    if ends and not held.start % MS:
+        return held
+    end = None if held.end is None else held.end - held.end % MS
+    return replace(held, start=held.start - held.start % MS, end=end)

@@ -14,7 +14,7 @@ from exporter.core.classification import classify
 from exporter.core.evidence import Evidence, weigh
 from exporter.core.hearing import attend, hear
 from exporter.core.leaks import MEMORY_BOUND, SPEAKS, Span, Taken, pour
-from exporter.core.ledger import Gpu, Job, Ledger, conserved
+from exporter.core.ledger import Gpu, Job, Ledger, amounts, conserved
 from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
 from exporter.core.told import AGAIN, MODEL, Voice
 from exporter.core.track import Piece, blind, look, pieces
@@ -265,23 +265,23 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
         ms = (piece.end - piece.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
+        said = amounts(ev, ms)
+        gpu.book.observe(said)
         for held, share, whole, taken in _poured(ledger, gpu, ev, piece, state):
             gpu.book.post(taken, whole, ms, ev)
             if held is None:
                 gpu.book.post_unheld(taken, ms)
-            else:
-                _post_job(ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start), gpu, ev, piece,
-                          whole=whole, share=share, taken=taken)  # fmt: skip
-        gpu.book.observe(ev, ms)
+                continue
+            job = ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start)
+            job.book.post(taken, whole, ms, ev)
+            job.saw(ev, piece.end, ms, said if share == PPM else amounts(ev, ms, share))
+            _tell(job, gpu, ev, piece, taken)
     if gpu.book.until >= gpu.book.next_mark:
         gpu.book.mark()
 
 
-def _post_job(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, *, whole: int, share: int, taken: Taken) -> None:
-    """One owner's part of a piece, in its own book."""
-    ms = (piece.end - piece.start) // MS
-    job.book.post(taken, whole, ms, ev)
-    job.saw(ev, piece.end, ms, share)
+def _tell(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, taken: Taken) -> None:
+    """What a piece shows of its owner beside the books: its need, its first work, what drafts would have saved."""
     if job.need is not None and len(piece.holders) == 1 and ev.device.weight == PPM:
         job.need.see(ev, piece.start, piece.end, owner=job.owner, policy=gpu.standard.policy)
     if job.awaits_work and ev.runs and not ev.distrust:
@@ -289,7 +289,7 @@ def _post_job(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, *, whole: int, sha
     voice = gpu.voices.get(job.owner.job_id) if gpu.voices else None
     if voice is not None and voice.shares.undrafted and job.service is not None:
         slow = sum(ppm for index, ppm in taken if index == MEMORY_BOUND)
-        job.service.undrafted += round(slow * gpu.standard.policy.draft_gain_share) * ms
+        job.service.undrafted += round(slow * gpu.standard.policy.draft_gain_share) * (piece.end - piece.start) // MS
 
 
 def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:

@@ -6,6 +6,7 @@ judge anything anew: every figure here is a counter, or a quotient of two.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -66,7 +67,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-class Counters(Struct, frozen=True):
+class Counters(Struct, frozen=True, dict=True):
     """A book as it stands, with what it was five minutes and an hour ago. Nanoseconds."""
 
     now: Mark
@@ -78,6 +79,11 @@ class Counters(Struct, frozen=True):
     def parts(self, since: Mark) -> tuple[int, ...]:
         """Nanoseconds by leak since a mark."""
         return tuple(a - b for a, b in zip(self.now.parts, since.parts, strict=True))
+
+    @cached_property
+    def recent(self) -> Layers:
+        """Layers of the short window: several metrics of a scrape show them."""
+        return layers(self.parts(self.short))
 
     def energy_by_layer(self) -> dict[str, float]:
         """Joules by layer, every layer there."""
@@ -264,7 +270,7 @@ class Meta(Struct, frozen=True, kw_only=True):
     """None: nobody looks whether the configuration changes."""
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, dict=True):
     """The node at one moment."""
 
     at: int
@@ -290,6 +296,20 @@ class Snapshot(Struct, frozen=True):
     allocations_age: int | None
     """Nanoseconds since the scheduler's word was known to be true; None if it never was."""
     meta: Meta
+
+    @cached_property
+    def recent(self) -> Layers:
+        """Layers of the whole node over the short window."""
+        return layers(summed(gpu.counters.parts(gpu.counters.short) for gpu in self.gpus))
+
+    @cached_property
+    def models(self) -> tuple[ModelView, ...]:
+        """The node's books by model; those of GPUs that are gone as well, for counters never go back."""
+        found: dict[str, list[GpuView]] = {}
+        for gpu in (*self.gpus, *self.gone):
+            found.setdefault(gpu.device.model, []).append(gpu)
+        here = {gpu.device.uuid for gpu in self.gpus}
+        return tuple(_model(model, gpus, here) for model, gpus in sorted(found.items()))
 
 
 def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
@@ -367,15 +387,6 @@ def _signs(gpu: Gpu) -> tuple[tuple[str, bool], ...]:
     if gpu.track.spin_since is None or gpu.seen is None:
         return ()
     return signs_of_a_hang(gpu.seen, gpu.standard.policy, celsius=gpu.track.celsius)
-
-
-def models(snapshot: Snapshot) -> tuple[ModelView, ...]:
-    """The node's books by model; those of GPUs that are gone as well, for counters never go back."""
-    found: dict[str, list[GpuView]] = {}
-    for gpu in (*snapshot.gpus, *snapshot.gone):
-        found.setdefault(gpu.device.model, []).append(gpu)
-    here = {gpu.device.uuid for gpu in snapshot.gpus}
-    return tuple(_model(model, gpus, here) for model, gpus in sorted(found.items()))
 
 
 def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
@@ -491,7 +502,6 @@ __all__ = [
     "Snapshot",
     "believed",
     "layers",
-    "models",
     "price_of",
     "summed",
 ]

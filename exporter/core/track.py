@@ -5,6 +5,7 @@ at the millisecond its credit is full. A credit is linear in time and whole, so 
 nothing, and nothing counts ticks. Owns the cutting of a reading into pieces; refuses to name states.
 """
 
+from dataclasses import dataclass
 from itertools import compress, product
 from math import sqrt
 
@@ -82,7 +83,8 @@ NO_SIGNS: frozenset[str] = frozenset()
 _VERDICTS = {there: frozenset(compress((STARVED, EVEN), there)) for there in product((False, True), repeat=2)}
 
 
-class Track(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Track:
     """Memory of one GPU: credits, flags and the running minute. A change of owner begins anew."""
 
     hangs: int = 0

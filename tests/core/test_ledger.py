@@ -324,3 +324,15 @@ def test_a_board_without_a_tensor_counter_has_no_tensor_ratio_even_at_rest() -> 
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10, RESTING | {"tensor_active": None, "sm_active": None})))
     assert take_snapshot(ledger, Meta()).gpus[0].counters.short_ratio("pure", "tensor_seen") is None
+
+
+@pytest.mark.parametrize(("start", "end"), [(2_345_000_001, None), (2_000_000_000, 7_000_000_999), (1, 999_999_999)])
+def test_a_hold_off_the_millisecond_loses_nothing(start: int, end: int | None) -> None:
+    """Schedulers round; a trace of somebody else's may not."""
+    off = msgspec.structs.replace(held(), start=start, end=end)
+    told = Ledger()
+    advance(told, first([device()], [off]))
+    for second in range(1, 11):
+        advance(told, seen(second, reading(second - 1, second), allocations=(off,)))
+    assert sum(told.gpus["GPU-0"].book.parts) == 10 * S
+    assert told.conservation_errors == 0

@@ -7,7 +7,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
 from exporter.core.money import NO_PRICE, Price, Terms, price_at
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, models, take_snapshot
+from exporter.core.snapshot import Meta, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.worlds import H100, RESTING, cut, device, first, held, reading, seen
 
@@ -96,11 +96,11 @@ def test_a_board_in_mig_mode_is_one_gpu_with_the_peak_of_a_whole_one() -> None:
         for p in parts
     ]
     advance(ledger, first([board, *sliced]))
-    (view,) = models(take_snapshot(ledger, Meta()))
+    (view,) = take_snapshot(ledger, Meta()).models
     assert view.weight == 1_000_000
     assert view.peak_flops == pytest.approx(peak, rel=1e-5)
     advance(ledger, seen(10, devices=(device(spec=None),)))
-    assert models(take_snapshot(ledger, Meta()))[0].peak_flops == pytest.approx(peak, rel=1e-5)
+    assert take_snapshot(ledger, Meta()).models[0].peak_flops == pytest.approx(peak, rel=1e-5)
 
 
 def _slice(weight: int, peak: float):  # type: ignore[no-untyped-def]  # noqa: ANN202

@@ -6,7 +6,7 @@ from exporter.core.told import CHECKPOINT
 
 def take(span: Span, left: int) -> int:
     """Waiting in a reported phase; else all while much flows from device to host and the engine hardly runs (E)."""
-    told = span.told(CHECKPOINT)
+    told = None if span.voice is None else span.told(CHECKPOINT)
     if told is not None:
         return told
     ev, policy = span.ev, span.policy

@@ -1,6 +1,6 @@
 """Communication that nothing hides: kernels that only move data between GPUs, or wait for a peer to."""
 
-from exporter.core.evidence import Evidence
+from exporter.core.evidence import Evidence, busier
 from exporter.core.leaks.span import Span
 from exporter.core.told import COMMUNICATION
 
@@ -14,7 +14,7 @@ def take(span: Span, left: int) -> int:
         return 0
     if span.spinning:
         return left
-    told = span.told(COMMUNICATION)
+    told = None if span.voice is None else span.told(COMMUNICATION)
     return _estimated(span, left) if told is None else told
 
 
@@ -40,8 +40,7 @@ def _link(ev: Evidence) -> tuple[float | None, float | None]:
         return None, None
     if spec.nvlink_bytes_per_second and "nvlink_tx_bytes_per_second" not in ev.device.lacks:
         return ev.nvlink, spec.nvlink_bytes_per_second
-    tx, rx = ev.pcie_tx, ev.pcie_rx
-    return (rx if tx is None else tx if rx is None else max(tx, rx)), spec.pcie_bytes_per_second
+    return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
 
 
 def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
