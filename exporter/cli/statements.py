@@ -3,9 +3,11 @@
 import argparse
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +19,12 @@ from exporter.config import Config, ConfigError, split_address
 from exporter.core.statement import Statement, Wanted
 from exporter.receipt.joining import Asked
 from exporter.receipt.nodes import NodesError, ask_nodes
+from exporter.receipt.sums.lots import Told
+
+if TYPE_CHECKING:
+    from exporter.history import Store
+
+_Each = TypeVar("_Each", bound=Told)
 
 _AGAIN_SECONDS = 0.5
 _LATELY_SECONDS = 600.0
@@ -32,6 +40,15 @@ class Gathered(Struct, frozen=True, kw_only=True):
 
     statements: tuple[Statement, ...]
     asked: Asked
+
+
+class InShort(Struct, frozen=True, kw_only=True):
+    """What sums need of what was told, to be looked at once, and who was asked."""
+
+    statements: Iterable[Told]
+    asked: Asked
+    once: bool
+    """None of them is told twice."""
 
 
 def source_arguments(command: argparse.ArgumentParser) -> None:
@@ -50,11 +67,24 @@ def source_arguments(command: argparse.ArgumentParser) -> None:
 
 def gathered(args: argparse.Namespace, wanted: Wanted) -> Gathered:
     """All statements that are wanted, of every source that was named. Raises GatherError, ConfigError."""
+    told, asked = _gathered(args, wanted, lambda store: store.statements(wanted))
+    return Gathered(statements=tuple(told), asked=asked)
+
+
+def in_short(args: argparse.Namespace, wanted: Wanted, *, cuts: Sequence[float]) -> InShort:
+    """The same for sums that are cut at these moments. Who looks at them is raised the same errors, too."""
+    told, asked = _gathered(args, wanted, lambda store: store.briefs(wanted, cuts))
+    return InShort(statements=told, asked=asked, once=len(args.store) == 1 and not args.node)
+
+
+def _gathered(
+    args: argparse.Namespace, wanted: Wanted, look: "Callable[[Store], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | Statement], Asked]:
     if args.prometheus:
         raise ConfigError("--prometheus has no statements: give --store or --node")
     if args.store or args.node:
-        return _named(args, wanted)
-    return _own(args, wanted)
+        return _named(args, wanted, look)
+    return _own(args, wanted, look)
 
 
 def finished(args: argparse.Namespace, wanted: Wanted) -> Gathered:
@@ -77,8 +107,10 @@ def _ended(found: Gathered) -> bool:
     return latest is not None and not latest.running
 
 
-def _named(args: argparse.Namespace, wanted: Wanted) -> Gathered:
-    told = [statement for path in args.store for statement in _stored(path, wanted)]
+def _named(
+    args: argparse.Namespace, wanted: Wanted, look: "Callable[[Store], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | Statement], Asked]:
+    told: tuple[Statement, ...] = ()
     silent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if args.node:
@@ -86,37 +118,39 @@ def _named(args: argparse.Namespace, wanted: Wanted) -> Gathered:
             answer = ask_nodes(args.node, wanted, headers=headers(args.header), ca_file=args.ca_file)
         except NodesError as err:
             raise GatherError(str(err)) from err
-        told += answer.statements
+        told = answer.statements
         silent, notes = answer.silent, answer.notes
         if len(silent) == len(args.node) and not args.store:
             raise GatherError(f"no node gave an answer: {'; '.join(silent)}")
     source = "nodes" if args.node else "stores"
     asked = Asked(source=source, silent=silent, notes=notes, grams_co2_per_kwh=_grams(args))
-    return Gathered(statements=tuple(told), asked=asked)
+    return chain(chain.from_iterable(_stored(path, look) for path in args.store), told), asked
 
 
-def _stored(path: Path, wanted: Wanted) -> tuple[Statement, ...]:
+def _stored(path: Path, look: "Callable[[Store], Iterable[_Each]]") -> Iterator[_Each]:
     from exporter.history import HistoryError, read_store  # noqa: PLC0415  SQLite is only for who has a store
 
     try:
         reader = read_store(path)
         try:
-            return tuple(reader.statements(wanted))
+            yield from look(reader)
         finally:
             reader.close()
     except HistoryError as err:
         raise GatherError(str(err)) from err
 
 
-def _own(args: argparse.Namespace, wanted: Wanted) -> Gathered:
+def _own(
+    args: argparse.Namespace, wanted: Wanted, look: "Callable[[Store], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | Statement], Asked]:
     """This node's store, which has what ended, and its daemon, which has what runs; one of them is enough."""
     config = read(args)
     grams, path = config.energy.grams_co2_per_kwh, _store(config)
-    told: tuple[Statement, ...] | None = None
+    told: tuple[_Each, ...] | None = None
     why = ""
     if path is not None:
         try:
-            told = _stored(path, wanted)
+            told = tuple(_stored(path, look))
         except GatherError as err:
             why = f"{err}; "
     lately = wanted if told is None else replace(wanted, since=max(wanted.since, time.time() - _LATELY_SECONDS))
@@ -129,12 +163,12 @@ def _own(args: argparse.Namespace, wanted: Wanted) -> Gathered:
             f"{why}{answer.silent[0]}; say where to look with --store FILE, --node URL or --prometheus URL"
         )
     asked = Asked(source="nodes" if told is None else "stores", notes=answer.notes, grams_co2_per_kwh=grams)
-    return Gathered(statements=_once((*(told or ()), *answer.statements)), asked=asked)
+    return _once((*(told or ()), *answer.statements)), asked
 
 
-def _once(told: Iterable[Statement]) -> tuple[Statement, ...]:
+def _once(told: Iterable[_Each]) -> Iterable[_Each]:
     """Of what both say of one job, what the second says: it is the younger."""
-    return tuple({(each.node, each.life, each.owner.job_id, each.start): each for each in told}.values())
+    return {(each.node, each.life, each.owner.job_id, each.start): each for each in told}.values()
 
 
 def _store(config: Config) -> Path | None:

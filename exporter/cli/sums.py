@@ -5,16 +5,16 @@ Owns the flags, and where lots come from. Refuses to add up and to lay out.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from exporter.cli.preview import headers
 from exporter.cli.progress import Progress, counted
-from exporter.cli.statements import Gathered, gathered
+from exporter.cli.statements import in_short
 from exporter.config import ConfigError
-from exporter.core.statement import Statement, Wanted
+from exporter.core.statement import Wanted
 from exporter.preview.prometheus import Prometheus
 from exporter.receipt import ReceiptError
-from exporter.receipt.sums.lots import EVERY, Period, lots_of, peak, periods, unheld, usual
+from exporter.receipt.sums.lots import EVERY, Passed, Period, Told, lots_of, peak, periods, unheld, usual
 from exporter.receipt.sums.renting import Offer, offer, with_more
 from exporter.receipt.sums.stored import Answer, Only, Stored
 from exporter.receipt.sums.summary import Fleet
@@ -105,17 +105,18 @@ def _unseen(found: Answer, times: tuple[Period, ...]) -> Iterator[str]:
 def _joined(args: argparse.Namespace, only: Only, times: tuple[Period, ...], every: str) -> Summary:
     span = Period(times[0].start, times[-1].end)
     whose = {field: getattr(only, field) for field in ("user", "account", "namespace")}
-    known = gathered(args, Wanted(**whose, since=span.start, until=span.end, limit=_MOST))
-    told = [each for each in _once(known) if only.team in ("", each.owner.team)]
+    wanted = Wanted(**whose, since=span.start, until=span.end, limit=_MOST)
+    known = in_short(args, wanted, cuts=[span.start, *(period.end for period in times)])
+    told = Passed(known.statements if known.once else _once(known.statements), team=only.team)
     lots = tuple(lots_of(told, times))
     if not lots:
         why = "; ".join((f"as far as the {known.asked.source} know", *known.asked.silent))
         raise ReceiptError(f"no job{_whose(only)} held a GPU in that time, {why}")
-    span = Period(max(span.start, min(each.start for each in told)), min(span.end, max(each.end for each in told)))
+    span = told.within(span)
     fleet = None
     if not only.matchers:
         held = sum(sum(lot.seconds.values()) for lot in lots) / (span.end - span.start)
-        fleet = Fleet(gpus=args.gpus, gpus_peak=args.gpus, held=held, held_peak=peak(told, span))
+        fleet = Fleet(gpus=args.gpus, gpus_peak=args.gpus, held=held, held_peak=peak(told.stays, span))
         lots += tuple(unheld(lots, times, span, gpus=args.gpus)) if args.gpus is not None else ()
     return added(
         lots,
@@ -128,16 +129,16 @@ def _joined(args: argparse.Namespace, only: Only, times: tuple[Period, ...], eve
         end=span.end,
         fleet=fleet,
         unseen=(*known.asked.silent, *known.asked.notes, *_not_there(args, fleet)),
-        simulated=any(each.simulated for each in told),
+        simulated=told.simulated,
     )
 
 
-def _once(known: Gathered) -> list[Statement]:
+def _once(told: Iterable[Told]) -> Iterable[Told]:
     """Each statement once, though two sources have it; the later word of a job that runs on."""
-    found: dict[tuple[str, str, str, float], Statement] = {}
-    for each in sorted(known.statements, key=lambda each: each.end):
+    found: dict[tuple[str, str, str, float], Told] = {}
+    for each in sorted(told, key=lambda each: each.end):
         found[each.node, each.life, each.owner.job_id, each.start] = each
-    return list(found.values())
+    return found.values()
 
 
 def _not_there(args: argparse.Namespace, fleet: Fleet | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from exporter.agent import Agent
 from exporter.core.checkpoint import CheckpointError
-from exporter.history.file import HistoryError
+from exporter.history.file import UNREADABLE, HistoryError
 from exporter.history.remembering import Memory
 from exporter.history.resuming import About, Anew, GoOn, Moment, closing, decided, left_in
 from exporter.history.store import Store
@@ -48,7 +48,7 @@ def _gone_on(store: Store, agent: Agent, new: Memory, moment: Moment, way: GoOn)
     try:
         memory.thaw(left.tallies, left.courses)
         agent.go_on(left.frozen, now=moment.now, why=way.why)
-    except (CheckpointError, msgspec.DecodeError):
+    except (CheckpointError, *UNREADABLE):
         return _anew(agent, new, moment, closing(left, moment, node=new.node))
     try:
         store.write(state=[told_of(left.about.life, left.about.boot)], durable=False)  # from here on it may be outrun

@@ -41,6 +41,10 @@ _MODE = 0o640
 _DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
 
 
+UNREADABLE = (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a damaged row may bring about."""
+
+
 class HistoryError(OSError):
     """The store cannot be used; the message says which file, why, and what to do."""
 
@@ -124,13 +128,13 @@ def told(path: Path) -> Iterator[None]:
         yield
     except HistoryError:
         raise
-    except (sqlite3.Error, OSError, zlib.error, msgspec.DecodeError) as err:
+    except (sqlite3.Error, OSError, *UNREADABLE) as err:
         raise _named(err, path) from err
 
 
 def _named(err: Exception, path: Path) -> HistoryError:
     said = str(err)
-    if isinstance(err, zlib.error | msgspec.DecodeError) or any(word in said for word in _DAMAGE):
+    if isinstance(err, UNREADABLE) or any(word in said for word in _DAMAGE):
         return DamagedError(f"{path}: damaged ({said})")
     said = said.removesuffix(f": '{path}-lock'")
     cures = {

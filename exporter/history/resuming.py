@@ -6,7 +6,6 @@ scrape can have outrun: one that was made when the daemon was told to stop, or t
 begins anew, from where the books before end, and these are closed and kept. Owns this decision; refuses to write.
 """
 
-import zlib
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from exporter.core.ledger import Gpu, Ledger
 from exporter.core.model import MS, SECOND
 from exporter.core.snapshot import Meta, take_snapshot
 from exporter.core.statement import Event, Statement, amounts
+from exporter.history.file import UNREADABLE
 from exporter.history.remembering import Memory
 from exporter.history.store import Closed, Store
 
@@ -82,7 +82,7 @@ def left_in(store: Store) -> Left | None:
             return None
         about = msgspec.msgpack.decode(said, type=About)
         return Left(about, frozen, store.state("tallies") or _NO_TALLIES, store.state("courses") or _NO_COURSES)
-    except (zlib.error, msgspec.DecodeError) as err:
+    except UNREADABLE as err:
         raise CheckpointError(f"it cannot be read: {err}") from err
 
 
@@ -104,7 +104,10 @@ class _Gap(NamedTuple):
 
 
 def _gap(left: Left, moment: Moment) -> _Gap:
-    head = head_of(left.frozen)
+    try:
+        head = head_of(left.frozen)
+    except UNREADABLE as err:
+        raise CheckpointError(f"it cannot be read: {err}") from err
     same_boot = left.about.boot == moment.boot != "" and head.at <= moment.now
     away = moment.now - head.at if same_boot else max(0, moment.wall - head.wall)
     return _Gap(head, same_boot, away, f"the exporter was down for {away / SECOND:,.0f} s")
@@ -120,7 +123,7 @@ def closing(left: Left, moment: Moment, *, node: str) -> Anew:
     try:
         thaw(ledger, left.frozen)
         memory.thaw(left.tallies, left.courses)
-    except (CheckpointError, msgspec.DecodeError) as err:
+    except (CheckpointError, *UNREADABLE) as err:
         return Anew(f"{why}, and its books cannot be read: {err}", edges)
     then = take_snapshot(ledger, Meta())
     return Anew(

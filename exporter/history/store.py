@@ -9,30 +9,20 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from exporter.core.progress import ProgressView
-from exporter.core.served import ServiceView
-from exporter.core.statement import Event, Sample, Statement, Wanted
+from exporter.core.statement import Event, Statement, Wanted
 from exporter.history.file import DamagedError, HistoryError, locked, mark_of, opened, set_aside, told
+from exporter.history.rows import Brief, brief_of, split, whole, with_course
 
 log = logging.getLogger(__name__)
-
-
-class _Rest(Struct, array_like=True):
-    """What is large of a Statement, and that sums do not need: it lies apart, so that they need not read it."""
-
-    training: ProgressView | None
-    service: ServiceView | None
-    course: tuple[tuple[int, ...], ...]
-    """Its samples by field, in thousandths, each as what it is more than the one before."""
 
 
 _UPSERT = """
@@ -42,10 +32,9 @@ _UPSERT = """
 _APART = """
     INSERT OR REPLACE INTO rest
     SELECT number, ? FROM statement WHERE job_id = ? AND life = ? AND start = ?"""
-_FINE = 1000
+_MOST_OF_IT = 8
+"""Where more than one in so many is wanted, the whole table is read faster than these by an index."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode_rest = msgspec.msgpack.Decoder(_Rest).decode
-_decode_statement = msgspec.msgpack.Decoder(Statement).decode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
@@ -94,7 +83,8 @@ class Store:
         """What was written under that name last; None: nothing. Raises zlib.error where that is damaged."""
         with told(self.path):
             row = self._db.execute("SELECT body FROM state WHERE name = ?", (name,)).fetchone()
-        return None if row is None else zlib.decompress(row[0])
+            body = None if row is None else _blob(row[0])
+        return None if body is None else zlib.decompress(body)
 
     def write(
         self,
@@ -126,10 +116,9 @@ class Store:
 
     def _put(self, statement: Statement) -> None:
         owner, name = statement.owner, (statement.owner.job_id, statement.life, statement.start)
-        rest = _Rest(statement.training, statement.service, _columns(statement.samples))
-        brief = _encode(msgspec.structs.replace(statement, training=None, service=None, samples=()))
-        self._db.execute(_UPSERT, (*name, statement.end, owner.user, owner.account, owner.namespace, brief))
-        self._db.execute(_APART, (zlib.compress(_encode(rest), 6), *name))
+        short, rest = split(statement)
+        self._db.execute(_UPSERT, (*name, statement.end, owner.user, owner.account, owner.namespace, short))
+        self._db.execute(_APART, (rest, *name))
 
     def trim(self, *, before: float, most_bytes: int) -> int:
         """Forget what ended before that Unix time, and the oldest beyond the size; how many statements went."""
@@ -173,20 +162,47 @@ class Store:
                 sizes += Path(f"{self.path}{end}").stat().st_size
         return sizes
 
-    def statements(self, wanted: Wanted, *, brief: bool = False) -> list[Statement]:
-        """Those wanted, the one that ended last first. `brief`: without what only one job's receipt needs."""
+    def statements(self, wanted: Wanted) -> list[Statement]:
+        """Those wanted, the one that ended last first."""
         where, values = _where(wanted)
-        columns = "brief" if brief else "brief, (SELECT body FROM rest WHERE rest.number = statement.number)"
         with told(self.path), _no_collection():
             # All that there are come faster as they lie in the file, and are put in order here.
             order = "" if self._count() <= wanted.limit else " ORDER BY until DESC, number DESC"
             rows = self._db.execute(
-                f"SELECT {columns} FROM statement WHERE {where}{order} LIMIT ?",  # nosec B608  # noqa: S608
+                "SELECT brief, (SELECT body FROM rest WHERE rest.number = statement.number)"  # nosec B608  # noqa: S608
+                f" FROM statement WHERE {where}{order} LIMIT ?",
                 (*values, wanted.limit),
             )
-            found = [_decode_statement(row[0]) for row in rows] if brief else [_whole(*row) for row in rows]
+            found = [whole(_blob(short), _blob(rest)) for short, rest in rows]
         found.sort(key=attrgetter("end"), reverse=True)
         return found
+
+    def briefs(self, wanted: Wanted, cuts: Sequence[float]) -> Generator[Brief, None, None]:
+        """What sums need of those wanted, of all of them whatever the limit, in no order; while the store is open.
+
+        `cuts`: Unix seconds, rising. Who ran on both sides of one is told with samples, and nobody else. One after the
+        other: the memory for fifty thousand at once takes longer to get than they take to be read.
+        """
+        with told(self.path), _no_collection(), self._db:
+            self._db.execute("BEGIN")  # what a daemon writes meanwhile is not seen
+            where, values = _where(wanted, scan=self._mostly(wanted.since))
+            rows = self._db.execute(
+                f"SELECT number, brief FROM statement WHERE {where}",  # nosec B608  # noqa: S608
+                values,
+            )
+            for number, short in rows:
+                brief = brief_of(_blob(short))
+                cut = bisect_right(cuts, brief.start) < bisect_left(cuts, brief.end)
+                yield with_course(brief, _blob(self._rest(number))) if cut else brief
+
+    def _rest(self, number: int) -> object:
+        row = self._db.execute("SELECT body FROM rest WHERE number = ?", (number,)).fetchone()
+        return None if row is None else row[0]
+
+    def _mostly(self, since: float) -> bool:
+        """Whether most of what there is has ended since."""
+        later = self._db.execute("SELECT count(*) FROM statement WHERE until >= ?", (since,)).fetchone()[0]
+        return bool(later * _MOST_OF_IT > self._count())
 
     def _count(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM statement").fetchone()[0])
@@ -197,12 +213,13 @@ class Store:
             rows = self._db.execute(
                 "SELECT body FROM event WHERE at >= ? ORDER BY at DESC, number DESC LIMIT ?", (since, limit)
             )
-            return [_decode_event(row[0]) for row in rows]
+            return [_decode_event(_blob(row[0])) for row in rows]
 
     def closed(self) -> list[Closed]:
         """Books of all lives that are over, in the order of time."""
         with told(self.path):
-            return [_decode_closed(row[0]) for row in self._db.execute("SELECT body FROM book ORDER BY since, uuid")]
+            rows = self._db.execute("SELECT body FROM book ORDER BY since, uuid")
+            return [_decode_closed(_blob(row[0])) for row in rows]
 
 
 def read_store(path: Path) -> Store:
@@ -248,31 +265,21 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _columns(samples: tuple[Sample, ...]) -> tuple[tuple[int, ...], ...]:
-    columns = zip(*(msgspec.structs.astuple(sample) for sample in samples), strict=True)
-    exact = [[0, *(round(value * _FINE) for value in column)] for column in columns]
-    return tuple(tuple(b - a for a, b in pairwise(column)) for column in exact)
+def _blob(value: object) -> bytes:
+    """What a row holds of ours; damage may leave anything there that SQLite knows, or nothing."""
+    if not isinstance(value, bytes):
+        raise sqlite3.DatabaseError("malformed: a row without its body")
+    return value
 
 
-def _samples(course: tuple[tuple[int, ...], ...]) -> tuple[Sample, ...]:
-    values = [[value / _FINE for value in accumulate(column)] for column in course]
-    return tuple(Sample(*row) for row in zip(*values, strict=True))
-
-
-def _whole(brief: bytes, rest: bytes) -> Statement:
-    more = _decode_rest(zlib.decompress(rest))
-    return msgspec.structs.replace(
-        _decode_statement(brief), training=more.training, service=more.service, samples=_samples(more.course)
-    )
-
-
-def _where(wanted: Wanted) -> tuple[str, list[object]]:
+def _where(wanted: Wanted, *, scan: bool = False) -> tuple[str, list[object]]:
+    """`scan`: not by the index of ends (a plus makes SQLite take none)."""
     named = {"job_id": wanted.job_id, "user": wanted.user, "account": wanted.account, "namespace": wanted.namespace}
     given = {name: value for name, value in named.items() if value}
     conditions = [f"{name} = ?" for name in given]
     values: list[object] = list(given.values())
     if wanted.since > 0:
-        conditions.append("until >= ?")
+        conditions.append("+until >= ?" if scan else "until >= ?")
         values.append(wanted.since)
     if wanted.until != float("inf"):
         conditions.append("start <= ?")

@@ -1,8 +1,9 @@
 """The file: what is put in comes out, in order and by what is asked; it is kept small, private, and one daemon's."""
 
+import gc
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from exporter.core.model import Owner
 from exporter.core.statement import Event, Sample, Statement, Wanted
 from exporter.history import Closed, HistoryError, Store, read_store
 from exporter.history.file import DamagedError, TakenError, UnwritableError
+from exporter.history.rows import Brief
 from exporter.history.store import opened_or_aside, readable
 
 DAY = 86_400.0
@@ -39,7 +41,7 @@ def said(job: str = "1", end: float = 100.0, *, life: str = "a", start: float | 
     )  # fmt: skip
 
 
-def jobs(found: list[Statement]) -> list[str]:
+def jobs(found: Sequence[Statement | Brief]) -> list[str]:
     return [one.owner.job_id for one in found]
 
 
@@ -47,8 +49,78 @@ def test_a_statement_comes_out_as_it_was_put_in(store: Store) -> None:
     one = said()
     store.write(statements=[one])
     assert store.statements(Wanted()) == [one]
-    (brief,) = store.statements(Wanted(), brief=True)
-    assert (brief.parts, brief.samples) == (one.parts, ())
+
+
+def briefs(store: Store, wanted: Wanted, *cuts: float) -> list[Brief]:
+    return sorted(store.briefs(wanted, cuts), key=lambda one: one.end, reverse=True)
+
+
+def test_sums_are_told_what_they_need_and_samples_of_who_ran_on_both_sides_of_a_cut(store: Store) -> None:
+    course = tuple(Sample(at, at, at, 1, 1, 1, 9) for at in (92.0, 95.0, 100.0))
+    one = replace(said(), samples=course, money={"USD": 2.5}, models=("H100",), whole_gpus=0.5, simulated=True)
+    store.write(statements=[one])  # from 90 to 100
+    (alone,) = briefs(store, Wanted())
+    for field in set(Brief.__struct_fields__) - {"samples"}:
+        assert getattr(alone, field) == getattr(one, field), field
+    assert alone.samples == ()
+    for cuts, told in (
+        ((80.0, 90.0, 100.0, 110.0), ()),
+        ((80.0, 90.5), course),
+        ((99.5, 100.0), course),
+        ((89.0, 101.0), ()),
+    ):
+        (found,) = briefs(store, Wanted(), *cuts)
+        assert found.samples == told, cuts
+
+
+def test_sums_are_told_all_however_many_and_by_which_way_they_are_found(store: Store) -> None:
+    store.write(statements=[said(f"{n}", 100.0 * n, user="bob" if n % 2 else "ada") for n in range(1, 101)])
+    for since in (0.0, 150.0, 5_000.0, 9_950.0, 20_000.0):
+        latest = [f"{n}" for n in range(100, 0, -1) if 100.0 * n >= since]
+        assert jobs(briefs(store, Wanted(since=since, limit=3))) == latest
+        assert jobs(briefs(store, Wanted(since=since, user="bob"))) == [job for job in latest if int(job) % 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE rest SET body = x'00'",
+        "UPDATE rest SET body = NULL",
+        "DELETE FROM rest",
+        "UPDATE statement SET brief = 7",
+    ],
+)
+def test_sums_of_a_damaged_store_say_so(store: Store, path: Path, damage: str) -> None:
+    store.write(statements=[said()])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'body BLOB NOT NULL', 'body BLOB') WHERE name = 'rest'")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(damage)
+    with pytest.raises(DamagedError, match="damaged"):
+        briefs(store, Wanted(), 95.0)
+
+
+def test_who_reads_for_sums_sees_one_moment_and_keeps_nobody_from_writing(store: Store, path: Path) -> None:
+    store.write(statements=[said(f"{n}", 100.0 * n) for n in range(1, 4)])
+    with closing(read_store(path)) as reader:
+        told = iter(reader.briefs(Wanted(), [95.0, 195.0, 295.0]))
+        first = next(told)
+        store.write(statements=[said("4", 400.0)])
+        store.trim(before=350.0, most_bytes=1 << 30)
+        rest = list(told)
+        assert all(one.samples for one in (first, *rest))
+        assert len(rest) == 2
+        assert jobs(briefs(reader, Wanted())) == ["4"]
+
+
+def test_sums_that_are_given_up_leave_the_collector_as_it_was(store: Store) -> None:
+    store.write(statements=[said("1"), said("2")])
+    told = store.briefs(Wanted(), ())
+    next(told)
+    assert not gc.isenabled()
+    told.close()
+    assert gc.isenabled()
 
 
 def test_samples_are_kept_to_the_thousandth(store: Store) -> None:
@@ -97,7 +169,7 @@ def test_what_is_asked_for_is_what_the_filter_says(store: Store, wanted: Wanted,
         ]
     )
     assert jobs(store.statements(wanted)) == found
-    assert jobs(store.statements(wanted, brief=True)) == found
+    assert jobs(briefs(store, wanted))[: wanted.limit] == found
     assert (
         sorted(found)
         == sorted(one for one in jobs(store.statements(Wanted())) if wanted.has(_one(store, one)))[-wanted.limit :]

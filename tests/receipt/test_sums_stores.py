@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core.model import Owner
-from exporter.core.statement import Statement
+from exporter.core.statement import Sample, Statement
 from exporter.history import Store
 from exporter.history.remembering import Memory
 from tests.receipt.commands import run
@@ -83,6 +83,43 @@ def test_a_month_of_a_longer_job_is_what_its_samples_say(quarter: Path) -> None:
     assert found["whole"]["gpu_hours"] == pytest.approx(256 * 24 * 30, rel=1e-6)
     assert found["whole"]["layers"]["product"] == pytest.approx(0.40, abs=0.002)
     assert (found["fleet"]["held"], found["fleet"]["held_peak"]) == (pytest.approx(256), 256)
+
+
+@pytest.mark.parametrize(("start", "since"), [(0.0, "30m"), (HOUR / 2, "4h")])
+def test_one_that_runs_over_a_cut_is_shared_by_its_samples(tmp_path: Path, start: float, since: str) -> None:
+    # Idle for three quarters of its first half hour and useful for the rest; all else was later. The cut is then.
+    begin = THURSDAY + start
+    half = Sample(begin + HOUR / 2, paid=7200, seen=7200, occupied=3600, computing=3600, useful=3600, joules=0)
+    path = store(tmp_path / "a.db", statement(start=begin, end=begin + HOUR, samples=(half,)))
+    found = told(f"--all --store {path} --at {begin + HOUR} --since {since} --every hour")
+    assert found["trend"][-1]["gpu_hours"] == pytest.approx(2.0)
+    assert found["trend"][-1]["product"] == pytest.approx(0.0)
+    later = {part["name"]: part["gpu_hours"] for part in found["parts"]}
+    assert (later["data_stall"], later["memory_bound"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert ("useful" in later) == (since == "4h")
+
+
+def test_a_simulated_node_among_others_makes_it_simulated(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.db", statement(simulated=True), statement(node="n2", life="l2"))
+    assert told(f"--all --store {path} {AT}")["simulated"] is True
+    assert told(f"--all --store {store(tmp_path / 'b.db', statement())} {AT}")["simulated"] is False
+
+
+def test_the_time_is_from_the_first_job_s_start_to_the_last_one_s_end(tmp_path: Path) -> None:
+    begin = THURSDAY + 2 * HOUR
+    late = statement(node="n2", life="l2", start=begin + HOUR / 2, end=begin + HOUR * 3 / 2)
+    path = store(tmp_path / "a.db", late, statement(start=begin, end=begin + HOUR))
+    found = told(f"--all --by job --store {path} {AT}")
+    assert (found["start"], found["end"]) == (begin, begin + HOUR * 3 / 2)
+    assert [(row["name"], row["about"], row["jobs"]) for row in found["rows"]] == [("7", "train of ada", 1)]
+
+
+def test_of_a_job_in_two_copies_the_later_word_counts(tmp_path: Path) -> None:
+    later = statement(end=THURSDAY + 2 * HOUR, paid=2 * statement().paid, parts={"useful": 2 * statement().paid})
+    copies = [store(tmp_path / "a.db", later), store(tmp_path / "b.db", statement())]
+    for first, second in (copies, copies[::-1]):
+        found = told(f"--all --store {first} --store {second} {AT}")
+        assert (found["whole"]["gpu_hours"], found["whole"]["layers"]["product"]) == (8, 1)
 
 
 def test_several_stores_are_added_and_what_is_in_both_is_counted_once(tmp_path: Path) -> None:

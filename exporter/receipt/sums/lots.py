@@ -1,21 +1,21 @@
 """What one job, or nobody, had of a node's GPUs in a period: the coins that a summary counts.
 
-Owns their shape, how the time from one moment to another is cut into periods, and how `Statement`s of nodes become
-lots. Refuses to add up. A statement that lies in several periods is shared out by the samples it carries, layer by
+Owns their shape, how the time from one moment to another is cut into periods, and how what nodes told becomes lots.
+Refuses to add up. A statement that lies in several periods is shared out by the samples it carries, layer by
 layer; what it says of its whole time comes out again to the nanosecond's rounding.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from exporter.core.leaks import LAYER_OF, NAMES
-from exporter.core.model import SECOND
-from exporter.core.statement import Statement
+from exporter.core.model import SECOND, Owner
+from exporter.core.statement import Sample
 from exporter.receipt.model import Who
 
 EVERY = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
@@ -35,6 +35,62 @@ class Period(NamedTuple):
     end: float
 
 
+class Stay(Protocol):
+    """GPUs that somebody had for a time: Unix seconds."""
+
+    @property
+    def start(self) -> float:
+        """From when on."""
+
+    @property
+    def end(self) -> float:
+        """Until when."""
+
+    @property
+    def whole_gpus(self) -> float:
+        """The most at once."""
+
+
+class Told(Stay, Protocol):
+    """What a node told of a job, as far as sums need it: a Statement has it all, and so has what is short of one."""
+
+    @property
+    def node(self) -> str:
+        """Whose word it is."""
+
+    @property
+    def life(self) -> str:
+        """Of its books."""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose job it was."""
+
+    @property
+    def paid(self) -> int:
+        """GPU-nanoseconds."""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The same by leak, useful, unresolved, unobserved."""
+
+    @property
+    def money(self) -> Mapping[str, float]:
+        """By currency."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Of its GPUs."""
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Needed only of one that lies in several periods."""
+
+    @property
+    def simulated(self) -> bool:
+        """It is of a simulated node."""
+
+
 class Lot(Struct, frozen=True, kw_only=True):
     """One holder's part of a node in a period."""
 
@@ -49,6 +105,34 @@ class Lot(Struct, frozen=True, kw_only=True):
     told: bool = True
     """False: somebody had them, and no job's series tell whose they were."""
     models: tuple[str, ...] = ()
+
+
+class _Stay(NamedTuple):
+    start: float
+    end: float
+    whole_gpus: float
+
+
+class Passed:
+    """What was told, each to be looked at once, and what has to be known of all of it when all have passed by."""
+
+    def __init__(self, told: Iterable[Told], *, team: str = "") -> None:
+        """`team`: only this one's; nobody else keeps a team's apart."""
+        self._told, self._team = told, team
+        self.stays: list[Stay] = []
+        self.simulated = False
+
+    def __iter__(self) -> Iterator[Told]:
+        for each in self._told:
+            if self._team in ("", each.owner.team):
+                self.stays.append(_Stay(each.start, each.end, each.whole_gpus))
+                self.simulated = self.simulated or each.simulated
+                yield each
+
+    def within(self, span: Period) -> Period:
+        """The part of a time from the first one's start to the last one's end."""
+        first, last = min(stay.start for stay in self.stays), max(stay.end for stay in self.stays)
+        return Period(max(span.start, first), min(span.end, last))
 
 
 def usual(seconds: float) -> str:
@@ -68,21 +152,23 @@ def periods(start: float, end: float, *, every: str) -> tuple[Period, ...]:
     return tuple(Period(a, b) for a, b in pairwise([*cuts, end]))
 
 
-def lots_of(statements: Iterable[Statement], times: Sequence[Period]) -> Iterator[Lot]:
-    """What they held in these periods; those that held nothing in one have no lot there."""
+def lots_of(statements: Iterable[Told], times: Sequence[Period]) -> Iterator[Lot]:
+    """What they held in these periods, which rise; those that held nothing in one have no lot there."""
+    starts, ends = [period.start for period in times], [period.end for period in times]
     for statement in statements:
+        first, end = bisect_right(ends, statement.start), bisect_left(starts, statement.end)
+        if first >= end:
+            continue
         who, total = who_of(statement), statement.paid / SECOND
-        for number, period in enumerate(times):
-            if statement.end <= period.start or statement.start >= period.end:
-                continue
-            seconds = _within(statement, period)
+        for number in range(first, end):
+            seconds = _within(statement, times[number])
             share = sum(seconds.values()) / total if total else 0.0
             if share > 0:
                 money = {currency: share * amount for currency, amount in statement.money.items()}
                 yield Lot(period=number, who=who, seconds=seconds, money=money, models=statement.models)
 
 
-def who_of(statement: Statement) -> Who:
+def who_of(statement: Told) -> Who:
     """Whose it is."""
     owner = statement.owner
     return Who(
@@ -91,7 +177,7 @@ def who_of(statement: Statement) -> Who:
     )  # fmt: skip
 
 
-def _within(statement: Statement, period: Period) -> dict[str, float]:
+def _within(statement: Told, period: Period) -> dict[str, float]:
     """GPU-seconds by leak."""
     whole = {leak: value / SECOND for leak, value in statement.parts.items()}
     if period.start <= statement.start and statement.end <= period.end:
@@ -109,7 +195,7 @@ def _within(statement: Statement, period: Period) -> dict[str, float]:
 _Point = tuple[float, tuple[float, ...]]
 
 
-def _points(statement: Statement, whole: dict[str, float]) -> list[_Point]:
+def _points(statement: Told, whole: dict[str, float]) -> list[_Point]:
     """What each group had come to, from nothing at the start to all at the end; it never shrinks."""
     sums: dict[int, float] = defaultdict(float)
     for leak, value in whole.items():
@@ -139,14 +225,14 @@ def _at(points: Sequence[_Point], moment: float) -> tuple[float, ...]:
     return tuple(x + share * (y - x) for x, y in zip(low, high, strict=True))
 
 
-def peak(statements: Iterable[Statement], span: Period) -> float:
+def peak(stays: Iterable[Stay], span: Period) -> float:
     """The most whole GPUs that were held at once."""
     steps: dict[float, float] = defaultdict(float)
-    for statement in statements:
-        start, end = max(statement.start, span.start), min(statement.end, span.end)
+    for stay in stays:
+        start, end = max(stay.start, span.start), min(stay.end, span.end)
         if start < end:
-            steps[start] += statement.whole_gpus
-            steps[end] -= statement.whole_gpus
+            steps[start] += stay.whole_gpus
+            steps[end] -= stay.whole_gpus
     most = now = 0.0
     for moment in sorted(steps):
         now += steps[moment]

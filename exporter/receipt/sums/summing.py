@@ -45,13 +45,24 @@ class _Sum:
         self.who: Who | None = None
 
     def add(self, lot: Lot) -> None:
-        total, price = sum(lot.seconds.values()), lot.money.get(self._currency, 0.0)
+        seconds, money = self.seconds, self.money
         for leak, value in lot.seconds.items():
-            self.seconds[leak] += value
-            self.money[leak] += price * value / total if total else 0.0
+            seconds[leak] += value
+        if self._currency:
+            total = sum(lot.seconds.values())
+            price = lot.money.get(self._currency, 0.0) / total if total else 0.0
+            for leak, value in lot.seconds.items():
+                money[leak] += price * value
         if lot.who.job_id:
             self.jobs.add((lot.who.cluster, lot.who.job_id))
             self.who = lot.who
+
+    def merge(self, other: "_Sum") -> None:
+        for mine, more in ((self.seconds, other.seconds), (self.money, other.money)):
+            for leak, value in more.items():
+                mine[leak] += value
+        self.jobs |= other.jobs
+        self.who = other.who or self.who
 
     @property
     def total(self) -> float:
@@ -108,7 +119,8 @@ class _Sum:
 
 def _known(leaks: Iterable[str]) -> dict[str, str]:
     """Layers. A leak of a newer daemon is taken for one of the first layer: lost it is in any case."""
-    return {leak: LAYERS.get(leak, "gau") for leak in {*LAYERS, *leaks}}
+    more = {leak: "gau" for leak in leaks if leak not in LAYERS}
+    return LAYERS | more if more else LAYERS
 
 
 def summed(
@@ -118,18 +130,13 @@ def summed(
     """Lots of these periods, by what they are ranked by; an empty `by` takes what most jobs have a word for."""
     by = by or _usual(lots)
     currency = currency_of(lots)
-    whole, rows, stretches = _Sum(currency), dict[str, _Sum](), [_Sum(currency) for _ in times]
-    tracks: dict[str, list[_Sum]] = {}
-    for lot in lots:
-        name = name_of(lot, by)
-        row = rows.setdefault(name, _Sum(currency))
-        track = tracks.setdefault(name, [_Sum(currency) for _ in times])
-        for each in (whole, row, stretches[lot.period], track[lot.period]):
-            each.add(lot)
+    tracks = _tracks(lots, by, currency)
+    rows = {name: _merged((track[n] for n in sorted(track)), currency) for name, track in tracks.items()}
+    whole = _merged(rows.values(), currency)
     shown = [number for number, period in enumerate(times) if period.end > start and period.start < end]
+    stretches = {n: _merged((track[n] for track in tracks.values() if n in track), currency) for n in shown}
     lines = [
-        row.line(name, about=_about(row.who, by), track=tuple(tracks[name][n].layers.product for n in shown))
-        for name, row in rows.items()
+        row.line(name, about=_about(row.who, by), track=_products(tracks[name], shown)) for name, row in rows.items()
     ]
     return Summary(
         about=about,
@@ -148,6 +155,28 @@ def summed(
         unseen=(*unseen, *_unpriced(lots, currency)),
         simulated=simulated,
     )
+
+
+def _tracks(lots: Iterable[Lot], by: str, currency: str) -> dict[str, dict[int, _Sum]]:
+    """Each row's sums by period: every lot is added up once, and all else is sums of these."""
+    found: dict[str, dict[int, _Sum]] = defaultdict(dict)
+    for lot in lots:
+        track = found[name_of(lot, by)]
+        if lot.period not in track:
+            track[lot.period] = _Sum(currency)
+        track[lot.period].add(lot)
+    return found
+
+
+def _merged(sums: Iterable[_Sum], currency: str) -> _Sum:
+    found = _Sum(currency)
+    for each in sums:
+        found.merge(each)
+    return found
+
+
+def _products(track: Mapping[int, _Sum], shown: Iterable[int]) -> tuple[float | None, ...]:
+    return tuple(track[n].layers.product if n in track else None for n in shown)
 
 
 def currency_of(lots: Iterable[Lot]) -> str:
