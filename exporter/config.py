@@ -26,6 +26,8 @@ DEFAULT_PORT = 19400
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
 """What Kubernetes itself puts into the environment for a Service called gpu-efficiency."""
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
+_LONGEST_LINE = 16_384
+"""Characters of a line of the file."""
 
 
 class ConfigError(Exception):
@@ -521,13 +523,21 @@ def load(
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_of_lines(path.read_text(encoding="utf-8")))
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except ValueError as err:  # of TOML, of UTF-8, or of a number with thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {err}") from err
     except RecursionError as err:
         raise ConfigError(f"{path}: tables or lists inside each other, thousands deep") from err
+
+
+def _of_lines(text: str) -> str:
+    """The same text, if it has lines: a key of a hundred thousand parts would take the parser half a minute."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"line {number} has more than {_LONGEST_LINE:,} characters")
+    return text
 
 
 def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
@@ -639,6 +649,6 @@ def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
 def split_address(address: str, *, name: str = "web.listen_address") -> tuple[str, int]:
     """Split "host:port", ":port" or "[::1]:port"; raise ConfigError when it is neither."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004  the last port there is
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65535:  # noqa: PLR2004  the last port there is
         raise ConfigError(f"{name}: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
     return host.strip("[]"), int(port)

@@ -25,6 +25,9 @@ from exporter.core.model import Observation
 FORMAT = "gpu-efficiency-trace"
 VERSION = 1
 KNOWN_VERSIONS = (VERSION,)
+_LONGEST_LINE = 64 << 20
+"""Bytes: a node's observation has some ten thousand. A file of another kind, or a packed one that is small on the
+disk alone, must not fill the memory."""
 _LEVEL = 6
 """gzip's own default; higher levels cost the recorder more than they save."""
 
@@ -177,7 +180,7 @@ class Trace:
     def _line(self, number: int) -> tuple[bytes, bool]:
         """Give the next line, and whether a compressed file broke off before its end mark."""
         try:
-            return self._file.readline(), False
+            line = self._file.readline(_LONGEST_LINE + 1)
         except EOFError:
             return b"", True
         except (zlib.error, gzip.BadGzipFile) as error:
@@ -185,6 +188,11 @@ class Trace:
                 f"{self._name}: cannot be unpacked at line {number}: {error}; "
                 "the file was damaged after it was written, or is not gzip: fetch it again"
             ) from error
+        if len(line) > _LONGEST_LINE:
+            raise TraceError(
+                f"{self._name}: line {number} has more than {_LONGEST_LINE:,} bytes: no recording has such"
+            )
+        return line, False
 
     def _decode(self) -> Iterator[Observation]:
         try:
@@ -201,7 +209,7 @@ class Trace:
                 return
             try:
                 observation = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if line.endswith(b"\n"):
                     raise self._broken(number, error) from error
                 self.truncated = self._cut_off(number, len(line))
@@ -286,7 +294,7 @@ def _nothing() -> None:
 def _header(line: bytes, name: str) -> Header:
     try:
         kind = msgspec.json.decode(line, type=_Kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_a_trace(line, name) from error
     if kind.format != FORMAT:
         raise _not_a_trace(line, name)
@@ -298,7 +306,7 @@ def _header(line: bytes, name: str) -> Header:
         )
     try:
         return msgspec.json.decode(line, type=Header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{name}: line 1, the header, cannot be read: {error}") from error
 
 

@@ -114,7 +114,7 @@ class InventoryFile:
             boards = msgspec.json.decode(self._path.read_bytes(), type=tuple[_Board, ...])
         except FileNotFoundError:
             return ()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             self._kept = None
             self._complain(
                 f"cannot be read: {err}: delete it or name another in inventory.file, then restart this daemon"

@@ -66,7 +66,7 @@ class PauseFile:
     def _read(self, *, changed: float) -> Pause:
         try:
             said = msgspec.json.decode(_start_of(self._path), type=Pause)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             until = changed + BROKEN_SECONDS
             log.warning(
                 'the pause file %s is not {"until": Unix seconds, "reason": text} (%s); it was meant as a pause, and'

@@ -104,7 +104,7 @@ class Page:
         try:
             samples = [s for family in text_string_to_metric_families(raw) for s in family.samples]
             values = [Line(s.labels, float(s.value)) for s in samples]
-        except (ValueError, IndexError, KeyError, TypeError):
+        except (ValueError, IndexError, KeyError, TypeError, OverflowError):
             self._bad.add(raw)
             return []
         return [one for one in values if 0 <= one.value <= LARGEST]

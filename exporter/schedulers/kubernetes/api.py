@@ -57,6 +57,10 @@ _REFUSALS = {
 }
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What JSON may be: not as it should be, not UTF-8, or thousands of brackets deep."""
+
+
 class ApiError(Exception):
     """The API server did not answer, or not with what was asked; the message says what to do."""
 
@@ -150,13 +154,13 @@ class Store(Generic[T]):
                 async with self._access.client() as client:
                     await self._follow(client, fresh)
                 failures, fresh = 0, ""
-            except (ApiError, httpx.HTTPError, httpx.InvalidURL, OSError, msgspec.MsgspecError) as err:
+            except (ApiError, httpx.HTTPError, httpx.InvalidURL, OSError, *UNREADABLE) as err:
                 failures = 0 if self.unanswered_since is None else failures + 1
                 self._fail(err)
             await self._pause(failures)
 
     def _fail(self, err: Exception) -> None:
-        if isinstance(err, ApiError | msgspec.MsgspecError):
+        if isinstance(err, (ApiError, *UNREADABLE)):
             self._version = ""  # an answer, but not one to go on from
         if self.unanswered_since is None:
             self.unanswered_since = self._asked
@@ -260,7 +264,7 @@ class Store(Generic[T]):
     def _read(self, raw: msgspec.Raw) -> T | None:
         try:
             return self._decoder.decode(raw)
-        except (msgspec.MsgspecError, RecursionError) as err:
+        except UNREADABLE as err:
             self.refused = f"an object of {self._paths[0]} was refused: {err}"
             return None
 
@@ -272,7 +276,7 @@ def judge(answer: httpx.Response) -> None:
         return
     try:
         said = msgspec.json.decode(answer.content, type=Status).message
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         said = answer.text
     advice = _REFUSALS.get(code)
     raise ApiError(f"{code} {said[:500].strip()}" + (f": {advice}" if advice else ""))

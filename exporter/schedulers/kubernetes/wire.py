@@ -25,6 +25,8 @@ _FIELDS = {
     "ClaimResource": {"cdi": (1, "CDIDevice"), "driver": (2, "text"), "pool": (3, "text"), "device": (4, "text")},
     "CDIDevice": {"name": (1, "text")},
 }
+_MOST_PODS = 10_000
+"""A kubelet's own limit is some hundreds (maxPods)."""
 
 
 class Devices(Struct, frozen=True):
@@ -56,7 +58,10 @@ class Held(Struct, frozen=True):
 
 def read_list(message: bytes) -> tuple[Held, ...]:
     """Read a ListPodResourcesResponse; raises ValueError for one that cannot be decoded."""
-    return tuple(_held(pod) for pod in _decoded("ListPodResourcesResponse", message).pods)
+    pods = _decoded("ListPodResourcesResponse", message).pods
+    if len(pods) > _MOST_PODS:
+        raise ValueError(f"{len(pods)} pods, and no node has so many")
+    return tuple(map(_held, pods))
 
 
 def read_allocatable(message: bytes) -> tuple[Devices, ...]:

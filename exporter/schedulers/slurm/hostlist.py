@@ -6,9 +6,14 @@ Source: Slurm's hostlist functions as described in scontrol(1), `show hostnames`
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 MOST = 65_536
 """Names given at most; Slurm's own limit of nodes in a cluster (MAX_SLURM_NODES) is that."""
+_BRACKETS = 8
+"""In one name; Slurm itself takes no more than two or three."""
+_LONGEST = 255
+"""Characters of a name without its numbers: more than a host or a path of /dev has."""
 _NAME = re.compile(r"[^\s\[\],]*")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
@@ -47,13 +52,14 @@ def _parts(text: str) -> Iterator[str]:
 def _expanded(part: str, most: int) -> Iterator[str]:
     """Expand the first bracket of one part and, for each of its numbers, the rest."""
     head, bracket, rest = part.partition("[")
-    if not _NAME.fullmatch(head) or not part:
+    if not _NAME.fullmatch(head) or not part or len(head) > _LONGEST or part.count("[") > _BRACKETS:
         raise ValueError(f"hostlist: no name: {part[:80]!r}")
     if not bracket:
         yield head
         return
     inside, _, tail = rest.partition("]")
-    tails = list(_expanded(tail, most)) if tail else [""]
+    # One more than may be given says enough: three brackets of a thousand numbers each would fill the memory first.
+    tails = list(islice(_expanded(tail, most), most + 1)) if tail else [""]
     for number in _numbers(inside, most):
         yield from (head + number + after for after in tails)
 

@@ -24,6 +24,9 @@ from exporter.sources.dcgm_exporter.names import (
     whole_number,
 )
 
+_MOST_GPUS = 1024
+"""Of one node, without their instances; a page of the whole cluster would be booked as this node's."""
+
 
 class GpuLines(Struct):
     """One GPU's lines on one page, or those of one of its MIG instances."""
@@ -126,7 +129,7 @@ class Page:
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 lines[line] = self._lines.get(line) or _parsed(line)
-            except (ValueError, IndexError, KeyError, TypeError) as error:
+            except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
                 bad.append(f"line {number} is not Prometheus text format ({error}): {line[:80]!r}")
         # Most scrapes fall between two collections and find the same lines: parsing those again is the cost.
         self._lines = lines
@@ -150,6 +153,11 @@ class Page:
         return [sample for host, sample in on_gpus if not self._hostname or host == self._hostname]
 
     def _refuse_strangers(self, gpus: dict[str, GpuLines], faults: list[Fault], known: Collection[str]) -> None:
+        if len(gpus) > _MOST_GPUS:
+            raise SourceError(
+                f"{self._url} shows {len(gpus)} GPUs, and no node has so many: set dcgm_exporter.url to this node's own"
+                " exporter"
+            )
         if not any(gpu.tells for gpu in gpus.values()):
             raise SourceError(
                 f"{self._url} shows no DCGM field of any GPU. {faults[0].message + '. ' if faults else ''}Is"
