@@ -71,10 +71,11 @@ packages:
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
 
-bench: .venv/.installed .venv/dcgm-bindings/.fetched ## measure what the exporter itself costs
-	$(BIN)/python benchmarks/run.py
+bench: .venv/.installed .venv/dcgm-bindings/.fetched .venv/peers/.installed .venv/fuzz/.fetched ## measure all of it anew, for docs/benchmarks.md: hours, on a quiet machine
+	$(BIN)/python benchmarks/run.py --record
+	$(BIN)/python -m benchmarks.page
 
-docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md and what other pages say of rules, from the tables
+docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, benchmarks.md and what other pages say of rules, from the tables
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
@@ -86,6 +87,7 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md and 
 	$(BIN)/python -m exporter.cli.reference > .cache/configuration.md
 	mv .cache/configuration.md docs/configuration.md
 	$(BIN)/python -m helm.build_readme
+	$(BIN)/python -m benchmarks.page
 
 dashboards: .venv/.installed ## write dashboards/*.json from the boards
 	$(BIN)/python -m dashboards.build
@@ -128,6 +130,14 @@ clean: ## remove all that the other targets made
 	  --no-compile --require-hashes -r requirements.training.lock; then touch $@; \
 	else echo "The training frameworks could not be installed: the tests that need them will be skipped." >&2; fi
 
+# Without it inputs of `run.py fuzz` are not led by coverage, and the table says so: benchmarks/faults/fuzz.py
+.venv/fuzz/.fetched: requirements.fuzz.lock | .venv/.installed
+	@rm -rf .venv/fuzz
+	@mkdir -p .venv/fuzz
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
+	  --only-binary :all: --target .venv/fuzz -r requirements.fuzz.lock; then touch $@; \
+	else echo "atheris could not be fetched: inputs will be changed by dice alone." >&2; fi
+
 # Without them the tests that need them are skipped, and say so: tests/dcgm_stub/bindings.py
 .venv/dcgm-bindings/.fetched: requirements.bindings.lock | .venv/.installed
 	@rm -rf .venv/dcgm-bindings
@@ -135,3 +145,11 @@ clean: ## remove all that the other targets made
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
 	  --target .venv/dcgm-bindings/dist -r requirements.bindings.lock; then touch $@; \
 	else echo "NVIDIA's DCGM bindings could not be fetched: the tests that need them will be skipped." >&2; fi
+
+# Other exporters, for `run.py peers` alone: as their index has them, in an environment of their own.
+.venv/peers/.installed: requirements.peers.lock | .venv/.installed
+	@rm -rf .venv/peers
+	$(PYTHON) -m venv --without-pip .venv/peers
+	$(BIN)/python -m pip --python .venv/peers/bin/python install --quiet --disable-pip-version-check --no-deps \
+	  --require-hashes -r requirements.peers.lock
+	@touch $@

@@ -4,7 +4,7 @@ Owns rows, medians and their spread. Refuses to time anything itself.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -48,6 +48,23 @@ def row(
         budget="" if budget is None else f"<= {budget:g} {unit}",
         met=None if budget is None else held <= budget,
     )
+
+
+TITLES = ("what", "how often", "median", "spread (min - max unless named)", "budget", "met")
+
+
+def cells(line: Row) -> tuple[str, ...]:
+    """Give what stands below `TITLES`."""
+    met = {None: "-", True: "yes", False: "NO"}[line.met]
+    return line.what, line.often, line.median, line.spread, line.budget or "-", met
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Align rows in columns for a terminal, a line each."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    told = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([told[0], "-" * max(map(len, told)), *told[1:]])
 
 
 def percentile(values: Sequence[float], share: float) -> float:

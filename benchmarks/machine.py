@@ -17,12 +17,20 @@ def machine() -> str:
     return f"{_processor()}, {usable} cores, {platform.python_implementation()} {platform.python_version()}, {shared}"
 
 
+def today() -> str:
+    """The day, in UTC."""
+    return datetime.now(tz=UTC).date().isoformat()
+
+
+def commit() -> str:
+    """The commit that is checked out, in short."""
+    return _git("rev-parse", "--short", "HEAD") or "no commit"
+
+
 def state_of_code() -> str:
     """Date and commit, and whether what was measured differs from it."""
-    today = datetime.now(tz=UTC).date().isoformat()
-    commit = _git("rev-parse", "--short", "HEAD") or "no commit"
     changed = _git("status", "--porcelain", "--", *_MEASURED)
-    return f"{today}, commit {commit}{' with uncommitted changes' if changed else ''}"
+    return f"{today()}, commit {commit()}{' with uncommitted changes' if changed else ''}"
 
 
 def _processor() -> str:

@@ -1,67 +1,54 @@
-"""The table: which groups there are, how they are run, and where the result is written.
+"""The groups, in the order of the page, and what runs them: for the terminal, or for the record.
 
-Owns the order of the groups, the table on the terminal and `docs/benchmarks.md`. Refuses to compare with earlier
-runs: another machine, or the same one on another day, is another table.
+Owns that order and the command line. Refuses to compare with earlier runs: another machine, or the same one on another
+day, is another table.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 
-from benchmarks.accounting import readings, replay, text
-from benchmarks.daemons import serve
-from benchmarks.dashboards import dashboards
-from benchmarks.detection_table import detection
-from benchmarks.figures import Row
-from benchmarks.growth import growth
-from benchmarks.history import history
-from benchmarks.imports import imports
-from benchmarks.machine import ROOT, machine, state_of_code
-from benchmarks.report import markdown, table
-from benchmarks.reporter import reporter
-from benchmarks.reports import reports
-from benchmarks.rules import rules
-from benchmarks.sampling import sampling
-from benchmarks.schedulers import schedulers
-from benchmarks.scrape import scrape
-from benchmarks.ticks import tick
+from benchmarks.dashboards.measured import DASHBOARDS
+from benchmarks.detection.table import DETECTION
+from benchmarks.faults.endurance import ENDURANCE
+from benchmarks.faults.fuzz import FUZZ
+from benchmarks.faults.soak import SOAK
+from benchmarks.figures import TITLES, cells, table
+from benchmarks.fleet.rules import RULES
+from benchmarks.fleet.storm import STORM
+from benchmarks.group import Group
+from benchmarks.machine import commit, machine, today
+from benchmarks.node.accounting import ADVANCE, REPLAY, TEXT
+from benchmarks.node.daemons import SERVE
+from benchmarks.node.day import DAY_GROUP
+from benchmarks.node.history import HISTORY
+from benchmarks.node.imports import IMPORTS
+from benchmarks.node.matrix import MATRIX
+from benchmarks.node.peers import SIDE_BY_SIDE
+from benchmarks.node.reporter import REPORTER
+from benchmarks.node.reports import REPORTS
+from benchmarks.node.sampling import SAMPLING
+from benchmarks.node.schedulers import SCHEDULERS
+from benchmarks.node.scrape import SCRAPE
+from benchmarks.node.ticks import TICK
+from benchmarks.record import RecordError, Stamp, made, uncommitted, write
+from benchmarks.truth.estimates import ESTIMATES
+from benchmarks.truth.gauges import GAUGES
 
-GROUPS: dict[str, Callable[[], list[Row]]] = {
-    "advance": readings,
-    "tick": tick,
-    "text": text,
-    "replay": replay,
-    "imports": imports,
-    "scrape": scrape,
-    "serve": serve,
-    "schedulers": schedulers,
-    "sampling": sampling,
-    "rules": rules,
-    "dashboards": dashboards,
-    "reporter": reporter,
-    "reports": reports,
-    "growth": growth,
-    "history": history,
-    "detection": detection,
-}
-QUICK: dict[str, Callable[[], list[Row]]] = {
-    "tick": partial(tick, quick=True),
-    "sampling": partial(sampling, quick=True),
-    "rules": partial(rules, quick=True),
-    "dashboards": partial(dashboards, quick=True),
-    "reporter": partial(reporter, quick=True),
-    "reports": partial(reports, quick=True),
-    "growth": partial(growth, quick=True),
-    "history": partial(history, quick=True),
-    "detection": partial(detection, quick=True),
-}
-"""Those that have a short form: it shows that they work, and its figures mean little."""
-PAGE = ROOT / "docs" / "benchmarks.md"
+PARTS: dict[str, tuple[Group, ...]] = {
+    "Cost of a node": (
+        SERVE, MATRIX, SIDE_BY_SIDE, SCRAPE, SAMPLING, SCHEDULERS, ADVANCE, TICK, TEXT, REPORTER, REPORTS, HISTORY,
+        REPLAY, IMPORTS, DAY_GROUP,
+    ),
+    "Cost of a fleet": (RULES, STORM, DASHBOARDS),
+    "Accuracy": (ESTIMATES, GAUGES),
+    "Detection": (DETECTION,),
+    "Robustness": (FUZZ, ENDURANCE, SOAK),
+}  # fmt: skip
+GROUPS = {group.name: group for part in PARTS.values() for group in part}
+_FAILURES = (RuntimeError, OSError, LookupError, subprocess.CalledProcessError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,44 +57,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     A missed budget is told and is no failure: this measures, and the machine may have been busy.
     """
     args = _arguments(argv)
-    where, when = machine(), state_of_code()
-    began = time.monotonic()
+    failed = [name for name in args.groups or GROUPS if not _measured(GROUPS[name], args)]
+    if failed:
+        print(f"benchmarks: not measured: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _measured(group: Group, args: argparse.Namespace) -> bool:
+    """Run one and tell it; the others go on where it fails."""
     try:
-        rows = [line for name in args.groups or GROUPS for line in _measured(name, quick=args.quick)]
-    except (RuntimeError, OSError, LookupError, subprocess.CalledProcessError) as error:
-        print(f"benchmarks: not measured, and no page written: {error}", file=sys.stderr)
-        return 1
-    print(f"{where}; {when}\n\n{table(rows)}", flush=True)
-    if not (args.groups or args.quick):
-        _write(markdown(rows, where=where, when=when, minutes=(time.monotonic() - began) / 60))
-    missed = [line.what for line in rows if line.met is False]
-    print("".join(f"\nBUDGET NOT MET: {what}" for what in missed), file=sys.stderr, end="\n" if missed else "")
-    return 0
-
-
-def _measured(name: str, *, quick: bool) -> Iterable[Row]:
-    began = time.monotonic()
-    rows = ({**GROUPS, **QUICK} if quick else GROUPS)[name]()
-    print(f"{name}: {len(rows)} rows in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return rows
-
-
-def _write(page: str) -> None:
-    PAGE.parent.mkdir(exist_ok=True)
-    draft = PAGE.with_name(f".{PAGE.name}.{os.getpid()}")
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(PAGE)
-    print(f"\nwritten to {PAGE.relative_to(Path(ROOT))}", file=sys.stderr)
+        if args.record and (changed := uncommitted(group.measures)):
+            raise RecordError(f"{', '.join(changed[:3])} is not committed: commit it, or leave out --record")
+        where, begun = machine(), time.monotonic()
+        found = (group.quick if args.quick and group.quick else group.run)()
+        took = time.monotonic() - begun
+        if args.record:
+            write(made(group, found, Stamp(commit=commit(), day=today(), machine=where, took=took)))
+    except _FAILURES as error:
+        print(f"{group.name}: not measured: {error}", file=sys.stderr, flush=True)
+        return False
+    print(f"\n{group.title}: {where}; {took:.0f} s\n\n{table(TITLES, map(cells, found.rows))}", flush=True)
+    for one in found.tables:
+        print(f"\n{one.about}\n\n{table(one.head, one.rows)}", flush=True)
+    missed = [line.what for line in found.rows if line.met is False]
+    print("".join(f"\nBUDGET NOT MET: {what}" for what in missed), file=sys.stderr, flush=True)
+    return True
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="run.py", description="Measure what the exporter costs. All groups: docs/benchmarks.md is written anew."
+        prog="run.py", description="Measure what the exporter costs, and how right it is; `make docs` writes the page."
     )
-    short = ", ".join(QUICK)
-    parser.add_argument("--quick", action="store_true", help=f"shorten {short}, to see whether they work; no page")
+    short = ", ".join(name for name, group in GROUPS.items() if group.quick)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help=f"shorten {short}, to see whether they work")
+    how.add_argument("--record", action="store_true", help="keep the figures in benchmarks/records; commit them")
     parser.add_argument("groups", nargs="*", metavar="GROUP", type=_group, help=", ".join(GROUPS))
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _group(name: str) -> str:

@@ -1,29 +1,20 @@
 """The benchmarks of the telemetry measure what they name: short runs of each, and what they do when it goes wrong."""
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from benchmarks import suite
-from benchmarks.figures import Row, row
-from benchmarks.growth import CASES as GROWN
-from benchmarks.growth import SAMPLES, growth, retold, rows, sampled, slope_of
-from benchmarks.meter import BINDINGS, LEDGER, LIBRARY, OURS, Meter
-from benchmarks.report import markdown
-from benchmarks.sampling import CASES, Said, check, said_in, sampling
-from benchmarks.sampling import rows as sampling_rows
-from benchmarks.stand_ins import GPUS, START, Played
-from benchmarks.ticks import Booked, tick
-from exporter.agent import Agent
+from benchmarks.node.sampling import CASES, Said, check, said_in, sampling
+from benchmarks.node.sampling import rows as sampling_rows
+from benchmarks.node.ticks import Booked, tick
+from benchmarks.rig.meter import BINDINGS, LEDGER, LIBRARY, OURS, Meter
+from benchmarks.rig.stand_ins import GPUS, START, Played
 from exporter.clock import JumpClock
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Meta
-from exporter.simulate import simulate
 from tests.dcgm_stub.bindings import missing
 from tests.rigs import FakeSource
 from tests.shared_library import compiler
@@ -233,84 +224,3 @@ def test_four_daemons_sample_fast_and_in_instances() -> None:
     found = sampling(quick=True)
     assert [line.budget for line in found if line.budget] == ["<= 3 %", "<= 3 %", "<= 4 %", "<= 4 %"]
     assert all(number(line.median) > 0 for line in found[::2])
-
-
-# -- memory --
-
-
-def curve(kib_a_million: float, *, start: float = 50_000.0, filling: float = 2000.0) -> list[tuple[int, float]]:
-    """Ten million readings: what is kept is full after a tenth, and something else grows."""
-    places = [n * 10_000_000 // SAMPLES for n in range(SAMPLES + 1)]
-    return [(n, start + filling * min(1.0, n / 1_000_000) + kib_a_million * n / 1e6) for n in places]
-
-
-def test_a_slope_is_in_kib_a_million_readings() -> None:
-    assert slope_of(curve(64.0, filling=0.0)) == pytest.approx(64.0)
-
-
-def test_what_fills_in_the_first_tenth_is_no_growth_and_a_leak_is() -> None:
-    *places, flat = rows(GROWN["core"], curve(0.0))
-    assert [number(line.median) for line in places] == [48.83, 50.78, 50.78, 50.78]
-    assert [re.findall(r"after ([\d,]+) readings", line.what) for line in places] == [
-        ["0"], ["1,000,000"], ["5,000,000"], ["10,000,000"],
-    ]  # fmt: skip
-    assert flat.met is True
-    assert rows(GROWN["core"], curve(40.0))[-1].met is False
-
-
-def test_fifty_samples_are_taken_evenly_and_the_last_at_the_end() -> None:
-    def ticks() -> Iterator[int]:
-        while True:
-            yield 8
-
-    found = sampled(ticks(), 8000)
-    assert [readings for readings, _ in found] == list(range(0, 8001, 160))
-    assert all(kib > 1000 for _, kib in found)
-
-
-def test_the_story_told_again_is_later_and_of_other_jobs_and_the_ledger_takes_it() -> None:
-    agent = Agent(meta=Meta(source="simulation"))
-    story = list(simulate("demo", period_seconds=60, preroll_seconds=0, duration_seconds=3600).observations)
-    jobs = []
-    for hour in range(3):
-        for observation in story:
-            agent.take_in(retold(observation, hour))
-        jobs.append(set(agent.ledger.jobs))
-    assert all(name.endswith("-2") for name in jobs[2])
-    assert len(agent.ledger.jobs) == len(jobs[0])
-    assert agent.ledger.conservation_errors == agent.ledger.rejected.total() == 0
-    assert {gpu.book.paid for gpu in agent.ledger.gpus.values()} == {3 * 3600 * SECOND}
-
-
-@pytest.mark.e2e
-@pytest.mark.usefixtures("_stand_ins")
-def test_memory_is_sampled_on_the_way() -> None:
-    found = growth(quick=True)
-    for of, total in ((found[:5], 50_000), (found[5:], 5_000)):
-        assert f"after {total:,} readings" in of[3].what
-        assert all(10 < number(line.median) < 500 for line in of[:4])
-        assert of[4].budget
-
-
-# -- the table --
-
-
-def test_every_group_has_its_section() -> None:
-    lines = [row(name, "x", often="once", values=[1.0], unit="ms") for name in suite.GROUPS]
-    page = markdown(lines, where="here", when="now", minutes=1.0)
-    assert page.count("\n## ") == len(suite.GROUPS)
-
-
-def test_a_quick_run_is_short_and_writes_no_page(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measured(what: str) -> Callable[[], list[Row]]:
-        return lambda: [row("tick", what, often="once", values=[1.0], unit="ms")]
-
-    monkeypatch.setattr(suite, "GROUPS", {"tick": measured("in full"), "text": measured("always")})
-    monkeypatch.setattr(suite, "QUICK", {"tick": measured("in short")})
-    monkeypatch.setattr(suite, "PAGE", tmp_path / "page.md")
-    assert suite.main(["--quick"]) == 0
-    said = capsys.readouterr().out
-    assert ("in short" in said, "in full" in said, "always" in said) == (True, False, True)
-    assert not (tmp_path / "page.md").exists()

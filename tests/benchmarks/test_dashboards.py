@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.dashboards import dashboards, markdown, rows
-from benchmarks.dashboards_blocks import Refs, Samples, block, joined, stored
-from benchmarks.dashboards_chunks import checksum, signed, unsigned
-from benchmarks.dashboards_fleet import BIGGEST, KINDS, QUICK, Node, Size, Template, copied, nodes
-from benchmarks.dashboards_panels import Timed
-from benchmarks.dashboards_past import WINDOW, Recorded, curve, history, lives, points, recent, spans, write
+from benchmarks.dashboards.blocks import Refs, Samples, block, joined, stored
+from benchmarks.dashboards.chunks import checksum, signed, unsigned
+from benchmarks.dashboards.fleet import BIGGEST, KINDS, QUICK, Node, Size, Template, copied, nodes
+from benchmarks.dashboards.measured import dashboards, markdown, rows
+from benchmarks.dashboards.panels import Timed
+from benchmarks.dashboards.past import WINDOW, Recorded, curve, history, lives, points, recent, spans, write
 from tests.dashboards.past import named
 
 # -- bits and files --

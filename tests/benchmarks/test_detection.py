@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.detection import SCORING, TUNING, Run, run
-from benchmarks.detection_cases import (
+from benchmarks.detection.cases import (
     ACQUITTING,
     BEYOND,
     BOARDS,
@@ -18,8 +17,9 @@ from benchmarks.detection_cases import (
     Draw,
     draw,
 )
-from benchmarks.detection_rules import GUARDS, THUMBS, without_guard
-from benchmarks.detection_score import Score, merged, provable, truth
+from benchmarks.detection.rules import GUARDS, THUMBS, without_guard
+from benchmarks.detection.runs import SCORING, TUNING, Run, run
+from benchmarks.detection.score import Score, merged, provable, truth
 from exporter.core.model import SECOND, Device, Reading
 from exporter.core.policy import Policy
 from exporter.simulate import simulate

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import detection_samples
-from benchmarks.detection_samples import CAPTURES, SAMPLES, busy_and_cool, hang_lines, phases, samples, shown
+from benchmarks.detection import samples as detection_samples
+from benchmarks.detection.samples import CAPTURES, SAMPLES, busy_and_cool, hang_lines, phases, samples, shown
 
 pytestmark = pytest.mark.skipif(not SAMPLES.exists(), reason="needs ../shared")
 

@@ -1,6 +1,6 @@
 """The benchmark of the node's history measures what it says: bytes and sizes are held to here, times are not."""
 
-from benchmarks.history import history
+from benchmarks.node.history import history
 
 
 def test_it_measures_all_that_it_names_and_what_is_written_is_small() -> None:
@@ -11,4 +11,5 @@ def test_it_measures_all_that_it_names_and_what_is_written_is_small() -> None:
     asked = [what for what in rows if what.startswith("Asked for")]
     assert len(asked) == 5
     assert "Asked for one job: 1 receipts" in asked
-    assert "Asked for all of a year, in short: 5,000 receipts" in asked
+    assert "Asked for what sums by the week of a year need: 5,000 receipts" in asked
+    assert rows["Sums of the year by the command, from its start to its end"].median.endswith(" s")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reporter import reporter
+from benchmarks.node.reporter import reporter
 from exporter.reports.client import Reporter
 
 
@@ -25,8 +25,8 @@ def test_a_listener_that_hears_nothing_is_refused(tmp_path: Path, monkeypatch: p
     def silent(_: Path, *, messages: int) -> list[float]:
         return [1.0] * messages * 1000
 
-    monkeypatch.setattr("benchmarks.reporter._each_sent", silent)
-    monkeypatch.setattr("benchmarks.reporter._stuck", lambda *_, **__: [])
+    monkeypatch.setattr("benchmarks.node.reporter._each_sent", silent)
+    monkeypatch.setattr("benchmarks.node.reporter._stuck", lambda *_, **__: [])
     with pytest.raises(RuntimeError, match="has not heard"):
         reporter(quick=True)
     assert Reporter(socket=str(tmp_path / "nobody.sock"), http="").dropped == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.reports import BUDGET, Look, Size, reports, rows
+from benchmarks.node.reports import BUDGET, Look, Size, reports, rows
 
 SIZE = Size(ranks=4, every=2.0, seconds=3)
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import rules_fleet
-from benchmarks.rules import past_of, rows, rules, shares
-from benchmarks.rules_fleet import SCENARIOS, Site, cluster, named, role
+from benchmarks.fleet import site as rules_fleet
+from benchmarks.fleet.past import past_of
+from benchmarks.fleet.questions import QUESTIONS, Answer, cells
+from benchmarks.fleet.rows import Cost, rows, shares, sizes, table, tightest
+from benchmarks.fleet.rules import QUICK, measured
+from benchmarks.fleet.site import SCENARIOS, Site, cluster, named, role
 from tests.e2e.running import Page
 
 PAGE = b"""gpu_efficiency_state{uuid="GPU-1",gpu="0",state="active",reason=""} 1
@@ -18,7 +21,7 @@ gpu_efficiency_node_info{node="gpu-node-03",pool=""} 1
 
 
 def test_a_copy_is_another_node() -> None:
-    page = Page(named(PAGE, 3 + 2 * len(SCENARIOS)).decode())
+    page = Page(named(PAGE, 3 + 2 * len(SCENARIOS), 1250).decode())
     ((board, _),) = page.rows("state")
     ((job, _),) = page.rows("job_info")
     ((node, _),) = page.rows("node_info")
@@ -28,7 +31,7 @@ def test_a_copy_is_another_node() -> None:
 
 
 def test_most_of_a_fleet_is_calm_and_a_job_of_two_nodes_stays_one() -> None:
-    roles = [role(number) for number in range(1250)]
+    roles = [role(number, 1250) for number in range(1250)]
     assert len(set(roles)) == 1250
     assert sum(SCENARIOS[kind] == "lost_gpu" for kind, _ in roles) == 10
     assert {copy for kind, copy in roles if kind == 0} - {copy for kind, copy in roles if kind == 1} <= {roles[-1][1]}
@@ -80,21 +83,85 @@ def test_rows_are_of_groups_then_of_the_slowest_rules() -> None:
     looks = [[group("a", 60, 0.001, 0.010), group("b", 240, 0.1)], [group("a", 60, 0.001, 0.030), group("b", 240, 0.1)]]
     found = [(line.what, line.median) for line in rows(looks)]
     assert found == [
-        ("Group a: 2 rules every 60 s, wall", "21 ms"), ("Group b: 1 rules every 240 s, wall", "100 ms"),
+        ("Evaluated a: 2 rules every 60 s, wall", "21 ms"), ("Evaluated b: 1 rules every 240 s, wall", "100 ms"),
         ("- b0, wall", "100 ms"), ("- a1, wall", "20 ms"), ("- a0, wall", "1 ms"),
     ]  # fmt: skip
 
 
+def cost(gpus: int = 10_000, **more: Any) -> Cost:
+    looks = [[group("a", 60, 0.3), group("b", 240, 0.6)], [group("a", 60, 0.5), group("b", 240, 0.6)]]
+    known: dict[str, Any] = {
+        "scraped": 900.0, "recorded": 200.0, "samples": 15.0, "mebibytes": 2048.0, "with_rules": [0.31, 0.32, 0.33],
+        "without": 0.3, "looks": looks,
+    }  # fmt: skip
+    return Cost(gpus=gpus, **(known | more))
+
+
 def test_the_budget_is_of_what_the_rules_add() -> None:
-    here, larger, scraping = shares([0.31, 0.32, 0.33], 0.3, 10_000)
-    assert (here.median, here.budget, here.met) == ("2.0 %", "<= 2.5 %", True)
-    assert (larger.median, larger.budget, larger.met) == ("20.0 %", "<= 25 %", True)
+    here, larger, scraping = shares(cost())
+    assert (here.what, here.median, here.spread) == (
+        "CPU of all rules, 10,000 GPUs, share of a core", "2.0 %", "1.0 - 3.0",
+    )  # fmt: skip
+    assert (here.budget, here.met) == ("<= 2.5 %", True)
+    assert (larger.median, larger.spread, larger.budget, larger.met) == ("20.0 %", "10.0 - 30.0", "<= 25 %", True)
     assert (scraping.median, scraping.budget) == ("30.0 %", "")
-    assert shares([0.34], 0.3, 10_000)[0].met is False
+    assert shares(cost(with_rules=[0.31, 0.37]))[0].met is False
+
+
+def test_a_smaller_fleet_has_a_smaller_budget_and_is_not_extrapolated() -> None:
+    found = shares(cost(1000, with_rules=[0.302, 0.302]))
+    assert [(line.what, line.budget, line.met) for line in found] == [
+        ("CPU of all rules, 1,000 GPUs, share of a core", "<= 0.25 %", True),
+        ("CPU of scraping and storing alone, 1,000 GPUs, share of a core", "", None),
+    ]
+
+
+def test_what_it_holds_is_named_by_the_fleet() -> None:
+    assert [(line.what, line.median) for line in sizes(cost())] == [
+        ("Series scraped, 10,000 GPUs", "900 series"),
+        ("Series recorded, 10,000 GPUs", "200 series"),
+        ("Samples ingested, with those recorded, 10,000 GPUs", "15 a second"),
+        ("Resident memory of Prometheus, 10,000 GPUs", "2,048 MiB"),
+    ]
+
+
+def test_the_tightest_group_is_the_one_that_fills_its_interval_not_the_slowest() -> None:
+    name, share = tightest(cost().looks)
+    assert name == "a"
+    assert share == pytest.approx(0.4 / 60)
+
+
+def test_the_table_has_a_column_for_each_fleet_and_one_ten_times_the_last() -> None:
+    found = table([cost(1000, scraped=90.0), cost()])
+    assert found.head == ("", "1,000 GPUs", "10,000 GPUs", "100,000 GPUs, extrapolated")
+    lines = {line[0]: line[1:] for line in found.rows}
+    assert lines["series scraped"] == ("90", "900", "9,000")
+    assert lines["resident memory"] == ("2.0 GiB", "2.0 GiB", "20.0 GiB")
+    assert lines["CPU of all rules, of a core"] == ("2.0 %", "2.0 %", "20.0 %")
+    assert lines["CPU of scraping and storing, of a core"] == ("30.0 %", "30.0 %", "300.0 %")
+    assert lines["group that takes most of its interval"] == ("a: 0.7 %", "a: 0.7 %", "a: 6.7 %")
+
+
+def test_questions_are_asked_of_recorded_series_and_of_raw_ones() -> None:
+    assert all(":gpu_efficiency_" in each.recorded for each in QUESTIONS)
+    assert all("_total" in each.raw and "[5m]" in each.raw and ":" not in each.raw for each in QUESTIONS)
+    assert len({each.asks for each in QUESTIONS}) == 5
+    assert cells({"what": (Answer(1.25, 40), Answer(300.0, 80_000))}) == [
+        ("what", "1.2", "40", "300.0", "80,000", "2,000")
+    ]
+
+
+def test_clocks_are_right_whenever_a_page_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.fleet.site.time.time", lambda: 1700000000.25)
+    page = named(b"a 1\ngpu_efficiency_observation_timestamp_seconds 12\nb 2\n", 0, 125)
+    assert page == b"a 1\ngpu_efficiency_observation_timestamp_seconds 1700000000.250\nb 2\n"
 
 
 @pytest.mark.e2e
 def test_a_small_fleet_is_scraped_and_every_rule_is_evaluated() -> None:
-    found = {line.what: line.median for line in rules(quick=True)}
-    assert any(what.startswith("Group gpu-efficiency:") for what in found)
-    assert int(found["Series recorded"].split()[0].replace(",", "")) > 1000
+    found = measured(QUICK)
+    told = {line.what: line.median for line in found.rows}
+    assert any(what.startswith("Evaluated gpu-efficiency:") for what in told)
+    assert int(told["Series recorded, 96 GPUs"].split()[0].replace(",", "")) > 1000
+    assert len(found.tables[1].rows) == len(QUESTIONS)
+    assert found.curves["gpus"] == [96]

@@ -30,7 +30,8 @@ MADE_HERE = shutil.ignore_patterns(
 AT_THE_TOP = {
     "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md",
     "compose.yaml", "pyproject.toml", "requirements-image.lock", "requirements-runtime.lock",
-    "requirements.bindings.lock", "requirements.lock", "requirements.training.lock", "setup.cfg", ".dockerignore",
+    "requirements.bindings.lock", "requirements.fuzz.lock", "requirements.lock", "requirements.peers.lock",
+    "requirements.training.lock", "setup.cfg", ".dockerignore",
     ".gitignore",
 }  # fmt: skip
 """Files; setuptools adds PKG-INFO and setup.cfg."""

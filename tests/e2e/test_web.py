@@ -15,7 +15,7 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from benchmarks import soak
+from benchmarks.faults import soak
 from tests.certificates import Authority
 from tests.e2e.running import PATIENCE, Program, command, environment, free_port, running, wait_for
 
@@ -229,7 +229,7 @@ def test_the_interface_is_what_its_description_says(tmp_path: Path) -> None:
 
 
 def test_fifty_hostile_connections_disturb_neither_sampling_nor_scrapes() -> None:
-    """Fifteen seconds of what `python -m benchmarks.soak` does for an hour."""
+    """Fifteen seconds of what `python -m benchmarks.faults.soak` does for an hour."""
     found = soak.soak(15)
     assert found.undisturbed, soak.told(found)
     assert len(found.times) >= 10

@@ -1,0 +1,37 @@
+"""The three figures that matter most to who runs a fleet: cost of a node, cost in Prometheus, and is it right.
+
+Owns which rows these are, and the words around them. A figure whose record is gone is not named; one whose row has
+another name is a fault (KeyError), so that a sentence cannot outlive its figure.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from benchmarks.record import Record
+
+_SCRAPED = "(stand-in NVML, scraped every 10 s)"
+
+
+def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
+    """Give the sentences, as a list of Markdown, each with a link into `page`."""
+    if found := _figures(records, "serve"):
+        cpu, memory = found[f"CPU of one core, 8 GPUs at 1 s {_SCRAPED}"], found[f"Resident memory {_SCRAPED}"]
+        yield f"- **A node of 8 GPUs: {cpu} of one core, {memory}**, one reading a second ([how]({page}#the-daemon))."
+    if found := _figures(records, "rules"):
+        rules = found["CPU of all rules, 10,000 GPUs, share of a core"]
+        yield (
+            f"- **A fleet of 10,000 GPUs: {rules} of one core** for all recording and alert rules, on a Prometheus "
+            f"([how]({page}#recording-and-alert-rules))."
+        )
+    if found := _figures(records, "detection"):
+        hangs = found["JobDeadlocked: pages for a job that hangs"]
+        thumb = found["Rule of thumb for a hang: utilisation >= 98 % and power <= 30 % of the limit for 5 min"]
+        yield (
+            f"- **Pages for jobs that hang: {hangs}**, simulated; the usual rule of thumb on the same cases: {thumb} "
+            f"([how]({page}#whether-the-alerts-are-right))."
+        )
+
+
+def _figures(records: Mapping[str, Record], name: str) -> dict[str, str]:
+    """The medians of a group, by what they are of."""
+    record = records.get(name)
+    return {line.what: line.median for line in record.rows} if record else {}

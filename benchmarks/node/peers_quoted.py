@@ -1,0 +1,21 @@
+"""What others have published of exporters that cannot run beside ours, with the place where they said it.
+
+Owns no measurement: these are other machines, other loads and other days, and are never put into a table of ours.
+"""
+
+from benchmarks.group import Table
+
+QUOTED = Table(
+    about="Not run here, and not comparable with the above: what others have published.",
+    head=("what", "figure", "source"),
+    rows=(
+        ("dcgm-exporter, working set, 12 nodes of 8 GPUs", "median 484 MiB (417 - 511)",
+         "pytorch/ci-infra#1011, 2026-08-13"),
+        ("- the same, 8 nodes of one GPU", "median 479 MiB (467 - 491)", "pytorch/ci-infra#1011"),
+        ("- pods on nodes of 8 GPUs killed at a limit of 512 MiB", "41 of 86 (48 %); none on smaller nodes",
+         "pytorch/ci-infra#1011; laid to GOMAXPROCS of large hosts in #1018"),
+        ("- one A10G, no configuration", "400 - 500 MiB", "NVIDIA/dcgm-exporter#609, 2026-01-09"),
+        ("- 8 A100s at a limit of 250 MiB", "killed every ten minutes or so",
+         "aws-observability/helm-charts#61, 2024-07-12"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""The errors of leaks are told as they are: sensors made worse, sums and signs by hand, stories played in earnest."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.truth.conditions import CONDITIONS, coarse, heard
+from benchmarks.truth.estimates import ESTIMATES, SUBJECTS, Found, curves, errors, examined, losers, rows, table
+from exporter.core.leaks import NAMES
+from exporter.core.model import Reading
+from exporter.simulate import TWELVE, simulate
+
+BY_NAME = {condition.name: condition for condition in CONDITIONS}
+PLACES = {condition.name: place for place, condition in enumerate(CONDITIONS)}
+
+
+def found(condition: str = "as it is", **said: Any) -> Found:
+    row: dict[str, Any] = {
+        "subject": 0, "condition": PLACES[condition], "seed": 1, "expected": 0.5, "booked": 0.5,
+        "spent": {"memory_bound": 0.5, "useful": 0.5}, "lost": 0, "readings": 10,
+    }  # fmt: skip
+    return Found(**(row | said))
+
+
+def everywhere(**said: Any) -> list[Found]:
+    return [found(condition.name, **said) for condition in CONDITIONS]
+
+
+def test_every_leak_has_its_story() -> None:
+    """Of the three outcomes what is worth unknown is no leak, and shows where counters are missing."""
+    named = {name for subject in SUBJECTS for name in subject.names}
+    assert set(NAMES) - named == {"unresolved"}
+
+
+def test_a_coarse_reading_counts_in_whole_units() -> None:
+    reading = coarse(
+        Reading("GPU-0", 0, 1, gr_engine_active=0.987, tensor_active=None, power_watts=321.4,
+                pcie_tx_bytes_per_second=1_500_000.0, sm_clock_hz=1_815e6)
+    )  # fmt: skip
+    assert reading.gr_engine_active == pytest.approx(0.99)
+    assert (reading.tensor_active, reading.power_watts) == (None, 321.0)
+    assert (reading.pcie_tx_bytes_per_second, reading.sm_clock_hz) == (1 << 20, 1_815e6)
+
+
+@pytest.mark.parametrize("name", [condition.name for condition in CONDITIONS])
+def test_a_condition_spoils_what_it_says_and_no_more(name: str) -> None:
+    story = simulate("memory_bound", stories=TWELVE, gpus=1, period_seconds=5, seed=1, duration_seconds=200)
+    clean, spoilt = (list(heard(story, BY_NAME[which])) for which in ("as it is", name))
+    assert len(clean) == len(spoilt)
+    assert [one.reports for one in clean] == [one.reports for one in spoilt], "what programs say is not the sensors'"
+    changed = {
+        field
+        for a, b in zip(clean, spoilt, strict=True)
+        for x, y in zip(a.readings, b.readings, strict=True)
+        for field in Reading.__struct_fields__
+        if getattr(x, field) != getattr(y, field)
+    }
+    missing = set(BY_NAME[name].missing)
+    assert missing <= changed | {field for field in missing if getattr(clean[-1].readings[0], field) is None}
+    if name in ("as it is", "each 30 s"):
+        assert not changed
+    elif missing:
+        assert changed <= missing
+    else:
+        assert {"dram_active", "power_watts"} <= changed
+
+
+def test_errors_are_booked_less_true_in_points() -> None:
+    told = errors([found(booked=0.47), found(booked=0.52, seed=2), found("no DRAM", booked=0.0)])
+    assert told[0, PLACES["as it is"]] == pytest.approx([-3.0, 2.0])
+    assert told[0, PLACES["no DRAM"]] == pytest.approx([-50.0])
+
+
+def test_a_nanosecond_that_is_nowhere_is_a_missed_budget() -> None:
+    assert next(rows(everywhere())).met is True
+    lost = next(rows([*everywhere(), found(lost=1)]))
+    assert (lost.median, lost.met) == ("1 ns", False)
+
+
+def test_the_worst_leak_is_named_whatever_its_sign() -> None:
+    told = {line.what.partition(":")[0]: line for line in rows([*everywhere(), *everywhere(subject=1, booked=0.48)])}
+    first = told["Error of a leak, as it is"]
+    assert (first.median, first.spread, first.met) == (
+        "1.00 points", f"largest -2.00 ({SUBJECTS[1].leak})", False,
+    )  # fmt: skip
+    assert told["Error of a leak, no DRAM"].met is None
+
+
+def test_the_table_has_the_median_and_the_farthest() -> None:
+    seeds = [everywhere(seed=seed, booked=booked) for seed, booked in ((1, 0.5), (2, 0.5), (3, 0.6))]
+    line = table([one for each in seeds for one in each]).rows[0]
+    assert line[:5] == ("memory_bound", "memory bound", "measured", "50.0 %", "+0.0 (+10.0)")
+    assert table(everywhere(booked=0.51)).rows[0][4] == "+1.0"
+
+
+def test_where_lost_time_goes_is_named() -> None:
+    whole = found()
+    blind = found("no DRAM", booked=0.0, spent={"other_compute": 0.45, "useful": 0.55})
+    assert losers([whole, blind]).rows == (("no DRAM", "memory_bound", "50.0", "other_compute", "45.0"),)
+    assert not losers([whole, found("no DRAM", booked=0.485)]).rows, "below two points"
+
+
+def test_a_story_is_played_and_its_leak_is_found() -> None:
+    right = examined(0, PLACES["as it is"], 1)
+    assert right.booked == pytest.approx(right.expected, abs=0.01)
+    assert (right.lost, right.readings > 200) == (0, True)
+    assert examined(0, PLACES["no DRAM"], 1).booked == 0.0, "without DRAM activity nothing is memory bound"
+
+
+def test_a_scenario_is_judged_by_its_own_record() -> None:
+    place = next(n for n, subject in enumerate(SUBJECTS) if subject.leak == "unobserved")
+    seen = examined(place, 0, 1)
+    assert seen.expected > 0.1
+    assert seen.booked == pytest.approx(seen.expected, abs=0.01)
+
+
+def test_the_picture_has_a_square_for_each() -> None:
+    told = curves(everywhere())
+    assert (told["leaks"], len(told["errors"][0])) == (["memory_bound"], len(CONDITIONS))
+    assert ESTIMATES.pictures[0].name == "estimates"
