@@ -268,21 +268,15 @@ ENDURANCE = Group(
     name="endurance",
     title="An agent under a schedule of faults",
     about=(
-        "First a day in virtual time: the real agent, observer, hands and ladder, with the hands' own"
-        " thread, over a source,"
-        " a scheduler, a listener and clocks that fail by a schedule (dice, seed 1). Checked at every"
-        " tick: each GPU's parts"
-        " against what was paid, that against the clock, each counter against the tick before. Then a"
-        " whole daemon with a"
-        " store over the stand-in NVML and a disk that fails by rules: its driver hangs and goes, its"
-        " disk fills and hangs,"
-        " its file descriptors run out under 400 connections, it is stopped, flooded and killed (kill -9"
-        " stands for the kernel's"
-        " own end of a process that takes too much memory). Each page is held against those before it,"
-        " over all lives. A"
-        " second nobody saw is told as unobserved, with its reason: that is no error, and it is not less"
-        " than the fault was long"
-        " where the fault hides the GPUs. The driver is no real one; power cuts are tests/history/cuts.py's."
+        "First a day in virtual time: the real agent, observer, hands and ladder, with the hands' own thread, over "
+        "a source, a scheduler, a listener and clocks that fail by a schedule (dice, seed 1). Checked at every "
+        "tick: each GPU's parts against what was paid, that against the clock, each counter against the tick "
+        "before. Then a whole daemon with a store over the stand-in NVML and a disk that fails by rules: its "
+        "driver hangs and goes, its disk fills and hangs, its file descriptors run out under 400 connections, it "
+        "is stopped, flooded and killed (kill -9 stands for the kernel's own end of a process that takes too much "
+        "memory). Each page is held against those before it, over all lives. A second nobody saw is told as "
+        "unobserved, with its reason: that is no error, and it is not less than the fault was long where the fault "
+        "hides the GPUs. The driver is no real one; power cuts are tests/history/cuts.py's."
     ),
     measures=(
         "exporter/agent",

@@ -200,19 +200,13 @@ FUZZ = Group(
     name="fuzz",
     title="Parsers under fuzz",
     about=(
-        "Each parser of what others write gets samples of the project's own tests, then inputs made of"
-        " them: changed by"
-        " dice (bytes, lines, numbers beyond all bounds, nesting), and by atheris, which keeps what"
-        " reaches new branches of"
-        " the parser. An input is lawful where it is taken, or refused by the error that the parser's"
-        " docstring names, with"
-        f" a reason, within {SECONDS_EACH:g} s and a GiB. Beside that: a good input after a bad one is"
-        " taken, refusals are"
-        " counted, and what a page, a report or a recording leads to in the core leaves its books whole."
-        " SQLite, TOML, YAML,"
-        " JSON and protobuf are libraries' and met as the daemon meets them. That nothing was found says"
-        " nothing of inputs"
-        " that were not tried."
+        "Each parser of what others write gets samples of the project's own tests, then inputs made of them: "
+        "changed by dice (bytes, lines, numbers beyond all bounds, nesting), and by atheris, which keeps what "
+        "reaches new branches of the parser. An input is lawful where it is taken, or refused by the error that "
+        f"the parser's docstring names, with a reason, within {SECONDS_EACH:g} s and a GiB. Beside that: a good "
+        "input after a bad one is taken, refusals are counted, and what a page, a report or a recording leads to "
+        "in the core leaves its books whole. SQLite, TOML, YAML, JSON and protobuf are libraries' and met as the "
+        "daemon meets them. That nothing was found says nothing of inputs that were not tried."
     ),
     measures=(
         "exporter/agent",

@@ -275,17 +275,13 @@ SOAK = Group(
     name="soak",
     title="A web server under hostile clients",
     about=(
-        "Eight simulated GPUs behind the real loop and the real server with TLS and a password, a reading"
-        " a second. Beside an"
-        f" honest reader, which scrapes once a second, {EACH * len(KINDS)} workers of {len(KINDS)} kinds"
-        " attack from a process"
-        " that is nice: connections that never speak, half handshakes, headers a byte at a time, readers"
-        " that do not read,"
-        " crowds, guessed passwords, floods of connections, headers and bodies without end, pipelines,"
-        " and one with the"
-        " password that asks as fast as it may. All on loopback of one machine, so the attackers'"
-        " processor time is in what"
-        " an honest scrape takes. A longer one: python -m benchmarks.faults.soak --minutes 60."
+        "Eight simulated GPUs behind the real loop and the real server with TLS and a password, a reading a "
+        f"second. Beside an honest reader, which scrapes once a second, {EACH * len(KINDS)} workers of {len(KINDS)} "
+        "kinds attack from a process that is nice: connections that never speak, half handshakes, headers a byte "
+        "at a time, readers that do not read, crowds, guessed passwords, floods of connections, headers and bodies "
+        "without end, pipelines, and one with the password that asks as fast as it may. All on loopback of one "
+        "machine, so the attackers' processor time is in what an honest scrape takes. A longer one: python -m "
+        "benchmarks.faults.soak --minutes 60."
     ),
     measures=("exporter/http", "exporter/connections.py", "exporter/agent", "exporter/core/exposition.py"),
     run=run,

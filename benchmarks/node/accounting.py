@@ -194,7 +194,7 @@ ADVANCE = Group(
         f"Observation to ledger, a reading ({about})": why
         for about, why in (
             ("training, one job on 8 GPUs", _SHORT_STEPS),
-            ("four tenants, all states", f"{_SHORT_STEPS} Here reports and servers' words are taken in, too."),
+            ("four tenants, all states", f"{_SHORT_STEPS} Here a hundred: what jobs and servers say is taken in, too."),
         )
     },
     run=lambda: Measured(rows=readings()),
