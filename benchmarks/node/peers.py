@@ -8,6 +8,7 @@ in a table of its own.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,17 @@ from benchmarks.machine import ROOT
 from benchmarks.node.peers_quoted import QUOTED
 from benchmarks.rig.client import Client
 from benchmarks.rig.daemon import cpu_seconds, memory, switches
-from benchmarks.rig.stand_ins import GPUS, environment
+from benchmarks.rig.stand_ins import GPUS
 from tests.e2e.running import free_port
+from tests.nvml_stub.build import build
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PEERS = ROOT / ".venv" / "peers" / "bin"
 _PATIENCE = 60.0
+_OF_A_GPU = re.compile(r"[{,](?:gpu|gpu_id|uuid|index)=\"")
+_AS_PROMETHEUS = {"Accept-Encoding": "gzip"}
 _GETS = 200
 
 
@@ -52,7 +56,7 @@ class Peer(Struct, frozen=True, kw_only=True):
 OURS = Peer(
     name="gpu-efficiency-exporter", ours=True,
     words=(sys.executable, "-m", "exporter", "serve", "--source", "nvml", "--web.listen-address", "127.0.0.1:PORT"),
-    tells="tensor, SM and DRAM activity integrated into 24 leaks, whose, state, hang, energy, money, health",
+    tells="24 leaks of tensor, SM and DRAM activity, state, hang, energy, health: counters; whose and money if told",
     about="reads GPM samples and processes too; keeps counters and a store",
 )  # fmt: skip
 BASELINE = Peer(
@@ -65,14 +69,14 @@ OTHERS = (
     Peer(
         name="nvitop-exporter 1.7.2",
         words=(f"{PEERS / 'nvitop-exporter'}", "--bind-address", "127.0.0.1", "--port", "PORT", "--interval", "1"),
-        tells="utilisation, memory, power, temperature, clocks, links, processes, and the host: gauges",
-        about="a thread a GPU and one for the host",
+        tells="utilisation, memory, power, temperature, clocks, processes, and the host: gauges",
+        about="serves NaN for what the stand-in lacks, which a real board would be asked for",
     ),
     Peer(
         name="glances 4.5.8, GPUs alone",
         words=(f"{PEERS / 'glances'}", "-C", "FOLDER/glances.conf", "--export", "prometheus", "-q", "-t", "1",
                "--disable-plugin", "all", "--enable-plugin", "gpu"),
-        tells="utilisation, memory share, temperature, fan: gauges",
+        tells="utilisation, memory share, temperature: gauges",
         about="a monitor of whole machines; all but its GPU plugin is switched off",
     ),
 )  # fmt: skip
@@ -127,7 +131,10 @@ def started(peer: Peer, environ: Mapping[str, str], folder: Path) -> Iterator[Ru
             yield Running(peer, process.pid, port)
         finally:
             process.terminate()
-            process.wait(timeout=_PATIENCE)
+            try:
+                process.wait(timeout=_PATIENCE)
+            finally:
+                process.kill()
 
 
 def _await(port: int, process: subprocess.Popen[bytes], peer: Peer) -> None:
@@ -144,20 +151,20 @@ def _await(port: int, process: subprocess.Popen[bytes], peer: Peer) -> None:
 
 
 def gpu_series(page: str) -> list[str]:
-    """Series of a page that speak of a GPU: what a process or a host says of itself is not counted."""
-    lines = (line for line in page.splitlines() if line and line[0] != "#")
-    return [line for line in lines if "gpu" in line.partition("}")[0].lower() and not line.startswith("host_")]
+    """Series of a page that name their GPU: what a node, a job, a process or a host says of itself is not counted."""
+    return [line for line in page.splitlines() if line[:1] != "#" and _OF_A_GPU.search(line)]
 
 
 def peers(which: Sequence[Peer] = (OURS, BASELINE, *OTHERS), pace: Pace = FULL) -> Measured:
     """Run all side by side: watch them alone, then scraped once a second, then ask each as fast as it answers."""
     if missing := [peer.name for peer in which if not Path(peer.words[0]).exists()]:
         raise RuntimeError(f"{', '.join(missing)} not installed: make .venv/peers/.installed")
+    library = f"{build()}"
     with ExitStack() as stack:
         running = []
         for peer in which:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            environ = {**environment("nvml", folder), "STATE_DIRECTORY": f"{folder}", "HOME": f"{folder}"}
+            environ = {"LD_LIBRARY_PATH": library, "STATE_DIRECTORY": f"{folder}", "HOME": f"{folder}"}
             running.append(stack.enter_context(started(peer, environ, folder)))
         seen = watched(running, pace)
     return Measured(rows=list(rows(seen, pace)), tables=[table(seen), QUOTED], curves=curves(seen))
@@ -191,7 +198,7 @@ def _slices(running: Sequence[Running], pace: Pace, clients: Sequence[Client]) -
         for _ in range(round(pace.seconds)):
             time.sleep(1)
             for client in clients:
-                client.get()
+                client.get(headers=_AS_PROMETHEUS)
         for each, one, (at, cpu) in zip(found, running, looks, strict=True):
             each.append(100 * (cpu_seconds(one.pid) - cpu) / (time.perf_counter() - at))
     return found
@@ -201,13 +208,13 @@ def _times(client: Client) -> list[float]:
     times = []
     for _ in range(_GETS):
         begun = time.perf_counter()
-        client.get(headers={"Accept-Encoding": "identity"})
+        client.get(headers=_AS_PROMETHEUS)
         times.append(1e3 * (time.perf_counter() - begun))
     return times
 
 
 def rows(seen: Sequence[Seen], pace: Pace) -> Iterator[Row]:
-    """Ours and the median of the others; who is cheaper is in the table."""
+    """Ours; who is cheaper is in the table."""
     often = f"{pace.slices} x {pace.seconds:.0f} s"
     for one in seen:
         if one.peer.ours:
@@ -276,12 +283,13 @@ SIDE_BY_SIDE = Group(
         "Whole processes, each over the stand-in NVML (`tests/nvml_stub`), whose boards move on, all at the same time "
         "on the same two cores; watched through the process's CPU clock and /proc. Peers are the releases named, from "
         "the package index, as they are but for an interval of one second (nvitop-exporter's default, not glances'). "
-        "Functions that the stand-in lacks answer as on a board without them, and each peer goes on. The driver's own "
-        "time is in none of these figures. Where a peer is cheaper, it reads and says less: see the last columns."
+        "Seven functions that nvitop calls are not in the stand-in; it asks for each once and goes on: its figures are "
+        "too low by those. No process is real. Scrapes ask for gzip, as Prometheus does. The driver's own time is in "
+        "none of these figures. Where a peer is cheaper, it reads and says less: see the last columns."
     ),
     measures=(
-        "exporter/agent", "exporter/cli", "exporter/core", "exporter/history", "exporter/http", "exporter/sources",
-        "benchmarks/node/peer_baseline.py",
+        "exporter/agent", "exporter/cli", "exporter/core", "exporter/history", "exporter/http", "exporter/schedulers",
+        "exporter/sources", "benchmarks/node/peer_baseline.py", "requirements.peers.lock",
     ),
     run=peers,
     quick=lambda: peers((OURS, BASELINE), QUICK),

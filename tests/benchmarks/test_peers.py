@@ -3,11 +3,27 @@
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.node.peers import BASELINE, OURS, QUICK, SIDE_BY_SIDE, Seen, curves, gpu_series, peers, rows, table
+from benchmarks.machine import ROOT
+from benchmarks.node.peers import (
+    BASELINE,
+    OTHERS,
+    OURS,
+    QUICK,
+    SIDE_BY_SIDE,
+    Seen,
+    curves,
+    gpu_series,
+    peers,
+    rows,
+    table,
+)
 
 PAGE = """# HELP gpu_power_watts x
 gpu_power_watts{gpu="0"} 300.0
 gpu_efficiency_state{uuid="GPU-1"} 1
+gpu_efficiency_node_info{node="a"} 1
+gpu_efficiency_job_gpus{job_id="gpu=1"} 1
+gpu_clock_MHz{hostname="x",index="3"} 1
 process_cpu_seconds_total 3
 host_gpu_percent{host="gpu-node"} 1
 python_info{version="3"} 1
@@ -19,7 +35,9 @@ SEEN = Seen(
 
 
 def test_series_of_gpus_are_counted_and_no_others() -> None:
-    assert [line.split("{")[0] for line in gpu_series(PAGE)] == ["gpu_power_watts", "gpu_efficiency_state"]
+    assert [line.split("{")[0] for line in gpu_series(PAGE)] == [
+        "gpu_power_watts", "gpu_efficiency_state", "gpu_clock_MHz",
+    ]  # fmt: skip
 
 
 def test_a_line_has_medians_and_what_a_gpu_costs() -> None:
@@ -29,6 +47,13 @@ def test_a_line_has_medians_and_what_a_gpu_costs() -> None:
     ours, memory = rows([SEEN, other], QUICK)
     assert (ours.median, ours.spread, memory.median) == ("1.50 %", "1.00 - 2.00", "64.0 MiB")
     assert curves([SEEN, other])["resident memory, peak, MiB"] == [64.0, 26.0]
+
+
+def test_the_versions_that_are_named_are_those_of_the_lock() -> None:
+    lock = (ROOT / "requirements.peers.lock").read_text(encoding="utf-8")
+    for peer in OTHERS:
+        name, version = peer.name.split(",")[0].split()
+        assert f"\n{name}=={version} " in lock
 
 
 def test_a_peer_that_is_not_installed_is_named_with_what_to_do() -> None:
