@@ -146,7 +146,8 @@ def test_a_config_map_s_links_are_followed_to_what_they_mean_now(tmp_path: Path)
         ("nonsense = 1\n", "nonsense"),
         ("[policy\n", "not valid TOML"),
         ('[[workload.rules]]\nteam = "a"\nuser = "("\n', "no regular expression"),
-        ("x = " + "[" * 100_000, "thousands deep"),
+        ("x = " + "[\n" * 100_000, "thousands deep"),
+        ("x = " + "[" * 100_000, "more than 16,384 characters"),
         ("\xff", "TOML"),
     ],
 )

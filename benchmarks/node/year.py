@@ -28,10 +28,11 @@ _SAMPLES = 24
 _DOLLARS = 2.5
 """Of an hour of what a job held."""
 _MEASURED = """
-import resource, sys
+import sys
 from exporter.cli import main
 status = main()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+with open("/proc/self/status") as told:  # what getrusage gives is of the program before exec, too
+    print(next(int(line.split()[1]) for line in told if line.startswith("VmHWM")), file=sys.stderr)
 sys.exit(status)
 """
 _REPORT = (sys.executable, "-c", _MEASURED)
