@@ -229,7 +229,7 @@ def _finding(rules: Sequence[dict[str, Any]]) -> str:
     )
     ours = next(one for one in rules if one["ours"])
     return (
-        f"A page of ours for a hang is right {ours['precision'][0]:.0%} of the time; "
+        f"Simulated hangs: a page of ours is right {ours['precision'][0]:.0%} of the time; "
         f"of the field's rules the best is {field['precision'][0]:.0%}"
     )
 
