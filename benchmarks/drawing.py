@@ -56,8 +56,8 @@ def stamp(record: Record) -> str:
 
 
 def mark(picture: Picture, record: Record) -> str:
-    """What a file says of what it was drawn from: the record, and the code that draws."""
-    code = inspect.getsource(picture.draw) + picture.words + str(picture.inches)
+    """What a file says of what it was drawn from: the record, and the module that draws."""
+    code = Path(inspect.getsourcefile(picture.draw) or "").read_text(encoding="utf-8")
     return f"record {record.seal[:16]}, drawn by {hashlib.sha256(code.encode()).hexdigest()[:16]}"
 
 
