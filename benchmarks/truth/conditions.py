@@ -32,8 +32,16 @@ class Condition(Struct, frozen=True, kw_only=True):
     coarse: bool = False
     """Shares in whole percents, watts whole, traffic in whole MiB/s."""
     missing: tuple[str, ...] = ()
+    silent: bool = False
+    """Programs and engines say nothing: what they would have told of is estimated, or found by nobody."""
     period: float = 0.0
     """Seconds of a reading, at least; 0: as the story is examined."""
+    shortest: float = 0.0
+    """Seconds of a reading, whatever the story is examined with; 0: as it is."""
+
+    def seconds(self, examined: float) -> float:
+        """How long a reading is in a story that is examined with readings of `examined` seconds."""
+        return self.shortest or max(examined, self.period)
 
 
 CONDITIONS = (
@@ -45,6 +53,8 @@ CONDITIONS = (
     Condition(name="no links", words="NVLink and PCIe are missing", missing=_RATES),
     Condition(name="no SMs", words="SM activity is missing", missing=("sm_active", "sm_occupancy")),
     Condition(name="driver only", words="no performance counter at all", missing=PROFILED),
+    Condition(name="no word", words="every field, and not a word from programs or engines", silent=True),
+    Condition(name="no word, 1 s", words="the same, a reading each second", silent=True, shortest=1.0),
 )
 
 
@@ -55,7 +65,8 @@ def heard(simulation: Simulation, condition: Condition) -> Iterator[Observation]
     if condition.missing:
         told = without(told, signals=condition.missing)
     for observation in told:
-        yield _coarse(observation) if condition.coarse else observation
+        seen = _coarse(observation) if condition.coarse else observation
+        yield replace(seen, reports=(), serving=()) if condition.silent else seen
 
 
 def _coarse(observation: Observation) -> Observation:

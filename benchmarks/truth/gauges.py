@@ -130,8 +130,8 @@ def asked(past: Past, runs: Sequence[Run]) -> Found:
 
 
 def unseen(wave: Wave, every: int) -> float:
-    """Share of a wave's jobs that no scrape falls into, over all moments at which scraping can begin."""
-    return max(0.0, 1 - wave.busy / (every * 1000))
+    """Share of a wave's jobs of which no scrape shows anything; the second before a scrape is what it shows."""
+    return max(0.0, 1 - (wave.busy + 1000) / (every * 1000))
 
 
 def gauges(*, phases: int = 40, waves: Sequence[Wave] = WAVES) -> Measured:
@@ -162,7 +162,7 @@ def rows(found: Found, phases: int) -> Iterator[Row]:
     short = WAVES[-1]
     for every in EVERY:
         yield Row(
-            group="gauges", what=f"Jobs of {short.busy // 1000} s that no scrape falls into, every {every} s",
+            group="gauges", what=f"Jobs of {short.busy // 1000} s of which no scrape shows anything, every {every} s",
             often="in closed form", median=f"{100 * unseen(short, every):.0f} %", spread="ours: each has its receipt",
         )  # fmt: skip
 
@@ -242,7 +242,7 @@ GAUGES = Group(
         "of the counter's error is Prometheus' own: it extrapolates to the edges of the hour, between scrapes: the "
         "budget is one interval of the hour, beyond which no edge can hide anything."
     ),
-    measures=("exporter/core", "exporter/specs.py", "benchmarks/truth/waves.py"),
+    measures=("exporter/core", "exporter/data/gpu_specs.csv", "exporter/specs.py", "benchmarks/truth/waves.py"),
     run=gauges,
     quick=lambda: gauges(phases=3, waves=WAVES[-3:]),
     pictures=(

@@ -52,7 +52,7 @@ def test_the_second_before_a_scrape_is_all_that_a_gauge_sees() -> None:
 
 def test_jobs_between_two_scrapes_are_seen_by_none() -> None:
     jobs = Wave(name="jobs", about="", period=97_000, busy=12_000)
-    assert [round(unseen(jobs, every), 2) for every in EVERY] == [0.2, 0.6, 0.8]
+    assert [round(unseen(jobs, every), 2) for every in EVERY] == [0.13, 0.57, 0.78]
     assert unseen(jobs, 10) == 0.0
 
 
