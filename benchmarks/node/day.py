@@ -265,8 +265,8 @@ DAY_GROUP = Group(
         "first twenty of them are its warm-up."
     ),
     shortfalls={
-        "Resident memory gained an hour (core, snapshot, text)": "it moves in steps, half a MiB at the 18th hour, while "
-        "Python's live objects grow fewer and every page stays as large: the allocator's arenas, by all signs, and no "
+        "Resident memory gained an hour (core, snapshot, text)": "it moves in steps, half a MiB at the 18th hour; "
+        "Python's live objects grow fewer, and every page stays as large: the allocator's arenas, by all signs, and no "
         "leak. A line through nine hours cannot tell the two apart; a run of a week would",
     },
     measures=(
