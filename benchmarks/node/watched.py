@@ -82,10 +82,10 @@ class Pace(Struct, frozen=True):
 
     warm_up: float = 10.0
     slices: int = 3
-    slice: float = 6.0
-    seldom: float = 15.0
-    """The phase of one scrape in fifteen seconds: just one of each server."""
-    asking: float = 12.0
+    slice: float = 5.0
+    seldom: float = 30.0
+    """The phase of one scrape in fifteen seconds: two of each server, and never none at its edges."""
+    asking: float = 10.0
     """GETs of our own, each daemon in turn, while the servers go on scraping."""
     between: float = 0.005
     """Between two of them."""
