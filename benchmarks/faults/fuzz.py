@@ -208,6 +208,10 @@ FUZZ = Group(
         "in the core leaves its books whole. SQLite, TOML, YAML, JSON and protobuf are libraries' and met as the "
         "daemon meets them. That nothing was found says nothing of inputs that were not tried."
     ),
+    shortfalls={
+        "inputs that broke the law: another error, no reason, no end": "two damaged rows of the history, one that ends "
+        "before it begins and one with two samples of a moment, ended `report`; mended after this run, with tests",
+    },
     measures=(
         "exporter/agent",
         "exporter/cluster",

@@ -60,6 +60,8 @@ def _less(before: list[float], after: list[float]) -> list[float]:
 
 def _pieces(found: Iterable[tuple[float, float, dict[str, float]]]) -> Iterator[Moment]:
     for start, end, grown in found:
+        if end <= start:  # two samples of one moment: a damaged row
+            continue
         yield Moment(
             start=start,
             end=end,

@@ -57,8 +57,8 @@ def last_run(statements: Iterable[Statement], *, job_id: str, at: float) -> Run:
             f"nobody who was asked knows a job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
             " namespace/pod)? Try --since, --at, or other nodes and stores"
         )
-    start, own = known[0].start, list[Statement]()
-    for each in known:
+    start, own = known[0].start, [known[0]]  # the last one is of the run, whatever a damaged row says of its end
+    for each in known[1:]:
         if each.end >= start - _SAME_RUN_SECONDS:
             own.append(each)
             start = min(start, each.start)

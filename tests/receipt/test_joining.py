@@ -331,3 +331,18 @@ def test_a_leak_of_a_newer_daemon_is_a_loss() -> None:
     found = join(stated(parts={"quantum_noise": HOUR, "useful": HOUR}))
     assert [(part.name, part.layer) for part in found.losses] == [("quantum_noise", "emfu")]
     assert "quantum_noise" not in NAMES
+
+
+# -- rows that a disk has damaged --
+
+
+def test_a_statement_that_ends_before_it_begins_ends_no_report() -> None:
+    """Found by fuzzing the store's rows."""
+    backwards = replace(stated(), end=BEGIN - 1e5)
+    assert join(backwards).parts is not None
+
+
+def test_moments_that_floats_cannot_tell_apart_make_no_piece() -> None:
+    """Likewise: seconds since a beginning so far back that a minute is nothing beside it."""
+    damaged = replace(stated(), start=-1e20, samples=(sample(1, 60.0), sample(2, 120.0), sample(3, 180.0)))
+    assert all(piece.end > piece.start for piece in join(damaged).course)
