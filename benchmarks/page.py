@@ -53,7 +53,7 @@ def section(group: Group, record: Record | None) -> str:
     """One group: a warning if its figures are old, what they mean, the figures, the pictures, of which run they are."""
     head = f"### {group.title}\n"
     if record is None:
-        return f"{head}\nNever measured: `{group.command} --record`.\n"
+        return f"{head}\n{group.about}\n\nNo record yet: `{group.command} --record`.\n"
     parts = [head, *_mark(group, record), f"{group.about}\n"]
     if record.rows:
         parts.append(_table(TITLES, map(cells, record.rows)))

@@ -231,7 +231,7 @@ def test_a_section_says_what_was_run_and_what_it_found(world: Path) -> None:
     assert "Side by side:\n\n| a | b |\n| --- | --- |\n| 1\\|2 | 3 |" in text
     assert "![Two dots](pictures/bench-dots.svg)" in text
     assert f"commit {found.stamp.commit}, A processor, 2 cores; it took 12 s." in text
-    assert "Never measured" in page.section(GROUP, None)
+    assert "Two of them.\n\nNo record yet: `python benchmarks/run.py dots --record`." in page.section(GROUP, None)
 
 
 def test_a_picture_is_of_its_record_and_says_so(world: Path) -> None:
