@@ -94,7 +94,7 @@ class Pace(Struct, frozen=True):
     """Share of the ticks due that must have come, or the row would be mislabelled."""
 
 
-QUICK = Pace(warm_up=3.0, slices=1, slice=6.0, seldom=2.0, asking=0.5, between=0.0, counted=2.5, due=0.3)
+QUICK = Pace(warm_up=2.0, slices=1, slice=4.0, seldom=20.0, asking=0.5, between=0.0, counted=2.5, due=0.3)
 
 
 class Page(Struct, frozen=True):
