@@ -94,7 +94,7 @@ class Pace(Struct, frozen=True):
     """Share of the ticks due that must have come, or the row would be mislabelled."""
 
 
-QUICK = Pace(warm_up=2.0, slices=1, slice=4.0, seldom=20.0, asking=0.5, between=0.0, counted=2.5, due=0.3)
+QUICK = Pace(warm_up=2.0, slices=1, slice=4.0, seldom=16.0, asking=0.5, between=0.0, counted=2.5, due=0.3)
 
 
 class Page(Struct, frozen=True):
@@ -236,6 +236,12 @@ def _scraped(
     slices, lasts = (pace.slices, pace.slice) if seconds == 1 else (1, pace.seldom)
     _look_on(watched, seen, name, slices=slices, seconds=lasts)
     told = scrapers.durations(slices * lasts)
+    until = time.monotonic() + 2 * seconds + 2
+    while not all(told[one.daemon.port] for one in watched) and time.monotonic() < until:
+        time.sleep(
+            0.5
+        )  # the first scrape comes up to an interval after the servers begin, and is stored a little later
+        told = scrapers.durations(slices * lasts)
     for one, found in zip(watched, seen, strict=True):
         found.servers[name] = list(told[one.daemon.port])
 
