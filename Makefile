@@ -3,11 +3,12 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run check lint unit test e2e slurm-24 rules skips packages bench accuracy docs dashboards \
-  pictures goldens lock clean
+  pictures goldens proto lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 RESULTS := .cache/results
+PODRESOURCES := exporter/schedulers/kubernetes/podresources
 ADDRESS := $(or $(GPU_EFFICIENCY_WEB_LISTEN_ADDRESS),:19400)
 # Renders Grafana dashboards to PNG; no part of this project. See dashboards/pictures.py.
 PREVIEW ?= ../shared/preview/preview
@@ -86,6 +87,7 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, ben
 	$(BIN)/python -m examples.prometheus.build
 	$(BIN)/python -m exporter.cli.reference > .cache/configuration.md
 	mv .cache/configuration.md docs/configuration.md
+	$(BIN)/python -m helm.build_schema
 	$(BIN)/python -m helm.build_readme
 	$(BIN)/python -m benchmarks.page
 
@@ -101,6 +103,12 @@ pictures: .venv/.installed dashboards ## draw docs/pictures and docs/dashboards 
 
 goldens: .venv/.installed ## accept a meant change of what /metrics says of the scenarios; read the diff
 	$(BIN)/python -m tests.scenarios.write_goldens
+
+# The check of versions is taken out: it would refuse every protobuf older than the compiler, and pyproject.toml admits
+# some that read these messages just as well.
+proto: .venv/.installed ## generate the kubelet's messages anew, after a change of podresources.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PODRESOURCES).proto
+	sed -i '/^_runtime_version\./,/^)$$/d; /runtime_version/d; /^# Protobuf Python Version/d' $(PODRESOURCES)_pb2.py
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
 	$(PIP_COMPILE) --extra dev --extra kubernetes --extra top --extra image --output-file requirements.lock pyproject.toml
@@ -130,7 +138,7 @@ clean: ## remove all that the other targets made
 	  --no-compile --require-hashes -r requirements.training.lock; then touch $@; \
 	else echo "The training frameworks could not be installed: the tests that need them will be skipped." >&2; fi
 
-# Without it inputs of `run.py fuzz` are not led by coverage, and the table says so: benchmarks/faults/fuzz.py
+# Without it inputs of `run.py fuzz` are not led by coverage, and the table says so: tests/fuzz/fuzz.py
 .venv/fuzz/.fetched: requirements.fuzz.lock | .venv/.installed
 	@rm -rf .venv/fuzz
 	@mkdir -p .venv/fuzz

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import yaml
 
-from exporter.cardinality.series import SPEAKING, TOLD_BY_SERVERS
+from exporter.cardinality import REPORTED_MFU, REPORTING_OR_SERVING
 from exporter.cluster.metrics import METRICS as OF_CLUSTER
-from exporter.core.catalog import METRICS, REASONS, at_most
-from exporter.core.leaks import NAMES
-from exporter.reports.outcomes import OUTCOMES
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.metrics import METRICS, UNOBSERVED_REASONS
+from exporter.training.message import OUTCOMES
 from tests.alerts.lint import FOLDER, Rule, known_to, rules
 from tests.alerts.promql import Aggregate, Binary, Call, Literal, Node, Selector, parse, walk
 from tests.dashboards.past import seconds
@@ -40,7 +40,7 @@ FILE, READ = _DATA / "recorded.csv", _DATA / "read_by_rules.csv"
 HEAD = ("record", "interval", "labels", "from", "leaks", "words", "sparse", "rare", "window")
 _WIDTH = {
     "job in trouble": 1, "job on one GPU": 1, "spinning GPU": 1, "rank": 1, "serving job": 2, "reporting job": 2,
-    SPEAKING: 2, "exemption": 3, "account": 3, "job": 4, "gpu": 5, "model": 6, "node": 7, "cluster": 8,
+    REPORTING_OR_SERVING: 2, "exemption": 3, "account": 3, "job": 4, "gpu": 5, "model": 6, "node": 7, "cluster": 8,
 }  # fmt: skip
 """Scopes from the rare to what is always there."""
 _SITE = frozenset({
@@ -50,9 +50,9 @@ _SITE = frozenset({
 })  # fmt: skip
 """Labels that things of the site have, or that the calculator counts by itself."""
 _COMPARED = frozenset({">", "<", ">=", "<=", "==", "!="})
-_WORDS = {"reason": len(REASONS) + 1, "outcome": len(OUTCOMES)}
+_WORDS = {"reason": len(UNOBSERVED_REASONS) + 1, "outcome": len(OUTCOMES)}
 """Of a GPU or a listener only those that occurred have a series; of a fleet all may."""
-_TELLING = frozenset({SPEAKING, "reporting job", "serving job", "rank"})
+_TELLING = frozenset({REPORTING_OR_SERVING, "reporting job", "serving job", "rank"})
 """What these are compared with 0 for is whether they tell it at all."""
 _CAUSES = 8
 """More causes of an interruption than `gpu-efficiency cluster` tells."""
@@ -72,7 +72,7 @@ class Found(NamedTuple):
     window: float = 0.0
 
 
-_LEAKS = frozenset(NAMES)
+_LEAKS = frozenset(LEAK_NAMES)
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -89,8 +89,8 @@ def rows() -> list[tuple[str, ...]]:
 
 def _raw() -> Iterable[tuple[str, Found]]:
     for metric in METRICS:
-        words = {label: _WORDS.get(label, at_most(metric)) for label in metric.labels if label not in _SITE}
-        scope = SPEAKING if metric.name == TOLD_BY_SERVERS else metric.scope
+        words = {label: _WORDS.get(label, metric.max_series) for label in metric.labels if label not in _SITE}
+        scope = REPORTING_OR_SERVING if metric.name == REPORTED_MFU else metric.scope
         yield metric.name, Found(scope, _LEAKS, words, by_leak="layer" in metric.labels)
     for metric in OF_CLUSTER:
         yield metric.name, Found("cluster", _LEAKS, {label: _CAUSES for label in metric.labels if label == "cause"})

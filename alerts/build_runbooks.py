@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from exporter.core.leaks import LEAKS
-from exporter.core.policy import Policy, reasons
+from exporter.core.policy import Policy, threshold_reasons
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "runbooks"
@@ -160,7 +160,7 @@ def _default(name: str) -> str:
 
 
 def _why(name: str) -> str:
-    return reasons().get(name, "not in the policy")
+    return threshold_reasons().get(name, "not in the policy")
 
 
 def _leaks(alert: Alert) -> str:

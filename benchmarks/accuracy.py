@@ -31,8 +31,8 @@ from benchmarks.machine import ROOT, state_of_code
 from exporter.clock import Clock, SystemClock
 from exporter.config import Config
 from exporter.core.model import SECOND, Spec
-from exporter.sources import Source, SourceError, open_source
-from exporter.trace import Header, TraceError
+from exporter.sources.base import SourceError, TelemetrySource, open_source
+from exporter.trace import TraceError, TraceHeader
 
 FOLDER = ROOT / ".cache" / "accuracy"
 
@@ -83,7 +83,7 @@ def _measured(args: argparse.Namespace, loads: Sequence[Load]) -> Result:
                 f"--player needs the tests' stand-in NVML, and this is driver {head.driver}", status=2
             )
         args.out.mkdir(parents=True, exist_ok=True)
-        header = Header(simulated=head.stand_in, note=f"{head.name}, driver {head.driver}")
+        header = TraceHeader(simulated=head.stand_in, note=f"{head.name}, driver {head.driver}")
         bench = Bench(source, clock, device, args.out, header)
         crew = player or Child(python=args.python, uuid=device.uuid, folder=args.out, clock=clock)
         stack.callback(crew.close)
@@ -91,7 +91,7 @@ def _measured(args: argparse.Namespace, loads: Sequence[Load]) -> Result:
         return _all(run, loads, head=head, quick=args.quick)
 
 
-def _open(stack: ExitStack) -> Source:
+def _open(stack: ExitStack) -> TelemetrySource:
     try:
         source = open_source("nvml", Config())
     except SourceError as error:

@@ -12,9 +12,6 @@ from collections.abc import Sequence
 
 from benchmarks.dashboards.measured import DASHBOARDS
 from benchmarks.detection.table import DETECTION
-from benchmarks.faults.endurance import ENDURANCE
-from benchmarks.faults.fuzz import FUZZ
-from benchmarks.faults.soak import SOAK
 from benchmarks.figures import TITLES, cells, table
 from benchmarks.fleet.rules import RULES
 from benchmarks.fleet.storm import STORM
@@ -36,6 +33,9 @@ from benchmarks.node.ticks import TICK
 from benchmarks.record import RecordError, Stamp, made, uncommitted, write
 from benchmarks.truth.estimates import ESTIMATES
 from benchmarks.truth.gauges import GAUGES
+from tests.fuzz.endurance import ENDURANCE
+from tests.fuzz.fuzz import FUZZ
+from tests.fuzz.soak import SOAK
 
 PARTS: dict[str, tuple[Group, ...]] = {
     "Cost of a node": (

@@ -28,13 +28,13 @@ REST = 1000
 
 
 def table(side: Side, *, width: int, height: int) -> Panel:
-    """All losses with what they cost, whose they are and what must speak."""
+    """All losses with what they cost, whose they are and which signal they need."""
     these = losses(side)
     named = by_loss(these, lambda loss: f'label_replace({heard(loss, side)}, "who", "{number_of(loss)}", "", "")')
     for label in ("expected", "team", "needs"):
         named = f'label_replace({named}, "{label}", "$1", "loss", "(.*)")'
     return Panel(
-        title=f"What {side.jobs} lose, whose it is, what must speak",
+        title=f"What {side.jobs} lose, whose it is, which signal it needs",
         kind=Table(tuple(_columns(these, side)), sort="C"),
         shows=f"Each of the twelve leaks, and the other losses, over the time shown: of 100 GPU-hours that {side.jobs}"
         " held, beside the range to expect (an engineering estimate, docs/leaks.md) and as a share of its upper end;"
@@ -71,7 +71,7 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     jobs = Link("The jobs that lose most to it", f"{to(side.name, '').url}&viewPanel=panel-{CLICKED}")
     yield Column(of="who", title="Who", texts={f"{number_of(k)}": "jobs" for k in these}, width=55, link=jobs)
     yield Column(of="D", title="Fleet, a month", unit="short", decimals=1, width=115)
-    yield _said("needs", "What must speak", {loss.key: f"{', '.join(loss.evidence)}: {loss.needs}" for loss in these})
+    yield _said("needs", "Signal needed", {loss.key: f"{', '.join(loss.evidence)}: {loss.needs}" for loss in these})
 
 
 def is_large(loss: Loss) -> bool:

@@ -26,7 +26,7 @@ from dashboards.losses import (
 from dashboards.parts import Column, Figure, Lines, Note, Panel, Query, Row, Table
 from dashboards.series import TO_JOB, at
 from dashboards.watching import curve, selected, title_of
-from exporter.core.leaks.twelve import LITERATURE
+from exporter.core.leak_guide import LITERATURE
 
 
 def rows(side: Side) -> tuple[Row, ...]:
@@ -160,7 +160,7 @@ def _note(loss: Loss, side: Side) -> Panel:
     return Panel(
         title=f"{int(loss.key)}: whose it is, what to do" if is_large(loss) else f"Other: {loss.title}",
         kind=Note("  \n".join(_lines(loss, side))),
-        shows="What it is, who acts, and what must speak for it to be seen.",
+        shows="What it is, who acts, and which signal it needs.",
         bad="a loss above the range to expect",
         do=loss.fix,
         width=6,
@@ -180,7 +180,7 @@ def _lines(loss: Loss, side: Side) -> Iterator[str]:
     if drawn:
         yield f"**Drawn after** {drawn}"
     for leak in booked(loss):
-        yield f"`{leak.name}` ({leak.layer}): {leak.takes}"
+        yield f"`{leak.name}` ({leak.layer}): {leak.description}"
     if loss.runbook:
         yield f"**Runbook** docs/runbooks/{loss.runbook}.md"
 

@@ -10,8 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from dashboards.series import a_month, at, total
+from exporter.core.leak_guide import (
+    EXAMPLE_WATERFALLS,
+    LEAK_GUIDE,
+    OTHER_LEAKS,
+    ExpectedLoss,
+    LeakGuideEntry,
+    OtherLeak,
+)
 from exporter.core.leaks import LEAKS, Leak
-from exporter.core.leaks.twelve import OTHERS, TWELVE, WATERFALLS, Expected, Other, Seed
 
 SECONDS, COST = "class_leak:gpu_efficiency_seconds:rate5m", "class_leak:gpu_efficiency_cost:per_hour"
 SHARE, PRICE = "job_leak:gpu_efficiency_share:ratio_rate5m", "job:gpu_efficiency_price:per_hour"
@@ -73,7 +80,7 @@ class Loss(Struct, frozen=True, kw_only=True):
     needs: str
     watch: str
     series: tuple[str, ...]
-    expected: Expected
+    expected: ExpectedLoss
     runbook: str
     of_twelve: bool = True
 
@@ -89,17 +96,17 @@ class Loss(Struct, frozen=True, kw_only=True):
 
     def example(self, side: Side) -> float:
         """Hours that the example of 100 has of it."""
-        return sum(WATERFALLS[side.name].get(row, 0) for row in self.rows)
+        return sum(EXAMPLE_WATERFALLS[side.name].get(row, 0) for row in self.rows)
 
 
 def losses(side: Side) -> tuple[Loss, ...]:
     """All that a side can lose, the twelve first."""
-    seeds = ((seed, getattr(seed, side.name)) for seed in TWELVE)
-    others = (_other(row, number, side) for number, row in enumerate(OTHERS, len(TWELVE) + 1))
+    seeds = ((seed, getattr(seed, side.name)) for seed in LEAK_GUIDE)
+    others = (_other(row, number, side) for number, row in enumerate(OTHER_LEAKS, len(LEAK_GUIDE) + 1))
     return (*(_seed(seed, expected) for seed, expected in seeds if expected is not None), *others)
 
 
-def _seed(seed: Seed, expected: Expected) -> Loss:
+def _seed(seed: LeakGuideEntry, expected: ExpectedLoss) -> Loss:
     return Loss(
         key=f"{seed.number:02}", name=seed.name, rows=seed.rows, team=seed.team, fix=seed.fix, evidence=seed.evidence,
         needs=seed.needs, watch=seed.watch, series=seed.series,
@@ -107,7 +114,7 @@ def _seed(seed: Seed, expected: Expected) -> Loss:
     )  # fmt: skip
 
 
-def _other(row: Other, number: int, side: Side) -> Loss:
+def _other(row: OtherLeak, number: int, side: Side) -> Loss:
     leak = _ROWS[row.row]
     evidence = tuple(leak.evidence.split(" or "))
     return Loss(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from exporter.core.leaks import LEAKS as ROWS
-from exporter.http.appearance import COLOURS
+from exporter.web.page import LEAK_COLOURS
 
 GOOD, EXPECTED, WATCH, BAD = "#009E73", "#56B4E9", "#E69F00", "#D55E00"
 UNKNOWN, QUIET = "#8C96A3", "#5F6772"
@@ -18,7 +18,7 @@ UNKNOWN, QUIET = "#8C96A3", "#5F6772"
 EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#D0D5DB")
 """For what has a number and no meaning: the GPUs of a node."""
 
-LEAKS: Mapping[str, str] = MappingProxyType(COLOURS | {"unresolved": "#B9C0C8", "unobserved": QUIET})
+LEAKS: Mapping[str, str] = MappingProxyType(LEAK_COLOURS | {"unresolved": "#B9C0C8", "unobserved": QUIET})
 """As the daemon's page has them: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
 
 LAYERS: Mapping[str, str] = MappingProxyType({

@@ -1,8 +1,11 @@
-"""Time. Monotonic for all arithmetic, wall for people; a clock one can turn by hand for tests."""
+"""Provides the monotonic clock for arithmetic, the wall clock for people, and a clock that tests advance by hand.
+
+Also `Backoff`: how long to wait before whatever failed is tried again.
+"""
 
 import threading
 import time
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from exporter.core.model import MS
 
@@ -61,3 +64,28 @@ class JumpClock:
     def step_wall(self, nanoseconds: int) -> None:
         """Do what NTP or an operator does: move the wall clock alone."""
         self._offset += nanoseconds
+
+
+N = TypeVar("N", int, float)
+_MOST_DOUBLINGS = 32
+
+
+class Backoff(Generic[N]):
+    """Pauses that double with each failure, in the unit of `first` and `most`."""
+
+    def __init__(self, first: N, most: N) -> None:
+        """`first` is the pause after one failure, `most` the longest."""
+        self._first: N = first
+        self._most: N = most
+        self.failures = 0
+        """Since the last success."""
+
+    def fail(self) -> N:
+        """Count a failure; give the pause before the next try."""
+        pause: N = min(self._most, self._first * 2 ** min(self.failures, _MOST_DOUBLINGS))
+        self.failures += 1
+        return pause
+
+    def reset(self) -> None:
+        """Start again with the first pause."""
+        self.failures = 0

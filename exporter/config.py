@@ -1,7 +1,7 @@
-"""The configuration: defaults that need no file, then TOML, then environment, then flags; frozen once read.
+"""Reads the configuration: defaults, then a TOML file, then the environment, then flags; frozen once read.
 
-Owns names, types, bounds and where a value came from. An unknown key or a wrong type is an error that names its
-path, never a shrug. Refuses to open anything but the one file.
+Owns names, types, bounds, and the origin of each value. An unknown key or a wrong type is an error that names its path.
+Refuses to open any file but the one given.
 """
 
 import os
@@ -10,14 +10,26 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, defstruct, structs
 
 from exporter.core.model import SECOND, Spec
-from exporter.core.money import NO_PRICE, Price, Terms
 from exporter.core.policy import Policy
+from exporter.core.prices import NO_PRICE, Price, Terms
+from exporter.registry import (
+    SCHEDULERS,
+    SOURCES,
+    DcgmExporterSettings,
+    DcgmSettings,
+    KubernetesSettings,
+    MappingDirSettings,
+    Positive,
+    SlurmSettings,
+    engine_ports,
+    section_of,
+)
 from exporter.specs import find_spec
 
 PREFIX = "GPU_EFFICIENCY_"
@@ -25,7 +37,14 @@ DEFAULT_PORT = 19400
 """dcgm-exporter's 9400 and 10,000: outside 9100-9999, where exporters crowd."""
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
 """What Kubernetes itself puts into the environment for a Service called gpu-efficiency."""
-Positive = Annotated[float, Meta(gt=0, le=1e9)]
+if TYPE_CHECKING:  # mypy cannot read choices that are only known at run time
+    SourceName = str
+    SchedulerName = str
+    ClusterSchedulerName = str
+else:
+    SourceName = Literal[("auto", *SOURCES)]
+    SchedulerName = Literal[("auto", *SCHEDULERS)]
+    ClusterSchedulerName = Literal[("auto", *(name for name, entry in SCHEDULERS.items() if entry.cluster_opener))]
 _LONGEST_LINE = 16_384
 """Characters of a line of the file."""
 
@@ -34,7 +53,7 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message names the place and the reason."""
 
 
-class Web(Struct, frozen=True, forbid_unknown_fields=True):
+class WebSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[web]."""
 
     listen_address: str = f":{DEFAULT_PORT}"
@@ -47,7 +66,7 @@ class Web(Struct, frozen=True, forbid_unknown_fields=True):
     """Web configuration of Prometheus' exporters (YAML): TLS, client certificates, users. Empty: neither."""
 
 
-class Privacy(Struct, frozen=True, forbid_unknown_fields=True):
+class PrivacySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[privacy]: what of people leaves this daemon, in metrics, pages, logs and traces."""
 
     users: Literal["keep", "hash", "drop"] = "keep"
@@ -56,7 +75,7 @@ class Privacy(Struct, frozen=True, forbid_unknown_fields=True):
     """Secret of the hash, the same file on all nodes; needed for hash."""
 
 
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[sampling]."""
 
     interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
@@ -67,21 +86,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """While it exists and names a time to come, nothing is read: see `gpu-efficiency pause`."""
 
 
-class Dcgm(Struct, frozen=True, forbid_unknown_fields=True):
-    """[dcgm]."""
-
-    address: str = "localhost:5555"
-    """The host engine: host:port, unix:/path, vsock:CID:PORT, or embedded for one of our own."""
-    bindings: str = ""
-    """Folder of NVIDIA's Python bindings (dcgm_agent.py); empty: where DCGM's packages put them. DCGM_BINDINGS does the
-    same."""
-    library: str = ""
-    """Folder of libdcgm.so; empty: where the bindings look for it themselves."""
-    connect_timeout_seconds: Positive = 5.0
-    """For one attempt to connect."""
-
-
-class Inventory(Struct, frozen=True, forbid_unknown_fields=True):
+class InventorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[inventory]."""
 
     expected_gpus: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -90,22 +95,7 @@ class Inventory(Struct, frozen=True, forbid_unknown_fields=True):
     """Where GPUs once seen are remembered across restarts; empty: not remembered."""
 
 
-class DcgmExporter(Struct, frozen=True, forbid_unknown_fields=True):
-    """[dcgm_exporter]."""
-
-    url: str = "http://127.0.0.1:9400/metrics"
-    """Its metrics page: this node's own exporter, not a load-balanced address."""
-    timeout_seconds: Positive = 5.0
-    """For one whole page."""
-    max_gap_seconds: Positive = 90.0
-    """Two scrapes further apart than this do not vouch for the time between them."""
-    hostname: str = ""
-    """Which host's GPUs to take, where one address answers for several."""
-    collect_interval_seconds: Positive = 30.0
-    """How often that exporter collects (its -c or DCGM_EXPORTER_INTERVAL, there in milliseconds)."""
-
-
-class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """[specs."NVIDIA H100 PCIe"]: a board, by the driver's full name for it.
 
     What is not given comes from the table, if it has the board. The lower bounds catch figures in TFLOP/s, MHz or GB/s.
@@ -144,7 +134,7 @@ class Board(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return structs.replace(find_spec(name) or Spec(name=name), **given)
 
 
-class Host(Struct, frozen=True, forbid_unknown_fields=True):
+class HostSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[host]: where this node's own trees are, in a container that has them elsewhere."""
 
     proc: str = "/proc"
@@ -153,55 +143,6 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True):
     """The host's control groups."""
     pool: str = ""
     """What kind of capacity this node is, for its price: reserved, spot, ..."""
-
-
-class Slurm(Struct, frozen=True, forbid_unknown_fields=True):
-    """[slurm]. What is empty is found as Slurm's own commands find it."""
-
-    node_name: str = ""
-    """This node's NodeName."""
-    conf: str = ""
-    """slurm.conf; empty: SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf."""
-    spool_dir: str = ""
-    """SlurmdSpoolDir, where each running step has a socket; empty: as slurm.conf says."""
-    mapping_dir: str = ""
-    """Where the prolog writes who holds each GPU; see slurm-prolog.sh. Empty: there is none."""
-    bin_dir: str = ""
-    """Where scontrol, sinfo and slurmd are; empty: on PATH."""
-    timeout_seconds: Positive = 5.0
-    """For one question to the controller."""
-    node_state_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 300.0
-    """Between two questions about this node's state, asked only while a GPU is held by nobody; 0: never asked."""
-    restd_url: str = ""
-    """slurmrestd to ask instead of commands: http://host:port or unix:/path."""
-    restd_token_file: str = ""
-    """File with the token for it (JWT)."""
-
-
-class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True):
-    """[kubernetes]."""
-
-    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """The kubelet's pod-resources service."""
-    refresh_seconds: Positive = 10.0
-    """Between two looks at it; a change that the API server tells of is looked at at once."""
-    resources: tuple[str, ...] = ("nvidia.com/*",)
-    """Which extended resources are GPUs; * is any text."""
-    node_name: str = ""
-    """This node's name; empty: NODE_NAME, else the host's."""
-    api_url: str = "auto"
-    """The API server; auto: the cluster this daemon runs in, if it does; empty: it is not asked."""
-    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  a path
-    """Of the service account, for the API server."""
-    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    """The authority that has signed the API server's certificate."""
-
-
-class MappingDir(Struct, frozen=True, forbid_unknown_fields=True):
-    """[mapping_dir]."""
-
-    path: str = "/run/gpu-efficiency/jobs"
-    """One file a GPU, named by its index, a job id a line; as dcgm-exporter's HPC job mapping."""
 
 
 class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -237,7 +178,7 @@ class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """A pod's label: key=regular expression."""
 
 
-class Workload(Struct, frozen=True, forbid_unknown_fields=True):
+class WorkloadSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[workload]: what kind of work a job is, and who pays for it."""
 
     rules: tuple[WorkloadRule, ...] = ()
@@ -299,7 +240,7 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
         return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, int(since) * SECOND)
 
 
-class Energy(Struct, frozen=True, forbid_unknown_fields=True):
+class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[energy]: what a kilowatt-hour costs, in money and in carbon dioxide."""
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
@@ -310,7 +251,7 @@ class Energy(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the grid; not set: no carbon dioxide is told."""
 
 
-class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[budget]: what may be lost before somebody is called; of the whole cluster, and the same on all its nodes."""
 
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
@@ -319,12 +260,12 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
     """Without prices it is GPU-hours."""
 
 
-class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[cluster]: of `gpu-efficiency cluster` alone."""
 
     listen_address: str = ":19401"
     """host:port; an empty host is every address."""
-    scheduler: Literal["auto", "slurm", "kubernetes"] = "auto"
+    scheduler: ClusterSchedulerName = "auto"
     """Whom to ask; auto: Kubernetes in a pod, else Slurm."""
     refresh_seconds: Annotated[float, Meta(ge=20, le=3600)] = 60.0
     """Between two looks; each asks Slurm's controller three times at most."""
@@ -332,7 +273,7 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """Running jobs whose placement is told, the largest ones."""
 
 
-class Reports(Struct, frozen=True, forbid_unknown_fields=True):
+class ReportsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[reports]: what training jobs say of themselves."""
 
     socket: str = "/run/gpu-efficiency/report.sock"
@@ -345,7 +286,7 @@ class Reports(Struct, frozen=True, forbid_unknown_fields=True):
     """That may report at a time."""
 
 
-class Follow(Struct, frozen=True, forbid_unknown_fields=True):
+class FollowSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[[follow]]: logs of training jobs that say what a report would."""
 
     framework: Literal["auto", "megatron", "torchtitan", "maxtext", "nanotron", "huggingface"] = "auto"
@@ -373,7 +314,7 @@ class ServedModel(Struct, frozen=True, forbid_unknown_fields=True):
     """2 FLOPs a token each, where the engine does not estimate its FLOPs itself."""
 
 
-class Engines(Struct, frozen=True, forbid_unknown_fields=True):
+class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[engines]: serving engines on this node."""
 
     enabled: bool = True
@@ -382,13 +323,13 @@ class Engines(Struct, frozen=True, forbid_unknown_fields=True):
     """Between two looks at one engine."""
     timeout_seconds: Positive = 2.0
     """For one page."""
-    ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (8000, 8002, 30000, 8080, 9090, 8081, 80, 3000)
+    ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = engine_ports()
     """Tried, of those on which the processes of a serving job listen."""
     endpoints: tuple[EngineEndpoint, ...] = ()
     models: dict[str, ServedModel] = {}
 
 
-class History(Struct, frozen=True, forbid_unknown_fields=True):
+class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[history]: what is kept on this node's disk, so that nothing is forgotten when the daemon stops."""
 
     file: str = "auto"
@@ -404,7 +345,7 @@ class History(Struct, frozen=True, forbid_unknown_fields=True):
     """The oldest receipts go before the store is larger than this."""
 
 
-class Receipts(Struct, frozen=True, forbid_unknown_fields=True):
+class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[receipts]: where the receipt of a job that has ended is put, so that its user sees it.
 
     On Slurm an epilog does that, slurm-receipt.sh, which has settings of its own.
@@ -415,7 +356,7 @@ class Receipts(Struct, frozen=True, forbid_unknown_fields=True):
     the daemon has else: see docs/receipts-for-users.md."""
 
 
-class Log(Struct, frozen=True, forbid_unknown_fields=True):
+class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
     format: Literal["text", "json"] = "text"
@@ -427,36 +368,36 @@ class Log(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    source: Literal["auto", "dcgm", "dcgm-exporter", "nvml"] = "auto"
+    source: SourceName = "auto"
     """Where telemetry comes from; auto is the first of these, from left to right, that sees the most."""
-    scheduler: Literal["auto", "slurm", "kubernetes", "mapping-dir", "processes"] = "auto"
+    scheduler: SchedulerName = "auto"
     """Who says which job holds a GPU; auto is the first of these, from left to right, that is at home on this node."""
-    web: Web = Web()
-    privacy: Privacy = Privacy()
-    sampling: Sampling = Sampling()
-    inventory: Inventory = Inventory()
-    dcgm: Dcgm = Dcgm()
-    dcgm_exporter: DcgmExporter = DcgmExporter()
-    host: Host = Host()
-    slurm: Slurm = Slurm()
-    kubernetes: Kubernetes = Kubernetes()
-    mapping_dir: MappingDir = MappingDir()
-    workload: Workload = Workload()
-    cluster: Cluster = Cluster()
-    reports: Reports = Reports()
-    follow: tuple[Follow, ...] = ()
-    engines: Engines = Engines()
-    history: History = History()
-    receipts: Receipts = Receipts()
-    log: Log = Log()
+    web: WebSettings = WebSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    sampling: SamplingSettings = SamplingSettings()
+    inventory: InventorySettings = InventorySettings()
+    dcgm: DcgmSettings = DcgmSettings()
+    dcgm_exporter: DcgmExporterSettings = DcgmExporterSettings()
+    host: HostSettings = HostSettings()
+    slurm: SlurmSettings = SlurmSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    mapping_dir: MappingDirSettings = MappingDirSettings()
+    workload: WorkloadSettings = WorkloadSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    reports: ReportsSettings = ReportsSettings()
+    follow: tuple[FollowSettings, ...] = ()
+    engines: EngineSettings = EngineSettings()
+    history: HistorySettings = HistorySettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    log: LogSettings = LogSettings()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}
     """Other thresholds for one model, by the driver's full name or the table's; only in the file."""
     prices: tuple[PriceRow, ...] = ()
-    energy: Energy = Energy()
-    budget: Budget = Budget()
+    energy: EnergySettings = EnergySettings()
+    budget: BudgetSettings = BudgetSettings()
     exemptions: tuple[Exemption, ...] = ()
-    specs: dict[str, Board] = {}
+    specs: dict[str, BoardSettings] = {}
     """Boards the table lacks or has wrong, by the driver's full name; only in the file."""
 
     def overrides(self) -> Mapping[str, Spec]:
@@ -474,7 +415,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             grams_co2_per_kwh=self.energy.grams_co2_per_kwh,
             idle_budget=self.budget.idle_per_hour,
             idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,
-            exemptions=tuple((one.id, one.reason, one.expiry) for one in self.exemptions),
+            exemptions=tuple((exemption.id, exemption.reason, exemption.expiry) for exemption in self.exemptions),
         )
 
     def policies(self) -> Mapping[str, Policy]:
@@ -483,23 +424,41 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return {model: msgspec.convert(whole | own, Policy) for model, own in self.policy_by_model.items()}
 
 
+def _with_sections(config: type[Struct]) -> type[Struct]:
+    """`config` with a section for each source and scheduler that has settings and no typed field above."""
+    settings = [(section_of(name), entry.settings) for name, entry in SOURCES.items()]
+    settings += [(section_of(name), entry.settings) for name, entry in SCHEDULERS.items()]
+    added = [
+        (section, struct, msgspec.field(default_factory=struct))
+        for section, struct in settings
+        if struct is not None and section not in config.__struct_fields__
+    ]
+    return defstruct("Config", added, bases=(config,), frozen=True, forbid_unknown_fields=True) if added else config
+
+
+if not TYPE_CHECKING:
+    Config = _with_sections(Config)
+
+
 LIVE = ("workload", "exemptions", "prices", "energy", "budget", "policy", "policy_by_model", "log")
 """Sections that a running daemon takes anew, by SIGHUP or where their file has changed; the others need a restart."""
 
 
-def adopted(now: Config, read: Config, live: Iterable[str] = LIVE) -> Config:
+def with_live_settings(current: Config, new: Config, live: Iterable[str] = LIVE) -> Config:
     """What holds after a reload: the live sections of what was read, all else as it is."""
-    return structs.replace(now, **{name: getattr(read, name) for name in live})
+    return structs.replace(current, **{name: getattr(new, name) for name in live})
 
 
-def changed(now: object, read: object, path: str = "") -> tuple[str, ...]:
+def changed_settings(current: object, new: object, path: str = "") -> tuple[str, ...]:
     """Dotted names of the settings in which two configurations differ; a list or table that differs is one."""
-    if now == read:
+    if current == new:
         return ()
-    if not isinstance(now, Struct) or type(now) is not type(read):
+    if not isinstance(current, Struct) or type(current) is not type(new):
         return (path,)
-    fields = ((name, f"{path}.{name}" if path else name) for name in now.__struct_fields__)
-    return tuple(found for name, at in fields for found in changed(getattr(now, name), getattr(read, name), at))
+    fields = ((name, f"{path}.{name}" if path else name) for name in current.__struct_fields__)
+    return tuple(
+        found for name, at in fields for found in changed_settings(getattr(current, name), getattr(new, name), at)
+    )
 
 
 def load(
@@ -509,21 +468,21 @@ def load(
 
     Raises ConfigError naming the file, key or variable, and what is wrong with it.
     """
-    tree = {} if path is None else _file(path)
+    tree = {} if path is None else _read_file(path)
     _check(tree, where=f"{path}", strict=True)
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
-            _put(tree, _dotted(name), _listed(text) if text.startswith("[") else text)
+            _set(tree, _config_key(name), _parse_list(text) if text.startswith("[") else text)
             _check(tree, where=f"environment variable {name}")
     for dotted, value in (flags or {}).items():
-        _put(tree, dotted, value)
+        _set(tree, dotted, value)
         _check(tree, where=f"flag --{dotted.replace('_', '-')}")
     return _check(tree, where="configuration")
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_of_lines(path.read_text(encoding="utf-8")))
+        return tomllib.loads(_check_line_lengths(path.read_text(encoding="utf-8")))
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
     except ValueError as err:  # of TOML, of UTF-8, or of a number with thousands of digits
@@ -532,7 +491,7 @@ def _file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: tables or lists inside each other, thousands deep") from err
 
 
-def _of_lines(text: str) -> str:
+def _check_line_lengths(text: str) -> str:
     """The same text, if it has lines: a key of a hundred thousand parts would take the parser half a minute."""
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > _LONGEST_LINE:
@@ -567,8 +526,8 @@ def check_rules(rules: Iterable[WorkloadRule]) -> None:
         where = f"workload.rules[{index}]"
         limits = (rule.zombie_seconds, rule.hang_seconds)
         if not (rule.workload_class or rule.team) and limits == (None, None):
-            gifts = "workload_class, team, zombie_seconds or hang_seconds"
-            raise ConfigError(f"{where}: gives nothing; give it one of {gifts}")
+            choices = "workload_class, team, zombie_seconds or hang_seconds"
+            raise ConfigError(f"{where}: gives nothing; give it one of {choices}")
         for field in (*MATCHED, "command"):
             _check_pattern(f"{where}.{field}", getattr(rule, field))
         key, equals, pattern = rule.label.partition("=")
@@ -595,7 +554,7 @@ def check_exemptions(exemptions: Iterable[Exemption]) -> None:
             _check_pattern(f"{where}.{field}", getattr(exemption, field))
 
 
-def _check_privacy(privacy: Privacy) -> None:
+def _check_privacy(privacy: PrivacySettings) -> None:
     if privacy.users == "hash" and not privacy.key_file:
         raise ConfigError('privacy.users: "hash" needs privacy.key_file, a file with a secret')
 
@@ -620,17 +579,17 @@ def _check_boards(boards: object, *, strict: bool) -> None:
     """Name the board in an error, as msgspec does not: to it every key of a table is `[...]`."""
     for name, board in boards.items() if isinstance(boards, dict) else ():
         try:
-            msgspec.convert(board, Board, strict=strict)
+            msgspec.convert(board, BoardSettings, strict=strict)
         except msgspec.ValidationError as err:
             raise ConfigError(f'specs."{name}": {err}') from err
 
 
-def _listed(text: str) -> list[str]:
+def _parse_list(text: str) -> list[str]:
     """Items of a TOML list of strings that has no quotes: [a, b]."""
     return [item for item in text.strip("[] ").replace(" ", "").split(",") if item]
 
 
-def _dotted(name: str) -> str:
+def _config_key(name: str) -> str:
     """GPU_EFFICIENCY_WEB_LISTEN_ADDRESS -> web.listen_address; a name without a section stays whole."""
     key = name.removeprefix(PREFIX).lower()
     fields = {f.name: f.type for f in msgspec.structs.fields(Config)}
@@ -639,7 +598,7 @@ def _dotted(name: str) -> str:
     return key if section is None else f"{section}.{key[len(section) + 1 :]}"
 
 
-def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
+def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
     *sections, key = dotted.split(".")
     for section in sections:
         tree = tree.setdefault(section, {})

@@ -1,6 +1,6 @@
-"""How long a connection may keep a server waiting, who leaves when there are too many, and how often one may try.
+"""Computes connection time limits, which connections to close when there are too many, and rate limits per client.
 
-Owns the arithmetic, for every server of this daemon. Refuses sockets, clocks and loops: who calls brings the time.
+Used by every server of this daemon. Refuses sockets, clocks and event loops: the caller passes the time.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -14,7 +14,7 @@ _V6_HOST = 64
 """Bits of an IPv6 address that one machine may choose as it likes."""
 
 
-class Wait(Struct, eq=False):
+class Deadline(Struct, eq=False):
     """What a connection is waited for, in seconds as time.monotonic gives them."""
 
     since: float
@@ -22,18 +22,18 @@ class Wait(Struct, eq=False):
     allowed: float
     """How long the next may take."""
 
-    def begin(self, now: float, allowed: float) -> None:
+    def restart(self, now: float, allowed: float) -> None:
         """Wait for something else from now on."""
         self.since, self.allowed = now, allowed
 
-    def spent(self, now: float) -> float:
+    def used_share(self, now: float) -> float:
         """Share of the allowed time that is gone; 1 and more: overdue."""
         return (now - self.since) / self.allowed
 
 
-def overdue(waits: Mapping[One, Wait], now: float) -> list[One]:
+def overdue(deadlines: Mapping[One, Deadline], now: float) -> list[One]:
     """Those that have used up their time."""
-    return [one for one, wait in waits.items() if wait.spent(now) > 1]
+    return [one for one, deadline in deadlines.items() if deadline.used_share(now) > 1]
 
 
 def surplus(ones: Collection[One], most: int, *, worst: Callable[[One], float]) -> list[One]:
@@ -41,46 +41,48 @@ def surplus(ones: Collection[One], most: int, *, worst: Callable[[One], float]) 
     return sorted(ones, key=worst, reverse=True)[: len(ones) - most] if len(ones) > most else []
 
 
-class Bucket(Struct, eq=False):
+class TokenBucket(Struct, eq=False):
     """So many at once, and so many a second."""
 
     burst: float
     per_second: float
-    left: float = -1.0
+    tokens: float = -1.0
     """Of the burst; below 0: all, for nobody has taken any."""
-    at: float = 0.0
+    updated_at: float = 0.0
 
     def take(self, now: float) -> bool:
         """Take one if there is one."""
-        kept = self.burst if self.left < 0 else min(self.burst, self.left + (now - self.at) * self.per_second)
-        taken = kept >= 1
-        self.left, self.at = kept - taken, now
+        available = (
+            self.burst if self.tokens < 0 else min(self.burst, self.tokens + (now - self.updated_at) * self.per_second)
+        )
+        taken = available >= 1
+        self.tokens, self.updated_at = available - taken, now
         return taken
 
     def refund(self) -> None:
         """Give one back: it was not what is counted."""
-        self.left += 1
+        self.tokens += 1
 
 
-class Buckets(Struct, eq=False):
+class AddressBuckets(Struct, eq=False):
     """A bucket for each address, for the latest `most` of them."""
 
     burst: float
     per_second: float
     most: int = 1024
-    of: dict[str, Bucket] = {}
+    by_address: dict[str, TokenBucket] = {}
 
-    def at(self, address: str) -> Bucket:
+    def bucket_of(self, address: str) -> TokenBucket:
         """Give the address's own; the one not asked for longest is forgotten."""
-        group = household(address)
-        bucket = self.of.pop(group, None) or Bucket(self.burst, self.per_second)
-        self.of[group] = bucket
-        if len(self.of) > self.most:
-            del self.of[next(iter(self.of))]
+        group = client_network(address)
+        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.per_second)
+        self.by_address[group] = bucket
+        if len(self.by_address) > self.most:
+            del self.by_address[next(iter(self.by_address))]
         return bucket
 
 
-def household(address: str) -> str:
+def client_network(address: str) -> str:
     """What counts as one sender: an IPv4 address, or the 64 bits of an IPv6 network that a host has to itself."""
     known = plain_address(address)
     if not isinstance(known, IPv6Address):

@@ -1,4 +1,4 @@
-"""One line an event, as text or JSON; the same event at most once a minute, with how often it was held back."""
+"""Configures logging: one line an event, as text or JSON; a repeated event at most once a minute, with a count."""
 
 import json
 import logging
@@ -11,11 +11,11 @@ QUIET_SECONDS = 60.0
 MOST_EVENTS = 1000
 """Different events remembered at once; beyond it all are forgotten, so that no flood can fill the memory."""
 _DIGITS = re.compile(r"\d+")
-_telling: Callable[[str], str] = str
+_redact: Callable[[str], str] = str
 """What every line goes through."""
 
 
-class OncePerMinute(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets an event through if, numbers aside, it was silent for a minute; then tells how many were held back."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -40,28 +40,28 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """time level message; one line, whatever the message holds."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        return f"{_time(record)} {record.levelname.lower():7} {_message(self, record)}"
+        return f"{_timestamp(record)} {record.levelname.lower():7} {_message(self, record)}"
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
         return json.dumps({
-            "time": _time(record),
+            "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(self, record),
         })  # fmt: skip
 
 
-def _time(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{stamp}.{int(record.msecs):03d}Z"
 
@@ -71,20 +71,20 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     text = record.getMessage() + (f" (and {held} like it, not shown)" if held else "")
     if record.exc_info:
         text += " | " + formatter.formatException(record.exc_info)
-    return " | ".join(_telling(line.strip()) for line in text.splitlines())
+    return " | ".join(_redact(line.strip()) for line in text.splitlines())
 
 
-def tell_by(tell: Callable[[str], str]) -> None:
+def set_redaction(redact: Callable[[str], str]) -> None:
     """Have every line go through `tell`: whoever writes one need not think of secrets in it, or of people."""
-    global _telling  # noqa: PLW0603  as logging itself, one for the process
-    _telling = tell
+    global _redact  # noqa: PLW0603  as logging itself, one for the process
+    _redact = redact
 
 
-def set_up(*, form: str, level: str) -> None:
+def configure_logging(*, form: str, level: str) -> None:
     """Send all logging to standard error in one form."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Text())
-    handler.addFilter(OncePerMinute())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.addFilter(RateLimitFilter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for noisy in ("httpx", "httpcore", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
-"""What each GPU model can do at best: the lookup from the driver's name or PCI device id to a `Spec`.
+"""Looks up the peak rates of a GPU model, by the driver's name or the PCI device id.
 
-Owns the reading of `exporter/data/gpu_specs.csv`, and the words for a board that is not in it. Refuses to guess: a
-board it does not know for certain has no spec, so no peak and no eMFU, until the operator configures one.
+Owns the reading of `exporter/data/gpu_specs.csv`. Refuses to guess: an unknown board has no spec, hence no peak and no
+eMFU, until the operator configures one.
 """
 
 import csv
@@ -119,7 +119,7 @@ def _number(cell: str, *, scale: float) -> float | None:
     return float(cell) * scale if cell.strip() else None
 
 
-def sliced(spec: Spec, *, compute: float, memory: float) -> Spec:
+def mig_instance_spec(spec: Spec, *, compute: float, memory: float) -> Spec:
     """What a MIG instance can do at best: its share of the SMs, and of the memory's bandwidth."""
     shares = {
         "peak_flops": compute,

@@ -1,9 +1,8 @@
-"""Observations as JSON lines: the recording that replay, tests and bug reports are made of.
+"""Reads and writes recordings of Observations as JSON lines, for replay, tests and bug reports.
 
-Owns the file format: a header line that names its version, then one Observation a line, gzip when the name
-ends in `.gz`. Refuses to judge what it carries, and refuses to guess: a file of another format, an unknown
-version or a line that is broken in the middle is a `TraceError`. Only one fault is forgiven, because every
-recorder that is killed leaves it: a last line that is cut off. It is told in `Trace.truncated`.
+Owns the file format: a header line with a version, then one Observation a line; gzip when the name ends in `.gz`.
+Another format, an unknown version or a damaged line raises `TraceError`. Only a truncated last line is accepted, since
+every recorder that is killed leaves one: see `TraceReader.truncated`.
 """
 
 import gzip
@@ -36,7 +35,7 @@ class TraceError(Exception):
     """The trace cannot be written or believed; the message names the file, the line and what to do."""
 
 
-class Header(Struct, frozen=True):
+class TraceHeader(Struct, frozen=True):
     """The first line of a trace."""
 
     format: str = FORMAT
@@ -49,7 +48,7 @@ class Header(Struct, frozen=True):
     note: str = ""
 
 
-class _Kind(Struct):
+class _HeaderVersion(Struct):
     """As much of a header as tells whether the rest can be read."""
 
     format: str = ""
@@ -69,7 +68,7 @@ class TraceWriter:
     def __init__(
         self,
         target: str | Path | BinaryIO,
-        header: Header,
+        header: TraceHeader,
         *,
         flush_every: int = 1,
         overwrite: bool = False,
@@ -91,7 +90,7 @@ class TraceWriter:
             self.flush()
         self.observations += 1
 
-    def _write(self, value: Header | Observation) -> None:
+    def _write(self, value: TraceHeader | Observation) -> None:
         if self._failed:
             raise TraceError(self._failed)
         # Line and newline in one write: whoever follows the file sees a newline only after a whole line.
@@ -153,7 +152,7 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
     return cast("BinaryIO", packed), close
 
 
-class Trace:
+class TraceReader:
     """An open trace: its header, and its Observations, decoded as they are asked for, once.
 
     Raises TraceError from iteration for a broken line. `truncated` is None until the end was reached, and
@@ -171,7 +170,7 @@ class Trace:
         self.header = self._read_header()
         self._iterator = self._decode()
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> TraceHeader:
         line, _ = self._line(1)
         if not line:
             raise TraceError(f"{self._name}: is empty: not even a header was written; record it again")
@@ -247,7 +246,7 @@ class Trace:
             return None
 
     @property
-    def taken(self) -> int:
+    def bytes_read(self) -> int:
         """Of them those that were read so far; 0 where that cannot be said."""
         with suppress(OSError, ValueError):
             return self._raw.tell()
@@ -266,14 +265,14 @@ class Trace:
         self.close()
 
 
-def read_trace(source: str | Path | BinaryIO) -> Trace:
+def read_trace(source: str | Path | BinaryIO) -> TraceReader:
     """Open a trace and read its header; Observations follow as the Trace is iterated.
 
     `source` is a path (gzip when it ends in `.gz`) or an open binary file, which may be a pipe. Raises
     TraceError when it cannot be opened, is not a trace, or has a version this program does not know.
     """
     if not isinstance(source, (str, Path)):
-        return Trace(source, str(getattr(source, "name", "trace")), close=_nothing)
+        return TraceReader(source, str(getattr(source, "name", "trace")), close=_do_nothing)
     try:
         raw = Path(source).open("rb")  # noqa: SIM115  the trace owns and closes it
     except OSError as error:
@@ -281,19 +280,19 @@ def read_trace(source: str | Path | BinaryIO) -> Trace:
     packed = str(source).endswith(".gz")
     file = cast("BinaryIO", gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
     try:
-        return Trace(file, str(source), close=raw.close, raw=raw)
+        return TraceReader(file, str(source), close=raw.close, raw=raw)
     except BaseException:
         raw.close()
         raise
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return
 
 
-def _header(line: bytes, name: str) -> Header:
+def _header(line: bytes, name: str) -> TraceHeader:
     try:
-        kind = msgspec.json.decode(line, type=_Kind)
+        kind = msgspec.json.decode(line, type=_HeaderVersion)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_a_trace(line, name) from error
     if kind.format != FORMAT:
@@ -305,7 +304,7 @@ def _header(line: bytes, name: str) -> Header:
             "replay it with the release that recorded it, or a newer one"
         )
     try:
-        return msgspec.json.decode(line, type=Header)
+        return msgspec.json.decode(line, type=TraceHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{name}: line 1, the header, cannot be read: {error}") from error
 
@@ -317,7 +316,7 @@ def _not_a_trace(line: bytes, name: str) -> TraceError:
     )
 
 
-def shifted(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Observation:
+def shift_observation(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Observation:
     """The same observation at another time, as if it were made then; `wall` is by how much by the wall clock."""
 
     def later(moment: int | None) -> int | None:

@@ -1,7 +1,6 @@
-"""What a workload says of itself, on its way to the agent: the words both sides share.
+"""Defines how workloads' own reports reach the agent: the protocol that training jobs, logs and serving engines share.
 
-Owns the protocol of whoever listens to workloads: training jobs that report, logs that are followed, serving engines
-that are asked. Refuses to know how they are reached.
+Refuses to know how a workload is reached.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +8,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from exporter.core.model import Fault, Report, Serving
+from exporter.core.model import Fault, ServingReport, TrainingReport
 
 
-class Guest(Struct, frozen=True):
+class WorkloadProcess(Struct, frozen=True):
     """A process on GPUs of this node that is known to be a job's."""
 
     pid: int
@@ -26,25 +25,25 @@ class Guest(Struct, frozen=True):
     """Of its job: batch, interactive or serving."""
 
 
-Whose = Callable[[Sequence[int]], Mapping[int, Guest]]
+ProcessLookup = Callable[[Sequence[int]], Mapping[int, WorkloadProcess]]
 """Of these pids (the host's) those that are a job's that holds a GPU here, whether or not they are on one."""
 
 
-class Heard(Struct, frozen=True):
+class WorkloadUpdate(Struct, frozen=True):
     """What was heard since the last time."""
 
-    reports: tuple[Report, ...] = ()
-    serving: tuple[Serving, ...] = ()
+    reports: tuple[TrainingReport, ...] = ()
+    serving: tuple[ServingReport, ...] = ()
     faults: tuple[Fault, ...] = ()
     """That stand now."""
     counts: tuple[tuple[str, int], ...] = ()
     """Since the start, by kind: what was taken, and what was refused and why."""
 
 
-class Listener(Protocol):
+class WorkloadListener(Protocol):
     """Listens to workloads. Called on the reading thread, one call at a time: what may block is done in its own."""
 
-    def take(self, now: int, guests: Sequence[Guest], whose: Whose) -> Heard:
+    def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
         """All that has come since the last call; `now` is monotonic nanoseconds on whole milliseconds.
 
         `guests` are the processes that the GPUs list now. Never raises what a workload could cause.

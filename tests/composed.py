@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from exporter.cli.simulated import demo_arguments
+from exporter.cli.simulate import demo_arguments
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -4,8 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.rigs import Rig
+
+settings.register_profile("no deadline", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(name="rigs")

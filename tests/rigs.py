@@ -12,22 +12,21 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from exporter.agent import Agent
-from exporter.agent.hands import Answer, Hands
+from exporter.agent.agent import Agent
 from exporter.agent.inventory import Inventory, InventoryFile
-from exporter.agent.observer import Observer
 from exporter.agent.pause import PauseFile
+from exporter.agent.sampler import Collected, Collector, Sampler
 from exporter.clock import JumpClock
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import conserved
 from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Observation, Reading
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta
-from exporter.schedulers import Member, Scheduler, Word
+from exporter.core.snapshot import DaemonMetadata
+from exporter.schedulers.base import Member, Scheduler, SchedulerState
 from exporter.schedulers.rules import Rules
-from exporter.sources import Batch
-from exporter.sources.ladder import Ladder
-from exporter.workloads import Listener
+from exporter.sources.base import ReadResult
+from exporter.sources.selector import SourceSelector
+from exporter.workloads import WorkloadListener
 from tests.worlds import WORKING, device, held
 
 TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
@@ -61,7 +60,7 @@ class FakeSource:
         self.last = None
         return self
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         self.reads.append(now)
         self.inside.set()
         self.gate.wait(PATIENCE)
@@ -70,7 +69,7 @@ class FakeSource:
         before, self.last = self.last, now
         readings = () if before is None or before == now else tuple(self._reading(d.uuid, before) for d in self.devices)
         settled = now - self.late if self.late else None
-        return Batch(self.devices, readings, self.faults, self.health, settled)
+        return ReadResult(self.devices, readings, self.faults, self.health, settled)
 
     def _reading(self, uuid: str, before: int) -> Reading:
         assert self.last is not None
@@ -95,12 +94,12 @@ class FakeScheduler:
 
     def __init__(self, *allocations: Allocation) -> None:
         self.said, self.age = allocations, 0
-        self.word = Word((), 0)
+        self.word = SchedulerState((), 0)
         self.proves = True
         self.trouble: Exception | None = None
         self.closes = 0
 
-    def look(self, now: int, _devices: Sequence[Device], _readings: Sequence[Reading]) -> Word:
+    def poll(self, now: int, _devices: Sequence[Device], _readings: Sequence[Reading]) -> SchedulerState:
         if self.trouble is not None:
             raise self.trouble
         return replace(self.word, allocations=self.said, at=now - self.age)
@@ -108,8 +107,8 @@ class FakeScheduler:
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         return {pid: self.word.members[pid] for pid in pids if self.proves and pid in self.word.members}
 
-    def adopt(self, rules: Rules) -> None:
-        self.said = tuple(replace(one, owner=rules.judge(one.owner)) for one in self.said)
+    def update(self, rules: Rules) -> None:
+        self.said = tuple(replace(one, owner=rules.apply(one.owner)) for one in self.said)
 
     def close(self) -> None:
         self.closes += 1
@@ -123,10 +122,10 @@ class SlowHands:
         self.away = 0
         self.asked: list[tuple[int, bool]] = []
 
-    def ask(self, now: int, *, resync: bool) -> None:
+    def request(self, now: int, *, resync: bool) -> None:
         self.asked.append((now, resync))
 
-    def answer(self, timeout: float) -> Answer | None:
+    def result(self, timeout: float) -> Collected | None:
         assert timeout > 0
         if self.away:
             self.away -= 1
@@ -135,17 +134,17 @@ class SlowHands:
         if resync:
             self._source.resync()
         batch = self._source.read(now)
-        devices = self._inventory.take(batch.devices)
-        word = self._scheduler.look(now, devices, batch.readings)
+        devices = self._inventory.update(batch.devices)
+        word = self._scheduler.poll(now, devices, batch.readings)
         owners = None if word is None else word.allocations
-        return Answer(
+        return Collected(
             now, batch, devices, owners, now, faults=batch.faults, source="fake", reason="told to", seconds=0.25
         )
 
 
-def ladder(source: FakeSource) -> Ladder:
+def ladder(source: FakeSource) -> SourceSelector:
     """One rung, and waits without jitter."""
-    return Ladder(("fake",), source.open, chance=lambda: 0.5)
+    return SourceSelector(("fake",), source.open, chance=lambda: 0.5)
 
 
 class Rig:
@@ -160,37 +159,37 @@ class Rig:
         slow: bool = False,
         record: Callable[[Observation], None] | None = None,
         policy: Policy | None = None,
-        rungs: Ladder | None = None,
+        rungs: SourceSelector | None = None,
         pause: Path | None = None,
         inventory: Inventory | None = None,
         remembered: InventoryFile | None = None,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[WorkloadListener] = (),
     ) -> None:
         self.source, self.clock = FakeSource(), JumpClock(start=1000 * SECOND)
         self.scheduler = scheduler or FakeScheduler(*(held(d.uuid, start=1000.0, gpus=2) for d in TWO))
         self.stop = threading.Event()
         self.slow = SlowHands(self.source, self.scheduler)
         self.hands = (
-            cast("Hands", self.slow)
+            cast("Collector", self.slow)
             if slow
-            else Hands(
+            else Collector(
                 rungs or ladder(self.source),
                 self.scheduler,
                 pause=None if pause is None else PauseFile(pause, self.clock.wall),
                 inventory=inventory,
-                remembered=remembered,
+                inventory_file=remembered,
                 listeners=listeners,
             )
         )
-        self.observer = Observer(self.hands, self.clock, interval=interval, deadline=deadline)
-        self.agent = Agent(meta=Meta(source="fake"), observer=self.observer, record=record, policy=policy)
+        self.observer = Sampler(self.hands, self.clock, interval=interval, deadline=deadline)
+        self.agent = Agent(meta=DaemonMetadata(source="fake"), sampler=self.observer, record=record, policy=policy)
         self._observations = self.observer.observations(self.stop)
 
     def tick(self, times: int = 1) -> Observation:
         """Let so many intervals pass; return the last observation."""
         for _ in range(times):
             observation = next(self._observations)
-            self.agent.take_in(observation)
+            self.agent.process(observation)
             self.lawful()
         return observation
 
@@ -214,7 +213,7 @@ class Rig:
         return self.agent.ledger
 
     def seconds(self, leak: str, uuid: str = "GPU-0") -> float:
-        return float(self.ledger.gpus[uuid].book.parts[NAMES.index(leak)] / SECOND)
+        return float(self.ledger.gpus[uuid].book.parts[LEAK_NAMES.index(leak)] / SECOND)
 
     def paid(self, uuid: str = "GPU-0") -> float:
         return float(self.ledger.gpus[uuid].book.paid / SECOND)
@@ -227,5 +226,5 @@ class Rig:
     def close(self) -> None:
         self.source.gate.set()
         self.stop.set()
-        if isinstance(self.hands, Hands):
+        if isinstance(self.hands, Collector):
             self.hands.close()

@@ -10,18 +10,17 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-import exporter.agent as module
-from exporter.agent import Agent, paced
-from exporter.agent.hands import Hands
-from exporter.agent.observer import Observer
+from exporter.agent import agent as module
+from exporter.agent.agent import Agent, paced
+from exporter.agent.sampler import Collector, Sampler
 from exporter.clock import JumpClock, SystemClock
 from exporter.core.model import SECOND, Fault, Health, Observation, State
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta
-from exporter.schedulers import SchedulerError
+from exporter.core.snapshot import DaemonMetadata
+from exporter.schedulers.base import SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler
-from exporter.sources import Source, SourceError
-from exporter.sources.ladder import LOOK_EVERY, Ladder
+from exporter.sources.base import SourceError, TelemetrySource
+from exporter.sources.selector import RECHECK_INTERVAL, SourceSelector
 from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
 from tests.worlds import JOB, RESTING, held
 
@@ -124,7 +123,7 @@ def test_one_gpu_s_fault_leaves_the_other_s_data_alone_and_is_logged(
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Lines of the observer's log, once each."""
-    return [record.message for record in caplog.records if record.name == "exporter.agent.observer"]
+    return [record.message for record in caplog.records if record.name == "exporter.agent.sampler"]
 
 
 def test_a_fault_is_told_when_it_appears_and_when_it_is_over_and_not_between(
@@ -265,7 +264,7 @@ class Two:
         self.refused = self.hangs = False
         self.gate, self.inside = threading.Event(), threading.Event()
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> TelemetrySource:
         if name == "other":
             return self.other.open(name)
         if self.hangs:
@@ -275,8 +274,8 @@ class Two:
             raise SourceError("nobody listens on localhost:5555")
         return self.good.open(name)
 
-    def rungs(self) -> Ladder:
-        return Ladder(("good", "other"), self.open, chance=lambda: 0.5)
+    def rungs(self) -> SourceSelector:
+        return SourceSelector(("good", "other"), self.open, chance=lambda: 0.5)
 
 
 def test_another_source_takes_over_and_hands_back_without_a_second_counted_twice(rigs: Callable[..., Rig]) -> None:
@@ -289,13 +288,13 @@ def test_another_source_takes_over_and_hands_back_without_a_second_counted_twice
     assert rig.observer.name == "other"
     assert rig.seconds("unobserved") == 16.0  # 1, 2, 4 and 8 s of waiting, and the read that failed
     two.refused = False
-    rig.tick(LOOK_EVERY // SECOND)
+    rig.tick(RECHECK_INTERVAL // SECOND)
     snapshot = rig.agent.latest()
     assert snapshot is not None
     assert snapshot.meta.source == "good"
     assert snapshot.meta.source_reason == "good: sees tensor activity on 2 of 2 GPUs; in place of other"
     assert rig.seconds("unobserved") == 17.0
-    assert rig.paid() == 27.0 + LOOK_EVERY // SECOND
+    assert rig.paid() == 27.0 + RECHECK_INTERVAL // SECOND
     assert (two.good.opens, two.good.closes, two.other.closes) == (2, 1, 1)
     assert rig.ledger.gpus["GPU-0"].rejected == {}
 
@@ -306,7 +305,7 @@ def test_a_better_source_that_hangs_while_it_is_opened_delays_no_reading_but_the
     rig = rigs(interval=0.05, deadline=1000.0, rungs=two.rungs())
     rig.tick(3)
     two.hangs = True
-    rig.clock.wait(rig.clock.now() + LOOK_EVERY, threading.Event())
+    rig.clock.wait(rig.clock.now() + RECHECK_INTERVAL, threading.Event())
     assert rig.tick().readings != ()
     assert two.inside.wait(PATIENCE)
     during = [rig.tick() for _ in range(5)]
@@ -326,10 +325,10 @@ def test_a_bug_on_the_reading_thread_is_told_and_survived(
         raise ZeroDivisionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ladder, "read", broken)
+        patch.setattr(SourceSelector, "read", broken)
         assert [fault.message for fault in rig.tick().faults] == ["the visit failed: a bug of ours"]
     with monkeypatch.context() as patch:
-        patch.setattr(Ladder, "look_up", broken)
+        patch.setattr(SourceSelector, "try_better", broken)
         rig.tick(2)
     rig.tick(2)
     assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
@@ -339,9 +338,9 @@ def test_a_bug_on_the_reading_thread_is_told_and_survived(
 def test_what_the_first_visit_brought_home_is_the_first_observation() -> None:
     source, clock = FakeSource(), JumpClock(start=1000 * SECOND)
     source.health, source.faults = (Health("GPU-0", xids=(79,)),), (Fault("unknown_model", "no peak", "GPU-0"),)
-    hands = Hands(ladder(source), FakeScheduler())
-    first = hands.first(clock.now() - 2 * SECOND)
-    observer = Observer(hands, clock, interval=1.0, deadline=10.0, first=first)
+    hands = Collector(ladder(source), FakeScheduler())
+    first = hands.collect_now(clock.now() - 2 * SECOND)
+    observer = Sampler(hands, clock, interval=1.0, deadline=10.0, first=first)
     assert (observer.name, source.reads) == ("fake", [998 * SECOND])
     came = observer.observations(threading.Event())
     opening, then, last = next(came), next(came), next(came)
@@ -580,7 +579,7 @@ def test_a_bug_in_the_picture_or_in_the_observing_is_survived_too(
         patch.setattr(module, "take_snapshot", broken)
         rig.tick(2)
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "_observe", broken)
+        patch.setattr(Sampler, "_observe", broken)
         assert [fault.message for fault in rig.tick().faults] == ["observing failed: a bug of ours"]
     rig.tick(3)
     assert rig.errors() == {"core": 0, "history": 0, "record": 0, "snapshot": 2}
@@ -652,9 +651,9 @@ def test_closing_gives_source_and_scheduler_back(rigs: Callable[..., Rig]) -> No
 
 def test_a_waiting_agent_stops_at_once() -> None:
     source, scheduler, stop = FakeSource(), FakeScheduler(), threading.Event()
-    hands = Hands(ladder(source), scheduler)
-    observer = Observer(hands, SystemClock(), interval=300.0, deadline=10.0)
-    agent = Agent(meta=Meta(), observer=observer)
+    hands = Collector(ladder(source), scheduler)
+    observer = Sampler(hands, SystemClock(), interval=300.0, deadline=10.0)
+    agent = Agent(meta=DaemonMetadata(), sampler=observer)
     loop = threading.Thread(target=agent.run, args=(observer.observations(stop),), daemon=True)
     loop.start()
     assert source.inside.wait(PATIENCE)

@@ -15,19 +15,17 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from exporter.cli import main, openmetrics
-from exporter.cli.backfill import _notes
-from exporter.cli.openmetrics import Headers, Page, named, write_document, write_folder
-from exporter.cli.restated import ALONG, AT_ENDS
-from exporter.cli.scraped import OWN_WORK, Told
-from exporter.core.catalog import METRICS
+from exporter.cli.backfill import DAEMON_METRICS, FINAL_METRICS, SAMPLED_METRICS, BackfillSummary, _notes
+from exporter.cli.openmetrics import FamilyHeaders, Scrape, slice_name, write_document, write_folder
 from exporter.core.exposition import render
+from exporter.core.job_record import JobRecord, JobSample
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import METRICS
 from exporter.core.model import Observation, Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.statement import Sample, Statement
-from exporter.history import Store
-from exporter.trace import Header, TraceWriter
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.history.store import HistoryStore
+from exporter.trace import TraceHeader, TraceWriter
 from tests.worlds import JOB, WORKING, S, device, first, held, reading, seen
 
 BEGIN = 1_767_225_600
@@ -76,7 +74,7 @@ def story(
 
 
 def recorded(path: Path, observations: Sequence[Observation], **header: Any) -> Path:
-    with TraceWriter(path, Header(**({"host": "n1"} | header))) as trace:
+    with TraceWriter(path, TraceHeader(**({"host": "n1"} | header))) as trace:
         for observation in observations:
             trace.append(observation)
     return path
@@ -125,13 +123,13 @@ def test_a_scrape_at_the_begin_at_each_step_and_at_the_end_says_what_the_daemon_
         for moment in moments:
             if observation.wall <= (BEGIN + moment) * S:
                 said[moment] = render(
-                    take_snapshot(ledger, Meta(version="0", source="replay", host="n1")), openmetrics=True
+                    take_snapshot(ledger, DaemonMetadata(version="0", source="replay", host="n1")), openmetrics=True
                 )
     said[8] = b""  # the state when the first observation was in, which is asked of the values below
     for moment, page in said.items():
         for line in page.decode().splitlines():
             head, _, value = line.rpartition(" ")
-            if line[0] != "#" and head.partition("{")[0] not in OWN_WORK and "_info" not in head:
+            if line[0] != "#" and head.partition("{")[0] not in DAEMON_METRICS and "_info" not in head:
                 own = parse(f"# TYPE x gauge\nx{head[head.find('{') :] if '{' in head else ''} 1\n# EOF\n")  # type: ignore[no-untyped-call]
                 labels = next(iter(own)).samples[0].labels | {"instance": "n1:19400", "job": "gpu-efficiency"}
                 told = dict(found[head.partition("{")[0], frozenset(labels.items())])
@@ -143,12 +141,12 @@ def test_a_scrape_at_the_begin_at_each_step_and_at_the_end_says_what_the_daemon_
 def test_only_what_the_daemon_said_of_itself_is_left_out(tmp_path: Path) -> None:
     found = series(backfill(str(recorded(tmp_path / "a.jsonl", story(range(31)))))[1])
     names = {name for name, _ in found}
-    assert names.isdisjoint(OWN_WORK)
-    assert {metric.name for metric in METRICS} >= names | OWN_WORK
+    assert names.isdisjoint(DAEMON_METRICS)
+    assert {metric.name for metric in METRICS} >= names | DAEMON_METRICS
     assert len(names) > 50
-    page = render(take_snapshot(Ledger(), Meta()), openmetrics=True).decode()
+    page = render(take_snapshot(Ledger(), DaemonMetadata()), openmetrics=True).decode()
     zero = {line.split("{")[0].split()[0] for line in page.splitlines() if line[0] != "#"}
-    assert {"gpu_efficiency_ticks_total", "gpu_efficiency_read_seconds_total"} <= zero & OWN_WORK
+    assert {"gpu_efficiency_ticks_total", "gpu_efficiency_read_seconds_total"} <= zero & DAEMON_METRICS
 
 
 def test_a_counter_that_begins_later_was_nought_on_the_page_before(tmp_path: Path) -> None:
@@ -226,18 +224,18 @@ def test_a_recording_that_was_cut_off_is_used_and_told_of(tmp_path: Path) -> Non
 # -- documents --
 
 
-def pages(moments: Sequence[int], headers: Headers) -> list[Page]:
+def pages(moments: Sequence[int], headers: FamilyHeaders) -> list[Scrape]:
     """Two series of a counter and one of a gauge, of one target."""
     told = []
     for at in moments:
         text = f'# HELP c Count.\n# TYPE c counter\nc_total{{k="a"}} {at}.0\nc_total{{k="b"}} 1\n'
         text += f"# HELP g Gauge.\n# TYPE g gauge\ng {at % 7}\n"
-        told.append(Page(BEGIN + at, 'instance="n"', headers.read(text)))
+        told.append(Scrape(BEGIN + at, 'instance="n"', headers.parse(text)))
     return told
 
 
 def test_a_file_for_each_two_hours_is_whole_before_it_has_its_name(tmp_path: Path) -> None:
-    headers = Headers()
+    headers = FamilyHeaders()
     told = pages([0, 7199, 7200, 30_000], headers)
     for number, path in enumerate(write_folder(iter(told), tmp_path, headers)):
         assert path.name == ["20260101T0000Z.om", "20260101T0200Z.om", "20260101T0800Z.om"][number]
@@ -253,7 +251,7 @@ def test_a_file_for_each_two_hours_is_whole_before_it_has_its_name(tmp_path: Pat
 
 
 def test_one_document_of_many_slices_has_each_family_once_and_each_series_in_one_piece() -> None:
-    headers, file = Headers(), io.BytesIO()
+    headers, file = FamilyHeaders(), io.BytesIO()
     write_document(iter(pages([0, 7199, 7200, 30_000], headers)), file, headers)
     lines = file.getvalue().decode().splitlines()
     assert [line for line in lines if line.startswith("#")] == [
@@ -269,19 +267,19 @@ def test_no_more_than_one_slice_is_held_in_memory(monkeypatch: pytest.MonkeyPatc
     most = 0
     add = openmetrics._Slice.add
 
-    def counting(self: Any, page: Page) -> None:
+    def counting(self: Any, page: Scrape) -> None:
         nonlocal most
         add(self, page)
         most = max(most, sum(len(told) for family in self._families.values() for told in family.values()))
 
     monkeypatch.setattr(openmetrics._Slice, "add", counting)
-    headers, file = Headers(), io.BytesIO()
+    headers, file = FamilyHeaders(), io.BytesIO()
     write_document((page for at in range(0, 72_000, 60) for page in pages([at], headers)), file, headers)
     assert most < len(file.getvalue()) / 9
 
 
 def test_slices_are_named_so_that_they_sort_by_time() -> None:
-    names = [named(number) for number in range(BEGIN // 7200, BEGIN // 7200 + 5000)]
+    names = [slice_name(number) for number in range(BEGIN // 7200, BEGIN // 7200 + 5000)]
     assert names == sorted(set(names))
 
 
@@ -397,7 +395,7 @@ def test_what_to_do_next_is_said_with_the_names_quoted(trace: Path) -> None:
     assert "create-blocks-from openmetrics --quiet 'my history.om' blocks" in backfill("a.jsonl -o 'my history.om'")[2]
 
 
-def notes(told: Told, now: float, line: str) -> str:
+def notes(told: BackfillSummary, now: float, line: str) -> str:
     import argparse  # noqa: PLC0415  for the type alone
 
     from exporter.cli.backfill import backfill_arguments  # noqa: PLC0415
@@ -408,7 +406,7 @@ def notes(told: Told, now: float, line: str) -> str:
 
 
 def test_the_head_of_prometheus_and_long_documents_are_warned_of() -> None:
-    day = Told(first=BEGIN, last=BEGIN + 86_400)
+    day = BackfillSummary(first=BEGIN, last=BEGIN + 86_400)
     fresh = notes(day, BEGIN + 86_400 + 3600, "a -o x.om")
     assert "of the last 3 hours" in fresh
     assert "--folder instead of --output is faster" in fresh
@@ -417,30 +415,34 @@ def test_the_head_of_prometheus_and_long_documents_are_warned_of() -> None:
     assert "of the last 3 hours" not in old
     assert "--folder instead" not in old
     assert "15 days" in old
-    assert "--folder instead" not in notes(Told(first=BEGIN, last=BEGIN + 3600), BEGIN, "a -o x.om")
-    broken = Told(first=BEGIN, last=BEGIN + 60, conservation_errors=2)
+    assert "--folder instead" not in notes(BackfillSummary(first=BEGIN, last=BEGIN + 3600), BEGIN, "a -o x.om")
+    broken = BackfillSummary(first=BEGIN, last=BEGIN + 60, conservation_errors=2)
     assert "2 conservation errors" in notes(broken, BEGIN + 86_400, "a")
 
 
 # -- stores --
 
 
-def statement(**changes: Any) -> Statement:
+def statement(**changes: Any) -> JobRecord:
     wanted: dict[str, Any] = {
         "node": "n1", "life": "a", "owner": JOB, "start": BEGIN + 10.5, "end": BEGIN + 700.25, "running": False,
         "paid": 1380 * S, "parts": {"useful": 1000 * S, "data_stall": 380 * S}, "energy": {"useful": 5e5},
         "first_work": 12.5,
         "samples": (
-            Sample(at=BEGIN + 300.2, paid=580.0, seen=580.0, occupied=580.0, computing=400.0, useful=400.0, joules=2e5),
-            Sample(at=BEGIN + 600.0, paid=1180.0, seen=1180.0, occupied=1e3, computing=800.0, useful=8e2, joules=4e5),
+            JobSample(
+                at=BEGIN + 300.2, paid=580.0, seen=580.0, occupied=580.0, computing=400.0, useful=400.0, joules=2e5,
+            ),
+            JobSample(
+                at=BEGIN + 600.0, paid=1180.0, seen=1180.0, occupied=1e3, computing=800.0, useful=8e2, joules=4e5,
+            ),
         ),
     }  # fmt: skip
-    return Statement(**(wanted | changes))
+    return JobRecord(**(wanted | changes))
 
 
-def stored(folder: Path, *statements: Statement, name: str = "history.db") -> str:
-    with closing(Store(folder / name)) as store:
-        store.write(statements=statements)
+def stored(folder: Path, *statements: JobRecord, name: str = "history.db") -> str:
+    with closing(HistoryStore(folder / name)) as store:
+        store.write(job_records=statements)
     return f"--store {folder / name}"
 
 
@@ -459,7 +461,9 @@ def test_a_store_tells_a_job_at_its_samples_and_the_rest_at_its_ends(tmp_path: P
     assert points(found, "job_first_work_seconds") == [(BEGIN + 701, 12.5)]
     assert [at - BEGIN for at, _ in points(found, "node_info", node="n1", instance="n1:19400")] == moments
     names = {name for name, _ in found}
-    assert names <= ALONG | AT_ENDS | {f"gpu_efficiency_{name}" for name in ("node_info", "build_info", "simulated")}
+    assert names <= SAMPLED_METRICS | FINAL_METRICS | {
+        f"gpu_efficiency_{name}" for name in ("node_info", "build_info", "simulated")
+    }
 
 
 def test_two_lives_of_a_job_follow_one_another_and_a_copy_of_a_store_tells_nothing_twice(tmp_path: Path) -> None:
@@ -501,11 +505,11 @@ def test_a_model_s_statements_and_an_empty_store_are_refused(tmp_path: Path) -> 
 def test_the_document_names_what_a_store_tells_along_the_way() -> None:
     text = (Path(__file__).parents[1] / "docs" / "backfill.md").read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if line.startswith("| `paid_seconds_total`")]
-    assert {f"gpu_efficiency_job_{name}" for name in row.split("`")[1::2]} == ALONG | {
+    assert {f"gpu_efficiency_job_{name}" for name in row.split("`")[1::2]} == SAMPLED_METRICS | {
         "gpu_efficiency_job_history.sample_seconds"
     }
     known = {metric.name for metric in METRICS}
-    assert known >= ALONG | AT_ENDS
-    assert ALONG.isdisjoint(AT_ENDS)
+    assert known >= SAMPLED_METRICS | FINAL_METRICS
+    assert SAMPLED_METRICS.isdisjoint(FINAL_METRICS)
     counters = {metric.name for metric in METRICS if metric.type == "counter" and "_job_" in metric.name}
-    assert counters <= ALONG | AT_ENDS
+    assert counters <= SAMPLED_METRICS | FINAL_METRICS

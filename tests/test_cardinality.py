@@ -17,20 +17,31 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alerts.build_recorded import FILE, READ, text, text_read
-from exporter.cardinality.profiles import PROFILES, kept, relabelling, worst
-from exporter.cardinality.recordings import read_by_rules, recorded, recordings
-from exporter.cardinality.series import LACKS, Fleet, scraped, shown
+from exporter.cardinality import (
+    MISSING_SIGNALS,
+    PROFILES,
+    FleetSize,
+    kept_share,
+    max_samples,
+    read_by_rules,
+    recorded_series,
+    recording_rules,
+    relabel_configs,
+    scraped_series,
+    series_counts,
+)
 from exporter.cli import main
-from exporter.cli.cardinality import BYTES_OF_MEMORY, BYTES_RECORDED, BYTES_SCRAPED, answer
-from exporter.core.catalog import METRICS, UNHELD, at_most, series_of
+from exporter.cli.cardinality import BYTES_OF_MEMORY, BYTES_RECORDED, BYTES_SCRAPED, estimate
 from exporter.core.exposition import render
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import METRICS, UNHELD_LEAKS, max_series_of_scope
 from exporter.core.model import SECOND, Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.simulate import SCENARIOS, simulate, without
-from exporter.sources.dcgm_exporter import DcgmExporterSource
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import simulate, without
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from exporter.specs import find_spec
 from tests.fleets import as_served, fleet_of, lines, told
 from tests.fleets import shown as really_shown
@@ -68,7 +79,7 @@ def test_while_nothing_is_wrong_it_is_exact(scenario: str) -> None:
 
 def test_a_free_gpu_shows_two_less() -> None:
     """Nobody holds it, and nobody has worked on it."""
-    kinds = shown("dcgm")
+    kinds = series_counts("dcgm")
     assert dict(kinds.held).keys() - dict(kinds.free).keys() == {
         "gpu_efficiency_allocation_info", "gpu_efficiency_last_work_timestamp_seconds",
     }  # fmt: skip
@@ -80,16 +91,16 @@ def test_a_free_gpu_shows_two_less() -> None:
 
 
 def test_of_a_whole_gpu_and_a_job_the_most_is_the_catalogue_s_budget() -> None:
-    one = Fleet(listening=False)
+    one = FleetSize(listening=False)
     by_scope = dict.fromkeys(("gpu", "job", "node", "model", "account"), 0.0)
     scopes = {metric.name: metric.scope for metric in METRICS}
-    for name, count in scraped(one).items():
+    for name, count in scraped_series(one).items():
         if scopes.get(name) in by_scope:
             by_scope[scopes[name]] += count
-    assert by_scope["gpu"] == 8 * series_of("gpu")
-    assert by_scope["job"] == series_of("job") + 5  # its eight GPUs may be in six states at once
+    assert by_scope["gpu"] == 8 * max_series_of_scope("gpu")
+    assert by_scope["job"] == max_series_of_scope("job") + 5  # its eight GPUs may be in six states at once
     assert (by_scope["node"], by_scope["model"], by_scope["account"]) == (
-        series_of("node"), series_of("model"), series_of("account"),
+        max_series_of_scope("node"), max_series_of_scope("model"), max_series_of_scope("account"),
     )  # fmt: skip
 
 
@@ -100,7 +111,7 @@ def _played(*observations: object) -> Snapshot:
     ledger = Ledger()
     for observation in observations:
         advance(ledger, observation)  # type: ignore[arg-type]
-    return take_snapshot(ledger, Meta())
+    return take_snapshot(ledger, DaemonMetadata())
 
 
 INSTANCE = {k: v for k, v in WORKING.items() if not k.startswith(("pcie", "nvlink", "power", "enforced", "gpu_util"))}
@@ -117,7 +128,7 @@ def test_mig_instances_show_what_an_instance_can() -> None:
     truth, most = really_shown(snapshot), told(fleet)
     assert truth <= most <= truth * 1.1
     of_one = sum(f'uuid="{parts[1].uuid}"' in line for line in lines(render(snapshot).decode()))
-    assert of_one <= sum(shown("dcgm").instance.values()) <= of_one + 2
+    assert of_one <= sum(series_counts("dcgm").instance.values()) <= of_one + 2
 
 
 def test_sharers_have_a_series_each_on_the_gpu_they_share() -> None:
@@ -126,7 +137,7 @@ def test_sharers_have_a_series_each_on_the_gpu_they_share() -> None:
                        seen(10, reading(0, 10), reading(0, 10, uuid="GPU-1")))  # fmt: skip
     fleet = fleet_of(snapshot)
     assert (fleet.shared, fleet.sharers) == (1, 4)
-    found = scraped(fleet)
+    found = scraped_series(fleet)
     assert found["gpu_efficiency_allocation_info"] == 5
     assert found["gpu_efficiency_shared_seconds_total"] == 2
     assert really_shown(snapshot) <= told(fleet)
@@ -136,8 +147,8 @@ def test_sharers_have_a_series_each_on_the_gpu_they_share() -> None:
 def test_boards_before_hopper_by_the_driver_alone(board: str) -> None:
     """The same story without what the driver does not say."""
     story = simulate("healthy_training", seed=1, board=board, gpus=4, period_seconds=10, duration_seconds=900)
-    ledger, _ = fed(without(story.observations, signals=LACKS["driver"]))
-    snapshot = take_snapshot(ledger, Meta(simulated=True))
+    ledger, _ = fed(without(story.observations, signals=MISSING_SIGNALS["driver"]))
+    snapshot = take_snapshot(ledger, DaemonMetadata(simulated=True))
     truth = really_shown(snapshot)
     assert truth <= told(fleet_of(snapshot, source="driver")) <= truth * (1 + DOCUMENTED)
     assert told(fleet_of(snapshot, source="driver")) < told(fleet_of(snapshot))
@@ -171,7 +182,7 @@ def _through_dcgm_exporter(figures: dict[str, str]) -> Snapshot:
         batch = source.read(second * SECOND)
         jobs = tuple(held(each.uuid) for each in batch.devices)
         advance(ledger, seen(second, *batch.readings, devices=batch.devices, allocations=jobs, health=batch.health))
-    return take_snapshot(ledger, Meta())
+    return take_snapshot(ledger, DaemonMetadata())
 
 
 def test_an_existing_dcgm_exporter_with_its_default_counters() -> None:
@@ -179,7 +190,7 @@ def test_an_existing_dcgm_exporter_with_its_default_counters() -> None:
     truth, fleet = really_shown(snapshot), fleet_of(snapshot, source="dcgm-exporter")
     assert truth <= told(fleet) <= truth * (1 + DOCUMENTED)
     of_one = sum('uuid="GPU-1"' in line for line in lines(render(snapshot).decode()))
-    assert sum(shown("dcgm-exporter").held.values()) == of_one
+    assert sum(series_counts("dcgm-exporter").held.values()) == of_one
 
 
 # -- profiles --
@@ -188,7 +199,7 @@ def test_an_existing_dcgm_exporter_with_its_default_counters() -> None:
 def _relabelled(page: str, profile: str) -> list[str]:
     """What Prometheus' drop actions leave of a page: regexes are anchored, an absent label is empty."""
     left = lines(page)
-    for row in relabelling(profile):
+    for row in relabel_configs(profile):
         regex, sources = re.compile(str(row["regex"])), row["source_labels"]
         assert row["action"] == "drop"
         assert isinstance(sources, list)
@@ -210,30 +221,30 @@ def test_a_profile_keeps_what_the_calculator_says(scenario: str, profile: str) -
     left = len(_relabelled(render(snapshot).decode(), profile))
     fleet = replace(fleet_of(snapshot), listening=False)
     beside = ("process", "scrape")
-    most = sum(count * kept(name, profile) for name, count in scraped(fleet).items() if name not in beside)
+    most = sum(count * kept_share(name, profile) for name, count in scraped_series(fleet).items() if name not in beside)
     assert left <= most <= left * 1.15
-    assert left <= worst(fleet, profile)
+    assert left <= max_samples(fleet, profile)
 
 
 def test_each_profile_keeps_less() -> None:
-    totals = [answer(Fleet(nodes=10, jobs=10), profile=name).scraped for name in PROFILES]
+    totals = [estimate(FleetSize(nodes=10, jobs=10), profile=name).scraped for name in PROFILES]
     assert totals == sorted(totals, reverse=True)
     assert len(set(totals)) == len(PROFILES)
 
 
 def test_what_rules_read_is_never_dropped_by_the_profile_for_them() -> None:
     for name, leaks in read_by_rules().items():
-        share = kept(name, "rules")
+        share = kept_share(name, "rules")
         assert share == 1.0 if not leaks else 0 < share < 1, name
 
 
 def test_what_no_rule_reads_of_single_gpus_goes_and_what_has_no_gpu_stays() -> None:
     of_gpus = {metric.name for metric in METRICS if "uuid" in metric.labels and metric.scope != "node"}
-    dropped = {name for name in of_gpus if not kept(name, "rules")}
+    dropped = {name for name in of_gpus if not kept_share(name, "rules")}
     assert dropped == of_gpus - read_by_rules().keys()
     assert "gpu_efficiency_power_watts" in dropped
-    assert {kept("gpu_efficiency_rejected_total", profile) for profile in PROFILES} == {1.0}
-    assert {kept("gpu_efficiency_node_gpus", profile) for profile in PROFILES} == {1.0}
+    assert {kept_share("gpu_efficiency_rejected_total", profile) for profile in PROFILES} == {1.0}
+    assert {kept_share("gpu_efficiency_node_gpus", profile) for profile in PROFILES} == {1.0}
 
 
 # -- files and figures --
@@ -257,11 +268,11 @@ def test_the_costs_are_the_measured_ones() -> None:
 
 def test_the_measured_fleet_of_docs_scale() -> None:
     """10,000 GPUs: 624,000 series of single GPUs were measured there, and 236,000 recorded."""
-    fleet = Fleet(
+    fleet = FleetSize(
         nodes=1250, jobs=2450, nodes_per_job=1.4, reporting=966, serving=314, models=2, owners=50, users=200, pairs=200,
         churn=1500, node_accounts=2,
     )  # fmt: skip
-    found = answer(fleet)
+    found = estimate(fleet)
     assert 624_000 <= found.series["single GPUs"] <= 624_000 * 1.03
     assert 236_000 <= found.recorded <= 236_000 * 1.4
     assert found.recorded_at_most >= 236_000
@@ -270,26 +281,26 @@ def test_the_measured_fleet_of_docs_scale() -> None:
 def test_a_limit_that_no_story_reaches() -> None:
     for scenario in GOLDENS:
         snapshot = picture(scenario)
-        found = answer(fleet_of(snapshot))
-        assert really_shown(snapshot) < worst(fleet_of(snapshot)) < found.sample_limit
-    assert answer(Fleet()).sample_limit % 100 == 0
-    trouble = Fleet(jobs=8, trouble=8, spinning=8, reasons=19, node_accounts=33)
-    assert worst(Fleet()) == sum(scraped(trouble).values()) - scraped(trouble)["scrape"]
+        found = estimate(fleet_of(snapshot))
+        assert really_shown(snapshot) < max_samples(fleet_of(snapshot)) < found.sample_limit
+    assert estimate(FleetSize()).sample_limit % 100 == 0
+    trouble = FleetSize(jobs=8, trouble=8, spinning=8, reasons=19, node_accounts=33)
+    assert max_samples(FleetSize()) == sum(scraped_series(trouble).values()) - scraped_series(trouble)["scrape"]
     assert max(len(metric.labels) for metric in METRICS) + 3 < found.label_limit
 
 
 fleets = st.builds(
-    Fleet,
+    FleetSize,
     nodes=st.integers(1, 5000), gpus=st.integers(1, 16), jobs=st.integers(1, 9000), owners=st.integers(1, 50),
-    users=st.integers(1, 200), churn=st.floats(0, 1e5), source=st.sampled_from(list(LACKS)),
+    users=st.integers(1, 200), churn=st.floats(0, 1e5), source=st.sampled_from(list(MISSING_SIGNALS)),
 )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(fleets, st.sampled_from(["nodes", "gpus", "jobs", "reporting", "serving", "spinning", "trouble", "users"]))
-def test_more_of_anything_is_never_fewer_series(fleet: Fleet, what: str) -> None:
+def test_more_of_anything_is_never_fewer_series(fleet: FleetSize, what: str) -> None:
     more = replace(fleet, **{what: getattr(fleet, what) + 1})
-    was, now = answer(fleet), answer(more)
+    was, now = estimate(fleet), estimate(more)
     assert was.scraped <= now.scraped
     assert was.recorded_at_most <= now.recorded_at_most
     assert (was.scraped_calm, was.recorded) <= (was.scraped, was.recorded_at_most)
@@ -297,49 +308,51 @@ def test_more_of_anything_is_never_fewer_series(fleet: Fleet, what: str) -> None
 
 def test_twice_the_nodes_and_jobs_is_twice_the_series() -> None:
     """Of rules all but what is of the whole cluster."""
-    one, two = Fleet(nodes=1000, jobs=2000), Fleet(nodes=2000, jobs=4000)
-    assert answer(two).scraped == 2 * answer(one).scraped
-    assert 1.99 < answer(two).recorded / answer(one).recorded <= 2
+    one, two = FleetSize(nodes=1000, jobs=2000), FleetSize(nodes=2000, jobs=4000)
+    assert estimate(two).scraped == 2 * estimate(one).scraped
+    assert 1.99 < estimate(two).recorded / estimate(one).recorded <= 2
 
 
 def test_rules_over_what_nobody_tells_record_nothing() -> None:
-    silent, speaking = Fleet(jobs=5), Fleet(jobs=5, reporting=2, serving=1)
-    of_reports = [rule for rule in recordings() if rule.scope == "reporting job"]
+    silent, speaking = FleetSize(jobs=5), FleetSize(jobs=5, reporting=2, serving=1)
+    of_reports = [rule for rule in recording_rules() if rule.scope == "reporting job"]
     assert of_reports
-    assert {recorded(silent, rule) for rule in of_reports} == {0.0}
-    assert all(recorded(speaking, rule) > 0 for rule in of_reports)
+    assert {recorded_series(silent, rule) for rule in of_reports} == {0.0}
+    assert all(recorded_series(speaking, rule) > 0 for rule in of_reports)
 
 
 def test_what_was_not_seen_is_a_series_for_each_reason_and_prometheus_adds_its_own() -> None:
-    found = scraped(Fleet(nodes=3, reasons=4))
+    found = scraped_series(FleetSize(nodes=3, reasons=4))
     assert found["gpu_efficiency_unobserved_seconds_total"] == 3 * 8 * 4
     assert found["scrape"] == 3 * len(("up", "duration", "samples", "samples after relabelling", "series added"))
     assert found["process"] > 0
 
 
 def test_what_nobody_holds_is_apart_in_the_nodes_leaks() -> None:
-    (rule,) = [each for each in recordings() if each.record == "node_model_leak:gpu_efficiency_seconds:rate5m"]
-    assert recorded(Fleet(nodes=2), rule) == 2 * (len(NAMES) + len(UNHELD))
-    assert recorded(Fleet(nodes=2, leaks=5), rule) == 2 * (5 + len(UNHELD))
+    (rule,) = [each for each in recording_rules() if each.record == "node_model_leak:gpu_efficiency_seconds:rate5m"]
+    assert recorded_series(FleetSize(nodes=2), rule) == 2 * (len(LEAK_NAMES) + len(UNHELD_LEAKS))
+    assert recorded_series(FleetSize(nodes=2, leaks=5), rule) == 2 * (5 + len(UNHELD_LEAKS))
 
 
 def test_a_job_that_begins_brings_its_own_series_and_those_of_its_rules() -> None:
-    found = answer(Fleet(nodes=10, jobs=10, churn=100.0))
-    assert 100 * (series_of("job") + 30) < found.new_series_per_day < 100 * (series_of("job") + 150)
-    assert answer(Fleet(nodes=10, jobs=10)).new_series_per_day == 0
-    assert found.scraped > answer(Fleet(nodes=10, jobs=10)).scraped  # some linger
+    found = estimate(FleetSize(nodes=10, jobs=10, churn=100.0))
+    assert 100 * (max_series_of_scope("job") + 30) < found.new_series_per_day < 100 * (max_series_of_scope("job") + 150)
+    assert estimate(FleetSize(nodes=10, jobs=10)).new_series_per_day == 0
+    assert found.scraped > estimate(FleetSize(nodes=10, jobs=10)).scraped  # some linger
 
 
 def test_a_server_s_engine_tells_an_mfu_too() -> None:
-    found = scraped(Fleet(jobs=3, reporting=1, serving=2))
+    found = scraped_series(FleetSize(jobs=3, reporting=1, serving=2))
     assert found["gpu_efficiency_job_reported_mfu_ratio"] == 3
     assert found["gpu_efficiency_job_reported_hfu_ratio"] == 1
 
 
 def test_every_metric_s_most_is_known() -> None:
-    assert all(at_most(metric) >= 0 for metric in METRICS)
-    busy = Fleet(reporting=1, serving=1, trouble=1, spinning=8, shared=1, exemptions=1, mig_boards=1, mig_instances=7)
-    assert {metric.name for metric in METRICS} <= scraped(busy).keys()
+    assert all(metric.max_series >= 0 for metric in METRICS)
+    busy = FleetSize(
+        reporting=1, serving=1, trouble=1, spinning=8, shared=1, exemptions=1, mig_boards=1, mig_instances=7
+    )
+    assert {metric.name for metric in METRICS} <= scraped_series(busy).keys()
     assert set(SCENARIOS) > {"demo"}
 
 
@@ -406,5 +419,5 @@ def test_what_cannot_be_is_refused_with_the_reason(run: Run, words: str, reason:
 def test_the_relabelling_it_prints_is_the_profile(run: Run, profile: str) -> None:
     status, out, _ = run(f"cardinality --profile {profile} --relabel")
     assert status == 0
-    assert yaml.safe_load(out) == {"metric_relabel_configs": relabelling(profile)}
+    assert yaml.safe_load(out) == {"metric_relabel_configs": relabel_configs(profile)}
     assert out.startswith(f"# Profile {profile}: ")

@@ -19,17 +19,21 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from exporter import __version__
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.cli import main
 from exporter.config import Config, load
-from exporter.core.catalog import METRICS, series_of
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAKS
+from exporter.core.metrics import METRICS, SERIES_BUDGET, max_series_of_scope
 from exporter.core.model import Health, Observation, Owner
-from exporter.core.snapshot import Meta, Snapshot
-from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, simulate
-from exporter.sources import SOURCES, Source, SourceError
-from exporter.trace import Header, TraceWriter, read_trace
+from exporter.core.snapshot import DaemonMetadata, Snapshot
+from exporter.registry import SOURCES
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import simulate
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
+from exporter.sources.base import SourceError, TelemetrySource
+from exporter.trace import TraceHeader, TraceWriter, read_trace
 from tests.rigs import FakeSource
 from tests.worlds import device, first, held, reading, seen
 
@@ -141,10 +145,10 @@ def test_no_source_is_status_3_and_says_what_was_tried_and_what_to_do(run: Run) 
 
 
 def test_every_source_that_was_tried_is_a_line_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, _: Config) -> Source:
+    def refuse(name: str, _: Config) -> TelemetrySource:
         raise SourceError(f"no {name} here: install it")
 
-    monkeypatch.setattr("exporter.sources.ladder.open_source", refuse)
+    monkeypatch.setattr("exporter.sources.selector.open_source", refuse)
     status, out, err = run("serve")
     assert (status, out) == (3, "")
     assert [line for line in err.splitlines() if line.startswith("  tried ")] == [
@@ -161,14 +165,14 @@ def _served(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSource, list[tuple[Obs
         agent: Agent, _: Config, observations: Callable[[threading.Event], Iterator[Observation]], **_more: object
     ) -> int:
         observation = next(observations(threading.Event()))
-        agent.take_in(observation)
+        agent.process(observation)
         snapshot = agent.latest()
         assert snapshot is not None
         served.append((observation, snapshot))
         return 0
 
-    monkeypatch.setattr("exporter.sources.ladder.open_source", lambda name, _: source.open(name))
-    monkeypatch.setattr("exporter.cli.live.publish", publish)
+    monkeypatch.setattr("exporter.sources.selector.open_source", lambda name, _: source.open(name))
+    monkeypatch.setattr("exporter.cli.serve.publish", publish)
     return source, served
 
 
@@ -209,7 +213,7 @@ def test_serve_during_a_pause_waits_for_its_end_and_does_not_say_that_there_is_n
 
 
 def test_a_trace_without_any_gpu_is_summed_up_all_the_same(run: Run, tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "empty.jsonl", Header(host="bare")) as trace:
+    with TraceWriter(tmp_path / "empty.jsonl", TraceHeader(host="bare")) as trace:
         trace.append(Observation(0, 0, devices=()))
     status, out, err = run("replay empty.jsonl")
     assert (status, err) == (0, "")
@@ -219,7 +223,7 @@ def test_a_trace_without_any_gpu_is_summed_up_all_the_same(run: Run, tmp_path: P
 def test_simulate_lists_the_scenarios(run: Run) -> None:
     status, out, _ = run("simulate")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == [*SCENARIOS, *TWELVE, *WATERFALLS]
+    assert [line.split()[0] for line in out.splitlines()] == [*SCENARIOS, *LEAK_SCENARIOS, *WATERFALL_SCENARIOS]
     assert all(scenario.description in out for scenario in SCENARIOS.values())
 
 
@@ -400,7 +404,7 @@ def node(*, gpus: int, jobs: int) -> bytes:
     """A node whose jobs hold one GPU each, ten minutes on, in the text format; each GPU has time nobody saw."""
     devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     holding = [held(f"GPU-{n}", Owner(f"{n}", time_limit_seconds=3600), gpus=2) for n in range(jobs)]
-    agent = Agent(meta=Meta(version="1"))
+    agent = Agent(meta=DaemonMetadata(version="1"))
     agent.run([first(devices, holding)])
     health = tuple(replace(HEALTH, uuid=d.uuid) for d in devices)
     for at in range(60, 660, 60):
@@ -434,24 +438,28 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
     page = node(gpus=8, jobs=8)
     counts = {"gpu": series(page, "uuid"), "job": series(page, "job_id"), "node": series(page, None)}
     assert [len(counts[scope]) for scope in ("gpu", "job", "node")] == [8, 8, 1]
-    assert set(counts["gpu"].values()) == {series_of("gpu")}
-    assert set(counts["job"].values()) == {series_of("job")}
+    assert set(counts["gpu"].values()) == {max_series_of_scope("gpu")}
+    assert set(counts["job"].values()) == {max_series_of_scope("job")}
     # Kinds of errors_total that this agent cannot meet have no series yet.
-    per_node = series_of("node") + series_of("model")
+    per_node = max_series_of_scope("node") + max_series_of_scope("model")
     absent = {
         "scheduler_unanswered_seconds", "price_per_kwh", "grams_co2_per_kwh", "idle_budget_per_hour",
         "config_last_reload_successful", "config_last_reload_success_timestamp_seconds", "config_restart_needed",
         "history_up", "history_last_checkpoint_timestamp_seconds", "history_failures_total", "history_size_bytes",
     }  # fmt: skip
     assert per_node - 4 - len(absent) < counts["node"]["node"] <= per_node - len(absent) + 1
-    assert [series_of("gpu") <= 64, series_of("job") <= 45, per_node <= 150] == [True] * 3
     documented = re.search(
-        r"(\d+) per GPU \(budget 64\), (\d+) per job on a node \(budget 45\), (\d+) per node.*\(budget 150\)",
+        rf"(\d+) per GPU \(budget {SERIES_BUDGET['gpu']}\), (\d+) per job on a node "
+        rf"\(budget {SERIES_BUDGET['job']}\), (\d+) per node.*\(budget {SERIES_BUDGET['node']}\)",
         run("metrics --markdown")[1],
     )
     assert documented is not None
-    assert [int(count) for count in documented.groups()] == [series_of("gpu"), series_of("job"), per_node]
-    assert f"{series_of('account')} per account" in run("metrics --markdown")[1]
+    assert [int(count) for count in documented.groups()] == [
+        max_series_of_scope("gpu"),
+        max_series_of_scope("job"),
+        per_node,
+    ]
+    assert f"{max_series_of_scope('account')} per account" in run("metrics --markdown")[1]
 
 
 _OF_A_GPU = ("gpu", "spinning GPU")
@@ -463,16 +471,16 @@ def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:
     small, large = node(gpus=2, jobs=2), node(gpus=8, jobs=8)
     assert series(small, None) == series(large, None)
     total = {page: sum(len(family.samples) for family in parse(page.decode())) for page in (small, large)}
-    assert total[large] - total[small] == 6 * (series_of("gpu") + series_of("job"))
+    assert total[large] - total[small] == 6 * (max_series_of_scope("gpu") + max_series_of_scope("job"))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_scenario_publishes_more_series_than_documented(scenario: str) -> None:
-    agent = Agent(meta=Meta())
+    agent = Agent(meta=DaemonMetadata())
     agent.run(simulate(scenario, period_seconds=60, duration_seconds=1200, preroll_seconds=0).observations)
     snapshot = agent.latest()
     assert snapshot is not None
     page = render(snapshot)
     for scopes, label in ((_OF_A_GPU, "uuid"), (_OF_A_JOB, "job_id"), (("node", "model"), None)):
-        most = sum(series_of(scope) for scope in scopes)
+        most = sum(max_series_of_scope(scope) for scope in scopes)
         assert all(count <= most for count in series(page, label).values()), scopes

@@ -16,11 +16,11 @@ import yaml
 
 from compose import inbox
 from exporter.cli import wiring
-from exporter.cli.simulated import demonstrated
+from exporter.cli.simulate import demo_simulation
 from exporter.clock import SystemClock
 from exporter.config import DEFAULT_PORT
-from exporter.simulate import Simulation
-from exporter.simulate.work import FOREVER_MS
+from exporter.simulate.simulation import Simulation
+from exporter.simulate.workload import FOREVER_MS
 from tests.composed import COMPOSE, NODES, ROOT, SERVICES, arguments, flag, mounts, outside, settings
 
 KNOWN = {
@@ -32,7 +32,7 @@ BOARDS = ("fleet", "chargeback", "job", "node", "training", "inference", "zombie
 
 
 def simulated(node: str) -> Simulation:
-    return demonstrated(arguments(node), SystemClock())
+    return demo_simulation(arguments(node), SystemClock())
 
 
 # -- words and paths --
@@ -106,7 +106,7 @@ def test_no_two_nodes_share_a_gpu_and_one_job_spans_two() -> None:
 def test_a_node_answers_others_than_itself(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SERVICES[node]["environment"].items():
         monkeypatch.setenv(name, value)
-    config = wiring.configuration(arguments(node), loopback=True)
+    config = wiring.configure(arguments(node), loopback=True)
     assert config.web.listen_address == f"0.0.0.0:{DEFAULT_PORT}"
     assert config.web.open_page == ("ports" in SERVICES[node]), "a published port is not the container's loopback"
     assert config.prices

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.config import Config, ConfigError, load, split_address
 from exporter.core.model import Observation, State
-from exporter.core.policy import Policy, reasons
-from exporter.core.snapshot import Meta
+from exporter.core.policy import Policy, threshold_reasons
+from exporter.core.snapshot import DaemonMetadata
 from tests.worlds import SPINNING, S, device, first, held, reading, seen
 
 NOTHING: Mapping[str, str] = {}
@@ -181,7 +181,7 @@ def test_what_is_no_address_is_refused_with_examples(text: str) -> None:
 
 def spin(policy: Policy, seconds: int) -> Agent:
     """A GPU that spins from the first second on."""
-    agent = Agent(meta=Meta(), policy=policy)
+    agent = Agent(meta=DaemonMetadata(), policy=policy)
 
     def story() -> list[Observation]:
         later = [seen(at, reading(at - 1, at, SPINNING)) for at in range(1, seconds + 1)]
@@ -200,8 +200,8 @@ def test_a_threshold_of_the_file_reaches_the_ledger(tmp_path: Path) -> None:
 
 
 def test_every_threshold_gives_its_reason() -> None:
-    assert set(reasons()) == set(Policy.__struct_fields__)
-    assert all(len(reason) > 10 for reason in reasons().values())
+    assert set(threshold_reasons()) == set(Policy.__struct_fields__)
+    assert all(len(reason) > 10 for reason in threshold_reasons().values())
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.agent.joining import Joining, with_condition, with_members
+from exporter.agent.sampler import RankTracker, with_condition, with_job_ids
 from exporter.core.model import SECOND, Device, Fault, Process, State
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.schedulers import Member, SchedulerError, Word
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from tests.rigs import Rig
 from tests.worlds import WORKING, device, held, reading
 
@@ -21,27 +21,27 @@ def listing(*pids: int) -> Any:
 
 
 def test_a_job_has_on_a_gpu_the_ranks_of_its_processes_there_as_numbers() -> None:
-    joining = Joining()
-    word = Word((held(), held("GPU-1")), 0, members=TWO_RANKS | {10: Member("k", "1")})
+    joining = RankTracker()
+    word = SchedulerState((held(), held("GPU-1")), 0, members=TWO_RANKS | {10: Member("k", "1")})
     assert [a.ranks for a in joining.allocations(word, [listing(8, 7, 9, 10, 11)])] == ["4,12", ""]
 
 
 def test_ranks_are_remembered_while_the_job_holds_the_gpu_and_no_longer() -> None:
-    joining = Joining()
-    word = Word((held(),), 0, members=TWO_RANKS)
+    joining = RankTracker()
+    word = SchedulerState((held(),), 0, members=TWO_RANKS)
     joining.allocations(word, [listing(7)])
     assert [a.ranks for a in joining.allocations(word, [reading(1, 2, WORKING | {"processes": None})])] == ["4"]
     assert [a.ranks for a in joining.allocations(word, [listing(8)])] == ["12"]
-    joining.allocations(Word((), 0), [])
-    assert [a.ranks for a in joining.allocations(Word((held(),), 0), [])] == [""]
+    joining.allocations(SchedulerState((), 0), [])
+    assert [a.ranks for a in joining.allocations(SchedulerState((held(),), 0), [])] == [""]
 
 
 def test_each_process_is_told_which_job_it_belongs_to() -> None:
-    (told,) = with_members((listing(7, 1),), Word((), 0, members=TWO_RANKS))
+    (told,) = with_job_ids((listing(7, 1),), SchedulerState((), 0, members=TWO_RANKS))
     assert told.processes is not None
     assert [(p.pid, p.job_id) for p in told.processes] == [(7, "41"), (1, "")]
     unseen = (reading(0, 1, WORKING | {"processes": None}),)
-    assert with_members(unseen, Word((), 0, members=TWO_RANKS)) == unseen
+    assert with_job_ids(unseen, SchedulerState((), 0, members=TWO_RANKS)) == unseen
 
 
 def test_a_node_s_condition_is_that_of_every_device_that_has_none_of_its_own() -> None:
@@ -57,13 +57,13 @@ def states(rig: Rig) -> list[tuple[State, str]]:
 def test_on_a_drained_node_what_is_free_is_unavailable_until_it_is_back(rigs: Callable[..., Rig]) -> None:
     rig = rigs()
     rig.scheduler.said = rig.scheduler.said[:1]
-    rig.scheduler.word = Word((), 0, condition="drained")
+    rig.scheduler.word = SchedulerState((), 0, condition="drained")
     rig.tick(3)
     assert states(rig) == [(State.ACTIVE, "computing"), (State.UNAVAILABLE, "drained")]
     rig.scheduler.trouble = SchedulerError("gone")
     rig.tick(2)
     assert states(rig)[1] == (State.UNAVAILABLE, "drained"), "not heard of again, not changed"
-    rig.scheduler.trouble, rig.scheduler.word = None, Word((), 0)
+    rig.scheduler.trouble, rig.scheduler.word = None, SchedulerState((), 0)
     rig.tick(2)
     assert states(rig)[1][0] is State.UNALLOCATED
 
@@ -74,24 +74,24 @@ def test_a_word_that_is_too_old_makes_owners_unknown_not_free(rigs: Callable[...
     rig.tick(3)
     rig.scheduler.age = 91 * SECOND
     rig.tick(3)
-    assert [o.job_id for o in take_snapshot(rig.ledger, Meta()).gpus[1].owners] == ["unknown"]
+    assert [o.job_id for o in take_snapshot(rig.ledger, DaemonMetadata()).gpus[1].owners] == ["unknown"]
     assert rig.seconds("idle_allocation", "GPU-1") == 0.0
     rig.scheduler.age = 89 * SECOND
     rig.tick(2)
-    assert [o.job_id for o in take_snapshot(rig.ledger, Meta()).gpus[1].owners] == ["41"]
+    assert [o.job_id for o in take_snapshot(rig.ledger, DaemonMetadata()).gpus[1].owners] == ["41"]
 
 
 def test_what_the_scheduler_refuses_is_counted_and_an_open_question_has_an_age(rigs: Callable[..., Rig]) -> None:
     rig = rigs()
     silent = Fault("controller_silent", "slurmctld does not answer")
-    rig.scheduler.word = Word((), 0, faults=(silent,), unanswered_since=rig.clock.now())
+    rig.scheduler.word = SchedulerState((), 0, faults=(silent,), unanswered_since=rig.clock.now())
     rig.tick(4)
     snapshot = rig.agent.latest()
     assert snapshot is not None
     assert snapshot.meta.unanswered_seconds == 15.0
     assert dict(snapshot.faults)["controller_silent"] == 4
     assert snapshot.meta.last_error == "slurmctld does not answer"
-    rig.scheduler.word = Word((), 0)
+    rig.scheduler.word = SchedulerState((), 0)
     rig.tick()
     snapshot = rig.agent.latest()
     assert snapshot is not None
@@ -103,11 +103,11 @@ def test_the_devices_a_scheduler_is_asked_about_are_those_accounted_for(
 ) -> None:
     rig, asked = rigs(), []
 
-    def look(now: int, devices: tuple[Device, ...], _: Any) -> Word:
+    def look(now: int, devices: tuple[Device, ...], _: Any) -> SchedulerState:
         asked.append([d.uuid for d in devices])
-        return Word((), now)
+        return SchedulerState((), now)
 
-    monkeypatch.setattr(rig.scheduler, "look", look)
+    monkeypatch.setattr(rig.scheduler, "poll", look)
     rig.tick()
     rig.source.devices = rig.source.devices[:1]
     rig.tick()
@@ -121,7 +121,7 @@ def test_members_reach_the_core(rigs: Callable[..., Rig]) -> None:
     rig.source.signals_of = {"GPU-0": both}
     owners = [replace(held().owner, job_id=job) for job in ("a", "b")]
     rig.scheduler.said = tuple(held("GPU-0", owner, start=1000) for owner in owners)
-    rig.scheduler.word = Word((), 0, members={7: Member("a"), 8: Member("b")})
+    rig.scheduler.word = SchedulerState((), 0, members={7: Member("a"), 8: Member("b")})
     rig.tick(3)
     assert set(rig.ledger.gpus["GPU-0"].shared) == {"sm"}
     assert rig.ledger.jobs["a"].book.parts > rig.ledger.jobs["b"].book.parts

@@ -14,8 +14,16 @@ import pytest
 
 from exporter.config import Config, load
 from exporter.core.model import SECOND, Device, Reading
-from exporter.sources import SOURCES, Batch, Source, SourceError
-from exporter.sources.ladder import JITTER, LONGEST_LOOK, LONGEST_WAIT, LOOK_EVERY, Ladder, open_ladder
+from exporter.registry import SOURCES
+from exporter.sources.base import ReadResult, SourceError, TelemetrySource
+from exporter.sources.selector import (
+    JITTER,
+    MAX_RECHECK_INTERVAL,
+    MAX_WAIT,
+    RECHECK_INTERVAL,
+    SourceSelector,
+    open_selector,
+)
 
 AUTO = ("dcgm", "dcgm-exporter", "nvml")
 PAGE = "http://127.0.0.1:9400/metrics"
@@ -59,7 +67,7 @@ class Fake:
         sees = len(self._rung.blind) < self._rung.gpus
         return frozenset({"gr_engine_active", *(("tensor_active",) if sees else ())})
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         self._world.note("read", self.name)
         assert self._world.open_now == [self.name]
         if self._rung.dead:
@@ -68,8 +76,8 @@ class Fake:
         self._reads += 1
         devices = [d for n in range(self._rung.gpus) for d in self._parts(n)]
         if before is None:
-            return Batch(tuple(devices))
-        return Batch(tuple(devices), tuple(self._reading(d, before, now) for d in devices))
+            return ReadResult(tuple(devices))
+        return ReadResult(tuple(devices), tuple(self._reading(d, before, now) for d in devices))
 
     def _parts(self, n: int) -> list[Device]:
         board = Device(f"GPU-{n}", f"{n}")
@@ -103,15 +111,15 @@ class World:
     def note(self, event: str, name: str) -> None:
         self.events.append(f"{event} {name}")
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> TelemetrySource:
         self.note("open", name)
         if self.rungs[name].refuses:
             raise _error(self.rungs[name].refuses)
         self.open_now.append(name)
         return Fake(name, self)
 
-    def ladder(self, *names: str, chance: float = 0.5) -> Ladder:
-        return Ladder(names or AUTO, self.open, where=WHERE.__getitem__, chance=lambda: chance)
+    def ladder(self, *names: str, chance: float = 0.5) -> SourceSelector:
+        return SourceSelector(names or AUTO, self.open, where=WHERE.__getitem__, chance=lambda: chance)
 
     def opened(self) -> list[str]:
         return [event.removeprefix("open ") for event in self.events if event.startswith("open ")]
@@ -132,7 +140,7 @@ def blind(gpus: int = 2) -> Rung:
 class Life:
     """A ladder read once a second; what could not be read is kept as words."""
 
-    def __init__(self, ladder: Ladder) -> None:
+    def __init__(self, ladder: SourceSelector) -> None:
         self.ladder, self.now = ladder, 1000 * SECOND
         self.readings: list[Reading] = []
         self.told: list[tuple[int, str]] = []
@@ -146,7 +154,7 @@ class Life:
                 self.told.append((self.now // SECOND, str(err)))
                 continue
             self.readings += batch.readings
-            self.ladder.look_up(self.now)
+            self.ladder.try_better(self.now)
         return self
 
     def lost(self, uuid: str = "GPU-0") -> list[int]:
@@ -374,7 +382,7 @@ def test_an_engine_that_stays_away_is_replaced_after_the_waits_and_taken_back_wh
     )
     assert life.lost() == [16]  # 1, 2, 4 and 8 s of waiting, and the read that failed
     world.rungs["dcgm-exporter"].dead = world.rungs["dcgm-exporter"].refuses = ""
-    life.live(LOOK_EVERY // SECOND)
+    life.live(RECHECK_INTERVAL // SECOND)
     assert life.ladder.reason == (
         "dcgm-exporter (http://127.0.0.1:9400/metrics): sees tensor activity on 2 of 2 GPUs; in place of nvml"
     )
@@ -413,7 +421,7 @@ def test_waits_are_spread_by_chance_and_never_longer_than_a_minute(chance: float
     for failures in range(12):
         with pytest.raises(SourceError, match="libnvidia"):
             ladder.read(now)
-        wait = min(LONGEST_WAIT, round(min(60, 2**failures) * factor * SECOND))
+        wait = min(MAX_WAIT, round(min(60, 2**failures) * factor * SECOND))
         with pytest.raises(SourceError, match="next try in"):
             ladder.read(now + wait - 1)
         now += wait
@@ -424,7 +432,7 @@ def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
     moments = set()
     for _ in range(1000):
         world = World(nvml=down(NO_DRIVER))
-        life = Life(Ladder(("nvml",), world.open, chance=seeded.random))
+        life = Life(SourceSelector(("nvml",), world.open, chance=seeded.random))
         moments.add(tuple(tries(life, world, 60)))
     assert len(moments) > 20
 
@@ -490,23 +498,23 @@ def test_a_better_one_that_cannot_be_read_after_all_costs_one_reading_and_is_ask
     world = World(dcgm=down(NO_ENGINE), nvml=Rung())
     life = Life(world.ladder("dcgm", "nvml")).live(1)
     world.rungs["dcgm"] = Rung(dead="requires root")
-    asked = [moment for moment, name in looks(world, life, 8 * LOOK_EVERY // SECOND) if name == "dcgm"]
+    asked = [moment for moment, name in looks(world, life, 8 * RECHECK_INTERVAL // SECOND) if name == "dcgm"]
     # Each time once to look and once to choose again, when the first read has failed.
     assert asked == [300, 301, 901, 902, 2102, 2103]
     assert life.ladder.name == "nvml"
     assert life.lost() == [1, 1, 1]
     assert "refused: dcgm: opened, but the first read failed: requires root" in life.ladder.reason
     assert life.told == []
-    life.live(10 * LONGEST_LOOK // SECOND)
+    life.live(10 * MAX_RECHECK_INTERVAL // SECOND)
     apart = [after - before for before, after in pairwise(m for m, name in looks(world, life, 8000) if name == "dcgm")]
-    assert max(apart) == LONGEST_LOOK // SECOND
+    assert max(apart) == MAX_RECHECK_INTERVAL // SECOND
     world.rungs["dcgm"].dead = ""
-    life.live(LONGEST_LOOK // SECOND + 10)
+    life.live(MAX_RECHECK_INTERVAL // SECOND + 10)
     assert life.ladder.name == "dcgm"
     world.rungs["dcgm"].dead = world.rungs["dcgm"].refuses = NO_ENGINE
     life.live(20)
     asked = [moment for moment, name in looks(world, life, 1000) if name == "dcgm"]
-    assert [after - before for before, after in pairwise(asked)] == [LOOK_EVERY // SECOND + 1] * 2
+    assert [after - before for before, after in pairwise(asked)] == [RECHECK_INTERVAL // SECOND + 1] * 2
 
 
 def test_resync_and_pause_reach_the_source_in_use_and_are_nothing_without_one() -> None:
@@ -542,9 +550,9 @@ def test_the_words_say_where_the_configured_source_is(
     flags: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(dcgm=Rung(), dcgm_exporter=Rung(), nvml=Rung())
-    opener: Callable[[str, Config], Source] = lambda name, _: world.open(name)  # noqa: E731
-    monkeypatch.setattr("exporter.sources.ladder.open_source", opener)
-    life = Life(open_ladder(addressed(flags))).live(3)
+    opener: Callable[[str, Config], TelemetrySource] = lambda name, _: world.open(name)  # noqa: E731
+    monkeypatch.setattr("exporter.sources.selector.open_source", opener)
+    life = Life(open_selector(addressed(flags))).live(3)
     assert life.ladder.reason.startswith(where)
     assert world.opened() == [flags["source"]]
 
@@ -552,11 +560,11 @@ def test_the_words_say_where_the_configured_source_is(
 def test_auto_asks_every_source_in_the_table_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def refuse(name: str, _: Config) -> Source:
+    def refuse(name: str, _: Config) -> TelemetrySource:
         asked.append(name)
         raise SourceError("no")
 
-    monkeypatch.setattr("exporter.sources.ladder.open_source", refuse)
+    monkeypatch.setattr("exporter.sources.selector.open_source", refuse)
     with pytest.raises(SourceError):
-        open_ladder(addressed({})).read(0)
+        open_selector(addressed({})).read(0)
     assert asked == list(SOURCES) == list(AUTO)

@@ -9,29 +9,29 @@ import msgspec
 import pytest
 import yaml
 
-from exporter.agent import Agent
-from exporter.cli.leaks import leaks, leaks_arguments
-from exporter.core.catalog import METRICS
+from exporter.agent.agent import Agent
+from exporter.cli.tables import leaks, leaks_arguments
 from exporter.core.exposition import render
-from exporter.core.leaks import LAYER_OF, NAMES
-from exporter.core.leaks.twelve import (
+from exporter.core.leak_guide import (
+    EXAMPLE_WATERFALLS,
+    EXPECTED_USEFUL,
+    LEAK_GUIDE,
     LITERATURE,
-    OTHERS,
-    TWELVE,
-    USEFUL,
-    WATERFALLS,
-    Expected,
-    Other,
-    Seed,
-    Source,
+    OTHER_LEAKS,
+    Citation,
+    ExpectedLoss,
+    LeakGuideEntry,
+    OtherLeak,
 )
-from exporter.core.snapshot import Meta
-from exporter.simulate import simulate
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES
+from exporter.core.metrics import METRICS
+from exporter.core.snapshot import DaemonMetadata
+from exporter.simulate.simulation import simulate
 from exporter.specs import find_spec
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
-LAYER = dict(zip(NAMES, LAYER_OF, strict=True))
+LAYER = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 Run = Callable[..., str]
 
 
@@ -84,12 +84,12 @@ def test_lines_are_as_long_as_the_terminal_is_wide_and_never_too_long_to_read(
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_all_that_is_known_is_printed_whatever_the_width(run: Run, columns: int) -> None:
     told = flat(run(columns=columns))
-    for seed in TWELVE:
+    for seed in LEAK_GUIDE:
         facts = (f"{seed.number} {seed.name}", seed.watch, *seed.series, seed.fix, seed.needs, ", ".join(seed.rows))
         assert [fact for fact in facts if flat(fact) not in told] == []
         assert f"team {seed.team}" in told
         assert not seed.runbook or f"docs/runbooks/{seed.runbook}.md" in told
-    assert [o for o in OTHERS if f"{o.row} {o.what} ({LAYER[o.row]})" not in told] == []
+    assert [o for o in OTHER_LEAKS if f"{o.row} {o.what} ({LAYER[o.row]})" not in told] == []
     assert [key for key, s in LITERATURE.items() if f"{key} {s.work}: {s.figure}" not in told] == []
 
 
@@ -106,11 +106,11 @@ def test_a_range_says_what_it_was_drawn_after(run: Run) -> None:
 
 def test_json_holds_the_whole_table(run: Run) -> None:
     tree = msgspec.json.decode(run("--json"))
-    assert msgspec.convert(tree["twelve"], tuple[Seed, ...]) == TWELVE
-    assert msgspec.convert(tree["others"], tuple[Other, ...]) == OTHERS
-    assert msgspec.convert(tree["useful"], dict[str, Expected]) == USEFUL
-    assert msgspec.convert(tree["literature"], dict[str, Source]) == LITERATURE
-    assert tree["waterfalls"] == WATERFALLS
+    assert msgspec.convert(tree["twelve"], tuple[LeakGuideEntry, ...]) == LEAK_GUIDE
+    assert msgspec.convert(tree["others"], tuple[OtherLeak, ...]) == OTHER_LEAKS
+    assert msgspec.convert(tree["useful"], dict[str, ExpectedLoss]) == EXPECTED_USEFUL
+    assert msgspec.convert(tree["literature"], dict[str, Citation]) == LITERATURE
+    assert tree["waterfalls"] == EXAMPLE_WATERFALLS
     assert list(tree) == ["twelve", "others", "useful", "literature", "waterfalls"]
 
 
@@ -134,7 +134,7 @@ def test_the_page_s_tables_hold(run: Run) -> None:
     tables = re.findall(r"(?:^\|.*\n)+", run("--markdown"), re.MULTILINE)
     cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()] for table in tables]
     assert [len(set(counts)) for counts in cells] == [1] * 5
-    assert [len(counts) - 2 for counts in cells] == [12, 12, 13, len(OTHERS), len(LITERATURE)]
+    assert [len(counts) - 2 for counts in cells] == [12, 12, 13, len(OTHER_LEAKS), len(LITERATURE)]
 
 
 def test_the_page_says_that_a_column_had_slipped(run: Run) -> None:
@@ -151,8 +151,8 @@ def test_a_page_s_links_lead_somewhere(run: Run) -> None:
 
 
 def test_a_bar_in_a_cell_is_escaped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = msgspec.structs.replace(TWELVE[0], watch="this|that")
-    monkeypatch.setattr("exporter.cli.leaks.TWELVE", (odd,))
+    odd = msgspec.structs.replace(LEAK_GUIDE[0], watch="this|that")
+    monkeypatch.setattr("exporter.cli.tables.LEAK_GUIDE", (odd,))
     assert r"| 1 | this\|that |" in run("--markdown")
 
 
@@ -162,7 +162,7 @@ def test_a_bar_in_a_cell_is_escaped(run: Run, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(name="page", scope="module")
 def _page() -> str:
     """What a node says after the scenario of the example."""
-    agent = Agent(meta=Meta())
+    agent = Agent(meta=DaemonMetadata())
     agent.run(simulate("carpenter", gpus=1, period_seconds=60).observations)
     snapshot = agent.latest()
     assert snapshot is not None
@@ -194,13 +194,13 @@ def test_the_example_s_parts_are_what_is_paid_and_multiply_to_a_fifth(page: str)
         assert f"| {row} |" in EXAMPLE
 
 
-@pytest.mark.parametrize("kind", WATERFALLS)
+@pytest.mark.parametrize("kind", EXAMPLE_WATERFALLS)
 def test_the_example_s_waterfalls_are_the_table_s(kind: str) -> None:
     section = EXAMPLE.split(f"## {kind.capitalize()}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\d*) ?\| (\d+) \| (\d+) \| (\d+) \|$", section, re.MULTILINE)
-    hours = dict(WATERFALLS[kind])
+    hours = dict(EXAMPLE_WATERFALLS[kind])
     useful = hours.pop("useful")
-    numbers = {row: f"{seed.number}" for seed in TWELVE for row in seed.rows}
+    numbers = {row: f"{seed.number}" for seed in LEAK_GUIDE for row in seed.rows}
     left = 100
     for (row, layer, number, amount, money, after), (name, wanted) in zip(rows, hours.items(), strict=True):
         left -= wanted
@@ -212,7 +212,7 @@ def test_the_example_s_waterfalls_are_the_table_s(kind: str) -> None:
 
 
 def test_the_example_s_ratios_of_the_waterfalls_are_those_of_their_layers() -> None:
-    for kind, hours in WATERFALLS.items():
+    for kind, hours in EXAMPLE_WATERFALLS.items():
         lost = {name: sum(h for row, h in hours.items() if LAYER[row] == name) for name in ("gau", "ectr", "useful")}
         occupied = 100 - lost["gau"]
         computing = occupied - lost["ectr"]

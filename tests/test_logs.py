@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.logs import MOST_EVENTS, QUIET_SECONDS, Json, OncePerMinute, Text, set_up
+from exporter.logs import MOST_EVENTS, QUIET_SECONDS, JsonFormatter, RateLimitFilter, TextFormatter, configure_logging
 
 NASTY = ("one\ntwo", "tab\tand\r\nmore", "\u2028separators\u2029\x0b\x0c\x85", 'quotes " and \\', "日本 \ud800", "")
-FORMS = [Text, Json]
+FORMS = [TextFormatter, JsonFormatter]
 
 
 class Desk:
     """A logger of its own whose lines are kept, with a clock turned by hand."""
 
-    def __init__(self, form: type[Text | Json] = Text) -> None:
+    def __init__(self, form: type[TextFormatter | JsonFormatter] = TextFormatter) -> None:
         self.now = 1000.0
         self.out = io.StringIO()
-        self.filter = OncePerMinute(lambda: self.now)
+        self.filter = RateLimitFilter(lambda: self.now)
         self.log = logging.Logger("desk")  # noqa: LOG001  one of its own, out of the global tree
         handler = logging.StreamHandler(self.out)
         handler.setFormatter(form())
@@ -41,7 +41,7 @@ def failure() -> Exception:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("message", NASTY)
-def test_an_event_is_one_line_whatever_it_holds(form: type[Text | Json], message: str) -> None:
+def test_an_event_is_one_line_whatever_it_holds(form: type[TextFormatter | JsonFormatter], message: str) -> None:
     desk = Desk(form)
     desk.log.warning("said: %s", message)
     assert len(desk.lines()) == 1
@@ -49,7 +49,7 @@ def test_an_event_is_one_line_whatever_it_holds(form: type[Text | Json], message
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_traceback_is_on_the_same_line(form: type[Text | Json]) -> None:
+def test_a_traceback_is_on_the_same_line(form: type[TextFormatter | JsonFormatter]) -> None:
     desk = Desk(form)
     desk.log.error("it broke", exc_info=failure())
     (line,) = desk.lines()
@@ -66,7 +66,7 @@ def test_text_says_when_how_bad_and_what() -> None:
 
 
 def test_json_is_an_object_with_the_same_fields_each_time() -> None:
-    desk = Desk(Json)
+    desk = Desk(JsonFormatter)
     for message in NASTY:
         desk.log.warning(message or "empty")
     parsed = [json.loads(line) for line in desk.lines()]
@@ -133,14 +133,14 @@ def _restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_loggers_as_before")
 def test_set_up_sends_everything_of_that_level_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up(form="json", level="warning")
-    logging.getLogger("exporter.agent").warning("seen")
-    logging.getLogger("exporter.agent").info("too low")
+    configure_logging(form="json", level="warning")
+    logging.getLogger("exporter.agent.agent").warning("seen")
+    logging.getLogger("exporter.agent.agent").info("too low")
     logging.getLogger("httpx").info("each scrape of dcgm-exporter is not news")
     told = capsys.readouterr()
     assert told.out == ""
     assert [json.loads(line)["message"] for line in told.err.splitlines()] == ["seen"]
-    set_up(form="text", level="debug")
-    logging.getLogger("exporter.agent").debug("now seen")
+    configure_logging(form="text", level="debug")
+    logging.getLogger("exporter.agent.agent").debug("now seen")
     logging.getLogger("httpx").info("still not")
     assert capsys.readouterr().err.strip().endswith("debug   now seen")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from exporter.agent.hands import Hands
 from exporter.agent.inventory import Inventory
 from exporter.agent.pause import Pause, PauseFile, write_pause
+from exporter.agent.sampler import Collector
 from exporter.cli import main
 from exporter.config import load
 from exporter.core.model import SECOND, State
-from exporter.schedulers import SchedulerError
-from exporter.sources import SourceError
-from exporter.sources.ladder import Ladder
+from exporter.schedulers.base import SchedulerError
+from exporter.sources.base import SourceError
+from exporter.sources.selector import SourceSelector
 from tests.rigs import FakeScheduler, FakeSource, Rig, ladder
 
 NOON = 1_700_000_000
@@ -28,7 +28,7 @@ NOON = 1_700_000_000
 
 
 def look(path: Path, at: float) -> str:
-    return PauseFile(path, lambda: round(at * SECOND)).look()
+    return PauseFile(path, lambda: round(at * SECOND)).poll()
 
 
 def touched(path: Path, content: str, *, at: float = NOON) -> Path:
@@ -74,15 +74,15 @@ def test_a_file_once_read_is_not_read_again_until_it_changes(path: Path, monkeyp
 
     monkeypatch.setattr(Path, "open", counted)
     file = PauseFile(path, lambda: NOON * SECOND)
-    assert [bool(file.look()) for _ in range(5)] == [True] * 5
+    assert [bool(file.poll()) for _ in range(5)] == [True] * 5
     assert reads == [path]
     touched(path, '{"until": 0}', at=NOON + 1)
-    assert [file.look() for _ in range(5)] == [""] * 5
+    assert [file.poll() for _ in range(5)] == [""] * 5
     assert reads == [path] * 2
     path.unlink()
-    assert file.look() == ""
+    assert file.poll() == ""
     write_pause(path, Pause(NOON + 90))
-    assert "22:14:50" in file.look()
+    assert "22:14:50" in file.poll()
 
 
 BROKEN = ("", "pause", '{"until": "noon"}', '{"reason": "no time"}', "[1]", '{"until": 1' + " " * 9000 + "}", "\0")
@@ -96,9 +96,9 @@ def test_what_cannot_be_understood_is_a_pause_of_half_an_hour_and_told_once(
     now = NOON
     file = PauseFile(path, lambda: now * SECOND)
     for now in range(NOON, NOON + 1800, 100):  # noqa: B007  the file's clock reads it
-        assert "until 2023-11-14 22:43:20 UTC (the file is broken)" in file.look()
+        assert "until 2023-11-14 22:43:20 UTC (the file is broken)" in file.poll()
     now = NOON + 1800
-    assert file.look() == ""
+    assert file.poll() == ""
     assert len(caplog.records) == 1
     assert f"{path} is not " in caplog.text
     assert "counts as one until 2023-11-14 22:43:20 UTC" in caplog.text
@@ -124,7 +124,7 @@ def test_no_file_pauses_for_longer_than_a_day(until: float, tmp_path: Path) -> N
 
 def test_what_is_no_file_pauses_nothing_and_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = PauseFile(tmp_path)  # a container runtime makes a folder where a file to be mounted is missing
-    assert [file.look(), file.look()] == ["", ""]
+    assert [file.poll(), file.poll()] == ["", ""]
     assert [record.message for record in caplog.records] == [
         f"the pause file {tmp_path} is not a file: remove it, or name another in sampling.pause_file; nothing is paused"
     ]
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_looked_at_pauses_nothing_and_is_told_once(
 
     monkeypatch.setattr(Path, "stat", refused)
     file = PauseFile(path)
-    assert [file.look(), file.look()] == ["", ""]
+    assert [file.poll(), file.poll()] == ["", ""]
     assert [record.message for record in caplog.records] == [
         f"the pause file {path} cannot be looked at: Permission denied; nothing is paused"
     ]
@@ -241,7 +241,7 @@ def test_nothing_better_is_looked_for_during_a_pause(rigs: Callable[..., Rig], p
             raise SourceError("not there")
         return source.open(name)
 
-    rig = rigs(interval=1.0, pause=path, rungs=Ladder(("better", "fake"), opened))
+    rig = rigs(interval=1.0, pause=path, rungs=SourceSelector(("better", "fake"), opened))
     rig.tick(2)
     paused(rig, path, 1000)
     rig.tick(1000)
@@ -254,8 +254,10 @@ def test_a_daemon_that_starts_during_a_pause_opens_nothing_before_its_end(path: 
     source = FakeSource()
     write_pause(path, Pause(NOON + 60))
     os.utime(path, (NOON, NOON))
-    hands = Hands(ladder(source), FakeScheduler(), pause=PauseFile(path, lambda: NOON * SECOND), inventory=Inventory())
-    first = hands.first(SECOND)
+    hands = Collector(
+        ladder(source), FakeScheduler(), pause=PauseFile(path, lambda: NOON * SECOND), inventory=Inventory()
+    )
+    first = hands.collect_now(SECOND)
     hands.close()
     assert [fault.kind for fault in first.faults] == ["paused"]
     assert (first.batch, source.opens) == (None, 0)
@@ -362,6 +364,6 @@ def test_the_file_named_in_the_configuration_is_the_one(
     toml = tmp_path / "mine.toml"
     toml.write_text(f"[sampling]\npause_file = '{tmp_path}/elsewhere'\n")
     assert run(f"pause --config {toml}")[0] == 0
-    assert PauseFile(load(toml, environ={}).sampling.pause_file).look() != ""
+    assert PauseFile(load(toml, environ={}).sampling.pause_file).poll() != ""
     assert run(f"resume --config {toml}")[0] == 0
     assert not (tmp_path / "elsewhere").exists()

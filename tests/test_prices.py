@@ -7,7 +7,7 @@ import pytest
 
 from exporter.config import ConfigError, Exemption, load
 from exporter.core.model import SECOND, Owner
-from exporter.core.money import Price
+from exporter.core.prices import Price
 from exporter.schedulers.rules import Rules
 
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
@@ -99,7 +99,7 @@ def exemption(name: str, day: int, **patterns: str) -> Exemption:
 
 
 def exempted(owner: Owner, *exemptions: Exemption) -> tuple[str, float]:
-    judged = Rules(None, exemptions).judge(owner)
+    judged = Rules(None, exemptions).apply(owner)
     return judged.exemption, judged.exempt_until
 
 
@@ -118,5 +118,5 @@ def test_of_several_exemptions_the_one_that_lasts_longest_counts() -> None:
 
 def test_a_rule_may_give_a_job_patience_of_its_own(tmp_path: Path) -> None:
     rules = load(written(tmp_path, '[[workload.rules]]\nhang_seconds = 900\npartition = "slow"\n'), environ={}).workload
-    assert Rules(rules).judge(Owner("1", partition="slow")).hang_seconds == 900
-    assert Rules(rules).judge(Owner("1", partition="fast")).hang_seconds is None
+    assert Rules(rules).apply(Owner("1", partition="slow")).hang_seconds == 900
+    assert Rules(rules).apply(Owner("1", partition="fast")).hang_seconds is None

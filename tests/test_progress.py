@@ -13,8 +13,8 @@ import pyte
 import pytest
 
 from exporter.cli import main
-from exporter.cli.live import _record
-from exporter.cli.progress import BYTES, TIME, WAITED, Progress, Unit, counted, size
+from exporter.cli.progress import BYTES, TIME, WAITED, ProgressBar, ProgressUnit, counted, size
+from exporter.cli.serve import _record
 from exporter.core.model import Observation
 
 
@@ -51,18 +51,18 @@ def shown(text: str) -> str:
 
 def test_a_terminal_has_one_line_with_a_bar_the_rate_and_the_time_left(clock: Clock) -> None:
     stream = Terminal()
-    with Progress("node.jsonl.gz", 40e6, stream=stream, now=clock) as progress:
+    with ProgressBar("node.jsonl.gz", 40e6, stream=stream, now=clock) as progress:
         clock.at = 100.9
-        progress.tell(1e6)
+        progress.update(1e6)
         assert stream.getvalue() == ""
         clock.at = 110
-        progress.tell(10e6)
+        progress.update(10e6)
         assert shown(stream.getvalue()) == "node.jsonl.gz  [#####...............]   25 %  1.0 MB/s  30 s left"
         clock.at = 110.2
-        progress.tell(11e6)
+        progress.update(11e6)
         assert "26 %" not in stream.getvalue()
         clock.at = 120
-        progress.tell(40e6)
+        progress.update(40e6)
         assert shown(stream.getvalue()) == "node.jsonl.gz  [####################]  100 %  2.0 MB/s  0 s left"
     assert shown(stream.getvalue()) == ""
     assert "\n" not in stream.getvalue()
@@ -70,35 +70,35 @@ def test_a_terminal_has_one_line_with_a_bar_the_rate_and_the_time_left(clock: Cl
 
 def test_a_shorter_line_covers_the_longer_one_before(clock: Clock) -> None:
     stream = Terminal()
-    progress = Progress("x", 100.0, unit=counted("parts"), stream=stream, now=clock)
+    progress = ProgressBar("x", 100.0, unit=counted("parts"), stream=stream, now=clock)
     for at, done in ((200, 1), (201, 99)):
         clock.at = at
-        progress.tell(done)
+        progress.update(done)
     assert shown(stream.getvalue()) == "x  [####################]   99 %  1.0 parts/s  1 s left"
 
 
 def test_a_line_never_fills_the_screen_s_last_column(clock: Clock) -> None:
     stream = Terminal()
-    progress = Progress("a-very-long-name-of-a-recording-of-last-month.jsonl.gz", 1e15, stream=stream, now=clock)
+    progress = ProgressBar("a-very-long-name-of-a-recording-of-last-month.jsonl.gz", 1e15, stream=stream, now=clock)
     clock.at += 1e6
-    progress.tell(9.9e14)
+    progress.update(9.9e14)
     drawn = shown(stream.getvalue())
     assert len(drawn) < 80
     assert drawn == "a-very-long-na..month.jsonl.gz  [#########]   99 %  990.0 MB/s  2 h 48 min left"
-    narrow = Progress("recording", 100.0, stream=stream, now=clock)
+    narrow = ProgressBar("recording", 100.0, stream=stream, now=clock)
     narrow._columns = lambda: 24  # type: ignore[method-assign]
     stream.truncate(0)
     clock.at += 50
-    narrow.tell(50)
+    narrow.update(50)
     assert shown(stream.getvalue().lstrip("\0")) == "recording   50 %  1 B/s"
 
 
 def test_elsewhere_there_is_nothing_for_ten_seconds_and_then_lines_that_get_rarer(clock: Clock) -> None:
     stream = io.StringIO()
-    with Progress("x", 4000.0, unit=TIME, stream=stream, now=clock) as progress:
+    with ProgressBar("x", 4000.0, unit=TIME, stream=stream, now=clock) as progress:
         for second in range(1, 2001):
             clock.at = 100.0 + second
-            progress.tell(second)
+            progress.update(second)
             if second < 10:
                 assert stream.getvalue() == ""
     lines = stream.getvalue().splitlines()
@@ -110,9 +110,9 @@ def test_elsewhere_there_is_nothing_for_ten_seconds_and_then_lines_that_get_rare
 @pytest.mark.parametrize("terminal", [True, False])
 def test_without_a_total_it_says_how_much_and_for_how_long(clock: Clock, *, terminal: bool) -> None:
     stream = Terminal() if terminal else io.StringIO()
-    progress = Progress("pipe", None, unit=BYTES, stream=stream, now=clock)
+    progress = ProgressBar("pipe", None, unit=BYTES, stream=stream, now=clock)
     clock.at += 90
-    progress.tell(180e6)
+    progress.update(180e6)
     said = shown(stream.getvalue()) if terminal else stream.getvalue()
     assert said == ("pipe  180.0 MB  2.0 MB/s  2 min so far" if terminal else
                     "gpu-efficiency: pipe: 180.0 MB, 2.0 MB/s, 2 min so far\n")  # fmt: skip
@@ -120,11 +120,11 @@ def test_without_a_total_it_says_how_much_and_for_how_long(clock: Clock, *, term
 
 def test_a_total_may_become_known_and_may_be_passed(clock: Clock) -> None:
     stream = io.StringIO()
-    progress = Progress("x", unit=counted("parts"), stream=stream, now=clock)
+    progress = ProgressBar("x", unit=counted("parts"), stream=stream, now=clock)
     clock.at += 20
-    progress.tell(3, 4)
+    progress.update(3, 4)
     clock.at += 20
-    progress.tell(5)
+    progress.update(5)
     assert stream.getvalue().splitlines() == [
         "gpu-efficiency: x:  75 %, 0.1 parts/s, 7 s left",
         "gpu-efficiency: x: 100 %, 0.1 parts/s, 0 s left",
@@ -133,26 +133,26 @@ def test_a_total_may_become_known_and_may_be_passed(clock: Clock) -> None:
 
 def test_what_is_waited_for_has_no_rate_and_too_soon_no_time_left(clock: Clock) -> None:
     stream = Terminal()
-    progress = Progress("out.jsonl", 60.0, unit=WAITED, stream=stream, now=clock)
+    progress = ProgressBar("out.jsonl", 60.0, unit=WAITED, stream=stream, now=clock)
     clock.at += 1.5
-    progress.tell(1.5)
+    progress.update(1.5)
     assert shown(stream.getvalue()) == "out.jsonl  [....................]    2 %"
     clock.at += 13.5
-    progress.tell(15)
+    progress.update(15)
     assert shown(stream.getvalue()) == "out.jsonl  [#####...............]   25 %  45 s left"
 
 
 def test_quiet_is_quiet_and_a_dumb_terminal_gets_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
-    with Progress("x", 10.0, quiet=True, stream=stream, now=clock) as progress:
+    with ProgressBar("x", 10.0, quiet=True, stream=stream, now=clock) as progress:
         clock.at += 1000
-        progress.tell(5)
+        progress.update(5)
         assert list(progress.through([1, 2], lambda: 5.0)) == [1, 2]
     assert stream.getvalue() == ""
     monkeypatch.setenv("TERM", "dumb")
-    progress = Progress("x", 10.0, stream=stream, now=clock)
+    progress = ProgressBar("x", 10.0, stream=stream, now=clock)
     clock.at += 1000
-    progress.tell(5)
+    progress.update(5)
     assert stream.getvalue().endswith("\n")
     assert "\r" not in stream.getvalue()
 
@@ -169,24 +169,24 @@ def test_items_pass_through_and_how_far_is_asked_only_when_a_line_is_due(clock: 
             clock.at += 0.5
             yield number
 
-    progress = Progress("x", 10.0, stream=stream, now=clock)
+    progress = ProgressBar("x", 10.0, stream=stream, now=clock)
     assert list(progress.through(items(), done)) == list(range(100))
     assert asked == [110.0, 120.0, 130.0, 140.0, 150.0]
 
 
-def interrupted(progress: Progress, clock: Clock) -> None:
+def interrupted(progress: ProgressBar, clock: Clock) -> None:
     clock.at += 5
-    progress.tell(5)
+    progress.update(5)
     raise KeyboardInterrupt
 
 
 def test_the_end_wipes_it_out_when_something_broke_too(clock: Clock) -> None:
     stream = Terminal()
-    with pytest.raises(KeyboardInterrupt), Progress("x", 10.0, stream=stream, now=clock) as progress:
+    with pytest.raises(KeyboardInterrupt), ProgressBar("x", 10.0, stream=stream, now=clock) as progress:
         interrupted(progress, clock)
     assert shown(stream.getvalue()) == ""
     clock.at += 5
-    progress.tell(6)
+    progress.update(6)
     assert shown(stream.getvalue()) == ""
 
 
@@ -195,11 +195,11 @@ def test_nobody_to_read_it_does_not_stop_the_work(clock: Clock) -> None:
         def write(self, _: str) -> int:
             raise BrokenPipeError
 
-    with Progress("x", 10.0, stream=Gone(), now=clock) as progress:
+    with ProgressBar("x", 10.0, stream=Gone(), now=clock) as progress:
         clock.at += 5
-        progress.tell(5)
+        progress.update(5)
         clock.at += 5
-        progress.tell(6)
+        progress.update(6)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_sizes(bytes_: float, said: str) -> None:
 
 def test_a_unit_without_a_rate_is_left_out(clock: Clock) -> None:
     stream = io.StringIO()
-    progress = Progress("x", unit=Unit(str, lambda _: ""), stream=stream, now=clock)
+    progress = ProgressBar("x", unit=ProgressUnit(str, lambda _: ""), stream=stream, now=clock)
     clock.at += 60
-    progress.tell(7)
+    progress.update(7)
     assert stream.getvalue() == "gpu-efficiency: x: 7, 1 min so far\n"
 
 
@@ -271,7 +271,7 @@ def test_a_recording_with_an_end_says_how_far_it_is(
     """Without one there is nothing to be some way on."""
     said, trace = io.StringIO(), str(tmp_path / "a.jsonl")
     monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
-    monkeypatch.setattr("exporter.cli.live._stop_after", lambda _: threading.Event())  # else it takes pytest's Ctrl-C
+    monkeypatch.setattr("exporter.cli.serve._stop_after", lambda _: threading.Event())  # else it takes pytest's Ctrl-C
     monkeypatch.setattr("sys.stderr", said)
     _record(argparse.Namespace(duration=duration, quiet=False, output=trace, force=False), Three())  # type: ignore[arg-type]
     told = said.getvalue().splitlines()

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from examples.prometheus.build import BEGIN, END, block, lost, panels_lost, refreshed, rules_lost
-from exporter.cardinality.profiles import PROFILES
-from exporter.cardinality.series import Fleet
-from exporter.cli.cardinality import answer, relabel_text
+from exporter.cardinality import PROFILES, FleetSize
+from exporter.cli.cardinality import estimate, relabel_text
 from exporter.config import DEFAULT_PORT
 from tests.alerts.lint import rules
 
@@ -92,7 +91,7 @@ def test_one_scrape_job_with_the_node_s_name(name: str) -> None:
 
 
 def test_limits_in_the_examples_are_those_of_eight_gpus() -> None:
-    found = answer(Fleet(gpus=8, jobs=8, reporting=8, serving=8))
+    found = estimate(FleetSize(gpus=8, jobs=8, reporting=8, serving=8))
     for name in SCRAPES:
         job = example(name)["scrape_configs"][0]
         assert 0.9 * found.sample_limit <= job.get("sample_limit", found.sample_limit) <= 1.1 * found.sample_limit

@@ -12,31 +12,42 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.agent import Settings
+from exporter.agent.agent import AgentSettings
 from exporter.cli import wiring
-from exporter.cli.reloading import Reloading, heeding, watched
-from exporter.cli.simulated import _Judge
-from exporter.config import LIVE, Config, Energy, Exemption, Web, Workload, WorkloadRule, adopted, changed, load
+from exporter.cli.simulate import _OwnerRules
+from exporter.cli.wiring import ConfigReloader, on_sighup, reload_in_background
+from exporter.config import (
+    LIVE,
+    Config,
+    EnergySettings,
+    Exemption,
+    WebSettings,
+    WorkloadRule,
+    WorkloadSettings,
+    changed_settings,
+    load,
+    with_live_settings,
+)
 from exporter.core.exposition import render
 from exporter.core.model import Observation, State
-from exporter.core.money import Price, Terms
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Reload
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import ReloadStatus
 from exporter.schedulers.rules import Rules
 from tests.rigs import PATIENCE, FakeScheduler, Rig
 from tests.worlds import JOB, RESTING, held
 
 HEP = WorkloadRule(team="hep", user=".*")
-Taken = list[tuple[Config, Reload]]
+Taken = list[tuple[Config, ReloadStatus]]
 
 
 class File:
     """A configuration's file, whoever looks at it, and what was handed on."""
 
     def __init__(self, path: Path, text: str = "", **more: Any) -> None:
-        self.path, self.now, self.taken = path, 1000.0, list[tuple[Config, Reload]]()
+        self.path, self.now, self.taken = path, 1000.0, list[tuple[Config, ReloadStatus]]()
         self.path.write_text(text)
-        self.reloading = Reloading(path, self.read(), self.read, wall=lambda: self.now, **more)
+        self.reloading = ConfigReloader(path, self.read(), self.read, wall=lambda: self.now, **more)
 
     def read(self) -> Config:
         return load(self.path, environ={}, flags={"log.format": "json"})
@@ -49,7 +60,7 @@ class File:
     def look(self, looks: int = 1, *, asked: bool = False) -> Taken:
         before, self.now = len(self.taken), self.now + 10
         for _ in range(looks):
-            self.reloading.look(lambda config, told: self.taken.append((config, told)), asked=asked)
+            self.reloading.poll(lambda config, told: self.taken.append((config, told)), requested=asked)
         return self.taken[before:]
 
 
@@ -68,16 +79,18 @@ def test_live_sections_are_those_of_the_contract_and_all_are_sections() -> None:
 
 def test_of_what_was_read_only_live_sections_are_adopted() -> None:
     old = Config()
-    new = Config(source="nvml", web=Web(":1"), workload=Workload((HEP,)), policy=Policy(hang_seconds=1.0))
-    both = adopted(old, new)
+    new = Config(
+        source="nvml", web=WebSettings(":1"), workload=WorkloadSettings((HEP,)), policy=Policy(hang_seconds=1.0)
+    )
+    both = with_live_settings(old, new)
     assert (both.workload, both.policy, both.web, both.source) == (new.workload, new.policy, old.web, old.source)
 
 
 def test_each_setting_that_differs_is_named_by_its_path() -> None:
     new = load(None, environ={"GPU_EFFICIENCY_WEB_LISTEN_ADDRESS": ":1", "GPU_EFFICIENCY_SOURCE": "nvml"})
     new = replace(new, specs={"x": None}, prices=(None,))
-    assert changed(Config(), new) == ("source", "web.listen_address", "prices", "specs")
-    assert changed(new, new) == ()
+    assert changed_settings(Config(), new) == ("source", "web.listen_address", "prices", "specs")
+    assert changed_settings(new, new) == ()
 
 
 # When it is read.
@@ -87,7 +100,7 @@ def test_a_file_that_says_the_same_is_not_read_again(file: File) -> None:
     assert file.look(5) == []
     os.utime(file.path)
     assert file.look(2) == []
-    assert file.reloading.told == Reload(at=1000.0)
+    assert file.reloading.status == ReloadStatus(at=1000.0)
 
 
 def test_a_change_counts_once_it_has_stood_for_a_look(file: File) -> None:
@@ -96,7 +109,7 @@ def test_a_change_counts_once_it_has_stood_for_a_look(file: File) -> None:
     assert file.says("[[prices]]\nper_gpu_hour = 3.0\n[energy]\nprice_per_kwh = 0.2\n", looks=1) == []
     ((config, told),) = file.look(3)
     assert (config.prices[0].per_gpu_hour, config.energy.price_per_kwh) == (3.0, 0.2)
-    assert told == Reload(at=1030.0)
+    assert told == ReloadStatus(at=1030.0)
 
 
 def test_a_change_taken_back_at_once_was_none(file: File) -> None:
@@ -128,11 +141,11 @@ def test_a_config_map_s_links_are_followed_to_what_they_mean_now(tmp_path: Path)
     (tmp_path / "config.toml").symlink_to("..data/config.toml")
     path = tmp_path / "config.toml"
     taken: Taken = []
-    reloading = Reloading(path, load(path, environ={}), lambda: load(path, environ={}))
+    reloading = ConfigReloader(path, load(path, environ={}), lambda: load(path, environ={}))
     (tmp_path / "..data_tmp").symlink_to("..2")
     (tmp_path / "..data_tmp").rename(tmp_path / "..data")
     for _ in range(2):
-        reloading.look(lambda config, told: taken.append((config, told)))
+        reloading.poll(lambda config, told: taken.append((config, told)))
     assert [config.prices[0].per_gpu_hour for config, _ in taken] == [2.0]
 
 
@@ -155,7 +168,7 @@ def test_what_cannot_be_used_is_refused_whole_and_the_old_holds(
     file: File, text: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even what is right in it: half a configuration is none."""
-    before = file.reloading.told.at
+    before = file.reloading.status.at
     ((config, told),) = file.says("[energy]\nprice_per_kwh = 9.0\n" + text)
     assert (config.prices[0].per_gpu_hour, config.energy.price_per_kwh) == (2.0, None)
     assert (told.at, told.restart) == (before, ())
@@ -209,7 +222,7 @@ def test_sighup_has_it_read_and_ends_nobody(tmp_path: Path) -> None:
     got, stop = threading.Event(), threading.Event()
     seen: Taken = []
 
-    def adopt(config: Config, told: Reload) -> None:
+    def adopt(config: Config, told: ReloadStatus) -> None:
         seen.append((config, told))
         got.set()
 
@@ -217,7 +230,7 @@ def test_sighup_has_it_read_and_ends_nobody(tmp_path: Path) -> None:
     level = logging.getLogger().level
     handlers = list(logging.getLogger().handlers)
     try:
-        with heeding(file.reloading), watched(file.reloading, adopt):
+        with on_sighup(file.reloading), reload_in_background(file.reloading, adopt):
             os.kill(os.getpid(), signal.SIGHUP)
             assert got.wait(PATIENCE)
         assert logging.getLogger().level == logging.ERROR
@@ -230,10 +243,10 @@ def test_sighup_has_it_read_and_ends_nobody(tmp_path: Path) -> None:
 
 
 def test_without_a_file_sighup_is_heeded_too(caplog: pytest.LogCaptureFixture) -> None:
-    reloading = Reloading(None, Config(), Config)
+    reloading = ConfigReloader(None, Config(), Config)
     taken: Taken = []
     with caplog.at_level("INFO"):
-        reloading.look(lambda config, told: taken.append((config, told)), asked=True)
+        reloading.poll(lambda config, told: taken.append((config, told)), requested=True)
     assert [config for config, _ in taken] == [Config()]
     assert "without --config" in caplog.text
 
@@ -241,8 +254,8 @@ def test_without_a_file_sighup_is_heeded_too(caplog: pytest.LogCaptureFixture) -
 # What a daemon makes of it.
 
 
-def settings(config: Config, **told: Any) -> Settings:
-    return wiring.anew(config, "n1", Reload(at=5.0, **told))
+def settings(config: Config, **told: Any) -> AgentSettings:
+    return wiring.live_settings(config, "n1", ReloadStatus(at=5.0, **told))
 
 
 def page(rig: Rig) -> str:
@@ -256,8 +269,8 @@ def test_between_two_observations_and_not_a_second_is_lost(rigs: Callable[..., R
     rig.source.signals_of = dict.fromkeys(("GPU-0", "GPU-1"), RESTING)
     rig.tick(100)
     paid, since = rig.paid(), rig.ledger.gpus["GPU-0"].since
-    rig.agent.adopt(settings(Config(policy=Policy(zombie_batch_seconds=60), energy=Energy(0.3))))
-    rig.hands.adopt(Rules(Workload((HEP,))))
+    rig.agent.update(settings(Config(policy=Policy(zombie_batch_seconds=60), energy=EnergySettings(0.3))))
+    rig.hands.update(Rules(WorkloadSettings((HEP,))))
     rig.tick(2)
     assert rig.paid() == paid + 10
     assert rig.seconds("unobserved") == 0
@@ -274,16 +287,16 @@ def test_prices_and_what_became_of_the_file_are_told(rigs: Callable[..., Rig]) -
     rig = rigs()
     rig.tick()
     assert "config_" not in page(rig)  # nobody looks, and nobody says so
-    rig.agent.adopt(settings(Config(), refused="no", restart=("web",)))
+    rig.agent.update(settings(Config(), refused="no", restart=("web",)))
     terms = Terms(node="n", prices=(Price(7.0),))
-    rig.agent.adopt(Settings(terms=terms, policy=Policy(), by_model={}, reload=Reload(at=5)))
+    rig.agent.update(AgentSettings(terms=terms, policy=Policy(), by_model={}, reload=ReloadStatus(at=5)))
     rig.tick()
     body = page(rig).splitlines()
     assert "gpu_efficiency_config_last_reload_successful 1" in body
     assert "gpu_efficiency_config_last_reload_success_timestamp_seconds 5" in body
     assert "gpu_efficiency_config_restart_needed 0" in body
     assert any(line.startswith("gpu_efficiency_price_per_gpu_hour{") and line.endswith(" 7.0") for line in body)
-    rig.agent.adopt(settings(Config(), refused="no", restart=("web",)))
+    rig.agent.update(settings(Config(), refused="no", restart=("web",)))
     rig.tick()
     body = page(rig).splitlines()
     assert "gpu_efficiency_config_last_reload_successful 0" in body
@@ -296,18 +309,18 @@ def test_a_scheduler_that_fails_to_take_rules_stops_nobody(rigs: Callable[..., R
             raise RuntimeError(f"a bug {rules}")
 
     rig = rigs(Odd(held(start=1000.0)))
-    rig.hands.adopt(Rules())
+    rig.hands.update(Rules())
     rig.tick(5)
     assert rig.seconds("unobserved") == 0
 
 
 def test_the_demo_s_jobs_are_judged_anew_when_the_rules_are() -> None:
-    judge = _Judge(Config())
+    judge = _OwnerRules(Config())
     story = [Observation(0, 0, allocations=(held(),)), *(Observation(n, n) for n in (1, 2, 3))]
-    told = judge.judged(story)
+    told = judge.apply(story)
     assert next(told).allocations == (held(),)
     assert next(told).allocations is None
-    judge.rules = Rules(Workload((HEP,)), [Exemption("x", "r", date(2999, 1, 1), user=JOB.user)])
+    judge.rules = Rules(WorkloadSettings((HEP,)), [Exemption("x", "r", date(2999, 1, 1), user=JOB.user)])
     (again,) = next(told).allocations or ()
     assert (again.owner.team, again.owner.exemption, again.start) == ("hep", "x", held().start)
     assert next(told).allocations is None

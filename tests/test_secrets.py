@@ -14,19 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cli.wiring import configuration
-from exporter.config import Config, ConfigError, EngineEndpoint, Engines, load
-from exporter.engines.finding import Finder
-from exporter.logs import Json, Text, tell_by
-from exporter.preview.prometheus import Prometheus, PrometheusError
-from exporter.schedulers.kubernetes.api import Access, Store
+from exporter.cli.wiring import configure
+from exporter.config import Config, ConfigError, EngineEndpoint, EngineSettings, load
+from exporter.engines.discovery import EngineDiscovery
+from exporter.formatting import escape_surrogates
+from exporter.logs import JsonFormatter, TextFormatter, set_redaction
+from exporter.preview.prometheus import PrometheusClient, PrometheusError
+from exporter.redact import HIDDEN, redact_secrets
+from exporter.registry import SOURCES
+from exporter.schedulers.kubernetes.api import ApiServer, Informer
 from exporter.schedulers.kubernetes.objects import Pod
-from exporter.schedulers.slurm.commands import SilentError
-from exporter.schedulers.slurm.restd import Restd
-from exporter.sources import SourceError
-from exporter.sources.dcgm_exporter import open_dcgm_exporter
-from exporter.sources.ladder import _WHERE, open_ladder
-from exporter.wording import HIDDEN, without_secrets, writable
+from exporter.schedulers.slurm.client import SlurmUnavailableError
+from exporter.schedulers.slurm.restd import RestClient
+from exporter.sources.base import SourceError
+from exporter.sources.dcgm_exporter.source import open_dcgm_exporter
+from exporter.sources.selector import open_selector
 from tests.rigs import Rig
 
 SECRET = "hunter2"  # noqa: S105  what must never be seen
@@ -42,7 +44,7 @@ URLS = (
 @pytest.mark.parametrize("around", ["{}", "{!r} is no address", "({}): refused", "see {}, or {}.", "<{}>", '"{}"'])
 def test_an_address_is_told_without_its_secret_wherever_it_stands(shape: str, around: str) -> None:
     url = shape.format(host="10.0.0.7:9400", path="/metrics")
-    told = without_secrets(around.format(url, url))
+    told = redact_secrets(around.format(url, url))
     assert SECRET not in told
     assert HIDDEN in told
     assert "10.0.0.7:9400/metrics" in told
@@ -57,7 +59,7 @@ def test_an_address_is_told_without_its_secret_wherever_it_stands(shape: str, ar
     ],
 )  # fmt: skip
 def test_what_has_no_secret_stays_as_it_is(text: str) -> None:
-    assert without_secrets(text) == text
+    assert redact_secrets(text) == text
 
 
 @pytest.mark.parametrize(
@@ -65,14 +67,14 @@ def test_what_has_no_secret_stays_as_it_is(text: str) -> None:
     ["Illegal header value b'Bearer hunter2\\nx'", "Authorization: Basic hunter2", "{'authorization': 'x hunter2'}"],
 )
 def test_a_header_that_a_library_repeats_is_hidden(text: str) -> None:
-    assert SECRET not in without_secrets(text)
+    assert SECRET not in redact_secrets(text)
 
 
 @given(st.text())
 def test_any_text_can_be_told_and_telling_it_twice_changes_nothing(text: str) -> None:
-    once = without_secrets(text)
-    assert without_secrets(once) == once
-    assert writable(text + "\udcff").encode()
+    once = redact_secrets(text)
+    assert redact_secrets(once) == once
+    assert escape_surrogates(text + "\udcff").encode()
 
 
 # Those who ask, each with an address that fails.
@@ -94,7 +96,7 @@ def test_a_source_that_cannot_be_read(shape: str) -> None:
             source.close()
     except SourceError as err:
         said.append(str(err))
-    ladder = open_ladder(config)
+    ladder = open_selector(config)
     try:
         ladder.read(1)
     except SourceError as err:
@@ -104,7 +106,7 @@ def test_a_source_that_cannot_be_read(shape: str) -> None:
 
 
 def _ask(url: str, token: Path) -> None:
-    restd = Restd(url, token_file=f"{token}")
+    restd = RestClient(url, token_file=f"{token}")
     try:
         restd.job("7")
     finally:
@@ -116,7 +118,7 @@ def test_a_controller_that_cannot_be_asked(shape: str, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("hunter2\nhunter2")
     url = shape.format(host="127.0.0.1:1", path="")
-    with pytest.raises((SilentError, ValueError)) as told:
+    with pytest.raises((SlurmUnavailableError, ValueError)) as told:
         _ask(url, token)
     assert SECRET not in str(told.value)
 
@@ -124,7 +126,7 @@ def test_a_controller_that_cannot_be_asked(shape: str, tmp_path: Path) -> None:
 def test_a_token_of_two_lines_is_not_repeated_as_the_illegal_header_that_it_makes(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("hunter2\nhunter2")
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(SilentError) as told:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(SlurmUnavailableError) as told:
         _ask(f"http://127.0.0.1:{server.getsockname()[1]}", token)
     assert "llegal header value ***" in str(told.value)
     assert SECRET not in str(told.value)
@@ -133,8 +135,8 @@ def test_a_token_of_two_lines_is_not_repeated_as_the_illegal_header_that_it_make
 @pytest.mark.parametrize("shape", URLS)
 def test_a_prometheus_that_cannot_be_asked(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = shape.format(host="127.0.0.1:1", path="")
-    with Prometheus(url, {"X": "a"}) as server, pytest.raises(PrometheusError) as told:
-        server.now("up", 1.0)
+    with PrometheusClient(url, {"X": "a"}) as server, pytest.raises(PrometheusError) as told:
+        server.instant_query("up", 1.0)
     assert SECRET not in str(told.value)
     assert main(["report", "7", "--prometheus", url, "--header", "Authorization: hunter2"]) == 1
     said = capsys.readouterr()
@@ -142,26 +144,26 @@ def test_a_prometheus_that_cannot_be_asked(shape: str, capsys: pytest.CaptureFix
 
 
 def test_an_api_server_that_cannot_be_asked(tmp_path: Path) -> None:
-    access = Access("https://ada:hunter2@127.0.0.1:1", f"{tmp_path}/none", f"{tmp_path}/ca")
-    store = Store(
+    access = ApiServer("https://ada:hunter2@127.0.0.1:1", f"{tmp_path}/none", f"{tmp_path}/ca")
+    store = Informer(
         access,
         Pod,
         paths=("/api/v1/pods",),
         selector="",
-        matters=str,
-        news=lambda: None,
-        moved=lambda: None,
+        significant=str,
+        on_update=lambda: None,
+        on_change=lambda: None,
         now=lambda: 0,
     )
-    store._fail(httpx.ConnectError("https://ada:hunter2@127.0.0.1:1 is not there"))
-    assert SECRET not in store.trouble
-    assert "127.0.0.1:1/api/v1/pods" in store.trouble
+    store._record_failure(httpx.ConnectError("https://ada:hunter2@127.0.0.1:1 is not there"))
+    assert SECRET not in store.error
+    assert "127.0.0.1:1/api/v1/pods" in store.error
 
 
 def test_an_engine_s_address_that_is_none() -> None:
-    engines = Engines(endpoints=(EngineEndpoint("ftp://ada:hunter2@h/x", "7"),))
+    engines = EngineSettings(endpoints=(EngineEndpoint("ftp://ada:hunter2@h/x", "7"),))
     with pytest.raises(ConfigError) as told:
-        Finder(engines)
+        EngineDiscovery(engines)
     assert SECRET not in str(told.value)
 
 
@@ -182,19 +184,19 @@ def test_the_configuration_is_printed_without_them(tmp_path: Path, capsys: pytes
     assert 'url = "http://***@h:9400/metrics"' in said.out
 
 
-@pytest.mark.parametrize("form", [Text(), Json()])
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
 def test_no_line_of_the_log_has_one_whoever_wrote_it(form: logging.Formatter) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(form)
     record = logging.LogRecord("x", logging.ERROR, "f", 1, "asking %s", ("http://ada:hunter2@h/",), None)
-    tell_by(without_secrets)
+    set_redaction(redact_secrets)
     try:
         err = RuntimeError("http://ada:hunter2@h/ is gone")
         record.exc_info = (type(err), err, None)
         handler.emit(record)
     finally:
-        tell_by(str)
+        set_redaction(str)
     assert SECRET not in stream.getvalue()
     assert stream.getvalue().count(HIDDEN) == 2
     assert stream.getvalue().count("\n") == 1
@@ -204,12 +206,12 @@ def test_setting_up_the_log_sees_to_that(capsys: pytest.CaptureFixture[str]) -> 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
-        configuration(argparse.Namespace(config=None))
+        configure(argparse.Namespace(config=None))
         logging.getLogger("exporter").warning("asking http://ada:hunter2@h/")
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        tell_by(str)
+        set_redaction(str)
     said = capsys.readouterr().err
     assert "asking http://***@h/" in said
 
@@ -240,9 +242,9 @@ def test_what_reaches_the_pages_has_none(rigs: Callable[..., Rig]) -> None:
 def test_a_default_configuration_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config"]) == 0
     assert HIDDEN not in capsys.readouterr().out
-    assert Config().dcgm_exporter.url == without_secrets(Config().dcgm_exporter.url)
+    assert Config().dcgm_exporter.url == redact_secrets(Config().dcgm_exporter.url)
 
 
 def test_where_a_source_was_found_is_told_without_them() -> None:
     config = load(None, environ={}, flags={"dcgm_exporter.url": "http://ada:hunter2@h:9400/metrics"})
-    assert _WHERE["dcgm-exporter"](config) == "http://***@h:9400/metrics"
+    assert SOURCES["dcgm-exporter"].location(config.dcgm_exporter) == "http://***@h:9400/metrics"

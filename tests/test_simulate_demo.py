@@ -7,15 +7,20 @@ from math import fsum
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Job as Books
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Observation, Parallel, Report
+from exporter.core.model import SECOND, Observation, Parallel, TrainingReport
 from exporter.core.pipeline import advance
-from exporter.simulate import BOARDS, SCENARIOS, STORIES, TWELVE, WATERFALLS, Simulation, simulate
-from exporter.simulate.narrated import server, trainer
-from exporter.simulate.programs import decoding, eventful_training, straggling
-from exporter.simulate.work import Stage, dice
+from exporter.simulate.boards import BOARDS
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.programs import decoding, disturbed_training, straggling
+from exporter.simulate.reporting import reporting_server, reporting_trainer
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
+from exporter.simulate.workload import Stage, seeded_random
+from tests.lookalikes import LOOKALIKES
 
 HOURS = 2.0
 TRAINING, CHAT = "41001", "inference/chat-0-4"
@@ -38,10 +43,10 @@ def fed(seed: int = 0, board: str = "H100-SXM5-80GB") -> Ledger:
 
 def lost(job: Books, leak: str) -> float:
     """Of a job's GPU time the share that one leak has."""
-    return job.book.parts[NAMES.index(leak)] / job.book.paid
+    return job.book.parts[LEAK_NAMES.index(leak)] / job.book.paid
 
 
-def said() -> list[Report]:
+def said() -> list[TrainingReport]:
     """What rank 0 says of its steps while somebody watches."""
     simulation, observations = story()
     return [r for o in observations for r in o.reports if r.rank == "0" and r.steps and r.start > simulation.live_from]
@@ -49,7 +54,7 @@ def said() -> list[Report]:
 
 def dumb(simulation: Simulation) -> Simulation:
     """The same node, on which nobody says a word."""
-    jobs = tuple(replace(job, voice=None, serves=False) for job in simulation.plan.jobs)
+    jobs = tuple(replace(job, reporting=None, serves=False) for job in simulation.plan.jobs)
     return replace(simulation, plan=replace(simulation.plan, jobs=jobs))
 
 
@@ -69,21 +74,24 @@ def outline(stage: Stage) -> tuple[object, ...]:
 
 def test_programs_that_speak_do_what_they_did() -> None:
     board = BOARDS["H100-SXM5-80GB"]
-    for add, program in ((trainer, eventful_training(board, 4, calm_ms=60_000)), (server, decoding(board, 1))):
-        spoken, unspoken = (islice(made(dice("any")), 200) for made in (add(program, board), program))
+    for add, program in (
+        (reporting_trainer, disturbed_training(board, 4, undisturbed_ms=60_000)),
+        (reporting_server, decoding(board, 1)),
+    ):
+        spoken, unspoken = (islice(made(seeded_random("any")), 200) for made in (add(program, board), program))
         assert [outline(stage) for stage in spoken] == [outline(stage) for stage in unspoken]
 
 
 def test_of_the_demo_two_jobs_speak_and_no_other_story_of_its_table_does() -> None:
     speakers = {
         (name, job.owner.job_id)
-        for table in (SCENARIOS, STORIES)
+        for table in (SCENARIOS, LOOKALIKES)
         for name in table
         for job in simulate(name, stories=table).plan.jobs
-        if job.voice or job.serves
+        if job.reporting or job.serves
     }
     assert speakers == {("demo", TRAINING), ("demo", CHAT)}
-    assert not {"demo"} & (TWELVE.keys() | WATERFALLS.keys())
+    assert not {"demo"} & (LEAK_SCENARIOS.keys() | WATERFALL_SCENARIOS.keys())
 
 
 @pytest.mark.parametrize(("seed", "board"), [(0, "H100-SXM5-80GB"), (7, "H100-SXM5-80GB"), (0, "L40S")])
@@ -112,7 +120,7 @@ def test_the_training_says_how_far_it_has_come() -> None:
 def test_less_is_claimed_than_the_tensor_cores_did(job_id: str) -> None:
     """Of the whole job, start-up excepted, which is not reported on: by a tenth at most."""
     book = fed().jobs[job_id].book
-    mfu, pipes = book.reported / book.reportable, book.pure / book.tensor_seen
+    mfu, pipes = book.reported / book.reportable, book.ofu / book.tensor_seen
     assert 0.9 * pipes < mfu < pipes
 
 
@@ -177,4 +185,4 @@ def test_the_chat_server_is_busy_and_not_in_trouble() -> None:
 def test_a_stage_for_whose_mechanism_a_step_has_no_phase_is_refused() -> None:
     board = BOARDS["H100-SXM5-80GB"]
     with pytest.raises(KeyError, match="waiting_peer"):
-        list(trainer(straggling(board, 3), board)(dice("any")))
+        list(reporting_trainer(straggling(board, 3), board)(seeded_random("any")))

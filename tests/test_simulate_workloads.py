@@ -7,17 +7,32 @@ from itertools import islice, pairwise
 import msgspec
 import pytest
 
-from exporter.core.model import MS, PHASES, SECOND, Observation, Owner, Report, Serving
-from exporter.reports.message import Schedule, bubble, decoded
-from exporter.simulate import BOARDS, SCENARIOS, STORIES, TWELVE, WATERFALLS, Simulation, simulate, speaking
-from exporter.simulate.plan import Job, Plan
-from exporter.simulate.speaking import reports, servings
-from exporter.simulate.steps import absent, rests, spell, steps
-from exporter.simulate.words import Service, Step, Voice
-from exporter.simulate.work import Cycle, Load, Segment, Stage, dice
+from exporter.core.model import MS, PHASES, SECOND, Observation, Owner, ServingReport, TrainingReport
+from exporter.simulate import reporting
+from exporter.simulate.boards import BOARDS
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.plan import Plan, SimulatedJob
+from exporter.simulate.reporting import reports, servings
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
+from exporter.simulate.stages import idle_part, phase_stage, steps
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
+from exporter.simulate.workload import (
+    Cycle,
+    Load,
+    ReportingOptions,
+    Segment,
+    ServingCounts,
+    Stage,
+    StepCounts,
+    absent,
+    seeded_random,
+)
+from exporter.training.message import Schedule, bubble_share, decode_message
+from tests.lookalikes import LOOKALIKES
 from tests.test_simulate import check_gaps, check_reading
 
-TABLE = TWELVE | WATERFALLS | {"demo": SCENARIOS["demo"]}
+TABLE = LEAK_SCENARIOS | WATERFALL_SCENARIOS | {"demo": SCENARIOS["demo"]}
 FLOPS_A_TOKEN = 6 * 8e9
 """Of the one model that all trainers here train: 8e9 parameters."""
 TOKENS_A_SECOND = 60_000
@@ -35,20 +50,20 @@ class Played(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
     @property
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[TrainingReport]:
         return [report for o in self.observations for report in o.reports]
 
     @property
-    def servings(self) -> list[Serving]:
+    def servings(self) -> list[ServingReport]:
         return [answer for o in self.observations for answer in o.serving]
 
-    def by_process(self) -> dict[tuple[str, str], list[Report]]:
+    def by_process(self) -> dict[tuple[str, str], list[TrainingReport]]:
         said = defaultdict(list)
         for report in self.reports:
             said[report.job_id, report.rank].append(report)
         return said
 
-    def by_replica(self) -> dict[tuple[str, ...], list[Serving]]:
+    def by_replica(self) -> dict[tuple[str, ...], list[ServingReport]]:
         said = defaultdict(list)
         for answer in self.servings:
             said[answer.job_id, *answer.uuids].append(answer)
@@ -94,7 +109,7 @@ def test_a_report_comes_with_the_first_observation_after_it_was_made(story: str)
     run = play(story)
     for before, now in pairwise(run.observations):
         first = before.at == 0
-        told: tuple[Report | Serving, ...] = (*now.reports, *now.serving)
+        told: tuple[TrainingReport | ServingReport, ...] = (*now.reports, *now.serving)
         for said in told:
             assert said.start % MS == said.end % MS == 0
             assert said.start <= said.end <= now.at
@@ -155,7 +170,7 @@ def test_every_report_could_have_been_sent(story: str) -> None:
             "restart": report.restart, "loss": report.loss,
         }  # fmt: skip
         sent = {name: value for name, value in message.items() if value is not None}
-        assert decoded(msgspec.json.encode(sent)).step == report.step
+        assert decode_message(msgspec.json.encode(sent)).step == report.step
 
 
 @stories
@@ -262,7 +277,7 @@ def test_what_is_said_does_not_depend_on_who_looks(story: str) -> None:
 
 
 def test_start_moves_what_is_said() -> None:
-    base, moved = (simulate("checkpoint", stories=TWELVE, gpus=2, start=start) for start in (0, 5 * SECOND))
+    base, moved = (simulate("checkpoint", stories=LEAK_SCENARIOS, gpus=2, start=start) for start in (0, 5 * SECOND))
     for ours, theirs in zip(base.observations, moved.observations, strict=True):
         assert [(r.start + 5 * SECOND, r.end + 5 * SECOND, r.step) for r in ours.reports] == [
             (r.start, r.end, r.step) for r in theirs.reports
@@ -270,7 +285,7 @@ def test_start_moves_what_is_said() -> None:
 
 
 def test_programs_that_have_nothing_to_say_say_nothing() -> None:
-    for table in (SCENARIOS, STORIES):
+    for table in (SCENARIOS, LOOKALIKES):
         for story in table.keys() - {"demo"}:
             simulation = simulate(story, stories=table, period_seconds=60, duration_seconds=300)
             assert not any(o.reports or o.serving for o in simulation.observations)
@@ -324,17 +339,17 @@ def test_a_pipelines_bubble_is_what_its_schedule_leaves() -> None:
     run = play("pipeline_bubble")
     assert {report.bubble for report in run.reports if report.steps} == {3 / 7}
     assert {report.parallel.pipeline for report in run.reports if report.parallel} == {4}
-    assert bubble(Schedule(stages=4, microbatches=4)) == 3 / 7
+    assert bubble_share(Schedule(stages=4, microbatches=4)) == 3 / 7
     polled = really(run.simulation, "waiting_peer_share")
     assert all(seconds == pytest.approx(3 / 7 * 1179.5, abs=1) for seconds in polled.values())
 
 
 def test_stories_run_on_other_boards() -> None:
     for board in ("A100-SXM4-80GB", "L40S", "B200-SXM"):
-        for story in TWELVE:
-            gpus = max(TWELVE[story].min_gpus, 2)
+        for story in LEAK_SCENARIOS:
+            gpus = max(LEAK_SCENARIOS[story].min_gpus, 2)
             simulation = simulate(
-                story, stories=TWELVE, board=board, gpus=gpus, period_seconds=60, duration_seconds=180
+                story, stories=LEAK_SCENARIOS, board=board, gpus=gpus, period_seconds=60, duration_seconds=180
             )
             for observation in simulation.observations:
                 for reading in observation.readings:
@@ -343,23 +358,24 @@ def test_stories_run_on_other_boards() -> None:
 
 def test_only_a_story_that_needs_it_knows_the_slices() -> None:
     for story, slices in (("oversized_allocation", 7), ("batching", 0)):
-        first = next(simulate(story, stories=TWELVE).observations)
+        first = next(simulate(story, stories=LEAK_SCENARIOS).observations)
         assert {device.spec.slices for device in first.devices or () if device.spec} == {slices}
 
 
 def test_a_cycle_may_have_empty_segments() -> None:
     """As the first and the last stage of a pipeline have."""
     run = play("pipeline_bubble")
-    stages = run.simulation.plan.jobs[0].stages(dice("any"))
+    stages = run.simulation.plan.jobs[0].stages(seeded_random("any"))
     stage = next(stage for stage in stages if stage.name == "training")
     assert all(cycle.ms == 700 for cycle in stage.cycles)
     assert [cycle.segments[0].ms for cycle in stage.cycles] == [0, 100, 200, 300]
 
 
-def told_of(*stages: Stage, hold_ms: int = 60_000) -> list[Report]:
+def told_of(*stages: Stage, hold_ms: int = 60_000) -> list[TrainingReport]:
     """Reports of a job of one GPU that does this and is killed in the end."""
-    job = Job(
-        owner=Owner("1"), slots=(0,), stages=lambda _: iter(stages), hold_ms=hold_ms, voice=Voice(run="r")
+    job = SimulatedJob(
+        owner=Owner("1"), slots=(0,), stages=lambda _: iter(stages), hold_ms=hold_ms,
+        reporting=ReportingOptions(run="r"),
     )  # fmt: skip
     return list(reports(Plan(jobs=(job,)), ("GPU-0",), board=BOARDS["H100-SXM5-80GB"], seed=0))
 
@@ -367,7 +383,7 @@ def told_of(*stages: Stage, hold_ms: int = 60_000) -> list[Report]:
 def seven(ms: int, *, after: int = 0) -> Stage:
     """Steps of 300 ms of waiting for data and 400 ms of kernels, for so long."""
     cycle = Cycle(Segment(300.0, Load(), "waiting_input"), Segment(400.0, Load(engine=1.0), "computing"))
-    return Stage("steps", ms, (cycle,), step=Step(phases=("data", "compute"), model_flops=7.0, after=after))
+    return Stage("steps", ms, (cycle,), step=StepCounts(phases=("data", "compute"), model_flops=7.0, after=after))
 
 
 def test_a_report_ends_with_the_first_step_that_is_due() -> None:
@@ -384,7 +400,7 @@ def test_a_report_ends_with_the_first_step_that_is_due() -> None:
 
 def test_a_wait_in_the_midst_of_steps_is_told_with_the_next_of_them() -> None:
     """Two waits of 5 s and 400 ms after 1.4 s of steps, and one at the beginning, which nothing has come before."""
-    step = Step(phases=("data",), within=True)
+    step = StepCounts(phases=("data",), within=True)
     long, short = (Stage("waits", ms, (Cycle(Segment(100.0, Load(), "idle")),), step=step) for ms in (5_000, 400))
     _, one, two, three = told_of(seven(1_400), long, short, seven(60_000, after=2), hold_ms=10_000)
     assert (one.start // MS, one.end // MS, dict(one.phases)["data"] // MS) == (0, 1_400, 600)
@@ -407,14 +423,14 @@ def test_an_unfinished_step_is_no_step() -> None:
 @pytest.mark.parametrize(("now", "passed"), [(0, 0), (300, 0), (650, 350), (700, 400), (1100, 500), (1400, 800)])
 def test_how_much_of_a_segment_has_passed(now: int, passed: int) -> None:
     """400 ms, 300 ms into each 700."""
-    assert speaking._passed(now, 300.0, 400.0, 700.0) == passed
+    assert reporting._passed(now, 300.0, 400.0, 700.0) == passed
 
 
 def test_who_is_killed_in_a_phase_does_not_tell_its_end() -> None:
     board = BOARDS["H100-SXM5-80GB"]
-    restoring = spell("restoring", 5000, rests(1000.0, "restore"), restart=True, resumes=7, highest=9)
+    restoring = phase_stage("restoring", 5000, idle_part(1000.0, "restore"), restart=True, resumes=7, highest=9)
     for hold, words in ((4000, [(0, 0)]), (9000, [(0, 0), (0, 5000)])):
-        told = told_of(restoring, steps(board, 2, rests(1000.0, "data"), after=7), hold_ms=hold)
+        told = told_of(restoring, steps(board, 2, idle_part(1000.0, "data"), after=7), hold_ms=hold)
         assert [(r.start // MS, r.end // MS) for r in told][:2] == words
         assert (told[0].phase, told[0].restart, told[0].step) == ("restore", True, None)
         assert [r.step for r in told[1:]] == ([] if hold == 4000 else [7, 9])
@@ -429,12 +445,14 @@ def test_an_engine_is_asked_every_five_seconds_and_counts_from_the_answer_before
     """
     cycle = Cycle(Segment(100.0, Load(engine=1.0), "computing"))
     some = [
-        Stage("serving", ms, (cycle,), service=Service(running=tokens, generated_tokens=tokens, flops=tokens * 1.5))
+        Stage(
+            "serving", ms, (cycle,), service=ServingCounts(running=tokens, generated_tokens=tokens, flops=tokens * 1.5)
+        )
         for ms, tokens in ((5_500, 1), (8_500, 2))
     ]
     stages = some if late else [absent("none", 7_000), *some]
     begins = 7_000 if late else 0
-    job = Job(owner=Owner("1"), slots=(0, 1), stages=lambda _: iter(stages), serves=True, start_ms=begins)
+    job = SimulatedJob(owner=Owner("1"), slots=(0, 1), stages=lambda _: iter(stages), serves=True, start_ms=begins)
     told = list(islice(servings(Plan(jobs=(job,)), ("GPU-0", "GPU-1"), board=BOARDS["H100-SXM5-80GB"], seed=0), 3))
     assert [(a.start // SECOND, a.end // SECOND, a.generated_tokens, a.flops, a.running) for a in told] == [
         (10, 15, 75, 112.5, 2), (15, 20, 100, 150, 2),

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.config import Board, Config, ConfigError, load
+from exporter.config import BoardSettings, Config, ConfigError, load
 from exporter.core.model import Spec
-from exporter.specs import confidence, find_spec, sliced, unknown_model
+from exporter.specs import confidence, find_spec, mig_instance_spec, unknown_model
 
 ROWS = list(csv.DictReader((resources.files("exporter") / "data" / "gpu_specs.csv").read_text("utf-8").splitlines()))
 
@@ -152,13 +152,13 @@ def test_every_board_has_its_confidence_and_memory() -> None:
 def test_a_part_of_a_board_has_its_share_of_peak_and_bandwidth_alone() -> None:
     spec = find_spec("NVIDIA H100 80GB HBM3")
     assert spec is not None
-    part = sliced(spec, compute=3 / 7, memory=0.5)
+    part = mig_instance_spec(spec, compute=3 / 7, memory=0.5)
     assert part.peak_flops == pytest.approx(989.4e12 * 3 / 7)
     assert part.memory_bandwidth_bytes_per_second == 3350e9 / 2
     assert part.peak_flops_fp8 == pytest.approx(1978.9e12 * 3 / 7)
     whole = {"peak_flops": 989.4e12, "peak_flops_tf32": 494.7e12, "peak_flops_fp8": 1978.9e12}
     assert msgspec.structs.replace(part, **whole, memory_bandwidth_bytes_per_second=3350e9) == spec
-    assert sliced(Spec("x"), compute=0.5, memory=0.5) == Spec("x")
+    assert mig_instance_spec(Spec("x"), compute=0.5, memory=0.5) == Spec("x")
 
 
 def test_of_an_unknown_model_is_said_which_gpu_it_is_and_what_to_configure() -> None:
@@ -193,10 +193,10 @@ def test_a_board_that_the_table_lacks_is_what_is_configured_and_no_more(tmp_path
 
 
 def test_every_field_of_a_spec_but_its_name_can_be_configured_and_by_the_same_name() -> None:
-    assert Board.__struct_fields__ == Spec.__struct_fields__[1:]
+    assert BoardSettings.__struct_fields__ == Spec.__struct_fields__[1:]
     figures = (1e12, 5e11, 2e12, 4e12, 1e9, 1e12, 1e11, 72, 1e10, 90.0, 0.8, 7, 80.0)
-    every: dict[str, Any] = dict(zip(Board.__struct_fields__, figures, strict=True))
-    assert Config(specs={"Mine": Board(**every)}).overrides() == {"Mine": Spec("Mine", **every)}
+    every: dict[str, Any] = dict(zip(BoardSettings.__struct_fields__, figures, strict=True))
+    assert Config(specs={"Mine": BoardSettings(**every)}).overrides() == {"Mine": Spec("Mine", **every)}
 
 
 def test_nothing_is_configured_unless_it_is() -> None:

@@ -15,12 +15,12 @@ from exporter.core.model import (
     Owner,
     Process,
     Reading,
-    Report,
     Spec,
+    TrainingReport,
 )
-from exporter.trace import FORMAT, Header, TraceError, TraceWriter, read_trace, shifted
+from exporter.trace import FORMAT, TraceError, TraceHeader, TraceWriter, read_trace, shift_observation
 
-HEADER = Header(host="node-1", simulated=True, created_wall=17, note="a test")
+HEADER = TraceHeader(host="node-1", simulated=True, created_wall=17, note="a test")
 FIRST = Observation(
     at=0,
     wall=5,
@@ -282,32 +282,32 @@ def test_fields_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
 def test_a_shifted_observation_is_the_same_at_another_time_by_both_clocks() -> None:
     then = Observation(
         100, 5000, readings=(Reading("GPU-0", 10, 100),), settled=100, allocations_at=90,
-        allocations=(Allocation("GPU-0", Owner("1"), 20),), reports=(Report("1", 30, 60, 1e15),),
+        allocations=(Allocation("GPU-0", Owner("1"), 20),), reports=(TrainingReport("1", 30, 60, 1e15),),
     )  # fmt: skip
-    now = shifted(then, 1000, wall=7)
+    now = shift_observation(then, 1000, wall=7)
     assert (now.at, now.wall, now.settled, now.allocations_at) == (1100, 5007, 1100, 1090)
     assert (now.readings[0].start, now.readings[0].end) == (1010, 1100)
     assert now.allocations == (Allocation("GPU-0", Owner("1"), 1020),)
-    assert now.reports == (Report("1", 1030, 1060, 1e15),)
+    assert now.reports == (TrainingReport("1", 1030, 1060, 1e15),)
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_how_much_of_the_file_was_taken_is_told_in_bytes_of_the_disk(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with TraceWriter(path, Header()) as writer:
+    with TraceWriter(path, TraceHeader()) as writer:
         for number in range(20_000):
             writer.append(Observation(number, number, source=f"{number * 7919 % 10_007}"))
     size = path.stat().st_size
     with read_trace(path) as trace:
         assert trace.size == size
-        taken = [trace.taken for _ in trace if trace.observations % 5000 == 1]
+        taken = [trace.bytes_read for _ in trace if trace.observations % 5000 == 1]
     assert taken == sorted(taken)
     assert 0 < taken[0] < size / 2 < taken[-1] <= size
 
 
 def test_a_file_that_is_not_on_a_disk_has_no_size() -> None:
     file = io.BytesIO()
-    TraceWriter(file, Header()).close()
+    TraceWriter(file, TraceHeader()).close()
     file.seek(0)
     with read_trace(file) as trace:
-        assert (trace.size, trace.taken) == (None, len(file.getvalue()))
+        assert (trace.size, trace.bytes_read) == (None, len(file.getvalue()))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.model import SECOND, Fault, Process, Report, Serving
-from exporter.schedulers import Member, Word
-from exporter.workloads import Guest, Heard, Whose
+from exporter.core.model import SECOND, Fault, Process, ServingReport, TrainingReport
+from exporter.schedulers.base import Member, SchedulerState
+from exporter.workloads import ProcessLookup, WorkloadProcess, WorkloadUpdate
 from tests.rigs import FakeScheduler, Rig
 from tests.worlds import WORKING, held
 
@@ -17,19 +17,19 @@ class Listens:
     """Says what it was told to, once; keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.says = Heard()
+        self.says = WorkloadUpdate()
         self.trouble: Exception | None = None
-        self.asked: list[tuple[int, tuple[Guest, ...]]] = []
+        self.asked: list[tuple[int, tuple[WorkloadProcess, ...]]] = []
         self.wants: Sequence[int] = ()
-        self.knows: dict[int, Guest] = {}
+        self.knows: dict[int, WorkloadProcess] = {}
         self.closes = 0
 
-    def take(self, now: int, guests: Sequence[Guest], whose: Whose) -> Heard:
+    def poll(self, now: int, guests: Sequence[WorkloadProcess], whose: ProcessLookup) -> WorkloadUpdate:
         self.asked.append((now, tuple(guests)))
         self.knows = dict(whose(self.wants))
         if self.trouble is not None:
             raise self.trouble
-        says, self.says = self.says, Heard(counts=self.says.counts)
+        says, self.says = self.says, WorkloadUpdate(counts=self.says.counts)
         return says
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ def _rig(rigs: Callable[..., Rig], listens: Listens) -> Rig:
     server = replace(held("GPU-0", start=1000.0, gpus=2).owner, workload_class="serving")
     scheduler = FakeScheduler(*(held(uuid, server, start=1000.0, gpus=2) for uuid in ("GPU-0", "GPU-1")))
     members = {7: Member("41", "3"), 8: Member("41"), 9: Member("gone")}
-    scheduler.word = Word((), 0, members=members)
+    scheduler.word = SchedulerState((), 0, members=members)
     rig = rigs(scheduler, listeners=[listens], interval=1.0)
     rig.source.signals_of = {
         "GPU-0": WORKING | {"processes": (Process(7), Process(1))},
@@ -61,24 +61,24 @@ def test_a_listener_is_told_who_is_on_the_gpus_and_whose_any_process_is(rig: Rig
     listens.wants = (8, 9, 5)
     rig.tick(3)
     now, guests = listens.asked[-1]
-    assert guests == (Guest(7, "41", ("GPU-0", "GPU-1"), "3", "serving"),)
+    assert guests == (WorkloadProcess(7, "41", ("GPU-0", "GPU-1"), "3", "serving"),)
     assert now <= rig.clock.now()
-    assert listens.knows == {8: Guest(8, "41", (), "", "serving")}
+    assert listens.knows == {8: WorkloadProcess(8, "41", (), "", "serving")}
 
 
 def test_what_is_heard_reaches_the_ledger(rig: Rig, listens: Listens) -> None:
     rig.tick(3)
     now = rig.clock.now()
-    listens.says = Heard(
-        reports=(Report("41", now - 2 * SECOND, now - SECOND, step=5, steps=1),),
-        serving=(Serving("41", now - 2 * SECOND, now - SECOND, "vllm", running=3.0),),
+    listens.says = WorkloadUpdate(
+        reports=(TrainingReport("41", now - 2 * SECOND, now - SECOND, step=5, steps=1),),
+        serving=(ServingReport("41", now - 2 * SECOND, now - SECOND, "vllm", running=3.0),),
         counts=(("malformed", 2), ("taken", 1)),
     )
     said = rig.tick()
     assert (len(said.reports), len(said.serving)) == (1, 1)
     job = rig.ledger.jobs["41"]
     assert job.progress.step == 5
-    assert job.service.last[()].running == 3.0
+    assert job.service.latest[()].running == 3.0
     quiet = rig.tick()
     assert (quiet.reports, quiet.serving) == ((), ())
     snapshot = rig.agent.latest()
@@ -87,7 +87,7 @@ def test_what_is_heard_reaches_the_ledger(rig: Rig, listens: Listens) -> None:
 
 
 def test_a_listener_s_fault_is_told(rig: Rig, listens: Listens, caplog: pytest.LogCaptureFixture) -> None:
-    listens.says = Heard(faults=(Fault("reports_failed", "the socket is taken"),))
+    listens.says = WorkloadUpdate(faults=(Fault("reports_failed", "the socket is taken"),))
     rig.tick(3)
     assert "reports_failed: the socket is taken" in caplog.text
     assert rig.ledger.faults["reports_failed"] == 1

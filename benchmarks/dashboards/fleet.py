@@ -16,8 +16,11 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import SCENARIOS, TWELVE, Scenario, simulate
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.plan import Scenario
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import simulate
 from tests.dashboards.remote_write import Points
 from tests.e2e.running import Labels
 
@@ -150,7 +153,7 @@ def _template(kind: Kind, minutes: int, end: int) -> Template:
 
 
 def _pages(kind: Kind, minutes: int, end: int) -> Iterator[tuple[int, bytes]]:
-    stories: Mapping[str, Scenario] = {**TWELVE, **SCENARIOS}
+    stories: Mapping[str, Scenario] = {**LEAK_SCENARIOS, **SCENARIOS}
     length = _SETTLED + SCRAPE_SECONDS * minutes
     simulation = simulate(
         kind.story, stories=stories, board=kind.board, period_seconds=SCRAPE_SECONDS, preroll_seconds=0,
@@ -161,7 +164,7 @@ def _pages(kind: Kind, minutes: int, end: int) -> Iterator[tuple[int, bytes]]:
         advance(ledger, observation)
         at = end - length + observation.at // SECOND
         if _SETTLED <= observation.at // SECOND <= length:
-            yield at, render(take_snapshot(ledger, Meta(host="node", simulated=True)))
+            yield at, render(take_snapshot(ledger, DaemonMetadata(host="node", simulated=True)))
 
 
 def _read(scrapes: Sequence[tuple[int, str]]) -> Template:

@@ -10,8 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from exporter.simulate import SCENARIOS, STORIES, Scenario, Truth
+from exporter.simulate.plan import GroundTruth, Scenario
+from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import PROFILED
+from tests.lookalikes import LOOKALIKES
 
 Detector = Literal["hang", "zombie", "no_process", "unowned", "lost"]
 DETECTORS: tuple[Detector, ...] = ("hang", "zombie", "no_process", "unowned", "lost")
@@ -48,7 +50,7 @@ class Label(Struct, frozen=True):
     """What is true from the first entry of the record on for which `when` holds; its job or GPU is the subject."""
 
     detector: Detector
-    when: Callable[[Truth], bool]
+    when: Callable[[GroundTruth], bool]
     window: float = 0.0
     """Seconds it must last before it counts: how long a job of this class may rest."""
     early: float = 0.0
@@ -83,7 +85,7 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def row(self) -> Scenario:
         """The story itself."""
-        return {**SCENARIOS, **STORIES}[self.story]
+        return {**SCENARIOS, **LOOKALIKES}[self.story]
 
 
 class Draw(Struct, frozen=True):
@@ -112,11 +114,11 @@ def draw(case: Case, seed: int) -> Draw:
     )
 
 
-def _in(*phases: str) -> Callable[[Truth], bool]:
+def _in(*phases: str) -> Callable[[GroundTruth], bool]:
     return lambda entry: entry.phase in phases
 
 
-def _left_behind(entry: Truth) -> bool:
+def _left_behind(entry: GroundTruth) -> bool:
     return entry.process and not entry.held and entry.engine_active > 0
 
 

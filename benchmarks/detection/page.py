@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import SECOND, State
 from exporter.core.snapshot import JobView, Snapshot
 
-_WORK = (NAMES.index("checkpoint"), NAMES.index("data_stall"))
+_WORK = (LEAK_NAMES.index("checkpoint"), LEAK_NAMES.index("data_stall"))
 _RATE = 120 * SECOND
 _BLIND = 6 * 300 * SECOND
 """How much longer a spin must last while a GPU of the job cannot be seen: six times `hang_seconds`."""

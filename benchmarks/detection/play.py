@@ -14,8 +14,10 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import MS, PPM, SECOND, Allocation, Device, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import GpuView, Meta, Snapshot, take_snapshot
-from exporter.simulate import SCENARIOS, STORIES, Simulation, simulate, without
+from exporter.core.snapshot import DaemonMetadata, GpuView, Snapshot, take_snapshot
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate, without
+from tests.lookalikes import LOOKALIKES
 
 NO_PROCESS, UNOWNED, TICKET = 2700 * SECOND, 600 * SECOND, 600 * SECOND
 """How long before a GPU without a process, one that is nobody's, and a suspicion are told to anyone."""
@@ -24,7 +26,7 @@ _DARK = (450, 1200)
 """Seconds in which the node of rank 0 is not seen."""
 _RESTART, _STALE = 480 * SECOND, 600 * SECOND
 _STRAY = 90
-_META = Meta()
+_META = DaemonMetadata()
 
 Told = dict[str, int]
 """Nanoseconds from the story's beginning at which something was said of a job or a GPU, by its name."""
@@ -60,7 +62,7 @@ def _simulated(case: Case, seed: int, drawn: Draw, node: int) -> Simulation:
         gpus=case.gpus,
         node=node,
         start=drawn.start_ms * MS,
-        stories={**SCENARIOS, **STORIES},
+        stories={**SCENARIOS, **LOOKALIKES},
     )
 
 

@@ -18,7 +18,7 @@ from benchmarks.detection.rules import GUARDS, THUMBS, Watch, without_guard
 from benchmarks.detection.score import CONFIRM, SUSPECT, Score, merged, onsets, provable, truth
 from benchmarks.detection.watchdog import TIMEOUT, collective_timeouts
 from exporter.core.model import MS, SECOND
-from exporter.simulate import Simulation
+from exporter.simulate.simulation import Simulation
 
 TUNING = tuple(range(1, 7))
 """Seeds that were looked at while the cases and the rules were written."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from benchmarks.detection.cases import ACQUITTING, DRIVER_ONLY, FP, Case, Detector, Draw, Label
 from exporter.core.model import MS, SECOND
-from exporter.simulate import Simulation
+from exporter.simulate.simulation import Simulation
 
 Subjects = dict[str, int]
 """Who is in trouble, and nanoseconds from the story's beginning since when: jobs for a hang, GPUs for the rest."""

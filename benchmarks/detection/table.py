@@ -120,7 +120,7 @@ DETECTION = Group(
     ),
     measures=(
         "alerts/gpus.yaml", "alerts/jobs.yaml", "alerts/recording-jobs.yaml", "benchmarks/detection",
-        "exporter/core", "exporter/simulate", "exporter/specs.py",
+        "exporter/core", "exporter/simulate", "exporter/specs.py", "tests/lookalikes.py",
     ),
     run=detection,
     quick=lambda: detection(quick=True),

@@ -9,7 +9,8 @@ collectives.
 from collections.abc import Iterable, Iterator, Sequence
 
 from exporter.core.model import MS, SECOND
-from exporter.simulate import Simulation, Truth
+from exporter.simulate.plan import GroundTruth
+from exporter.simulate.simulation import Simulation
 
 TIMEOUT = 600 * SECOND
 
@@ -35,9 +36,9 @@ def _ended(node: Simulation) -> Iterator[tuple[str, int]]:
                 yield job, since + TIMEOUT - node.start
 
 
-def stretches(entries: Sequence[Truth], end: int) -> Iterable[tuple[str, int, int]]:
+def stretches(entries: Sequence[GroundTruth], end: int) -> Iterable[tuple[str, int, int]]:
     """Stretches in which one rank waits for its peers and does nothing else."""
-    begun: Truth | None = None
+    begun: GroundTruth | None = None
     for entry in entries:
         waits = entry.waiting_peer_share >= 1
         if begun is not None and (not waits or entry.job_id != begun.job_id):

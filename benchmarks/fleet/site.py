@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from exporter.cluster.metrics import page as cluster_page
-from exporter.cluster.model import Node
-from exporter.cluster.view import Queue, Told, View
-from exporter.core.exposition import TEXT, render
+from exporter.cluster.model import ClusterNode
+from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals
+from exporter.core.exposition import TEXT_CONTENT_TYPE, render
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import simulate
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate.simulation import simulate
 
 SCRAPE_SECONDS = 60
 SCENARIOS = (*("fleet",) * 8, "demo", "straggler", "lost_gpu", "demo")
@@ -51,7 +51,7 @@ def story(number: int, begins: int = 0) -> list[bytes]:
             continue
         advance(ledger, observation)
         if observation.at >= SETTLED * SECOND:
-            pages.append(render(take_snapshot(ledger, Meta(host=host, simulated=True))))
+            pages.append(render(take_snapshot(ledger, DaemonMetadata(host=host, simulated=True))))
     return pages
 
 
@@ -83,11 +83,13 @@ def host(number: int) -> str:
 
 def cluster(nodes: int) -> bytes:
     """Give the page of `gpu-efficiency cluster` for this fleet."""
-    view = View(
+    view = ClusterView(
         scheduler="slurm",
-        told=tuple(Told(name, 60 * SECOND, 0) for name in ("jobs", "nodes")),
-        queue=Queue({("gpu", "resources"): 40}, {("gpu", "resources"): 400}, {"gpu": 900.0}),
-        nodes=tuple(Node(host(n), {"h100": 8}, {"h100": 6}, state="mixed", partitions=("gpu",)) for n in range(nodes)),
+        questions=tuple(QuestionStatus(name, 60 * SECOND, 0) for name in ("jobs", "nodes")),
+        queue=QueueTotals({("gpu", "resources"): 40}, {("gpu", "resources"): 400}, {"gpu": 900.0}),
+        nodes=tuple(
+            ClusterNode(host(n), {"h100": 8}, {"h100": 6}, state="mixed", partitions=("gpu",)) for n in range(nodes)
+        ),
         interrupted_jobs={("gpu", "node_failure", "requeued"): 3},
     )
     return cluster_page(view, now=0)
@@ -126,7 +128,11 @@ class Site:
         try:
             async for name in asked(reader):
                 body = self._page(name)
-                writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {TEXT}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+                writer.write(
+                    (
+                        f"HTTP/1.1 200 OK\r\nContent-Type: {TEXT_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
+                    ).encode()
+                )
                 writer.write(body)
                 await writer.drain()
         except ConnectionError:

@@ -13,7 +13,7 @@ import sys
 from msgspec import Struct
 
 from benchmarks.fleet.site import SCENARIOS, SETTLED, asked, cluster, named, role, story
-from exporter.core.exposition import TEXT
+from exporter.core.exposition import TEXT_CONTENT_TYPE
 
 _USEFUL = re.compile(rb'^gpu_efficiency_node_seconds_total\{[^}]*layer="useful"[^}]*\} (\S+)$', re.MULTILINE)
 AT_ONCE = 8
@@ -109,7 +109,10 @@ class Unrest:
             async for path in asked(reader):
                 body = self.told(path)
                 status = "503 Service Unavailable" if body is None else "200 OK"
-                head = f"HTTP/1.1 {status}\r\nContent-Type: {TEXT}\r\nContent-Length: {len(body or b'')}\r\n\r\n"
+                head = (
+                    f"HTTP/1.1 {status}\r\nContent-Type: {TEXT_CONTENT_TYPE}\r\n"
+                    f"Content-Length: {len(body or b'')}\r\n\r\n"
+                )
                 writer.write(head.encode() + (body or b""))
                 await writer.drain()
         except ConnectionError:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from benchmarks.known.loads import Load
 from exporter.clock import Clock
 from exporter.core.model import SECOND, Device, Reading
-from exporter.sources import Batch, Source, SourceError
+from exporter.sources.base import ReadResult, SourceError, TelemetrySource
 
 _APART = SECOND // 2
 """Between the two samples of the first look; GPM wants 100 ms."""
@@ -48,7 +48,7 @@ class Facts(Struct, frozen=True):
     """Who else used the GPU; empty: nobody that could be seen."""
 
 
-def first_look(source: Source, clock: Clock, gpu: str, *, force: bool) -> tuple[Device, Reading, str]:
+def first_look(source: TelemetrySource, clock: Clock, gpu: str, *, force: bool) -> tuple[Device, Reading, str]:
     """Find the GPU by ordinal or UUID, and see that it can be measured; give what disturbs it, too.
 
     Raises NotMeasuredError; for a disturbance, only without `force`.
@@ -71,7 +71,7 @@ def first_look(source: Source, clock: Clock, gpu: str, *, force: bool) -> tuple[
     return device, readings[0], shared
 
 
-def _find(batch: Batch, gpu: str) -> Device:
+def _find(batch: ReadResult, gpu: str) -> Device:
     found = next((device for device in batch.devices if gpu in (device.index, device.uuid)), None)
     if found is None:
         there = ", ".join(f"{device.index} ({device.model})" for device in batch.devices)

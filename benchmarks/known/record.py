@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from benchmarks.known.loads import HANG_SECONDS, Load
 from benchmarks.known.stage import Report, Stage
 from exporter.clock import Clock
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, SECOND, Allocation, Device, Observation, Owner, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.sources import Source
-from exporter.trace import Header, TraceWriter
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.sources.base import TelemetrySource
+from exporter.trace import TraceHeader, TraceWriter
 
 POLICY = Policy(hang_suspect_seconds=HANG_SECONDS / 2, hang_seconds=HANG_SECONDS)
 """The daemon's own, but for the time until a spin is called hung."""
@@ -58,11 +58,11 @@ class Recording(Struct, frozen=True):
 class Bench(Struct, frozen=True):
     """What every recording needs."""
 
-    source: Source
+    source: TelemetrySource
     clock: Clock
     device: Device
     folder: Path
-    header: Header
+    header: TraceHeader
 
 
 def record(bench: Bench, stage: Stage, load: Load) -> Recording:
@@ -85,7 +85,7 @@ def trace_of(folder: Path, load: Load) -> Path:
     return folder / f"{load.name}.jsonl.gz"
 
 
-def _header(bench: Bench, load: Load) -> Header:
+def _header(bench: Bench, load: Load) -> TraceHeader:
     return replace(bench.header, created_wall=bench.clock.wall(), note=f"accuracy: {load.name}; {bench.header.note}")
 
 
@@ -121,7 +121,7 @@ def _held(device: Device, load: Load, now: int) -> Allocation:
 
 
 def _tick(ledger: Ledger, uuid: str) -> Tick:
-    (gpu,) = (gpu for gpu in take_snapshot(ledger, Meta()).gpus if gpu.device.uuid == uuid)
+    (gpu,) = (gpu for gpu in take_snapshot(ledger, DaemonMetadata()).gpus if gpu.device.uuid == uuid)
     book = gpu.counters.now
-    parts = dict(zip(NAMES, book.parts, strict=True))
+    parts = dict(zip(LEAK_NAMES, book.parts, strict=True))
     return Tick(book.until, book.paid, parts, book.engine, gpu.state, gpu.reason, gpu.hang_suspected, gpu.reading)

@@ -22,10 +22,10 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.http.replying import GZIP_LEVEL
-from exporter.simulate import simulate
-from exporter.trace import Header, TraceWriter, read_trace
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.simulate.simulation import simulate
+from exporter.trace import TraceHeader, TraceWriter, read_trace
+from exporter.web.responses import GZIP_LEVEL
 
 READING_BUDGET_US = 10.0
 REPLAY_BUDGET_S = 2.0
@@ -36,7 +36,7 @@ _DAY_SECONDS = 24 * 3600
 _WEEK_SECONDS = 7 * _DAY_SECONDS
 _REPEATS = 9
 _CALLS = 200
-_META = Meta(version="0", source="nvml", scheduler="processes", host="gpu-node-00")
+_META = DaemonMetadata(version="0", source="nvml", scheduler="processes", host="gpu-node-00")
 
 
 def readings() -> list[Row]:
@@ -112,7 +112,7 @@ def _write(trace: Path, *, seconds: int, said: bool) -> tuple[int, int]:
     """Write the demo node's story; give its readings, and what workloads and engines say in it."""
     story = simulate("demo", period_seconds=60, preroll_seconds=0, duration_seconds=seconds)
     readings = words = 0
-    with TraceWriter(trace, Header(host=story.host, simulated=True), flush_every=0) as writer:
+    with TraceWriter(trace, TraceHeader(host=story.host, simulated=True), flush_every=0) as writer:
         for observation in story.observations:
             told = observation if said else replace(observation, reports=(), serving=())
             writer.append(told)
@@ -187,7 +187,7 @@ def _size(what: str, count: int, unit: str, beside: str) -> Row:
     return row("text", what, often="once", values=[count], unit=unit, digits=0, spread=beside)
 
 
-_MEASURES = ("exporter/core", "exporter/http/replying.py", "exporter/simulate", "exporter/trace.py")
+_MEASURES = ("exporter/core", "exporter/web/responses.py", "exporter/simulate", "exporter/trace.py")
 _SHORT_STEPS = (
     "Some fifty short Python calls a reading, none of them large: weighing the counters is about a fifth, checking 17"
     " ranges 7 % by instructions. Next: check a field where it is used; post to both books in one pass."
@@ -240,6 +240,6 @@ REPLAY = Group(
         "steps"
         for clock in ("wall", "CPU")
     },
-    measures=("exporter/cli/simulated.py", *_MEASURES),
+    measures=("exporter/cli/simulate.py", *_MEASURES),
     run=lambda: Measured(rows=replay()),
 )

@@ -135,7 +135,7 @@ SERVE = Group(
         "exporter/agent",
         "exporter/cli",
         "exporter/core",
-        "exporter/http",
+        "exporter/web",
         "exporter/schedulers",
         "exporter/sources",
     ),

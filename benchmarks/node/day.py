@@ -273,7 +273,7 @@ DAY_GROUP = Group(
         "exporter/agent",
         "exporter/cli",
         "exporter/core",
-        "exporter/http",
+        "exporter/web",
         "exporter/simulate",
         "exporter/sources",
     ),

@@ -16,10 +16,10 @@ from benchmarks.node.ticks import Booked
 from benchmarks.node.working_day import told
 from benchmarks.rig.daemon import memory
 from benchmarks.rig.stand_ins import START, played
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.core.exposition import render
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Meta
+from exporter.core.snapshot import DaemonMetadata
 
 SCRAPE = 15
 """Seconds between two texts."""
@@ -75,7 +75,7 @@ class Pages:
 
 
 def _core(seconds: int) -> Day:
-    agent = Agent(meta=Meta(source="simulation"))
+    agent = Agent(meta=DaemonMetadata(source="simulation"))
     pages, jobs = Pages(agent), set[str]()
     points = looks(_told(agent, pages, jobs, seconds), pages)
     ledger = agent.ledger
@@ -87,7 +87,7 @@ def _core(seconds: int) -> Day:
 
 def _told(agent: Agent, pages: Pages, jobs: set[str], seconds: int) -> Iterator[int]:
     for second, observation in enumerate(told(seconds)):
-        agent.take_in(observation)
+        agent.process(observation)
         if second % SCRAPE == 0:
             pages.write()
         jobs.update(held.owner.job_id for held in observation.allocations or ())

@@ -20,15 +20,16 @@ from benchmarks.figures import Row, own_garbage_only, row
 from benchmarks.group import Group, Measured
 from benchmarks.machine import ROOT
 from benchmarks.node.year import a_year
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.clock import SystemClock
-from exporter.config import History as Settings
-from exporter.core.checkpoint import freeze
-from exporter.core.model import SECOND, Allocation, Device, Observation, Owner, Parallel, Report
-from exporter.core.snapshot import Meta
-from exporter.core.statement import Statement, Wanted
-from exporter.history import History, Store
-from exporter.simulate import simulate
+from exporter.config import HistorySettings as Settings
+from exporter.core.checkpoint import dump_ledger
+from exporter.core.job_record import JobRecord, JobRecordQuery
+from exporter.core.model import SECOND, Allocation, Device, Observation, Owner, Parallel, TrainingReport
+from exporter.core.snapshot import DaemonMetadata
+from exporter.history.recorder import HistoryRecorder
+from exporter.history.store import HistoryStore
+from exporter.simulate.simulation import simulate
 
 CHECKPOINT_BUDGET_MS, CHECKPOINT_BUDGET_KIB = 5.0, 64.0
 JOBS = 64
@@ -63,9 +64,9 @@ def _owner(n: int) -> Owner:
     )  # fmt: skip
 
 
-def _report(n: int, owner: Owner, seen: Observation) -> Report:
+def _report(n: int, owner: Owner, seen: Observation) -> TrainingReport:
     step = seen.at // SECOND
-    return Report(
+    return TrainingReport(
         job_id=owner.job_id, start=seen.at - SECOND, end=seen.at, model_flops=2.5e13 + n, rank="0", run=f"run-{n:03}",
         step=step, steps=1, tokens=65_536.0, samples=16.0, hardware_flops=3.1e13, dtype="bf16", loss=2.0 + 1 / step,
         phases=(("data", 20_000_000), ("communication", 15_000_000)), world_size=64,
@@ -82,34 +83,36 @@ def _observations() -> Iterator[Observation]:
         yield _told(seen, devices, first=number == 0)
 
 
-def _node(folder: Path) -> tuple[Agent, list[Statement]]:
+def _node(folder: Path) -> tuple[Agent, list[JobRecord]]:
     """An agent after twenty minutes, and what its jobs' receipts would be."""
-    agent = Agent(meta=Meta(source="nvml"))
+    agent = Agent(meta=DaemonMetadata(source="nvml"))
     kept = _history(folder / "node.db", agent)
     for seen in _observations():
-        agent.take_in(seen)
-    statements = [one for one in kept.statements(Wanted()) if one.running]
+        agent.process(seen)
+    statements = [one for one in kept.job_records(JobRecordQuery()) if one.running]
     kept.end()
     if len(statements) != JOBS or any(one.training is None for one in statements):
         raise RuntimeError(f"{len(statements)} jobs run on the node, of which {JOBS} were to report")
     return agent, statements
 
 
-def _history(path: Path, agent: Agent) -> History:
-    kept = History(path, Settings(checkpoint_seconds=3600.0), node="node", boot="boot", clock=SystemClock())
+def _history(path: Path, agent: Agent) -> HistoryRecorder:
+    kept = HistoryRecorder(path, Settings(checkpoint_seconds=3600.0), node="node", boot="boot", clock=SystemClock())
     kept.begin(agent)
     return kept
 
 
-def _checkpoints(agent: Agent, folder: Path, statements: list[Statement]) -> list[Row]:
+def _checkpoints(agent: Agent, folder: Path, statements: list[JobRecord]) -> list[Row]:
     about = f"{_REPEATS} x"
-    with closing(Store(folder / "checkpoints.db")) as store:
-        store.write(statements=statements)
-        frozen = [_timed(lambda: freeze(agent.ledger))[0] for _ in range(_REPEATS)]
+    with closing(HistoryStore(folder / "checkpoints.db")) as store:
+        store.write(job_records=statements)
+        frozen = [_timed(lambda: dump_ledger(agent.ledger))[0] for _ in range(_REPEATS)]
         tallies = msgspec.msgpack.encode({one.owner.job_id: (one.gpus, one.money, one.start) for one in statements})
 
         def save(*, durable: bool) -> Callable[[], None]:
-            return lambda: store.write(state=[("ledger", freeze(agent.ledger)), ("tallies", tallies)], durable=durable)
+            return lambda: store.write(
+                state=[("ledger", dump_ledger(agent.ledger)), ("tallies", tallies)], durable=durable
+            )
 
         kernel = [_timed(save(durable=False)) for _ in range(_REPEATS)]
         disk = [_timed(save(durable=True)) for _ in range(_REPEATS)]
@@ -128,14 +131,14 @@ def _checkpoints(agent: Agent, folder: Path, statements: list[Statement]) -> lis
 
 def _cover(path: Path) -> Row:
     """What a scrape of that node waits for, thread to thread."""
-    agent, waits = Agent(meta=Meta(source="nvml")), []
+    agent, waits = Agent(meta=DaemonMetadata(source="nvml")), []
     kept = _history(path, agent)
     for number, seen in enumerate(_observations()):
-        agent.take_in(seen)
+        agent.process(seen)
         newest = agent.latest()
         if number % 15 == 14 and newest is not None:
             began = time.perf_counter()
-            kept.cover(newest)
+            kept.checkpointed_view(newest)
             waits.append((time.perf_counter() - began) * 1e3)
     kept.end()
     return row("history", "Added to a scrape of that node", often=f"{len(waits)} x", values=waits, unit="ms", digits=2)
@@ -163,14 +166,14 @@ def _memory() -> Row:
 _PROGRAM = """
 import sys, tempfile
 from pathlib import Path
-import exporter.cli.live, exporter.http
+import exporter.cli.serve, exporter.web.app, exporter.web.server
 def resident():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 before = resident()
-from exporter.history import Store
+from exporter.history.store import HistoryStore
 with tempfile.TemporaryDirectory() as folder:
-    store = Store(Path(folder) / "history.db")
+    store = HistoryStore(Path(folder) / "history.db")
     store.write(state=[("ledger", bytes(60_000))])
     print(resident() - before)
     store.close()
@@ -196,11 +199,11 @@ HISTORY = Group(
     ),
     measures=(
         "exporter/agent",
-        "exporter/cli/statements.py",
-        "exporter/cli/sums.py",
+        "exporter/cli/report.py",
+        "exporter/cli/report.py",
         "exporter/core",
         "exporter/history",
-        "exporter/receipt/sums",
+        "exporter/report",
         "exporter/simulate",
     ),
     shortfalls={

@@ -15,13 +15,13 @@ _STEPS = (
     ("the interpreter", ""),
     ("exporter.cli (arguments)", "exporter.cli"),
     ("msgspec", "msgspec"),
-    ("exporter.cli.live (core, loop, trace)", "exporter.cli.live"),
+    ("exporter.cli.serve (core, loop, trace)", "exporter.cli.serve"),
     ("pynvml", "pynvml"),
     ("prometheus_client", "prometheus_client"),
     ("pydantic", "pydantic"),
     ("fastapi", "fastapi"),
     ("uvicorn", "uvicorn"),
-    ("exporter.http", "exporter.http"),
+    ("exporter.web", "exporter.web.server"),
 )
 _REPEATS = 5
 _PROGRAM = """
@@ -81,7 +81,7 @@ IMPORTS = Group(
         "exporter/agent",
         "exporter/cli",
         "exporter/core",
-        "exporter/http",
+        "exporter/web",
         "exporter/schedulers",
         "exporter/sources",
     ),

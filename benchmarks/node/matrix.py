@@ -230,7 +230,7 @@ MATRIX = Group(
         "exporter/agent",
         "exporter/cli",
         "exporter/core",
-        "exporter/http",
+        "exporter/web",
         "exporter/schedulers",
         "exporter/sources",
     ),

@@ -288,7 +288,7 @@ SIDE_BY_SIDE = Group(
         "none of these figures. Where a peer is cheaper, it reads and says less: see the last columns."
     ),
     measures=(
-        "exporter/agent", "exporter/cli", "exporter/core", "exporter/history", "exporter/http", "exporter/schedulers",
+        "exporter/agent", "exporter/cli", "exporter/core", "exporter/history", "exporter/web", "exporter/schedulers",
         "exporter/sources", "benchmarks/node/peer_baseline.py", "requirements.peers.lock",
     ),
     run=peers,

@@ -16,7 +16,7 @@ from threading import Event, Thread
 
 from benchmarks.figures import Row, own_garbage_only, percentile, row
 from benchmarks.group import Group, Measured
-from exporter.reports.client import Reporter
+from exporter.training.client import Reporter
 
 BUDGET = 5.0
 """Microseconds of a call, the messages spread over all calls between them."""
@@ -191,11 +191,11 @@ REPORTER = Group(
     name="reporter",
     title="A call of the client",
     about=(
-        "What `exporter/reports/client.py` costs a training thread, in a tight loop of calls: with a real listener on "
+        "What `exporter/training/client.py` costs a training thread, in a tight loop of calls: with a real listener on "
         "a socket, with none, and with one that never reads. Most calls only count; one every two seconds sends. "
         "Processor and wall time are the same here: nothing waits."
     ),
-    measures=("exporter/reports/client.py",),
+    measures=("exporter/training/client.py",),
     run=lambda: Measured(rows=reporter()),
     quick=lambda: Measured(rows=reporter(quick=True)),
 )

@@ -19,10 +19,10 @@ from msgspec import Struct
 from benchmarks.figures import Row, own_garbage_only, row
 from benchmarks.group import Group, Measured
 from exporter.clock import SystemClock
-from exporter.reports.desk import Desk
-from exporter.reports.intake import Intake
-from exporter.reports.listening import Listening
-from exporter.workloads import Guest
+from exporter.training.inbox import Inbox
+from exporter.training.receiver import ReportReceiver
+from exporter.training.unix_socket import SocketListener
+from exporter.workloads import WorkloadProcess
 
 BUDGET = 1.0
 """Percent of a core."""
@@ -85,12 +85,12 @@ def reports(*, quick: bool = False) -> list[Row]:
     size = QUICK if quick else Size()
     with TemporaryDirectory() as folder:
         socket = Path(folder) / "report.sock"
-        intake, clock = Intake(per_second=10.0, processes=1024), SystemClock()
-        listening = Listening(socket, intake, clock=clock, proc=_PROC, most=1024)
-        desk = Desk(intake, [listening], proc=_PROC)
+        intake, clock = Inbox(per_second=10.0, processes=1024), SystemClock()
+        listening = SocketListener(socket, intake, clock=clock, proc=_PROC, most=1024)
+        desk = ReportReceiver(intake, [listening], proc=_PROC)
         try:
             with _ranks(socket, size) as pids, own_garbage_only():
-                guests = [Guest(pid, "1", ("GPU-0",), f"{rank}") for rank, pid in enumerate(pids)]
+                guests = [WorkloadProcess(pid, "1", ("GPU-0",), f"{rank}") for rank, pid in enumerate(pids)]
                 looks = list(_looks(desk, listening, guests, size))
         finally:
             desk.close()
@@ -114,16 +114,18 @@ def _ranks(socket: Path, size: Size) -> Iterator[list[int]]:
             started.wait(timeout=30.0)
 
 
-def _looks(desk: Desk, listening: Listening, guests: Sequence[Guest], size: Size) -> Iterator[Look]:
+def _looks(
+    desk: ReportReceiver, listening: SocketListener, guests: Sequence[WorkloadProcess], size: Size
+) -> Iterator[Look]:
     known, clock = {guest.pid: guest for guest in guests}, SystemClock()
     for number in range(size.warm_up + size.seconds):
-        began, before = time.monotonic(), listening.spent
+        began, before = time.monotonic(), listening.cpu_seconds
         time.sleep(1.0)
         spent = time.thread_time()
-        heard = desk.take(clock.now(), guests, lambda pids: {pid: known[pid] for pid in pids})
+        heard = desk.poll(clock.now(), guests, lambda pids: {pid: known[pid] for pid in pids})
         taking = time.thread_time() - spent
         if number >= size.warm_up:
-            yield Look(time.monotonic() - began, listening.spent - before, taking, len(heard.reports))
+            yield Look(time.monotonic() - began, listening.cpu_seconds - before, taking, len(heard.reports))
 
 
 def rows(looks: Sequence[Look], size: Size) -> list[Row]:
@@ -157,7 +159,7 @@ REPORTS = Group(
         "of the socket's thread and of the reading thread's part, the kernel's included. Whose a process is, is asked "
         "once a connection and not in it."
     ),
-    measures=("exporter/reports", "exporter/workloads.py"),
+    measures=("exporter/training", "exporter/workloads.py"),
     shortfalls={
         "512 ranks, a message every 2 s each: share of a core": "50 us a message, most of it a wake-up, a read and a "
         "decoding of its own for each of 512 sockets; 0.94 % on a faster machine. Next: a client that sends every 5 s "

@@ -20,11 +20,11 @@ from benchmarks.group import Group, Measured
 from benchmarks.machine import ROOT
 from benchmarks.rig.daemon import memory, running
 from exporter.clock import SystemClock
-from exporter.config import Config, Kubernetes
+from exporter.config import Config
 from exporter.core.model import SECOND, Device, Process, Reading
-from exporter.schedulers import Scheduler
-from exporter.schedulers.kubernetes import open_kubernetes
-from exporter.schedulers.kubernetes.watching import Patience
+from exporter.registry import KubernetesSettings
+from exporter.schedulers.base import Scheduler
+from exporter.schedulers.kubernetes.scheduler import WatchIntervals, open_kubernetes
 from tests.kubernetes.cluster import gpu_uuid, kept_by, node, node_object, pod_object
 from tests.nvml_stub.build import build
 from tests.schedulers.slurm_rig import Rig, job
@@ -84,7 +84,7 @@ def _timed(rig: Rig, devices: tuple[Device, ...], readings: Sequence[Reading]) -
     """Processor time of one look, in ms; the budget is a node's, so it is that of this thread."""
     rig.now += SECOND
     began = time.thread_time()
-    rig.scheduler.look(rig.now, devices, readings)
+    rig.scheduler.poll(rig.now, devices, readings)
     return (time.thread_time() - began) * 1e3
 
 
@@ -115,14 +115,14 @@ class _Served(Struct, frozen=True):
 
 def _refresh(served: _Served) -> Row:
     """Processor time of the whole process, for the work is on other threads; the looks beside it are in it."""
-    settings = Kubernetes(
+    settings = KubernetesSettings(
         pod_resources_socket=served.socket, api_url=served.url, token_file=served.token, ca_file=served.ca,
         node_name="node-1",
     )  # fmt: skip
     config = Config(scheduler="kubernetes", kubernetes=settings)
-    scheduler = open_kubernetes(config, patience=structs.replace(Patience(), refresh=0.02))
+    scheduler = open_kubernetes(config, intervals=structs.replace(WatchIntervals(), refresh=0.02))
     clock = SystemClock()
-    while (word := scheduler.look(clock.now(), _DEVICES, ())) is None or len(word.allocations) < _PODS:
+    while (word := scheduler.poll(clock.now(), _DEVICES, ())) is None or len(word.allocations) < _PODS:
         time.sleep(0.05)
     spent = [_refreshed(scheduler, clock, _REFRESHES // 10) for _ in range(10)]
     scheduler.close()
@@ -136,7 +136,7 @@ def _refreshed(scheduler: Scheduler, clock: SystemClock, times: int) -> float:
     """Mean processor time of a refresh, in ms."""
     answers, began = set[int](), time.process_time()
     while len(answers) < times:
-        word = scheduler.look(clock.now(), _DEVICES, ())
+        word = scheduler.poll(clock.now(), _DEVICES, ())
         answers.add(word.at if word else 0)
         time.sleep(0.01)
     return (time.process_time() - began) / times * 1e3

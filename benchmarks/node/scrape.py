@@ -159,6 +159,6 @@ SCRAPE = Group(
         "`/healthz` too. The baseline makes the same series with prometheus_client's own metrics, without HTTP: "
         "compare it with [the text](#snapshot-and-text)."
     ),
-    measures=("exporter/agent", "exporter/core", "exporter/http"),
+    measures=("exporter/agent", "exporter/core", "exporter/web"),
     run=lambda: Measured(rows=scrape()),
 )

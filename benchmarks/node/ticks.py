@@ -23,10 +23,10 @@ from benchmarks.group import Group, Measured
 from benchmarks.machine import ROOT
 from benchmarks.rig.meter import BINDINGS, LEDGER, LIBRARY, OURS, Meter
 from benchmarks.rig.stand_ins import GPUS, START, Played, environment, played
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.core.model import SECOND, Allocation, Observation, Owner, Reading
-from exporter.core.snapshot import Meta
-from exporter.sources import Batch
+from exporter.core.snapshot import DaemonMetadata
+from exporter.sources.base import ReadResult
 
 BUDGET_MS = 5.0
 FIELDS = 20
@@ -111,8 +111,8 @@ class Booked:
     def __init__(
         self, world: Played, *, around: Callable[[Callable[..., None], int], Callable[..., None]] = lambda take, _: take
     ) -> None:
-        self.world, self.agent = world, Agent(meta=Meta(source="stand-in"))
-        self._take_in = around(self.agent.take_in, LEDGER)
+        self.world, self.agent = world, Agent(meta=DaemonMetadata(source="stand-in"))
+        self._take_in = around(self.agent.process, LEDGER)
         self._known: tuple[object, ...] = ()
         self._last: tuple[Reading, ...] = ()
 
@@ -123,7 +123,7 @@ class Booked:
         self._last = batch.readings
         return len(batch.readings)
 
-    def _observation(self, batch: Batch, now: int) -> Observation:
+    def _observation(self, batch: ReadResult, now: int) -> Observation:
         """As the observer makes one: inventory and holders only where they are not what was said last."""
         same, self._known = batch.devices == self._known, batch.devices
         held = (Allocation(device.uuid, _OWNER, START, gpus=len(batch.devices)) for device in batch.devices)

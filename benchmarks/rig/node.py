@@ -12,19 +12,18 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from benchmarks.rig.story import SCENARIO, history
-from exporter.agent import Agent
-from exporter.agent.hands import Hands
-from exporter.agent.observer import Observer
-from exporter.cli.wiring import portrait, publish
+from exporter.agent.agent import Agent
+from exporter.agent.sampler import Collector, Sampler
+from exporter.cli.wiring import daemon_metadata, publish
 from exporter.clock import SystemClock
 from exporter.config import load
 from exporter.core.model import Allocation, Device, Reading
-from exporter.logs import set_up
-from exporter.schedulers import Member, Word
+from exporter.logs import configure_logging
+from exporter.schedulers.base import Member, SchedulerState
 from exporter.schedulers.rules import Rules
-from exporter.simulate import simulate
-from exporter.sources import Batch
-from exporter.sources.ladder import Ladder
+from exporter.simulate.simulation import simulate
+from exporter.sources.base import ReadResult
+from exporter.sources.selector import SourceSelector
 
 
 class SimulatedSource:
@@ -38,13 +37,13 @@ class SimulatedSource:
         self._devices = next(self._story).devices or ()
         self._last: int | None = None
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         """Play one second on."""
         last, self._last = self._last, now
         readings = next(self._story).readings
         if last is None or last >= now:
-            return Batch(self._devices)
-        return Batch(self._devices, tuple(replace(reading, start=last, end=now) for reading in readings))
+            return ReadResult(self._devices)
+        return ReadResult(self._devices, tuple(replace(reading, start=last, end=now) for reading in readings))
 
     def resync(self) -> None:
         """Forget the baseline."""
@@ -65,11 +64,11 @@ class SimulatedScheduler:
     def __init__(self, allocations: tuple[Allocation, ...]) -> None:
         self._allocations = allocations
 
-    def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word:  # noqa: ARG002
+    def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState:  # noqa: ARG002
         """Say what was said before."""
-        return Word(self._allocations, now)
+        return SchedulerState(self._allocations, now)
 
-    def adopt(self, rules: Rules) -> None:
+    def update(self, rules: Rules) -> None:
         """Nobody is judged by rules."""
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:  # noqa: ARG002
@@ -84,15 +83,17 @@ def main() -> int:
     """Serve; the exit status is the server's."""
     flags = {"web.listen_address": "127.0.0.1:0", "web.config_file": "".join(sys.argv[1:2])}
     config = load(None, environ={}, flags=flags)
-    set_up(form="text", level="info")
+    configure_logging(form="text", level="info")
     clock = SystemClock()
     before = list(history(clock.now()).observations)
     scheduler = SimulatedScheduler(before[0].allocations or ())
-    hands = Hands(Ladder(("simulation",), lambda _: SimulatedSource()), scheduler)
-    observer = Observer(hands, clock, interval=1.0, deadline=10.0)
-    agent = Agent(meta=portrait(config, source="simulation", simulated=True, host="gpu-node-00"), observer=observer)
+    hands = Collector(SourceSelector(("simulation",), lambda _: SimulatedSource()), scheduler)
+    observer = Sampler(hands, clock, interval=1.0, deadline=10.0)
+    agent = Agent(
+        meta=daemon_metadata(config, source="simulation", simulated=True, host="gpu-node-00"), sampler=observer
+    )
     for observation in before:
-        agent.take_in(observation)
+        agent.process(observation)
     try:
         return publish(agent, config, observer.observations)
     finally:

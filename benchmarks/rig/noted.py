@@ -17,7 +17,7 @@ from struct import Struct as Packed
 
 from msgspec import Struct
 
-from exporter.cli import live, main
+from exporter.cli import main, serve
 from exporter.clock import SystemClock
 from tests.shared_library import built
 
@@ -81,7 +81,7 @@ def _run(file: str, words: list[str]) -> int:
     library = opened()
     to = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     signal.signal(signal.SIGUSR1, lambda *_: library.begin_counting())
-    vars(live)["SystemClock"] = lambda: Noted(to, library)  # the one thing that is not as in life
+    vars(serve)["SystemClock"] = lambda: Noted(to, library)  # the one thing that is not as in life
     return main(words)
 
 

@@ -14,11 +14,10 @@ import pynvml
 
 from exporter.clock import JumpClock
 from exporter.core.model import MS, SECOND
-from exporter.sources import Source
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.dcgm.bindings import connect, load
-from exporter.sources.dcgm.engine import Engine
-from exporter.sources.nvml import open_nvml
+from exporter.sources.base import TelemetrySource
+from exporter.sources.dcgm.client import DcgmClient, connect, load_bindings
+from exporter.sources.dcgm.source import DcgmSource
+from exporter.sources.nvml.source import open_nvml
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.build import build as build_dcgm
 from tests.nvml_stub.build import build as build_nvml
@@ -75,7 +74,9 @@ class _Script:
 class Played:
     """A source over a stand-in whose time stands still between two `run`."""
 
-    def __init__(self, source: Source, clock: JumpClock, move: Callable[[], None], wake: Callable[[], object]) -> None:
+    def __init__(
+        self, source: TelemetrySource, clock: JumpClock, move: Callable[[], None], wake: Callable[[], object]
+    ) -> None:
         self.source, self.clock = source, clock
         self._move, self._wake = move, wake
 
@@ -98,10 +99,10 @@ def _played_dcgm(prepare: Prepare) -> Played:
         script.move(clock.wall() // 1000)
 
     move()
-    bindings = load()
+    bindings = load_bindings()
     prepare(bindings.agent, bindings.structs)
     handle = connect(bindings, address, timeout_seconds=5.0)
-    source = DcgmSource(Engine(bindings, handle, address=address), period_seconds=1.0, clock=clock)
+    source = DcgmSource(DcgmClient(bindings, handle, address=address), period_seconds=1.0, clock=clock)
     return Played(source, clock, move, lambda: bindings.agent.dcgmGetAllDevices(handle))
 
 

@@ -4,7 +4,7 @@ Owns which story it is, and its length.
 """
 
 from exporter.core.model import SECOND
-from exporter.simulate import Simulation, simulate
+from exporter.simulate.simulation import Simulation, simulate
 
 SCENARIO = "large_gemm"
 HISTORY_SECONDS = 3660

@@ -9,8 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import Observation, Reading
-from exporter.simulate import Simulation, without
-from exporter.simulate.simulation import PROFILED
+from exporter.simulate.simulation import PROFILED, Simulation, without
 
 _SHARES = (
     "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",

@@ -19,11 +19,12 @@ from benchmarks.figures import Row
 from benchmarks.group import Curves, Group, Measured, Picture, Table
 from benchmarks.truth import mechanisms
 from benchmarks.truth.conditions import CONDITIONS, Condition, heard
-from exporter.core.leaks import LEAKS, NAMES
+from exporter.core.leaks import LEAK_NAMES, LEAKS
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
-from exporter.simulate import TWELVE, Simulation, simulate
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
 from tests.scenarios.physics import foreseen
 from tests.scenarios.stage import SIZES, Case, Run
 from tests.scenarios.twelve import EXPECTED
@@ -93,7 +94,7 @@ def examined(subject: int, condition: int, seed: int) -> Found:
     for gpu in ledger.gpus.values():
         paid += sum(gpu.book.parts)
     due = len(simulation.uuids) * (told[-1].at - told[0].at)
-    spent = {name: sum(gpu.book.parts[place] for gpu in ledger.gpus.values()) for place, name in enumerate(NAMES)}
+    spent = {name: sum(gpu.book.parts[place] for gpu in ledger.gpus.values()) for place, name in enumerate(LEAK_NAMES)}
     shares = {name: part / due for name, part in spent.items() if part}
     return Found(
         subject=subject, condition=condition, seed=seed, expected=_expected(of, seed, simulation, told, ledger),
@@ -110,7 +111,7 @@ def _simulated(of: Subject, how: Condition, seed: int) -> Simulation:
             duration_seconds=size.duration,
         )  # fmt: skip
     row = EXPECTED[of.story]
-    return simulate(of.story, stories=TWELVE, seed=seed, gpus=row.gpus, period_seconds=how.seconds(row.period))
+    return simulate(of.story, stories=LEAK_SCENARIOS, seed=seed, gpus=row.gpus, period_seconds=how.seconds(row.period))
 
 
 def _expected(of: Subject, seed: int, simulation: Simulation, told: tuple, ledger: Ledger) -> float:  # type: ignore[type-arg]
@@ -195,7 +196,7 @@ def losers(found: Sequence[Found]) -> Table:
         if missed < 2.0 or (one.subject, one.condition) in said:
             continue
         said.add((one.subject, one.condition))
-        gains = {name: one.spent.get(name, 0.0) - whole.spent.get(name, 0.0) for name in NAMES}
+        gains = {name: one.spent.get(name, 0.0) - whole.spent.get(name, 0.0) for name in LEAK_NAMES}
         for name in SUBJECTS[one.subject].names:
             gains.pop(name, None)
         winner = max(gains, key=gains.__getitem__)

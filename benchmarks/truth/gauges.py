@@ -25,7 +25,7 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Device, Observation, Owner, Process, Reading
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.specs import find_spec
 from tests.dashboards.past import Past, named, prometheus
 from tests.dashboards.remote_write import Points
@@ -80,7 +80,7 @@ def counted(wave: Wave, phases: Sequence[int], seconds: int) -> list[list[float]
         at = second * SECOND
         advance(ledger, Observation(at, _BEGIN * SECOND + at, readings=readings, allocations_at=at))
         if second % min(EVERY) == 0:
-            text = render(take_snapshot(ledger, Meta(host="node-0"))).decode()
+            text = render(take_snapshot(ledger, DaemonMetadata(host="node-0"))).decode()
             now = {int(n): float(value) for n, value in _USEFUL.findall(text)}
             said.append([now.get(n, 0.0) for n in range(len(phases))])
     return said

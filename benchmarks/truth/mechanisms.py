@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from benchmarks.group import Table
 from benchmarks.truth.conditions import Condition, heard
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.pipeline import advance
-from exporter.simulate import SCENARIOS, TWELVE, Scenario, Simulation, simulate
-from exporter.simulate.plan import timeline
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.plan import Scenario, timeline
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
 
 SEED = 101
 PERIODS = (1.0, 10.0, 30.0)
@@ -41,7 +43,7 @@ MECHANISMS = (
         why="traffic behind kernels, and SMs that healthy kernels leave empty, are taken for exchanges",
     ),
     Mechanism(
-        leak="exposed_communication", story="exposed_communication", stories=TWELVE, seconds=1200,
+        leak="exposed_communication", story="exposed_communication", stories=LEAK_SCENARIOS, seconds=1200,
         mechanisms=("exchanging",), why="a link at a fifth of its pace: the estimate goes by bytes, not by time",
     ),
     Mechanism(
@@ -54,7 +56,8 @@ MECHANISMS = (
         why="its sign is an engine that stops and goes from one reading to the next: longer ones show a mean",
     ),
     Mechanism(
-        leak="data_stall", story="data_stall", stories=TWELVE, seconds=1200, mechanisms=("waiting_input", "copying"),
+        leak="data_stall", story="data_stall", stories=LEAK_SCENARIOS, seconds=1200,
+        mechanisms=("waiting_input", "copying"),
         why="waits of 0.6 s are shorter than a reading: never seen without a word",
     ),
 )  # fmt: skip
@@ -84,7 +87,7 @@ def found(one: Mechanism, period: float) -> tuple[float, float]:
     ledger = Ledger()
     for observation in heard(simulation, _SILENT):
         advance(ledger, replace(observation, reports=(), serving=()))
-    place = NAMES.index(one.leak)
+    place = LEAK_NAMES.index(one.leak)
     books = [gpu.book.parts for gpu in ledger.gpus.values()]
     return true_share(simulation, one.mechanisms), sum(book[place] for book in books) / sum(map(sum, books))
 

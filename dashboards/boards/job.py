@@ -359,7 +359,7 @@ _RECEIPT = Row(
             bad="nothing by itself", do="see the line below for its limit", unit="s", decimals=1,
         ),
         _figure(
-            "Is cut in", Query(_LEFT), shows="Until the scheduler's time limit ends the job.",
+            "Time limit in", Query(_LEFT), shows="Until the scheduler's time limit ends the job.",
             bad="less than the next checkpoint takes", do="save a checkpoint; ask for more time",
             unit="s", decimals=1, steps=((None, words.BAD), (900, words.WATCH), (3600, words.EXPECTED)),
             empty="no limit, or it has ended",
@@ -640,7 +640,7 @@ _VARIANCE = Row(
                 colours={
                     "a step": words.QUIET,
                     "slowest rank works": words.BAD,
-                    "half work less": words.EXPECTED,
+                    "median": words.EXPECTED,
                     "fastest rank works": words.GOOD,
                 },
                 dashed=("a step",),
@@ -652,7 +652,7 @@ _VARIANCE = Row(
             queries=(
                 Query(f"max by (cluster) ({_of('gpu_efficiency_job_step_seconds')})", legend="a step"),
                 Query(f"max by (cluster) ({_BUSY})", legend="slowest rank works"),
-                Query(f"quantile by (cluster) (0.5, {_BUSY})", legend="half work less"),
+                Query(f"quantile by (cluster) (0.5, {_BUSY})", legend="median"),
                 Query(f"min by (cluster) ({_BUSY})", legend="fastest rank works"),
             ),
             points=150,
@@ -755,7 +755,7 @@ _TRAINS = Row(
             kind=Table(
                 (
                     Column(of="A", title="Steps", unit="none", decimals=0, width=65),
-                    Column(of="B", title="Made twice", unit="none", decimals=0, width=92),
+                    Column(of="B", title="Steps repeated", unit="none", decimals=0, width=92),
                     Column(of="C", title="Goodput", unit="percentunit", decimals=1, width=75),
                     Column(of="D", title="Checkpoints", unit="none", decimals=0, width=102),
                     Column(of="E", title="One takes", unit="s", decimals=1, width=80),

@@ -20,7 +20,7 @@ from dashboards.series import (
     to,
     total,
 )
-from exporter.core.catalog import REASONS
+from exporter.core.metrics import UNOBSERVED_REASONS
 
 _CHOSEN_GPUS = 'gpu=~"$gpu"'
 _NOT_HEARD = "not heard"
@@ -484,7 +484,7 @@ _ECC = 'type="corrected"', 'type="uncorrected"'
 _BY_GPU = "cluster, gpu"
 _WRONG = ((None, words.QUIET), (1.0, words.BAD))
 _SHADES = (words.UNKNOWN, words.WATCH, words.LAYERS["ectr"], words.EXPECTED, words.BAD, words.QUIET)
-_REASONS = {reason: _SHADES[n % len(_SHADES)] for n, reason in enumerate(sorted({*REASONS, "other"}))}
+_REASONS = {reason: _SHADES[n % len(_SHADES)] for n, reason in enumerate(sorted({*UNOBSERVED_REASONS, "other"}))}
 """What nobody saw is never green."""
 _ERRORS = Row(
     "Errors and blind spots",

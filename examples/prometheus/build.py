@@ -14,12 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from dashboards.build import boards
-from exporter.cardinality.profiles import PROFILES, kept
-from exporter.cardinality.recordings import read_by_rules
-from exporter.cardinality.series import Fleet
-from exporter.cli.cardinality import answer, relabel_text
-from exporter.core.catalog import METRICS
-from exporter.core.leaks import NAMES
+from exporter.cardinality import PROFILES, FleetSize, kept_share, read_by_rules
+from exporter.cli.cardinality import estimate, relabel_text
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.metrics import METRICS
 from tests.alerts.lint import rules
 from tests.alerts.promql import Selector, parse, walk
 
@@ -27,7 +25,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "prometheus.md"
 BEGIN, END = "<!-- from the rules and the boards: do not edit -->", "<!-- end -->"
 _GRAFANA = re.compile(r"\$\{?__(?:range|rate_interval|interval)\}?")
-NODE = Fleet(gpus=8, jobs=2, reporting=1, serving=1)
+NODE = FleetSize(gpus=8, jobs=2, reporting=1, serving=1)
 """What the table counts: a node with a training that reports and a server."""
 
 
@@ -44,7 +42,7 @@ def _selectors(expr: str) -> tuple[Selector, ...]:
 def _dropped(node: Selector, profile: str) -> bool:
     if node.name not in _LABELS:
         return False
-    share = kept(node.name, profile)
+    share = kept_share(node.name, profile)
     if "uuid" in _LABELS[node.name] and profile in {"jobs", "nodes"}:
         return True
     return share == 0 or (share < 1 and not _leaks(node) <= read_by_rules()[node.name])
@@ -56,7 +54,7 @@ _LABELS = {metric.name: metric.labels for metric in METRICS}
 def _leaks(node: Selector) -> frozenset[str]:
     """Leaks that are asked for; those of another form of question are all."""
     said = [m.value.split("|") for m in node.matchers if m.label == "leak" and m.operator in {"=", "=~"}]
-    return frozenset(said[0]) if said and frozenset(said[0]) <= frozenset(NAMES) else frozenset(NAMES)
+    return frozenset(said[0]) if said and frozenset(said[0]) <= frozenset(LEAK_NAMES) else frozenset(LEAK_NAMES)
 
 
 @cache
@@ -99,7 +97,7 @@ def _summary() -> Iterator[str]:
         gone, silent = rules_lost(name)
         empty = sum(some for some, _ in panels_lost(name).values())
         yield (
-            f"| `{name}` | {about} | {answer(NODE, profile=name).scraped:,} | {records - len(gone)} of {records} | "
+            f"| `{name}` | {about} | {estimate(NODE, profile=name).scraped:,} | {records - len(gone)} of {records} | "
             f"{alerts - len(silent)} of {alerts} | {panels - empty} of {panels} |"
         )
 

@@ -1,7 +1,7 @@
-"""Which devices are accounted for: those the source lists, and those it should.
+"""Determines which devices are accounted for: those the source lists, and those that are missing.
 
-Owns the memory of what was listed, within this run and across restarts. Refuses to judge a device that is listed: its
-condition is the source's word. A board is a device without `parent`; the others are its MIG instances.
+Remembers listed boards within a run and, in a file, across restarts. A board is a device without `parent`; all others
+are MIG instances. Does not judge a listed device: its condition comes from the source.
 """
 
 import logging
@@ -13,13 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import Device, Fault, Spec
-from exporter.files import write_whole
+from exporter.files import write_atomically
 
 log = logging.getLogger(__name__)
 MISSING = "missing"
-NAMELESS = "unknown-"
+UNKNOWN_PREFIX = "unknown-"
 """Begins the name a source gives a GPU that has not told its own: it ends when it is no longer used."""
-STAND_IN = "missing-"
+MISSING_PREFIX = "missing-"
 """Begins the name of a GPU that was never seen."""
 
 
@@ -35,27 +35,27 @@ class Inventory:
     def __init__(self, remembered: Iterable[Device] = (), *, expected: int = 0) -> None:
         self._absent = {board.uuid: board for board in remembered}
         """Boards, and the MIG instances they had when last seen."""
-        self._most, self._expected = len(self._absent), expected
+        self._most_boards, self._expected = len(self._absent), expected
         self._listed: dict[str, Device] = {}
 
-    def take(self, listed: Sequence[Device]) -> tuple[Device, ...]:
+    def update(self, listed: Sequence[Device]) -> tuple[Device, ...]:
         """The devices to account for, now that the source lists these."""
         before, self._listed = self._listed, {device.uuid: device for device in listed}
-        gone = [device for uuid, device in before.items() if uuid not in self._listed and not _nameless(device)]
+        gone = [device for uuid, device in before.items() if uuid not in self._listed and not _has_no_uuid(device)]
         self._absent |= {device.uuid: replace(device, condition=MISSING) for device in gone}
         boards = [device for device in listed if not device.parent]
-        if sum(not board.condition for board in boards) >= max(1, self._most):
+        if sum(not board.condition for board in boards) >= max(1, self._most_boards):
             self._absent = {}
-        self._most = max(self._most, len(boards))
+        self._most_boards = max(self._most_boards, len(boards))
         self._absent = {device.uuid: device for device in self._absent.values() if self._still_absent(device)}
-        missing = list(self._missing(self._most - len(boards)))
+        missing = list(self._missing(self._most_boards - len(boards)))
         lacking = self._expected - len(boards) - sum(not device.parent for device in missing)
-        return (*missing, *listed, *(Device(f"{STAND_IN}{n + 1}", condition=MISSING) for n in range(lacking)))
+        return (*missing, *listed, *(Device(f"{MISSING_PREFIX}{n + 1}", condition=MISSING) for n in range(lacking)))
 
     def boards(self) -> tuple[Device, ...]:
         """The boards of this node as far as they have told their names, to be remembered."""
         known = (*self._listed.values(), *self._absent.values())
-        return tuple(device for device in known if not device.parent and not _nameless(device))
+        return tuple(device for device in known if not device.parent and not _has_no_uuid(device))
 
     def _still_absent(self, device: Device) -> bool:
         """An instance is gone with its board; without it, the board was only cut anew."""
@@ -69,15 +69,15 @@ class Inventory:
             yield from (device for device in self._absent.values() if device.parent == board.uuid)
 
 
-def told(devices: Iterable[Device], listed: Iterable[Device]) -> tuple[Fault, ...]:
+def missing_faults(devices: Iterable[Device], listed: Iterable[Device]) -> tuple[Fault, ...]:
     """A fault for each board that the source does not list."""
     seen = {device.uuid for device in listed}
     gone = (device for device in devices if not device.parent and device.uuid not in seen)
-    return tuple(Fault("gpu_missing", _words(device), device.uuid) for device in gone)
+    return tuple(Fault("gpu_missing", _missing_message(device), device.uuid) for device in gone)
 
 
-def _words(device: Device) -> str:
-    if device.uuid.startswith(STAND_IN):
+def _missing_message(device: Device) -> str:
+    if device.uuid.startswith(MISSING_PREFIX):
         return (
             f"{device.uuid} stands for a GPU that is expected and was never listed: look at `nvidia-smi -L` and"
             " `dmesg`, or correct inventory.expected_gpus"
@@ -88,11 +88,11 @@ def _words(device: Device) -> str:
     )
 
 
-def _nameless(device: Device) -> bool:
-    return device.uuid.startswith(NAMELESS)
+def _has_no_uuid(device: Device) -> bool:
+    return device.uuid.startswith(UNKNOWN_PREFIX)
 
 
-class _Board(Struct, frozen=True):
+class _SavedBoard(Struct, frozen=True):
     uuid: str
     index: str = ""
     model: str = ""
@@ -104,43 +104,45 @@ class InventoryFile:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._kept: frozenset[str] | None = frozenset()
+        self._saved: frozenset[str] | None = frozenset()
         """UUIDs in the file; None: the file is not ours to write."""
-        self._complained = False
+        self._warned = False
 
-    def recall(self) -> tuple[Device, ...]:
+    def load(self) -> tuple[Device, ...]:
         """The boards in the file; none where there is no file yet."""
         try:
-            boards = msgspec.json.decode(self._path.read_bytes(), type=tuple[_Board, ...])
+            boards = msgspec.json.decode(self._path.read_bytes(), type=tuple[_SavedBoard, ...])
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-            self._kept = None
-            self._complain(
+            self._saved = None
+            self._warn_once(
                 f"cannot be read: {err}: delete it or name another in inventory.file, then restart this daemon"
             )
             return ()
-        self._kept = frozenset(board.uuid for board in boards)
+        self._saved = frozenset(board.uuid for board in boards)
         return tuple(_device(board) for board in boards)
 
-    def keep(self, boards: Iterable[Device]) -> None:
+    def save(self, boards: Iterable[Device]) -> None:
         """Write these boards down, where they are others than those in the file."""
         names = {board.uuid: board for board in boards}
-        if self._kept is None or names.keys() == self._kept:
+        if self._saved is None or names.keys() == self._saved:
             return
-        self._kept = frozenset(names)
-        rows = [_Board(b.uuid, b.index, b.model, b.spec.name if b.spec is not None else "") for b in names.values()]
+        self._saved = frozenset(names)
+        rows = [
+            _SavedBoard(b.uuid, b.index, b.model, b.spec.name if b.spec is not None else "") for b in names.values()
+        ]
         try:
-            write_whole(self._path, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
+            write_atomically(self._path, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
         except OSError as err:
-            self._complain(f"cannot be written: {err.strerror or err}: may this user write there?")
+            self._warn_once(f"cannot be written: {err.strerror or err}: may this user write there?")
 
-    def _complain(self, what: str) -> None:
-        if not self._complained:
-            self._complained = True
-            log.warning("the GPUs of this node are not remembered across restarts: %s %s", self._path, what)
+    def _warn_once(self, problem: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("the GPUs of this node are not remembered across restarts: %s %s", self._path, problem)
 
 
-def _device(board: _Board) -> Device:
+def _device(board: _SavedBoard) -> Device:
     spec = Spec(board.spec) if board.spec else None
     return Device(board.uuid, board.index, board.model, spec, condition=MISSING)

@@ -1,8 +1,7 @@
-"""The pause file: an operator, or a job's prolog, says that a profiler wants the hardware counters for a while.
+"""Reads and writes the pause file, with which an operator or a prolog gives the hardware counters to a profiler.
 
-Owns the file's form, its reading and its writing; the command and the daemon share nothing else. Refuses to act on it.
-The form is JSON: {"until": Unix seconds, "reason": text}. What cannot be read as that was still meant as a pause: it
-counts as one of half an hour from its last change, so that a bare `touch` pauses too.
+The form is JSON: {"until": Unix seconds, "reason": text}. A file that cannot be parsed still counts as a pause, of half
+an hour from its last change, so a bare `touch` pauses too. Command and daemon share nothing else.
 """
 
 import logging
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from exporter.core.model import SECOND
-from exporter.files import write_whole
+from exporter.files import write_atomically
 
 log = logging.getLogger(__name__)
 LONGEST_SECONDS = 24 * 3600
@@ -44,28 +43,28 @@ class PauseFile:
 
     def __init__(self, path: str | Path, wall: Callable[[], int] = time.time_ns) -> None:
         self._path, self._wall = Path(path), wall
-        self._mark: tuple[int, int, int] | None = None
+        self._last_stat: tuple[int, int, int] | None = None
         self._pause = Pause(0.0)
-        self._complained = False
+        self._warned = False
 
-    def look(self) -> str:
+    def poll(self) -> str:
         """Why nothing may be read now, in words for a log; empty where nothing forbids it. Never raises."""
         try:
             found = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as err:
-            return self._complain(f"cannot be looked at: {err.strerror or err}")
+            return self._warn_once(f"cannot be looked at: {err.strerror or err}")
         if not stat.S_ISREG(found.st_mode):
-            return self._complain("is not a file: remove it, or name another in sampling.pause_file")
-        mark = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if mark != self._mark:
-            self._mark, self._pause = mark, self._read(changed=found.st_mtime)
-        return self._words() if self._wall() < self._pause.until * SECOND else ""
+            return self._warn_once("is not a file: remove it, or name another in sampling.pause_file")
+        last_stat = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if last_stat != self._last_stat:
+            self._last_stat, self._pause = last_stat, self._read(changed=found.st_mtime)
+        return self._message() if self._wall() < self._pause.until * SECOND else ""
 
     def _read(self, *, changed: float) -> Pause:
         try:
-            said = msgspec.json.decode(_start_of(self._path), type=Pause)
+            pause = msgspec.json.decode(_start_of(self._path), type=Pause)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             until = changed + BROKEN_SECONDS
             log.warning(
@@ -76,19 +75,19 @@ class PauseFile:
                 clock_time(until),
             )
             return Pause(until, "the file is broken")
-        return Pause(min(said.until, changed + LONGEST_SECONDS), said.reason)
+        return Pause(min(pause.until, changed + LONGEST_SECONDS), pause.reason)
 
-    def _words(self) -> str:
+    def _message(self) -> str:
         reason = f" ({' '.join(self._pause.reason.split())[:_LONGEST_REASON]})" if self._pause.reason else ""
         return (
             f"nothing is read until {clock_time(self._pause.until)}{reason}, for {self._path} says so;"
             " `gpu-efficiency resume` ends it"
         )
 
-    def _complain(self, what: str) -> str:
-        if not self._complained:
-            self._complained = True
-            log.warning("the pause file %s %s; nothing is paused", self._path, what)
+    def _warn_once(self, problem: str) -> str:
+        if not self._warned:
+            self._warned = True
+            log.warning("the pause file %s %s; nothing is paused", self._path, problem)
         return ""
 
 
@@ -99,7 +98,7 @@ def clock_time(seconds: float) -> str:
 
 def write_pause(path: Path, pause: Pause) -> None:
     """Have every daemon that looks at `path` pause. Raises OSError."""
-    write_whole(path, msgspec.json.encode(pause) + b"\n")
+    write_atomically(path, msgspec.json.encode(pause) + b"\n")
 
 
 def _start_of(path: Path) -> bytes:

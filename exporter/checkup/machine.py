@@ -1,9 +1,7 @@
-"""What runs here, as whom, on which machine, and whether its clock is right.
+"""Checks the machine: versions, this process's rights, the clock, the NVIDIA driver, its boards and profiling limits.
 
-Owns the reading of this process's own rights. Refuses to judge what they are good for: what needs them
-does.
-
-Sources: proc(5) for /proc/PID/status, capabilities(7) for the bits, adjtimex(2) for the clock.
+Sources: proc(5), capabilities(7), adjtimex(2); NVIDIA's driver README ("proc interface", "Device Nodes");
+NVIDIA's page on ERR_NVGPUCTRPERM (CAP_SYS_ADMIN, from driver 565 on CAP_PERFMON); the NVML API reference (GPM: R520).
 """
 
 import ctypes
@@ -18,15 +16,31 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter import __version__
-from exporter.checkup import INFO, OK, WARN, Finding, Findings, Here
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    Verdict,
+    findings_of,
+    split_advice,
+)
+from exporter.config import Config
 from exporter.core.model import SECOND
+from exporter.registry import SOURCES
+from exporter.sources.base import SourceError
+from exporter.sources.nvml.source import BoardDescription, DriverDescription, describe_nvml
+from exporter.specs import find_spec
 
 PROGRAM, USER, CLOCK = "program", "user", "clock"
 CAPABILITIES = {
     1: "DAC_OVERRIDE", 2: "DAC_READ_SEARCH", 10: "NET_BIND_SERVICE", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 38: "PERFMON",
 }  # fmt: skip
 """Those that change anything for this daemon, by their bit."""
-_ALL = 40
+_ALL_CAPABILITIES = 40
 """More bits than that, and it is everything: a plain root has 41."""
 _SECCOMP = {"0": "no seccomp", "1": "strict seccomp", "2": "a seccomp filter"}
 SERVICE_USER = "gpu-efficiency"
@@ -47,9 +61,9 @@ class Rights(Struct, frozen=True):
         return any(self.capabilities >> bit & 1 for bit, name in CAPABILITIES.items() if name in names)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The capabilities in words."""
-        if self.capabilities.bit_count() >= _ALL:
+        if self.capabilities.bit_count() >= _ALL_CAPABILITIES:
             return "all capabilities"
         held = [name for bit, name in CAPABILITIES.items() if self.capabilities >> bit & 1]
         if not self.capabilities:
@@ -60,27 +74,27 @@ class Rights(Struct, frozen=True):
 def rights(proc: Path) -> Rights:
     """Read them; raises OSError."""
     lines = (proc / "self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    said = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
     return Rights(
-        uid=int(said["Uid"][1]),
-        capabilities=int(said["CapEff"][0], 16),
-        seccomp=said.get("Seccomp", ["0"])[0],
-        no_new_privileges=said.get("NoNewPrivs") == ["1"],
+        uid=int(status["Uid"][1]),
+        capabilities=int(status["CapEff"][0], 16),
+        seccomp=status.get("Seccomp", ["0"])[0],
+        no_new_privileges=status.get("NoNewPrivs") == ["1"],
     )
 
 
-def look_at_program(here: Here, _: Findings) -> Iterator[Finding]:
+def check_program(context: CheckContext, _: Findings) -> Iterator[Finding]:
     """Versions, operating system, container."""
     packages = ("nvidia-ml-py", "msgspec", "httpx", "fastapi", "uvicorn", "grpcio")
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
-    said = f"gpu-efficiency {__version__}, Python {platform.python_version()}; {versions}"
-    yield Finding(PROGRAM, "versions", OK, said)
-    machine = f"{_system(here)}, Linux {platform.release()}, {platform.machine()}"
-    yield Finding(PROGRAM, "machine", OK, f"{here.host}: {machine}, {_where(here)}")
-    cgroup = Path(here.config.host.cgroup)
+    message = f"gpu-efficiency {__version__}, Python {platform.python_version()}; {versions}"
+    yield Finding(PROGRAM, "versions", OK, message)
+    machine = f"{_system_name(context)}, Linux {platform.release()}, {platform.machine()}"
+    yield Finding(PROGRAM, "machine", OK, f"{context.host}: {machine}, {_container_text(context)}")
+    cgroup = Path(context.config.host.cgroup)
     unified = (cgroup / "cgroup.controllers").exists()
-    said = f"{cgroup} is {'cgroup v2' if unified else 'cgroup v1, or none: both are understood'}"
-    yield Finding(PROGRAM, "cgroup", OK if unified else INFO, said)
+    message = f"{cgroup} is {'cgroup v2' if unified else 'cgroup v1, or none: both are understood'}"
+    yield Finding(PROGRAM, "cgroup", OK if unified else INFO, message)
 
 
 def _version(package: str) -> str:
@@ -90,42 +104,42 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _system(here: Here) -> str:
+def _system_name(context: CheckContext) -> str:
     try:
-        text = (here.etc / "os-release").read_text(encoding="utf-8", errors="replace")
+        text = (context.etc / "os-release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "an unknown system"
     found = re.search(r'^PRETTY_NAME="?([^"\n]*)', text, re.MULTILINE)
     return found[1] if found else "an unknown system"
 
 
-def _where(here: Here) -> str:
-    if here.environ.get("KUBERNETES_SERVICE_HOST"):
+def _container_text(context: CheckContext) -> str:
+    if context.environ.get("KUBERNETES_SERVICE_HOST"):
         return "in a pod"
-    marks = (here.root / ".dockerenv", here.root / "run/.containerenv")
-    return "in a container" if any(mark.exists() for mark in marks) else "not in a container that says so"
+    markers = (context.root / ".dockerenv", context.root / "run/.containerenv")
+    return "in a container" if any(marker.exists() for marker in markers) else "not in a container that says so"
 
 
-def look_at_user(here: Here, _: Findings) -> Iterator[Finding]:
+def check_user(context: CheckContext, _: Findings) -> Iterator[Finding]:
     """Who we are, and whether the daemon is somebody else."""
-    mine = rights(here.proc)
+    mine = rights(context.proc)
     who = "root" if mine.uid == 0 else f"uid {mine.uid}"
     more = (
         _SECCOMP.get(mine.seccomp, "seccomp"),
         "no new privileges" if mine.no_new_privileges else "",
-        "a read-only root" if os.statvfs(here.root).f_flag & os.ST_RDONLY else "a writable root",
+        "a read-only root" if os.statvfs(context.root).f_flag & os.ST_RDONLY else "a writable root",
     )
-    yield Finding(USER, "rights", OK, f"{who}, with {mine.words}; {', '.join(part for part in more if part)}")
-    service = _service_uid(here)
+    yield Finding(USER, "rights", OK, f"{who}, with {mine.description}; {', '.join(part for part in more if part)}")
+    service = _service_uid(context)
     if service is not None and service != mine.uid:
-        said = f"the daemon's own user is {SERVICE_USER} (uid {service}); what follows is true of {who}"
+        message = f"the daemon's own user is {SERVICE_USER} (uid {service}); what follows is true of {who}"
         do = f"check as the daemon: `runuser -u {SERVICE_USER} -- gpu-efficiency install-check`"
-        yield Finding(USER, "same user", INFO, said, do)
+        yield Finding(USER, "same user", INFO, message, do)
 
 
-def _service_uid(here: Here) -> int | None:
+def _service_uid(context: CheckContext) -> int | None:
     try:
-        lines = (here.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     found = next((line.split(":") for line in lines if line.startswith(f"{SERVICE_USER}:")), ())
@@ -161,20 +175,201 @@ def kernel_clock(timex: Timex) -> int:
     return state
 
 
-def look_at_clock(_here: Here, _before: Findings, ask: Callable[[Timex], int] = kernel_clock) -> Iterator[Finding]:
+def check_clock(
+    _context: CheckContext, _before: Findings, ask: Callable[[Timex], int] = kernel_clock
+) -> Iterator[Finding]:
     """Whether the kernel holds its clock for right: a trace, DCGM's stamps and an alert on skew rest on it."""
     timex = Timex()
     try:
         state = ask(timex)
     except OSError as err:
         blocked = err.errno in (errno.EPERM, errno.ENOSYS)
-        said = f"the kernel cannot be asked ({err.strerror}{': seccomp forbids it' if blocked else ''})"
-        yield Finding(CLOCK, "synchronised", INFO, said, "look on the host: `timedatectl`")
+        message = f"the kernel cannot be asked ({err.strerror}{': seccomp forbids it' if blocked else ''})"
+        yield Finding(CLOCK, "synchronised", INFO, message, "look on the host: `timedatectl`")
         return
     if state == _TIME_ERROR or timex.status & _UNSYNCHRONISED:
-        said = "nobody keeps the clock right: the kernel holds it for unsynchronised"
+        message = "nobody keeps the clock right: the kernel holds it for unsynchronised"
         do = "run chrony or systemd-timesyncd on the host (`timedatectl`), or nodes cannot be compared in time"
-        yield Finding(CLOCK, "synchronised", WARN, said, do)
+        yield Finding(CLOCK, "synchronised", WARN, message, do)
         return
-    said = f"synchronised, wrong by {timex.maxerror * 1000 / SECOND:.3f} s at most"
-    yield Finding(CLOCK, "synchronised", OK, said)
+    message = f"synchronised, wrong by {timex.maxerror * 1000 / SECOND:.3f} s at most"
+    yield Finding(CLOCK, "synchronised", OK, message)
+
+
+DRIVER, PROFILING = "driver", "profiling"
+_GPU = re.compile(r"nvidia\d+")
+_KERNEL_VERSION = re.compile(r"(?:Kernel Module\D*|NVRM version:.*?)\b(\d{3,4}(?:\.\d+)+)")
+_GPM_SINCE, _PERFMON_SINCE = 520, 565
+_WITH_GPM = ("H100", "H200", "H800", "H20", "GH200", "B100", "B200", "B300", "GB200", "GB300")
+"""Boards that have GPM: Hopper and later."""
+_PROFILERS = {
+    "ncu": "Nsight Compute", "nsys": "Nsight Systems", "nsys-launcher": "Nsight Systems",
+    "nv-hostengine": "DCGM's host engine", "dcgm-exporter": "dcgm-exporter", "dcgmproftester": "DCGM's profiling test",
+}  # fmt: skip
+"""Programs that may hold a GPU's counters, by the name the kernel has for them (15 characters at most)."""
+_RESTRICTION_ADVICE = (
+    "`options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d and a reload of the driver, or run what"
+    " reads the counters (DCGM's host engine, dcgm-exporter, or an embedded DCGM here) as root or with CAP_SYS_ADMIN"
+)
+
+
+def requires_nvml(config: Config) -> bool:
+    """Whether nothing but the driver's own library may be read."""
+    return config.source == "nvml"
+
+
+def check_devices(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """Device files, and whether this user may open them."""
+    bad = FAIL if requires_nvml(context.config) else INFO
+    gpus = [path.name for path in _listed(context.dev) if _GPU.fullmatch(path.name)]
+    if not gpus:
+        message = f"there is no GPU in {context.dev}: no NVIDIA driver, or a container without its devices"
+        do = "install the driver (`nvidia-smi` must work), or give the container the devices, without requesting"
+        do += " nvidia.com/gpu: NVIDIA's container runtime and NVIDIA_VISIBLE_DEVICES=all"
+        yield Finding(DRIVER, "devices", bad, message, do)
+        return
+    closed = [name for name in (*gpus, "nvidiactl") if not os.access(context.dev / name, os.R_OK | os.W_OK)]
+    if closed:
+        message = f"this user may not open {', '.join(closed)} in {context.dev}"
+        do = "add the user to the group of these files, or see the driver's NVreg_DeviceFileMode"
+        yield Finding(DRIVER, "devices", FAIL if requires_nvml(context.config) else WARN, message, do)
+        return
+    yield Finding(DRIVER, "devices", OK, f"{len(gpus)} GPUs in {context.dev}: {', '.join(sorted(gpus, key=_number))}")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("nvidia"))
+
+
+def kernel_driver(context: CheckContext) -> str:
+    """Version of the loaded module; empty: /proc does not tell of one."""
+    try:
+        text = (Path(context.config.host.proc) / "driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = _KERNEL_VERSION.search(text)
+    return found[1] if found else ""
+
+
+def check_module(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """The kernel's half of the driver."""
+    version = kernel_driver(context)
+    if version:
+        yield Finding(DRIVER, "module", OK, f"the kernel module is loaded, version {version}")
+    else:
+        where = Path(context.config.host.proc) / "driver/nvidia/version"
+        yield Finding(DRIVER, "module", INFO, f"{where} does not tell of a loaded module")
+
+
+def check_library(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """libnvidia-ml, and what it says of each board."""
+    try:
+        nvml = describe_nvml()
+    except SourceError as err:
+        yield _without_library(context, str(err))
+        return
+    yield Finding(DRIVER, "library", OK, f"NVML answers: driver {nvml.driver}, {len(nvml.boards)} GPUs")
+    yield from _boards(context, nvml)
+
+
+def _without_library(context: CheckContext, message: str) -> Finding:
+    """Missing where there is no driver at all is no trouble, unless it is to be read."""
+    there = any(_GPU.fullmatch(path.name) for path in _listed(context.dev)) or kernel_driver(context) != ""
+    verdict: Verdict = FAIL if requires_nvml(context.config) else WARN if there or "not found" not in message else INFO
+    return Finding(
+        DRIVER, "library", verdict, *split_advice(message, "run `nvidia-smi`, then see `dmesg | grep -i nvrm`")
+    )
+
+
+def _boards(context: CheckContext, nvml: DriverDescription) -> Iterator[Finding]:
+    for board in nvml.boards:
+        if board.error:
+            message = f"GPU {board.index} does not answer: {board.error}"
+            yield Finding(DRIVER, "board", WARN, message, "find its Xid in `dmesg`, then reset or drain it")
+    well = [board for board in nvml.boards if not board.error]
+    for name in sorted({board.name for board in well}):
+        yield from _model(context, nvml.driver, [board for board in well if board.name == name])
+
+
+def _model(context: CheckContext, driver: str, boards: list[BoardDescription]) -> Iterator[Finding]:
+    name, gpm = boards[0].name, all(board.gpm for board in boards)
+    mig = sum(bool(board.mig) for board in boards)
+    more = f", MIG on {mig} of them" if mig else ""
+    counters = "has GPM, counters without DCGM" if gpm else "has no GPM here: its counters need DCGM"
+    yield Finding(DRIVER, "model", OK, f"{len(boards)} x {name}{more}; {counters}")
+    if find_spec(name, overrides=context.config.overrides()) is None:
+        message = f"{name!r} is not in the table of boards: its kernel time cannot be judged and is unresolved"
+        do = f'give its figures under [specs."{name}"]: peak_flops, tensor_reference_clock_hz,'
+        yield Finding(DRIVER, "known board", WARN, message, f"{do} memory_bandwidth_bytes_per_second")
+    if not gpm and any(part in name for part in _WITH_GPM) and 0 < _major(driver) < _GPM_SINCE:
+        message = f"driver {driver} is older than GPM, which this board could have"
+        yield Finding(DRIVER, "driver age", WARN, message, f"a driver of branch {_GPM_SINCE} or later, or DCGM")
+    if any(board.persistence_mode is False for board in boards):
+        message = "persistence mode is off: with nobody on the GPU the driver unloads, and each look wakes it"
+        yield Finding(DRIVER, "persistence", INFO, message, "`systemctl enable --now nvidia-persistenced`")
+
+
+def _major(version: str) -> int:
+    found = re.match(r"\d+", version)
+    return int(found[0]) if found else 0
+
+
+def restricted(context: CheckContext) -> bool | None:
+    """Whether the driver lets administrators alone profile; None: it does not tell."""
+    try:
+        text = (Path(context.config.host.proc) / "driver/nvidia/params").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", text, re.MULTILINE)
+    return None if found is None else found[1] != "0"
+
+
+def check_profiling(context: CheckContext, before: Findings) -> Iterator[Finding]:
+    """Whether the counters may be read, given what the sources have just shown."""
+    profiled = [
+        finding.check for finding in findings_of(before, *map(profiling_check, SOURCES)) if finding.verdict is OK
+    ]
+    yield _restriction(context, rights(context.proc), needless=bool(profiled))
+    holders = sorted(_running_profilers(Path(context.config.host.proc)))
+    if holders:
+        message = f"programs that can hold a GPU's counters run here: {', '.join(holders)}"
+        yield Finding(PROFILING, "holders", INFO, message)
+
+
+def profiling_check(source: str) -> str:
+    """The name of the finding on whether the source of that name reads the profiling counters."""
+    return f"{source} profiling"
+
+
+def _restriction(context: CheckContext, mine: Rights, *, needless: bool) -> Finding:
+    only = restricted(context)
+    if only is None:
+        return Finding(PROFILING, "restriction", INFO, "the driver does not tell whom it lets profile")
+    if not only:
+        return Finding(PROFILING, "restriction", OK, "the driver lets every user profile (RmProfilingAdminOnly: 0)")
+    message = "the driver lets administrators alone profile (RmProfilingAdminOnly: 1)"
+    enough = mine.has("SYS_ADMIN") or (mine.has("PERFMON") and _major(kernel_driver(context)) >= _PERFMON_SINCE)
+    if needless:
+        return Finding(PROFILING, "restriction", OK, f"{message}; what is read here is not kept from it")
+    if enough:
+        return Finding(PROFILING, "restriction", INFO, f"{message}, and this process may")
+    return Finding(PROFILING, "restriction", WARN, f"{message}, which this process is not", _RESTRICTION_ADVICE)
+
+
+def _running_profilers(proc: Path) -> set[str]:
+    found = set()
+    for path in proc.glob("[0-9]*/comm"):
+        try:
+            name = path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue
+        if name in _PROFILERS:
+            found.add(f"{_PROFILERS[name]} (pid {path.parent.name})")
+    return found

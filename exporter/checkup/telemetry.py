@@ -1,179 +1,334 @@
-"""The sources of telemetry, each opened, read once and closed again, in the order in which the ladder asks them.
+"""Checks the sources of telemetry: opens each, reads it once, then samples the selected one for three intervals.
 
-Owns which of them is here, which sees tensor activity, and the difference between one that is absent and one that is
-broken. Refuses to read while somebody has asked for a pause: opening DCGM would take the counters from his profiler.
-DCGM is made to watch for the second that this takes, and forgets it with the connection.
+Owns the difference between an absent and a broken source, and which source measures tensor activity. Opens nothing
+while a pause is in force, since DCGM would take the counters from a profiler. Does not listen to workloads.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.agent.pause import PauseFile
-from exporter.checkup import FAIL, INFO, OK, WARN, Finding, Findings, Here, Verdict, named, said_and_do
-from exporter.checkup.driver import SEES
-from exporter.config import Config
-from exporter.core.model import MS
-from exporter.schedulers.slurm.places import read_uuids
-from exporter.sources import SOURCES, Batch, Source, SourceError, open_source
-from exporter.sources.dcgm.describing import describe_dcgm, engine_version
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    Verdict,
+    findings_of,
+    split_advice,
+)
+from exporter.checkup.machine import profiling_check
+from exporter.config import Config, ConfigError
+from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Reading
+from exporter.registry import SOURCES
+from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, choose_scheduler
+from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
+from exporter.schedulers.slurm.local_node import read_uuids
+from exporter.sources.base import ReadResult, SourceError, TelemetrySource, open_source
+from exporter.sources.dcgm.client import describe_dcgm, host_engine_version
+from exporter.sources.selector import SourceSelector, open_selector
 
 TELEMETRY = "telemetry"
-_SIGHT = "tensor_active"
+_TENSOR_SIGNAL = "tensor_active"
 _REFUSED = ("profiling_refused",)
 
 
-def look_for_pause(here: Here, _: Findings) -> Iterator[Finding]:
+def check_pause(context: CheckContext, _: Findings) -> Iterator[Finding]:
     """A pause keeps us from the counters, as it does the daemon."""
-    if not here.config.sampling.pause_file:
+    if not context.config.sampling.pause_file:
         return
-    words = PauseFile(here.config.sampling.pause_file).look()
-    if words:
+    status = PauseFile(context.config.sampling.pause_file).poll()
+    if status:
         do = "`gpu-efficiency resume` when the profiler is done, then check again"
-        yield Finding(TELEMETRY, "pause", WARN, f"sources are not opened: {words}", do)
+        yield Finding(TELEMETRY, "pause", WARN, f"sources are not opened: {status}", do)
 
 
 def paused(before: Findings) -> bool:
     """Whether nothing may be opened."""
-    return any(named(before, "pause"))
+    return any(findings_of(before, "pause"))
 
 
-def needs(name: str) -> Callable[[Config], bool]:
+def requires_source(name: str) -> Callable[[Config], bool]:
     """Whether the configuration names that source and no other."""
     return lambda config: config.source == name
 
 
-def look_at_dcgm(here: Here, before: Findings) -> Iterator[Finding]:
+def check_dcgm(context: CheckContext, before: Findings) -> Iterator[Finding]:
     """Bindings, library, host engine, its GPUs, the profiling module."""
-    if not here.wants("dcgm") or paused(before):
+    if not context.tries_source("dcgm") or paused(before):
         return
     try:
-        told = describe_dcgm(here.config)
+        dcgm = describe_dcgm(context.config)
     except SourceError as err:
-        absent = "are not in" in str(err) and not here.config.dcgm.bindings
-        yield _refused(here, "dcgm", err, absent=absent)
+        absent = "are not in" in str(err) and not context.config.dcgm.bindings
+        yield _refused(context, "dcgm", err, absent=absent)
         return
-    library = told.library or "of an unknown version"
-    yield Finding(TELEMETRY, "dcgm bindings", OK, f"bindings in {told.place}, libdcgm {library}")
-    if here.config.dcgm.address != "embedded":
+    library = dcgm.library or "of an unknown version"
+    yield Finding(TELEMETRY, "dcgm bindings", OK, f"bindings in {dcgm.location}, libdcgm {library}")
+    if context.config.dcgm.address != "embedded":
         try:
-            version = engine_version(here.config)
+            version = host_engine_version(context.config)
         except SourceError as err:
-            yield _refused(here, "dcgm", err)
+            yield _refused(context, "dcgm", err)
             return
-        said = f"the host engine at {here.config.dcgm.address} answers{f', version {version}' if version else ''}"
-        yield Finding(TELEMETRY, "dcgm engine", OK, said)
-    yield from _opened(here, "dcgm")
+        message = f"the host engine at {context.config.dcgm.address} answers{f', version {version}' if version else ''}"
+        yield Finding(TELEMETRY, "dcgm engine", OK, message)
+    yield from _read_source(context, "dcgm")
 
 
-def look_at_dcgm_exporter(here: Here, before: Findings) -> Iterator[Finding]:
+def check_dcgm_exporter(context: CheckContext, before: Findings) -> Iterator[Finding]:
     """The page, whose GPUs are on it, and whether it has the profiling fields."""
-    if not here.wants("dcgm-exporter") or paused(before):
+    if not context.tries_source("dcgm-exporter") or paused(before):
         return
-    yield from _opened(here, "dcgm-exporter", absent=lambda said: "Connection refused" in said)
+    yield from _read_source(context, "dcgm-exporter", absent=lambda message: "Connection refused" in message)
 
 
-def look_at_nvml(here: Here, before: Findings) -> Iterator[Finding]:
+def check_nvml(context: CheckContext, before: Findings) -> Iterator[Finding]:
     """The driver's own library, as a source."""
-    if not here.wants("nvml") or paused(before):
+    if not context.tries_source("nvml") or paused(before):
         return
-    yield from _opened(here, "nvml", absent=lambda said: "not found" in said)
+    yield from _read_source(context, "nvml", absent=lambda message: "not found" in message)
 
 
-def _opened(here: Here, name: str, absent: Callable[[str], bool] = lambda _: False) -> Iterator[Finding]:
+def _read_source(
+    context: CheckContext, name: str, absent: Callable[[str], bool] = lambda _: False
+) -> Iterator[Finding]:
     try:
-        source = open_source(name, here.config)
+        source = open_source(name, context.config)
     except SourceError as err:
-        yield _refused(here, name, err, absent=absent(str(err)))
+        yield _refused(context, name, err, absent=absent(str(err)))
         return
     try:
         batch = source.read(time.monotonic_ns() // MS * MS)
-        yield from _told(here, name, source, batch)
+        yield from _source_findings(context, name, source, batch)
     except SourceError as err:
-        yield _refused(here, name, err)
+        yield _refused(context, name, err)
     finally:
         source.close()
 
 
-def _refused(here: Here, name: str, err: SourceError, *, absent: bool = False) -> Finding:
-    verdict: Verdict = FAIL if needs(name)(here.config) else INFO if absent else WARN
-    return Finding(TELEMETRY, name, verdict, *said_and_do(str(err), _ADVICE[name]))
+def _refused(context: CheckContext, name: str, err: SourceError, *, absent: bool = False) -> Finding:
+    verdict: Verdict = FAIL if requires_source(name)(context.config) else INFO if absent else WARN
+    return Finding(TELEMETRY, name, verdict, *split_advice(str(err), SOURCES[name].advice))
 
 
-_ADVICE = {
-    "dcgm": "set dcgm.bindings, dcgm.library and dcgm.address to what is here, or name another source",
-    "dcgm-exporter": "set dcgm_exporter.url to this node's own exporter, or name another source",
-    "nvml": "run `nvidia-smi` as this user, or name another source",
-}
-
-
-def _told(here: Here, name: str, source: Source, batch: Batch) -> Iterator[Finding]:
+def _source_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
     boards = [device for device in batch.devices if not device.parent]
     if not boards:
-        yield _refused(here, name, SourceError("opens, but lists no GPU: does `nvidia-smi -L`?"))
+        yield _refused(context, name, SourceError("opens, but lists no GPU: does `nvidia-smi -L`?"))
         return
     yield Finding(TELEMETRY, name, OK, f"opens, and lists {len(boards)} GPUs")
     ill = [f"GPU {board.index or board.uuid} is {board.condition}" for board in boards if board.condition]
     if ill:
         yield Finding(TELEMETRY, f"{name} boards", WARN, "; ".join(ill), "find the Xid in `dmesg`, reset or drain it")
     if name == "dcgm-exporter":
-        yield from _same_machine(here, {board.uuid for board in boards})
-    yield from _sight(here, name, source, batch)
+        yield from _same_machine(context, {board.uuid for board in boards})
+    yield from _tensor_findings(context, name, source, batch)
 
 
-def _sight(here: Here, name: str, source: Source, batch: Batch) -> Iterator[Finding]:
+def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
     """Whether the counters are seen, on all boards or on some."""
-    check, needed = f"{name} profiling", needs(name)(here.config)
-    sees, refused = _SIGHT in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
+    check, needed = profiling_check(name), requires_source(name)(context.config)
+    advice = SOURCES[name].profiling_advice
+    sees, refused = _TENSOR_SIGNAL in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
     if sees:
         yield Finding(TELEMETRY, check, OK, "gives tensor activity and the other profiling signals")
     elif not refused:
-        said = "gives no tensor activity: kernel time stays unresolved"
-        yield Finding(TELEMETRY, check, WARN if needed else INFO, said, _MORE[name])
+        message = "gives no tensor activity: kernel time stays unresolved"
+        yield Finding(TELEMETRY, check, WARN if needed else INFO, message, advice)
     if refused:
         boards = sum(not device.parent for device in batch.devices)
-        said = f"{len(refused)} of {boards} GPUs are not profiled: {refused[0]}"
+        message = f"{len(refused)} of {boards} GPUs are not profiled: {refused[0]}"
         verdict: Verdict = WARN if sees or needed else INFO
-        yield Finding(TELEMETRY, f"{name} unprofiled" if sees else check, verdict, said, _MORE[name])
+        yield Finding(TELEMETRY, f"{name} unprofiled" if sees else check, verdict, message, advice)
 
 
-_MORE = {
-    "dcgm": "install datacenter-gpu-manager-4-proprietary for its profiling module, and run the host engine as root",
-    "dcgm-exporter": "give dcgm-exporter a counters file (-f) with DCGM_FI_PROF_* fields, and what they need to run",
-    "nvml": "boards before Hopper have no counters in NVML: install DCGM",
-}
-
-
-def _same_machine(here: Here, listed: set[str]) -> Iterator[Finding]:
+def _same_machine(context: CheckContext, listed: set[str]) -> Iterator[Finding]:
     """The driver's list of UUIDs beside the page's: an address that another node answers gives bills to the wrong."""
-    here_uuids = set(read_uuids(Path(here.config.host.proc)).values())
+    here_uuids = set(read_uuids(Path(context.config.host.proc)).values())
     if here_uuids and listed.isdisjoint(here_uuids):
-        said = f"the page shows {len(listed)} GPUs, none of them is one of the {len(here_uuids)} of this machine"
+        message = f"the page shows {len(listed)} GPUs, none of them is one of the {len(here_uuids)} of this machine"
         do = "set dcgm_exporter.url to this node's own exporter (host IP and port): a Service answers for any node"
-        yield Finding(TELEMETRY, "dcgm-exporter host", FAIL, said, do)
+        yield Finding(TELEMETRY, "dcgm-exporter host", FAIL, message, do)
     elif here_uuids:
         yield Finding(TELEMETRY, "dcgm-exporter host", OK, "the page's GPUs are this machine's")
 
 
-def look_at_choice(_: Here, before: Findings) -> Iterator[Finding]:
+def check_source_choice(_: CheckContext, before: Findings) -> Iterator[Finding]:
     """Which source the daemon will use, or that there is none."""
     if paused(before):
         return
-    works = [finding.check for finding in named(before, *SOURCES) if finding.verdict is OK]
-    sees = [name for name in works if any(f.verdict is OK for f in named(before, f"{name} profiling"))]
+    works = [finding.check for finding in findings_of(before, *SOURCES) if finding.verdict is OK]
+    sees = [name for name in works if any(f.verdict is OK for f in findings_of(before, profiling_check(name)))]
     if not works:
-        said = "no source of telemetry works: there is nothing to watch"
+        message = "no source of telemetry works: there is nothing to watch"
         do = "see above what each one said; `gpu-efficiency demo` serves a simulated node meanwhile"
-        yield Finding(TELEMETRY, "source", FAIL, said, do)
+        yield Finding(TELEMETRY, "source", FAIL, message, do)
         return
-    said = f"the daemon will read {(sees or works)[0]}"
+    message = f"the daemon will read {(sees or works)[0]}"
     if sees:
-        yield Finding(TELEMETRY, "source", OK, f"{said}, which sees tensor activity")
+        yield Finding(TELEMETRY, "source", OK, f"{message}, which sees tensor activity")
         return
-    do = "; ".join(dict.fromkeys(finding.do for finding in named(before, *SEES) if finding.do))
-    yield Finding(TELEMETRY, "source", WARN, f"{said}, and no source here sees tensor activity", do)
+    do = "; ".join(
+        dict.fromkeys(finding.do for finding in findings_of(before, *map(profiling_check, SOURCES)) if finding.do)
+    )
+    yield Finding(TELEMETRY, "source", WARN, f"{message}, and no source here sees tensor activity", do)
 
 
 def no_source(findings: Findings) -> bool:
     """Whether there is nothing to watch."""
-    return any(finding.verdict is FAIL for finding in named(findings, "source"))
+    return any(finding.verdict is FAIL for finding in findings_of(findings, "source"))
+
+
+SAMPLE = "sample"
+POLLS = 4
+"""The first sets the baseline: three intervals."""
+_MAX_INTERVAL_SECONDS = 1.0
+"""Seconds between two looks, however long the daemon's own interval is."""
+_FIRST_STATE_SECONDS = 4.0
+"""Seconds that a scheduler is given for it."""
+_EXPECTED_SIGNALS = (
+    "gr_engine_active", "sm_active", "tensor_active", "dram_active", "power_watts", "energy_joules", "sm_clock_hz",
+    "memory_used_bytes", "pcie_tx_bytes_per_second", "nvlink_tx_bytes_per_second", "processes",
+)  # fmt: skip
+"""Signals without which something cannot be told."""
+
+
+class SampledStatus(Struct):
+    """All looks together."""
+
+    began: int = 0
+    ended: int = 0
+    source: str = ""
+    devices: tuple[Device, ...] = ()
+    readings: list[Reading] = []
+    state: SchedulerState | None = None
+    trouble: str = ""
+    """Why the scheduler could not be asked, the last time."""
+    faults: dict[str, Fault] = {}
+    """By kind, the newest."""
+
+
+def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
+    """GPUs, signals, the share of time that was seen, holders."""
+    if paused(before) or no_source(before) or any("gave no answer" in finding.said for finding in before):
+        yield Finding(SAMPLE, "sample", INFO, "nothing is sampled: see above what is in the way")
+        return
+    try:
+        mask = open_mask(context.config.privacy)
+        with closing(_scheduler(context, mask)) as scheduler, closing(open_selector(context.config)) as selector:
+            sampled = _take_samples(
+                selector, scheduler, min(context.config.sampling.interval_seconds, _MAX_INTERVAL_SECONDS)
+            )
+    except (SourceError, SchedulerError, ConfigError) as err:
+        yield Finding(SAMPLE, "sample", FAIL, *split_advice(str(err), "see above"))
+        return
+    for finding in _sample_findings(sampled, scheduler.name):
+        yield finding if mask is None else replace(finding, said=mask.text(finding.said))
+
+
+def _scheduler(context: CheckContext, mask: UserMask | None) -> Scheduler:
+    """As the daemon has it: people are told as privacy.users says."""
+    scheduler = choose_scheduler(context.config)
+    return scheduler if mask is None else MaskedScheduler(scheduler, mask)
+
+
+def _take_samples(selector: SourceSelector, scheduler: Scheduler, interval: float) -> SampledStatus:
+    """At least so many looks; more of them while a scheduler, which asks somebody else, has not said a word yet."""
+    sampled, number, deadline = SampledStatus(), 0, time.monotonic() + _FIRST_STATE_SECONDS
+    while number < POLLS or (sampled.state is None and time.monotonic() < deadline):
+        if number:
+            time.sleep(interval)
+        now = time.monotonic_ns() // MS * MS
+        sampled.began = sampled.began if number else now
+        batch = selector.read(now)
+        sampled.ended, sampled.devices = now, batch.devices
+        sampled.readings += batch.readings
+        sampled.faults |= {fault.kind: fault for fault in batch.faults}
+        _poll_scheduler(sampled, scheduler, now, batch.readings)
+        number += 1
+    sampled.source = selector.name
+    return sampled
+
+
+def _poll_scheduler(sampled: SampledStatus, scheduler: Scheduler, now: int, readings: tuple[Reading, ...]) -> None:
+    try:
+        state = scheduler.poll(now, sampled.devices, readings)
+    except SchedulerError as err:
+        sampled.trouble = str(err)
+        return
+    sampled.trouble, sampled.state = "", state or sampled.state
+    if state is not None:
+        sampled.faults |= {fault.kind: fault for fault in state.faults}
+
+
+def _sample_findings(sampled: SampledStatus, scheduler: str) -> Iterator[Finding]:
+    boards = [device for device in sampled.devices if not device.parent]
+    cut = len(sampled.devices) - len(boards)
+    more = f", {cut} MIG instances" if cut else ""
+    yield Finding(SAMPLE, "gpus", OK, f"{len(boards)} GPUs{more}, by {sampled.source}")
+    yield _observed_share(sampled)
+    yield from _signals(sampled)
+    yield _holders(sampled, scheduler)
+    for fault in sampled.faults.values():
+        yield Finding(SAMPLE, fault.kind, WARN, *split_advice(fault.message, "see the daemon's log for more"))
+
+
+def _observed_share(sampled: SampledStatus) -> Finding:
+    """Time that trusted readings cover, of all devices: late sources have not told the end of it yet."""
+    expected = [device for device in sampled.devices if device.weight]
+    whole = (sampled.ended - sampled.began) * len(expected)
+    believed = sum(
+        reading.end - max(reading.start, sampled.began) for reading in sampled.readings if not reading.distrust
+    )
+    share = min(1.0, believed / whole) if whole else 0.0
+    message = (
+        f"{100 * share:.0f} % of {(sampled.ended - sampled.began) / SECOND:.1f} s were seen on {len(expected)} devices"
+    )
+    if share > 0:
+        return Finding(SAMPLE, "observed", OK, message)
+    kinds = Counter(reading.distrust for reading in sampled.readings)
+    details = f"{message}: {', '.join(kinds) or 'no reading came'}"
+    return Finding(SAMPLE, "observed", WARN, details, "look again in a minute; if it stays, send a --bundle")
+
+
+def _signals(sampled: SampledStatus) -> Iterator[Finding]:
+    if not sampled.readings:
+        return
+    lacking = {device.uuid: set(device.lacks) for device in sampled.devices}
+    missing = [
+        name for name in _EXPECTED_SIGNALS if not any(_provides(reading, name, lacking) for reading in sampled.readings)
+    ]
+    if missing:
+        message = f"not seen on any GPU: {', '.join(missing)}"
+        yield Finding(SAMPLE, "signals", INFO, message, "docs/sources.md says which source gives what")
+    else:
+        yield Finding(SAMPLE, "signals", OK, f"all {len(_EXPECTED_SIGNALS)} that are looked for")
+
+
+def _provides(reading: Reading, name: str, lacking: dict[str, set[str]]) -> bool:
+    value: Any = getattr(reading, name)
+    return value is not None or name in lacking.get(reading.uuid, ())
+
+
+def _holders(sampled: SampledStatus, scheduler: str) -> Finding:
+    if sampled.trouble:
+        return Finding(SAMPLE, "holders", FAIL, *split_advice(sampled.trouble, "see above what the scheduler said"))
+    if sampled.state is None:
+        message = f"{scheduler} has not said yet who holds the GPUs"
+        return Finding(
+            SAMPLE, "holders", INFO, message, "it needs an answer from its controller: look again in a minute"
+        )
+    held: dict[str, Allocation] = {one.uuid: one for one in sampled.state.allocations if one.end is None}
+    jobs = {one.owner.job_id for one in held.values()}
+    return Finding(SAMPLE, "holders", OK, f"{scheduler}: {len(jobs)} jobs hold {len(held)} GPUs or instances")

@@ -1,7 +1,7 @@
-"""The command `gpu-efficiency`, and the only place where the parts are wired together.
+"""Runs the command `gpu-efficiency`: finds the command by name, loads its module and gives its exit status.
 
-Owns arguments, exit codes and what is printed. 0: done; 1: failed while running; 2: wrong usage or configuration;
-3: no usable source of telemetry on this machine.
+Owns the table of commands. A command's module is imported when it is chosen: a daemon does not pay for the others.
+Exit status 0: done; 1: failed while running; 2: wrong usage or configuration; 3: no usable source of telemetry.
 """
 
 import argparse
@@ -11,31 +11,41 @@ from importlib import import_module
 from exporter import __version__
 
 _COMMANDS = (
-    ("serve", "live:serve", "wiring:configured", "watch this node's GPUs and serve their metrics"),
-    ("demo", "simulated:demo", "simulated:demo_arguments", "serve a simulated node of 8 GPUs, marked as such"),
-    ("record", "live:record", "live:record_arguments", "write what the hardware says to a trace"),
-    ("replay", "simulated:replay_trace", "simulated:replay_arguments", "run a trace through the ledger"),
+    ("serve", "serve:serve", "wiring:config_arguments", "watch this node's GPUs and serve their metrics"),
+    ("demo", "simulate:demo", "simulate:demo_arguments", "serve a simulated node of 8 GPUs, marked as such"),
+    ("record", "serve:record", "serve:record_arguments", "write what the hardware says to a trace"),
+    ("replay", "simulate:replay_trace", "simulate:replay_arguments", "run a trace through the ledger"),
     ("preview", "preview:preview", "preview:preview_arguments", "say what another threshold would have freed and hit"),
     ("backfill", "backfill:backfill", "backfill:backfill_arguments", "write history for a Prometheus that missed it"),
     ("report", "report:report", "report:report_arguments", "say what a job cost, where its time went and what it said"),
     ("top", "top:top", "top:top_arguments", "watch nodes, GPUs and jobs live in a terminal"),
-    ("simulate", "simulated:write", "simulated:simulate_arguments", "write a simulated node's trace"),
-    ("cluster", "cluster:cluster", "cluster:arguments", "serve what a whole cluster's scheduler knows"),
-    ("pause", "pausing:pause", "pausing:pause_arguments", "leave the hardware counters to a profiler for a while"),
-    ("resume", "pausing:resume", "wiring:config_file", "end a pause before its time"),
-    ("check-config", "words:check_config", "wiring:configured", "print the configuration as it will be used"),
-    ("install-check", "install_check:install_check", "install_check:arguments", "say what works here and what to do"),
-    ("leaks", "leaks:leaks", "leaks:leaks_arguments", "print the map of the twelve leaks and what to do first"),
-    ("cardinality", "cardinality:cardinality", "cardinality:arguments", "say how many series a fleet will have"),
-    ("metrics", "words:metrics", "words:metrics_arguments", "print every metric and what it means"),
+    ("simulate", "simulate:write_simulation", "simulate:simulate_arguments", "write a simulated node's trace"),
+    ("cluster", "cluster:cluster", "cluster:cluster_arguments", "serve what a whole cluster's scheduler knows"),
+    ("pause", "pause:pause", "pause:pause_arguments", "leave the hardware counters to a profiler for a while"),
+    ("resume", "pause:resume", "wiring:config_file_argument", "end a pause before its time"),
+    ("check-config", "tables:check_config", "wiring:config_arguments", "print the configuration as it will be used"),
+    (
+        "install-check",
+        "install_check:install_check",
+        "install_check:install_check_arguments",
+        "say what works here and what to do",
+    ),
+    ("leaks", "tables:leaks", "tables:leaks_arguments", "print the map of the twelve leaks and what to do first"),
+    (
+        "cardinality",
+        "cardinality:cardinality",
+        "cardinality:cardinality_arguments",
+        "say how many series a fleet will have",
+    ),
+    ("metrics", "tables:metrics", "tables:metrics_arguments", "print every metric and what it means"),
 )
 """Name, what runs it, what adds its arguments, about. Loaded when chosen: a daemon never pays for the simulation."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the return value is the exit status."""
-    words = sys.argv[1:] if argv is None else argv
-    args = _parser(words[0] if words else "").parse_args(words)
+    arguments = sys.argv[1:] if argv is None else argv
+    args = _parser(arguments[0] if arguments else "").parse_args(arguments)
     wiring = import_module("exporter.cli.wiring")
     return int(wiring.run_guarded(args.run, args))
 
@@ -52,6 +62,6 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _load(place: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  whichever function the table names
-    module, name = place.split(":")
+def _load(target: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  whichever function the table names
+    module, name = target.split(":")
     return getattr(import_module(f"exporter.cli.{module}"), name)

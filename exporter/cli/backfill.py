@@ -1,41 +1,364 @@
-"""Command `backfill`: history into a Prometheus that was not there, from recordings or from daemons' stores.
+"""Runs the command `backfill`: turns recordings or daemons' stores into OpenMetrics history for a Prometheus.
 
-Owns what may be put together to one history, the labels of a scrape, and what to do with the files. Refuses to run
-promtool, to write to a server, and to pass figures that a model made for measured ones.
+Owns which recordings form one history, the times of its scrapes, the labels a scrape would add, and where files go.
+Refuses to run promtool, to write to a server, to mix simulated figures with measured ones without --simulated, and to
+invent what a store does not keep.
 """
 
 import argparse
 import heapq
+import math
 import re
 import shlex
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
-from exporter.cli.openmetrics import Headers, Page, already, write_document, write_folder
-from exporter.cli.preview import length
-from exporter.cli.progress import BYTES, TIME, Progress, progress_arguments
-from exporter.cli.restated import restated
-from exporter.cli.scraped import DisorderError, Recordings, Told
-from exporter.cli.wiring import FAILED, config_file, configuration
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from exporter import __version__
+from exporter.cli.arguments import time_span
+from exporter.cli.openmetrics import FamilyHeaders, SampleLine, Scrape, existing_documents, write_document, write_folder
+from exporter.cli.progress import BYTES, TIME, ProgressBar, progress_arguments
+from exporter.cli.wiring import FAILED, config_file_argument, configure, fail
 from exporter.config import Config, ConfigError
-from exporter.core.catalog import METRICS
-from exporter.core.statement import Statement, Wanted
-from exporter.trace import TraceError
-from exporter.wording import moment
+from exporter.core.exposition import render
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.ledger import Book, Ledger
+from exporter.core.metrics import METRICS
+from exporter.core.model import SECOND, Observation
+from exporter.core.pipeline import advance
+from exporter.core.prices import Terms
+from exporter.core.snapshot import Counters, DaemonMetadata, JobView, Snapshot, take_snapshot
+from exporter.formatting import format_time
+from exporter.trace import TraceError, TraceReader, read_trace
+
+_P = "gpu_efficiency_"
+DAEMON_METRICS = frozenset(
+    _P + name
+    for name in (
+        "ticks_total", "late_ticks_total", "read_seconds_total", "core_seconds_total", "workload_messages_total",
+        "errors_total", "scheduler_unanswered_seconds", "config_last_reload_successful",
+        "config_last_reload_success_timestamp_seconds", "config_restart_needed",
+    )
+)  # fmt: skip
+"""What only the running daemon could have said of itself: a nought would be a lie."""
+_REPLAYED_METRICS = tuple(metric for metric in METRICS if metric.name not in DAEMON_METRICS)
+
+
+class BackfillError(Exception):
+    """What was given cannot be one history; the message says why and what to do."""
+
+
+class Recording(Struct, frozen=True):
+    """A trace that is open, and the books it goes to."""
+
+    observations: Iterable[Observation]
+    ledger: Ledger
+    meta: DaemonMetadata
+
+
+class BackfillSummary(Struct):
+    """What there is to say of the history when it is over, and what its families are called."""
+
+    headers: FamilyHeaders = field(default_factory=FamilyHeaders)
+    first: int = 0
+    last: int = 0
+    """Unix seconds; 0: nothing was written."""
+    backwards: int = 0
+    """Observations at which the wall clock stood before a moment that was written already."""
+    conservation_errors: int = 0
+
+    def extend(self, seconds: int) -> None:
+        """Something is written of that moment."""
+        self.first = min(self.first or seconds, seconds)
+        self.last = max(self.last, seconds)
+
+
+def with_initial_zeros(texts: Iterable[tuple[int, str]], labels: str, summary: BackfillSummary) -> Iterator[Scrape]:
+    """Pages of one life of a daemon. One behind: a counter that is new on a page was 0 on the page before.
+
+    Nobody could know that then; without the nought `increase()` would leave out what came before a first sample.
+    """
+    known, held, headers = set[str](), None, summary.headers
+    for at, text in texts:
+        summary.extend(at)
+        rows = headers.parse(text)
+        new = [row for row in rows if row.family in headers.counters and row.head not in known]
+        known.update(row.head for row in new)
+        if held is not None:
+            held.samples.extend(SampleLine(row.family, row.head, "0.0") for row in new)
+            yield held
+        held = Scrape(at, labels, rows)
+    if held is not None:
+        yield held
+
+
+def replayed_scrapes(recording: Recording, step: int, summary: BackfillSummary) -> Iterator[tuple[int, str]]:
+    """What the daemon would have said when it began, at each step of the wall clock, and when it ended.
+
+    Where nothing was observed for longer than a step, nothing is said: the daemon was not there, or gave no answer.
+    """
+    due, written, latest = 0, 0, 0
+    for observation in recording.observations:
+        seconds = -(-observation.wall // SECOND)
+        if written < due < seconds:
+            yield due, _exposition(recording)
+            written = due
+        summary.backwards += seconds < written
+        advance(recording.ledger, observation)
+        if not written:
+            yield seconds, _exposition(recording)
+            written = seconds
+        latest, due = seconds, -(-seconds // step) * step
+    if latest > written:
+        yield latest, _exposition(recording)
+    summary.conservation_errors += recording.ledger.conservation_errors
+
+
+def _exposition(recording: Recording) -> str:
+    return render(take_snapshot(recording.ledger, recording.meta), openmetrics=True, metrics=_REPLAYED_METRICS).decode()
+
+
+class TraceFile(Struct, frozen=True):
+    """A trace that was looked into."""
+
+    name: str
+    node: str
+    simulated: bool
+    start: int
+    """Unix nanoseconds."""
+    size: int
+
+    @property
+    def first(self) -> int:
+        """Of its scrapes."""
+        return -(-self.start // SECOND)
+
+
+class Recordings:
+    """Traces of any number of nodes, replayed side by side. Raises DisorderError and TraceError."""
+
+    def __init__(self, names: Iterable[str], config: Config, summary: BackfillSummary) -> None:
+        self._config, self._summary = config, summary
+        self._sources = sorted((inspect_trace(name) for name in names), key=lambda trace_file: trace_file.start)
+        self._open: dict[str, TraceReader] = {}
+        self._done = 0
+        self.truncated: list[tuple[str, str]] = []
+        """Names, and what the trace says of its end."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Each once."""
+        return sorted({trace_file.node for trace_file in self._sources})
+
+    @property
+    def simulated(self) -> list[str]:
+        """Names of those that a model made."""
+        return [trace_file.name for trace_file in self._sources if trace_file.simulated]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return sum(trace_file.size for trace_file in self._sources)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that were read."""
+        return self._done + sum(trace.bytes_read for trace in self._open.values())
+
+    def scrapes(self, labels: Mapping[str, str], step: int) -> Iterator[Scrape]:
+        """Of all nodes in the order of time; `labels` are a node's."""
+        rows = [self._node_scrapes(node, labels[node], step) for node in self.nodes]
+        return heapq.merge(*rows, key=lambda scrape: scrape.at)
+
+    def _node_scrapes(self, node: str, labels: str, step: int) -> Iterator[Scrape]:
+        """One node's traces one after the other: each is another life of its daemon."""
+        before: tuple[str, int] | None = None
+        for trace_file in (each for each in self._sources if each.node == node):
+            if before is not None and trace_file.first <= before[1]:
+                raise BackfillError(
+                    f"{trace_file.name} begins {format_time(trace_file.first)}, before {before[0]} of the same node"
+                    f" {node} ends ({format_time(before[1])}): a second can be told once; leave one of the two out"
+                )
+            last = trace_file.first
+            for scrape in self._replay(trace_file, labels, step):
+                yield scrape
+                last = scrape.at
+            before = trace_file.name, last
+
+    def _replay(self, trace_file: TraceFile, labels: str, step: int) -> Iterator[Scrape]:
+        config, host = self._config, trace_file.node
+        meta = DaemonMetadata(
+            version=__version__, source="replay", simulated=trace_file.simulated, host=host, terms=config.terms(host)
+        )
+        with read_trace(trace_file.name) as trace:
+            self._open[trace_file.name] = trace
+            recording = Recording(trace, Ledger(config.policy, config.policies()), meta)
+            yield from with_initial_zeros(replayed_scrapes(recording, step, self._summary), labels, self._summary)
+            del self._open[trace_file.name]
+            self._done += trace_file.size
+            if trace.truncated:
+                self.truncated.append((trace_file.name, trace.truncated))
+
+
+def inspect_trace(name: str) -> TraceFile:
+    """What a trace is of, and when it begins."""
+    with read_trace(name) as trace:
+        if trace.size is None:
+            raise BackfillError(f"{name} is a pipe, and a recording is looked into before it is replayed: give a file")
+        first = next(iter(trace), None)
+        if first is None:
+            raise BackfillError(f"{name} holds no observation")
+        header = trace.header
+        return TraceFile(name, header.host or Path(name).name, header.simulated, first.wall, trace.size)
+
+
+_NODE_METRICS = frozenset({_P + "node_info", _P + "build_info", _P + "simulated"})
+SAMPLED_METRICS = frozenset({
+    _P + "job_paid_seconds_total", _P + "job_energy_joules_total", _P + "job_start_timestamp_seconds", _P + "job_info",
+})  # fmt: skip
+"""What a store has of a job at each of its samples."""
+FINAL_METRICS = frozenset(
+    _P + name
+    for name in (
+        "job_seconds_total", "job_unneeded_seconds_total", "job_advice_seconds_total",
+        "job_first_work_seconds", "job_reported_gpu_seconds_total",
+        "job_model_flops_total", "job_tokens_total", "job_padding_tokens_total", "job_samples_total",
+        "job_steps_total", "job_rework_steps_total", "job_run_seconds_total", "job_checkpoints_total",
+        "job_restarts_total", "job_recovery_seconds_total", "job_loss_events_total", "job_preemptions_total",
+        "job_engine_tokens_total", "job_world_size", "job_step", "job_epoch", "job_goodput_ratio",
+        "job_progress_ratio", "job_loss", "job_quality", "job_quality_start", "job_quality_target", "job_run_info",
+        "job_engine_info", "job_target_reached_timestamp_seconds",
+    )
+)  # fmt: skip
+"""What it has of a job only as it ended; counters were 0 when it began."""
+
+
+class _JobPoint(Struct, frozen=True):
+    """One job at one moment."""
+
+    at: int
+    job: JobView
+    begins: bool = False
+    ends: bool = False
+
+
+def stored_scrapes(
+    records: Iterable[JobRecord], node: str, *, labels: str, summary: BackfillSummary
+) -> Iterator[Scrape]:
+    """Pages of one node, of its jobs' statements, moment by moment."""
+    lifetimes = list(_unique_records(records))
+    simulated = any(each.simulated for each, _ in lifetimes)
+    meta = DaemonMetadata(version=__version__, source="store", simulated=simulated, host=node, terms=Terms(node=node))
+    empty = take_snapshot(Ledger(), meta)
+    points = heapq.merge(*(_job_points(each, after) for each, after in lifetimes), key=_by_time)
+    for at, group in groupby(points, key=_by_time):
+        summary.extend(at)
+        yield Scrape(at, labels, list(_samples_at(empty, list(group), summary.headers)))
+
+
+_by_time = attrgetter("at")
+
+
+def _unique_records(records: Iterable[JobRecord]) -> Iterator[tuple[JobRecord, int]]:
+    """Each once, the earlier first, with the moment after which it may speak: another life of its job spoke till then.
+
+    A store that was copied twice has the same life twice; the later copy knows more.
+    """
+    once: dict[tuple[str, str, float], JobRecord] = {}
+    for each in records:
+        key = each.owner.job_id, each.life, each.start
+        if key not in once or once[key].end < each.end:
+            once[key] = each
+    covered_until: dict[str, int] = {}
+    for each in sorted(once.values(), key=lambda one: (one.start, one.end)):
+        yield each, covered_until.get(each.owner.job_id, 0)
+        covered_until[each.owner.job_id] = _bounds(each, covered_until.get(each.owner.job_id, 0))[1]
+
+
+def _bounds(record: JobRecord, after: int) -> tuple[int, int]:
+    """First and last moment, Unix seconds, and at least one between."""
+    begin = max(math.floor(record.start), after + 1)
+    return begin, max(begin + 1, math.ceil(record.end))
+
+
+def _job_points(record: JobRecord, after: int) -> Iterator[_JobPoint]:
+    """Its begin, each sample between, and its end."""
+    last, end = _bounds(record, after)
+    ended = _final_view(record)
+    yield _JobPoint(last, ended, begins=True)
+    for sample in record.samples:
+        at = math.ceil(sample.at)
+        if last < at < end:
+            yield _JobPoint(at, _sampled_view(record, sample))
+            last = at
+    yield _JobPoint(end, ended, ends=True)
+
+
+def _samples_at(empty: Snapshot, points: Sequence[_JobPoint], headers: FamilyHeaders) -> Iterator[SampleLine]:
+    yield from _render_jobs(empty, (), _NODE_METRICS, headers)
+    begun = [each.job for each in points if each.begins]
+    for line in _render_jobs(empty, begun, SAMPLED_METRICS | FINAL_METRICS, headers):
+        if line.family in headers.counters:
+            yield replace(line, value="0.0")
+        elif line.family in SAMPLED_METRICS:
+            yield line
+    yield from _render_jobs(empty, [each.job for each in points if not each.begins], SAMPLED_METRICS, headers)
+    yield from _render_jobs(empty, [each.job for each in points if each.ends], FINAL_METRICS, headers)
+
+
+def _render_jobs(
+    empty: Snapshot, jobs: Sequence[JobView], names: frozenset[str], headers: FamilyHeaders
+) -> list[SampleLine]:
+    selected = [metric for metric in METRICS if metric.name in names]
+    return headers.parse(render(replace(empty, jobs=tuple(jobs)), openmetrics=True, metrics=selected).decode())
+
+
+def _final_view(record: JobRecord) -> JobView:
+    """The view as it was when the statement was made, as far as it was kept."""
+    parts = [record.parts.get(name, 0) for name in LEAK_NAMES]
+    energy = tuple(record.energy.get(name, 0.0) for name in LEAK_NAMES)
+    return JobView(
+        owner=record.owner,
+        counters=_counters(parts, record.paid, energy),
+        gpus=(),
+        memory_used=None,
+        start=round(record.start * SECOND),
+        first_work=None if record.first_work is None else round(record.first_work * SECOND),
+        excess=record.unneeded or None,
+        progress=record.training,
+        service=record.service,
+    )
+
+
+def _sampled_view(record: JobRecord, sample: JobSample) -> JobView:
+    """The little that a sample has."""
+    counters = _counters([0] * len(LEAK_NAMES), round(sample.paid * SECOND), (sample.joules,))
+    return JobView(owner=record.owner, counters=counters, gpus=(), memory_used=None, start=round(record.start * SECOND))
+
+
+def _counters(parts: list[int], paid: int, energy: tuple[float, ...]) -> Counters:
+    sample = Book(parts=parts, paid=paid).counters()
+    return Counters(sample, sample, sample, energy)
+
 
 _LONGEST_STEP = 120.0
 """Seconds: a sample counts for five minutes, and a rate wants several."""
 _HEAD_SECONDS = 3 * 3600
 """What a running Prometheus may still have in its head block; the storage documentation warns of it."""
-_KEPT_SECONDS = 15 * 86_400
+_RETENTION_SECONDS = 15 * 86_400
 """Prometheus deletes what is older than --storage.tsdb.retention.time, and so much is its default."""
-_LONG_SECONDS = 12 * 3600
+_LONG_DOCUMENT_SECONDS = 12 * 3600
 """Of one document: promtool reads it once for each two hours."""
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_TAKEN = frozenset({"instance", "job"}).union(*(metric.labels for metric in METRICS))
+_RESERVED_LABELS = frozenset({"instance", "job"}).union(*(metric.labels for metric in METRICS))
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -45,76 +368,77 @@ def backfill(args: argparse.Namespace) -> int:
         raise ConfigError("backfill: give recordings, or --store FILE, and not both: the same jobs would be told twice")
     if args.output and args.folder:
         raise ConfigError("backfill: --output or --folder, not both")
-    config = configuration(args)
-    told = Told()
+    config = configure(args)
+    summary = BackfillSummary()
     try:
-        with closing(_stored(args, told) if args.store else _recorded(args, config, told)) as history:
-            _write(args, history, told.headers)
-    except DisorderError as err:
-        print(f"gpu-efficiency: {err}", file=sys.stderr)
-        return FAILED
-    for line in _notes(args, told, time.time()):
+        with closing(_from_stores(args, summary) if args.store else _from_recordings(args, config, summary)) as history:
+            _write(args, history, summary.headers)
+    except BackfillError as err:
+        return fail(err)
+    for line in _notes(args, summary, time.time()):
         print(f"gpu-efficiency: {line}", file=sys.stderr)
-    return FAILED if told.conservation_errors or not told.last else 0
+    return FAILED if summary.conservation_errors or not summary.last else 0
 
 
-def _recorded(args: argparse.Namespace, config: Config, told: Told) -> Generator[Page]:
+def _from_recordings(args: argparse.Namespace, config: Config, summary: BackfillSummary) -> Generator[Scrape]:
     """Refuses at once what can be seen at once, before any file is touched."""
-    recordings = Recordings(args.traces, config, told)
+    recordings = Recordings(args.traces, config, summary)
     _refuse_simulated(args, recordings.simulated)
-    return _replayed(args, recordings, _labels(args, recordings.nodes))
+    return _replayed(args, recordings, _target_labels(args, recordings.nodes))
 
 
-def _replayed(args: argparse.Namespace, recordings: Recordings, labels: Mapping[str, str]) -> Generator[Page]:
-    with Progress("backfill", recordings.size, unit=BYTES, quiet=args.quiet or _on_screen(args)) as progress:
-        for page in recordings.pages(labels, round(args.step)):
-            progress.tell(recordings.taken)
-            yield page
+def _replayed(args: argparse.Namespace, recordings: Recordings, labels: Mapping[str, str]) -> Generator[Scrape]:
+    with ProgressBar("backfill", recordings.size, unit=BYTES, quiet=args.quiet or _on_screen(args)) as progress:
+        for scrape in recordings.scrapes(labels, round(args.step)):
+            progress.update(recordings.bytes_read)
+            yield scrape
     for name, why in recordings.truncated:
         print(f"gpu-efficiency: {name}: {why}", file=sys.stderr)
 
 
-def _refuse_simulated(args: argparse.Namespace, made_up: Sequence[str]) -> None:
-    if made_up and not args.simulated:
-        raise DisorderError(
-            f"{', '.join(made_up)}: SIMULATED: a model made these figures, and in a Prometheus nothing would say so"
+def _refuse_simulated(args: argparse.Namespace, simulated: Sequence[str]) -> None:
+    if simulated and not args.simulated:
+        raise BackfillError(
+            f"{', '.join(simulated)}: SIMULATED: a model made these figures, and in a Prometheus nothing would say so"
             " but gpu_efficiency_simulated; for a test give --simulated, and a --label that tells them apart"
         )
 
 
-def _stored(args: argparse.Namespace, told: Told) -> Generator[Page]:
-    nodes: dict[str, list[Statement]] = {}
+def _from_stores(args: argparse.Namespace, summary: BackfillSummary) -> Generator[Scrape]:
+    nodes: dict[str, list[JobRecord]] = {}
     for name in args.store:
-        for statement in _statements(Path(name)):
-            nodes.setdefault(statement.node, []).append(statement)
-    _refuse_simulated(args, [node for node, group in nodes.items() if any(each.simulated for each in group)])
-    labels = _labels(args, nodes)
-    rows = [restated(group, node, labels=labels[node], told=told) for node, group in nodes.items()]
-    every = [each for group in nodes.values() for each in group]
-    return _metered(args, heapq.merge(*rows, key=lambda page: page.at), every)
+        for record in _read_records(Path(name)):
+            nodes.setdefault(record.node, []).append(record)
+    _refuse_simulated(args, [node for node, records in nodes.items() if any(each.simulated for each in records)])
+    labels = _target_labels(args, nodes)
+    histories = [stored_scrapes(records, node, labels=labels[node], summary=summary) for node, records in nodes.items()]
+    every = [each for records in nodes.values() for each in records]
+    return _with_progress(args, heapq.merge(*histories, key=lambda scrape: scrape.at), every)
 
 
-def _metered(args: argparse.Namespace, history: Iterator[Page], every: Sequence[Statement]) -> Generator[Page]:
+def _with_progress(
+    args: argparse.Namespace, history: Iterator[Scrape], every: Sequence[JobRecord]
+) -> Generator[Scrape]:
     begin, end = min((each.start for each in every), default=0.0), max((each.end for each in every), default=0.0)
-    with Progress("backfill", end - begin, unit=TIME, quiet=args.quiet or _on_screen(args)) as progress:
-        for page in history:
-            progress.tell(page.at - begin)
-            yield page
+    with ProgressBar("backfill", end - begin, unit=TIME, quiet=args.quiet or _on_screen(args)) as progress:
+        for scrape in history:
+            progress.update(scrape.at - begin)
+            yield scrape
 
 
-def _statements(path: Path) -> list[Statement]:
-    from exporter.history import HistoryError, read_store  # noqa: PLC0415  recordings need no SQLite
+def _read_records(path: Path) -> list[JobRecord]:
+    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  recordings need no SQLite
 
     try:
-        with closing(read_store(path)) as store:
-            return store.statements(Wanted(limit=sys.maxsize))
+        with closing(open_read_only(path)) as store:
+            return store.job_records(JobRecordQuery(limit=sys.maxsize))
     except HistoryError as err:
-        raise DisorderError(str(err)) from err
+        raise BackfillError(str(err)) from err
 
 
-def _labels(args: argparse.Namespace, nodes: Iterable[str]) -> dict[str, str]:
+def _target_labels(args: argparse.Namespace, nodes: Iterable[str]) -> dict[str, str]:
     """What a scrape of each node would have put on its series."""
-    own = dict(_own_label(text) for text in args.label)
+    own = dict(_parse_label(text) for text in args.label)
     found = {node: {"instance": args.instance.replace("{host}", node), "job": args.job, **own} for node in nodes}
     if len({labels["instance"] for labels in found.values()}) < len(found):
         raise ConfigError(
@@ -125,11 +449,11 @@ def _labels(args: argparse.Namespace, nodes: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _own_label(text: str) -> tuple[str, str]:
+def _parse_label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (equals and value and _LABEL.fullmatch(name)):
         raise ConfigError(f"--label {text}: not NAME=VALUE (example: cluster=alps)")
-    if name in _TAKEN:
+    if name in _RESERVED_LABELS:
         raise ConfigError(f"--label {text}: series have a label {name} of their own; choose another name")
     return name, value
 
@@ -139,7 +463,7 @@ def _on_screen(args: argparse.Namespace) -> bool:
     return not (args.output or args.folder) and sys.stdout.isatty()
 
 
-def _write(args: argparse.Namespace, history: Iterator[Page], headers: Headers) -> None:
+def _write(args: argparse.Namespace, history: Iterator[Scrape], headers: FamilyHeaders) -> None:
     if args.folder:
         _into_folder(Path(args.folder), history, headers, force=args.force)
     elif args.output in (None, "-"):
@@ -148,7 +472,7 @@ def _write(args: argparse.Namespace, history: Iterator[Page], headers: Headers) 
         _into_file(Path(args.output), history, headers, force=args.force)
 
 
-def _into_file(path: Path, history: Iterator[Page], headers: Headers, *, force: bool) -> None:
+def _into_file(path: Path, history: Iterator[Scrape], headers: FamilyHeaders, *, force: bool) -> None:
     if path.exists() and not force:
         raise ConfigError(f"{path}: a file of that name exists; name another one, or give --force")
     part = path.with_name(f"{path.name}.part")
@@ -160,35 +484,36 @@ def _into_file(path: Path, history: Iterator[Page], headers: Headers, *, force: 
         part.unlink(missing_ok=True)
 
 
-def _into_folder(folder: Path, history: Iterator[Page], headers: Headers, *, force: bool) -> None:
-    there = already(folder)
-    if there and not force:
+def _into_folder(folder: Path, history: Iterator[Scrape], headers: FamilyHeaders, *, force: bool) -> None:
+    existing = existing_documents(folder)
+    if existing and not force:
         raise ConfigError(
-            f"{folder}: has {len(there)} files of a history, {there[0]} first; name another folder, or give --force"
+            f"{folder}: has {len(existing)} files of a history, {existing[0]} first; name another folder,"
+            " or give --force"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for name in there:
+    for name in existing:
         (folder / name).unlink()
     whole = 0
     try:
         for _ in write_folder(history, folder, headers):
             whole += 1
-    except (DisorderError, TraceError):
+    except (BackfillError, TraceError):
         if whole:
             print(f"gpu-efficiency: {folder}: {whole} files of the time before are whole and stay", file=sys.stderr)
         raise
 
 
-def _notes(args: argparse.Namespace, told: Told, now: float) -> Iterator[str]:
-    if not told.last:
+def _notes(args: argparse.Namespace, summary: BackfillSummary, now: float) -> Iterator[str]:
+    if not summary.last:
         yield "nothing is kept there: the history is empty"
         return
-    yield f"{moment(told.first)} to {moment(told.last)} is written"
-    if told.conservation_errors:
-        yield f"{told.conservation_errors} conservation errors: the figures do not add up; please report this"
-    if told.backwards:
+    yield f"{format_time(summary.first)} to {format_time(summary.last)} is written"
+    if summary.conservation_errors:
+        yield f"{summary.conservation_errors} conservation errors: the figures do not add up; please report this"
+    if summary.backwards:
         yield (
-            f"the wall clock went back: {told.backwards} observations fell in time that was told already; what they"
+            f"the wall clock went back: {summary.backwards} observations fell in time that was told already; what they"
             " came to is in the next sample"
         )
     if args.folder:
@@ -200,18 +525,18 @@ def _notes(args: argparse.Namespace, told: Told, now: float) -> Iterator[str]:
     elif args.output not in (None, "-"):
         name = shlex.quote(args.output)
         yield f"make blocks: promtool tsdb create-blocks-from openmetrics --quiet {name} blocks"
-        if told.last - told.first > _LONG_SECONDS:
+        if summary.last - summary.first > _LONG_DOCUMENT_SECONDS:
             yield "promtool reads one file once for each two hours in it: --folder instead of --output is faster"
     yield "then move what is in blocks to Prometheus' --storage.tsdb.path, as the user that it runs as"
-    if now - told.first > _KEPT_SECONDS:
+    if now - summary.first > _RETENTION_SECONDS:
         yield "some of it is older than 15 days: Prometheus deletes it unless --storage.tsdb.retention.time is longer"
-    if now - told.last < _HEAD_SECONDS:
+    if now - summary.last < _HEAD_SECONDS:
         yield "some of it is of the last 3 hours, which a Prometheus that runs has in memory: move blocks in later"
 
 
 def backfill_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `backfill`."""
-    config_file(command)
+    config_file_argument(command)
     command.add_argument("traces", nargs="*", metavar="TRACE", help="recordings of `record`, of any number of nodes")
     command.add_argument(
         "--store", action="append", default=[], metavar="FILE", help="a daemon's store, instead; several"
@@ -237,7 +562,7 @@ def backfill_arguments(command: argparse.ArgumentParser) -> None:
 
 def step(text: str) -> float:
     """A flag's type: whole seconds up to two minutes."""
-    seconds = length(text)
+    seconds = time_span(text)
     if seconds != round(seconds) or seconds > _LONGEST_STEP:
         raise argparse.ArgumentTypeError(f"{text} is not whole seconds, {_LONGEST_STEP:g} at most")
     return seconds

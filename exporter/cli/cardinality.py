@@ -1,6 +1,6 @@
-"""Command `cardinality`: how many series and samples a fleet is, what that costs a Prometheus, and where to set limits.
+"""Runs the command `cardinality`: estimates a fleet's series and samples, and what they cost a Prometheus.
 
-Owns flags, and what a series and a sample cost: measured by us on one machine, see docs/scale.md. Refuses to count.
+Owns the flags and the measured cost of a series and a sample (docs/scale.md); exporter.cardinality counts.
 """
 
 import argparse
@@ -12,19 +12,27 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 from msgspec import Struct, structs
 
-from exporter.cardinality.profiles import PROFILES, kept, relabelling, worst
-from exporter.cardinality.recordings import recorded, recordings
-from exporter.cardinality.series import LACKS, Fleet, scraped
-from exporter.cli.wiring import at_least
+from exporter.cardinality import (
+    MISSING_SIGNALS,
+    PROFILES,
+    FleetSize,
+    kept_share,
+    max_samples,
+    recorded_series,
+    recording_rules,
+    relabel_configs,
+    scraped_series,
+)
+from exporter.cli.arguments import at_least
 from exporter.config import ConfigError
-from exporter.core.catalog import METRICS
-from exporter.core.exposition import MAX_LABEL
+from exporter.core.exposition import MAX_LABEL_LENGTH
+from exporter.core.metrics import METRICS
 
 BYTES_OF_MEMORY = 8 * 2**30 / (955_000 + 236_000)
 """Of a series in the head, as sized in docs/scale.md from 5.7 GiB measured: 8 GiB for that many, rules included."""
 BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
 """On disk, of a sample; docs/scale.md."""
-LEAKS = 5
+USUAL_LEAKS = 5
 """To which a job or a node loses at once: on the eight nodes of the simulated fleet and the demo 3.7 of a job, 5.0 of a
 node (tests/e2e/test_prometheus_scale.py counts them)."""
 _HEAD_HOURS = 3.0
@@ -38,10 +46,10 @@ _GROUPS: Mapping[str, str] = {
 _NODES = "nodes"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class CardinalityEstimate(Struct, frozen=True, kw_only=True):
     """What was asked, and what it comes to. Series are those of the whole fleet at one moment, at most."""
 
-    fleet: Fleet
+    fleet: FleetSize
     profile: str
     interval: float
     series: dict[str, int]
@@ -65,33 +73,33 @@ class Answer(Struct, frozen=True, kw_only=True):
     label_value_length_limit: int
 
 
-def answer(fleet: Fleet, *, profile: str = "full", interval: float = 60.0) -> Answer:
+def estimate(fleet: FleetSize, *, profile: str = "full", interval: float = 60.0) -> CardinalityEstimate:
     """Work it all out."""
-    found = {name: count * kept(name, profile) for name, count in scraped(fleet).items()}
-    calm = sum(count * kept(name, profile) for name, count in scraped(fleet, calm=True).items())
-    usual = structs.replace(fleet, leaks=fleet.leaks or LEAKS)
-    rules = {rule: recorded(usual, rule, calm=True) for rule in recordings()}
-    total, told = sum(found.values()), sum(rules.values())
-    new = _new(fleet, profile)
-    said = total / interval + sum(count / rule.interval for rule, count in rules.items())
-    samples = (total / interval * BYTES_SCRAPED + (said - total / interval) * BYTES_RECORDED) * 86_400
-    return Answer(
+    found = {name: count * kept_share(name, profile) for name, count in scraped_series(fleet).items()}
+    calm_total = sum(count * kept_share(name, profile) for name, count in scraped_series(fleet, calm=True).items())
+    usual = structs.replace(fleet, leaks=fleet.leaks or USUAL_LEAKS)
+    rules = {rule: recorded_series(usual, rule, calm=True) for rule in recording_rules()}
+    total, recorded_total = sum(found.values()), sum(rules.values())
+    new = _new_series(fleet, profile)
+    samples_per_second = total / interval + sum(count / rule.interval for rule, count in rules.items())
+    disk_bytes = (total / interval * BYTES_SCRAPED + (samples_per_second - total / interval) * BYTES_RECORDED) * 86_400
+    return CardinalityEstimate(
         fleet=fleet,
         profile=profile,
         interval=interval,
         series=_grouped(found),
         scraped=math.ceil(total),
-        scraped_calm=math.ceil(calm),
+        scraped_calm=math.ceil(calm_total),
         scraped_per_node=math.ceil(total / fleet.nodes),
-        recorded=math.ceil(told),
-        recorded_at_most=math.ceil(sum(recorded(fleet, rule) for rule in recordings())),
+        recorded=math.ceil(recorded_total),
+        recorded_at_most=math.ceil(sum(recorded_series(fleet, rule) for rule in recording_rules())),
         new_series_per_day=math.ceil(new),
-        samples_per_second=round(said, 1),
-        memory_bytes=round((total + told + new * _HEAD_HOURS / 24) * BYTES_OF_MEMORY),
-        disk_bytes_per_day=round(samples),
-        sample_limit=math.ceil(worst(fleet, profile) * _HEADROOM / 100) * 100,
+        samples_per_second=round(samples_per_second, 1),
+        memory_bytes=round((total + recorded_total + new * _HEAD_HOURS / 24) * BYTES_OF_MEMORY),
+        disk_bytes_per_day=round(disk_bytes),
+        sample_limit=math.ceil(max_samples(fleet, profile) * _HEADROOM / 100) * 100,
         label_limit=_label_limit(),
-        label_value_length_limit=4 * MAX_LABEL,
+        label_value_length_limit=4 * MAX_LABEL_LENGTH,
     )
 
 
@@ -104,15 +112,15 @@ def _grouped(found: Mapping[str, float]) -> dict[str, int]:
     return {group: math.ceil(count) for group, count in sums.items() if count}
 
 
-def _new(fleet: Fleet, profile: str) -> float:
+def _new_series(fleet: FleetSize, profile: str) -> float:
     """A job that begins is new series of it on each of its nodes, and of the rules by job."""
     if not fleet.churn or not fleet.jobs:
         return 0.0
     running = structs.replace(fleet, churn=0.0)
     of_jobs = {metric.name for metric in METRICS if "job_id" in metric.labels}
-    raw = sum(count * kept(name, profile) for name, count in scraped(running).items() if name in of_jobs)
-    usual = structs.replace(running, leaks=fleet.leaks or LEAKS)
-    rules = sum(recorded(usual, rule, calm=True) for rule in recordings() if "job_id" in rule.labels)
+    raw = sum(count * kept_share(name, profile) for name, count in scraped_series(running).items() if name in of_jobs)
+    usual = structs.replace(running, leaks=fleet.leaks or USUAL_LEAKS)
+    rules = sum(recorded_series(usual, rule, calm=True) for rule in recording_rules() if "job_id" in rule.labels)
     return (raw + rules) / fleet.jobs * fleet.churn
 
 
@@ -129,30 +137,30 @@ def cardinality(args: argparse.Namespace) -> int:
     if args.relabel:
         sys.stdout.write(relabel_text(args.profile))
         return 0
-    found = answer(_fleet(args), profile=args.profile, interval=args.interval)
+    found = estimate(_fleet(args), profile=args.profile, interval=args.interval)
     tree = msgspec.to_builtins(found)
-    sys.stdout.write(json.dumps(tree, indent=2) + "\n" if args.json else "\n".join(_said(found)) + "\n")
+    sys.stdout.write(json.dumps(tree, indent=2) + "\n" if args.json else "\n".join(_text_lines(found)) + "\n")
     return 0
 
 
 def relabel_text(profile: str) -> str:
     """YAML to go below a job of a scrape configuration."""
-    rows = relabelling(profile)
+    rows = relabel_configs(profile)
     command = f"gpu-efficiency cardinality --profile {profile} --relabel"
     head = f"# Profile {profile}: {PROFILES[profile]}. Printed by {command}\n"
-    return head + "metric_relabel_configs:" + ("".join(map(_rule, rows)) or " []") + "\n"
+    return head + "metric_relabel_configs:" + ("".join(map(_relabel_rule, rows)) or " []") + "\n"
 
 
-def _rule(row: Mapping[str, object]) -> str:
+def _relabel_rule(row: Mapping[str, object]) -> str:
     sources = ", ".join(row["source_labels"])  # type: ignore[arg-type]
     return f"\n  - source_labels: [{sources}]\n    regex: {row['regex']}\n    action: {row['action']}"
 
 
-def _fleet(args: argparse.Namespace) -> Fleet:
+def _fleet(args: argparse.Namespace) -> FleetSize:
     """What was said, and for what was not a sensible most."""
     jobs = args.nodes if args.jobs is None else args.jobs
     owners = max(args.teams, args.accounts, args.namespaces)
-    fleet = Fleet(
+    fleet = FleetSize(
         nodes=args.nodes, gpus=args.gpus, mig_boards=args.mig_boards, mig_instances=args.mig_instances, jobs=jobs,
         nodes_per_job=args.nodes_per_job, reporting=args.reporting, serving=args.serving, trouble=args.trouble,
         spinning=args.spinning, shared=args.shared_gpus, sharers=args.sharers, free=args.free_gpus, churn=args.churn,
@@ -166,7 +174,7 @@ def _fleet(args: argparse.Namespace) -> Fleet:
     return fleet
 
 
-def _contradictions(fleet: Fleet) -> Iterator[tuple[bool, str]]:
+def _contradictions(fleet: FleetSize) -> Iterator[tuple[bool, str]]:
     yield fleet.mig_boards > fleet.gpus, f"--mig-boards {fleet.mig_boards} of {fleet.gpus} GPUs a node"
     yield bool(fleet.mig_boards) != bool(fleet.mig_instances), "--mig-boards and --mig-instances go together"
     yield fleet.nodes_per_job > fleet.nodes, f"--nodes-per-job {fleet.nodes_per_job:g} of {fleet.nodes} nodes"
@@ -177,7 +185,7 @@ def _contradictions(fleet: Fleet) -> Iterator[tuple[bool, str]]:
         yield count > every, f"--{flag} {count} of {every} GPUs and instances"
 
 
-def _said(found: Answer) -> Iterator[str]:
+def _text_lines(found: CardinalityEstimate) -> Iterator[str]:
     fleet = found.fleet
     yield f"{fleet.nodes:,} nodes of {fleet.gpus} GPUs, {fleet.jobs:,} jobs; source {fleet.source}."
     yield f"Profile {found.profile}: {PROFILES[found.profile]}. At most there will be, unless a line says otherwise:\n"
@@ -185,7 +193,10 @@ def _said(found: Answer) -> Iterator[str]:
         yield f"  scraped, of {group:20}{count:>14,}  {count / fleet.nodes:>9,.1f} a node"
     yield f"  scraped, all{'':>18}{found.scraped:>14,}  {found.scraped / fleet.nodes:>9,.1f} a node"
     yield f"    while nothing has gone wrong{'':>2}{found.scraped_calm:>14,}"
-    yield f"  recorded by alerts/*.yaml{'':>5}{found.recorded:>14,}  usual: each loses to {fleet.leaks or LEAKS} leaks"
+    yield (
+        f"  recorded by alerts/*.yaml{'':>5}{found.recorded:>14,}"
+        f"  usual: each loses to {fleet.leaks or USUAL_LEAKS} leaks"
+    )
     yield f"    at most{'':>23}{found.recorded_at_most:>14,}"
     if found.new_series_per_day:
         yield f"  new a day, of jobs that begin {found.new_series_per_day:>14,}"
@@ -220,19 +231,21 @@ _NUMBERS = (
     ("users", 1, 1, "users who run something at once"),
     ("node-accounts", 4, 1, "of these, that have used one node since its daemon's start"),
     ("exemptions", 0, 0, "[[exemptions]]"),
-    ("leaks", 0, 0, f"to which a job loses at once; 0: {LEAKS} where it is usual, else all"),
+    ("leaks", 0, 0, f"to which a job loses at once; 0: {USUAL_LEAKS} where it is usual, else all"),
 )
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def cardinality_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `cardinality`."""
     for name, default, least, about in _NUMBERS:
-        command.add_argument(f"--{name}", type=_whole(least), default=default, metavar="N", help=f"{about}; {default}")
-    command.add_argument("--jobs", type=_whole(0), metavar="N", help="jobs that run at once; one a node")
+        command.add_argument(
+            f"--{name}", type=_whole_number(least), default=default, metavar="N", help=f"{about}; {default}"
+        )
+    command.add_argument("--jobs", type=_whole_number(0), metavar="N", help="jobs that run at once; one a node")
     command.add_argument("--nodes-per-job", type=at_least(1), default=1.0, metavar="N", help="on average; 1")
     command.add_argument("--churn", type=at_least(0), default=0.0, metavar="N", help="jobs that end in a day; 0")
-    command.add_argument("--source", choices=tuple(LACKS), default="dcgm", help="where telemetry comes from; dcgm."
-                         " driver: NVML on boards before Hopper")  # fmt: skip
+    command.add_argument("--source", choices=tuple(MISSING_SIGNALS), default="dcgm",
+                         help="where telemetry comes from; dcgm. driver: NVML on boards before Hopper")  # fmt: skip
     command.add_argument("--no-reports", action="store_true", help="reports.socket is empty")
     command.add_argument("--interval", type=at_least(1), default=60.0, metavar="S", help="between two scrapes; 60")
     command.add_argument("--profile", choices=tuple(PROFILES), default="full", help="what the scrape keeps; full")
@@ -240,7 +253,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="for programs")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole_number(least: int) -> Callable[[str], int]:
     """A flag's type: a whole number, `least` or more."""
 
     def number(text: str) -> int:

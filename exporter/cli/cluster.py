@@ -1,43 +1,51 @@
-"""Command `cluster`: one instance for a whole cluster, beside its controller or anywhere its commands work."""
+"""Runs the command `cluster`: polls a whole cluster's scheduler and serves metrics about its queue and nodes."""
 
 import argparse
 import logging
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 
-from exporter.cli.reloading import Reloading, heeding, watched
-from exporter.cli.wiring import FAILED, config_file, configuration, guarding_of, read, say_who_may_look, web_config_file
+from exporter.cli.wiring import (
+    ConfigReloader,
+    config_file_argument,
+    configure,
+    fail,
+    log_page_access,
+    on_sighup,
+    open_web_config,
+    read_config,
+    reload_in_background,
+    web_config_file_argument,
+)
 from exporter.clock import SystemClock
-from exporter.cluster.kubernetes import open_kubernetes
 from exporter.cluster.metrics import page
-from exporter.cluster.slurm import open_slurm
-from exporter.cluster.watching import Source, Watch
+from exporter.cluster.watcher import ClusterSource, ClusterWatcher
 from exporter.config import Config, ConfigError, split_address
-from exporter.http import ListenError, run
-from exporter.http.plain import create_plain_app
+from exporter.registry import SCHEDULERS, import_object
+from exporter.web.metrics_app import create_metrics_app
+from exporter.web.server import WebListenError, run
 
 log = logging.getLogger("gpu-efficiency")
 _JOIN_SECONDS = 2.0
-_USED = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
+_USED_SECTIONS = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
 """Sections of the configuration that this command has a use for."""
 
 
 def cluster(args: argparse.Namespace) -> int:
     """Ask the scheduler and serve what it says until told to stop."""
-    config = configuration(args)
-    reloads = Reloading(args.config, config, lambda: read(args), live=("log",), used=_USED)
+    config = configure(args)
+    reloader = ConfigReloader(args.config, config, lambda: read_config(args), live=("log",), used=_USED_SECTIONS)
     source = _open(config)
     try:
-        with heeding(reloads), watched(reloads, lambda *_: None):
+        with on_sighup(reloader), reload_in_background(reloader, lambda *_: None):
             return _serve(config, source)
     finally:
         source.close()
 
 
-def _open(config: Config) -> Source:
+def _open(config: Config) -> ClusterSource:
     """Open the scheduler that is configured, or that is at home here."""
     chosen = config.cluster.scheduler
     if chosen == "auto":
@@ -47,55 +55,55 @@ def _open(config: Config) -> Source:
                 "cluster.scheduler: neither is this a pod nor is there Slurm's squeue on PATH or in slurm.bin_dir:"
                 " run this where squeue works, or in the cluster, or set cluster.scheduler"
             )
-    return {"slurm": open_slurm, "kubernetes": open_kubernetes}[chosen](config)
+    source: ClusterSource = import_object(SCHEDULERS[chosen].cluster_opener)(config)
+    return source
 
 
 def _has_slurm(config: Config) -> bool:
     return shutil.which("squeue", path=config.slurm.bin_dir or None) is not None
 
 
-def _serve(config: Config, source: Source) -> int:
+def _serve(config: Config, source: ClusterSource) -> int:
     clock, stop = SystemClock(), threading.Event()
     cluster = config.cluster
-    watch = Watch(source, clock, refresh_seconds=cluster.refresh_seconds, max_jobs=cluster.max_jobs)
-    asker = threading.Thread(target=watch.run, args=(stop,), name="asker", daemon=True)
-    app = create_plain_app(
+    watch = ClusterWatcher(source, clock, refresh_seconds=cluster.refresh_seconds, max_jobs=cluster.max_jobs)
+    poller = threading.Thread(target=watch.run, args=(stop,), name="asker", daemon=True)
+    app = create_metrics_app(
         "gpu-efficiency cluster",
         page=lambda openmetrics: page(watch.view, now=clock.now(), openmetrics=openmetrics),
-        problem=lambda: _problem(watch, clock.now),
+        problem=lambda: _stale_reason(watch, clock.now),
     )
     host, port = split_address(cluster.listen_address)
-    guarding, where = guarding_of(config), host or "localhost"
+    web_config, where = open_web_config(config), host or "localhost"
 
     def begin(bound: int) -> None:
-        scheme = guarding.now.scheme
+        scheme = web_config.current.scheme
         log.info("serving %s://%s:%d/ and /metrics for the whole %s cluster", scheme, where, bound, source.name)
-        say_who_may_look(config, guarding, host)
-        asker.start()
+        log_page_access(config, web_config, host)
+        poller.start()
 
     try:
-        run(app, host=host, port=port, guarding=guarding, open_page=config.web.open_page, listening=begin)
-    except ListenError as err:
-        print(f"gpu-efficiency: {err}".replace("web.listen_address", "cluster.listen_address"), file=sys.stderr)
-        return FAILED
+        run(app, host=host, port=port, watcher=web_config, open_page=config.web.open_page, on_listening=begin)
+    except WebListenError as err:
+        return fail(f"{err}".replace("web.listen_address", "cluster.listen_address"))
     finally:
         stop.set()
-        if asker.ident is not None:
-            asker.join(timeout=_JOIN_SECONDS)
+        if poller.ident is not None:
+            poller.join(timeout=_JOIN_SECONDS)
     return 0
 
 
-def _problem(watch: Watch, now: Callable[[], int]) -> str:
+def _stale_reason(watch: ClusterWatcher, now: Callable[[], int]) -> str:
     """Why the figures are not live; empty while queue and nodes are."""
     if watch.view.live("jobs", "nodes", now=now()):
         return ""
-    return watch.trouble or "the first answers are awaited"
+    return watch.error or "the first answers are awaited"
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def cluster_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `cluster`."""
-    config_file(command)
-    web_config_file(command)
+    config_file_argument(command)
+    web_config_file_argument(command)
     for flag, metavar, about in (
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),

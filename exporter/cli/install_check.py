@@ -1,34 +1,240 @@
-"""The command install-check: looks at an installation, and packs what a bug report needs.
+"""Runs the command `install-check`: checks an installation, and packs an archive for a bug report.
 
-Owns what is printed, the exit status, and the wiring of what the checks may not import themselves: the web server's way
-to read its configuration file. Exit status 0: all that the configuration needs works; 1: something does not; 2: wrong
-usage or configuration; 3: there is no source of telemetry.
+Owns the output, the exit status, and gathering the log, the metrics page, a trace and the configuration. Everything in
+the archive passes redaction; it does not open the workloads' socket, which a running daemon holds.
+Exit status 0: all that the configuration needs works; 1: something does not; 2: wrong usage; 3: no telemetry source.
 """
 
 import argparse
+import io
 import logging
 import os
+import platform
+import secrets
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import Struct, structs
+
 from exporter import __version__
-from exporter.checkup import Here, examine
-from exporter.checkup.bundle import BundleError, refuse_to_overwrite
-from exporter.checkup.checks import CHECKS
-from exporter.checkup.places import why_not_listen
-from exporter.checkup.saying import Report, as_json, as_text
-from exporter.cli.bug_report import write_report
-from exporter.cli.wiring import FAILED, at_least, configured, guarding_of, read
-from exporter.config import Config, ConfigError
-from exporter.history import place_of
+from exporter.agent.sampler import Sampler
+from exporter.checkup.base import CheckContext, Finding, run_checks
+from exporter.checkup.bundle import (
+    BundleError,
+    BundleFile,
+    OmittedFile,
+    ProgramError,
+    Redaction,
+    compressed,
+    describe_files,
+    journal,
+    known_secrets,
+    log_tail,
+    nvidia_smi,
+    redacted,
+    redacted_page,
+    refuse_to_overwrite,
+    register_observations,
+    register_page,
+    text_file,
+    without_serials,
+    write_bundle,
+)
+from exporter.checkup.files import fetch_page, listen_error
+from exporter.checkup.report import CHECKS, CheckReport, as_json, as_text
+from exporter.cli.arguments import at_least
+from exporter.cli.serve import open_collector
+from exporter.cli.tables import as_toml
+from exporter.cli.wiring import FAILED, config_arguments, open_web_config, read_config
+from exporter.clock import SystemClock
+from exporter.config import Config, ConfigError, split_address
+from exporter.core.model import Observation
+from exporter.history.store import store_path
+from exporter.registry import SCHEDULERS, SOURCES
+from exporter.schedulers.base import SchedulerError, choose_scheduler
+from exporter.schedulers.privacy import open_mask
+from exporter.trace import TraceHeader, TraceWriter
+
+SYSTEMD_UNIT = "gpu-efficiency"
+_RELEVANT_VARIABLES = (
+    "GPU_EFFICIENCY_",
+    "NVIDIA_",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    *(name for source in SOURCES.values() for name in source.environment),
+    *(name for scheduler in SCHEDULERS.values() for name in scheduler.environment),
+)
+"""Beginnings of the environment variables that change anything for this program."""
+
+
+class BugReport(Struct, frozen=True):
+    """What a bug report holds, and what it lacks."""
+
+    files: list[BundleFile] = []
+    omitted: list[OmittedFile] = []
+
+
+def write_bug_report(
+    args: argparse.Namespace, context: CheckContext, report: CheckReport, logged: Sequence[str]
+) -> None:
+    """Gather, write, and say what is in it. Raises BundleError."""
+    key = secrets.token_bytes(32) if args.anonymous else b""
+    redaction = Redaction(known_secrets(context.config, context.environ), key=key)
+    bug_report = _gather(args, context, report, redaction)
+    log_of_checks = text_file("check.log", "what this program logged meanwhile", "\n".join(logged), redaction)
+    bug_report.files.append(log_of_checks)
+    names = "with names of people and jobs as hashes" if args.anonymous else "with names of people and jobs as they are"
+    head = redaction.text(f"gpu-efficiency {__version__} install-check, {names}: {report.summary}")
+    write_bundle(args.bundle, bug_report.files, bug_report.omitted, head=head, force=args.force)
+    print(f"\n{args.bundle}, {names}:\n{describe_files(bug_report.files, bug_report.omitted)}", file=sys.stderr)
+    print("Secrets are taken out as far as they are known. Look into it before you send it.", file=sys.stderr)
+    if not args.anonymous:
+        print("--anonymous makes one without names of people, jobs, pods and this host.", file=sys.stderr)
+
+
+def _gather(args: argparse.Namespace, context: CheckContext, report: CheckReport, redaction: Redaction) -> BugReport:
+    """The trace and the page first: they tell the names that are then taken out of all other texts."""
+    found = BugReport()
+    _register_host(context, redaction)
+    observations = _record_trace(args, context.config, found)
+    page = _fetch_metrics(context.config)
+    register_observations(redaction, observations)
+    register_page(redaction, page)
+    # Before it is wrapped: a secret that is cut in two is not found.
+    redacted_report = structs.replace(
+        report, host=redaction.text(report.host), findings=tuple(_redacted_findings(report, redaction))
+    )
+    config = "the configuration as it is used, without the files it names"
+    variables = "environment variables that this program heeds"
+    found.files.extend(
+        (
+            text_file("install-check.txt", "what install-check said", as_text(redacted_report), redaction),
+            BundleFile("install-check.json", "the same for programs", as_json(redacted_report)),
+            text_file("config.toml", config, as_toml(context.config), redaction),
+            text_file("environment.txt", variables, _environment(context.environ), redaction),
+        )
+    )
+    _add_logs(args, found, redaction)
+    if page:
+        text = redacted_page(page, redaction)
+        found.files.append(BundleFile("metrics.prom", "the running daemon's /metrics", text.encode()))
+    else:
+        found.omitted.append(OmittedFile("metrics.prom", "no daemon answers at web.listen_address, or it is guarded"))
+    if observations:
+        trace = _packed_trace(observations, redaction, anonymous=args.anonymous)
+        found.files.append(BundleFile("trace.jsonl.gz", f"{len(observations)} observations, for `replay`", trace))
+    return found
+
+
+def _register_host(context: CheckContext, redaction: Redaction) -> None:
+    redaction.register("host", context.host, platform.node(), context.host.partition(".")[0])
+    try:
+        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    redaction.register("user", *(line.partition(":")[0] for line in lines if _is_person(line.split(":"))))
+
+
+def _is_person(fields: list[str]) -> bool:
+    """Whether a line of passwd is somebody who logs in, and no service: those give our own words their names."""
+    uid, shell = (fields[2], fields[-1]) if len(fields) == 7 else ("", "")  # noqa: PLR2004  passwd(5)
+    return uid.isdecimal() and 1000 <= int(uid) < 65534 and not shell.endswith(("nologin", "false"))  # noqa: PLR2004
+
+
+def _redacted_findings(report: CheckReport, redaction: Redaction) -> Iterator[Finding]:
+    return (
+        structs.replace(finding, said=redaction.text(finding.said), do=redaction.text(finding.do))
+        for finding in report.findings
+    )
+
+
+def _environment(environ: Mapping[str, str]) -> str:
+    return "".join(
+        f"{name}={value}\n" for name, value in sorted(environ.items()) if name.startswith(_RELEVANT_VARIABLES)
+    )
+
+
+def _add_logs(args: argparse.Namespace, found: BugReport, redaction: Redaction) -> None:
+    _add_log(found, redaction, "daemon.log", "the daemon's log", lambda: _daemon_log(args))
+    smi = "nvidia-smi -q, without serial numbers"
+    _add_log(found, redaction, "nvidia-smi.txt", smi, lambda: without_serials(nvidia_smi()))
+
+
+def _daemon_log(args: argparse.Namespace) -> str:
+    return log_tail(args.log) if args.log else journal(SYSTEMD_UNIT)
+
+
+def _add_log(found: BugReport, redaction: Redaction, name: str, why: str, fetch: Callable[[], str]) -> None:
+    try:
+        text = fetch()
+    except (ProgramError, OSError) as err:
+        found.omitted.append(OmittedFile(name, redaction.text(f"{err}")))
+        return
+    if text.strip():
+        found.files.append(text_file(name, why, text, redaction))
+    else:
+        found.omitted.append(OmittedFile(name, f"it is empty: is there a unit {SYSTEMD_UNIT}? --log names a file"))
+
+
+def _fetch_metrics(config: Config) -> str:
+    host, port = split_address(config.web.listen_address)
+    return (fetch_page(host or "127.0.0.1", port) or "") if port else ""
+
+
+def _record_trace(args: argparse.Namespace, config: Config, found: BugReport) -> list[Observation]:
+    """Observations for a while, as `record` makes them, but for what workloads report: a daemon has their socket."""
+    seconds = args.trace_seconds
+    if not seconds:
+        found.omitted.append(OmittedFile("trace.jsonl.gz", "--trace-seconds is 0"))
+        return []
+    print(f"recording {seconds:g} s of trace; Ctrl-C ends it sooner", file=sys.stderr)
+    try:
+        scheduler = choose_scheduler(config)
+    except SchedulerError as err:
+        found.omitted.append(OmittedFile("trace.jsonl.gz", f"no scheduler: {err}"))
+        return []
+    clock = SystemClock()
+    collector = open_collector(config, clock, scheduler, open_mask(config.privacy))
+    timing = config.sampling
+    sampler = Sampler(collector, clock, interval=timing.interval_seconds, deadline=timing.deadline_seconds)
+    try:
+        return list(_until(sampler, seconds))
+    finally:
+        collector.close()
+
+
+def _until(sampler: Sampler, seconds: float) -> Iterator[Observation]:
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield from sampler.observations(stop)
+    except KeyboardInterrupt:
+        return
+    finally:
+        timer.cancel()
+
+
+def _packed_trace(observations: list[Observation], redaction: Redaction, *, anonymous: bool) -> bytes:
+    raw = io.BytesIO()
+    header = TraceHeader(
+        host=redaction.text(platform.node()), created_wall=time.time_ns(), note="install-check --bundle"
+    )
+    with TraceWriter(raw, header, flush_every=0) as trace:
+        for observation in observations:
+            trace.append(redacted(observation, redaction, anonymous=anonymous))
+    return compressed(raw.getvalue())
+
 
 _LONGEST_TRACE = 600.0
 
 
-class Kept(logging.Handler):
+class LogCollector(logging.Handler):
     """What this program's own parts log meanwhile: not for the terminal, but for a bug report."""
 
     def __init__(self) -> None:
@@ -43,48 +249,50 @@ class Kept(logging.Handler):
 
 def install_check(args: argparse.Namespace) -> int:
     """Look, print, pack."""
-    config = read(args)
-    kept = _quiet()
-    store = place_of(config.history.file, os.environ)
-    here = Here(config=config, listens=why_not_listen, web_config=lambda _: _why_not_guard(config), store=store)
+    config = read_config(args)
+    logs = _collect_logs()
+    store = store_path(config.history.file, os.environ)
+    context = CheckContext(
+        config=config, listen_error=listen_error, web_config_error=lambda _: _web_config_error(config), store=store
+    )
     if args.bundle is not None:
         try:
             refuse_to_overwrite(args.bundle, force=args.force)
         except BundleError as err:
-            return _refused(err)
-    findings = examine(CHECKS, here, _progress() if sys.stderr.isatty() else lambda _: None)
-    report = Report(__version__, here.host, time.time_ns(), os.geteuid(), findings)
+            return _print_error(err)
+    findings = run_checks(CHECKS, context, _progress_line() if sys.stderr.isatty() else lambda _: None)
+    report = CheckReport(__version__, context.host, time.time_ns(), os.geteuid(), findings)
     _print(report, args)
     if args.bundle is None:
         return report.status
     try:
-        write_report(args, here, report, kept.lines)
+        write_bug_report(args, context, report, logs.lines)
     except BundleError as err:
-        return _refused(err)
+        return _print_error(err)
     return report.status
 
 
-def _quiet() -> Kept:
-    kept = Kept()
-    logging.basicConfig(handlers=[kept], level=logging.INFO, force=True)
+def _collect_logs() -> LogCollector:
+    logs = LogCollector()
+    logging.basicConfig(handlers=[logs], level=logging.INFO, force=True)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    return kept
+    return logs
 
 
-def _refused(err: Exception) -> int:
+def _print_error(err: Exception) -> int:
     print(f"gpu-efficiency: {err}", file=sys.stderr)
     return FAILED
 
 
-def _progress() -> Callable[[str], None]:
-    def tell(what: str) -> None:
+def _progress_line() -> Callable[[str], None]:
+    def show(what: str) -> None:
         print(f"\r\x1b[Klooking at {what} ", end="", file=sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
-def _print(report: Report, args: argparse.Namespace) -> None:
+def _print(report: CheckReport, args: argparse.Namespace) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if args.json:
@@ -94,29 +302,29 @@ def _print(report: Report, args: argparse.Namespace) -> None:
     sys.stdout.write(as_text(report, colour=colour, width=shutil.get_terminal_size((100, 24)).columns))
 
 
-def _why_not_guard(config: Config) -> str:
+def _web_config_error(config: Config) -> str:
     try:
-        guarding_of(config)
+        open_web_config(config)
     except ConfigError as err:
         return str(err)
     return ""
 
 
-def _seconds(text: str) -> float:
+def _trace_seconds(text: str) -> float:
     value = at_least(0)(text)
     if value > _LONGEST_TRACE:
         raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST_TRACE:g}: use `gpu-efficiency record`")
     return value
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def install_check_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `install-check`."""
-    configured(command)
+    config_arguments(command)
     command.add_argument("--json", action="store_true", help="for programs: docs/install-check.md names the keys")
     command.add_argument("--bundle", type=Path, metavar="FILE", help="write a .tar.gz for a bug report")
     command.add_argument("--anonymous", action="store_true", help="names of people and jobs in it as hashes")
     command.add_argument(
-        "--trace-seconds", type=_seconds, default=60.0, metavar="S", help="of trace in it; default 60, 0: none"
+        "--trace-seconds", type=_trace_seconds, default=60.0, metavar="S", help="of trace in it; default 60, 0: none"
     )
     command.add_argument("--log", type=Path, metavar="FILE", help="the daemon's log, where it is not in the journal")
     command.add_argument("--force", action="store_true", help="overwrite FILE")

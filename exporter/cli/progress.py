@@ -1,8 +1,7 @@
-"""How far something long is, on standard error.
+"""Shows the progress of a long command on standard error.
 
-On a terminal one line that is drawn over and over and wiped out at the end; elsewhere, in a log say, a plain line now
-and then, and none of what is over soon. Owns that line. Refuses colour, standard output, and to slow down what it
-tells of: between two lines it costs one look at the clock an item. `--quiet` silences it everywhere.
+On a terminal it redraws one line and clears it at the end; elsewhere it writes a plain line now and then. Between two
+lines it costs one reading of the clock an item. `--quiet` turns it off.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from typing import Self, TextIO, TypeVar
 
 from msgspec import Struct
 
-from exporter.wording import elapsed, short
+from exporter.formatting import format_duration, shorten
 
 Item = TypeVar("Item")
 _SOON = 1.0
@@ -33,7 +32,7 @@ _BAR, _LEAST = 20, 5
 _NAME = 30
 
 
-class Unit(Struct, frozen=True):
+class ProgressUnit(Struct, frozen=True):
     """What is counted, in words."""
 
     amount: Callable[[float], str]
@@ -49,19 +48,19 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-BYTES = Unit(size, lambda rate: f"{size(rate)}/s")
-TIME = Unit(elapsed, lambda rate: f"{rate:,.0f} times as fast")
+BYTES = ProgressUnit(size, lambda rate: f"{size(rate)}/s")
+TIME = ProgressUnit(format_duration, lambda rate: f"{rate:,.0f} times as fast")
 """Seconds that a recording or a simulation lasts."""
-WAITED = Unit(elapsed, lambda _: "")
+WAITED = ProgressUnit(format_duration, lambda _: "")
 """Seconds of the clock on the wall."""
 
 
-def counted(noun: str) -> Unit:
+def counted(noun: str) -> ProgressUnit:
     """So many of something."""
-    return Unit(lambda count: f"{count:,.0f} {noun}", lambda rate: f"{rate:,.1f} {noun}/s")
+    return ProgressUnit(lambda count: f"{count:,.0f} {noun}", lambda rate: f"{rate:,.1f} {noun}/s")
 
 
-class Progress:
+class ProgressBar:
     """Tells how far `what` is, of `total`: None, and there is no share and no time left. A context manager.
 
     Ctrl-C leaves it by its end, so that no half line is left on the terminal.
@@ -72,12 +71,12 @@ class Progress:
         what: str,
         total: float | None = None,
         *,
-        unit: Unit = BYTES,
+        unit: ProgressUnit = BYTES,
         quiet: bool = False,
         stream: TextIO | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._total, self._unit, self._now = short(what, _NAME), total, unit, now
+        self._what, self._total, self._unit, self._now = shorten(what, _NAME), total, unit, now
         self._stream = sys.stderr if stream is None else stream
         self._drawn_over = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._began = now()
@@ -89,17 +88,17 @@ class Progress:
         now = self._now
         for item in items:
             if now() >= self._next:
-                self._say(done())
+                self._show(done())
             yield item
 
-    def tell(self, done: float, total: float | None = None) -> None:
+    def update(self, done: float, total: float | None = None) -> None:
         """So far it is now; `total` if that has become known or is another."""
         if total is not None:
             self._total = total
         if self._now() >= self._next:
-            self._say(done)
+            self._show(done)
 
-    def _say(self, done: float) -> None:
+    def _show(self, done: float) -> None:
         spent = self._now() - self._began
         self._next = self._now() + (_REDRAWN if self._drawn_over else max(_LINES, spent / _LATER))
         self._write(self._drawing(done, spent) if self._drawn_over else self._line(done, spent))
@@ -112,19 +111,19 @@ class Progress:
         share, figures = self._share(done), "  ".join(self._figures(done, spent))
         width = min(_BAR, room - len(self._what) - len(figures) - len("  []  "))
         bar = "" if share is None or width < _LEAST else f"[{'#' * round(share * width):.<{width}}]  "
-        words = f"{self._what}  {bar}{figures}"[:room]
-        drawn, self._width = f"\r{words:{self._width}}", len(words)
+        line = f"{self._what}  {bar}{figures}"[:room]
+        drawn, self._width = f"\r{line:{self._width}}", len(line)
         return drawn
 
     def _figures(self, done: float, spent: float) -> Iterator[str]:
         share, rate = self._share(done), done / spent if spent > 0 else 0.0
         yield self._unit.amount(done) if share is None else f"{100 * share:3.0f} %"
-        if said := self._unit.rate(rate):
-            yield said
+        if rate_text := self._unit.rate(rate):
+            yield rate_text
         if share is None or self._total is None:
-            yield f"{elapsed(round(spent))} so far"
+            yield f"{format_duration(round(spent))} so far"
         elif rate > 0 and spent >= _FORESEEN:
-            yield f"{elapsed(round((self._total - min(done, self._total)) / rate))} left"
+            yield f"{format_duration(round((self._total - min(done, self._total)) / rate))} left"
 
     def _share(self, done: float) -> float | None:
         """A file that is still written to may have grown beyond its size."""
@@ -143,7 +142,7 @@ class Progress:
         except OSError:  # nobody reads it any more; the work is not for them
             self._next = float("inf")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Wipe out what was drawn; tell no more."""
         if self._width:
             self._write(f"\r{'':{self._width}}\r")
@@ -155,7 +154,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        self.close()
 
 
 def progress_arguments(command: argparse.ArgumentParser) -> None:

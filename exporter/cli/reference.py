@@ -1,7 +1,7 @@
-"""docs/configuration.md, written from the structs of the configuration: `python -m exporter.cli.reference` (make docs).
+"""Writes docs/configuration.md from the structs of the configuration: `python -m exporter.cli.reference` (make docs).
 
-Owns the page's form. Every key, type, bound, default and word of explanation is read from `exporter.config` and the
-policy: an attribute's docstring by its place in the source. Refuses to explain anything itself.
+Every key, type, bound, default and explanation is read from the structs of exporter.config, exporter.registry and
+the policy; the page adds nothing.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -20,11 +21,11 @@ from msgspec.structs import FieldInfo, fields
 
 from exporter.cli import cluster, wiring
 from exporter.config import LIVE, PREFIX, Config
-from exporter.core.policy import Policy, reasons
+from exporter.core.policy import Policy, threshold_reasons
 
 _HEAD = f"""# Configuration
 
-Written by `make docs` from the structs in `exporter/config.py` and `exporter/core/policy.py`.
+Written by `make docs` from the structs in `exporter/config.py`, `exporter/registry.py` and `exporter/core/policy.py`.
 
     gpu-efficiency check-config --config FILE     # reads it as the daemon does, prints what will be used, refuses what is wrong
 
@@ -41,16 +42,15 @@ _COLUMNS = "| key | type | default | environment | flag | meaning |\n|---|---|--
 
 def markdown() -> str:
     """The whole page."""
-    docs = _docstrings()
     own = [field for field in fields(Config) if not _is_section(field) and field.name in {"source", "scheduler"}]
-    parts = [_HEAD, "## Above all sections\n", _table(own, "", docs["Config"])]
+    parts = [_HEAD, "## Above all sections\n", _table(own, "", _docstrings(Config))]
     for field in fields(Config):
         if field not in own:
-            parts += ["", *_section(field, docs)]
+            parts += ["", *_section(field)]
     return "\n".join(parts) + "\n"
 
 
-def _section(field: FieldInfo, docs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def _section(field: FieldInfo) -> Iterator[str]:
     """Its heading and its tables, those of nested lists and tables too."""
     live = "*Live.*" if field.name in LIVE else "Needs a restart."
     struct, form = _struct_of(field.type)
@@ -58,26 +58,26 @@ def _section(field: FieldInfo, docs: Mapping[str, Mapping[str, str]]) -> Iterato
     if field.name == "policy":
         yield f"Thresholds; each has its reason, E marks an engineering estimate. {live}\n\n{_policy()}"
         return
-    said = docs["Config"].get(field.name, "")
+    note = _docstrings(Config).get(field.name, "")
     about = _about(struct) if struct is not None else ""
-    yield " ".join(filter(None, (about, said, live))) + "\n"
+    yield " ".join(filter(None, (about, note, live))) + "\n"
     if struct is not None:
         inline = [each for each in fields(struct) if _nested(each.type) is None]
         path = field.name if _is_section(field) else None
-        yield _table(inline, path, docs[struct.__name__])
+        yield _table(inline, path, _docstrings(struct))
         for each in fields(struct):
-            yield from _below(each, field.name, docs)
+            yield from _nested_tables(each, field.name, struct)
 
 
-def _below(field: FieldInfo, above: str, docs: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def _nested_tables(field: FieldInfo, above: str, section: type[Struct]) -> Iterator[str]:
     """A list or table of structs within a section."""
     struct = _nested(field.type)
     if struct is not None:
         _, form = _struct_of(field.type)
         yield f"\n### {form.format(f'{above}.{field.name}')}\n"
-        said = docs[above.capitalize()].get(field.name, "")
-        yield f"{_about(struct)} {said}".strip() + "\n"
-        yield _table(fields(struct), None, docs[struct.__name__])
+        note = _docstrings(section).get(field.name, "")
+        yield f"{_about(struct)} {note}".strip() + "\n"
+        yield _table(fields(struct), None, _docstrings(struct))
 
 
 def _table(rows: Iterable[FieldInfo], path: str | None, docs: Mapping[str, str]) -> str:
@@ -85,8 +85,8 @@ def _table(rows: Iterable[FieldInfo], path: str | None, docs: Mapping[str, str])
     return "\n".join((_COLUMNS, *(_row(field, path, docs.get(field.name, "")) for field in rows)))
 
 
-def _row(field: FieldInfo, path: str | None, said: str) -> str:
-    cells = [f"`{field.name}`", _type(field.type), _default(field), "file only", "", said]
+def _row(field: FieldInfo, path: str | None, meaning: str) -> str:
+    cells = [f"`{field.name}`", _type(field.type), _default(field), "file only", "", meaning]
     if path is not None:
         dotted = f"{path}.{field.name}".lstrip(".")
         cells[3] = f"`{PREFIX}{dotted.upper().replace('.', '_')}`"
@@ -95,8 +95,8 @@ def _row(field: FieldInfo, path: str | None, said: str) -> str:
 
 
 def _policy() -> str:
-    told = reasons()
-    return "\n".join((_COLUMNS, *(_row(field, "policy", told[field.name]) for field in fields(Policy))))
+    meanings = threshold_reasons()
+    return "\n".join((_COLUMNS, *(_row(field, "policy", meanings[field.name]) for field in fields(Policy))))
 
 
 # -- what a field is --
@@ -136,7 +136,7 @@ def _type(hint: Any) -> str:
     while isinstance(info, types.Metadata):
         info = info.type
     chosen = get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
-    said: dict[type, Callable[[], str]] = {
+    names: dict[type, Callable[[], str]] = {
         types.LiteralType: lambda: ", ".join(f"`{json.dumps(value)}`" for value in chosen),
         types.VarTupleType: lambda: f"list of: {_type(chosen[0])}",
         types.UnionType: lambda: ", or ".join(_type(each) for each in chosen if each is not NoneType),
@@ -146,7 +146,7 @@ def _type(hint: Any) -> str:
         types.BoolType: lambda: "boolean",
         types.DateType: lambda: "date",
     }
-    return said.get(type(info), lambda: "table")()
+    return names.get(type(info), lambda: "table")()
 
 
 _LONG = 10**6
@@ -154,10 +154,10 @@ _LONG = 10**6
 
 def _number(name: str, info: Any) -> str:
     bounds = (("above", info.gt), ("from", info.ge), ("below", info.lt), ("to", info.le))
-    return " ".join((name, *(f"{word} {_figure(bound)}" for word, bound in bounds if bound is not None)))
+    return " ".join((name, *(f"{relation} {_bound_text(bound)}" for relation, bound in bounds if bound is not None)))
 
 
-def _figure(value: float) -> str:
+def _bound_text(value: float) -> str:
     text = f"{int(value):,}" if value == int(value) and value < _LONG else f"{value:g}"
     return text.replace("e+0", "e").replace("e+", "e")
 
@@ -175,13 +175,15 @@ def _default(field: FieldInfo) -> str:
 # -- where it is said --
 
 
-def _docstrings() -> dict[str, dict[str, str]]:
-    """Class -> attribute -> the text below it in the source."""
-    module = ast.parse(inspect.getsource(inspect.getmodule(Config)))  # type: ignore[arg-type]
-    return {node.name: dict(_of_class(node)) for node in module.body if isinstance(node, ast.ClassDef)}
+@cache
+def _docstrings(struct: type[Struct]) -> Mapping[str, str]:
+    """Attribute -> the text below it in the source of the class."""
+    module = ast.parse(inspect.getsource(sys.modules[struct.__module__]))
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == struct.__name__]
+    return {name: text for node in classes for name, text in _attribute_texts(node)}
 
 
-def _of_class(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _attribute_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for here, after in zip(node.body, node.body[1:], strict=False):
         match here, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
@@ -191,7 +193,7 @@ def _of_class(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 def _flags() -> dict[str, tuple[str, ...]]:
     """Dotted key -> the flags that set it."""
     found: dict[str, tuple[str, ...]] = {}
-    for add, whose in ((wiring.configured, ""), (cluster.arguments, " (cluster)")):
+    for add, whose in ((wiring.config_arguments, ""), (cluster.cluster_arguments, " (cluster)")):
         parser = argparse.ArgumentParser(add_help=False)
         add(parser)
         for action in parser._actions:  # noqa: SLF001  argparse has no public list of them

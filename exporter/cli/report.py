@@ -1,30 +1,405 @@
-"""Command `report`: what a job cost, where its time went, what it said; two jobs side by side; sums over many."""
+"""Runs the command `report`: one job's cost and losses, two jobs compared, or sums over many jobs.
+
+Owns the flags, where job records come from (Prometheus, stores, nodes, this node), and where the output goes.
+Refuses to compute or to lay out: exporter.report does both.
+"""
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.cli import sums
-from exporter.cli.preview import headers, length
-from exporter.cli.progress import Progress, counted, progress_arguments
-from exporter.cli.statements import GatherError, finished, gathered, source_arguments
-from exporter.cli.wiring import FAILED, config_file
-from exporter.config import ConfigError
-from exporter.core.statement import Wanted
-from exporter.preview.prometheus import Prometheus, PrometheusError, Series
-from exporter.receipt import Asking, Comparison, Receipt, ReceiptError, compared, issued, joined
-from exporter.receipt.placing import PlaceError, place
-from exporter.receipt.saying import Table, comparison_tables, receipt_tables
-from exporter.receipt.short import line, short
-from exporter.receipt.sums.summing import Summary, summary_lines, summary_tables
-from exporter.receipt.text import markdown, text
-from exporter.receipt.what_if import what_if
-from exporter.wording import without_secrets
+from exporter.cli.arguments import parse_headers, time_span
+from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
+from exporter.cli.wiring import config_file_argument, fail, read_config
+from exporter.config import Config, ConfigError, split_address
+from exporter.core.job_record import JobRecord, JobRecordQuery
+from exporter.files import OutputError, write_output
+from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
+from exporter.redact import redact_secrets
+from exporter.report.analysis import compare_reports, estimate_changes
+from exporter.report.model import JobReport, ReportComparison, ReportError
+from exporter.report.nodes import NodeQueryError, fetch_records
+from exporter.report.prometheus import report_from_prometheus
+from exporter.report.query import JobQuery
+from exporter.report.ranking import summary_lines, summary_tables
+from exporter.report.records import RecordSources, join_records
+from exporter.report.summary import GROUPINGS, FleetUsage, RentOffer, UsageSummary, parse_offer, with_comparisons
+from exporter.report.summary import summarize as added
+from exporter.report.text import (
+    ReportTable,
+    comparison_tables,
+    render_line,
+    render_markdown,
+    render_short,
+    render_text,
+    report_tables,
+)
+from exporter.report.usage import (
+    PERIOD_SECONDS,
+    Period,
+    UsageInput,
+    UsageInputs,
+    default_period,
+    peak_gpus,
+    split_periods,
+    unheld_usage,
+    usage_records,
+)
+from exporter.report.usage_prometheus import PrometheusUsage, StoredUsage, UsageFilter
+
+if TYPE_CHECKING:
+    from exporter.history.store import HistoryStore
+
+_Each = TypeVar("_Each", bound=UsageInput)
+
+_RETRY_SECONDS = 0.5
+_RECENT_SECONDS = 600.0
+"""What ended before is in the store for certain."""
+
+
+class GatherError(Exception):
+    """Nobody could be asked; the message says who, why, and what to do."""
+
+
+class GatheredRecords(Struct, frozen=True, kw_only=True):
+    """What was told, and by whom."""
+
+    records: tuple[JobRecord, ...]
+    sources: RecordSources
+
+
+class GatheredSummaries(Struct, frozen=True, kw_only=True):
+    """What sums need of what was told, to be looked at once, and who was asked."""
+
+    records: Iterable[UsageInput]
+    sources: RecordSources
+    unique: bool
+    """None of them is told twice."""
+
+
+def source_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags that say where to look. Without any: this node's store and its daemon."""
+    command.add_argument("--prometheus", metavar="URL", help="where the daemons' series are stored")
+    command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
+    command.add_argument(
+        "--store", action="append", default=[], type=Path, metavar="FILE", help="a node's store, or a copy; repeatable"
+    )
+    command.add_argument(
+        "--node", action="append", default=[], metavar="URL", help="a node's daemon, http://node:19400; repeatable"
+    )
+    command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
+    command.add_argument("--ca-file", type=Path, metavar="FILE", help="certificate authority of nodes that have TLS")
+
+
+def gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
+    """All statements that are wanted, of every source that was named. Raises GatherError, ConfigError."""
+    records, sources = _gather(args, wanted, lambda store: store.job_records(wanted))
+    return GatheredRecords(records=tuple(records), sources=sources)
+
+
+def gather_summaries(args: argparse.Namespace, wanted: JobRecordQuery, *, cuts: Sequence[float]) -> GatheredSummaries:
+    """The same for sums that are cut at these moments. Who looks at them is raised the same errors, too."""
+    records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
+    return GatheredSummaries(records=records, sources=sources, unique=len(args.store) == 1 and not args.node)
+
+
+def _gather(
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    if args.prometheus:
+        raise ConfigError("--prometheus has no statements: give --store or --node")
+    if args.store or args.node:
+        return _from_named_sources(args, wanted, query)
+    return _from_this_node(args, wanted, query)
+
+
+def wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
+    """The same, once no statement says that the job still runs; after `args.wait` seconds as it is."""
+    began = time.monotonic()
+    with ProgressBar("waiting for the job's end", args.wait, unit=WAITED, quiet=args.quiet) as progress:
+        while (spent := time.monotonic() - began) < args.wait:
+            with suppress(GatherError):  # the daemon may be about to make its store
+                found = gather_records(args, wanted)
+                if _has_ended(found):
+                    return found
+            progress.update(spent)
+            time.sleep(min(_RETRY_SECONDS, args.wait - spent))
+    return gather_records(args, wanted)
+
+
+def _has_ended(found: GatheredRecords) -> bool:
+    """What was told last of it is its end."""
+    latest = max(found.records, key=lambda each: each.end, default=None)
+    return latest is not None and not latest.running
+
+
+def _from_named_sources(
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    reported: tuple[JobRecord, ...] = ()
+    unreachable: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if args.node:
+        try:
+            response = fetch_records(args.node, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
+        except NodeQueryError as err:
+            raise GatherError(str(err)) from err
+        reported = response.records
+        unreachable, notes = response.unanswered, response.notes
+        if len(unreachable) == len(args.node) and not args.store:
+            raise GatherError(f"no node gave an answer: {'; '.join(unreachable)}")
+    source = "nodes" if args.node else "stores"
+    sources = RecordSources(source=source, unanswered=unreachable, notes=notes, grams_co2_per_kwh=_grams_co2(args))
+    return chain(chain.from_iterable(_read_store(path, query) for path in args.store), reported), sources
+
+
+def _read_store(path: Path, query: "Callable[[HistoryStore], Iterable[_Each]]") -> Iterator[_Each]:
+    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  SQLite is only for who has a store
+
+    try:
+        reader = open_read_only(path)
+        try:
+            yield from query(reader)
+        finally:
+            reader.close()
+    except HistoryError as err:
+        raise GatherError(str(err)) from err
+
+
+def _from_this_node(
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    """This node's store, which has what ended, and its daemon, which has what runs; one of them is enough."""
+    config = read_config(args)
+    grams, path = config.energy.grams_co2_per_kwh, _default_store(config)
+    stored: tuple[_Each, ...] | None = None
+    why = ""
+    if path is not None:
+        try:
+            stored = tuple(_read_store(path, query))
+        except GatherError as err:
+            why = f"{err}; "
+    recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
+    try:
+        response = fetch_records(
+            [_daemon_address(config)], recent, headers=parse_headers(args.header), ca_file=args.ca_file
+        )
+    except NodeQueryError as err:
+        raise GatherError(str(err)) from err
+    if stored is None and response.unanswered:
+        raise GatherError(
+            f"{why}{response.unanswered[0]}; say where to look with --store FILE, --node URL or --prometheus URL"
+        )
+    sources = RecordSources(
+        source="nodes" if stored is None else "stores", notes=response.notes, grams_co2_per_kwh=grams
+    )
+    return _newest((*(stored or ()), *response.records)), sources
+
+
+def _newest(records: Iterable[_Each]) -> Iterable[_Each]:
+    """Each record of a job once, though two sources have it: the last one given."""
+    return {(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values()
+
+
+def _default_store(config: Config) -> Path | None:
+    """Where this node's daemon keeps it; one may be read that may not be written."""
+    from exporter.history.store import DEFAULT_FOLDER, store_path  # noqa: PLC0415  as above
+
+    path = store_path(config.history.file, os.environ)
+    path = DEFAULT_FOLDER / "history.db" if path is None and config.history.file == "auto" else path
+    return path if path is not None and path.exists() else None
+
+
+def _daemon_address(config: Config) -> str:
+    host, port = split_address(config.web.page_address or config.web.listen_address)
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  what is listened on, and where to ask
+    scheme = "https" if config.web.config_file else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _grams_co2(args: argparse.Namespace) -> float | None:
+    """By a configuration that was named."""
+    return read_config(args).energy.grams_co2_per_kwh if getattr(args, "config", None) else None
+
+
+_DEFAULT_TARGET_EMFU = 0.6
+"""Where nobody says another: as in the figures of docs/sums.md."""
+_MAX_RECORDS = 10_000_000
+"""Statements: all of them."""
+
+
+def wants_sums(args: argparse.Namespace) -> bool:
+    """Whether sums are asked for."""
+    return bool(args.all or args.rent or UsageFilter(**_filter_values(args)).matchers)
+
+
+def _filter_values(args: argparse.Namespace) -> dict[str, str]:
+    return {field: getattr(args, field) or "" for field in UsageFilter.__struct_fields__}
+
+
+def summed_jobs(args: argparse.Namespace) -> UsageSummary:
+    """The sums. Raises what the sources raise, ReceiptError, and ConfigError for what cannot be had."""
+    only = UsageFilter(**_filter_values(args))
+    if args.all and only.matchers:
+        raise ConfigError(f"report: --all, or only {only}, and not both")
+    if args.gpus is not None and only.matchers:
+        raise ConfigError(f"report: --gpus is of all: others than {only} have some of them")
+    at = time.time() if args.at is None else args.at
+    every = args.every or default_period(args.since)
+    spans = split_periods(at - args.since, at, every=every)
+    found = (
+        _sums_from_prometheus(args, only, spans, every)
+        if args.prometheus
+        else _sums_from_records(args, only, spans, every)
+    )
+    try:
+        return with_comparisons(found, offers=tuple(args.rent), emfu=(args.target_emfu or _DEFAULT_TARGET_EMFU,))
+    except ValueError as err:
+        raise ReportError(str(err)) from err
+
+
+# -- a Prometheus --
+
+
+def _sums_from_prometheus(
+    args: argparse.Namespace, only: UsageFilter, spans: tuple[Period, ...], every: str
+) -> UsageSummary:
+    if args.gpus is not None:
+        raise ConfigError("report: --gpus is for stores and nodes: a Prometheus knows how many GPUs there are")
+    progress = ProgressBar(redact_secrets(args.prometheus), len(spans), unit=counted("parts"), quiet=args.quiet)
+    with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
+        found = PrometheusUsage(server, only, matchers=args.match).read(spans, progress=progress.update)
+    if not found.usage:
+        raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, as far as it is stored there")
+    return added(
+        found.usage,
+        spans,
+        about=_scope_text(only, whole=True),
+        by=args.by or "",
+        every=every,
+        source="Prometheus",
+        start=found.known_period.start,
+        end=found.known_period.end,
+        fleet=found.fleet,
+        unseen=tuple(_coverage_notes(found, spans)),
+        simulated=found.simulated,
+    )
+
+
+def _scope_text(only: UsageFilter, *, whole: bool) -> str:
+    return f"{only}" if only.matchers else "the whole fleet" if whole else "all jobs"
+
+
+def _filter_text(only: UsageFilter) -> str:
+    return f" of {only}" if only.matchers else ""
+
+
+def _coverage_notes(found: StoredUsage, spans: tuple[Period, ...]) -> Iterator[str]:
+    if found.known_period.start > spans[0].start or found.known_period.end < spans[-1].end:
+        yield "less is stored than was asked for: all figures are of the time above"
+    if found.daemon_restarts:
+        yield (
+            f"daemons began anew {found.daemon_restarts} times:"
+            " without a history of its own one that is down counts nothing"
+        )
+    if found.from_recording_rules:
+        yield "split by leak as recording rules have it, for it is much; the time of jobs is counted to the sample"
+    if any(not record.attributed for record in found.usage):
+        yield "(not told): somebody had these GPUs, but no job's series say who; jobs between two scrapes are so"
+
+
+# -- stores and nodes --
+
+
+def _sums_from_records(
+    args: argparse.Namespace, only: UsageFilter, spans: tuple[Period, ...], every: str
+) -> UsageSummary:
+    span = Period(spans[0].start, spans[-1].end)
+    whose = {field: getattr(only, field) for field in ("user", "account", "namespace")}
+    wanted = JobRecordQuery(**whose, since=span.start, until=span.end, limit=_MAX_RECORDS)
+    known = gather_summaries(args, wanted, cuts=[span.start, *(period.end for period in spans)])
+    records = known.records if known.unique else _newest(sorted(known.records, key=lambda each: each.end))
+    passed = UsageInputs(records, team=only.team)
+    usage = tuple(usage_records(passed, spans))
+    if not usage:
+        why = "; ".join((f"as far as the {known.sources.source} know", *known.sources.unanswered))
+        raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, {why}")
+    span = passed.clip(span)
+    fleet = None
+    if not only.matchers:
+        held = sum(sum(record.seconds.values()) for record in usage) / (span.end - span.start)
+        fleet = FleetUsage(gpus=args.gpus, gpus_peak=args.gpus, held=held, held_peak=peak_gpus(passed.holdings, span))
+        usage += tuple(unheld_usage(usage, spans, span, gpus=args.gpus)) if args.gpus is not None else ()
+    return added(
+        usage,
+        spans,
+        about=_scope_text(only, whole=args.gpus is not None),
+        by=args.by or "",
+        every=every,
+        source=known.sources.source,
+        start=span.start,
+        end=span.end,
+        fleet=fleet,
+        unseen=(*known.sources.unanswered, *known.sources.notes, *_unheld_notes(args, fleet)),
+        simulated=passed.simulated,
+    )
+
+
+def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterator[str]:
+    if fleet is None:
+        return
+    if args.gpus is None:
+        yield "GPUs that nobody had are in no job's receipt: say how many are paid for with --gpus, or ask a Prometheus"
+    else:
+        yield f"by your word {args.gpus:g} GPUs are paid for; what no job had of them costs what the jobs' GPUs do"
+
+
+# -- flags --
+
+
+def sums_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of the sums."""
+    flags = command.add_argument_group("sums", "instead of one job: who held and lost how much, and when")
+    flags.add_argument("--all", action="store_true", help="all jobs, and from a Prometheus the GPUs that nobody had")
+    for field in UsageFilter.__struct_fields__:
+        flags.add_argument(f"--{field}", metavar="NAME", help=f"jobs of this {field}")
+    flags.add_argument("--by", choices=GROUPINGS, help="what is ranked; users, or namespaces where there are none")
+    flags.add_argument("--every", choices=tuple(PERIOD_SECONDS), help="the trend's steps; by how long the time is")
+    flags.add_argument(
+        "--rent", action="append", default=[], type=_offer, metavar="PRICE@UTILISATION",
+        help="own or rent: 4.00@0.95 is 4 an hour of which 95 %% is useful; name=4.00@0.95; repeatable",
+    )  # fmt: skip
+    flags.add_argument(
+        "--gpus", type=_gpu_count, metavar="N", help="that are paid for, for stores and nodes, which know of jobs alone"
+    )
+
+
+def _offer(argument: str) -> RentOffer:
+    try:
+        return parse_offer(argument)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _gpu_count(argument: str) -> float:
+    try:
+        count = float(argument)
+    except ValueError:
+        count = 0.0
+    if not 0 < count < float("inf"):
+        raise argparse.ArgumentTypeError(f"{argument} is no number of GPUs")
+    return count
+
 
 _FORMS = ("json", "markdown", "html", "short", "line")
 
@@ -33,17 +408,16 @@ def report(args: argparse.Namespace) -> int:
     """Print a job's receipt, two held against each other, or sums over many jobs."""
     _check(args)
     try:
-        found = sums.summed(args) if sums.wanted(args) else _found(args)
-        _put(_said(found, args), args.output)
-    except (GatherError, PlaceError, PrometheusError, ReceiptError) as err:
-        print(f"gpu-efficiency: {err}", file=sys.stderr)
-        return FAILED
+        found = summed_jobs(args) if wants_sums(args) else _build_reports(args)
+        _write_output(_rendered(found, args), args.output)
+    except (GatherError, OutputError, PrometheusError, ReportError) as err:
+        return fail(err)
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
     """Raises ConfigError for what is asked twice or not at all."""
-    if bool(args.job) + bool(args.compare) + sums.wanted(args) != 1:
+    if bool(args.job) + bool(args.compare) + wants_sums(args) != 1:
         raise ConfigError(
             "report: give a job's id, or --compare and two, or what to sum up (--all, --user NAME, ...), and not both"
         )
@@ -55,78 +429,81 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("report: --prometheus, or --store and --node (and --wait), and not both")
 
 
-def _found(args: argparse.Namespace) -> Receipt | Comparison:
+def _build_reports(args: argparse.Namespace) -> JobReport | ReportComparison:
     at = time.time() if args.at is None else args.at
-    receipts = _stored(args, at) if args.prometheus else _joined(args, at)
-    receipts = [replace(each, what_if=what_if(each, emfu=args.target_emfu)) for each in receipts]
-    return receipts[0] if args.job else compared(receipts[0], receipts[1])
+    reports = _reports_from_prometheus(args, at) if args.prometheus else _reports_from_records(args, at)
+    reports = [replace(each, what_if=estimate_changes(each, emfu=args.target_emfu)) for each in reports]
+    return reports[0] if args.job else compare_reports(reports[0], reports[1])
 
 
-def _jobs(args: argparse.Namespace) -> list[str]:
+def _job_ids(args: argparse.Namespace) -> list[str]:
     return list(args.compare or [args.job])
 
 
-def _stored(args: argparse.Namespace, at: float) -> list[Receipt]:
+def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobReport]:
     """What a Prometheus has of each job."""
-    told = Progress(without_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
-    with Prometheus(args.prometheus, headers(args.header)) as server, told:
-        asked = _Counted(server, told)
-        return [issued(Asking(asked, job, matchers=args.match), at, since=args.since) for job in _jobs(args)]
+    progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
+    with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
+        counting = _CountingPrometheus(server, progress)
+        return [
+            report_from_prometheus(JobQuery(counting, job, matchers=args.match), at, since=args.since)
+            for job in _job_ids(args)
+        ]
 
 
-class _Counted:
+class _CountingPrometheus:
     """A Prometheus whose questions are told as they go: a long run over many nodes takes hundreds."""
 
-    def __init__(self, server: Prometheus, told: Progress) -> None:
-        self._server, self._told, self._count = server, told, 0
+    def __init__(self, server: PrometheusClient, progress: ProgressBar) -> None:
+        self._server, self._progress, self._count = server, progress, 0
 
-    def now(self, query: str, at: float) -> Sequence[Series]:
+    def instant_query(self, query: str, at: float) -> Sequence[PrometheusSeries]:
         """As the server."""
         self._count += 1
-        self._told.tell(self._count)
-        return self._server.now(query, at)
+        self._progress.update(self._count)
+        return self._server.instant_query(query, at)
 
 
-def _joined(args: argparse.Namespace, at: float) -> list[Receipt]:
+def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:
     """What stores or nodes have of each job."""
     found = []
-    for job in _jobs(args):
-        wanted = Wanted(job_id=job, since=at - args.since, until=at)
-        known = finished(args, wanted) if args.wait else gathered(args, wanted)
-        found.append(joined(known.statements, job_id=job, at=at, asked=known.asked))
+    for job in _job_ids(args):
+        wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
+        known = wait_for_end(args, wanted) if args.wait else gather_records(args, wanted)
+        found.append(join_records(known.records, job_id=job, at=at, sources=known.sources))
     return found
 
 
 # -- how it is said --
 
 
-def _said(found: Receipt | Comparison | Summary, args: argparse.Namespace) -> str:
+def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse.Namespace) -> str:
     if args.json:
         return found.json().decode() + "\n"
-    if args.line and isinstance(found, Summary):
+    if args.line and isinstance(found, UsageSummary):
         return summary_lines(found)
-    if (args.line or args.short) and isinstance(found, Receipt):
-        return line(found) + "\n" if args.line else short(found)
+    if (args.line or args.short) and isinstance(found, JobReport):
+        return render_line(found) + "\n" if args.line else render_short(found)
     if args.html:
-        from exporter.receipt.html import html  # noqa: PLC0415  only who wants a page pays for it
+        from exporter.report.html import render_html  # noqa: PLC0415  only who wants a page pays for it
 
-        return html(found, _tables(found))
-    return (markdown if args.markdown else text)(_tables(found))
+        return render_html(found, _tables(found))
+    return (render_markdown if args.markdown else render_text)(_tables(found))
 
 
-def _tables(found: Receipt | Comparison | Summary) -> list[Table]:
-    if isinstance(found, Receipt):
-        return list(receipt_tables(found))
-    if isinstance(found, Comparison):
+def _tables(found: JobReport | ReportComparison | UsageSummary) -> list[ReportTable]:
+    if isinstance(found, JobReport):
+        return list(report_tables(found))
+    if isinstance(found, ReportComparison):
         return list(comparison_tables(found))
     return list(summary_tables(found))
 
 
-def _put(words: str, file: Path | None) -> None:
+def _write_output(content: str, file: Path | None) -> None:
     if file is None or str(file) == "-":
-        sys.stdout.write(words)
+        sys.stdout.write(content)
     else:
-        place(file, words.encode())
+        write_output(file, content.encode())
 
 
 # -- flags --
@@ -134,17 +511,17 @@ def _put(words: str, file: Path | None) -> None:
 
 def report_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `report`."""
-    config_file(command)
+    config_file_argument(command)
     progress_arguments(command)
     command.add_argument("job", nargs="?", metavar="JOBID", help="as the metrics have it; Kubernetes: namespace/pod")
     command.add_argument("--compare", nargs=2, metavar=("JOBID", "JOBID"), help="two jobs side by side, instead of one")
-    sums.sums_arguments(command)
+    sums_arguments(command)
     source_arguments(command)
     command.add_argument(
-        "--at", type=_moment, metavar="TIME", help="the last run that began before; Unix seconds or 2026-01-31T12:00;"
-        " now"
+        "--at", type=_timestamp, metavar="TIME",
+        help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"
     )  # fmt: skip
-    command.add_argument("--since", type=length, default="30d", metavar="TIME", help="how far back to look; 30d")
+    command.add_argument("--since", type=time_span, default="30d", metavar="TIME", help="how far back to look; 30d")
     command.add_argument(
         "--wait", type=float, default=0.0, metavar="S", help="for an epilog: until the node has seen the job's end,"
         " so many seconds at most"
@@ -160,25 +537,25 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="FILE", help="into a file, whole or not at all")
 
 
-def _ratio(words: str) -> float:
+def _ratio(argument: str) -> float:
     """A flag's type: more than 0, and 1 at most; 60 % is 0.6."""
     try:
-        value = float(words.removesuffix("%").strip()) / (100 if words.endswith("%") else 1)
+        value = float(argument.removesuffix("%").strip()) / (100 if argument.endswith("%") else 1)
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{words} is no ratio between 0 and 1, such as 0.6")
+        raise argparse.ArgumentTypeError(f"{argument} is no ratio between 0 and 1, such as 0.6")
     return value
 
 
-def _moment(words: str) -> float:
+def _timestamp(argument: str) -> float:
     """A flag's type: Unix seconds; or a date and time, UTC unless it says otherwise."""
     try:
-        return float(words)
+        return float(argument)
     except ValueError:
         pass
     try:
-        at = datetime.fromisoformat(words)
+        at = datetime.fromisoformat(argument)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{words} is neither Unix seconds nor like 2026-01-31T12:00") from None
+        raise argparse.ArgumentTypeError(f"{argument} is neither Unix seconds nor like 2026-01-31T12:00") from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,4 @@
-"""Command `top`: what nodes' GPUs do now, whose they are, and where the money goes; live, or once as text."""
+"""Runs the command `top`: shows GPUs, their jobs and their cost, live in a terminal or once as plain text."""
 
 import argparse
 import os
@@ -8,16 +8,12 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from exporter.cli.preview import headers
-from exporter.cli.wiring import FAILED, at_least
+from exporter.cli.arguments import at_least, parse_headers
+from exporter.cli.wiring import FAILED, fail
 from exporter.config import ConfigError
-from exporter.top.asked import Asked
-from exporter.top.asking import AddressError, Place, place_of, trusting
-from exporter.top.printed import printed
-from exporter.top.seen import View, names
-from exporter.top.signs import ASCII, UNICODE, Signs
-from exporter.top.trend import Trends
-from exporter.top.watching import once
+from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once, tls_verification
+from exporter.top.screen import ViewState, render_text
+from exporter.top.view import ASCII, UNICODE, Glyphs, TopView, Trends, host_names
 
 DEFAULT_URL = "http://127.0.0.1:19400"
 _PIPED_COLUMNS = 160
@@ -29,35 +25,40 @@ _NO_TEXTUAL = (
 
 def top(args: argparse.Namespace) -> int:
     """Show it."""
-    places = _places(args)
-    signs = ASCII if args.ascii or not _speaks_unicode() else UNICODE
-    asked = Asked(kind="jobs" if args.jobs else "gpus", window="last_hour" if args.hour else "last_5_minutes",
+    endpoints = _endpoints(args)
+    symbols = ASCII if args.ascii or not _supports_unicode() else UNICODE
+    selection = ViewState(kind="jobs" if args.jobs else "gpus", window="last_hour" if args.hour else "last_5_minutes",
                   text=args.filter)  # fmt: skip
     why = "" if args.once else _why_not_live()
     if why == _NO_TEXTUAL:
-        print(f"gpu-efficiency: {why}", file=sys.stderr)
-        return FAILED
+        return fail(why)
     if args.once or why:
         if why:
             print(f"gpu-efficiency: {why}: this is one look, as --once gives it", file=sys.stderr)
-        return _once(places, asked, signs)
-    from exporter.top.app import live  # noqa: PLC0415  Textual is an extra, and its import takes its time
+        return _once(endpoints, selection, symbols)
+    from exporter.top.app import run_live  # noqa: PLC0415  Textual is an extra, and its import takes its time
 
-    live(places, asked, signs=signs, interval=args.interval, coloured=not (args.no_color or os.environ.get("NO_COLOR")))
+    run_live(
+        endpoints,
+        selection,
+        glyphs=symbols,
+        interval=args.interval,
+        coloured=not (args.no_color or os.environ.get("NO_COLOR")),
+    )
     return 0
 
 
-def _places(args: argparse.Namespace) -> list[Place]:
+def _endpoints(args: argparse.Namespace) -> list[NodeTarget]:
     """Nodes in the order given, each once."""
-    given = headers(args.header)
+    given = parse_headers(args.header)
     try:
-        trusting(args.ca_file)
-        places = [place_of(url, headers=given, ca_file=args.ca_file) for url in args.url or [DEFAULT_URL]]
-    except AddressError as err:
+        tls_verification(args.ca_file)
+        endpoints = [parse_target(url, headers=given, ca_file=args.ca_file) for url in args.url or [DEFAULT_URL]]
+    except NodeAddressError as err:
         raise ConfigError(f"top: {err}") from err
     except OSError as err:
         raise ConfigError(f"--ca-file: {args.ca_file}: cannot be read: {err.strerror or err}") from err
-    return list({place.address: place for place in places}.values())
+    return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 
 def _why_not_live() -> str:
@@ -69,22 +70,23 @@ def _why_not_live() -> str:
     return "" if find_spec("textual") else _NO_TEXTUAL
 
 
-def _speaks_unicode() -> bool:
+def _supports_unicode() -> bool:
     return (sys.stdout.encoding or "").casefold().replace("-", "") == "utf8"
 
 
-def _once(places: list[Place], asked: Asked, signs: Signs) -> int:
+def _once(endpoints: list[NodeTarget], selection: ViewState, symbols: Glyphs) -> int:
     """Print one look; 1 where a node did not answer."""
-    seen = once(places)
+    nodes = poll_once(endpoints)
     now = time.monotonic()
-    view = View(
-        nodes=seen, now=now, wall=time.time(), trends=Trends(now, 1.0), signs=signs, names=names(seen, signs)
+    view = TopView(
+        nodes=nodes, now=now, wall=time.time(), trends=Trends(now, 1.0), glyphs=symbols,
+        names=host_names(nodes, symbols),
     )  # fmt: skip
     width = shutil.get_terminal_size((_PIPED_COLUMNS, 1)).columns if sys.stdout.isatty() else _PIPED_COLUMNS
-    sys.stdout.write(printed(view, asked, width=width))
-    silent = [one for one in seen if one.problem]
+    sys.stdout.write(render_text(view, selection, width=width))
+    silent = [one for one in nodes if one.problem]
     for one in silent:
-        print(f"gpu-efficiency: {one.address}: {signs.name(one.problem)}", file=sys.stderr)
+        print(f"gpu-efficiency: {one.address}: {symbols.printable(one.problem)}", file=sys.stderr)
     return FAILED if silent else 0
 
 

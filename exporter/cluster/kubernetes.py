@@ -1,54 +1,346 @@
-"""Kubernetes as a source: one list and watch of all pods, one of all nodes; the questions read what these brought.
+"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a thread of their own.
 
-Owns the thread with the two watches, and what pods and nodes mean for queue, expected GPUs and placement. Refuses to
-poll. Pods count one by one, for only some schedulers start them as one; their job is told as on a node. Needs get,
-list and watch on pods and nodes of the cluster.
-
-Sources: Kubernetes' "Assigning Pods to Nodes", "Taints and Tolerations", "Pod disruption conditions"; the labels of
-NVIDIA's GPU feature discovery and of NVIDIA's Topograph.
+Owns what pods and nodes mean for queue, expected GPUs and placement; an object that cannot be read is refused by itself
+and counted, DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
+Pods to Nodes", "Init Containers", "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from exporter.clock import SystemClock
-from exporter.cluster.kubernetes_objects import Node as NodeObject
-from exporter.cluster.kubernetes_objects import Pod, gpus_of
-from exporter.cluster.kubernetes_reading import Disruptions, read_nodes, read_pods
-from exporter.cluster.model import Jobs, Nodes
-from exporter.cluster.watching import Question, SilentError
-from exporter.config import ConfigError
-from exporter.schedulers.kubernetes.api import Access, Pace, Store
-from exporter.schedulers.rules import Rules
+from msgspec import structs
 
-_PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
-_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
-_PATIENCE_SECONDS = 15.0
+from exporter.clock import SystemClock
+from exporter.cluster.model import ClusterJob, ClusterNode, Demand, Jobs, NodeRequirements, Nodes, PendingJob
+from exporter.cluster.watcher import ClusterUnavailableError, Question
+from exporter.config import ConfigError
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, api_url
+from exporter.schedulers.kubernetes.objects import (
+    ContainerRequest,
+    KubernetesNode,
+    NodeSelectorRequirement,
+    PodObject,
+    Taint,
+    Toleration,
+    job_of,
+    node_condition,
+)
+
+ClusterPod = PodObject[ContainerRequest]
+
+
+def gpus_in(quantities: dict[str, str | int] | None, patterns: tuple[str, ...]) -> dict[str, int]:
+    """Those that are GPUs, by the resource's name; extended resources are whole numbers. Raises ValueError."""
+    found = {name: value for name, value in (quantities or {}).items() if any(fnmatchcase(name, p) for p in patterns)}
+    counts = {name: int(value) for name, value in found.items()}
+    return {name: count for name, count in counts.items() if count > 0}
+
+
+def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> dict[str, int]:
+    """What the scheduler sets aside: all that run together, or one init container if it wants more.
+
+    Source: Kubernetes' "Init Containers", resource sharing within containers. Raises ValueError.
+    """
+    init = pod.spec.init_containers or ()
+    together = [*(pod.spec.containers or ()), *(each for each in init if each.restart_policy == "Always")]
+    counts: dict[str, int] = {}
+    for container in together:
+        for name, count in _requested_gpus(container, patterns).items():
+            counts[name] = counts.get(name, 0) + count
+    for container in init:
+        for name, count in _requested_gpus(container, patterns).items():
+            counts[name] = max(counts.get(name, 0), count)
+    return counts
+
+
+def _requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
+    """For extended resources a request equals its limit, and either may be left out."""
+    return gpus_in(container.resources.limits, patterns) | gpus_in(container.resources.requests, patterns)
+
+
+_CAUSES = {
+    "PreemptionByScheduler": "preempted",
+    "DeletionByTaintManager": "node_failure",
+    "DeletionByPodGC": "node_failure",
+}
+"""By reason of the pod condition DisruptionTarget."""
+_MOST_JOBS = 10_000
+_HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+_LEVELS = (
+    ("nvlink_domain", ("nvidia.com/gpu.clique", "network.topology.nvidia.com/accelerator")),
+    ("switch", ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/block")),
+    ("zone", ("topology.kubernetes.io/zone",)),
+)
+"""Level -> labels, the surest first; "block" is what Topograph called a leaf before."""
+_SHARES, _STRATEGY, _MODEL = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.product"
+
+
+class Disruptions:
+    """Sees every change of a pod, so that one gone before the next question is counted; on the watches' thread."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, tuple[ClusterPod, str]] = OrderedDict()
+
+    def observe(self, pod: ClusterPod) -> object:
+        """Remember the pod if it is being disrupted."""
+        condition = pod.condition("DisruptionTarget")
+        if condition is not None and condition.status == "True" and pod.spec.node_name:
+            self._found[pod.metadata.uid] = (pod, _CAUSES.get(condition.reason, ""))
+            while len(self._found) > _MOST_JOBS:
+                self._found.popitem(last=False)
+        return None
+
+    def pods(self) -> tuple[tuple[ClusterPod, str], ...]:
+        """All that were seen, the latest last."""
+        return tuple(self._found.values())
+
+
+def read_pods(
+    pods: Iterable[ClusterPod],
+    nodes: Iterable[KubernetesNode],
+    *,
+    resources: tuple[str, ...],
+    disruptions: Iterable[tuple[ClusterPod, str]],
+) -> Jobs:
+    """Who waits for GPUs and who has some; pods of one job are one run."""
+    pending: list[PendingJob] = []
+    places: dict[str, NodeRequirements] = {}
+    runs: dict[str, ClusterJob] = {}
+    labels = _NodeLabels(nodes)
+    refused = 0
+    for pod in pods:
+        try:
+            gpus = gpus_of_pod(pod, resources)
+        except ValueError:
+            refused += 1
+            continue
+        if not gpus or pod.terminal:
+            continue
+        if pod.spec.node_name:
+            job = _job_id(pod)
+            runs[job] = _add_pod(
+                runs.get(job) or ClusterJob(job, pod.metadata.namespace, running=True), pod, sum(gpus.values())
+            )
+        else:
+            waiting, place = _pending(pod, gpus, labels)
+            pending.append(waiting)
+            places[repr(place)] = place
+    disrupted = _add_disruptions(disruptions, runs, resources)
+    return Jobs(tuple(pending), tuple(disrupted.values()), places, refused)
+
+
+def _job_id(pod: ClusterPod) -> str:
+    """The job's id, as the daemon on the pod's node has it."""
+    return "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
+
+
+def _add_pod(run: ClusterJob, pod: ClusterPod, gpus: int) -> ClusterJob:
+    by_node = dict(run.gpus)
+    by_node[pod.spec.node_name] = by_node.get(pod.spec.node_name, 0) + gpus
+    return ClusterJob(run.job_id, run.partition, by_node, tuple(by_node), running=True)
+
+
+def _add_disruptions(
+    disruptions: Iterable[tuple[ClusterPod, str]],
+    runs: Mapping[str, ClusterJob],
+    resources: tuple[str, ...],
+) -> dict[str, ClusterJob]:
+    """Add to each job how many of its pods were disrupted so far."""
+    found = dict(runs)
+    for pod, cause in disruptions:
+        gpus = _gpu_count(pod, resources)
+        if gpus:
+            job = _job_id(pod)
+            run = found.get(job) or ClusterJob(job, pod.metadata.namespace)
+            culprit = pod.spec.node_name if cause == "node_failure" else ""
+            restarts = run.restarts + 1
+            found[job] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
+    return found
+
+
+def _gpu_count(pod: ClusterPod, resources: tuple[str, ...]) -> int:
+    """0 where it cannot be read."""
+    try:
+        return sum(gpus_of_pod(pod, resources).values())
+    except ValueError:
+        return 0
+
+
+class _NodeLabels:
+    """Which labels, as features, any pod may ask of a node."""
+
+    def __init__(self, nodes: Iterable[KubernetesNode]) -> None:
+        self.known: dict[str, set[str]] = {}
+        self.taints: set[Taint] = set()
+        for node in nodes:
+            for key, value in (node.metadata.labels or {}).items():
+                self.known.setdefault(key, set()).add(value)
+            self.taints |= {taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS}
+
+
+def _pending(pod: ClusterPod, gpus: Mapping[str, int], labels: _NodeLabels) -> tuple[PendingJob, NodeRequirements]:
+    gated = bool(pod.spec.scheduling_gates)
+    scheduled = pod.condition("PodScheduled")
+    reason = "gated" if gated else _REASONS.get(scheduled.reason, "other") if scheduled else "none"
+    made = pod.metadata.creation_timestamp
+    place = _requirements(pod, labels)
+    waiting = PendingJob(
+        f"{pod.metadata.namespace}/pod/{pod.metadata.name}",
+        pod.metadata.namespace,
+        reason,
+        tuple(Demand(count, count, type=_gpu_type(name), place=repr(place)) for name, count in sorted(gpus.items())),
+        since=None if gated or made is None else made.timestamp(),
+        priority=pod.spec.priority or 0,
+    )
+    return waiting, place
+
+
+_REASONS = {"Unschedulable": "unschedulable", "SchedulingGated": "gated", "SchedulerError": "other", "": "none"}
+
+
+def _requirements(pod: ClusterPod, labels: _NodeLabels) -> NodeRequirements:
+    """Selector, required affinity of one term, and tolerations; of anything else nothing is known to fit."""
+    features = {f"{key}={value}" for key, value in (pod.spec.node_selector or {}).items()}
+    choices, known = _affinity(pod, labels)
+    tolerated = (taint for taint in labels.taints if any(_tolerates(t, taint) for t in pod.spec.tolerations or ()))
+    return NodeRequirements(
+        features=frozenset(features),
+        choices=choices,
+        tolerated=frozenset(map(str, tolerated)),
+        known=known,
+    )
+
+
+def _affinity(pod: ClusterPod, labels: _NodeLabels) -> tuple[tuple[frozenset[str], ...], bool]:
+    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
+    required = affinity and affinity.required_during_scheduling_ignored_during_execution
+    terms = (required.node_selector_terms or ()) if required else ()
+    if not terms:
+        return (), True
+    if len(terms) > 1 or terms[0].match_fields:
+        return (), False
+    choices = [_choice(each, labels) for each in terms[0].match_expressions or ()]
+    return tuple(each for each in choices if each is not None), None not in choices
+
+
+def _choice(wanted: NodeSelectorRequirement, labels: _NodeLabels) -> frozenset[str] | None:
+    """Features of which a node needs one; None: not understood."""
+    if wanted.operator == "In":
+        return frozenset(f"{wanted.key}={value}" for value in wanted.values or ())
+    if wanted.operator == "Exists":
+        return frozenset(f"{wanted.key}={value}" for value in labels.known.get(wanted.key, ()))
+    return None
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    return toleration.operator == "Exists" or bool(toleration.key and toleration.value == taint.value)
+
+
+def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, resources: tuple[str, ...]) -> Nodes:
+    """Each node that has GPUs, with what its pods were given."""
+    used = _used(pods, resources)
+    found: list[ClusterNode] = []
+    refused = 0
+    for node in nodes:
+        try:
+            capacity = gpus_in(node.status.capacity, resources)
+            offered = gpus_in(node.status.allocatable, resources)
+        except ValueError:
+            refused += 1
+            continue
+        if capacity:
+            found.append(_node(node, capacity, offered=offered, used=used.get(node.metadata.name, {})))
+    return Nodes(tuple(found), refused)
+
+
+def _used(pods: Iterable[ClusterPod], resources: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    used: dict[str, dict[str, int]] = {}
+    for pod in pods:
+        if pod.spec.node_name and not pod.terminal:
+            try:
+                gpus = gpus_of_pod(pod, resources)
+            except ValueError:
+                continue
+            here = used.setdefault(pod.spec.node_name, {})
+            for name, count in gpus.items():
+                here[name] = here.get(name, 0) + count
+    return used
+
+
+def _node(
+    node: KubernetesNode, capacity: Mapping[str, int], *, offered: Mapping[str, int], used: Mapping[str, int]
+) -> ClusterNode:
+    labels = node.metadata.labels or {}
+    given, total = sum(used.get(name, 0) for name in capacity), sum(capacity.values())
+    work = "idle" if not given else "allocated" if given >= total else "mixed"
+    hard = (taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS)
+    return ClusterNode(
+        node.metadata.name,
+        _by_type(capacity),
+        _by_type({name: used.get(name, 0) for name in capacity}),
+        _by_type({name: count - offered.get(name, 0) for name, count in capacity.items()}),
+        shares=_shares(labels),
+        model=labels.get(_MODEL, ""),
+        state=node_condition(node) or work,
+        features=frozenset(f"{key}={value}" for key, value in labels.items()),
+        taints=frozenset(map(str, hard)),
+        groups=_groups(labels),
+    )
+
+
+def _by_type(counts: Mapping[str, int]) -> dict[str, int]:
+    return {_gpu_type(name): max(0, count) for name, count in counts.items()}
+
+
+def _gpu_type(resource: str) -> str:
+    return resource.rpartition("/")[2]
+
+
+def _shares(labels: Mapping[str, str]) -> int:
+    """Replicas of a GPU, where feature discovery shows that it is shared."""
+    text = labels.get(_SHARES, "")
+    shared = labels.get(_STRATEGY, "none") != "none"
+    return max(1, int(text)) if shared and text.isascii() and text.isdigit() else 1
+
+
+def _groups(labels: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, Any] = {
+        level: next((labels[name] for name in names if labels.get(name)), "") for level, names in _LEVELS
+    }
+    return {level: group for level, group in found.items() if group}
+
+
+_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_WAIT_SECONDS = 15.0
 """For the first lists, and for the thread with the watches to hand over what it has."""
-_MOMENT_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
 class KubernetesCluster:
-    """The `Source` of a Kubernetes cluster; a thread of its own from construction to `close`."""
+    """The `ClusterSource` of a Kubernetes cluster; a thread of its own from construction to `close`."""
 
     name = "kubernetes"
 
-    def __init__(self, access: Access, *, rules: Rules, resources: tuple[str, ...], now: Callable[[], int]) -> None:
+    def __init__(self, api_server: ApiServer, *, resources: tuple[str, ...], now: Callable[[], int]) -> None:
         """`resources` are the names of GPUs, with * for any text; `now` gives monotonic nanoseconds."""
-        self._rules, self._resources = rules, resources
+        self._resources = resources
         self._disruptions = Disruptions()
-        self._pods = Store(
-            access, Pod, paths=(_PODS,), selector=_LIVING, matters=self._disruptions.see, news=_nothing,
-            moved=_nothing, now=now, wanted=self._asks_for_gpus,
+        self._pod_informer = Informer(
+            api_server, ClusterPod, paths=("/api/v1/pods",), selector=_NOT_ENDED, now=now,
+            significant=self._disruptions.observe, accepts=self._asks_for_gpus,
         )  # fmt: skip
-        self._nodes = Store(
-            access, NodeObject, paths=(_NODES,), selector="", matters=_nothing, news=_nothing, moved=_nothing, now=now
-        )
-        self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._look_at_nodes))
+        self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
+        self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._read_nodes))
         self._loop = asyncio.new_event_loop()
         self._main = self._loop.create_task(self._run())
         self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
@@ -60,10 +352,10 @@ class KubernetesCluster:
             self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(timeout=2.0)
 
-    def _asks_for_gpus(self, pod: Pod) -> bool:
-        """Most pods of a cluster do not; one whose request cannot be read is kept, to be told of."""
+    def _asks_for_gpus(self, pod: ClusterPod) -> bool:
+        """Most pods of a cluster do not; one whose request cannot be read is kept, to be counted as refused."""
         try:
-            return bool(gpus_of(pod, self._resources))
+            return bool(gpus_of_pod(pod, self._resources))
         except ValueError:
             return True
 
@@ -78,66 +370,61 @@ class KubernetesCluster:
             self._loop.close()
 
     async def _run(self) -> None:
-        await asyncio.gather(self._pods.run(), self._nodes.run())
+        await asyncio.gather(self._pod_informer.run(), self._node_informer.run())
 
     def _jobs(self) -> Jobs:
-        pods, nodes = self._told(self._pods), self._told(self._nodes)
-        thrown = self._on_loop(_told(self._disruptions))
-        return read_pods(pods, nodes, resources=self._resources, rules=self._rules, disruptions=thrown)
+        pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)
+        disrupted = self._on_loop(_disrupted_pods(self._disruptions))
+        return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
 
-    def _look_at_nodes(self) -> Nodes:
-        return read_nodes(self._told(self._nodes), self._told(self._pods), resources=self._resources)
+    def _read_nodes(self) -> Nodes:
+        return read_nodes(
+            self._objects(self._node_informer), self._objects(self._pod_informer), resources=self._resources
+        )
 
-    def _told(self, store: Store[Any]) -> tuple[Any, ...]:
-        """All objects as they are now; raises SilentError when the API server does not answer."""
-        return self._on_loop(_snapshot(store))
+    def _objects(self, informer: Informer[Any]) -> tuple[Any, ...]:
+        """All objects as they are now; raises ClusterUnavailableError when the API server does not answer."""
+        return self._on_loop(_objects_of(informer))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it where the watches run: a dictionary must not grow while it is copied."""
         if not self._thread.is_alive():
             work.close()
-            raise SilentError("the watch of the API server has ended: read the log and restart this program")
+            raise ClusterUnavailableError(
+                "the watch of the API server has ended: read the log and restart this program"
+            )
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return done.result(timeout=2 * _PATIENCE_SECONDS)
+            return done.result(timeout=2 * _WAIT_SECONDS)
         except TimeoutError as err:
             done.cancel()
-            raise SilentError("the thread that watches the API server is too busy to answer") from err
+            raise ClusterUnavailableError("the thread that watches the API server is too busy to answer") from err
 
 
-async def _snapshot(store: Store[Any]) -> tuple[Any, ...]:
+async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
     """Wait for the first list, but not for a server that is known not to give it."""
     waited = 0.0
-    while not (store.synced.is_set() or store.trouble or waited > _PATIENCE_SECONDS):
-        await asyncio.sleep(_MOMENT_SECONDS)
-        waited += _MOMENT_SECONDS
-    if not store.live:
-        raise SilentError(store.trouble or "the API server has not answered yet")
-    return tuple(store.objects.values())
+    while not (informer.synced.is_set() or informer.error or waited > _WAIT_SECONDS):
+        await asyncio.sleep(_POLL_SECONDS)
+        waited += _POLL_SECONDS
+    if not informer.live:
+        raise ClusterUnavailableError(informer.error or "the API server has not answered yet")
+    return tuple(informer.objects.values())
 
 
-async def _told(disruptions: Disruptions) -> tuple[tuple[Pod, str], ...]:
-    return disruptions.told()
+async def _disrupted_pods(disruptions: Disruptions) -> tuple[tuple[ClusterPod, str], ...]:
+    return disruptions.pods()
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
-def open_kubernetes(config: Any, *, environ: Mapping[str, str] = os.environ, pace: Pace | None = None) -> Any:
+def open_kubernetes(
+    config: Any, *, environ: Mapping[str, str] = os.environ, timeouts: ApiTimeouts | None = None
+) -> Any:
     """Open with the API server of `config.kubernetes`; raises ConfigError where there is none."""
     settings = config.kubernetes
-    url, host, port = (
-        settings.api_url,
-        environ.get("KUBERNETES_SERVICE_HOST", ""),
-        environ.get("KUBERNETES_SERVICE_PORT"),
-    )
-    if url == "auto":
-        url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}" if host else ""
+    url = api_url(settings, environ)
     if not url:
         raise ConfigError(
             "kubernetes.api_url: no API server: run this in a pod with a service account, or name its address"
         )
-    access = Access(url.rstrip("/"), settings.token_file, settings.ca_file, pace or Pace())
-    rules = Rules(config.workload)
-    return KubernetesCluster(access, rules=rules, resources=settings.resources, now=SystemClock().now)
+    api_server = ApiServer(url, settings.token_file, settings.ca_file, timeouts or ApiTimeouts())
+    return KubernetesCluster(api_server, resources=settings.resources, now=SystemClock().now)

@@ -1,21 +1,20 @@
-"""What a scheduler says of its whole cluster, in the same values whichever it is.
+"""The values in which any scheduler describes its cluster, with the closed sets of reasons and node states.
 
-Owns the shapes and the two closed vocabularies (reasons, node states). Refuses behaviour, and whatever a user wrote:
-names and comments of jobs end at the adapters. Times are Unix seconds, as schedulers give them. A MIG instance that
-the scheduler hands out as a GPU of its own counts as one, under its own type.
+Holds no text written by users: names and comments of jobs end at the adapters. Times are Unix seconds. A MIG instance
+that the scheduler allocates by itself counts as one GPU of its own type.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
-from exporter.schedulers import CONDITIONS
+from exporter.schedulers.base import CONDITIONS
 
 REASONS = frozenset({
     "resources", "priority", "limit", "reservation", "node_unavailable", "dependency", "held", "begin_time", "gated",
     "unschedulable", "impossible", "starting", "none", "other",
 })  # fmt: skip
-"""Why a job is still pending; a scheduler's other words become "other", so that none can add series."""
+"""Why a job is still pending; a scheduler's other reasons become "other", so that none can add series."""
 BLOCKED = frozenset({"dependency", "held", "begin_time", "gated", "impossible", "starting"})
 """Reasons that free GPUs do not mend."""
 NODE_STATES = frozenset({"idle", "mixed", "allocated", "unknown"}) | CONDITIONS
@@ -44,7 +43,7 @@ class Demand(Struct, frozen=True):
     """Which nodes will do, a key of `Jobs.places`."""
 
 
-class Pending(Struct, frozen=True):
+class PendingJob(Struct, frozen=True):
     """A job, or `count` tasks alike, without its GPUs."""
 
     job_id: str
@@ -66,7 +65,7 @@ class Pending(Struct, frozen=True):
         return self.count * sum(part.gpus for part in self.parts)
 
 
-class Run(Struct, frozen=True):
+class ClusterJob(Struct, frozen=True):
     """What a job has, and how often it was thrown back."""
 
     job_id: str
@@ -80,14 +79,14 @@ class Run(Struct, frozen=True):
     each: int = 0
     """GPUs that one restart costs, where that is not all of them; 0: all."""
     cause: str = ""
-    """Why it was interrupted, one of CAUSES, where the scheduler says so."""
+    """Why it was interrupted, one of CAUSES, where the scheduler reports it."""
     culprit: str = ""
     """The node that failed it, where the scheduler names it."""
     ended: bool = False
     """It will not come back."""
 
 
-class Place(Struct, frozen=True):
+class NodeRequirements(Struct, frozen=True):
     """What a job asks of its nodes."""
 
     partitions: tuple[str, ...] = ()
@@ -108,14 +107,14 @@ class Place(Struct, frozen=True):
 class Jobs(Struct, frozen=True):
     """One answer about jobs."""
 
-    pending: tuple[Pending, ...] = ()
-    runs: tuple[Run, ...] = ()
-    places: Mapping[str, Place] = {}
+    pending: tuple[PendingJob, ...] = ()
+    runs: tuple[ClusterJob, ...] = ()
+    places: Mapping[str, NodeRequirements] = {}
     refused: int = 0
     """Jobs that could not be read."""
 
 
-class Node(Struct, frozen=True):
+class ClusterNode(Struct, frozen=True):
     """One node that has GPUs, or should."""
 
     name: str
@@ -158,7 +157,7 @@ class Node(Struct, frozen=True):
 class Nodes(Struct, frozen=True):
     """One answer about nodes."""
 
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[ClusterNode, ...] = ()
     refused: int = 0
 
 
@@ -172,7 +171,7 @@ class Reservation(Struct, frozen=True):
     whole: bool = True
     """It has its nodes whole; else how many of their GPUs is known only by `gpus`."""
     gpus: int | None = None
-    """As the scheduler says; None: it does not."""
+    """As the scheduler reports; None: it does not."""
 
 
 class Reservations(Struct, frozen=True):

@@ -1,18 +1,342 @@
-"""Slurm as a source: four questions, three calls a turn.
+"""The `ClusterSource` of Slurm: squeue, sinfo and scontrol, at most three calls each turn, and their parsers.
 
-Owns which command answers which question, how often, and what it costs (measured with sdiag on 22.05.8 and 24.11.5):
-jobs 1 call each turn, nodes 2 and reservations 1 every other turn, topology 1 an hour. Refuses to read the answers.
+A job or line that cannot be read is refused by itself and counted; names, comments and paths of jobs are not kept.
+Sources: squeue(1) "JOB REASON CODES" and "JOB STATE CODES", sinfo(1) "NODE STATE CODES", scontrol(1), topology.conf(5);
+output recorded from 22.05.8 and 24.11.5, whose calls were counted with sdiag.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from exporter.cluster.model import Jobs
-from exporter.cluster.slurm_jobs import NotAskedError, parse_jobs
-from exporter.cluster.slurm_nodes import SINFO, parse_nodes, parse_reservations, parse_topology
-from exporter.cluster.watching import Question, SilentError
-from exporter.schedulers.slurm.commands import Commands
-from exporter.schedulers.slurm.commands import SilentError as CommandError
+import msgspec
+from msgspec import structs
+
+from exporter.cluster.model import (
+    BLOCKED,
+    NODE_STATES,
+    ClusterJob,
+    ClusterNode,
+    Demand,
+    Jobs,
+    NodeRequirements,
+    Nodes,
+    PendingJob,
+    Reservation,
+    Reservations,
+    Topology,
+)
+from exporter.cluster.watcher import ClusterUnavailableError, Question
+from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
+from exporter.schedulers.slurm.notation import (
+    count_gpus,
+    expand_hostlist,
+    gpus_by_type,
+    parse_gres,
+    parse_requested_gres,
+    parse_tres,
+    tres_gpus,
+)
+from exporter.schedulers.slurm.parsing import (
+    JobJson,
+    decode_job,
+    decode_jobs,
+    gres_by_node_of,
+    node_condition,
+    parse_time,
+    read_number,
+)
+
+_RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED"})
+_ENDING_STATES = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
+_PENDING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_FAILED_STATES = {"NODE_FAIL": "node_failure", "BOOT_FAIL": "node_failure", "PREEMPTED": "preempted"}
+_REASONS = (
+    # The first that fits the whole reason, as JSON writes it.
+    (r"None", "none"),
+    (r"Resources", "resources"),
+    (r"Priority", "priority"),
+    (r"Dependency\w*", "dependency"),
+    (r"JobHeld\w*|JobHoldMaxRequeue|\w*Held\w*", "held"),
+    (r"BeginTime|DeadLine", "begin_time"),
+    (r"Reservation\w*", "reservation"),
+    (r"ReqNodeNotAvail.*|NodeDown|Node.*|Partition(Down|Inactive)|FrontEndDown|BootFail\w*", "node_unavailable"),
+    (r"BadConstraints|Partition(Node|Time)Limit|Invalid(Account|QOS)|Account\w*|QOSNotAllowed", "impossible"),
+    (r"JobArrayTaskLimit|(QOS|Assoc|Max|Max.*Per).*|Licenses|Cleaning|ReqBurstBuffer|BurstBuffer\w*", "limit"),
+    (r"Prolog|Configuring|JobLaunchFailure|LaunchFailure", "starting"),
+)  # fmt: skip
+_PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
+_FEATURES = re.compile(r"[^\s|*()\[\]&,]+(?:[&,][^\s|*()\[\]&,]+)*")
+"""All of several names; anything else (or, counts, groups) is not understood."""
+_TASK_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
+
+
+def parse_jobs(text: str | bytes) -> Jobs:
+    """Give all jobs that hold or want GPUs; raises ClusterUnavailableError, and ValueError where it is no answer."""
+    response = decode_jobs(text)
+    if response.errors and not response.jobs:  # 22.05 then exits with 0
+        raise ClusterUnavailableError(f"squeue had no answer from slurmctld: {response.error[:300]}")
+    return _read_jobs(response.jobs)
+
+
+def _read_jobs(raws: Iterable[msgspec.Raw]) -> Jobs:
+    pending: dict[str, PendingJob] = {}
+    runs: list[ClusterJob] = []
+    places: dict[str, NodeRequirements] = {}
+    refused = 0
+    for each in raws:
+        try:
+            raw = decode_job(each)
+            run, waiting = _cluster_job(raw), _pending(raw)
+            place = _requirements(raw) if waiting else None
+        except ValueError:
+            refused += 1
+            continue
+        if run is not None:
+            runs.append(run)
+        if waiting is not None and place is not None:
+            places[_requirements_key(raw)] = place
+            # A heterogeneous job starts as one: its parts are one job's.
+            leader = waiting.job_id
+            pending[leader] = _merge_components(pending[leader], waiting) if leader in pending else waiting
+    return Jobs(tuple(pending.values()), tuple(runs), places, refused)
+
+
+def _merge_components(first: PendingJob, other: PendingJob) -> PendingJob:
+    return structs.replace(
+        first,
+        parts=first.parts + other.parts,
+        since=first.since if first.reason in BLOCKED else other.since,
+        reason=first.reason if first.reason in BLOCKED else other.reason,
+    )
+
+
+def _cluster_job(raw: JobJson) -> ClusterJob | None:
+    """What it has or had; None for a job that never was on a GPU and never came back."""
+    states = set(raw.states)
+    gpus = _gpus_by_node(raw) if states & (_RUNNING_STATES | _ENDING_STATES) else {}
+    cause = next((_FAILED_STATES[state] for state in states & _FAILED_STATES.keys()), "")
+    if not cause and read_number(raw.preempt_time):
+        cause = "preempted"
+    return ClusterJob(
+        str(raw.job_id),
+        (raw.partition or "").partition(",")[0],
+        gpus,
+        nodes=expand_hostlist(raw.nodes or "") if gpus else (),
+        restarts=max(0, raw.restart_cnt or 0),
+        running=bool(gpus and states & _RUNNING_STATES and not states & _ENDING_STATES),
+        cause=cause,
+        culprit=raw.failed_node or "",
+        ended=bool(states & _FAILED_STATES.keys()),
+    )
+
+
+def _gpus_by_node(raw: JobJson) -> Mapping[str, int]:
+    """GPUs by node; empty where they are not known."""
+    counts = {host: count_gpus(gres) for host, gres in (gres_by_node_of(raw) or {}).items()}
+    return {host: count for host, count in counts.items() if count}
+
+
+def _pending(raw: JobJson) -> PendingJob | None:
+    states = set(raw.states)
+    if not states & _PENDING_STATES or states & (_RUNNING_STATES | _ENDING_STATES):
+        return None
+    reason = "held" if states & {"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"} else _reason(raw.state_reason or "")
+    if read_number(raw.priority) == 0:
+        reason = "held" if reason in {"none", "priority", "resources", "other"} else reason
+    since = read_number(raw.eligible_time) or read_number(raw.submit_time)
+    return PendingJob(
+        str(read_number(raw.het_job_id) or raw.job_id),
+        (raw.partition or "").partition(",")[0],
+        reason,
+        _demands(raw),
+        count=_array_tasks(raw.array_task_string or ""),
+        since=None if reason in BLOCKED or since is None else float(since),
+        priority=read_number(raw.priority) or 0,
+    )
+
+
+def _requirements_key(raw: JobJson) -> str:
+    """Jobs that ask the same of their nodes have the same."""
+    fields = (raw.partition, raw.features, raw.required_nodes, raw.excluded_nodes, raw.resv_name)
+    return "\n".join(each or "" for each in fields)
+
+
+def _reason(text: str) -> str:
+    return next((reason for pattern, reason in _PATTERNS if pattern.fullmatch(text)), "other")
+
+
+def _array_tasks(text: str) -> int:
+    """How many tasks of an array `0-9,12-20:2%4` names; 1 for a job that is none. Raises ValueError."""
+    if not text:
+        return 1
+    total = 0
+    for part in text.partition("%")[0].split(","):
+        match = _TASK_RANGE.fullmatch(part)
+        if not match or not part.isascii():
+            raise ValueError(f"no list of tasks: {part[:80]!r}")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or not step:
+            raise ValueError(f"no list of tasks: {part[:80]!r}")
+        total += (last - first) // step + 1
+    return total
+
+
+def _demands(raw: JobJson) -> tuple[Demand, ...]:
+    """GPUs as they were asked for; a resource of two types is asked for twice."""
+    nodes, most = max(1, read_number(raw.node_count) or 1), read_number(raw.max_nodes) or 0
+    place = _requirements_key(raw)
+    per_node = _requested_gpus(raw.tres_per_node)
+    per_socket = {
+        kind: n * (read_number(raw.sockets_per_node) or 1) for kind, n in _requested_gpus(raw.tres_per_socket).items()
+    }
+    if per_node or per_socket:
+        each = per_node or per_socket
+        return tuple(Demand(n * nodes, n, nodes, nodes, kind, place) for kind, n in sorted(each.items()))
+    whole = _requested_gpus(raw.tres_per_job)
+    if not whole:
+        tasks = read_number(raw.tasks) or 1
+        whole = {kind: n * tasks for kind, n in _requested_gpus(raw.tres_per_task).items()}
+    return tuple(Demand(n, 0, nodes, most, kind, place) for kind, n in sorted(whole.items()))
+
+
+def _requested_gpus(text: str | None) -> dict[str, int]:
+    """GPUs by type in `gres/gpu:h100:4` and its like."""
+    return {kind: count for kind, count in gpus_by_type(parse_requested_gres(text or "")).items() if count}
+
+
+def _requirements(raw: JobJson) -> NodeRequirements:
+    features = raw.features or ""
+    known = not features or _FEATURES.fullmatch(features) is not None
+    return NodeRequirements(
+        tuple(filter(None, (raw.partition or "").split(","))),
+        features=frozenset(re.split("[&,]", features)) if features and known else frozenset(),
+        required=frozenset(expand_hostlist(raw.required_nodes or "")),
+        excluded=frozenset(expand_hostlist(raw.excluded_nodes or "")),
+        reservation=raw.resv_name or "",
+        known=known,
+    )
+
+
+_SEPARATOR = "\x1f"
+"""After each field: no name or list holds it."""
+_FIELDS = ("NodeList", "PartitionName", "Available", "Gres", "GresUsed", "StateComplete", "Features")
+SINFO = ("--local", "-a", "-N", "-h", "-O", ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS))
+"""Arguments of sinfo for `parse_nodes`: a line for each node in each partition."""
+_PAIR = re.compile(r"(\w+)=(\S*)")
+_NONE = frozenset({"", "(null)", "N/A"})
+
+
+def parse_nodes(text: str) -> Nodes:
+    """Each node that has GPUs, once. sinfo does not list a node of no partition."""
+    found: dict[str, ClusterNode] = {}
+    refused = 0
+    for line in filter(None, text.split("\n")):
+        try:
+            node = _node(line)
+        except ValueError:
+            refused += 1
+            continue
+        if node.gpus:
+            found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
+    return Nodes(tuple(found.values()), refused)
+
+
+def _node(line: str) -> ClusterNode:
+    name, partition, available, gres, used, state, features, rest = line.split(_SEPARATOR)
+    if rest or not name:
+        raise ValueError("not the fields that were asked for")
+    partitions = (partition,) if partition else ()
+    return ClusterNode(
+        name,
+        gpus_by_type(parse_gres(gres)),
+        gpus_by_type(parse_gres(used)),
+        state=_state(state),
+        partitions=partitions,
+        open_partitions=partitions if available == "up" else (),
+        features=frozenset() if features in _NONE else frozenset(features.split(",")),
+    )
+
+
+def _merge_partitions(first: ClusterNode, other: ClusterNode) -> ClusterNode:
+    return structs.replace(
+        first,
+        partitions=first.partitions + other.partitions,
+        open_partitions=first.open_partitions + other.open_partitions,
+    )
+
+
+def _state(text: str) -> str:
+    """Say why it takes no work, else what it does: `mixed+planned`, `idle+drain`, `down*`."""
+    base = re.split(r"[+*~#!%$@^-]", text.lower(), maxsplit=1)[0]
+    base = {"completing": "mixed"}.get(base, base)
+    found = node_condition([text]) or base
+    return found if found in NODE_STATES else "unknown"
+
+
+def parse_reservations(text: str) -> Reservations:
+    """Read `scontrol -a -o show reservation`, with times in UTC."""
+    found: list[Reservation] = []
+    refused = 0
+    for line in text.split("\n"):
+        if not line.startswith("ReservationName="):
+            refused += bool(line.strip()) and not line.startswith("No reservations")
+            continue
+        try:
+            found.append(_reservation(dict(reversed(_PAIR.findall(line)))))
+        except ValueError:
+            refused += 1
+    return Reservations(tuple(found), refused)
+
+
+def _reservation(fields: Mapping[str, str]) -> Reservation:
+    """Whole nodes where no cores are named (measured: such a line has no CoreIDs)."""
+    nodes, tres = fields.get("Nodes", ""), fields.get("TRES", "")
+    return Reservation(
+        fields["ReservationName"],
+        _seconds(fields.get("StartTime", "Unknown")),
+        _seconds(fields.get("EndTime", "Unknown")),
+        () if nodes in _NONE else expand_hostlist(nodes),
+        whole="CoreIDs" not in fields,
+        gpus=tres_gpus(parse_tres(tres)),
+    )
+
+
+def _seconds(text: str) -> float | None:
+    moment = parse_time(text)
+    return None if moment is None else float(moment)
+
+
+def parse_topology(text: str) -> Topology:
+    """Leaf switches and blocks of `scontrol show topology`, or of a topology.conf; of anything else, nothing.
+
+    A switch that has switches below it is no leaf. A node in two leaves or two blocks (several topologies, 25.05) is
+    in none: which one counts is not known.
+    """
+    groups: dict[str, dict[str, str]] = {"switch": {}, "nvlink_domain": {}}
+    doubtful: set[tuple[str, str]] = set()
+    refused = 0
+    for line in text.split("\n"):
+        fields = {key.lower(): value for key, value in reversed(_PAIR.findall(line.partition("#")[0]))}
+        level = "switch" if "switchname" in fields else "nvlink_domain" if "blockname" in fields else ""
+        try:
+            names = expand_hostlist(fields.get("nodes", "")) if level else ()
+        except ValueError:
+            refused += 1
+            continue
+        if _is_leaf(fields):
+            for name in names:
+                group = fields["switchname" if level == "switch" else "blockname"]
+                if groups[level].setdefault(name, group) != group:
+                    doubtful.add((level, name))
+    for level, name in doubtful:
+        del groups[level][name]
+    return Topology({level: names for level, names in groups.items() if names}, refused)
+
+
+def _is_leaf(fields: Mapping[str, str]) -> bool:
+    return "nodes" in fields and fields.get("level", "0") == "0"
+
 
 _STATES = "PD,R,S,CG,CF,RQ,RH,SE,SI,SO,ST,NF,PR,BF"
 """All but jobs that ended by themselves; 22.05 lists those all the same."""
@@ -22,16 +346,16 @@ _LEAST_TIMEOUT = 30.0
 
 
 class SlurmCluster:
-    """The `Source` of a Slurm cluster."""
+    """The `ClusterSource` of a Slurm cluster."""
 
     name = "slurm"
 
     def __init__(self, run: Callable[..., str], *, refresh_seconds: float) -> None:
-        """`run` gives what a command printed; see schedulers.slurm.commands."""
+        """`run` gives what a command printed; see schedulers.slurm.client."""
         self._run = run
         hourly = max(2, round(3600 / refresh_seconds))
         self.questions = (
-            Question("jobs", 1, 1, self._jobs),
+            Question("jobs", 1, 1, lambda: parse_jobs(self._ask("squeue", *SQUEUE))),
             Question("nodes", 2, 2, lambda: parse_nodes(self._ask("sinfo", *SINFO))),
             Question(
                 "reservations",
@@ -45,21 +369,15 @@ class SlurmCluster:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _jobs(self) -> Jobs:
+    def _ask(self, *arguments: str) -> str:
         try:
-            return parse_jobs(self._ask("squeue", *SQUEUE))
-        except NotAskedError as err:
-            raise SilentError(str(err)) from err
-
-    def _ask(self, *words: str) -> str:
-        try:
-            return self._run(*words)
-        except CommandError as err:
-            raise SilentError(str(err)) from err
+            return self._run(*arguments)
+        except SlurmUnavailableError as err:
+            raise ClusterUnavailableError(str(err)) from err
 
 
 def open_slurm(config: Any) -> SlurmCluster:
     """Open with the commands that `config.slurm` names."""
     slurm = config.slurm
     commands = Commands(bin_dir=slurm.bin_dir, conf=slurm.conf, timeout=max(_LEAST_TIMEOUT, slurm.timeout_seconds))
-    return SlurmCluster(commands.printed, refresh_seconds=config.cluster.refresh_seconds)
+    return SlurmCluster(commands.output, refresh_seconds=config.cluster.refresh_seconds)

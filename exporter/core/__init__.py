@@ -1,1 +1,1 @@
-"""The pure core: values in, values out. No I/O, no clock, no threads, no vendor binding."""
+"""The accounting core: pure functions and values, without I/O, clock, threads or logging."""

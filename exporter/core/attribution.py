@@ -1,7 +1,6 @@
-"""Who held the GPU when: an interval and its allocations become parts that partition it.
+"""Splits an interval at the instants where GPU ownership changes, and divides shared GPUs among their holders.
 
-Owns the cutting of time at the instants where ownership changes, and the shares of those who hold a GPU together.
-Refuses to guess an owner.
+The parts partition the interval: no gap, no overlap. Never guesses an owner.
 """
 
 from collections.abc import Sequence
@@ -9,11 +8,11 @@ from itertools import pairwise
 
 from exporter.core.model import PPM, Allocation, Process
 
-Part = tuple[int, int, tuple[Allocation, ...]]
+OwnedInterval = tuple[int, int, tuple[Allocation, ...]]
 """[start, end) and the allocations that hold the GPU all through it; none: nobody's."""
 
 
-def attribute(start: int, end: int, allocations: tuple[Allocation, ...]) -> list[Part]:
+def attribute(start: int, end: int, allocations: tuple[Allocation, ...]) -> list[OwnedInterval]:
     """Partition [start, end) by the allocations of one GPU: no gap, no overlap, in order.
 
     An owner that holds the GPU twice at once (two steps of one job) counts once.
@@ -23,29 +22,31 @@ def attribute(start: int, end: int, allocations: tuple[Allocation, ...]) -> list
     if len(allocations) == 1 and allocations[0].start <= start and allocations[0].end is None:
         return [(start, end, allocations)]
     cuts = {start, end}
-    for held in allocations:
-        cuts.update(t for t in (held.start, held.end) if t is not None and start < t < end)
+    for allocation in allocations:
+        cuts.update(t for t in (allocation.start, allocation.end) if t is not None and start < t < end)
     edges = sorted(cuts)
     return [(a, b, _holders(a, b, allocations)) for a, b in pairwise(edges)]
 
 
 def _holders(start: int, end: int, allocations: tuple[Allocation, ...]) -> tuple[Allocation, ...]:
     holding = {
-        held.owner.job_id: held for held in allocations if held.start <= start and (held.end is None or held.end >= end)
+        allocation.owner.job_id: allocation
+        for allocation in allocations
+        if allocation.start <= start and (allocation.end is None or allocation.end >= end)
     }
     return tuple(holding[job] for job in sorted(holding))
 
 
-def use_of(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...]) -> list[int] | None:
+def sm_use_by_holder(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...]) -> list[int] | None:
     """SM time of each holder's processes, parts per million; None where it is not told whose time it was.
 
     It is not while any process on the GPU has no figure, or works and belongs to none of the holders. What runs while
     there is but one process is that one's, without a figure.
     """
-    use = {held.owner.job_id: 0 for held in holders}
+    use = {allocation.owner.job_id: 0 for allocation in holders}
     if processes is not None and len(processes) == 1:
-        alone = processes[0].job_id
-        return [PPM if job == alone else 0 for job in use] if alone in use else None
+        only_job = processes[0].job_id
+        return [PPM if job == only_job else 0 for job in use] if only_job in use else None
     for process in processes or ():
         active = process.sm_active
         if active is None or not 0 <= active <= 1:
@@ -57,7 +58,7 @@ def use_of(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...
     return list(use.values()) if any(use.values()) else None
 
 
-def divided(whole: int, weights: Sequence[int]) -> list[int]:
+def divide_proportionally(whole: int, weights: Sequence[int]) -> list[int]:
     """`whole` in parts as `weights` have it, rounded cumulatively: they add up exactly."""
     total, parts, before, reached = sum(weights), [], 0, 0
     for weight in weights:

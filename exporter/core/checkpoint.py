@@ -1,41 +1,43 @@
-"""A ledger as bytes, and back: so that another process can go on counting where this one stopped.
+"""Encodes a ledger as bytes and decodes it, so that another process can continue counting.
 
-Owns what is worth remembering and its form. Leaks go by name, for the next version may order them otherwise; time of a
-leak that it does not know is `unresolved` there. Moments are of the host's monotonic clock: they mean something until
-the host boots again. Windows of the latest past begin anew, and so does what engines said last.
+Leaks are stored by name, because the next version may order them differently; time of a leak it does not know becomes
+`unresolved`. Times are of the host's monotonic clock and hold until the next boot. Recent windows and the last values
+of serving engines start empty.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct, structs
 
-from exporter.core.health import Vitals
-from exporter.core.leaks import NAMES, UNRESOLVED_TIME
-from exporter.core.ledger import MARK_EVERY, MARKS, SPREAD_BINS, Account, Book, Gpu, Job, Ledger, Mark, conserved
+from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX
+from exporter.core.ledger import (
+    COUNTER_FIELDS,
+    SPREAD_BINS,
+    AccountKey,
+    Book,
+    Gpu,
+    Job,
+    Ledger,
+    PeakDemand,
+    conserved,
+    counter_values,
+)
 from exporter.core.model import Allocation, Device, Owner, State
-from exporter.core.progress import Progress, Run
-from exporter.core.served import Service
-from exporter.core.sizing import Need
-from exporter.core.track import Track
+from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
+from exporter.core.states import BoardHealth, GpuTimers
+from exporter.core.workload import TrainingProgress, TrainingRun
 
-_FORM = 1
-_SCALARS = (
-    "since", "until", "anchor", "weight", "due_before", "paid", "engine", "pure", "tensor_seen", "dram", "dram_seen",
-    "utilization", "utilization_seen", "flops", "bytes", "reported", "reportable",
-)  # fmt: skip
-_Scalars = tuple[
-    int, int, int, int, int, int, int, float, float, float, float, float, float, float, float, float, float
-]
+_FORMAT = 1
 
 
 class CheckpointError(Exception):
     """The bytes are no checkpoint that this version can read; the message says why."""
 
 
-class Head(Struct, frozen=True, array_like=True):
+class CheckpointHeader(Struct, frozen=True, array_like=True):
     """What can be read of a checkpoint whatever became of the rest."""
 
     form: int
@@ -49,20 +51,24 @@ class Head(Struct, frozen=True, array_like=True):
     body: Raw
 
 
-class _Book(Struct, array_like=True):
-    scalars: _Scalars
+class _SavedBook(Struct, array_like=True):
+    """A book; its columns by index of a leak or bin, without what is 0."""
+
+    counters: Annotated[tuple[int | float, ...], Meta(min_length=len(COUNTER_FIELDS), max_length=len(COUNTER_FIELDS))]
     parts: dict[int, int]
     energy: dict[int, float]
     unheld: dict[int, int]
     spread: dict[int, int]
 
 
-class _Gpu(Struct, array_like=True):
+class _SavedGpu(Struct, array_like=True):
+    """Fields of `Gpu`, by their names."""
+
     device: Device
     listed: bool
-    book: _Book
-    track: Track
-    vitals: Vitals
+    book: _SavedBook
+    timers: GpuTimers
+    board_health: BoardHealth
     rejected: dict[str, int]
     unobserved: dict[str, int]
     shared: dict[str, int]
@@ -71,91 +77,92 @@ class _Gpu(Struct, array_like=True):
     since: int
 
 
-class _Service(Struct, array_like=True):
-    tokens: dict[str, float]
-    preemptions: float
-    undrafted: int
+class _SavedJob(Struct, array_like=True):
+    """Fields of `Job`, by their names."""
 
-
-class _Job(Struct, array_like=True):
     owner: Owner
-    account: Account
-    book: _Book
+    account: AccountKey
+    book: _SavedBook
     start: int
     awaits_work: bool
     billed: dict[int, int]
     first_work: int | None
-    need: Need | None
-    progress: Progress | None
-    service: _Service | None
+    peak_demand: PeakDemand | None
+    progress: TrainingProgress | None
+    service: ServingTotals | None
 
 
-class _Body(Struct, array_like=True):
-    gpus: list[_Gpu]
-    jobs: list[_Job]
-    accounts: list[tuple[Account, dict[int, int]]]
+class _SavedLedger(Struct, array_like=True):
+    gpus: list[_SavedGpu]
+    jobs: list[_SavedJob]
+    accounts: list[tuple[AccountKey, dict[int, int]]]
     entries: dict[State, int]
     allocations: list[Allocation]
     allocations_at: int
-    runs: list[tuple[tuple[str, str, str], Run]]
+    runs: list[tuple[tuple[str, str, str], TrainingRun]]
     refused: dict[str, int]
     faults: dict[str, int]
     source: str
 
 
 Amount = TypeVar("Amount", int, float)
+Saved = TypeVar("Saved", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(Head).decode
-_decode_body = msgspec.msgpack.Decoder(_Body).decode
+_decode_header = msgspec.msgpack.Decoder(CheckpointHeader).decode
+_decode_body = msgspec.msgpack.Decoder(_SavedLedger).decode
 
 
-def freeze(ledger: Ledger) -> bytes:
+def dump_ledger(ledger: Ledger) -> bytes:
     """All that must not be forgotten, as bytes. The ledger must rest meanwhile."""
     edges = {uuid: gpu.book.until for uuid, gpu in ledger.gpus.items() if gpu.listed}
-    body = Raw(_encode(_body(ledger)))
-    return _encode(Head(_FORM, ledger.at or 0, ledger.wall, NAMES, edges, body))
+    body = Raw(_encode(_save_ledger(ledger)))
+    return _encode(CheckpointHeader(_FORMAT, ledger.at or 0, ledger.wall, LEAK_NAMES, edges, body))
 
 
-def head_of(frozen: bytes) -> Head:
+def read_header(data: bytes) -> CheckpointHeader:
     """What any version can read of it. Raises CheckpointError."""
     try:
-        head = _decode_head(frozen)
+        header = _decode_header(data)
     except msgspec.DecodeError as err:
         raise CheckpointError(f"it cannot be read: {err}") from err
-    if head.form != _FORM:
-        raise CheckpointError(f"it has form {head.form}, this version reads form {_FORM}")
-    return head
+    if header.form != _FORMAT:
+        raise CheckpointError(f"it has form {header.form}, this version reads form {_FORMAT}")
+    return header
 
 
-def thaw(ledger: Ledger, frozen: bytes) -> None:
+def load_ledger(ledger: Ledger, data: bytes) -> None:
     """Fill a new ledger, which keeps its own policy, with all that was remembered. Raises CheckpointError."""
-    head = head_of(frozen)
+    header = read_header(data)
     try:
-        body = _decode_body(head.body)
+        body = _decode_body(header.body)
     except msgspec.DecodeError as err:
         raise CheckpointError(f"its books cannot be read: {err}") from err
-    place = [NAMES.index(leak) if leak in NAMES else UNRESOLVED_TIME for leak in head.leaks]
-    ledger.at, ledger.wall, ledger.source = head.at, head.wall, body.source
+    leak_index = [LEAK_NAMES.index(leak) if leak in LEAK_NAMES else UNRESOLVED_INDEX for leak in header.leaks]
+    ledger.at, ledger.wall, ledger.source = header.at, header.wall, body.source
     ledger.runs = dict(body.runs)
     for gpu in body.gpus:
-        ledger.gpus[gpu.device.uuid] = _gpu(ledger, gpu, place)
+        ledger.gpus[gpu.device.uuid] = _load_gpu(ledger, gpu, leak_index)
         if not conserved(ledger.gpus[gpu.device.uuid].book):
             raise CheckpointError(f"the books of {gpu.device.uuid} do not add up")
     for job in body.jobs:
-        ledger.jobs[job.owner.job_id] = _job(ledger, job, place)
-    ledger.accounts = {account: _column(parts, place) for account, parts in body.accounts}
-    ledger.entries, ledger.refused, ledger.faults = Counter(body.entries), Counter(body.refused), Counter(body.faults)
-    ledger.allocate(tuple(body.allocations))
+        ledger.jobs[job.owner.job_id] = _load_job(ledger, job, leak_index)
+    ledger.accounts = {account: _load_column(parts, leak_index) for account, parts in body.accounts}
+    ledger.state_entries, ledger.refused, ledger.faults = (
+        Counter(body.entries),
+        Counter(body.refused),
+        Counter(body.faults),
+    )
+    ledger.set_allocations(tuple(body.allocations))
     ledger.allocations_at = body.allocations_at
 
 
-def _body(ledger: Ledger) -> _Body:
-    return _Body(
-        gpus=[_frozen_gpu(gpu) for gpu in ledger.gpus.values()],
-        jobs=[_frozen_job(job) for job in ledger.jobs.values()],
+def _save_ledger(ledger: Ledger) -> _SavedLedger:
+    return _SavedLedger(
+        gpus=[_save_gpu(gpu) for gpu in ledger.gpus.values()],
+        jobs=[_save_job(job) for job in ledger.jobs.values()],
         accounts=[(account, _sparse(parts)) for account, parts in ledger.accounts.items()],
-        entries=ledger.entries,
-        allocations=[held for all_held in ledger.allocations.values() for held in all_held],
+        entries=ledger.state_entries,
+        allocations=[allocation for allocations in ledger.allocations.values() for allocation in allocations],
         allocations_at=ledger.allocations_at,
         runs=list(ledger.runs.items()),
         refused=ledger.refused,
@@ -164,88 +171,66 @@ def _body(ledger: Ledger) -> _Body:
     )
 
 
-def _frozen_gpu(gpu: Gpu) -> _Gpu:
-    return _Gpu(
-        device=gpu.device,
-        listed=gpu.listed,
-        book=_frozen_book(gpu.book),
-        track=gpu.track,
-        vitals=gpu.vitals,
-        rejected=gpu.rejected,
-        unobserved=gpu.unobserved,
-        shared=gpu.shared,
-        state=gpu.state,
-        reason=gpu.reason,
-        since=gpu.since,
-    )
+def _save_gpu(gpu: Gpu) -> _SavedGpu:
+    return _save(_SavedGpu, gpu, book=_save_book(gpu.book))
 
 
-def _frozen_job(job: Job) -> _Job:
-    service = job.service
-    return _Job(
-        owner=job.owner,
-        account=job.account,
-        book=_frozen_book(job.book),
-        start=job.start,
-        awaits_work=job.awaits_work,
-        billed=_sparse(job.billed),
-        first_work=job.first_work,
-        need=job.need,
-        progress=job.progress,
-        service=None if service is None else _Service(service.tokens, service.preemptions, service.undrafted),
-    )
+def _save_job(job: Job) -> _SavedJob:
+    service = None if job.service is None else _save(ServingTotals, job.service)
+    return _save(_SavedJob, job, book=_save_book(job.book), billed=_sparse(job.billed), service=service)
 
 
-def _frozen_book(book: Book) -> _Book:
-    scalars: _Scalars = tuple([getattr(book, name) for name in _SCALARS])
-    return _Book(scalars, _sparse(book.parts), _sparse(book.energy), dict(book.unheld), _sparse(book.spread))
+def _save_book(book: Book) -> _SavedBook:
+    columns = {name: _sparse(getattr(book, name)) for name in ("parts", "energy", "spread")}
+    return _SavedBook(counters=counter_values(book), unheld=dict(book.unheld), **columns)
+
+
+def _save(kind: type[Saved], source: object, **converted: Any) -> Saved:
+    """A `kind` with the fields of `source` that have the same names, but for those that are `converted`."""
+    return kind(**{name: getattr(source, name) for name in kind.__struct_fields__} | converted)
 
 
 def _sparse(column: Iterable[Amount]) -> dict[int, Amount]:
     return {index: amount for index, amount in enumerate(column) if amount}
 
 
-def _gpu(ledger: Ledger, kept: _Gpu, place: Sequence[int]) -> Gpu:
-    gpu = Gpu(kept.device, kept.since, ledger.standard(kept.device))
-    gpu.book, gpu.track, gpu.vitals = _book(kept.book, place), kept.track, kept.vitals
-    gpu.track.adopt(gpu.standard.rules)
-    gpu.rejected, gpu.unobserved, gpu.shared = Counter(kept.rejected), Counter(kept.unobserved), Counter(kept.shared)
-    gpu.state, gpu.reason, gpu.listed = kept.state, kept.reason, kept.listed
+def _load_gpu(ledger: Ledger, saved: _SavedGpu, leak_index: Sequence[int]) -> Gpu:
+    values = structs.asdict(saved)
+    values |= {name: Counter(values[name]) for name in ("rejected", "unobserved", "shared")}
+    values["book"] = _load_book(saved.book, leak_index)
+    gpu = Gpu(criteria=ledger.criteria_for(saved.device), **values)
+    gpu.timers.update_thresholds(gpu.criteria.thresholds)
     return gpu
 
 
-def _job(ledger: Ledger, kept: _Job, place: Sequence[int]) -> Job:
-    job = Job(Allocation("", kept.owner, kept.start), kept.account, kept.start, awaits_work=kept.awaits_work)
-    job.book = _book(kept.book, place)
-    job.billed = tuple(_column(kept.billed, place))
-    job.first_work, job.need, job.progress = kept.first_work, kept.need, kept.progress
-    if job.progress is not None:  # runs are shared by those who name them
+def _load_job(ledger: Ledger, saved: _SavedJob, leak_index: Sequence[int]) -> Job:
+    values = structs.asdict(saved)
+    values["book"] = _load_book(saved.book, leak_index)
+    values["billed"] = tuple(_load_column(saved.billed, leak_index))
+    job = Job(**values | {"service": None})
+    if saved.service is not None:
+        job.service = ServingStats(*structs.astuple(saved.service))
+        job.service.tokens = dict.fromkeys(TOKEN_KINDS, 0.0) | saved.service.tokens
+    if job.progress is not None:  # jobs that name the same run share it
         key = job.owner.user, job.owner.namespace, job.progress.run_id
         job.progress.run = ledger.runs.get(key, job.progress.run)
-    if kept.service is not None:
-        job.service = Service()
-        job.service.tokens |= kept.service.tokens
-        job.service.preemptions, job.service.undrafted = kept.service.preemptions, kept.service.undrafted
     return job
 
 
-def _book(kept: _Book, place: Sequence[int]) -> Book:
-    book = Book(0)
-    for name, value in zip(_SCALARS, kept.scalars, strict=True):
-        setattr(book, name, value)
-    book.parts, book.energy = _column(kept.parts, place), _column(kept.energy, place)
-    for index, amount in kept.unheld.items():
-        book.unheld[place[index]] += amount
-    for index, amount in kept.spread.items():
-        book.spread[index % SPREAD_BINS] += amount
-    book.marks = deque([Mark(book)], maxlen=MARKS)
-    book.next_mark = (book.until // MARK_EVERY + 1) * MARK_EVERY
-    return book
+def _load_book(saved: _SavedBook, leak_index: Sequence[int]) -> Book:
+    values: dict[str, Any] = dict(zip(COUNTER_FIELDS, saved.counters, strict=True))
+    unheld, spread = Counter[int](), [0] * SPREAD_BINS
+    for index, amount in saved.unheld.items():
+        unheld[leak_index[index]] += amount
+    for index, amount in saved.spread.items():
+        spread[index % SPREAD_BINS] += amount
+    parts, energy = _load_column(saved.parts, leak_index), _load_column(saved.energy, leak_index)
+    return Book(parts=parts, energy=energy, unheld=unheld, spread=spread, **values)
 
 
-def _column(kept: Mapping[int, Amount], place: Sequence[int]) -> list[Amount]:
+def _load_column(saved: Mapping[int, Amount], leak_index: Sequence[int]) -> list[Amount]:
     """Amounts by leak in this version's order."""
-    column: list[Amount] = [0] * len(NAMES)
-    for index, amount in kept.items():
-        column[place[index]] += amount
+    column: list[Amount] = [0] * len(LEAK_NAMES)
+    for index, amount in saved.items():
+        column[leak_index[index]] += amount
     return column

@@ -1,7 +1,7 @@
-"""Floats end here: one reading becomes `Evidence`, checked, clamped and cut into integer pools.
+"""Turns one reading into `Evidence`: checked, clamped and split into integer pools. Floats end here.
 
-Owns what a counter may say and what follows from one reading alone. Refuses memory: nothing here knows the
-reading before. What cannot be believed is dropped and named in `rejected`, never replaced by a guess.
+Owns what follows from one reading alone; it remembers nothing of earlier readings. What cannot be believed is dropped
+and named in `rejected`, never replaced by a guess.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from exporter.core.model import MS, PPM, Device, Reading
 from exporter.core.policy import Policy
 
-LARGEST = 1e18
+LARGEST_AMOUNT = 1e18
 """No watt, hertz, byte or joule of one GPU reaches this; a sum of what is less never overflows."""
-_KELVIN = 3.0
+_TEMPERATURE_NOISE = 3.0
 """E: a board whose temperature has changed by less may be at rest or not."""
-NO, IF_FLAT, YES = 0, 1, 2
+NO_SPIN, SPIN_IF_FLAT, SPIN = 0, 1, 2
 """Does the reading look like a spin: no; only if the PCIe traffic is also flat; yes."""
 _RATIOS = (
     "gr_engine_active",
@@ -56,7 +56,7 @@ class Evidence:
     """Why the GPU cannot work; empty when it can."""
     rejected: tuple[str, ...] = ()
     engine: float = 0.0
-    runs: bool = False
+    kernel_runs: bool = False
     """A kernel does: the engine is busier than noise."""
     sm: float | None = None
     tensor: float | None = None
@@ -71,12 +71,12 @@ class Evidence:
     wait: int = PPM
     slack: int = 0
     clock_loss: int = 0
-    pure: int = 0
+    ofu: int = 0
     """Tensor time at the reference clock: share of the dense peak delivered (OFU)."""
     unresolved: int = 0
     work: int = 0
     """Effective work: engine time that touched tensor, FP or DRAM; parts per million."""
-    spin: int = NO
+    spin: int = NO_SPIN
     suspect_only: bool = False
     """A field that could acquit is missing: the spin may be suspected, never confirmed."""
     joules: float = 0.0
@@ -87,7 +87,7 @@ class Evidence:
     """DRAM bytes per second, likewise."""
 
 
-def weigh(reading: Reading, device: Device, policy: Policy, *, power_smoothed: bool = False) -> Evidence:
+def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed: bool = False) -> Evidence:
     """One reading as evidence. Never raises on any float; distrusted evidence says why in one word.
 
     `power_smoothed`: the board draws power while it idles, so that power acquits nobody.
@@ -95,50 +95,50 @@ def weigh(reading: Reading, device: Device, policy: Policy, *, power_smoothed: b
     ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
         return ev
-    checked = ev.reading = _checked(reading, policy, ev)
-    engine = checked.gr_engine_active
-    ev.utilization = driver = None if device.rest else checked.gpu_utilization  # the board's, not the rest's
+    valid = ev.reading = _without_invalid(reading, policy, ev)
+    engine = valid.gr_engine_active
+    ev.utilization = driver = None if device.unpartitioned else valid.gpu_utilization  # the board's, not the rest's
     ev.engine = engine if engine is not None else (driver or 0.0)
-    ev.runs = ev.engine >= policy.stalled_engine
+    ev.kernel_runs = ev.engine >= policy.stalled_engine
     if engine is None and driver is None:
         ev.distrust = "no_engine_signal"
         return ev
-    ev.sm, ev.tensor, ev.dram = checked.sm_active, checked.tensor_active, checked.dram_active
-    ev.distrust = _ordered(ev, policy)
+    ev.sm, ev.tensor, ev.dram = valid.sm_active, valid.tensor_active, valid.dram_active
+    ev.distrust = _check_order(ev, policy)
     if ev.distrust:
         return ev
-    _links(ev, checked)
-    _pools(ev, checked)
-    _physics(ev, checked)
-    _work_or_spin(ev, policy, profiled=engine is not None, power_speaks=not power_smoothed)
+    _links(ev, valid)
+    _pools(ev, valid)
+    _energy_and_rates(ev, valid)
+    _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not power_smoothed)
     return ev
 
 
-def _checked(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
+def _without_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
     """The reading itself when all is in range, else a copy without what is not."""
     for value in _ratios(reading):
         if value is not None and not 0.0 <= value <= 1.0:
-            return _repaired(reading, policy, ev)
+            return _drop_invalid(reading, policy, ev)
     for value in _amounts(reading):
-        if value is not None and not 0.0 <= value < LARGEST:
-            return _repaired(reading, policy, ev)
+        if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
+            return _drop_invalid(reading, policy, ev)
     return reading
 
 
-def _repaired(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
-    wrong: dict[str, float | None] = {}
+def _drop_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
+    repaired: dict[str, float | None] = {}
     for name, value in zip(_RATIOS, _ratios(reading), strict=True):
         if value is not None and not 0.0 <= value <= 1.0:
-            wrong[name] = 1.0 if 1.0 < value <= 1.0 + policy.clamp_excess else None
-            ev.rejected += (_fault(value, policy),)
+            repaired[name] = 1.0 if 1.0 < value <= 1.0 + policy.clamp_excess else None
+            ev.rejected += (_rejection(value, policy),)
     for name, value in zip(_AMOUNTS, _amounts(reading), strict=True):
-        if value is not None and not 0.0 <= value < LARGEST:
-            wrong[name] = None
-            ev.rejected += ("too_large" if LARGEST <= value < inf else _fault(value, policy),)
-    return replace(reading, **wrong)
+        if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
+            repaired[name] = None
+            ev.rejected += ("too_large" if LARGEST_AMOUNT <= value < inf else _rejection(value, policy),)
+    return replace(reading, **repaired)
 
 
-def _fault(value: float, policy: Policy) -> str:
+def _rejection(value: float, policy: Policy) -> str:
     if value < 0:
         return "negative"
     if value <= 1.0 + policy.clamp_excess:
@@ -146,7 +146,7 @@ def _fault(value: float, policy: Policy) -> str:
     return "above_one" if value < inf else "not_finite"
 
 
-def _ordered(ev: Evidence, policy: Policy) -> str:
+def _check_order(ev: Evidence, policy: Policy) -> str:
     """0 <= t <= s <= g: clamp a small excess, drop a large one. Returns why the reading is worthless, or "".
 
     A whole profiler gone to zero (after an XID, or another client took the counters) shows as an engine at
@@ -155,30 +155,30 @@ def _ordered(ev: Evidence, policy: Policy) -> str:
     board) show as a busy engine counter without a single warp.
     """
     g, s, t = ev.engine, ev.sm, ev.tensor
-    slop, counted = policy.clamp_excess, ev.reading.gr_engine_active
-    if s is not None and t is not None and s > g + slop and t > g + slop:
+    tolerance, engine_counter = policy.clamp_excess, ev.reading.gr_engine_active
+    if s is not None and t is not None and s > g + tolerance and t > g + tolerance:
         return "zero_filled"
-    first = s if counted is None else counted
+    first = s if engine_counter is None else engine_counter
     if first == 0.0 and not s and not t and (ev.utilization or 0.0) >= policy.zero_fill_utilization:
         return "zero_filled"
-    if s == 0.0 and not t and counted is not None and counted >= policy.multiplexed_engine:
+    if s == 0.0 and not t and engine_counter is not None and engine_counter >= policy.multiplexed_engine:
         return "multiplexed"
     if s is not None and s > g:
-        ev.sm = g if s <= g + slop else None
-        ev.rejected += ("clamped" if s <= g + slop else "order",)
+        ev.sm = g if s <= g + tolerance else None
+        ev.rejected += ("clamped" if s <= g + tolerance else "order",)
     ceiling = g if ev.sm is None else ev.sm
     if t is not None and t > ceiling:
-        ev.tensor = ceiling if t <= ceiling + slop else None
-        ev.rejected += ("clamped" if t <= ceiling + slop else "order",)
+        ev.tensor = ceiling if t <= ceiling + tolerance else None
+        ev.rejected += ("clamped" if t <= ceiling + tolerance else "order",)
     return ""
 
 
-def _links(ev: Evidence, checked: Reading) -> None:
+def _links(ev: Evidence, valid: Reading) -> None:
     lacks = ev.device.lacks
-    ev.nvlink = busier(checked.nvlink_tx_bytes_per_second, checked.nvlink_rx_bytes_per_second)
+    ev.nvlink = busier(valid.nvlink_tx_bytes_per_second, valid.nvlink_rx_bytes_per_second)
     if ev.nvlink is None and "nvlink_tx_bytes_per_second" in lacks:
         ev.nvlink = 0.0
-    ev.pcie_tx, ev.pcie_rx = checked.pcie_tx_bytes_per_second, checked.pcie_rx_bytes_per_second
+    ev.pcie_tx, ev.pcie_rx = valid.pcie_tx_bytes_per_second, valid.pcie_rx_bytes_per_second
     if ev.dram is None and "dram_active" in lacks:
         ev.dram = 0.0
 
@@ -190,7 +190,7 @@ def busier(one: float | None, other: float | None) -> float | None:
     return one if one >= other else other
 
 
-def _pools(ev: Evidence, checked: Reading) -> None:
+def _pools(ev: Evidence, valid: Reading) -> None:
     """Cut the reading into wait, slack, clock and tensor; or into wait and unresolved without a tensor peak."""
     engine = round(ev.engine * PPM)
     ev.wait = PPM - engine
@@ -200,118 +200,120 @@ def _pools(ev: Evidence, checked: Reading) -> None:
         return
     tensor = min(engine, round(ev.tensor * PPM))
     ev.slack = engine - tensor
-    reference, actual = spec.tensor_reference_clock_hz, checked.sm_clock_hz
+    reference, actual = spec.tensor_reference_clock_hz, valid.sm_clock_hz
     if reference and actual is not None and actual < reference:
         ev.clock = actual / reference
-    ev.pure = int(tensor * ev.clock)
-    ev.clock_loss = tensor - ev.pure
+    ev.ofu = int(tensor * ev.clock)
+    ev.clock_loss = tensor - ev.ofu
 
 
-def _physics(ev: Evidence, checked: Reading) -> None:
+def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
     """Energy from its counter, else a share of the board's power at the reading's end; FLOPs and bytes from peaks."""
-    if checked.energy_joules is not None:
-        ev.joules = checked.energy_joules / (checked.end - checked.start) * (MS / (ev.device.weight or PPM))
+    if valid.energy_joules is not None:
+        ev.joules = valid.energy_joules / (valid.end - valid.start) * (MS / (ev.device.weight or PPM))
     else:
-        ev.joules = (checked.power_watts or 0.0) / 1000 / PPM
+        ev.joules = (valid.power_watts or 0.0) / 1000 / PPM
     spec = ev.device.spec
     if spec is not None:
-        ev.flops = ev.pure / PPM * (spec.peak_flops or 0.0)
+        ev.flops = ev.ofu / PPM * (spec.peak_flops or 0.0)
         ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0)
 
 
-def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_speaks: bool) -> None:
+def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable: bool) -> None:
     """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
     if not profiled and tensor is dram is None:
         ev.work = PPM - ev.wait
-        _suspect(ev, policy, power_speaks=power_speaks)
+        _suspect_spin(ev, policy, power_usable=power_usable)
         return
     if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
         ev.work = PPM - ev.wait
         return
-    fp = _fp(ev.reading)
+    fp = _fp_activity(ev.reading)
     if fp is not None and fp >= policy.working_fp:
         ev.work = PPM - ev.wait
     elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
-        _spin(ev, fp, policy, power_speaks=power_speaks)
+        _check_spin(ev, fp, policy, power_usable=power_usable)
 
 
-def _suspect(ev: Evidence, policy: Policy, *, power_speaks: bool) -> None:
+def _suspect_spin(ev: Evidence, policy: Policy, *, power_usable: bool) -> None:
     """Without a profiler: the driver says busy, a process is there, and the board draws what an idle context does.
 
     Power acquits, it proves nothing: an idle board has been recorded at a utilisation of 1.0 for a long time.
     """
-    nobody = ev.reading.processes == ()
-    if ev.engine < policy.spin_engine or nobody or not (power_speaks and _power_judges(ev)):
+    no_process = ev.reading.processes == ()
+    if ev.engine < policy.spin_engine or no_process or not (power_usable and _power_is_conclusive(ev)):
         return
-    if _cool(ev, None, policy):
-        ev.spin = _pcie_at_rest(ev, busier(ev.pcie_tx, ev.pcie_rx), policy)
+    if _power_near_idle(ev, None, policy):
+        ev.spin = _pcie_spin(ev, busier(ev.pcie_tx, ev.pcie_rx), policy)
         ev.suspect_only = True
 
 
-def _fp(reading: Reading) -> float | None:
+def _fp_activity(reading: Reading) -> float | None:
     return busier(busier(reading.fp64_active, reading.fp32_active), reading.fp16_active)
 
 
-def _spin(ev: Evidence, fp: float | None, policy: Policy, *, power_speaks: bool) -> None:
-    if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or (power_speaks and not _cool(ev, fp, policy)):
+def _check_spin(ev: Evidence, fp: float | None, policy: Policy, *, power_usable: bool) -> None:
+    if (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or (
+        power_usable and not _power_near_idle(ev, fp, policy)
+    ):
         return
     pcie = busier(ev.pcie_tx, ev.pcie_rx)
-    ev.spin = _pcie_at_rest(ev, pcie, policy)
+    ev.spin = _pcie_spin(ev, pcie, policy)
     ev.suspect_only = (
         ev.dram is None
         or ev.nvlink is None
         or pcie is None
-        or not (fp is not None or (power_speaks and _power_judges(ev)))
+        or not (fp is not None or (power_usable and _power_is_conclusive(ev)))
     )
 
 
-SIGNS = (
+HANG_SIGNS = (
     "engine_busy", "tensor_rest", "dram_rest", "fp_rest", "nvlink_rest", "pcie_rest", "power_flat",
     "temperature_falling",
 )  # fmt: skip
 """What a hang looks like, one sign a counter."""
 
 
-def signs_of_a_hang(ev: Evidence, policy: Policy, *, celsius: float | None) -> tuple[tuple[str, bool], ...]:
+def hang_signs(ev: Evidence, policy: Policy, *, celsius: float | None) -> tuple[tuple[str, bool], ...]:
     """Each sign that can be seen, and whether it speaks for a hang; `celsius`: the temperature when the spin began."""
     pcie = busier(ev.pcie_tx, ev.pcie_rx)
-    found = (
+    indicated = (
         ev.engine >= policy.spin_engine,
         _below(ev.tensor, policy.working_tensor),
         _below(ev.dram, policy.working_dram),
-        _below(_fp(ev.reading), policy.working_fp),
+        _below(_fp_activity(ev.reading), policy.working_fp),
         _below(ev.nvlink, policy.spin_nvlink_bytes_per_second),
-        None if pcie is None else _pcie_at_rest(ev, pcie, policy) != NO,
-        _cool(ev, _fp(ev.reading), policy) if _power_judges(ev) else None,
-        _cooler(ev.reading.temperature_celsius, celsius),
+        None if pcie is None else _pcie_spin(ev, pcie, policy) != NO_SPIN,
+        _power_near_idle(ev, _fp_activity(ev.reading), policy) if _power_is_conclusive(ev) else None,
+        _temperature_falling(ev.reading.temperature_celsius, celsius),
     )
-    return tuple((name, sign) for name, sign in zip(SIGNS, found, strict=True) if sign is not None)
+    return tuple((name, sign) for name, sign in zip(HANG_SIGNS, indicated, strict=True) if sign is not None)
 
 
-def _below(value: float | None, limit: float) -> bool | None:
-    return None if value is None else value < limit
+def _below(value: float | None, threshold: float) -> bool | None:
+    return None if value is None else value < threshold
 
 
-def _cooler(now: float | None, then: float | None) -> bool | None:
+def _temperature_falling(now: float | None, before: float | None) -> bool | None:
     """Falling or rising by more than a sensor's noise; a temperature that stays tells nothing."""
-    if now is None or then is None or abs(now - then) < _KELVIN:
+    if now is None or before is None or abs(now - before) < _TEMPERATURE_NOISE:
         return None
-    return now < then
+    return now < before
 
 
-def activity(ev: Evidence, policy: Policy) -> int:
+def activity_over_limits(ev: Evidence, policy: Policy) -> int:
     """How far from a spin the busiest signal is, in multiples of its limit."""
     shares = (
         (ev.tensor or 0.0) / policy.working_tensor,
         (ev.dram or 0.0) / policy.working_dram,
-        (_fp(ev.reading) or 0.0) / policy.working_fp,
+        (_fp_activity(ev.reading) or 0.0) / policy.working_fp,
         (ev.nvlink or 0.0) / policy.spin_nvlink_bytes_per_second,
     )
     return int(max(shares))
 
 
-def _cool(ev: Evidence, fp: float | None, policy: Policy) -> bool:
+def _power_near_idle(ev: Evidence, fp: float | None, policy: Policy) -> bool:
     """Power near idle-with-context; True where it cannot be judged. A spin kernel draws little more than that."""
     spec = ev.device.spec
     limit, power = ev.reading.enforced_power_limit_watts, ev.reading.power_watts
@@ -321,16 +323,16 @@ def _cool(ev: Evidence, fp: float | None, policy: Policy) -> bool:
     return power <= spec.idle_context_watts + share * limit
 
 
-def _power_judges(ev: Evidence) -> bool:
+def _power_is_conclusive(ev: Evidence) -> bool:
     """Could register-bound work have shown itself in the power draw?"""
     spec = ev.device.spec
     powered = ev.reading.power_watts is not None and ev.reading.enforced_power_limit_watts is not None
     return powered and spec is not None and spec.idle_context_watts is not None
 
 
-def _pcie_at_rest(ev: Evidence, pcie: float | None, policy: Policy) -> int:
+def _pcie_spin(ev: Evidence, pcie: float | None, policy: Policy) -> int:
     if pcie is None or pcie < policy.spin_pcie_bytes_per_second:
-        return YES
+        return SPIN
     spec = ev.device.spec
     capacity = spec.pcie_bytes_per_second if spec is not None else None
-    return IF_FLAT if capacity and pcie < policy.spin_pcie_flat_share * capacity else NO
+    return SPIN_IF_FLAT if capacity and pcie < policy.spin_pcie_flat_share * capacity else NO_SPIN

@@ -1,11 +1,8 @@
-"""The values that flow through the house, and nothing else.
+"""The values that flow through the exporter: what sources, schedulers, workloads and traces provide.
 
-Owns the shapes of what sources, schedulers and traces say (`Device`, `Reading`, `Allocation`,
-`Observation`). Refuses behaviour: nothing here judges.
-
-Times are integer nanoseconds on the host's monotonic clock, on whole milliseconds: a millisecond times a
-part per million is a whole nanosecond, which is what makes the ledger exact. Signals keep NVIDIA's names
-in lower case, ratios run from 0 to 1, everything else is in base units. `None` means *not seen*, never zero.
+Owns these shapes; `Observation` holds all of them and is what a trace stores. Refuses behaviour: nothing here judges.
+Times are integer nanoseconds of the host's monotonic clock, on whole milliseconds; ratios run from 0 to 1, everything
+else is in base units, and signals keep NVIDIA's names in lower case. `None` means *not seen*, never zero.
 """
 
 from enum import StrEnum
@@ -90,7 +87,7 @@ class Device(Struct, frozen=True, omit_defaults=True):
     """What is left of a board in MIG mode, which no profile can reach."""
 
     @property
-    def rest(self) -> bool:
+    def unpartitioned(self) -> bool:
         """What no instance has of a board in MIG mode: nobody can hold it, and nothing runs on it."""
         return self.weight != PPM and not self.parent
 
@@ -242,7 +239,7 @@ class Parallel(Struct, frozen=True, omit_defaults=True):
     expert: int = 1
 
 
-class Report(Struct, frozen=True, omit_defaults=True):
+class TrainingReport(Struct, frozen=True, omit_defaults=True):
     """What a process of a job says of itself over [start, end), which may be empty: then only a phase begins.
 
     FLOPs, tokens and samples are those of `gpus` GPUs together, wherever they are: a share of each falls to every GPU.
@@ -312,7 +309,7 @@ class Latency(Struct, frozen=True):
     p99: float
 
 
-class Serving(Struct, frozen=True, omit_defaults=True):
+class ServingReport(Struct, frozen=True, omit_defaults=True):
     """What a serving engine says of [start, end): counts are those of the interval, gauges its end's.
 
     Of one replica; counts are of the replica's `gpus` GPUs together. None: this engine, or this version, does not say.
@@ -378,8 +375,8 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     faults: tuple[Fault, ...] = ()
     health: tuple[Health, ...] = ()
     """Of the boards it was read for, whole each time."""
-    reports: tuple[Report, ...] = ()
-    serving: tuple[Serving, ...] = ()
+    reports: tuple[TrainingReport, ...] = ()
+    serving: tuple[ServingReport, ...] = ()
 
 
 class State(StrEnum):

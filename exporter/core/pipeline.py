@@ -1,34 +1,165 @@
-"""The whole core on one screen: an observation goes in, the ledger has moved on.
+"""Advances the ledger by one observation: the order in which everything in the core happens.
 
-Owns the order of things: take in the inventory and the owners, refuse what is malformed, attribute, find the
-timed states of every GPU, then classify and pour each piece and post it. Two passes, for whether a resting
-GPU is a hung job's culprit depends on its siblings. Time nobody saw is a reading too: a distrusted one.
+Applies inventory, owners and workload reports, rejects malformed readings, attributes, finds the timed states of every
+GPU, then classifies each interval, splits it into leaks and posts it. Two passes, because whether an idle GPU is a hung
+job's culprit depends on its siblings. Unobserved time is a reading too: a distrusted one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from exporter.core.attribution import Part, attribute, divided, use_of
-from exporter.core.classification import classify
-from exporter.core.evidence import Evidence, weigh
-from exporter.core.hearing import attend, hear
-from exporter.core.leaks import MEMORY_BOUND, SPEAKS, Span, Taken, pour
-from exporter.core.ledger import Gpu, Job, Ledger, amounts, conserved
-from exporter.core.model import MS, NEVER, PPM, UNKNOWN_JOB, Allocation, Device, Observation, Owner, Reading, State
-from exporter.core.told import AGAIN, MODEL, Voice
-from exporter.core.track import Piece, blind, look, pieces
+from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
+from exporter.core.evidence import Evidence, evaluate
+from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
+from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
+from exporter.core.model import (
+    MS,
+    NEVER,
+    PPM,
+    SECOND,
+    UNKNOWN_JOB,
+    Allocation,
+    Device,
+    Observation,
+    Owner,
+    Reading,
+    ServingReport,
+    State,
+    TrainingReport,
+)
+from exporter.core.serving import ServingStats
+from exporter.core.states import StateInterval, classify, skip_unobserved, split_at_changes, update_activity
+from exporter.core.workload import (
+    MODEL,
+    REPEATED,
+    TrainingProgress,
+    TrainingRun,
+    WorkloadCredit,
+    is_credible_report,
+    is_credible_serving,
+    peak_flops_of,
+)
 
-Stretch = tuple[Gpu, Evidence, list[Piece]]
+
+def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
+    """Take in what a process says of itself, if it can be true; at `at` nothing after `at` is booked."""
+    job_gpus = _gpus_of_job(ledger, report.job_id, (), report.start)
+    own = [gpu for gpu in job_gpus if gpu.device.uuid in report.uuids]
+    job = _reporting_job(ledger, report.job_id, job_gpus if own or not report.uuids else [])
+    gpus = report.gpus or len(job_gpus)
+    peak = max((peak_flops_of(gpu.device, report.dtype) for gpu in job_gpus), default=0.0)
+    fastest = peak or max((peak_flops_of(gpu.device) for gpu in job_gpus), default=0.0)
+    if job is None or not is_credible_report(
+        report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24
+    ):
+        ledger.refused["report"] += 1
+        return
+    progress = job.progress or _begin_progress(ledger, job, report)
+    if progress.is_duplicate(report):
+        ledger.refused["report"] += 1
+        return
+    if report.run and progress.changes_run(report):
+        progress.switch_run(_training_run(ledger, job, report.run), report.run)
+    most = len(job_gpus) if report.each else max(0, gpus - len(own))
+    gpus_reported = own + (_unreported_gpus(job_gpus, own, report.job_id, at)[:most] if progress.leads(report) else [])
+    # A process may have contexts on more GPUs than it works on: what it says is said once.
+    counted_gpus = gpus if report.each else max(gpus, len(gpus_reported))
+    rework = progress.add_report(report, here=len(gpus_reported), gpus=counted_gpus, policy=ledger.policy)
+    for gpu in gpus_reported:
+        credit = gpu.credits.setdefault(report.job_id, WorkloadCredit())
+        credit.own_report_at = at if gpu in own else credit.own_report_at
+        since = gpu.book.since
+        credit.add_report(report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since)
+        if report.steps:
+            gpu.timers.clear_spin()
+    if report.model_flops is not None and peak:
+        job.book.reported += report.model_flops * len(gpus_reported) / counted_gpus
+        job.book.reportable += (
+            sum(peak_flops_of(gpu.device, report.dtype) for gpu in gpus_reported) * (report.end - report.start) / SECOND
+        )
+
+
+def _unreported_gpus(job_gpus: list[Gpu], own: list[Gpu], job_id: str, at: int) -> list[Gpu]:
+    """GPUs for which nobody else speaks: as where rank 0 alone tells what the whole job did."""
+    return [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(job_id, at)]
+
+
+def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
+    """Take in what a serving engine says."""
+    gpus_reported = _gpus_of_job(ledger, serving.job_id, serving.uuids, serving.start)
+    job = _reporting_job(ledger, serving.job_id, gpus_reported)
+    most = (
+        max((peak_flops_of(gpu.device) for gpu in gpus_reported), default=0.0) * ledger.policy.most_reported_share
+        or 1e24
+    )
+    if job is None or not serving.start <= serving.end <= at or not is_credible_serving(serving, most):
+        ledger.refused["serving"] += 1
+        return
+    job.service = job.service or ServingStats()
+    job.service.add(serving)
+    for gpu in gpus_reported:
+        credit = gpu.credits.setdefault(serving.job_id, WorkloadCredit())
+        credit.add_serving(serving, gpu.device, at, policy=ledger.policy)
+        peak = peak_flops_of(gpu.device)
+        if serving.flops is not None and peak:
+            job.book.reported += serving.flops
+            job.book.reportable += peak * (serving.end - serving.start) / SECOND
+
+
+def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
+    """GPUs of which a job may speak: those it has held since then, and of them those named, if any are."""
+    held_uuids = (
+        uuid for uuid, allocations in ledger.allocations.items()
+        if any(
+            allocation.owner.job_id == job_id and (allocation.end is None or allocation.end > since)
+            for allocation in allocations
+        )
+    )  # fmt: skip
+    return [
+        gpu for uuid in held_uuids if (not uuids or uuid in uuids) and (gpu := ledger.gpus.get(uuid)) and gpu.listed
+    ]
+
+
+def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job | None:
+    """The job's books; opened if it has spoken before it was seen."""
+    if not gpus_reported:
+        return None
+    first = gpus_reported[0]
+    allocation = next(each for each in ledger.allocations[first.device.uuid] if each.owner.job_id == job_id)
+    start = max(first.book.until, allocation.start)
+    return ledger.jobs.get(job_id) or ledger.open_job(
+        allocation, start, awaits_work=first.saw_start(allocation, ledger.watched_since)
+    )
+
+
+def _begin_progress(ledger: Ledger, job: Job, report: TrainingReport) -> TrainingProgress:
+    job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
+    return job.progress
+
+
+def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
+    """The run of that name, of that user and namespace: nobody else can say how far it has come."""
+    if not name:
+        return TrainingRun.starting_at(job.start)
+    key = (job.owner.user, job.owner.namespace, name)
+    run = ledger.runs.pop(key) if key in ledger.runs else TrainingRun.starting_at(job.start)
+    ledger.runs[key] = run
+    while len(ledger.runs) > ledger.policy.max_runs:
+        del ledger.runs[next(iter(ledger.runs))]
+    return run
+
+
+GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
 """A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
 Hangs = dict[str, list[tuple[int, int]]]
 """Job id -> when any of its GPUs hung."""
-_NO_REASON = frozenset({
+_HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
     "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that keep nobody from seeing a GPU."""
-UNKNOWN = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
+UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
 
 def advance(ledger: Ledger, observation: Observation) -> None:
@@ -36,19 +167,19 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     if ledger.at is not None and observation.at < ledger.at:
         ledger.refused["clock_step"] += 1
         return
-    stretches = _take_in(ledger, observation)
-    heard = [(gpu, _heard(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
-    stretches += [(gpu, ev, _cut(ledger, gpu, ev)) for gpu, ev in heard]
-    hangs = _hangs(stretches)
-    for gpu, ev, cut in stretches:
-        _post(ledger, gpu, ev, _with_culprits(gpu, cut, ev, hangs) if hangs else cut)
+    gpu_intervals = _apply_inputs(ledger, observation)
+    evaluated = [(gpu, _evaluate_reading(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
+    gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev)) for gpu, ev in evaluated]
+    hangs = _hangs(gpu_intervals)
+    for gpu, ev, intervals in gpu_intervals:
+        _post(ledger, gpu, ev, _with_culprits(gpu, intervals, ev, hangs) if hangs else intervals)
     for gpu in ledger.gpus.values():
         if not conserved(gpu.book):
             ledger.conservation_errors += 1
     ledger.evict(observation.at)
 
 
-def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
+def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals]:
     """All but the readings; time that a recut closes for good, as stretches."""
     ledger.at, ledger.wall = observation.at, observation.wall
     ledger.source = observation.source or ledger.source
@@ -56,20 +187,20 @@ def _take_in(ledger: Ledger, observation: Observation) -> list[Stretch]:
         ledger.faults[fault.kind] += 1
     ledger.allocations_at = observation.at if observation.allocations_at is None else observation.allocations_at
     if observation.allocations is not None:
-        ledger.allocate(observation.allocations)
-    closed = [] if observation.devices is None else _take_stock(ledger, observation, observation.devices)
+        ledger.set_allocations(observation.allocations)
+    closed = [] if observation.devices is None else _update_inventory(ledger, observation, observation.devices)
     for report in observation.reports:
-        hear(ledger, report, observation.at)
+        apply_report(ledger, report, observation.at)
     for serving in observation.serving:
-        attend(ledger, serving, observation.at)
+        apply_serving(ledger, serving, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:
-            board.vitals.hear(health, observation.at, ledger.policy.fatal_xids)
+            board.board_health.update(health, observation.at, ledger.policy.fatal_xids)
     return closed
 
 
-def _take_stock(ledger: Ledger, observation: Observation, devices: Iterable[Device]) -> list[Stretch]:
+def _update_inventory(ledger: Ledger, observation: Observation, devices: Iterable[Device]) -> list[GpuIntervals]:
     """The inventory as it stands: what is no longer in it is no longer paid for; its book rests."""
     known: dict[str, list[Gpu]] = {}
     for gpu in ledger.gpus.values():
@@ -77,18 +208,20 @@ def _take_stock(ledger: Ledger, observation: Observation, devices: Iterable[Devi
     listed: dict[str, dict[str, Device]] = {}
     for device in devices:
         listed.setdefault(device.parent or device.uuid, {})[device.uuid] = device
-    closed: list[Stretch] = []
+    closed: list[GpuIntervals] = []
     for board in known | listed:
         gpus, parts = known.get(board, []), listed.get(board, {})
         if {gpu.device.uuid: gpu.book.weight for gpu in gpus if gpu.listed} != {u: d.weight for u, d in parts.items()}:
-            closed += _recut(ledger, observation, gpus, parts)
+            closed += _repartition(ledger, observation, gpus, parts)
         for uuid, device in parts.items():
             ledger.gpus[uuid].device = device
-            ledger.gpus[uuid].standard = ledger.standard(device)
+            ledger.gpus[uuid].criteria = ledger.criteria_for(device)
     return closed
 
 
-def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts: dict[str, Device]) -> list[Stretch]:
+def _repartition(
+    ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts: dict[str, Device]
+) -> list[GpuIntervals]:
     """A board and its instances are one paid GPU: at one instant what they were ends, and what they are begins.
 
     It is where the furthest of their books stands, for entries are never reversed; the others are closed up to it.
@@ -96,24 +229,26 @@ def _recut(ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts
     until = [gpu.book.until for gpu in known if gpu.listed]
     first = min((_first_moment(ledger, uuid, observation) for uuid in parts), default=NEVER)
     edge = max(until) if until else max([first, *(gpu.book.until for gpu in known)])
-    gaps = [(gpu, _gap(gpu, edge, observation)) for gpu in known if gpu.listed and gpu.book.until < edge]
-    heard = [(gpu, _heard(ledger, gpu, gap)) for gpu, gap in gaps]
-    closed = [(gpu, ev, _cut(ledger, gpu, ev)) for gpu, ev in heard]
+    gaps = [(gpu, _gap_reading(gpu, edge, observation)) for gpu in known if gpu.listed and gpu.book.until < edge]
+    evaluated = [(gpu, _evaluate_reading(ledger, gpu, gap)) for gpu, gap in gaps]
+    closed = [(gpu, ev, _split_reading(ledger, gpu, ev)) for gpu, ev in evaluated]
     for gpu in known:
         gpu.listed = False
     for uuid, device in parts.items():
-        gpu = ledger.gpus.get(uuid) or ledger.gpus.setdefault(uuid, Gpu(device, edge, ledger.standard(device)))
-        gpu.book.rest(edge)
-        gpu.book.reweigh(device.weight)
+        gpu = ledger.gpus.get(uuid) or ledger.gpus.setdefault(
+            uuid, Gpu.starting_at(edge, device, ledger.criteria_for(device))
+        )
+        gpu.book.skip_to(edge)
+        gpu.book.set_weight(device.weight)
         gpu.listed = True
     return closed
 
 
 def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
     """A GPU is paid for from the first moment anything is said of it, or from where other books end."""
-    if uuid in ledger.edges:
-        return ledger.edges[uuid]
-    starts = [r.start for r in observation.readings if r.uuid == uuid and not _malformed(r, observation.at)]
+    if uuid in ledger.paid_since:
+        return ledger.paid_since[uuid]
+    starts = [r.start for r in observation.readings if r.uuid == uuid and not _interval_error(r, observation.at)]
     return min([_settled(observation), *starts])
 
 
@@ -127,68 +262,70 @@ def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, R
     """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
     for reading in sorted(observation.readings, key=attrgetter("start")):
         gpu = ledger.gpus.get(reading.uuid)
-        wrong = "unknown_gpu" if gpu is None or not gpu.listed else _malformed(reading, observation.at)
-        if gpu is None or wrong or reading.start < gpu.book.until:
-            (gpu.rejected if gpu is not None and gpu.listed else ledger.refused)[wrong or "overlap"] += 1
+        error = "unknown_gpu" if gpu is None or not gpu.listed else _interval_error(reading, observation.at)
+        if gpu is None or error or reading.start < gpu.book.until:
+            (gpu.rejected if gpu is not None and gpu.listed else ledger.refused)[error or "overlap"] += 1
             continue
         if reading.start > gpu.book.until:
-            yield gpu, _gap(gpu, reading.start, observation)
+            yield gpu, _gap_reading(gpu, reading.start, observation)
         gpu.reading, gpu.book.until = reading, reading.end
         yield gpu, reading
     settled = _settled(observation)
     for gpu in ledger.gpus.values():
         if gpu.book.until < settled and gpu.listed:
-            yield gpu, _gap(gpu, settled, observation)
+            yield gpu, _gap_reading(gpu, settled, observation)
 
 
-def _malformed(reading: Reading, at: int) -> str:
+def _interval_error(reading: Reading, at: int) -> str:
     if reading.start % MS or reading.end % MS or reading.end <= reading.start:
         return "bad_interval"
     return "future" if reading.end > at else ""
 
 
-def _gap(gpu: Gpu, end: int, observation: Observation) -> Reading:
+def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
     """Time no reading covers, with the best reason there is."""
     uuid, start = gpu.device.uuid, gpu.book.until
-    whose = (uuid, gpu.device.parent, "")
-    kinds = [f.kind for f in observation.faults if f.uuid in whose and f.kind not in _NO_REASON]
+    uuids = (uuid, gpu.device.parent, "")
+    kinds = [f.kind for f in observation.faults if f.uuid in uuids and f.kind not in _HARMLESS_FAULTS]
     gpu.book.until = end
     return Reading(uuid, start, end, distrust=kinds[0] if kinds else "gap")
 
 
-def _heard(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
+def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
     """What a reading proves, and what it tells of the board's health."""
-    board = ledger.gpus.get(gpu.device.parent, gpu).vitals
-    ev = weigh(reading, gpu.device, gpu.standard.policy, power_smoothed=board.power_smoothed)
+    board = ledger.gpus.get(gpu.device.parent, gpu).board_health
+    ev = evaluate(reading, gpu.device, gpu.criteria.policy, power_smoothed=board.power_smoothed)
     for reason in ev.rejected:
         gpu.rejected[reason] += 1
-    gpu.vitals.see(ev)
+    gpu.board_health.add_clock_limits(ev)
     if board.fatal_since is not None:
-        board.outlive(ev, board.fatal_since)
+        board.check_outlived(ev, board.fatal_since)
     return ev
 
 
-def _cut(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[Piece]:
+def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval]:
     """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
-    board = ledger.gpus.get(gpu.device.parent, gpu).vitals
+    board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     if board.fatal_since is not None:
         ev.condition = ev.condition or board.condition(ev.reading.start)
-    cut: list[Piece] = []
-    for start, end, holders in _owned(ledger, ev):
+    intervals: list[StateInterval] = []
+    for start, end, holders in _owned_intervals(ledger, ev):
         if ev.distrust or holders is None:
-            blind(gpu.track, end - start)
-            cut.append(Piece(start, end, holders or (), owner_known=holders is not None))
+            skip_unobserved(gpu.timers, end - start)
+            intervals.append(StateInterval(start, end, holders or (), owner_known=holders is not None))
             continue
-        if holders is not gpu.track.holders:
-            _begin_if_new(gpu, holders, at=start, since=ledger.watched_since)
-        look(gpu.track, ev, start, end, gpu.standard.rules)
-        cut += pieces(gpu.track, ev, start, end, holders=holders, rules=gpu.standard.rules, policy=gpu.standard.policy)
+        if holders is not gpu.timers.holders:
+            _update_holders(gpu, holders, at=start, since=ledger.watched_since)
+        update_activity(gpu.timers, ev, start, end, gpu.criteria.thresholds)
+        intervals += split_at_changes(
+            gpu.timers, ev, start, end, holders=holders, thresholds=gpu.criteria.thresholds, policy=gpu.criteria.policy
+        )
     if not ev.distrust:
-        gpu.seen = ev
-    return cut
+        gpu.last_evidence = ev
+    return intervals
 
 
-def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
+def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
     """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown (None), not nobody.
 
     A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's, but for what
@@ -196,156 +333,164 @@ def _owned(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Alloc
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
     allocations = ledger.allocations.get(uuid, ())
-    reach = ledger.allocations_at + ledger.rules.stale
-    if end <= reach or ev.device.rest:
-        return _sure(ev, attribute(start, end, allocations))
+    reach = ledger.allocations_at + ledger.thresholds.allocations_stale
+    if end <= reach or ev.device.unpartitioned:
+        return _drop_uncertain_holders(ev, attribute(start, end, allocations))
     known_until = max(start, reach - reach % MS)
     parts = attribute(start, known_until, allocations) if start < known_until else []
-    nobody_knows = (known_until, end, (Allocation(uuid, UNKNOWN, start=reach),))
-    return _sure(ev, [*parts, nobody_knows])
+    unknown_owner = (known_until, end, (Allocation(uuid, UNKNOWN_OWNER, start=reach),))
+    return _drop_uncertain_holders(ev, [*parts, unknown_owner])
 
 
-def _sure(ev: Evidence, parts: list[Part]) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
+def _drop_uncertain_holders(
+    ev: Evidence, parts: list[OwnedInterval]
+) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
     """The parts, with None for holders where they may be nobody: the unknown job alone, on a GPU that rests."""
-    if ev.reading.processes or ev.runs:
+    if ev.reading.processes or ev.kernel_runs:
         return parts
     return [
-        (start, end, None if len(held) == 1 and held[0].owner.job_id == UNKNOWN_JOB else held)
-        for start, end, held in parts
+        (start, end, None if len(holders) == 1 and holders[0].owner.job_id == UNKNOWN_JOB else holders)
+        for start, end, holders in parts
     ]
 
 
-def _begin_if_new(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since: int) -> None:
-    track = gpu.track
-    if [held.owner.job_id for held in holders] == [held.owner.job_id for held in track.holders]:
-        track.learn(holders, gpu.standard.rules)
+def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since: int) -> None:
+    timers = gpu.timers
+    if [allocation.owner.job_id for allocation in holders] == [
+        allocation.owner.job_id for allocation in timers.holders
+    ]:
+        timers.update_holders(holders, gpu.criteria.thresholds)
         return
-    if gpu.voices:
-        gpu.voices = {name: voice for name, voice in gpu.voices.items() if any(h.owner.job_id == name for h in holders)}
-    began_seen = all(gpu.saw_begin(held, since) for held in holders)
-    track.begin(holders, at=at, rules=gpu.standard.rules, worked=not began_seen)
+    if gpu.credits:
+        gpu.credits = {
+            name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
+        }
+    began_seen = all(gpu.saw_start(allocation, since) for allocation in holders)
+    timers.begin_ownership(holders, at=at, thresholds=gpu.criteria.thresholds, worked=not began_seen)
 
 
-def _hangs(stretches: Iterable[Stretch]) -> Hangs:
+def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
     hangs: Hangs = {}
-    for _, _, cut in stretches:
-        for piece in cut:
-            if piece.hung:
-                for held in piece.holders:
-                    hangs.setdefault(held.owner.job_id, []).append((piece.start, piece.end))
+    for _, _, intervals in gpu_intervals:
+        for interval in intervals:
+            if interval.hung:
+                for allocation in interval.holders:
+                    hangs.setdefault(allocation.owner.job_id, []).append((interval.start, interval.end))
     return hangs
 
 
-def _with_culprits(gpu: Gpu, cut: Iterable[Piece], ev: Evidence, hangs: Hangs) -> Iterator[Piece]:
+def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, hangs: Hangs) -> Iterator[StateInterval]:
     """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends.
 
     One that copies its state to the host rests for a good reason: the others wait for a checkpoint.
     """
-    saves = (ev.pcie_tx or 0.0) >= gpu.standard.policy.checkpoint_pcie_bytes_per_second
-    for piece in cut:
-        spans = [span for held in piece.holders for span in hangs.get(held.owner.job_id, ())]
-        if ev.distrust or ev.runs or saves or not spans:
-            yield piece
+    saves = (ev.pcie_tx or 0.0) >= gpu.criteria.policy.checkpoint_pcie_bytes_per_second
+    for interval in intervals:
+        hung = [bounds for allocation in interval.holders for bounds in hangs.get(allocation.owner.job_id, ())]
+        if ev.distrust or ev.kernel_runs or saves or not hung:
+            yield interval
             continue
-        inside = sorted({t for span in spans for t in span if piece.start < t < piece.end})
-        edges = [piece.start, *inside, piece.end]
+        inside = sorted({t for bounds in hung for t in bounds if interval.start < t < interval.end})
+        edges = [interval.start, *inside, interval.end]
         for a, b in pairwise(edges):
-            culprit = any(start <= a and b <= end for start, end in spans)
-            yield piece.between(a, b, culprit=culprit)
+            culprit = any(start <= a and b <= end for start, end in hung)
+            yield interval.between(a, b, culprit=culprit)
 
 
-def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, cut: Iterable[Piece]) -> None:
+def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:
     """Second pass: classify and pour every piece of one reading, and post it to both books."""
-    for piece in cut:
-        state, reason = classify(ev, piece)
+    for interval in intervals:
+        state, reason = classify(ev, interval)
         if state is not gpu.state:
-            gpu.state, gpu.since = state, piece.start
-            ledger.entries[state] += 1
-        gpu.reason, gpu.holders = reason, piece.holders
-        ms = (piece.end - piece.start) // MS
+            gpu.state, gpu.since = state, interval.start
+            ledger.state_entries[state] += 1
+        gpu.reason, gpu.holders = reason, interval.holders
+        ms = (interval.end - interval.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
-        said = amounts(ev, ms)
-        gpu.book.observe(said)
-        for held, share, whole, taken in _poured(ledger, gpu, ev, piece, state):
+        counted = counter_amounts(ev, ms)
+        gpu.book.observe(counted)
+        for allocation, share, whole, taken in _split_among_owners(ledger, gpu, ev, interval, state):
             gpu.book.post(taken, whole, ms, ev)
-            if held is None:
+            if allocation is None:
                 gpu.book.post_unheld(taken, ms)
                 continue
-            job = ledger.jobs.get(held.owner.job_id) or _open(ledger, gpu, held, piece.start)
+            job = ledger.jobs.get(allocation.owner.job_id) or _open_job(ledger, gpu, allocation, interval.start)
             job.book.post(taken, whole, ms, ev)
-            job.saw(ev, piece.end, ms, said if share == PPM else amounts(ev, ms, share))
-            _tell(job, gpu, ev, piece, taken)
-    if gpu.book.until >= gpu.book.next_mark:
-        gpu.book.mark()
+            job.add_activity(ev, interval.end, ms, counted if share == PPM else counter_amounts(ev, ms, share))
+            _update_job(job, gpu, ev, interval, taken)
+    if gpu.book.until >= gpu.book.next_sample:
+        gpu.book.sample()
 
 
-def _tell(job: Job, gpu: Gpu, ev: Evidence, piece: Piece, taken: Taken) -> None:
+def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken: LeakShares) -> None:
     """What a piece shows of its owner beside the books: its need, its first work, what drafts would have saved."""
-    if job.need is not None and len(piece.holders) == 1 and ev.device.weight == PPM:
-        job.need.see(ev, piece.start, piece.end, owner=job.owner, policy=gpu.standard.policy)
-    if job.awaits_work and ev.runs and not ev.distrust:
-        job.first_work, job.awaits_work = piece.start - job.start, False
-    voice = gpu.voices.get(job.owner.job_id) if gpu.voices else None
-    if voice is not None and voice.shares.undrafted and job.service is not None:
-        slow = sum(ppm for index, ppm in taken if index == MEMORY_BOUND)
-        job.service.undrafted += round(slow * gpu.standard.policy.draft_gain_share) * (piece.end - piece.start) // MS
+    if job.peak_demand is not None and len(interval.holders) == 1 and ev.device.weight == PPM:
+        job.peak_demand.add_interval(ev, interval.start, interval.end, owner=job.owner, policy=gpu.criteria.policy)
+    if job.awaits_work and ev.kernel_runs and not ev.distrust:
+        job.first_work, job.awaits_work = interval.start - job.start, False
+    credit = gpu.credits.get(job.owner.job_id) if gpu.credits else None
+    if credit is not None and credit.shares.no_drafts and job.service is not None:
+        slow = sum(ppm for index, ppm in taken if index == MEMORY_BOUND_INDEX)
+        job.service.undrafted += (
+            round(slow * gpu.criteria.policy.draft_gain_share) * (interval.end - interval.start) // MS
+        )
 
 
-def _open(ledger: Ledger, gpu: Gpu, held: Allocation, start: int) -> Job:
+def _open_job(ledger: Ledger, gpu: Gpu, allocation: Allocation, start: int) -> Job:
     """A new job; one that held the GPU before it was watched may have worked already."""
-    return ledger.open(held, start, awaits_work=gpu.saw_begin(held, ledger.watched_since))
+    return ledger.open_job(allocation, start, awaits_work=gpu.saw_start(allocation, ledger.watched_since))
 
 
-def _poured(
-    ledger: Ledger, gpu: Gpu, ev: Evidence, piece: Piece, state: State
-) -> list[tuple[Allocation | None, int, int, Taken]]:
+def _split_among_owners(
+    ledger: Ledger, gpu: Gpu, ev: Evidence, interval: StateInterval, state: State
+) -> list[tuple[Allocation | None, int, int, LeakShares]]:
     """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
 
     The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
     """
-    policy, whole = gpu.standard.policy, ev.device.weight
-    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    policy, whole = gpu.criteria.policy, ev.device.weight
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
     if whole != PPM:
-        pools = _scaled(pools, whole)
-    count = len(piece.holders)
+        pools = _scale_pools(pools, whole)
+    count = len(interval.holders)
     if count == 0:
-        return [(None, PPM, whole, pour(Span(ev, state, policy, pools, whole)))]
+        return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
     if count == 1:
-        held = piece.holders[0]
-        span = Span(ev, state, policy, pools, whole, held.gpus, held.restarts, piece.signs)
-        if gpu.voices:
-            _listen(span, gpu.voices.get(held.owner.job_id), piece)
-        job = ledger.jobs.get(held.owner.job_id) if held.gpus == 1 and whole == PPM else None
-        if job is not None and job.need is not None and job.need.fitting is not None:
-            span.surplus = PPM - job.need.fitting.compute
-        return [(held, PPM, whole, pour(span))]
+        allocation = interval.holders[0]
+        span = Span(ev, state, policy, pools, whole, allocation.gpus, allocation.restarts, interval.signs)
+        if gpu.credits:
+            _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
+        job = ledger.jobs.get(allocation.owner.job_id) if allocation.gpus == 1 and whole == PPM else None
+        if job is not None and job.peak_demand is not None and job.peak_demand.fitting is not None:
+            span.surplus = PPM - job.peak_demand.fitting.compute
+        return [(allocation, PPM, whole, split_into_leaks(span))]
     equal = [1] * count
-    use = use_of(ev.reading.processes, piece.holders)
-    gpu.shared["equal" if use is None else "sm"] += piece.end - piece.start
-    split = [divided(pools[0], equal), *(divided(pool, use or equal) for pool in pools[1:])]
-    ran = divided(PPM, use or equal)
-    shares: list[tuple[Allocation | None, int, int, Taken]] = []
-    for rank, held in enumerate(piece.holders):
+    use = sm_use_by_holder(ev.reading.processes, interval.holders)
+    gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
+    split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
+    ran = divide_proportionally(PPM, use or equal)
+    shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
+    for rank, allocation in enumerate(interval.holders):
         own = [parts[rank] for parts in split]
-        span = Span(ev, state, policy, own, sum(own), held.gpus, held.restarts, piece.signs)
-        if gpu.voices:
-            _listen(span, gpu.voices.get(held.owner.job_id), piece)
-        shares.append((held, ran[rank], span.whole, pour(span)))
+        span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
+        if gpu.credits:
+            _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
+        shares.append((allocation, ran[rank], span.whole, split_into_leaks(span)))
     return shares
 
 
-def _listen(span: Span, voice: Voice | None, piece: Piece) -> None:
+def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInterval) -> None:
     """Let the owner speak for its span, if it has said anything that still holds."""
     weight = span.ev.device.weight
     seen = span.state is not State.UNOBSERVED
-    if voice is None or not voice.listen(piece.start, piece.end, weight, seen=seen):
+    if credit is None or not credit.advance(interval.start, interval.end, weight, seen=seen):
         return
-    span.voice, span.ms, span.signs = voice, (piece.end - piece.start) // MS, span.signs | {SPEAKS}
-    if voice.judges(piece.start, piece.end):
-        span.model = voice.can(MODEL, span.ms) + voice.can(AGAIN, span.ms)
+    span.credit, span.ms, span.signs = credit, (interval.end - interval.start) // MS, span.signs | {REPORTING}
+    if credit.has_flops_for(interval.start, interval.end):
+        span.model_ppm = credit.available(MODEL, span.ms) + credit.available(REPEATED, span.ms)
 
 
-def _scaled(pools: list[int], weight: int) -> list[int]:
+def _scale_pools(pools: list[int], weight: int) -> list[int]:
     """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM."""
-    return divided(weight, pools)
+    return divide_proportionally(weight, pools)

@@ -1,7 +1,7 @@
-"""Every threshold of the accounting in one table, with the reason for each. Refuses to know any formula.
+"""Defines every threshold of the accounting in one table, each with the reason for its value.
 
 A figure marked E is an engineering estimate. All can be overridden under `[policy]` in the configuration;
-msgspec checks types and bounds and names the path of what is wrong.
+msgspec checks types and bounds. Knows no formula.
 """
 
 from typing import Annotated
@@ -199,7 +199,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 256
 
 
-TOLD = (
+EXPORTED_THRESHOLDS = (
     "allocation_stale_seconds", "blind_coverage_share", "clock_skew_seconds", "flops_excess", "hang_seconds",
     "hang_suspect_seconds", "no_process_seconds", "oversized_share", "regressed_share", "straggler_wait_share",
     "throttled_share", "unowned_alert_seconds", "unowned_seconds", "zombie_batch_seconds",
@@ -208,7 +208,7 @@ TOLD = (
 """Thresholds that have a series: what alert rules compare with, so that no rule needs a template."""
 
 
-def reasons() -> dict[str, str]:
+def threshold_reasons() -> dict[str, str]:
     """Name of each threshold -> why it has the value it has."""
     return {name: _reason(hint) for name, hint in Policy.__annotations__.items()}
 

@@ -1,7 +1,7 @@
-"""An immutable picture of the ledger, and the ratios that follow from it.
+"""Copies the ledger into an immutable `Snapshot`, and derives ratios from it.
 
-Owns what a reader may see: the writer swaps one reference, so a scrape never waits for a sample. Refuses to
-judge anything anew: every figure here is a counter, or a quotient of two.
+Owns what a reader may see: the writer swaps one reference, so a scrape never waits for a sample. Judges nothing anew:
+every figure is a counter, or a quotient of two.
 """
 
 from collections import Counter
@@ -10,19 +10,18 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from exporter.core.evidence import LARGEST, SIGNS, signs_of_a_hang
-from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED, UNRESOLVED_TIME, USEFUL
-from exporter.core.ledger import SPREAD_BINS, Account, Book, Gpu, Job, Ledger, Mark
+from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
+from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED_INDEX, UNRESOLVED_INDEX, USEFUL_INDEX
+from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
 from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
-from exporter.core.money import Price, Terms, price_at
-from exporter.core.policy import TOLD
-from exporter.core.progress import ProgressView, progress_view
-from exporter.core.served import ServiceView, serve_view
-from exporter.core.sizing import Slice
+from exporter.core.policy import EXPORTED_THRESHOLDS
+from exporter.core.prices import Price, Terms, price_at
+from exporter.core.serving import ServingView, serving_view
+from exporter.core.workload import TrainingView, training_view
 
-SHORT = 300
+SHORT_WINDOW = 300
 """Seconds of the window behind the gauges meant for people."""
-HOUR = 3600
+HOUR_WINDOW = 3600
 
 
 class Layers(Struct, frozen=True):
@@ -42,8 +41,8 @@ class Layers(Struct, frozen=True):
 def layers(parts: Iterable[int]) -> Layers:
     """Layers of the nanoseconds in `parts`, in the order of NAMES. Sum first, then divide (accounting, section 7)."""
     parts = tuple(parts)
-    paid, useful, unresolved = sum(parts), parts[USEFUL], parts[UNRESOLVED_TIME]
-    seen = paid - parts[UNOBSERVED]
+    paid, useful, unresolved = sum(parts), parts[USEFUL_INDEX], parts[UNRESOLVED_INDEX]
+    seen = paid - parts[UNOBSERVED_INDEX]
     occupied = seen - _lost(parts, "gau")
     computing = occupied - _lost(parts, "ectr")
     gau, ectr = _ratio(occupied, seen), _ratio(computing, occupied)
@@ -53,7 +52,7 @@ def layers(parts: Iterable[int]) -> Layers:
     return Layers(gau, ectr, emfu, product, _ratio(useful, seen), _ratio(seen, paid))
 
 
-def summed(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
+def sum_by_leak(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """Nanoseconds by leak of several books together, in the order of NAMES; of none: all zero."""
     rows = list(columns)
     return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(LAYER_OF)
@@ -70,13 +69,13 @@ def _ratio(part: float, whole: float) -> float | None:
 class Counters(Struct, frozen=True, dict=True):
     """A book as it stands, with what it was five minutes and an hour ago. Nanoseconds."""
 
-    now: Mark
-    short: Mark
-    hour: Mark
+    now: CounterSample
+    short: CounterSample
+    hour: CounterSample
     energy: tuple[float, ...]
     """Joules by leak, in the order of NAMES."""
 
-    def parts(self, since: Mark) -> tuple[int, ...]:
+    def parts(self, since: CounterSample) -> tuple[int, ...]:
         """Nanoseconds by leak since a mark."""
         return tuple(a - b for a, b in zip(self.now.parts, since.parts, strict=True))
 
@@ -151,7 +150,7 @@ class GpuView(Struct, frozen=True):
     @property
     def hang_confidence(self) -> float | None:
         """Of all signs of a hang the share that were seen and agree; None while it does not spin."""
-        return None if self.spin_since is None else sum(sign for _, sign in self.hang_signs) / len(SIGNS)
+        return None if self.spin_since is None else sum(sign for _, sign in self.hang_signs) / len(HANG_SIGNS)
 
 
 class JobView(Struct, frozen=True):
@@ -175,18 +174,18 @@ class JobView(Struct, frozen=True):
     """Unix nanoseconds since which the first of those has spun."""
     worked_at: int | None = None
     """Unix nanoseconds at which a GPU it holds last did effective work, or was given to it; None: it holds none."""
-    bare: int = 0
+    without_process: int = 0
     """GPUs it holds on which the driver lists no process."""
-    bare_since: int | None = None
+    without_process_since: int | None = None
     """Unix nanoseconds since which that is so of the first of them."""
     costs: tuple[tuple[str, float], ...] = ()
     """Price of what it holds, an hour, by currency."""
-    fitting: Slice | None = None
-    unneeded: int | None = None
+    smallest_slice: MigSlice | None = None
+    excess: int | None = None
     """GPU-nanoseconds beyond that slice."""
-    progress: ProgressView | None = None
+    progress: TrainingView | None = None
     """What it says of its training."""
-    service: ServiceView | None = None
+    service: ServingView | None = None
     """What its serving engines say."""
     bandwidth: float | None = None
     """Of one of its GPUs' memory, bytes per second."""
@@ -211,7 +210,7 @@ class ModelView(Struct, frozen=True):
     peak_flops: float | None
 
 
-class Reload(Struct, frozen=True, kw_only=True):
+class ReloadStatus(Struct, frozen=True, kw_only=True):
     """What has become of the configuration's file since the start."""
 
     at: float
@@ -222,7 +221,7 @@ class Reload(Struct, frozen=True, kw_only=True):
     """Settings, by their dotted names, in which the file differs from what holds until a restart."""
 
 
-class Keeping(Struct, frozen=True, kw_only=True):
+class HistoryStatus(Struct, frozen=True, kw_only=True):
     """How it goes with the store of this node's history."""
 
     works: bool
@@ -237,7 +236,7 @@ class Keeping(Struct, frozen=True, kw_only=True):
     """Why the latest one did."""
 
 
-class Meta(Struct, frozen=True, kw_only=True):
+class DaemonMetadata(Struct, frozen=True, kw_only=True):
     """What the daemon says of itself."""
 
     version: str = ""
@@ -264,9 +263,9 @@ class Meta(Struct, frozen=True, kw_only=True):
     """What workloads said, by what became of it."""
     last_error: str = ""
     terms: Terms = Terms()
-    keeping: Keeping | None = None
+    history: HistoryStatus | None = None
     """None: nothing is kept."""
-    reload: Reload | None = None
+    reload: ReloadStatus | None = None
     """None: nobody looks whether the configuration changes."""
 
 
@@ -279,15 +278,15 @@ class Snapshot(Struct, frozen=True, dict=True):
     jobs: tuple[JobView, ...]
     departed: tuple[JobView, ...]
     """Jobs whose books were closed in this step."""
-    gone: tuple[GpuView, ...]
+    removed: tuple[GpuView, ...]
     """GPUs that are no longer in the inventory: what they cost stays in the node's counters."""
-    entries: tuple[tuple[State, int], ...]
+    state_entries: tuple[tuple[State, int], ...]
     """Times a GPU entered each state."""
-    found: tuple[tuple[State, int, int], ...]
+    detections: tuple[tuple[State, int, int], ...]
     """How many hangs and zombies were found, and nanoseconds from the first sign to the state, of all of them."""
     thresholds: tuple[tuple[str, float], ...]
     """What alert rules compare with."""
-    bills: tuple[tuple[Account, tuple[int, ...]], ...]
+    account_totals: tuple[tuple[AccountKey, tuple[int, ...]], ...]
     """Nanoseconds by leak, in the order of NAMES, of each account since the start, jobs that are gone included."""
     refused: tuple[tuple[str, int], ...]
     """What cannot be laid to any one GPU, by reason."""
@@ -295,41 +294,45 @@ class Snapshot(Struct, frozen=True, dict=True):
     conservation_errors: int
     allocations_age: int | None
     """Nanoseconds since the scheduler's word was known to be true; None if it never was."""
-    meta: Meta
+    meta: DaemonMetadata
 
     @cached_property
     def recent(self) -> Layers:
         """Layers of the whole node over the short window."""
-        return layers(summed(gpu.counters.parts(gpu.counters.short) for gpu in self.gpus))
+        return layers(sum_by_leak(gpu.counters.parts(gpu.counters.short) for gpu in self.gpus))
 
     @cached_property
     def models(self) -> tuple[ModelView, ...]:
         """The node's books by model; those of GPUs that are gone as well, for counters never go back."""
         found: dict[str, list[GpuView]] = {}
-        for gpu in (*self.gpus, *self.gone):
+        for gpu in (*self.gpus, *self.removed):
             found.setdefault(gpu.device.model, []).append(gpu)
         here = {gpu.device.uuid for gpu in self.gpus}
         return tuple(_model(model, gpus, here) for model, gpus in sorted(found.items()))
 
 
-def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
+def take_snapshot(ledger: Ledger, meta: DaemonMetadata) -> Snapshot:
     """Copy what readers need; costs a few microseconds a GPU and shares nothing mutable."""
     at = ledger.at or 0
-    tracks = [gpu.track for gpu in ledger.gpus.values()]
+    all_timers = [gpu.timers for gpu in ledger.gpus.values()]
     return Snapshot(
         at=at,
         wall=ledger.wall,
-        gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_order) if gpu.listed),
+        gpus=tuple(_gpu(ledger, gpu, at) for gpu in sorted(ledger.gpus.values(), key=_device_order) if gpu.listed),
         jobs=tuple(_job(ledger, job, at, meta.terms) for _, job in sorted(ledger.jobs.items())),
         departed=tuple(_job(ledger, job, at, meta.terms) for job in ledger.departed),
-        gone=tuple(_gpu(ledger, gpu, at) for gpu in ledger.gpus.values() if not gpu.listed),
-        entries=tuple((state, ledger.entries[state]) for state in State),
-        found=(
-            (State.HUNG, sum(track.hangs for track in tracks), sum(track.to_hang for track in tracks)),
-            (State.ZOMBIE, sum(track.zombies for track in tracks), sum(track.to_zombie for track in tracks)),
+        removed=tuple(_gpu(ledger, gpu, at) for gpu in ledger.gpus.values() if not gpu.listed),
+        state_entries=tuple((state, ledger.state_entries[state]) for state in State),
+        detections=(
+            (State.HUNG, sum(timers.hangs for timers in all_timers), sum(timers.to_hang for timers in all_timers)),
+            (
+                State.ZOMBIE,
+                sum(timers.zombies for timers in all_timers),
+                sum(timers.to_zombie for timers in all_timers),
+            ),
         ),
-        thresholds=tuple((name, getattr(ledger.policy, name)) for name in TOLD),
-        bills=tuple(sorted(ledger.bills().items())),
+        thresholds=tuple((name, getattr(ledger.policy, name)) for name in EXPORTED_THRESHOLDS),
+        account_totals=tuple(sorted(ledger.account_totals().items())),
         refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
         conservation_errors=ledger.conservation_errors,
@@ -338,13 +341,13 @@ def take_snapshot(ledger: Ledger, meta: Meta) -> Snapshot:
     )
 
 
-def _order(gpu: Gpu) -> tuple[int, str, str]:
+def _device_order(gpu: Gpu) -> tuple[int, str, str]:
     index = gpu.device.index
     return (int(index) if index.isdigit() else 1 << 30, index, gpu.device.uuid)
 
 
 def _counters(book: Book) -> Counters:
-    return Counters(Mark(book), book.window(SHORT), book.window(HOUR), tuple(book.energy))
+    return Counters(book.counters(), book.window(SHORT_WINDOW), book.window(HOUR_WINDOW), tuple(book.energy))
 
 
 def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
@@ -354,23 +357,23 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         state=gpu.state,
         reason=gpu.reason,
         since=ledger.wall - (at - gpu.since),
-        hang_suspected=_suspected(gpu),
-        owners=tuple(held.owner for held in gpu.holders),
-        ranks=tuple(held.ranks for held in gpu.holders),
+        hang_suspected=_hang_suspected(gpu),
+        owners=tuple(allocation.owner for allocation in gpu.holders),
+        ranks=tuple(allocation.ranks for allocation in gpu.holders),
         reading=gpu.reading,
         live=_live(gpu),
         age=None if gpu.reading is None else at - gpu.reading.end,
         rejected=tuple(sorted(gpu.rejected.items())),
         unobserved=tuple(sorted(gpu.unobserved.items())),
-        health=gpu.vitals.health,
-        xids=gpu.vitals.xids,
-        last_xid=gpu.vitals.last_xid,
-        limited=tuple(gpu.vitals.limited.items()),
+        health=gpu.board_health.health,
+        xids=gpu.board_health.xids,
+        last_xid=gpu.board_health.last_xid,
+        limited=tuple(gpu.board_health.limited.items()),
         shared=tuple(sorted(gpu.shared.items())),
         unheld=tuple(gpu.book.unheld.items()),
-        worked_at=_wall(ledger, at, gpu.track.worked_at) if gpu.holders else None,
-        spin_since=_wall(ledger, at, gpu.track.spin_since),
-        hang_signs=_signs(gpu),
+        worked_at=_wall(ledger, at, gpu.timers.worked_at) if gpu.holders else None,
+        spin_since=_wall(ledger, at, gpu.timers.spin_since),
+        hang_signs=_hang_signs(gpu),
     )
 
 
@@ -379,14 +382,14 @@ def _wall(ledger: Ledger, at: int, moment: int | None) -> int | None:
     return None if moment is None else ledger.wall - (at - moment)
 
 
-def _suspected(gpu: Gpu) -> bool:
-    return gpu.track.hung or gpu.track.spin >= gpu.track.suspect
+def _hang_suspected(gpu: Gpu) -> bool:
+    return gpu.timers.hung or gpu.timers.spin >= gpu.timers.suspect
 
 
-def _signs(gpu: Gpu) -> tuple[tuple[str, bool], ...]:
-    if gpu.track.spin_since is None or gpu.seen is None:
+def _hang_signs(gpu: Gpu) -> tuple[tuple[str, bool], ...]:
+    if gpu.timers.spin_since is None or gpu.last_evidence is None:
         return ()
-    return signs_of_a_hang(gpu.seen, gpu.standard.policy, celsius=gpu.track.celsius)
+    return hang_signs(gpu.last_evidence, gpu.criteria.policy, celsius=gpu.timers.celsius)
 
 
 def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
@@ -398,7 +401,7 @@ def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
     return ModelView(
         model=model,
         spec=next((gpu.device.spec.name for gpu in gpus if gpu.device.spec is not None), ""),
-        parts=summed(gpu.counters.now.parts for gpu in gpus),
+        parts=sum_by_leak(gpu.counters.now.parts for gpu in gpus),
         unheld=unheld,
         engine=sum(gpu.counters.now.engine for gpu in gpus),
         energy=energy,
@@ -409,7 +412,7 @@ def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
 
 def _peak(device: Device) -> float | None:
     """What a whole GPU of its model can do; what is left of a board in MIG mode does not say."""
-    if device.rest or device.spec is None or device.spec.peak_flops is None:
+    if device.unpartitioned or device.spec is None or device.spec.peak_flops is None:
         return None
     return device.spec.peak_flops * PPM / device.weight
 
@@ -423,19 +426,19 @@ def _live(gpu: Gpu) -> bool:
     return gpu.reading is not None and gpu.reading.end == gpu.book.until and not gpu.reading.distrust
 
 
-def believed(reading: Reading | None, name: str) -> float | None:
+def valid_value(reading: Reading | None, name: str) -> float | None:
     """One amount of a reading as it may be shown: finite and not negative, else None."""
     value: float | None = None if reading is None else getattr(reading, name)
-    return value if value is not None and 0 <= value < LARGEST else None
+    return value if value is not None and 0 <= value < LARGEST_AMOUNT else None
 
 
 def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
     name = job.owner.job_id
     holding = [gpu for gpu in ledger.gpus.values() if gpu.listed and gpu.held_by(name)]
     states = Counter(gpu.state for gpu in holding)
-    stuck = [gpu.track.spin_since for gpu in holding if _suspected(gpu)]
-    bare = [gpu.track.bare_since for gpu in holding if gpu.track.bare_since is not None]
-    used = [believed(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
+    spinning = [gpu.timers.spin_since for gpu in holding if _hang_suspected(gpu)]
+    without_process = [gpu.timers.bare_since for gpu in holding if gpu.timers.bare_since is not None]
+    used = [valid_value(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
     known = [bytes_ for bytes_ in used if bytes_ is not None]
     return JobView(
         owner=job.owner,
@@ -445,16 +448,16 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         start=ledger.wall - (at - job.start),
         first_work=job.first_work,
         states=tuple(sorted(states.items())),
-        suspected=len(stuck),
-        spin_since=_wall(ledger, at, min((since for since in stuck if since is not None), default=None)),
-        worked_at=_wall(ledger, at, max((gpu.track.worked_at for gpu in holding), default=None)),
-        bare=len(bare),
-        bare_since=_wall(ledger, at, min(bare, default=None)),
+        suspected=len(spinning),
+        spin_since=_wall(ledger, at, min((since for since in spinning if since is not None), default=None)),
+        worked_at=_wall(ledger, at, max((gpu.timers.worked_at for gpu in holding), default=None)),
+        without_process=len(without_process),
+        without_process_since=_wall(ledger, at, min(without_process, default=None)),
         costs=_costs(holding, terms, ledger.wall),
-        fitting=None if job.need is None else job.need.fitting,
-        unneeded=None if job.need is None or not job.need.unneeded else job.need.unneeded,
-        progress=None if job.progress is None else progress_view(job.progress, at=at, wall=ledger.wall),
-        service=None if job.service is None else serve_view(job.service, at),
+        smallest_slice=None if job.peak_demand is None else job.peak_demand.fitting,
+        excess=None if job.peak_demand is None or not job.peak_demand.unneeded else job.peak_demand.unneeded,
+        progress=None if job.progress is None else training_view(job.progress, at=at, wall=ledger.wall),
+        service=None if job.service is None else serving_view(job.service, at),
         bandwidth=_bandwidth(holding) if job.service is not None else None,
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
     )
@@ -485,23 +488,3 @@ def _costs(holding: list[Gpu], terms: Terms, wall: int) -> tuple[tuple[str, floa
         share = price.per_gpu_hour * device.weight / PPM / len(gpu.holders)
         costs[price.currency] = costs.get(price.currency, 0.0) + share
     return tuple(sorted(costs.items()))
-
-
-__all__ = [
-    "HOUR",
-    "LAYERS",
-    "SHORT",
-    "Counters",
-    "GpuView",
-    "JobView",
-    "Keeping",
-    "Layers",
-    "Meta",
-    "ModelView",
-    "Reload",
-    "Snapshot",
-    "believed",
-    "layers",
-    "price_of",
-    "summed",
-]

@@ -1,64 +1,64 @@
-"""NVIDIA Dynamo: its workers' and its front end's own metrics, 0.3 to 1.x.
+"""NVIDIA Dynamo, 0.3 to 1.x: reads the metrics of its workers and of its front end.
 
-Owns their names. Sources: lib/runtime/src/metrics/prometheus_names.rs and lib/llm/src/http/service/metrics.rs of
-ai-dynamo/dynamo, and its metrics catalog.
+Sources: lib/runtime/src/metrics/prometheus_names.rs and lib/llm/src/http/service/metrics.rs of ai-dynamo/dynamo,
+and its metrics catalog.
 
-Odd facts: a worker's page (DYN_SYSTEM_PORT) also carries the metrics of the engine inside, which say more and come
-first: then it is that engine's page. `queued_requests` of a front end reaches from the request to its first token, so
-prefills wait with the others; `inflight_requests`, later `active_requests`, has both. A front end speaks for all its
-workers, wherever they are: its figures count only where no worker of the same job answers. `*_usage_percent` is a
-share of 1, but documents of some releases say 0-100: what is above 1 is taken as percent.
+Odd facts: a worker's page (DYN_SYSTEM_PORT) also carries the metrics of the engine inside, which are richer and
+come first: then it is that engine's page. `queued_requests` of a front end reaches from the request to its first
+token, so prefills wait with the others; `inflight_requests`, later `active_requests`, has both. A front end
+reports for all its workers, wherever they are: its figures count only where no worker of the same job answers.
+`*_usage_percent` is a share of 1, but 0-100 in documents of some releases: what is above 1 is taken as percent.
 """
 
 import re
 
-from exporter.engines.figures import Engine, Figures, histograms, known, share, times
-from exporter.engines.page import Page
+from exporter.engines.base import Engine, EngineMetrics, known_counters, known_histograms, multiply, share
+from exporter.engines.page import MetricsPage
 
 _USAGE = ("dynamo_component_kvstats_gpu_cache_usage_percent", "dynamo_component_gpu_cache_usage_percent")
 
 
-def read(page: Page, _command: str) -> Figures:
-    """What the page says: a worker's if it has any line of one."""
-    worker = page.names(("dynamo_component_kvstats_", *_USAGE)) or page.lines(
+def read(page: MetricsPage, _command: str) -> EngineMetrics:
+    """The metrics of a page: a worker's if it has any line of one, else a front end's."""
+    worker = page.names(("dynamo_component_kvstats_", *_USAGE)) or page.samples(
         "dynamo_component_inflight_requests", dynamo_endpoint="generate"
     )
-    return _of_worker(page) if worker else _of_front(page)
+    return _worker_metrics(page) if worker else _frontend_metrics(page)
 
 
-def _of_worker(page: Page) -> Figures:
+def _worker_metrics(page: MetricsPage) -> EngineMetrics:
     active, blocks = (page.total(f"dynamo_component_kvstats_{of}_blocks") for of in ("active", "total"))
-    use = page.worst(*_USAGE)
+    use = page.highest(*_USAGE)
     if use is None and active is not None and blocks:
         use = active / blocks
-    return Figures(
+    return EngineMetrics(
         "dynamo",
         model=page.label(_USAGE[0], "model") or page.label(_USAGE[1], "model"),
         running=page.total("dynamo_component_inflight_requests", dynamo_endpoint="generate"),
         kv_use=share(use, percent=True),
-        histograms=histograms(
+        histograms=known_histograms(
             e2e=page.histogram("dynamo_component_request_duration_seconds", dynamo_endpoint="generate"),
         ),
     )
 
 
-def _of_front(page: Page) -> Figures:
+def _frontend_metrics(page: MetricsPage) -> EngineMetrics:
     waiting = page.total("dynamo_frontend_queued_requests")
     inside = page.total("dynamo_frontend_active_requests", "dynamo_frontend_inflight_requests")
-    workers = len(page.lines("dynamo_frontend_worker_active_decode_blocks"))
-    return Figures(
+    workers = len(page.samples("dynamo_frontend_worker_active_decode_blocks"))
+    return EngineMetrics(
         "dynamo",
         model=page.label("dynamo_frontend_requests_total", "model"),
-        front=True,
+        frontend=True,
         running=inside if inside is None or waiting is None else max(0.0, inside - waiting),
         waiting=waiting,
-        slots=times(page.worst("dynamo_frontend_model_max_num_seqs"), workers or None),
-        counters=known(
+        slots=multiply(page.highest("dynamo_frontend_model_max_num_seqs"), workers or None),
+        counters=known_counters(
             prompt=page.total("dynamo_frontend_input_sequence_tokens_sum"),
             cached=page.total("dynamo_frontend_cached_tokens_sum"),
             generated=page.total("dynamo_frontend_output_tokens", "dynamo_frontend_output_sequence_tokens_sum"),
         ),
-        histograms=histograms(
+        histograms=known_histograms(
             ttft=page.histogram("dynamo_frontend_time_to_first_token_seconds"),
             itl=page.histogram("dynamo_frontend_inter_token_latency_seconds"),
             e2e=page.histogram("dynamo_frontend_request_duration_seconds"),

@@ -1,89 +1,155 @@
-"""The text of a metrics page: its lines by name, read when they are asked for.
+"""Parses a Prometheus metrics page on demand, sums samples over labels, and computes with its histograms.
 
-Owns the text format and its summing over labels. Refuses to know engines. A name's colons are underscores here, Ray's
-prefix is taken off, and a counter's `_total` may be missing: engines and their exporters differ in all of these.
+It knows no engine. In names a colon is an underscore, Ray's prefix is removed and `_total` may be missing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from math import inf
+from itertools import accumulate
+from math import inf, isfinite
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.engines.histograms import Histogram, joined
+from exporter.core.model import Latency
 
-LONGEST_LINE = 4096
-"""Characters. Time to read one grows with its square; those of engines have a few hundred."""
-MOST_LINES = 20_000
-"""Of one name."""
-LARGEST = 1e30
+
+class Histogram(Struct, frozen=True):
+    """Cumulative buckets, as Prometheus has them."""
+
+    bounds: tuple[float, ...]
+    """Upper bounds, ascending; the last is infinite."""
+    counts: tuple[float, ...]
+    """Values up to each bound."""
+    total: float
+    """Sum of all values."""
+
+    @property
+    def count(self) -> float:
+        """The number of values."""
+        return self.counts[-1]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None without values."""
+        return self.total / self.count if self.count > 0 else None
+
+    def since(self, before: "Histogram") -> "Histogram | None":
+        """The values after `before`; None where the two cannot be compared: other buckets, or fewer values."""
+        if self.bounds != before.bounds or self.total < before.total:
+            return None
+        grown = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
+        if min(grown) < 0:
+            return None
+        # A page read while it is written to may show a lower bucket ahead of a higher one.
+        return Histogram(self.bounds, tuple(accumulate(grown, max)), self.total - before.total)
+
+    def quantile(self, share: float) -> float:
+        """Linear within its bucket, the first beginning at 0; beyond the last finite bound, that bound.
+
+        As PromQL's histogram_quantile does it. Needs at least one value.
+        """
+        rank = share * self.count
+        place = next(i for i, count in enumerate(self.counts) if count >= rank)
+        if not isfinite(self.bounds[place]):
+            return self.bounds[place - 1] if place else 0.0
+        low, below = (self.bounds[place - 1], self.counts[place - 1]) if place else (min(0.0, self.bounds[0]), 0.0)
+        inside = self.counts[place] - below
+        return low + (self.bounds[place] - low) * ((rank - below) / inside if inside else 1.0)
+
+    def latency(self, kind: str) -> Latency | None:
+        """Its three quantiles; None without values."""
+        if self.count <= 0:
+            return None
+        return Latency(kind, self.quantile(0.50), self.quantile(0.95), self.quantile(0.99))
+
+
+def merge_series(buckets: dict[float, list[float]], total: float, *, scale: float = 1.0) -> Histogram | None:
+    """Add several series: `buckets` has each series' count by upper bound. None without an infinite bucket.
+
+    Only bounds that all series have count: a sum over fewer would not be cumulative.
+    """
+    series = len(buckets.get(inf, ()))
+    if not series:
+        return None
+    bounds = sorted(bound for bound, counts in buckets.items() if len(counts) == series)
+    counts = accumulate((sum(buckets[bound]) for bound in bounds), max)
+    return Histogram(tuple(bound * scale for bound in bounds), tuple(counts), total * scale)
+
+
+MAX_LINE_LENGTH = 4096
+"""Characters. The time to parse a line grows with its square; those of engines have a few hundred."""
+MAX_SAMPLES_PER_NAME = 20_000
+"""Samples that are read of one metric."""
+MAX_VALUE = 1e30
 """An engine that counts FLOPs reaches 1e25: sums of what is larger would soon be infinite."""
 
 
-class Line(Struct, frozen=True):
+class MetricSample(Struct, frozen=True):
     """One sample."""
 
     labels: Mapping[str, str]
     value: float
 
 
-class Page:
-    """One page. Lines that nobody asks for cost next to nothing."""
+class MetricsPage:
+    """One page. Lines are parsed when they are read; the others cost next to nothing."""
 
     def __init__(self, text: str, *, ranks: tuple[str, ...] = ()) -> None:
-        """Of lines that differ only in the labels `ranks` the first rank's counts: the others tell the same again."""
+        """Of lines that differ only in the labels `ranks` only the first rank's counts: the others repeat it."""
         self._text, self._ranks, self._bad = text, ranks, set[str]()
         self._raw: dict[str, list[str]] = {}
-        self._read: dict[str, list[Line]] = {}
+        self._samples: dict[str, list[MetricSample]] = {}
         for line in text.split("\n"):
             if line and line[0] not in "# ":
                 name = line.split("{", 1)[0].split(" ", 1)[0]
                 self._raw.setdefault(name.replace(":", "_").removeprefix("ray_"), []).append(line)
 
-    def ranked(self, *ranks: str) -> "Page":
+    def ranked(self, *ranks: str) -> "MetricsPage":
         """The same page, read with other ranks."""
-        page = Page(self._text, ranks=ranks)
+        page = MetricsPage(self._text, ranks=ranks)
         page._bad = self._bad
         return page
 
     @property
     def bad(self) -> int:
-        """Lines that could not be read, of those that were asked for."""
+        """Lines that could not be parsed, of those that were read."""
         return len(self._bad)
 
     def names(self, prefixes: tuple[str, ...]) -> list[str]:
-        """Names that begin with one of these."""
+        """Names of metrics that begin with one of these."""
         return [name for name in self._raw if name.startswith(prefixes)]
 
-    def lines(self, name: str, **labels: str) -> list[Line]:
-        """Those of that exact name and with these labels; without what is no number, negative or beyond LARGEST."""
-        if name not in self._read:
+    def samples(self, name: str, **labels: str) -> list[MetricSample]:
+        """Samples of that exact name with these labels; without NaN, negative values and those above MAX_VALUE."""
+        if name not in self._samples:
             raws = self._raw.get(name, [])
-            self._bad.update(raws[MOST_LINES:])
-            self._read[name] = self._without_copies([one for raw in raws[:MOST_LINES] for one in self._line(raw)])
-        return [one for one in self._read[name] if all(one.labels.get(k) == v for k, v in labels.items())]
+            self._bad.update(raws[MAX_SAMPLES_PER_NAME:])
+            self._samples[name] = self._without_duplicates(
+                [sample for raw in raws[:MAX_SAMPLES_PER_NAME] for sample in self._parse_line(raw)]
+            )
+        return [sample for sample in self._samples[name] if all(sample.labels.get(k) == v for k, v in labels.items())]
 
     def total(self, *names: str, **labels: str) -> float | None:
-        """The sum of the first of these that is there, with `_total` or without."""
+        """The sum of the first of these metrics that the page has, with `_total` or without."""
         return self._first(sum, names, labels)
 
-    def worst(self, *names: str, **labels: str) -> float | None:
-        """The highest value of the first of these that is there."""
+    def highest(self, *names: str, **labels: str) -> float | None:
+        """The highest value of the first of these metrics that the page has."""
         return self._first(max, names, labels)
 
     def label(self, name: str, *names: str) -> str:
         """The value of the first of the labels `names` on a line of `name`, else empty."""
-        return next((one.labels[n] for n in names for one in self.lines(name) if one.labels.get(n)), "")
+        return next((sample.labels[n] for n in names for sample in self.samples(name) if sample.labels.get(n)), "")
 
     def histogram(self, *names: str, scale: float = 1.0, **labels: str) -> Histogram | None:
-        """The first of these that is there, all its series together."""
+        """The first of these histograms that the page has, all its series together."""
         for name in names:
             buckets: dict[float, list[float]] = {}
-            for one in self.lines(f"{name}_bucket", **labels):
-                bound = _bound(one.labels.get("le", ""))
+            for sample in self.samples(f"{name}_bucket", **labels):
+                bound = _bound(sample.labels.get("le", ""))
                 if bound is not None:
-                    buckets.setdefault(bound, []).append(one.value)
-            whole = joined(buckets, self.total(f"{name}_sum", **labels) or 0.0, scale=scale)
+                    buckets.setdefault(bound, []).append(sample.value)
+            whole = merge_series(buckets, self.total(f"{name}_sum", **labels) or 0.0, scale=scale)
             if whole is not None:
                 return whole
         return None
@@ -92,33 +158,33 @@ class Page:
         self, combine: Callable[[Iterable[float]], float], names: tuple[str, ...], labels: dict[str, str]
     ) -> float | None:
         for name in names:
-            found = self.lines(f"{name}_total", **labels) or self.lines(name, **labels)
+            found = self.samples(f"{name}_total", **labels) or self.samples(name, **labels)
             if found:
-                return combine(one.value for one in found)
+                return combine(sample.value for sample in found)
         return None
 
-    def _line(self, raw: str) -> list[Line]:
-        if len(raw) > LONGEST_LINE:
+    def _parse_line(self, raw: str) -> list[MetricSample]:
+        if len(raw) > MAX_LINE_LENGTH:
             self._bad.add(raw)
             return []
         try:
             samples = [s for family in text_string_to_metric_families(raw) for s in family.samples]
-            values = [Line(s.labels, float(s.value)) for s in samples]
+            values = [MetricSample(s.labels, float(s.value)) for s in samples]
         except (ValueError, IndexError, KeyError, TypeError, OverflowError):
             self._bad.add(raw)
             return []
-        return [one for one in values if 0 <= one.value <= LARGEST]
+        return [sample for sample in values if 0 <= sample.value <= MAX_VALUE]
 
-    def _without_copies(self, lines: list[Line]) -> list[Line]:
+    def _without_duplicates(self, lines: list[MetricSample]) -> list[MetricSample]:
         if not self._ranks:
             return lines
-        kept: dict[tuple[tuple[str, str], ...], tuple[tuple[str, ...], Line]] = {}
-        for one in lines:
-            rank = tuple(one.labels.get(r, "").zfill(9) for r in self._ranks)
-            whose = tuple(sorted((k, v) for k, v in one.labels.items() if k not in self._ranks))
-            if whose not in kept or rank < kept[whose][0]:
-                kept[whose] = (rank, one)
-        return [one for _, one in kept.values()]
+        kept: dict[tuple[tuple[str, str], ...], tuple[tuple[str, ...], MetricSample]] = {}
+        for sample in lines:
+            rank = tuple(sample.labels.get(r, "").zfill(9) for r in self._ranks)
+            series = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._ranks))
+            if series not in kept or rank < kept[series][0]:
+                kept[series] = (rank, sample)
+        return [sample for _, sample in kept.values()]
 
 
 def _bound(text: str) -> float | None:
@@ -126,4 +192,4 @@ def _bound(text: str) -> float | None:
         bound = float(text)
     except ValueError:
         return None
-    return bound if 0 <= bound <= LARGEST or bound == inf else None
+    return bound if 0 <= bound <= MAX_VALUE or bound == inf else None

@@ -1,58 +1,68 @@
-"""SGLang: its metrics page (with --enable-metrics), 0.4 to 0.5.
+"""SGLang, 0.4 to 0.5: reads its metrics page (with --enable-metrics).
 
 Owns its names. Source: python/sglang/srt/metrics/collector.py, later srt/observability/metrics_collector.py, of
 sgl-project/sglang.
 
-Odd facts: with --enable-metrics-for-all-schedulers every tensor and pipeline rank repeats the same figures: the first
-counts; data-parallel ranks are added. `prompt_tokens`, `cached_tokens` and `generation_tokens` move when a request
-ends, `realtime_tokens{mode}` (since 0.5.6) as it goes. Drafts are told by gauges of the last log interval alone, and
-both are 0 without a draft model; `spec_accept_length` counts the model's own token too; a draft of `spec_num_draft_
-tokens` has that token in it as well. A retracted request's tokens are all thrown away (`num_retracted_*_tokens`).
+Odd facts: with --enable-metrics-for-all-schedulers every tensor and pipeline rank repeats the same figures: the
+first counts; data-parallel ranks are added. `prompt_tokens`, `cached_tokens` and `generation_tokens` move when a
+request ends, `realtime_tokens{mode}` (since 0.5.6) as it goes. Drafts are shown by gauges of the last log
+interval alone, and both are 0 without a draft model; `spec_accept_length` counts the model's own token too; a
+draft of `spec_num_draft_ tokens` has that token in it as well. A retracted request's tokens are all thrown away
+(`num_retracted_*_tokens`).
 """
 
 import re
 
-from exporter.engines.figures import Engine, Figures, histograms, known, option, share, times, together
-from exporter.engines.page import Page
+from exporter.engines.base import (
+    Engine,
+    EngineMetrics,
+    known_counters,
+    known_histograms,
+    multiply,
+    option_number,
+    share,
+    sum_known,
+)
+from exporter.engines.page import MetricsPage
 
-RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
-def read(page: Page, command: str) -> Figures:
-    """What the page says; data-parallel ranks together."""
-    page = page.ranked(*RANKS)
-    replicas = len(page.lines("sglang_num_running_reqs")) or 1
-    slots = option(command, "max-running-requests")
-    length = page.worst("sglang_spec_num_draft_tokens") or option(command, "speculative-num-draft-tokens")
-    return Figures(
+def read(page: MetricsPage, command: str) -> EngineMetrics:
+    """The metrics of a page; data-parallel ranks together."""
+    page = page.ranked(*RANK_LABELS)
+    replicas = len(page.samples("sglang_num_running_reqs")) or 1
+    slots = option_number(command, "max-running-requests")
+    length = page.highest("sglang_spec_num_draft_tokens") or option_number(command, "speculative-num-draft-tokens")
+    return EngineMetrics(
         "sglang",
         model=page.label("sglang_num_running_reqs", "model_name"),
         running=page.total("sglang_num_running_reqs"),
-        waiting=together(page.total("sglang_num_queue_reqs"), page.total("sglang_num_grammar_queue_reqs")),
-        slots=page.total("sglang_max_running_requests") or times(slots, replicas),
-        kv_use=share(page.worst("sglang_token_usage")),
+        waiting=sum_known(page.total("sglang_num_queue_reqs"), page.total("sglang_num_grammar_queue_reqs")),
+        slots=page.total("sglang_max_running_requests") or multiply(slots, replicas),
+        kv_use=share(page.highest("sglang_token_usage")),
         counters=_counters(page),
-        histograms=histograms(
+        histograms=known_histograms(
             ttft=page.histogram("sglang_time_to_first_token_seconds"),
             itl=page.histogram("sglang_inter_token_latency_seconds", "sglang_time_per_output_token_seconds"),
             queue=page.histogram("sglang_queue_time_seconds"),
             e2e=page.histogram("sglang_e2e_request_latency_seconds"),
         ),
-        accept_length=page.worst("sglang_spec_accept_length") or None,
-        accept_rate=share(page.worst("sglang_spec_accept_rate")) or None,
+        accept_length=page.highest("sglang_spec_accept_length") or None,
+        accept_rate=share(page.highest("sglang_spec_accept_rate")) or None,
         draft_length=length - 1 if length else None,
     )
 
 
-def _counters(page: Page) -> dict[str, float]:
+def _counters(page: MetricsPage) -> dict[str, float]:
     live = {mode: page.total("sglang_realtime_tokens", mode=mode) for mode in ("prefill_compute", "decode")}
-    return known(
+    return known_counters(
         prompt=page.total("sglang_prompt_tokens"),
         cached=page.total("sglang_cached_tokens"),
         prefilled=live["prefill_compute"],
         generated=page.total("sglang_generation_tokens") if live["decode"] is None else live["decode"],
         preemptions=page.total("sglang_num_retracted_requests"),
-        evicted=together(
+        evicted=sum_known(
             page.total("sglang_num_retracted_input_tokens"), page.total("sglang_num_retracted_output_tokens")
         ),
         verified=page.total("sglang_spec_verify_calls"),

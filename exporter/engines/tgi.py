@@ -1,38 +1,38 @@
-"""Text Generation Inference: its router's metrics page, 1.0 to 3.x.
+"""Text Generation Inference, 1.0 to 3.x: reads its router's metrics page.
 
-Owns its names. Sources: docs/source/reference/metrics.md, router/src/server.rs, backends/v2 and v3 (queue.rs,
-backend.rs) and router/src/infer of huggingface/text-generation-inference.
+Sources: docs/source/reference/metrics.md, router/src/server.rs, backends/v2 and v3 (queue.rs, backend.rs) and
+router/src/infer of huggingface/text-generation-inference.
 
-Odd facts: counters have no `_total`, and what has no buckets of its own is a summary. `tgi_request_input_length` is
-taken when a request comes in, `tgi_request_generated_tokens` when it ends. `tgi_request_skipped_tokens` is told for
-every pass of a request: the tokens it yielded beyond one, which a draft's accepted tokens are. How many were drafted is
-not told: --speculate on the command line is. There is no time to the first token; the time per token is a request's
-mean. KV use is not told, nor preemptions: TGI admits only what fits.
+Odd facts: counters have no `_total`, and what has no buckets of its own is a summary. `tgi_request_input_length`
+is taken when a request comes in, `tgi_request_generated_tokens` when it ends. `tgi_request_skipped_tokens` grows
+with every pass of a request: the tokens it yielded beyond one, which a draft's accepted tokens are. How many were
+drafted is not on the page: --speculate on the command line is. There is no time to the first token; the time per
+token is a request's mean. KV use is not on the page, nor are preemptions: TGI admits only what fits.
 """
 
 import re
 
-from exporter.engines.figures import Engine, Figures, histograms, known, option
-from exporter.engines.page import Page
+from exporter.engines.base import Engine, EngineMetrics, known_counters, known_histograms, option_number
+from exporter.engines.page import MetricsPage
 
 
-def read(page: Page, command: str) -> Figures:
-    """What the page says."""
-    drafts = option(command, "speculate")
+def read(page: MetricsPage, command: str) -> EngineMetrics:
+    """The metrics of the router's page."""
+    drafts = option_number(command, "speculate")
     beyond, passes = (page.total(f"tgi_request_skipped_tokens_{of}") for of in ("sum", "count"))
-    return Figures(
+    return EngineMetrics(
         "tgi",
         running=page.total("tgi_batch_current_size"),
         waiting=page.total("tgi_queue_size"),
-        slots=option(command, "max-batch-size"),
-        counters=known(
+        slots=option_number(command, "max-batch-size"),
+        counters=known_counters(
             prompt=page.total("tgi_request_input_length_sum"),
             generated=page.total("tgi_request_generated_tokens_sum"),
             accepted=beyond if drafts else None,
             verified=passes if drafts else None,
             passes=page.total("tgi_batch_inference_count"),
         ),
-        histograms=histograms(
+        histograms=known_histograms(
             itl=page.histogram("tgi_request_mean_time_per_token_duration"),
             queue=page.histogram("tgi_request_queue_duration"),
             e2e=page.histogram("tgi_request_duration"),

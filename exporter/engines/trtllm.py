@@ -1,40 +1,48 @@
-"""TensorRT-LLM: the metrics page of Triton with its backend (port 8002), and that of trtllm-serve.
+"""TensorRT-LLM: reads the metrics page of Triton with its backend (port 8002), and that of trtllm-serve.
 
-Owns their names. Sources: inflight_batcher_llm/src/custom_metrics_reporter of triton-inference-server/
-tensorrtllm_backend (`nv_trt_llm_*`, Triton 23.11 on; `nv_llm_*_token_len` 24.x on), docs/user_guide/metrics.md of
+Sources: inflight_batcher_llm/src/custom_metrics_reporter of triton-inference-server/ tensorrtllm_backend
+(`nv_trt_llm_*`, Triton 23.11 on; `nv_llm_*_token_len` 24.x on), docs/user_guide/metrics.md of
 triton-inference-server/server (the first response's histogram, 24.08 on, when switched on), tensorrt_llm/metrics/
 collector.py of NVIDIA/TensorRT-LLM (`trtllm_*`; those of iterations with enable_iter_perf_stats, from 1.2 on).
 
 Odd facts: all of `nv_trt_llm_*` are gauges, the counter of iterations too. `scheduled` requests are in the batch;
-`active` ones hold it or wait for it, and the rest waits where no `waiting` is told. trtllm-serve's /metrics is JSON
-that empties a queue when read: it is never asked, its text is under /prometheus/metrics. Its counters move when a
-request ends.
+`active` ones hold it or wait for it, and the rest waits where there is no `waiting`. trtllm-serve's /metrics is
+JSON that empties a queue when read: it is never scraped, the text is under /prometheus/metrics. Its counters move
+when a request ends.
 """
 
 import re
 
-from exporter.engines.figures import Engine, Figures, histograms, known, option, share, times
-from exporter.engines.page import Page
+from exporter.engines.base import (
+    Engine,
+    EngineMetrics,
+    known_counters,
+    known_histograms,
+    multiply,
+    option_number,
+    share,
+)
+from exporter.engines.page import MetricsPage
 
 
-def read(page: Page, command: str) -> Figures:
-    """What a page of trtllm-serve says, or of a Dynamo worker with this engine."""
-    return Figures(
+def read_serve(page: MetricsPage, command: str) -> EngineMetrics:
+    """The metrics of a page of trtllm-serve, or of a Dynamo worker with this engine."""
+    return EngineMetrics(
         "trtllm",
         model=page.label("trtllm_request_success_total", "model_name") or _any_model(page),
         running=page.total("trtllm_num_requests_running"),
         waiting=page.total("trtllm_num_requests_waiting"),
         slots=page.total("trtllm_max_batch_size_runtime", "trtllm_max_batch_size_static")
-        or option(command, "max-batch-size"),
-        kv_use=share(page.worst("trtllm_kv_cache_utilization")),
-        counters=known(
+        or option_number(command, "max-batch-size"),
+        kv_use=share(page.highest("trtllm_kv_cache_utilization")),
+        counters=known_counters(
             prompt=page.total("trtllm_prompt_tokens"),
-            cached=page.total("trtllm_prompt_cached_tokens") if _counts_cached(page) else _reused(page),
+            cached=page.total("trtllm_prompt_cached_tokens") if _counts_cached(page) else _reused_tokens(page),
             generated=page.total("trtllm_generation_tokens"),
             drafted=page.total("trtllm_spec_decode_num_draft_tokens", "trtllm_spec_decode_drafted_tokens") or None,
             accepted=page.total("trtllm_spec_decode_num_accepted_tokens", "trtllm_spec_decode_accepted_tokens"),
         ),
-        histograms=histograms(
+        histograms=known_histograms(
             ttft=page.histogram("trtllm_time_to_first_token_seconds"),
             itl=page.histogram("trtllm_time_per_output_token_seconds"),
             queue=page.histogram("trtllm_request_queue_time_seconds"),
@@ -43,55 +51,55 @@ def read(page: Page, command: str) -> Figures:
     )
 
 
-def _any_model(page: Page) -> str:
+def _any_model(page: MetricsPage) -> str:
     return next((found for name in page.names(("trtllm_",)) if (found := page.label(name, "model_name"))), "")
 
 
-def _counts_cached(page: Page) -> bool:
+def _counts_cached(page: MetricsPage) -> bool:
     return bool(page.names(("trtllm_prompt_cached_tokens_total",)))
 
 
-def _reused(page: Page) -> float | None:
+def _reused_tokens(page: MetricsPage) -> float | None:
     """Before there was a counter of tokens: blocks taken from the cache, full ones."""
-    return times(page.total("trtllm_kv_cache_reused_blocks"), page.worst("trtllm_kv_cache_tokens_per_block"))
+    return multiply(page.total("trtllm_kv_cache_reused_blocks"), page.highest("trtllm_kv_cache_tokens_per_block"))
 
 
-def read_triton(page: Page, _command: str) -> Figures:
-    """What Triton's page says."""
+def read_triton(page: MetricsPage, _command: str) -> EngineMetrics:
+    """The metrics of Triton's page."""
     model = page.label("nv_trt_llm_request_metrics", "model")
     requests = {kind: _request(page, kind) for kind in ("scheduled", "active", "waiting", "max")}
     scheduled, active, waiting = requests["scheduled"], requests["active"], requests["waiting"]
     if waiting is None and active is not None and scheduled is not None:
         waiting = max(0.0, active - scheduled)
-    return Figures(
+    return EngineMetrics(
         "trtllm",
         model=model,
         running=active if scheduled is None else scheduled,
         waiting=waiting,
         slots=requests["max"],
-        kv_use=share(_fullest(page)),
-        counters=known(
+        kv_use=share(_kv_use(page)),
+        counters=known_counters(
             prompt=page.total("nv_llm_input_token_len_sum"),
             generated=page.total("nv_llm_output_token_len_sum"),
             passes=page.total("nv_trt_llm_general_metrics", general_type="iteration_counter"),
         ),
-        histograms=histograms(
+        histograms=known_histograms(
             ttft=page.histogram("nv_inference_first_response_histogram_ms", scale=1e-3, model=model),
         ),
     )
 
 
-def _request(page: Page, kind: str) -> float | None:
+def _request(page: MetricsPage, kind: str) -> float | None:
     return page.total("nv_trt_llm_request_metrics", request_type=kind)
 
 
-def _fullest(page: Page) -> float | None:
+def _kv_use(page: MetricsPage) -> float | None:
     name = "nv_trt_llm_kv_cache_block_metrics"
-    told = page.worst(name, kv_cache_block_type="fraction")
-    if told is not None:
-        return told
-    used, most = (page.total(name, kv_cache_block_type=kind) for kind in ("used", "max"))
-    return used / most if used is not None and most else None
+    fraction = page.highest(name, kv_cache_block_type="fraction")
+    if fraction is not None:
+        return fraction
+    used, maximum = (page.total(name, kv_cache_block_type=kind) for kind in ("used", "max"))
+    return used / maximum if used is not None and maximum else None
 
 
 TRITON = Engine("trtllm", ("nv_trt_llm_",), re.compile(r"(?:^|[\s/])tritonserver(?=\s|$)"), read_triton)
@@ -99,7 +107,7 @@ SERVE = Engine(
     "trtllm",
     ("trtllm_",),
     re.compile(r"(?:^|[\s/])(?:trtllm-serve|trtllm-llmapi-launch|tensorrt_llm\.commands\.serve)"),
-    read,
+    read_serve,
     paths=("/prometheus/metrics",),
     parallel=(("tp-size",), ("pp-size",)),
 )

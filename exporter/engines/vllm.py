@@ -1,37 +1,47 @@
-"""vLLM: its metrics page, from V0 (0.4) to V1 (0.18).
+"""vLLM, V0 (0.4) to V1 (0.18): reads its metrics page.
 
-Owns its names. Sources: vllm/engine/metrics.py (V0), vllm/v1/metrics/loggers.py, stats.py and perf.py, and
+Sources: vllm/engine/metrics.py (V0), vllm/v1/metrics/loggers.py, stats.py and perf.py, and
 vllm/v1/spec_decode/metrics.py (V1) of vllm-project/vllm; a recorded page of V1 in the tests.
 
-Odd facts: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens` counts
-each prompt once, with its cached tokens. `prompt_tokens_recomputed` is no eviction: it is the one token that a wholly
-cached prompt still costs, and it is in `prompt_tokens_by_source{source="local_compute"}`. The tokens that a preemption
-throws away are counted nowhere. `estimated_*_per_gpu` stay at 0 unless the server runs with --enable-mfu-metrics.
-`max_num_seqs` is on no page: it comes from the command line, and its default differs by version and board, so without
-it nothing is said. Between two tokens with a draft accepted there are several: `inter_token_latency` is per pass.
+Odd facts: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens`
+counts each prompt once, with its cached tokens. `prompt_tokens_recomputed` is no eviction: it is the one token
+that a wholly cached prompt still costs, and it is in `prompt_tokens_by_source{source="local_compute"}`. The
+tokens that a preemption throws away are counted nowhere. `estimated_*_per_gpu` stay at 0 unless the server runs
+with --enable-mfu-metrics. `max_num_seqs` is on no page: it comes from the command line, and its default differs
+by version and board, so without it nothing is reported. Between two tokens with a draft accepted there are
+several: `inter_token_latency` is per pass.
 """
 
 import re
 
-from exporter.engines.figures import Engine, Figures, histograms, known, option, share, times, together
-from exporter.engines.page import Page
+from exporter.engines.base import (
+    Engine,
+    EngineMetrics,
+    known_counters,
+    known_histograms,
+    multiply,
+    option_number,
+    share,
+    sum_known,
+)
+from exporter.engines.page import MetricsPage
 
 
-def read(page: Page, command: str) -> Figures:
-    """What the page says; engines of one server (data parallel) together."""
-    requests = page.lines("vllm_num_requests_running")
-    engines = len({one.labels.get("engine", "") for one in requests}) or 1
-    slots = option(command, "max-num-seqs")
-    return Figures(
+def read(page: MetricsPage, command: str) -> EngineMetrics:
+    """The metrics of a page; engines of one server (data parallel) together."""
+    requests = page.samples("vllm_num_requests_running")
+    engines = len({sample.labels.get("engine", "") for sample in requests}) or 1
+    slots = option_number(command, "max-num-seqs")
+    return EngineMetrics(
         "vllm",
         model=page.label("vllm_num_requests_running", "model_name"),
         running=page.total("vllm_num_requests_running"),
         # V0 swapped requests out to the host: they hold no place in the batch, and want one.
-        waiting=together(page.total("vllm_num_requests_waiting"), page.total("vllm_num_requests_swapped")),
+        waiting=sum_known(page.total("vllm_num_requests_waiting"), page.total("vllm_num_requests_swapped")),
         slots=None if slots is None else slots * engines,
-        kv_use=share(page.worst("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")),
+        kv_use=share(page.highest("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")),
         counters=_counters(page, engines),
-        histograms=histograms(
+        histograms=known_histograms(
             ttft=page.histogram("vllm_time_to_first_token_seconds"),
             itl=page.histogram("vllm_inter_token_latency_seconds", "vllm_time_per_output_token_seconds"),
             queue=page.histogram("vllm_request_queue_time_seconds"),
@@ -40,10 +50,10 @@ def read(page: Page, command: str) -> Figures:
     )
 
 
-def _counters(page: Page, engines: int) -> dict[str, float]:
+def _counters(page: MetricsPage, engines: int) -> dict[str, float]:
     hits = ("vllm_prompt_tokens_cached", "vllm_prefix_cache_hits", "vllm_gpu_prefix_cache_hits")
     prompts, answers = (page.total(f"vllm_request_{of}_tokens_sum") for of in ("prompt", "generation"))
-    return known(
+    return known_counters(
         prompt=page.total("vllm_prompt_tokens"),
         cached=page.total(*hits),
         generated=page.total("vllm_generation_tokens"),
@@ -52,15 +62,15 @@ def _counters(page: Page, engines: int) -> dict[str, float]:
         accepted=page.total("vllm_spec_decode_num_accepted_tokens"),
         passes=page.total("vllm_iteration_tokens_total_count"),
         flops=_estimate(page, engines, "flops"),
-        bytes=together(_estimate(page, engines, "read_bytes"), _estimate(page, engines, "write_bytes")),
+        bytes=sum_known(_estimate(page, engines, "read_bytes"), _estimate(page, engines, "write_bytes")),
         lengths=None if prompts is None or answers is None else prompts + answers / 2,
         ended=page.total("vllm_request_prompt_tokens_count"),
     )
 
 
-def _estimate(page: Page, engines: int, what: str) -> float | None:
+def _estimate(page: MetricsPage, engines: int, what: str) -> float | None:
     """Per GPU: the mean of the engines, each on GPUs of its own. A counter that never moved estimates nothing."""
-    return times(page.total(f"vllm_estimated_{what}_per_gpu") or None, 1 / engines)
+    return multiply(page.total(f"vllm_estimated_{what}_per_gpu") or None, 1 / engines)
 
 
 ENGINE = Engine(

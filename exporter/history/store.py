@@ -1,26 +1,284 @@
-"""What is written to the store and taken from it: checkpoints, statements, events, closed books.
+"""Reads and writes the history database: checkpoints, job records, events and closed books.
 
-Owns rows, durability and room. Every write is one transaction: after a crash the file is as it was after one of them.
-Refuses to know what a checkpoint says.
+Owns the SQLite file, its lock, schema migrations, row encoding, durability and size. Each write is one transaction.
+Sources: SQLite's "Write-Ahead Logging", "Atomic Commit" and "PRAGMA Statements". Refuses to know what a checkpoint
+contains.
 """
 
+import fcntl
 import gc
 import logging
 import os
 import sqlite3
+import time
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from exporter.core.statement import Event, Statement, Wanted
-from exporter.history.file import DamagedError, HistoryError, locked, mark_of, opened, set_aside, told
-from exporter.history.rows import Brief, brief_of, split, whole, with_course
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
+from exporter.core.model import Owner
+from exporter.core.serving import ServingView
+from exporter.core.workload import TrainingView
+
+DEFAULT_FOLDER = Path("/var/lib/gpu-efficiency")
+_FILE_NAME = "history.db"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def store_path(file: str, environ: Mapping[str, str], usual: Path = DEFAULT_FOLDER) -> Path | None:
+    """The store that `[history] file` means; None: none is kept.
+
+    systemd gives a unit its folder in STATE_DIRECTORY, several separated by colons (systemd.exec(5)).
+    """
+    if file != "auto":
+        return Path(file) if file else None
+    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return Path(given) / _FILE_NAME
+    return usual / _FILE_NAME if os.access(usual, os.W_OK | os.X_OK) else None
+
+
+def boot_id(path: Path = _BOOT_ID) -> str:
+    """What the kernel calls this boot (random(4)); empty where it does not tell: then no two boots are the same."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE state (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+    CREATE TABLE statement (
+        number INTEGER PRIMARY KEY, job_id TEXT NOT NULL, life TEXT NOT NULL, start REAL NOT NULL, until REAL NOT NULL,
+        user TEXT NOT NULL, account TEXT NOT NULL, namespace TEXT NOT NULL, brief BLOB NOT NULL,
+        UNIQUE (job_id, life, start));
+    CREATE INDEX statement_until ON statement (until);
+    CREATE INDEX statement_user ON statement (user, until);
+    CREATE INDEX statement_account ON statement (account, until);
+    CREATE INDEX statement_namespace ON statement (namespace, until);
+    CREATE TABLE rest (number INTEGER PRIMARY KEY, body BLOB NOT NULL);
+    CREATE TRIGGER statement_gone AFTER DELETE ON statement BEGIN DELETE FROM rest WHERE number = old.number; END;
+    CREATE TABLE event (number INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL);
+    CREATE INDEX event_at ON event (at);
+    CREATE TABLE book (
+        uuid TEXT NOT NULL, life TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (uuid, life)) WITHOUT ROWID;
+    """,
+)
+"""Applied in order; `user_version` counts those that were. One that has been released never changes."""
+_BUSY_SECONDS = 5.0
+_MODE = 0o640
+_DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
+
+
+UNREADABLE = (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a damaged row may bring about."""
+
+
+class HistoryError(OSError):
+    """The store cannot be used; the message says which file, why, and what to do."""
+
+
+class DamagedError(HistoryError):
+    """What the file says is no store of ours, or not a whole one."""
+
+
+class UnwritableError(HistoryError):
+    """It can perhaps be read, but not written."""
+
+
+class LockedError(HistoryError):
+    """Another daemon writes to it."""
+
+
+def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """A connection to a store of this version's schema. Call it within `told`."""
+    if read_only and not path.exists():
+        raise HistoryError(f"{path}: there is no such store: is [history] file of the daemon another one?")
+    immutable = (
+        read_only and not Path(f"{path}-wal").exists()
+    )  # a copy, or nobody writes: then it needs no shared memory
+    address = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}{'&immutable=1' if immutable else ''}"
+    if not (read_only or path.exists()):
+        # Whose jobs ran here is not for every user of the node; SQLite's other files take its mode. Never of a file
+        # that is there: to close it would give back the locks that this process's readers have on it (fcntl(2)).
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
+    db = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _migrate(db, path, read_only=read_only)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def lock_store(path: Path) -> int:
+    """The lock beside the file. A file system that knows no locks gives one to everybody."""
+    lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise LockedError(f"{path}: another daemon keeps its history there: give one of them another file") from None
+    except OSError:
+        pass
+    return lock
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """What tells the file of that name from another that comes in its place; None: there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _migrate(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(_MIGRATIONS):
+        raise HistoryError(
+            f"{path}: written by a newer version (schema {version}, this one knows {len(_MIGRATIONS)}): "
+            "install that version again, or move the file away"
+        )
+    if read_only:
+        if version < len(_MIGRATIONS):
+            raise HistoryError(f"{path}: no store yet, or of an older version: start the daemon on it once")
+        return
+    if version == 0:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA journal_size_limit = 1048576")
+    for number in range(version, len(_MIGRATIONS)):
+        db.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[number]}; PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+@contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """Errors of SQLite, and of the system below it, in an operator's words."""
+    try:
+        yield
+    except HistoryError:
+        raise
+    except (sqlite3.Error, OSError, *UNREADABLE) as err:
+        raise _history_error(err, path) from err
+
+
+def _history_error(err: Exception, path: Path) -> HistoryError:
+    message = str(err)
+    if isinstance(err, UNREADABLE) or any(marker in message for marker in _DAMAGE):
+        return DamagedError(f"{path}: damaged ({message})")
+    message = message.removesuffix(f": '{path}-lock'")
+    cures = {
+        "full": "make room on its disk, or set history.file to another one",
+        "No space": "make room on its disk, or set history.file to another one",
+        "readonly": "let this daemon write it, or set history.file to where it may",
+        "Read-only": "let this daemon write it, or set history.file to where it may",
+        "unable to open": "does its folder exist, and may this daemon write there? else set history.file",
+        "No such file": "does its folder exist, and may this daemon write there? else set history.file",
+        "Permission": "may this daemon write there? else set history.file",
+        "locked": "does another daemon use the same store?",
+    }
+    cure = next((cure for pattern, cure in cures.items() if pattern in message), "is its disk well? `dmesg` may say")
+    kind = UnwritableError if cure == cures["readonly"] or "Permission" in message else HistoryError
+    return kind(f"{path}: {message}: {cure}")
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged store out of the way, with what belongs to it; where it is now."""
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+    with translated_errors(path):
+        for end in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(f"{path}{end}").replace(f"{aside}{end}")
+    return aside
+
+
+_PRECISION = 1000
+_Deltas = tuple[tuple[int, ...], ...]
+"""Samples by field, in thousandths, each as what it is more than the one before."""
+
+
+class JobRecordSummary(Struct, frozen=True, kw_only=True):
+    """What sums need of a Statement, by the same names: of fifty thousand, each field that is decoded costs time."""
+
+    node: str
+    life: str
+    owner: Owner
+    start: float
+    end: float
+    paid: int
+    parts: dict[str, int]
+    money: dict[str, float] = {}
+    models: tuple[str, ...] = ()
+    whole_gpus: float = 0.0
+    samples: tuple[JobSample, ...] = ()
+    simulated: bool = False
+
+
+class _Details(Struct, array_like=True):
+    """What is large of a Statement, and that sums hardly ever need: it lies apart, so that they need not read it."""
+
+    training: TrainingView | None
+    service: ServingView | None
+    course: _Deltas
+
+
+class _SamplesOnly(Struct, array_like=True):
+    """The same, of which only the course is looked at."""
+
+    training: msgspec.Raw
+    service: msgspec.Raw
+    course: _Deltas
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_rest = msgspec.msgpack.Decoder(_Details).decode
+_decode_samples = msgspec.msgpack.Decoder(_SamplesOnly).decode
+_decode_record = msgspec.msgpack.Decoder(JobRecord).decode
+decode_summary = msgspec.msgpack.Decoder(JobRecordSummary).decode
+"""Of the short bytes."""
+
+
+def encode_job_record(record: JobRecord) -> tuple[bytes, bytes]:
+    """Its short bytes and the rest."""
+    rest = _Details(record.training, record.service, _encode_samples(record.samples))
+    short = msgspec.structs.replace(record, training=None, service=None, samples=())
+    return _encode(short), zlib.compress(_encode(rest), 6)
+
+
+def decode_job_record(short: bytes, rest: bytes) -> JobRecord:
+    """The Statement again."""
+    more = _decode_rest(zlib.decompress(rest))
+    return msgspec.structs.replace(
+        _decode_record(short), training=more.training, service=more.service, samples=_decode_deltas(more.course)
+    )
+
+
+def with_samples(summary: JobRecordSummary, rest: bytes) -> JobRecordSummary:
+    """It, and its samples."""
+    deltas = _decode_samples(zlib.decompress(rest)).course
+    return msgspec.structs.replace(summary, samples=_decode_deltas(deltas))
+
+
+def _encode_samples(samples: tuple[JobSample, ...]) -> _Deltas:
+    columns = zip(*(msgspec.structs.astuple(sample) for sample in samples), strict=True)
+    exact = [[0, *(round(value * _PRECISION) for value in column)] for column in columns]
+    return tuple(tuple(b - a for a, b in pairwise(column)) for column in exact)
+
+
+def _decode_deltas(deltas: _Deltas) -> tuple[JobSample, ...]:
+    values = [[value / _PRECISION for value in accumulate(column)] for column in deltas]
+    return tuple(JobSample(*row) for row in zip(*values, strict=True))
+
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +287,15 @@ _UPSERT = """
     INSERT INTO statement (job_id, life, start, until, user, account, namespace, brief) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (job_id, life, start) DO UPDATE SET until = excluded.until, user = excluded.user,
         account = excluded.account, namespace = excluded.namespace, brief = excluded.brief"""
-_APART = """
+_UPSERT_DETAILS = """
     INSERT OR REPLACE INTO rest
     SELECT number, ? FROM statement WHERE job_id = ? AND life = ? AND start = ?"""
-_MOST_OF_IT = 8
+_FULL_SCAN_RATIO = 8
 """Where more than one in so many is wanted, the whole table is read faster than these by an index."""
-_encode = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_event = msgspec.msgpack.Decoder(NodeEvent).decode
 
 
-class Closed(Struct, frozen=True, kw_only=True):
+class ClosedBook(Struct, frozen=True, kw_only=True):
     """A GPU's book of a life that is over. Times are Unix seconds; nanoseconds by leak."""
 
     uuid: str
@@ -49,10 +306,10 @@ class Closed(Struct, frozen=True, kw_only=True):
     parts: dict[str, int]
 
 
-_decode_closed = msgspec.msgpack.Decoder(Closed).decode
+_decode_closed = msgspec.msgpack.Decoder(ClosedBook).decode
 
 
-class Store:
+class HistoryStore:
     """An open store; belongs to one thread. Whatever fails raises HistoryError.
 
     Who may write to it is the only one who does: a lock beside the file says so, and the kernel gives it back whatever
@@ -61,27 +318,27 @@ class Store:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        with ExitStack() as stack, told(path):
+        with ExitStack() as stack, translated_errors(path):
             if not read_only:
-                stack.callback(os.close, locked(path))
-            self._db = opened(path, read_only=read_only)
+                stack.callback(os.close, lock_store(path))
+            self._db = open_database(path, read_only=read_only)
             stack.callback(self._db.close)
-            self._mark = mark_of(path)
-            self._held = stack.pop_all()
+            self._identity = file_identity(path)
+            self._resources = stack.pop_all()
 
     def close(self) -> None:
         """Leave the file as one that a copy of it alone would be whole."""
         with suppress(sqlite3.Error, OSError):
-            self._held.close()
+            self._resources.close()
 
     @property
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the file that is open is still the one of that name."""
-        return self._mark == mark_of(self.path)
+        return self._identity == file_identity(self.path)
 
     def state(self, name: str) -> bytes | None:
         """What was written under that name last; None: nothing. Raises zlib.error where that is damaged."""
-        with told(self.path):
+        with translated_errors(self.path):
             row = self._db.execute("SELECT body FROM state WHERE name = ?", (name,)).fetchone()
             body = None if row is None else _blob(row[0])
         return None if body is None else zlib.decompress(body)
@@ -90,13 +347,13 @@ class Store:
         self,
         *,
         state: Iterable[tuple[str, bytes]] = (),
-        statements: Iterable[Statement] = (),
-        events: Iterable[Event] = (),
-        closed: Iterable[Closed] = (),
+        job_records: Iterable[JobRecord] = (),
+        events: Iterable[NodeEvent] = (),
+        closed: Iterable[ClosedBook] = (),
         durable: bool = True,
     ) -> None:
         """All of it or nothing. `durable`: it is on the disk when this returns, not only with the kernel."""
-        with told(self.path):
+        with translated_errors(self.path):
             self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -104,8 +361,8 @@ class Store:
                     "INSERT OR REPLACE INTO state VALUES (?, ?)",
                     [(name, zlib.compress(body, 1)) for name, body in state],
                 )
-                for statement in statements:
-                    self._put(statement)
+                for record in job_records:
+                    self._put(record)
                 self._db.executemany(
                     "INSERT INTO event (at, body) VALUES (?, ?)", [(event.at, _encode(event)) for event in events]
                 )
@@ -114,26 +371,26 @@ class Store:
                     [(book.uuid, book.life, book.since, book.until, _encode(book)) for book in closed],
                 )
 
-    def _put(self, statement: Statement) -> None:
-        owner, name = statement.owner, (statement.owner.job_id, statement.life, statement.start)
-        short, rest = split(statement)
-        self._db.execute(_UPSERT, (*name, statement.end, owner.user, owner.account, owner.namespace, short))
-        self._db.execute(_APART, (rest, *name))
+    def _put(self, record: JobRecord) -> None:
+        owner, name = record.owner, (record.owner.job_id, record.life, record.start)
+        short, rest = encode_job_record(record)
+        self._db.execute(_UPSERT, (*name, record.end, owner.user, owner.account, owner.namespace, short))
+        self._db.execute(_UPSERT_DETAILS, (rest, *name))
 
     def trim(self, *, before: float, most_bytes: int) -> int:
         """Forget what ended before that Unix time, and the oldest beyond the size; how many statements went."""
-        with told(self.path):
+        with translated_errors(self.path):
             with self._db:
                 gone = self._db.execute("DELETE FROM statement WHERE until < ?", (before,)).rowcount
                 self._db.execute("DELETE FROM event WHERE at < ?", (before,))
-            while self._used() > most_bytes and (cut := self._cut()):
+            while self._bytes_used() > most_bytes and (cut := self._trim_oldest()):
                 gone += cut
             self._db.executescript(
                 "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
             )  # runs each to its end
             return gone
 
-    def _cut(self) -> int:
+    def _trim_oldest(self) -> int:
         """Forget a twentieth, the oldest first."""
         with self._db:
             count = self._count()
@@ -147,7 +404,7 @@ class Store:
             ).rowcount
         return cut
 
-    def _used(self) -> int:
+    def _bytes_used(self) -> int:
         pages, free, size = (
             self._db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count", "page_size")
         )
@@ -162,10 +419,10 @@ class Store:
                 sizes += Path(f"{self.path}{end}").stat().st_size
         return sizes
 
-    def statements(self, wanted: Wanted) -> list[Statement]:
+    def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
         """Those wanted, the one that ended last first."""
         where, values = _where(wanted)
-        with told(self.path), _no_collection():
+        with translated_errors(self.path), _gc_paused():
             # All that there are come faster as they lie in the file, and are put in order here.
             order = "" if self._count() <= wanted.limit else " ORDER BY until DESC, number DESC"
             rows = self._db.execute(
@@ -173,65 +430,65 @@ class Store:
                 f" FROM statement WHERE {where}{order} LIMIT ?",
                 (*values, wanted.limit),
             )
-            found = [whole(_blob(short), _blob(rest)) for short, rest in rows]
+            found = [decode_job_record(_blob(short), _blob(rest)) for short, rest in rows]
         found.sort(key=attrgetter("end"), reverse=True)
         return found
 
-    def briefs(self, wanted: Wanted, cuts: Sequence[float]) -> Generator[Brief, None, None]:
+    def summaries(self, wanted: JobRecordQuery, cuts: Sequence[float]) -> Generator[JobRecordSummary, None, None]:
         """What sums need of those wanted, of all of them whatever the limit, in no order; while the store is open.
 
         `cuts`: Unix seconds, rising. Who ran on both sides of one is told with samples, and nobody else. One after the
         other: the memory for fifty thousand at once takes longer to get than they take to be read.
         """
-        with told(self.path), _no_collection(), self._db:
+        with translated_errors(self.path), _gc_paused(), self._db:
             self._db.execute("BEGIN")  # what a daemon writes meanwhile is not seen
-            where, values = _where(wanted, scan=self._mostly(wanted.since))
+            where, values = _where(wanted, scan=self._covers_most(wanted.since))
             rows = self._db.execute(
                 f"SELECT number, brief FROM statement WHERE {where}",  # nosec B608  # noqa: S608
                 values,
             )
             for number, short in rows:
-                brief = brief_of(_blob(short))
-                cut = bisect_right(cuts, brief.start) < bisect_left(cuts, brief.end)
-                yield with_course(brief, _blob(self._rest(number))) if cut else brief
+                summary = decode_summary(_blob(short))
+                cut = bisect_right(cuts, summary.start) < bisect_left(cuts, summary.end)
+                yield with_samples(summary, _blob(self._read_details(number))) if cut else summary
 
-    def _rest(self, number: int) -> object:
+    def _read_details(self, number: int) -> object:
         row = self._db.execute("SELECT body FROM rest WHERE number = ?", (number,)).fetchone()
         return None if row is None else row[0]
 
-    def _mostly(self, since: float) -> bool:
+    def _covers_most(self, since: float) -> bool:
         """Whether most of what there is has ended since."""
         later = self._db.execute("SELECT count(*) FROM statement WHERE until >= ?", (since,)).fetchone()[0]
-        return bool(later * _MOST_OF_IT > self._count())
+        return bool(later * _FULL_SCAN_RATIO > self._count())
 
     def _count(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM statement").fetchone()[0])
 
-    def events(self, since: float, limit: int) -> list[Event]:
+    def events(self, since: float, limit: int) -> list[NodeEvent]:
         """Those since that Unix time, the latest first."""
-        with told(self.path):
+        with translated_errors(self.path):
             rows = self._db.execute(
                 "SELECT body FROM event WHERE at >= ? ORDER BY at DESC, number DESC LIMIT ?", (since, limit)
             )
             return [_decode_event(_blob(row[0])) for row in rows]
 
-    def closed(self) -> list[Closed]:
+    def closed_books(self) -> list[ClosedBook]:
         """Books of all lives that are over, in the order of time."""
-        with told(self.path):
+        with translated_errors(self.path):
             rows = self._db.execute("SELECT body FROM book ORDER BY since, uuid")
             return [_decode_closed(_blob(row[0])) for row in rows]
 
 
-def read_store(path: Path) -> Store:
+def open_read_only(path: Path) -> HistoryStore:
     """A store for reading alone: a daemon's, while it writes, or a copy. Raises HistoryError."""
-    return Store(path, read_only=True)
+    return HistoryStore(path, read_only=True)
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[Store | None]:
+def open_if_readable(path: Path) -> Iterator[HistoryStore | None]:
     """The store as it is on the disk; None where it cannot be read."""
     try:
-        store = Store(path, read_only=True)
+        store = HistoryStore(path, read_only=True)
     except HistoryError:
         yield None
         return
@@ -239,22 +496,22 @@ def readable(path: Path) -> Iterator[Store | None]:
         yield store
 
 
-def opened_or_aside(path: Path, *, damaged: bool = False) -> Store:
+def open_or_replace(path: Path, *, damaged: bool = False) -> HistoryStore:
     """The store, to be written to; a damaged one is moved away, and another begun. Raises HistoryError."""
     why = f"{path}: it was found to be damaged while it was open"
     try:
         if not damaged:
-            return Store(path)
+            return HistoryStore(path)
     except DamagedError as err:
         why = str(err)
     aside = set_aside(path)
     how = f"it is {aside} now, and a new one is begun; `sqlite3 {aside} .recover` may save some"
     log.error("%s; %s", why, how)
-    return Store(path)
+    return HistoryStore(path)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _gc_paused() -> Iterator[None]:
     """Without the garbage collector: of fifty thousand statements none is garbage, and to see that takes a while."""
     collects = gc.isenabled()
     gc.disable()
@@ -272,7 +529,7 @@ def _blob(value: object) -> bytes:
     return value
 
 
-def _where(wanted: Wanted, *, scan: bool = False) -> tuple[str, list[object]]:
+def _where(wanted: JobRecordQuery, *, scan: bool = False) -> tuple[str, list[object]]:
     """`scan`: not by the index of ends (a plus makes SQLite take none)."""
     named = {"job_id": wanted.job_id, "user": wanted.user, "account": wanted.account, "namespace": wanted.namespace}
     given = {name: value for name, value in named.items() if value}

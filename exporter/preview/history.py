@@ -1,45 +1,272 @@
-"""A preview from what Prometheus has stored: when each GPU last worked, and who held it.
+"""Previews zombie thresholds on what Prometheus has stored: when each GPU last worked, and which jobs held it.
 
-Owns the windows in which that is asked for, and the judgement of rests by each row's thresholds. It approximates: the
-duty cycle is not seen from outside, so any effective work ends a rest; a moment is known to one step; what happened
-while nothing was scraped is not seen. Refuses thresholds that only the core can judge.
+Approximate: any effective work ends a period without work, and times are known to one step. Refuses thresholds whose
+evidence is not stored.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Final
+
+from msgspec import Struct
 
 from exporter.config import ConfigError
 from exporter.core.model import UNKNOWN_JOB
 from exporter.core.policy import Policy
-from exporter.preview.choices import SHORT_NAMES, ZOMBIE, Row
-from exporter.preview.facts import Facts
-from exporter.preview.prometheus import Prometheus, PrometheusError
-from exporter.preview.rests import Gpu, Rest, Rests, merged
-from exporter.preview.tally import HOUR, Answer, Episode, Person, Tally, listed
+from exporter.core.prices import Price
+from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
+from exporter.preview.scoring import (
+    HOUR_SECONDS,
+    SHORT_NAMES,
+    ZOMBIE,
+    Episode,
+    EpisodeScorer,
+    PolicyRow,
+    PreviewJob,
+    PreviewResult,
+    known_price,
+    name_some,
+)
 
-WORKED = "last_work_timestamp_seconds"
-MOST_POINTS = 10_000
+START_GRACE_SECONDS = 90.0
+"""Seconds after its start in which a daemon may name a moment of last work that is only its first look."""
+GpuKey = tuple[str, str]
+"""Cluster and UUID."""
+WorkSample = tuple[float, frozenset[str], float]
+"""When, who holds it, and when it last worked."""
+
+
+class NoWorkPeriod(Struct):
+    """A GPU that has not worked since `work`."""
+
+    jobs: frozenset[str]
+    last_work: float
+    reported_work: float
+    """What its series says; differs from `work` after a restart of the daemon, which does not know better."""
+    first_seen: float
+    """When it was first seen so."""
+    last_seen: float
+    """When it was last seen so."""
+
+
+PeriodCallback = Callable[[GpuKey, NoWorkPeriod, float | None], None]
+"""Is told of each rest that is over, and when its job worked again; None: it was not seen to."""
+
+
+class NoWorkTracker:
+    """The rest that each GPU is in, fed with samples in the order of time, GPU by GPU."""
+
+    def __init__(self, on_period: PeriodCallback) -> None:
+        self._on_period = on_period
+        self.min_seconds = 0.0
+        """Seconds; shorter rests are not told of, for there is one between any two samples of work."""
+        self._current: dict[GpuKey, NoWorkPeriod] = {}
+        self.held_seconds: dict[GpuKey, float] = defaultdict(float)
+        """Seconds between samples of the same holders, but for gaps."""
+
+    def feed(self, gpu: GpuKey, samples: Iterable[WorkSample], *, starts: Iterable[float] = (), step: float) -> None:
+        """Take in what came of one GPU; `starts`: when daemons that watch it started."""
+        starts, held_seconds = tuple(starts), 0.0
+        period = self._current.get(gpu)
+        for at, jobs, last_work in samples:
+            if period is None or jobs != period.jobs:
+                self._finish(gpu, period, None)
+                period = NoWorkPeriod(jobs, last_work, last_work, at, at)
+                continue
+            held_seconds += min(at - period.last_seen, 2 * step)
+            if last_work > period.reported_work and not _daemon_restarted(period, last_work, starts):
+                worked = max(period.last_seen, min(last_work, at))
+                self._finish(gpu, period, worked)
+                period = NoWorkPeriod(jobs, last_work, last_work, at, at)
+            else:
+                period.reported_work, period.last_seen = last_work, at
+        self.held_seconds[gpu] += held_seconds
+        if period is not None:
+            self._current[gpu] = period
+
+    def _finish(self, gpu: GpuKey, period: NoWorkPeriod | None, worked: float | None) -> None:
+        if period is not None and period.last_seen - period.last_work >= self.min_seconds:
+            self._on_period(gpu, period, worked)
+
+    def end(self) -> None:
+        """There are no more samples."""
+        for gpu, period in self._current.items():
+            self._finish(gpu, period, None)
+        self._current.clear()
+
+
+def _daemon_restarted(period: NoWorkPeriod, last_work: float, starts: tuple[float, ...]) -> bool:
+    """The daemon started since, and what it says is the moment of its first look."""
+    return any(period.last_seen < start and last_work <= start + START_GRACE_SECONDS for start in starts)
+
+
+def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> Iterator[WorkSample]:
+    """Samples of one GPU from those of each job that holds it, in the order of time."""
+    series = list(series)
+    if len(series) == 1:
+        ((job, values),) = series
+        holder = frozenset({job})
+        yield from ((at, holder, float(value)) for at, value in values)
+        return
+    samples = sorted((at, job, float(value)) for job, values in series for at, value in values)
+    for at, simultaneous in groupby(samples, key=itemgetter(0)):
+        rows = list(simultaneous)
+        yield at, frozenset(job for _, job, _ in rows), max(last_work for _, _, last_work in rows)
+
+
+METRIC_PREFIX: Final = "gpu_efficiency_"
+_MIG_SHARE_UNITS = 28
+"""Of 7 and of 4 both: what share of a board a MIG instance can be."""
+
+
+class ClassifiedJob(Struct, frozen=True):
+    """Who holds a GPU, and how long such a one may rest by the policy."""
+
+    job: PreviewJob
+    workload_class: str
+
+
+class ScrapedGpu(Struct, frozen=True):
+    """A GPU, and whose page it is on."""
+
+    model: str
+    target: tuple[str, str, str]
+    """Cluster, job and instance of the scrape."""
+
+
+class PrometheusInventory:
+    """What is known so far; each window adds to it."""
+
+    def __init__(self, server: PrometheusClient, selector: str) -> None:
+        self._server, self._selector = server, selector
+        self.jobs: dict[tuple[str, str], ClassifiedJob] = {}
+        """By cluster and job id."""
+        self.gpus: dict[GpuKey, ScrapedGpu] = {}
+        self.mig_weights: dict[GpuKey, float] = {}
+        """Of MIG instances."""
+        self.own_limits: dict[tuple[str, str], float] = {}
+        """Of jobs that have one of their own, by cluster and job id."""
+        self.exempt_jobs: set[tuple[str, str]] = set()
+        self._prices: dict[tuple[str, str, str, str], Price] = {}
+        self._daemon_starts: dict[tuple[str, str, str], set[float]] = {}
+
+    def load(self, start: float, end: float, step: float) -> None:
+        """Ask for all that was true in the window."""
+        window = f"[{max(1, round(end - start + step))}s]"
+        self._load_jobs(window, end)
+        self._load_gpus(window, end)
+        for series in self._server.range_query(self._daemon_start_query(), start, end, step):
+            self._daemon_starts.setdefault(_scrape_target(series), set()).update(
+                float(value) for _, value in series.values
+            )
+
+    def _load_jobs(self, window: str, end: float) -> None:
+        for series in self._window_maximum("job_info", window, "cluster, job_id, name, user, workload_class", end):
+            job = PreviewJob(*(_label_value(series, name) for name in ("job_id", "name", "user", "cluster")))
+            self.jobs[job.key] = ClassifiedJob(job, _label_value(series, "workload_class"))
+        for series in self._window_maximum("job_zombie_limit_seconds", window, "cluster, job_id", end):
+            self.own_limits[_label_value(series, "cluster"), _label_value(series, "job_id")] = float(series.value[1])
+        for series in self._window_maximum("job_exempt", window, "cluster, job_id", end):
+            self.exempt_jobs.add((_label_value(series, "cluster"), _label_value(series, "job_id")))
+
+    def _load_gpus(self, window: str, end: float) -> None:
+        for series in self._window_maximum("gpu_info", window, "cluster, job, instance, uuid, model", end):
+            self.gpus[_gpu_key(series)] = ScrapedGpu(_label_value(series, "model"), _scrape_target(series))
+        for series in self._server.instant_query(self._mig_share_query(window), end):
+            self.mig_weights[_gpu_key(series)] = (
+                max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS)) / _MIG_SHARE_UNITS
+            )
+        labels = "cluster, job, instance, model, currency"
+        for series in self._window_maximum("price_per_gpu_hour", window, labels, end, matcher='held="true"'):
+            price = Price(float(series.value[1]), _label_value(series, "currency"))
+            self._prices[*_scrape_target(series), _label_value(series, "model")] = price
+
+    def _window_maximum(
+        self, name: str, window: str, labels: str, at: float, *, matcher: str = ""
+    ) -> Iterator[PrometheusSeries]:
+        query = f"max by ({labels}) (max_over_time({self.selector(name, matcher)}{window}))"
+        yield from self._server.instant_query(query, at)
+
+    def selector(self, name: str, matcher: str = "") -> str:
+        """A selector of one of our metrics, narrowed to what was asked for."""
+        return add_matchers(f"{METRIC_PREFIX}{name}", self._selector, matcher)
+
+    def per_holder(self, name: str) -> str:
+        """A metric of a GPU, once for each job that holds it."""
+        target_labels = "cluster, job, instance, uuid"
+        return (
+            f"max by (cluster, uuid, job_id) ({self.selector('allocation_info')}"
+            f" * on ({target_labels}) group_left () {self.selector(name)})"
+        )
+
+    def _mig_share_query(self, window: str) -> str:
+        instances = self.selector("gpu_info", 'parent!=""')
+        return (
+            f"max by (cluster, uuid) (rate({self.selector('paid_seconds_total')}{window})"
+            f" and on (cluster, job, instance, uuid) last_over_time({instances}{window}))"
+        )
+
+    def _daemon_start_query(self) -> str:
+        build_info = f"on (cluster, job, instance) {self.selector('build_info')}"
+        return (
+            "max by (cluster, job, instance)"
+            f" ({add_matchers('process_start_time_seconds', self._selector)} and {build_info})"
+        )
+
+    def price(self, gpu: GpuKey) -> Price | None:
+        """What an hour of it costs while somebody holds it; None: nobody has said."""
+        known_gpu = self.gpus.get(gpu)
+        price = None if known_gpu is None else self._prices.get((*known_gpu.target, known_gpu.model))
+        return None if price is None else known_price(price)
+
+    def daemon_starts(self, gpu: GpuKey) -> set[float]:
+        """When the daemon that watches it started."""
+        known_gpu = self.gpus.get(gpu)
+        return set() if known_gpu is None else self._daemon_starts.get(known_gpu.target, set())
+
+
+def add_matchers(name: str, selector: str, matcher: str = "") -> str:
+    """NAME{...}, with whichever matchers there are."""
+    matchers = ",".join(part for part in (selector, matcher) if part)
+    return f"{name}{{{matchers}}}" if matchers else name
+
+
+def _label_value(series: PrometheusSeries, name: str) -> str:
+    return series.metric.get(name, "")
+
+
+def _gpu_key(series: PrometheusSeries) -> GpuKey:
+    return _label_value(series, "cluster"), _label_value(series, "uuid")
+
+
+def _scrape_target(series: PrometheusSeries) -> tuple[str, str, str]:
+    return _label_value(series, "cluster"), _label_value(series, "job"), _label_value(series, "instance")
+
+
+LAST_WORK_METRIC = "last_work_timestamp_seconds"
+MAX_POINTS = 10_000
 """Of one series in one answer; Prometheus refuses 11,000."""
-MOST_SAMPLES = 1_000_000
+MAX_SAMPLES = 1_000_000
 """In one answer: some 30 MB on the way and 200 MB here."""
-MOST_STORED = 20_000_000
+MAX_STORED_SAMPLES = 20_000_000
 """Samples in which a fact is looked for: Prometheus loads 50 million at most for one query."""
-_SCRAPED_SECONDS = 15.0
+_SCRAPE_INTERVAL_SECONDS = 15.0
 """A usual interval between two scrapes; a shorter one costs more samples."""
-_LOOKS = 200
+_FLEET_SIZE_POINTS = 200
 """At which the size of the fleet is counted beforehand."""
-_CLASSES = ("batch", "interactive", "serving")
-_NOTE = (
+_WORKLOAD_CLASSES = ("batch", "interactive", "serving")
+_APPROXIMATION_NOTE = (
     "approximate: any effective work ends a rest, for the duty cycle is not seen from outside; moments are known to "
     "one step; replay a trace for the core's own word"
 )
 
 
-def check(rows: Sequence[Row]) -> None:
+def check_policies(rows: Sequence[PolicyRow]) -> None:
     """Raise ConfigError for a threshold whose evidence is not stored."""
-    seen = [f"zombie_{kind}_seconds" for kind in _CLASSES]
-    for name in sorted({name for row in rows for name in row.settings} - set(seen)):
+    supported = [f"zombie_{kind}_seconds" for kind in _WORKLOAD_CLASSES]
+    for name in sorted({name for row in rows for name in row.settings} - set(supported)):
         shown = next((short for short, field in SHORT_NAMES.items() if field == name), name)
         raise ConfigError(
             f"--policy {shown}: what it judges is not stored in Prometheus: give a trace instead, or preview one of "
@@ -47,17 +274,17 @@ def check(rows: Sequence[Row]) -> None:
         )
 
 
-def patience(policy: Policy, workload_class: str) -> float:
+def zombie_seconds(policy: Policy, workload_class: str) -> float:
     """Seconds that a job of that class may rest."""
-    kind = workload_class if workload_class in _CLASSES else "batch"
+    kind = workload_class if workload_class in _WORKLOAD_CLASSES else "batch"
     return float(getattr(policy, f"zombie_{kind}_seconds"))
 
 
-def windows(start: float, end: float, step: float, series: int) -> list[tuple[float, float]]:
+def split_windows(start: float, end: float, step: float, series: int) -> list[tuple[float, float]]:
     """[start, end] in parts of few enough samples, one step between them."""
     series = max(1, series)
-    stored = MOST_STORED * _SCRAPED_SECONDS / (series * step)
-    points = max(1, min(MOST_POINTS, MOST_SAMPLES // series, int(stored)))
+    stored = MAX_STORED_SAMPLES * _SCRAPE_INTERVAL_SECONDS / (series * step)
+    points = max(1, min(MAX_POINTS, MAX_SAMPLES // series, int(stored)))
     parts, at = [], start
     while at <= end:
         parts.append((at, min(end, at + (points - 1) * step)))
@@ -65,120 +292,134 @@ def windows(start: float, end: float, step: float, series: int) -> list[tuple[fl
     return parts
 
 
-class History:
+class PrometheusPreview:
     """A preview over one Prometheus."""
 
-    def __init__(self, server: Prometheus, found: Sequence[Row], *, selector: str = "") -> None:
-        self._server, self._rows = server, found
-        self._facts = Facts(server, selector)
-        self._tallies = [Tally(row.label, row.settings) for row in found]
-        self._rests = Rests(self._judge)
-        self._first = 0.0
-        self._own: set[str] = set()
-        self._exempt: set[str] = set()
-        self._unknown: set[Gpu] = set()
+    def __init__(self, server: PrometheusClient, rows: Sequence[PolicyRow], *, selector: str = "") -> None:
+        self._server, self._rows = server, rows
+        self._inventory = PrometheusInventory(server, selector)
+        self._scorers = [EpisodeScorer(row.label, row.settings) for row in rows]
+        self._tracker = NoWorkTracker(self._judge_period)
+        self._start = 0.0
+        self._jobs_with_own_limit: set[str] = set()
+        self._exempt_jobs: set[str] = set()
+        self._unknown_gpus: set[GpuKey] = set()
 
     def run(self, start: float, end: float, step: float) -> Iterator[tuple[int, int]]:
         """Ask and judge window by window; yields how many are done, and of how many. Raises PrometheusError."""
-        self._first = start
-        parts = windows(start, end, step, self._size(start, end, step))
+        self._start = start
+        parts = split_windows(start, end, step, self._fleet_size(start, end, step))
         for number, (a, b) in enumerate(parts, 1):
-            self._facts.learn(a, b, step)
-            limits = chain(self._facts.limits.values(), self._class_limits())
-            self._rests.shortest = min(limits)
+            self._inventory.load(a, b, step)
+            limits = chain(self._inventory.own_limits.values(), self._class_limits())
+            self._tracker.min_seconds = min(limits)
             self._feed(a, b, step)
             yield number, len(parts)
-        self._rests.end()
+        self._tracker.end()
 
-    def _size(self, start: float, end: float, step: float) -> int:
+    def _fleet_size(self, start: float, end: float, step: float) -> int:
         """GPUs held at once, at most, at some moments."""
-        held, looks = f"count({self._facts.series(WORKED)})", max(step, (end - start) / _LOOKS)
-        query = f"max_over_time({held}[{round(end - start) or 1}s:{round(looks) or 1}s]) or {held}"
-        found = self._server.now(query, end)
-        if not found:
+        holders, resolution = (
+            f"count({self._inventory.selector(LAST_WORK_METRIC)})",
+            max(step, (end - start) / _FLEET_SIZE_POINTS),
+        )
+        query = f"max_over_time({holders}[{round(end - start) or 1}s:{round(resolution) or 1}s]) or {holders}"
+        series = self._server.instant_query(query, end)
+        if not series:
             raise PrometheusError(
-                f"no {self._facts.series(WORKED)} is stored there in that time: does it scrape gpu-efficiency, of a"
-                " version that has that metric, and was any GPU held? Try another --since or --match"
+                f"no {self._inventory.selector(LAST_WORK_METRIC)} is stored there in that time:"
+                " does it scrape gpu-efficiency, of a version that has that metric, and was any GPU held?"
+                " Try another --since or --match"
             )
-        return int(float(found[0].value[1]))
+        return int(float(series[0].value[1]))
 
     def _class_limits(self) -> Iterator[float]:
         for row in self._rows:
-            yield from (patience(row.policy, kind) for kind in _CLASSES)
+            yield from (zombie_seconds(row.policy, kind) for kind in _WORKLOAD_CLASSES)
 
     def _feed(self, start: float, end: float, step: float) -> None:
-        series: dict[Gpu, list[tuple[str, tuple[tuple[float, str], ...]]]] = defaultdict(list)
-        for row in self._server.over(self._facts.on_holders(WORKED), start, end, step):
+        series: dict[GpuKey, list[tuple[str, tuple[tuple[float, str], ...]]]] = defaultdict(list)
+        for row in self._server.range_query(self._inventory.per_holder(LAST_WORK_METRIC), start, end, step):
             gpu = row.metric.get("cluster", ""), row.metric.get("uuid", "")
             series[gpu].append((row.metric.get("job_id", ""), row.values))
         for gpu, rows in series.items():
-            self._rests.feed(gpu, merged(rows), starts=self._facts.starts(gpu), step=step)
+            self._tracker.feed(gpu, merge_holders(rows), starts=self._inventory.daemon_starts(gpu), step=step)
 
-    def _judge(self, gpu: Gpu, rest: Rest, worked: float | None) -> None:
+    def _judge_period(self, gpu: GpuKey, period: NoWorkPeriod, worked_at: float | None) -> None:
         """Score a rest in every row."""
-        if UNKNOWN_JOB in rest.jobs:
-            self._unknown.add(gpu)
+        if UNKNOWN_JOB in period.jobs:
+            self._unknown_gpus.add(gpu)
             return
-        exempt = {job for job in rest.jobs if (gpu[0], job) in self._facts.exempt}
+        exempt = {job for job in period.jobs if (gpu[0], job) in self._inventory.exempt_jobs}
         if exempt:
-            self._exempt |= exempt
+            self._exempt_jobs |= exempt
             return
-        for row, tally in zip(self._rows, self._tallies, strict=True):
-            self._score(gpu, rest, worked, row.policy, tally)
+        for row, scorer in zip(self._rows, self._scorers, strict=True):
+            self._score(gpu, period, worked_at, row.policy, scorer)
 
-    def _score(self, gpu: Gpu, rest: Rest, worked: float | None, policy: Policy, tally: Tally) -> None:
-        moment = rest.work + self._limit(gpu[0], rest.jobs, policy)
-        if rest.last < moment:
+    def _score(
+        self, gpu: GpuKey, period: NoWorkPeriod, worked_at: float | None, policy: Policy, scorer: EpisodeScorer
+    ) -> None:
+        limit_at = period.last_work + self._longest_limit(gpu[0], period.jobs, policy)
+        if period.last_seen < limit_at:
             return
-        taken = max(moment, rest.first)
-        tally.add(
+        reclaimed_at = max(limit_at, period.first_seen)
+        scorer.add(
             Episode(
                 uuid=gpu[1],
-                jobs=tuple(self._person(gpu[0], job) for job in sorted(rest.jobs)),
-                start=taken,
-                seconds=(rest.last if worked is None else worked) - taken,
-                worked=worked is not None,
-                weight=self._facts.weights.get(gpu, 1.0),
-                price=self._facts.price(gpu),
+                jobs=tuple(self._job(gpu[0], job) for job in sorted(period.jobs)),
+                start=reclaimed_at,
+                seconds=(period.last_seen if worked_at is None else worked_at) - reclaimed_at,
+                worked=worked_at is not None,
+                weight=self._inventory.mig_weights.get(gpu, 1.0),
+                price=self._inventory.price(gpu),
             )
         )
 
-    def _limit(self, cluster: str, jobs: frozenset[str], policy: Policy) -> float:
+    def _longest_limit(self, cluster: str, jobs: frozenset[str], policy: Policy) -> float:
         """The most patient holder's."""
-        return max(self._limit_of((cluster, job), policy) for job in jobs)
+        return max(self._job_limit((cluster, job), policy) for job in jobs)
 
-    def _limit_of(self, key: tuple[str, str], policy: Policy) -> float:
+    def _job_limit(self, key: tuple[str, str], policy: Policy) -> float:
         """A job's own, which no row moves, else its class's."""
-        own, known = self._facts.limits.get(key), self._facts.jobs.get(key)
-        if own is not None:
-            self._own.add(key[1])
-            return own
-        return patience(policy, known.workload_class if known else "batch")
+        own_limit, known_job = self._inventory.own_limits.get(key), self._inventory.jobs.get(key)
+        if own_limit is not None:
+            self._jobs_with_own_limit.add(key[1])
+            return own_limit
+        return zombie_seconds(policy, known_job.workload_class if known_job else "batch")
 
-    def _person(self, cluster: str, job: str) -> Person:
-        known = self._facts.jobs.get((cluster, job))
-        return known.person if known else Person(job, cluster=cluster)
+    def _job(self, cluster: str, job: str) -> PreviewJob:
+        known_job = self._inventory.jobs.get((cluster, job))
+        return known_job.job if known_job else PreviewJob(job, cluster=cluster)
 
-    def answer(self, source: str, end: float) -> Answer:
+    def result(self, source: str, end: float) -> PreviewResult:
         """What it came to."""
-        return Answer(
+        return PreviewResult(
             source=source,
-            since=self._first,
+            since=self._start,
             until=end,
-            gpu_hours_held=self._held() / HOUR,
+            gpu_hours_held=self._held_seconds() / HOUR_SECONDS,
             taken_back_when=(ZOMBIE,),
-            rows=tuple(tally.score() for tally in self._tallies),
+            rows=tuple(scorer.score() for scorer in self._scorers),
             notes=tuple(self._notes()),
         )
 
-    def _held(self) -> float:
-        return sum(seconds * self._facts.weights.get(gpu, 1.0) for gpu, seconds in self._rests.held.items())
+    def _held_seconds(self) -> float:
+        return sum(
+            seconds * self._inventory.mig_weights.get(gpu, 1.0) for gpu, seconds in self._tracker.held_seconds.items()
+        )
 
     def _notes(self) -> Iterator[str]:
-        yield _NOTE
-        if self._own:
-            yield f"jobs with a limit of their own, which no row moves: {len(self._own)} ({listed(self._own)})"
-        if self._exempt:
-            yield f"jobs exempted at some time in it, and left alone: {len(self._exempt)} ({listed(self._exempt)})"
-        if self._unknown:
-            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown)}"
+        yield _APPROXIMATION_NOTE
+        if self._jobs_with_own_limit:
+            yield (
+                f"jobs with a limit of their own, which no row moves: {len(self._jobs_with_own_limit)}"
+                f" ({name_some(self._jobs_with_own_limit)})"
+            )
+        if self._exempt_jobs:
+            yield (
+                f"jobs exempted at some time in it, and left alone: {len(self._exempt_jobs)}"
+                f" ({name_some(self._exempt_jobs)})"
+            )
+        if self._unknown_gpus:
+            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown_gpus)}"

@@ -1,4 +1,4 @@
-"""Prometheus, asked over its HTTP interface. Owns the asking and the words for each way it fails; refuses to judge."""
+"""Queries the HTTP API of Prometheus, and explains each way in which that fails. `report` uses it, too."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -7,11 +7,11 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from exporter.wording import without_secrets
+from exporter.redact import redact_secrets
 
-_DENIED = (401, 403)
-_TOO_MUCH = (413, 422, 503)
-_SERVER_ERROR = 500
+_HTTP_DENIED = (401, 403)
+_HTTP_TOO_MUCH = (413, 422, 503)
+_HTTP_SERVER_ERROR = 500
 TIMEOUT_SECONDS = 120.0
 """Prometheus' own limit for one query."""
 
@@ -20,7 +20,7 @@ class PrometheusError(Exception):
     """No answer that could be used; the message names the address, what is wrong and what to do."""
 
 
-class Series(Struct, frozen=True):
+class PrometheusSeries(Struct, frozen=True):
     """One series of an answer: of a range its `values`, of an instant its `value`."""
 
     metric: dict[str, str]
@@ -28,64 +28,70 @@ class Series(Struct, frozen=True):
     value: tuple[float, str] = (0.0, "0")
 
 
-class _Data(Struct, frozen=True):
-    result: list[Series] = []
+class _QueryData(Struct, frozen=True):
+    result: list[PrometheusSeries] = []
 
 
-class _Answer(Struct, frozen=True):
+class _QueryResponse(Struct, frozen=True):
     status: str
-    data: _Data | None = None
+    data: _QueryData | None = None
     error: str = ""
 
 
-class Prometheus:
+class PrometheusClient:
     """Asks one server; also a context manager, which closes the connection."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/")
-        self._told = without_secrets(self._url)
+        self._shown_url = redact_secrets(self._url)
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}))
-        self._decode = msgspec.json.Decoder(_Answer).decode
+        self._decode = msgspec.json.Decoder(_QueryResponse).decode
 
-    def now(self, query: str, at: float) -> list[Series]:
+    def instant_query(self, query: str, at: float) -> list[PrometheusSeries]:
         """The value of each series at a moment; raises PrometheusError."""
-        return self._ask("query", {"query": query, "time": repr(at)})
+        return self._request("query", {"query": query, "time": repr(at)})
 
-    def over(self, query: str, start: float, end: float, step: float) -> list[Series]:
+    def range_query(self, query: str, start: float, end: float, step: float) -> list[PrometheusSeries]:
         """The values of each series from `start` to `end`, both included; raises PrometheusError."""
-        return self._ask("query_range", {"query": query, "start": repr(start), "end": repr(end), "step": repr(step)})
+        return self._request(
+            "query_range", {"query": query, "start": repr(start), "end": repr(end), "step": repr(step)}
+        )
 
-    def _ask(self, kind: str, form: dict[str, Any]) -> list[Series]:
+    def _request(self, kind: str, form: dict[str, Any]) -> list[PrometheusSeries]:
         try:
             response = self._client.post(f"{self._url}/api/v1/{kind}", data=form)
         except httpx.TimeoutException as err:
             raise PrometheusError(
-                f"{self._told} gave no answer within {TIMEOUT_SECONDS:g} s: ask for less with --since, --step or"
+                f"{self._shown_url} gave no answer within {TIMEOUT_SECONDS:g} s: ask for less with --since, --step or"
                 " --match"
             ) from err
         except (httpx.HTTPError, httpx.InvalidURL) as err:
-            said = without_secrets(str(err)) or type(err).__name__
+            reason = redact_secrets(str(err)) or type(err).__name__
             raise PrometheusError(
-                f"{self._told} cannot be reached ({said}): is this Prometheus' address, as its page has it in a"
+                f"{self._shown_url} cannot be reached ({reason}): is this Prometheus' address, as its page has it in a"
                 " browser?"
             ) from err
-        return self._result(response)
+        return self._parse_response(response)
 
-    def _result(self, response: httpx.Response) -> list[Series]:
+    def _parse_response(self, response: httpx.Response) -> list[PrometheusSeries]:
         status = response.status_code
-        if status in _DENIED:
+        if status in _HTTP_DENIED:
             raise PrometheusError(
-                f"{self._told} answered HTTP {status}: it wants to know who asks; give it --header 'Authorization:"
+                f"{self._shown_url} answered HTTP {status}: it wants to know who asks; give it --header 'Authorization:"
                 " ...', or --header @FILE with that line in it"
             )
         try:
             answer = self._decode(response.content)
         except msgspec.MsgspecError as err:
-            hint = "it is overloaded or broken: read its log" if status >= _SERVER_ERROR else "is the path complete?"
-            raise PrometheusError(f"{self._told} answered HTTP {status} and not as Prometheus does: {hint}") from err
+            hint = (
+                "it is overloaded or broken: read its log" if status >= _HTTP_SERVER_ERROR else "is the path complete?"
+            )
+            raise PrometheusError(
+                f"{self._shown_url} answered HTTP {status} and not as Prometheus does: {hint}"
+            ) from err
         if answer.status != "success" or answer.data is None:
-            less = ": ask for less with --since, --step or --match" if status in _TOO_MUCH else ""
-            raise PrometheusError(f"{self._told} refused a query: {_one_line(answer.error)}{less}")
+            less = ": ask for less with --since, --step or --match" if status in _HTTP_TOO_MUCH else ""
+            raise PrometheusError(f"{self._shown_url} refused a query: {_one_line(answer.error)}{less}")
         return answer.data.result
 
     def __enter__(self) -> Self:
@@ -95,5 +101,5 @@ class Prometheus:
         self._client.close()
 
 
-def _one_line(words: str) -> str:
-    return " ".join(words.split())[:300]
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,8 +1,4 @@
-"""Recordings judged again: the core itself, once a row, and when it would have taken a GPU back.
-
-Owns what an episode is on a trace: its moment is the core's, to the millisecond; what came of it is looked at after
-each observation. Refuses to detect: the states, and since when no process was there, are the ledger's own.
-"""
+"""Previews thresholds on recorded traces: runs the core once for each policy, scores when it would reclaim a GPU."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -11,17 +7,28 @@ from msgspec import Struct
 
 from exporter.core.ledger import Gpu, Ledger
 from exporter.core.model import PPM, SECOND, UNKNOWN_JOB, Device, Observation, Owner, State
-from exporter.core.money import Price
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.preview.choices import HUNG, NO_PROCESS, ZOMBIE, Row, triggers
-from exporter.preview.tally import HOUR, Answer, Episode, Person, Tally, listed
+from exporter.core.prices import Price
+from exporter.preview.scoring import (
+    HOUR_SECONDS,
+    HUNG,
+    NO_PROCESS,
+    ZOMBIE,
+    Episode,
+    EpisodeScorer,
+    PolicyRow,
+    PreviewJob,
+    PreviewResult,
+    name_some,
+    trigger_states,
+)
 
-_SAME = {ZOMBIE: State.ZOMBIE, HUNG: State.HUNG}
-_OWN_LIMITS = {ZOMBIE: "zombie_seconds", HUNG: "hang_seconds"}
+_TRIGGER_STATES = {ZOMBIE: State.ZOMBIE, HUNG: State.HUNG}
+_OWN_LIMIT_FIELDS = {ZOMBIE: "zombie_seconds", HUNG: "hang_seconds"}
 
 
-class Money(Protocol):
+class PriceLookup(Protocol):
     """Knows prices."""
 
     def __call__(self, device: Device, wall: int, /) -> Price | None:
@@ -32,7 +39,7 @@ class Money(Protocol):
 OpenLedger = Callable[[Policy], Ledger]
 
 
-class _Taken(Struct):
+class _ReclaimedGpu(Struct):
     """An episode that is not over."""
 
     uuid: str
@@ -48,164 +55,177 @@ class _Taken(Struct):
     """The core called it a zombie when it was last looked at: from there it cannot come to rest without work."""
 
 
-class _Watch:
+class _PolicyReplay:
     """One row's ledger of one recording, and the GPUs it has taken back."""
 
-    def __init__(self, row: Row, tally: Tally, when: frozenset[str], *, open_ledger: OpenLedger, money: Money) -> None:
-        self.ledger, self._tally, self._when, self._money = open_ledger(row.policy), tally, when, money
-        self._taken: dict[str, _Taken] = {}
-        self.unknown: set[str] = set()
+    def __init__(
+        self,
+        row: PolicyRow,
+        scorer: EpisodeScorer,
+        triggers: frozenset[str],
+        *,
+        open_ledger: OpenLedger,
+        price_of: PriceLookup,
+    ) -> None:
+        self.ledger, self._scorer, self._triggers, self._price_of = open_ledger(row.policy), scorer, triggers, price_of
+        self._reclaimed: dict[str, _ReclaimedGpu] = {}
+        self.unknown_gpus: set[str] = set()
         """GPUs that would have been taken from an owner nobody can name."""
 
     def advance(self, observation: Observation) -> None:
         advance(self.ledger, observation)
         for uuid, gpu in self.ledger.gpus.items():
-            taken = self._taken.get(uuid)
-            if taken is not None:
-                self._follow(taken, gpu)
+            reclaimed = self._reclaimed.get(uuid)
+            if reclaimed is not None:
+                self._update_reclaimed(reclaimed, gpu)
             elif gpu.holders:
-                self._consider(gpu)
+                self._reclaim_if_triggered(gpu)
 
-    def _consider(self, gpu: Gpu) -> None:
+    def _reclaim_if_triggered(self, gpu: Gpu) -> None:
         """Take the GPU back if the state says so and nothing exempts its owners."""
-        since = _since(gpu, self._when)
+        since = _reclaimed_since(gpu, self._triggers)
         if since is None:
             return
-        owners = tuple(held.owner for held in gpu.holders)
-        if _unknown(owners):
-            self.unknown.add(gpu.device.uuid)
+        owners = tuple(holder.owner for holder in gpu.holders)
+        if _any_unknown(owners):
+            self.unknown_gpus.add(gpu.device.uuid)
             return
         offset = self.ledger.wall - (self.ledger.at or 0)
         exempt_until = max(round(owner.exempt_until * SECOND) for owner in owners) - offset
         start = max(since, exempt_until)
         if start < gpu.book.until:
-            price = self._money(gpu.device, start + offset)
+            price = self._price_of(gpu.device, start + offset)
             weight = gpu.device.weight / PPM
-            self._taken[gpu.device.uuid] = _Taken(
+            self._reclaimed[gpu.device.uuid] = _ReclaimedGpu(
                 gpu.device.uuid, owners, start, gpu.book.until, start + offset, weight, price,
                 zombie=gpu.state is State.ZOMBIE,
             )  # fmt: skip
 
-    def _follow(self, taken: _Taken, gpu: Gpu) -> None:
+    def _update_reclaimed(self, reclaimed: _ReclaimedGpu, gpu: Gpu) -> None:
         """Is it still held by the same, and has it worked?"""
-        if _owner_not_told(gpu):
-            taken.zombie = False
+        if _owner_unreported(gpu):
+            reclaimed.zombie = False
             return
-        if [held.owner.job_id for held in gpu.holders] != [own.job_id for own in taken.owners]:
-            self._close(taken, max(taken.until, gpu.since), worked=False)
-        elif _works(gpu, taken):
-            self._close(taken, gpu.since, worked=True)
+        if [holder.owner.job_id for holder in gpu.holders] != [
+            owner_before.job_id for owner_before in reclaimed.owners
+        ]:
+            self._close(reclaimed, max(reclaimed.until, gpu.since), worked=False)
+        elif _has_worked(gpu, reclaimed):
+            self._close(reclaimed, gpu.since, worked=True)
         else:
-            taken.until = gpu.book.until
+            reclaimed.until = gpu.book.until
             if gpu.state is not State.UNOBSERVED:
-                taken.zombie = gpu.state is State.ZOMBIE
+                reclaimed.zombie = gpu.state is State.ZOMBIE
 
-    def _close(self, taken: _Taken, end: int, *, worked: bool) -> None:
-        del self._taken[taken.uuid]
-        self._tally.add(
+    def _close(self, reclaimed: _ReclaimedGpu, end: int, *, worked: bool) -> None:
+        del self._reclaimed[reclaimed.uuid]
+        self._scorer.add(
             Episode(
-                uuid=taken.uuid,
-                jobs=tuple(Person(owner.job_id, owner.name, owner.user) for owner in taken.owners),
-                start=taken.wall / SECOND,
-                seconds=(end - taken.start) / SECOND,
+                uuid=reclaimed.uuid,
+                jobs=tuple(PreviewJob(owner.job_id, owner.name, owner.user) for owner in reclaimed.owners),
+                start=reclaimed.wall / SECOND,
+                seconds=(end - reclaimed.start) / SECOND,
                 worked=worked,
-                weight=taken.weight,
-                price=taken.price,
+                weight=reclaimed.weight,
+                price=reclaimed.price,
             )
         )
 
     def end(self) -> None:
         """The recording is over: what never worked again is freed up to here."""
-        for taken in list(self._taken.values()):
-            self._close(taken, taken.until, worked=False)
+        for reclaimed in list(self._reclaimed.values()):
+            self._close(reclaimed, reclaimed.until, worked=False)
 
 
-def _since(gpu: Gpu, when: frozenset[str]) -> int | None:
+def _reclaimed_since(gpu: Gpu, triggers: frozenset[str]) -> int | None:
     """The moment at which the GPU is taken back, if it is in such a state now."""
-    moments = [gpu.since for name, state in _SAME.items() if name in when and gpu.state is state]
-    bare = gpu.track.bare_since
-    if NO_PROCESS in when and bare is not None:
-        patience = round(gpu.standard.policy.no_process_seconds * SECOND)
-        moments += [bare + patience] if gpu.book.until - bare >= patience else []
+    moments = [gpu.since for name, state in _TRIGGER_STATES.items() if name in triggers and gpu.state is state]
+    no_process_since = gpu.timers.bare_since
+    if NO_PROCESS in triggers and no_process_since is not None:
+        limit_ns = round(gpu.criteria.policy.no_process_seconds * SECOND)
+        moments += [no_process_since + limit_ns] if gpu.book.until - no_process_since >= limit_ns else []
     return min(moments, default=None)
 
 
-def _unknown(owners: tuple[Owner, ...]) -> bool:
+def _any_unknown(owners: tuple[Owner, ...]) -> bool:
     return any(owner.job_id == UNKNOWN_JOB for owner in owners)
 
 
-def _owner_not_told(gpu: Gpu) -> bool:
+def _owner_unreported(gpu: Gpu) -> bool:
     """The scheduler's word is too old: who held the GPU may hold it still."""
-    return gpu.reason == "owner_unknown" or _unknown(tuple(held.owner for held in gpu.holders))
+    return gpu.reason == "owner_unknown" or _any_unknown(tuple(holder.owner for holder in gpu.holders))
 
 
-def _works(gpu: Gpu, taken: _Taken) -> bool:
+def _has_worked(gpu: Gpu, reclaimed: _ReclaimedGpu) -> bool:
     """The core says that it computes; or that it rests no more than any GPU does, which only work makes of a zombie."""
     if gpu.state is State.ACTIVE:
         return gpu.reason != "idle_spin"
-    return gpu.state is State.STALLED and taken.zombie
+    return gpu.state is State.STALLED and reclaimed.zombie
 
 
-class Replay:
+class TracePreview:
     """A preview over any number of recordings, each with ledgers of its own."""
 
-    def __init__(self, found: Sequence[Row], *, open_ledger: OpenLedger, money: Money) -> None:
-        self._rows, self._open_ledger, self._money = found, open_ledger, money
-        self._when = triggers(found)
-        self._tallies = [Tally(row.label, row.settings) for row in found]
-        self._own: dict[str, set[str]] = {ZOMBIE: set(), HUNG: set()}
+    def __init__(self, rows: Sequence[PolicyRow], *, open_ledger: OpenLedger, price_of: PriceLookup) -> None:
+        self._rows, self._open_ledger, self._price_of = rows, open_ledger, price_of
+        self._triggers = trigger_states(rows)
+        self._scorers = [EpisodeScorer(row.label, row.settings) for row in rows]
+        self._jobs_with_own_limit: dict[str, set[str]] = {ZOMBIE: set(), HUNG: set()}
         """Jobs with a limit of their own."""
-        self._exempt: set[str] = set()
-        self._unknown: set[str] = set()
-        self._since, self._until, self._held = float("inf"), 0.0, 0.0
+        self._exempt_jobs: set[str] = set()
+        self._unknown_gpus: set[str] = set()
+        self._since, self._until, self._held_seconds = float("inf"), 0.0, 0.0
 
     def run(self, observations: Iterable[Observation]) -> bool:
         """Judge one recording in every row; False if it holds no observation."""
-        watches = [
-            _Watch(row, tally, self._when, open_ledger=self._open_ledger, money=self._money)
-            for row, tally in zip(self._rows, self._tallies, strict=True)
+        replays = [
+            _PolicyReplay(row, scorer, self._triggers, open_ledger=self._open_ledger, price_of=self._price_of)
+            for row, scorer in zip(self._rows, self._scorers, strict=True)
         ]
         for observation in observations:
-            self._hear(observation)
-            for watch in watches:
-                watch.advance(observation)
-        self._held += sum(map(sum, watches[0].ledger.bills().values())) / SECOND
-        for watch in watches:
-            watch.end()
-            self._unknown |= watch.unknown
-        return watches[0].ledger.at is not None
+            self._note_owners(observation)
+            for replay in replays:
+                replay.advance(observation)
+        self._held_seconds += sum(map(sum, replays[0].ledger.account_totals().values())) / SECOND
+        for replay in replays:
+            replay.end()
+            self._unknown_gpus |= replay.unknown_gpus
+        return replays[0].ledger.at is not None
 
-    def _hear(self, observation: Observation) -> None:
-        moment = observation.wall / SECOND
-        self._since, self._until = min(self._since, moment), max(self._until, moment)
-        for held in observation.allocations or ():
-            owner = held.owner
-            for name, limit in _OWN_LIMITS.items():
+    def _note_owners(self, observation: Observation) -> None:
+        when = observation.wall / SECOND
+        self._since, self._until = min(self._since, when), max(self._until, when)
+        for holder in observation.allocations or ():
+            owner = holder.owner
+            for name, limit in _OWN_LIMIT_FIELDS.items():
                 if getattr(owner, limit) is not None:
-                    self._own[name].add(owner.job_id)
+                    self._jobs_with_own_limit[name].add(owner.job_id)
             if owner.exempt_until:
-                self._exempt.add(owner.job_id)
+                self._exempt_jobs.add(owner.job_id)
 
-    def answer(self, source: str) -> Answer:
+    def result(self, source: str) -> PreviewResult:
         """What it came to."""
-        return Answer(
+        return PreviewResult(
             source=source,
             since=self._since,
             until=self._until,
-            gpu_hours_held=self._held / HOUR,
-            taken_back_when=tuple(sorted(self._when)),
-            rows=tuple(tally.score() for tally in self._tallies),
+            gpu_hours_held=self._held_seconds / HOUR_SECONDS,
+            taken_back_when=tuple(sorted(self._triggers)),
+            rows=tuple(scorer.score() for scorer in self._scorers),
             notes=tuple(self._notes()),
         )
 
     def _notes(self) -> Iterable[str]:
-        for name, jobs in self._own.items():
-            if jobs and name in self._when:
+        for name, jobs in self._jobs_with_own_limit.items():
+            if jobs and name in self._triggers:
                 yield (
-                    f"jobs with a limit of their own ({_OWN_LIMITS[name]}), which no row moves: "
-                    f"{len(jobs)} ({listed(jobs)})"
+                    f"jobs with a limit of their own ({_OWN_LIMIT_FIELDS[name]}), which no row moves: "
+                    f"{len(jobs)} ({name_some(jobs)})"
                 )
-        if self._exempt:
-            yield f"jobs exempted for a time, and left alone in it: {len(self._exempt)} ({listed(self._exempt)})"
-        if self._unknown:
-            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown)}"
+        if self._exempt_jobs:
+            yield (
+                f"jobs exempted for a time, and left alone in it: {len(self._exempt_jobs)}"
+                f" ({name_some(self._exempt_jobs)})"
+            )
+        if self._unknown_gpus:
+            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown_gpus)}"

@@ -1,17 +1,9 @@
-"""A directory that says who holds each GPU, as dcgm-exporter's HPC job mapping (`--hpc-job-mapping-dir`) reads it.
+"""Reads the job mapping directory of dcgm-exporter (`--hpc-job-mapping-dir`): one file per GPU, one job id per line.
 
-Owns the directory's rules. One file a GPU, named by its index ("0"), its index and MIG GPU instance ("0.7"), or its
-UUID; one job id a line, several share the GPU. What dcgm-exporter does not read as a GPU (other names, directories)
-is passed over; a file that is gone or empty means nobody. Where GPUs are cut into MIG instances, a file for the whole
-board holds those of its instances that have none of their own: so dcgm-exporter labels them.
-
-Refuses to believe half a file. Writers should write another file and rename it, as slurm-prolog.sh does; where they
-do not, an empty file or a last line without its end counts only once it has stayed so for a moment. A file that cannot
-be believed keeps the jobs it had, or holds the GPU for `unknown`: it is there because somebody has the GPU.
-A directory that is gone is an error, never "nobody". It must be local: it is read on the reading thread.
-
-Sources: dcgm-exporter's README, "How to include HPC jobs in metric labels", and its hpcMapper; names with an instance
-and by UUID, and lines `job user`, are those of its descendants at HPC sites.
+A file is named by the GPU's index ("0"), its index and MIG GPU instance ("0.7"), or its UUID; several jobs share the
+GPU. A missing or empty file means no job. A file that cannot be read or parsed keeps the jobs it had, or holds the GPU
+for UNKNOWN; a missing directory is an error. Sources: dcgm-exporter's README, "How to include HPC jobs in metric
+labels".
 """
 
 import errno
@@ -30,15 +22,15 @@ from typing import Any
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
-from exporter.schedulers import Member, SchedulerError, Word
-from exporter.schedulers.members import Facts, Members, user_name
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, user_name
 from exporter.schedulers.rules import Rules
 
 _GPU = re.compile(r"\d{1,4}(?:\.\d{1,4})?|(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,80}")
 """Names that are a GPU's; what a writer puts beside them for a moment (".0.x1", "0.tmp", "0~") is none."""
 _JOB = re.compile(r"[!-~]{1,128}")
 """A job id of any scheduler: printable, without a space."""
-_WORDS = 2
+_MOST_COLUMNS = 2
 """Of a line: the job, and perhaps its user."""
 _CGROUP = re.compile(r"/job_(\d+)(?=/|$)", re.MULTILINE)
 """Slurm's part of a cgroup path, in v1 and v2 (slurm cgroup.conf(5), cgroup v2 documentation)."""
@@ -51,8 +43,8 @@ UNKNOWN = UNKNOWN_JOB
 """Job id of whoever holds a GPU whose file cannot be believed."""
 
 
-class Content(Struct, frozen=True):
-    """What one file says."""
+class MappingFile(Struct, frozen=True):
+    """The content of one file."""
 
     jobs: tuple[str, ...]
     written: int
@@ -61,9 +53,9 @@ class Content(Struct, frozen=True):
     """What of it is not believed, and why; empty: all is."""
 
 
-class _Known(Struct, frozen=True):
-    content: Content
-    mark: tuple[int, ...]
+class _CachedFile(Struct, frozen=True):
+    content: MappingFile
+    fingerprint: tuple[int, ...]
     """Inode, size, and times: another mark is another content."""
     quiet: bool
     """It can be taken as it is while the mark stays."""
@@ -74,32 +66,34 @@ class JobFiles:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedFile] = {}
 
-    def read(self, wall: int) -> Mapping[str, Content]:
-        """What each GPU's file says at `wall` (Unix nanoseconds), by the file's name.
+    def read(self, wall: int) -> Mapping[str, MappingFile]:
+        """The content of each GPU's file at `wall` (Unix nanoseconds), by the file's name.
 
         Raises OSError when the directory itself cannot be read; nothing is forgotten then.
         """
         found = ((name, self._file(name, wall)) for name in _names(self._path))
-        self._known = {name: known for name, known in found if known is not None}
-        return {name: known.content for name, known in self._known.items()}
+        self._cached = {name: known for name, known in found if known is not None}
+        return {name: known.content for name, known in self._cached.items()}
 
-    def _file(self, name: str, wall: int) -> _Known | None:
-        path, before = self._path / name, self._known.get(name)
+    def _file(self, name: str, wall: int) -> _CachedFile | None:
+        path, before = self._path / name, self._cached.get(name)
         try:
-            mark = _mark(path.stat())
-            if before is not None and before.quiet and before.mark == mark:
+            fingerprint = _fingerprint(path.stat())
+            if before is not None and before.quiet and before.fingerprint == fingerprint:
                 return before
             data, status = _read(path)
         except FileNotFoundError:
             return None
         except OSError as err:
-            return _doubted(before, f"{path}: cannot be read: {err.strerror or err}", wall)
-        quiet = wall - status.st_mtime_ns > _QUIET or (before is not None and before.mark == _mark(status))
+            return _unreadable(before, f"{path}: cannot be read: {err.strerror or err}", wall)
+        quiet = wall - status.st_mtime_ns > _QUIET or (
+            before is not None and before.fingerprint == _fingerprint(status)
+        )
         if not quiet and not data.endswith(b"\n"):
-            return _awaited(before, data, status)
-        return _believed(before, data, path=path, status=status, quiet=quiet)
+            return _incomplete(before, data, status)
+        return _parsed(before, data, path=path, status=status, quiet=quiet)
 
 
 def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
@@ -110,7 +104,7 @@ def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
 class MappingDirScheduler:
     """The `Scheduler` of a node whose prolog, or whoever starts its jobs, keeps such a directory.
 
-    A file says no more than job ids: the user, and the command line for the rules, are those of a process of the job.
+    A file holds no more than job ids: the user, and the command line for the rules, are those of a process of the job.
     """
 
     name = "mapping-dir"
@@ -129,15 +123,15 @@ class MappingDirScheduler:
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
         self._user_of = cache(user_of)
         self._files = JobFiles(self._path)
-        self._members = Members(self._job_of, proc=proc, proven=self._proven)
+        self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
         self._listed: frozenset[str] = frozenset()
-        self._runs: dict[str, Facts] = {}
+        self._job_processes: dict[str, ProcessInfo] = {}
         """A process of each job."""
         self._held: dict[tuple[str, str], Allocation] = {}
-        self._looked: int | None = None
+        self._polled_at: int | None = None
         self._read()
 
-    def look(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> Word | None:
+    def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
         """Give one allocation for each job on each GPU, and once, with `end=now`, each that is gone.
 
         A job seen for the first time has held the GPU since its file was written. Raises SchedulerError while the
@@ -146,28 +140,30 @@ class MappingDirScheduler:
         files = self._read()
         holders, faults = _holders(files, devices)
         self._listed = frozenset(job for held in holders.values() for job in held.jobs)
-        members = self._members.look(readings)
-        self._runs = {job: said for job, said in self._runs.items() if job in self._listed}
+        members = self._members.of_readings(readings)
+        self._job_processes = {job: process for job, process in self._job_processes.items() if job in self._listed}
         present = {(uuid, job): held.written for uuid, held in holders.items() for job in held.jobs}
         counts = Counter(job for _, job in present)
         ended = [structs.replace(a, end=now) for key, a in self._held.items() if key not in present]
-        self._held = {key: self._hold(key, written, gpus=counts[key[1]], now=now) for key, written in present.items()}
-        self._looked = now
+        self._held = {
+            key: self._allocation(key, written, gpus=counts[key[1]], now=now) for key, written in present.items()
+        }
+        self._polled_at = now
         problems = (Fault("scheduler_refused", held.problem, uuid) for uuid, held in holders.items() if held.problem)
-        return Word((*self._held.values(), *ended), now, members=members, faults=(*faults, *problems))
+        return SchedulerState((*self._held.values(), *ended), now, members=members, faults=(*faults, *problems))
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         """See `Scheduler.members`; the job's user is that of its process on a GPU."""
-        return self._members.of(pids)
+        return self._members.of_pids(pids)
 
-    def adopt(self, rules: Rules) -> None:
-        """See `Scheduler.adopt`: each look judges anew."""
+    def update(self, rules: Rules) -> None:
+        """See `Scheduler.update`: each poll applies them anew."""
         self._rules = rules
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _read(self) -> Mapping[str, Content]:
+    def _read(self) -> Mapping[str, MappingFile]:
         try:
             return self._files.read(self._wall())
         except OSError as err:
@@ -176,42 +172,42 @@ class MappingDirScheduler:
                 " does), or systemd-tmpfiles at boot, and let this daemon read it; or set mapping_dir.path"
             ) from err
 
-    def _hold(self, key: tuple[str, str], written: int, *, gpus: int, now: int) -> Allocation:
+    def _allocation(self, key: tuple[str, str], written: int, *, gpus: int, now: int) -> Allocation:
         uuid, job = key
         before, owner = self._held.get(key), self._owner(job)
-        start = self._begun(written, now) if before is None else before.start
+        start = self._start(written, now) if before is None else before.start
         return Allocation(uuid, owner, start, gpus=gpus)
 
-    def _begun(self, written: int, now: int) -> int:
-        """When a job's file was written, on our clock: not before the last look, which did not see it, or boot."""
+    def _start(self, written: int, now: int) -> int:
+        """When a job's file was written, on our clock: not before the last poll, which did not see it, or boot."""
         age = max(0, self._wall() - written) // MS * MS
-        return max(now - age, self._looked or 0)
+        return max(now - age, self._polled_at or 0)
 
     def _owner(self, job: str) -> Owner:
         if job == UNKNOWN:
             return Owner(UNKNOWN, self.name, name="mapping file cannot be believed")
-        runs = self._runs.get(job)
-        user = "" if runs is None or runs.uid is None else self._user_of(runs.uid)
-        return self._rules.judge(Owner(job, self.name, user), command=runs.command if runs else "")
+        process = self._job_processes.get(job)
+        user = "" if process is None or process.uid is None else self._user_of(process.uid)
+        return self._rules.apply(Owner(job, self.name, user), command=process.command if process else "")
 
-    def _job_of(self, said: Facts) -> str:
-        job = self._said(said)
+    def _job_of(self, process: ProcessInfo) -> str:
+        job = self._find_job(process)
         if job:
-            self._runs.setdefault(job, said)
+            self._job_processes.setdefault(job, process)
         return job
 
-    def _said(self, said: Facts) -> str:
-        """The cgroup's word before the environment's, which is the user's to change."""
-        names = (*_CGROUP.findall(said.cgroup), *_named(said.environ))
+    def _find_job(self, process: ProcessInfo) -> str:
+        """The cgroup counts before the environment, which is the user's to change."""
+        names = (*_CGROUP.findall(process.cgroup), *_environment_jobs(process.environ))
         return next((name for name in names if name in self._listed), "")
 
-    def _proven(self, said: Facts) -> str:
-        """The environment's word counts where the process is run by the user of one on the job's GPUs."""
-        job = self._said(said)
-        if job in _CGROUP.findall(said.cgroup):
+    def _proven(self, process: ProcessInfo) -> str:
+        """The environment counts where the process is run by the user of one on the job's GPUs."""
+        job = self._find_job(process)
+        if job in _CGROUP.findall(process.cgroup):
             return job
-        run = self._runs.get(job)
-        return job if run is not None and run.uid is not None and run.uid == said.uid else ""
+        known = self._job_processes.get(job)
+        return job if known is not None and known.uid is not None and known.uid == process.uid else ""
 
 
 def open_mapping_dir(config: Any) -> MappingDirScheduler:
@@ -221,32 +217,32 @@ def open_mapping_dir(config: Any) -> MappingDirScheduler:
     )
 
 
-def _named(environ: Mapping[str, str]) -> Iterator[str]:
+def _environment_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     """What Slurm, PBS and LSF call the process's job; PBS adds its server's name, which not everybody writes."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
-        said = environ.get(name, "")
-        yield from (said, said.partition(".")[0])
+        value = environ.get(name, "")
+        yield from (value, value.partition(".")[0])
 
 
-def _holders(files: Mapping[str, Content], devices: Sequence[Device]) -> tuple[dict[str, Content], list[Fault]]:
-    """What the files say by UUID, and a fault for each that names no GPU of this node."""
-    wanted = {device.uuid: _wanted(device, devices) for device in devices}
-    used = {name for names in wanted.values() for name in names}
-    strangers = [name for name, content in files.items() if name not in used and content.jobs]
-    found = {uuid: next((files[name] for name in names if name in files), None) for uuid, names in wanted.items()}
+def _holders(files: Mapping[str, MappingFile], devices: Sequence[Device]) -> tuple[dict[str, MappingFile], list[Fault]]:
+    """The files' content by UUID, and a fault for each that names no GPU of this node."""
+    file_names = {device.uuid: _file_names(device, devices) for device in devices}
+    used = {name for names in file_names.values() for name in names}
+    unmatched = [name for name, content in files.items() if name not in used and content.jobs]
+    found = {uuid: next((files[name] for name in names if name in files), None) for uuid, names in file_names.items()}
     holders = {uuid: content for uuid, content in found.items() if content is not None}
-    return holders, [_stranger(name, files[name]) for name in strangers] if devices else []
+    return holders, [_unknown_gpu(name, files[name]) for name in unmatched] if devices else []
 
 
-def _wanted(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
+def _file_names(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
     """Names of the files that speak of the GPU, its own before its board's; none of what is left of a cut board."""
-    if device.rest:
+    if device.unpartitioned:
         return ()
     own = (device.uuid, device.index.replace(":", "."))
     return own + tuple(name for board in devices if board.uuid == device.parent for name in (board.uuid, board.index))
 
 
-def _stranger(name: str, content: Content) -> Fault:
+def _unknown_gpu(name: str, content: MappingFile) -> Fault:
     jobs = ", ".join(content.jobs[:3])
     return Fault(
         "scheduler_refused",
@@ -275,35 +271,35 @@ def _read(path: Path) -> tuple[bytes, os.stat_result]:
         return file.read(_FILE_BYTES + 1), status
 
 
-def _mark(status: os.stat_result) -> tuple[int, ...]:
+def _fingerprint(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _awaited(before: _Known | None, data: bytes, status: os.stat_result) -> _Known:
+def _incomplete(before: _CachedFile | None, data: bytes, status: os.stat_result) -> _CachedFile:
     """Perhaps in the middle of being written: what was there before, or else its whole lines."""
     if before is not None:
-        return structs.replace(before, mark=_mark(status), quiet=False)
+        return structs.replace(before, fingerprint=_fingerprint(status), quiet=False)
     jobs, _ = _jobs(data[: data.rfind(b"\n") + 1])
-    return _Known(Content(jobs, status.st_mtime_ns), _mark(status), quiet=False)
+    return _CachedFile(MappingFile(jobs, status.st_mtime_ns), _fingerprint(status), quiet=False)
 
 
-def _believed(before: _Known | None, data: bytes, *, path: Path, status: os.stat_result, quiet: bool) -> _Known:
+def _parsed(before: _CachedFile | None, data: bytes, *, path: Path, status: os.stat_result, quiet: bool) -> _CachedFile:
     if len(data) > _FILE_BYTES or b"\0" in data:
         why = "binary" if b"\0" in data else f"larger than {_FILE_BYTES} bytes"
-        doubted = _doubted(before, f"{path}: {why}, so it is no list of jobs", status.st_mtime_ns)
-        return structs.replace(doubted, mark=_mark(status), quiet=quiet)
+        doubted = _unreadable(before, f"{path}: {why}, so it is no list of jobs", status.st_mtime_ns)
+        return structs.replace(doubted, fingerprint=_fingerprint(status), quiet=quiet)
     jobs, refused = _jobs(data)
     problem = f"{path}: {refused[0]}; {len(refused)} such lines left out" if refused else ""
     if refused and not jobs:
         jobs = (UNKNOWN,)
-    return _Known(Content(jobs, status.st_mtime_ns, problem), _mark(status), quiet)
+    return _CachedFile(MappingFile(jobs, status.st_mtime_ns, problem), _fingerprint(status), quiet)
 
 
-def _doubted(before: _Known | None, problem: str, wall: int) -> _Known:
+def _unreadable(before: _CachedFile | None, problem: str, wall: int) -> _CachedFile:
     """Somebody holds the GPU: those who did, or we do not know who."""
     if before is None or not before.content.jobs:
-        return _Known(Content((UNKNOWN,), wall, problem), (), quiet=False)
-    return _Known(structs.replace(before.content, problem=problem), (), quiet=False)
+        return _CachedFile(MappingFile((UNKNOWN,), wall, problem), (), quiet=False)
+    return _CachedFile(structs.replace(before.content, problem=problem), (), quiet=False)
 
 
 def _jobs(data: bytes) -> tuple[tuple[str, ...], list[str]]:
@@ -311,13 +307,13 @@ def _jobs(data: bytes) -> tuple[tuple[str, ...], list[str]]:
     jobs: dict[str, None] = {}
     refused: list[str] = []
     for line in data.decode(errors="replace").split("\n"):
-        words = line.split()
-        if not words:
+        columns = line.split()
+        if not columns:
             continue
-        if len(words) > _WORDS or not _JOB.fullmatch(words[0]):
+        if len(columns) > _MOST_COLUMNS or not _JOB.fullmatch(columns[0]):
             refused.append(f"{line.strip()[:40]!r} is no job id")
         elif len(jobs) < _JOBS_PER_GPU:
-            jobs[words[0]] = None
-        elif words[0] not in jobs:
+            jobs[columns[0]] = None
+        elif columns[0] not in jobs:
             refused.append(f"more than {_JOBS_PER_GPU} jobs")
     return tuple(jobs), refused

@@ -1,14 +1,8 @@
-"""No scheduler at all: whoever has a process on a GPU holds it, told by user and systemd unit or container.
+"""Without a scheduler: whoever runs a process on a GPU holds it, by user and systemd unit or container.
 
-Owns the way from a pid to its owner through /proc. Refuses to signal or to ask anybody.
-
-Pids are the driver's, in this daemon's pid namespace: run it in the host's (`hostPID: true` in a pod), or the
-processes of containers cannot be asked. A process that cannot be asked still holds its GPU: its owner is
-`unknown/<its name in the driver's list>`, without a user, never nobody.
-
-Start times: /proc/PID/stat counts from boot with suspended time (CLOCK_BOOTTIME, in ticks of 10 ms), the ledger
-without it (CLOCK_MONOTONIC), so what the two differ by now is taken off. On a machine that slept after the
-process started that is too early, never too late. A tick rounds down; the whole millisecond, up.
+Needs a source that lists processes, and this daemon in the host's pid namespace. A process that cannot be read still
+holds its GPU, as `unknown/<its name in the driver's list>` without a user. A start time is CLOCK_BOOTTIME less the time
+suspended: after a suspend it may come out too early, never too late.
 """
 
 import os
@@ -24,8 +18,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, NEVER, SECOND, Allocation, Device, Owner, Process, Reading
-from exporter.schedulers import Member, SchedulerError, Word
-from exporter.schedulers.members import Seen, facts, rank, user_name
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
+from exporter.schedulers.procfs import ProcessCache, rank_of, read_process, user_name
 from exporter.schedulers.rules import Rules
 
 _UNITS = (
@@ -43,16 +37,16 @@ _SESSION = re.compile(r"/session-[^/]*\.scope|/user@")
 """A login session, or a user's own systemd."""
 
 
-class _Identity(Struct, frozen=True):
-    """What /proc said of a process."""
+class _ProcessOwner(Struct, frozen=True):
+    """What /proc showed of a process."""
 
     owner: Owner
-    """As no rule has judged it yet."""
+    """Before any rule is applied."""
     command: str
     start: int
     rank: str
     known: bool = True
-    """False: /proc does not show it, and no rule can judge it."""
+    """False: /proc does not show it, and no rule can be applied."""
 
 
 class ProcessesScheduler:
@@ -66,25 +60,25 @@ class ProcessesScheduler:
         *,
         proc: str | Path = "/proc",
         user_of: Callable[[int], str] | None = None,
-        asleep: Callable[[], int] | None = None,
+        suspended: Callable[[], int] | None = None,
     ) -> None:
         """Read `proc`; `user_of` names a uid, `asleep` gives the nanoseconds spent suspended since boot."""
         self.node = platform.node()
         self._proc, self._rules = Path(proc), rules or Rules()
         # Kept for good: the name service may be a network away, and the reading thread must not wait twice.
         self._user_of = cache(user_of or user_name)
-        self._asleep = asleep or _asleep
+        self._suspended = suspended or _suspended_nanoseconds
         self._hertz = os.sysconf("SC_CLK_TCK")
-        self._seen, self._others = Seen(self._proc, self._identify), Seen(self._proc, self._identify)
+        self._seen, self._others = ProcessCache(self._proc, self._identify), ProcessCache(self._proc, self._identify)
         self._held: dict[tuple[str, str], Allocation] = {}
-        self._judged: dict[tuple[str, str], _Identity] = {}
-        """By whose words: the first process's."""
-        self._looked: dict[str, int] = {}
+        self._identities: dict[tuple[str, str], _ProcessOwner] = {}
+        """By which process: the first."""
+        self._listed_at: dict[str, int] = {}
         self._at = NEVER
-        self._blind = False
+        self._no_lists = False
         """No list has been seen though there were readings; a tick without any is no sight regained."""
 
-    def look(self, now: int, _devices: Sequence[Device], readings: Sequence[Reading]) -> Word | None:
+    def poll(self, now: int, _devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
         """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
 
         None before the first reading. A GPU whose list is not visible (None) keeps its owners; while no list is,
@@ -92,36 +86,37 @@ class ProcessesScheduler:
         processes must not make every GPU look unallocated.
         """
         lists = {r.uuid: r for r in readings if r.processes is not None}
-        self._refuse_blindness(readings, lists)
-        if not lists and not self._looked:
+        self._require_lists(readings, lists)
+        if not lists and not self._listed_at:
             return None
-        known = self._seen.look(process.pid for r in lists.values() for process in r.processes or ())
-        ended = [gone for reading in lists.values() for gone in self._take(reading, known, now=now)]
+        known = self._seen.refresh(process.pid for r in lists.values() for process in r.processes or ())
+        ended = [gone for reading in lists.values() for gone in self._update_gpu(reading, known, now=now)]
         counts = Counter(job for _, job in self._held)
         self._held = {key: structs.replace(a, gpus=counts[key[1]]) for key, a in self._held.items()}
         if lists or not readings:
             self._at = now
-        return Word((*self._held.values(), *ended), self._at, members=_members(lists.values(), known))
+        return SchedulerState((*self._held.values(), *ended), self._at, members=_members(lists.values(), known))
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         """See `Scheduler.members`: all processes of a user and unit are those of the owner that has one on a GPU."""
         holders = {job for _, job in self._held}
-        found = self._others.recall(pids).items()
+        found = self._others.lookup(pids).items()
         return {pid: Member(who.owner.job_id, who.rank) for pid, who in found if who.owner.job_id in holders}
 
-    def adopt(self, rules: Rules) -> None:
-        """See `Scheduler.adopt`: by what the process said by which it was judged before."""
+    def update(self, rules: Rules) -> None:
+        """See `Scheduler.update`: the rules are applied to the same process as before."""
         self._rules = rules
         self._held = {
-            key: structs.replace(held, owner=self._judge(self._judged[key])) for key, held in self._held.items()
+            key: structs.replace(held, owner=self._apply_rules(self._identities[key]))
+            for key, held in self._held.items()
         }
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _refuse_blindness(self, readings: Sequence[Reading], lists: dict[str, Reading]) -> None:
-        self._blind = not lists and not self._looked and (self._blind or bool(readings))
-        if self._blind:
+    def _require_lists(self, readings: Sequence[Reading], lists: dict[str, Reading]) -> None:
+        self._no_lists = not lists and not self._listed_at and (self._no_lists or bool(readings))
+        if self._no_lists:
             raise SchedulerError(
                 "scheduler processes: no GPU's process list can be seen. dcgm-exporter never gives one: use the"
                 " nvml source; with nvml, run as root and in the host's pid namespace"
@@ -129,7 +124,7 @@ class ProcessesScheduler:
         if lists and not self._proc.is_dir():
             raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
 
-    def _take(self, reading: Reading, known: Mapping[int, _Identity], *, now: int) -> list[Allocation]:
+    def _update_gpu(self, reading: Reading, known: Mapping[int, _ProcessOwner], *, now: int) -> list[Allocation]:
         """Take in one GPU's list; give what ended on it."""
         uuid, present = reading.uuid, _present(reading, known)
         for who in present.values():
@@ -137,52 +132,52 @@ class ProcessesScheduler:
             if key in self._held:
                 continue
             # Not on the last list, so not on the GPU then, however old the process: a notebook that only now
-            # makes a context. On the first look there is no such evidence and the true start is given.
-            begun = min(max(who.start, self._looked.get(uuid, who.start)), now)
-            self._held[key], self._judged[key] = Allocation(uuid, self._judge(who), begun), who
-        self._looked[uuid] = now
+            # makes a context. On the first poll there is no such evidence and the true start is given.
+            begun = min(max(who.start, self._listed_at.get(uuid, who.start)), now)
+            self._held[key], self._identities[key] = Allocation(uuid, self._apply_rules(who), begun), who
+        self._listed_at[uuid] = now
         gone = [key for key in self._held if key[0] == uuid and key[1] not in present]
         for key in gone:
-            del self._judged[key]
+            del self._identities[key]
         return [structs.replace(self._held.pop(key), end=now) for key in gone]
 
-    def _identify(self, folder: Path, ticks: int) -> _Identity:
-        said = facts(folder)
-        if said.uid is None:
+    def _identify(self, folder: Path, ticks: int) -> _ProcessOwner:
+        process = read_process(folder)
+        if process.uid is None:
             raise ValueError(f"{folder}/status: no uid")
-        user, unit = self._user_of(said.uid), _unit(said.cgroup)
-        kind = "session" if _SESSION.search(said.cgroup) else ""
+        user, unit = self._user_of(process.uid), _unit(process.cgroup)
+        kind = "session" if _SESSION.search(process.cgroup) else ""
         owner = Owner(f"{user}/{unit}", "processes", user, name=unit, kind=kind)
-        return _Identity(owner, said.command, self._started(ticks), rank(said.environ))
+        return _ProcessOwner(owner, process.command, self._started(ticks), rank_of(process.environ))
 
-    def _judge(self, who: _Identity) -> Owner:
-        return self._rules.judge(who.owner, command=who.command) if who.known else who.owner
+    def _apply_rules(self, who: _ProcessOwner) -> Owner:
+        return self._rules.apply(who.owner, command=who.command) if who.known else who.owner
 
     def _started(self, ticks: int) -> int:
-        nanoseconds = ticks * SECOND // self._hertz - self._asleep()
+        nanoseconds = ticks * SECOND // self._hertz - self._suspended()
         return -(-nanoseconds // MS) * MS
 
 
 def open_processes(config: Any) -> ProcessesScheduler:
-    """Open on the host's /proc, wherever `config` says that is."""
+    """Open on the host's /proc, wherever `config` has that."""
     return ProcessesScheduler(Rules(config.workload, config.exemptions), proc=config.host.proc)
 
 
-def _present(reading: Reading, known: Mapping[int, _Identity]) -> dict[str, _Identity]:
+def _present(reading: Reading, known: Mapping[int, _ProcessOwner]) -> dict[str, _ProcessOwner]:
     """Who is on the GPU by job id, each with its earliest process's start."""
-    present: dict[str, _Identity] = {}
+    present: dict[str, _ProcessOwner] = {}
     for process in reading.processes or ():
-        # Nothing says when an unknown one came: it was there when the list was made for this reading.
-        who = known.get(process.pid) or _Identity(_unknown(process), "", reading.start, "", known=False)
+        # Nothing shows when an unknown one came: it was there when the list was made for this reading.
+        who = known.get(process.pid) or _ProcessOwner(_unknown(process), "", reading.start, "", known=False)
         job = who.owner.job_id
         present[job] = structs.replace(who, start=min(who.start, present.get(job, who).start))
     return present
 
 
-def _members(readings: Iterable[Reading], known: Mapping[int, _Identity]) -> dict[int, Member]:
+def _members(readings: Iterable[Reading], known: Mapping[int, _ProcessOwner]) -> dict[int, Member]:
     listed = (process for reading in readings for process in reading.processes or ())
-    said = ((process, known.get(process.pid)) for process in listed)
-    return {p.pid: Member(who.owner.job_id, who.rank) if who else Member(_unknown(p).job_id) for p, who in said}
+    owners = ((process, known.get(process.pid)) for process in listed)
+    return {p.pid: Member(who.owner.job_id, who.rank) if who else Member(_unknown(p).job_id) for p, who in owners}
 
 
 def _unknown(process: Process) -> Owner:
@@ -208,6 +203,6 @@ def _unit_of_path(path: str) -> str:
     return ""
 
 
-def _asleep() -> int:
+def _suspended_nanoseconds() -> int:
     monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - monotonic

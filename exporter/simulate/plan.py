@@ -1,45 +1,42 @@
-"""Who runs what, where and when on one node: the script the simulation plays.
+"""Describes what happens on one node: jobs, their timelines, faults, and the ground truth about them.
 
-Owns jobs, their timelines and the truth about them. Refuses sensors: what is here is what really happens, and
-no reading is ever made from `Truth`.
+Also holds what a scenario is made of. No reading is ever made from the ground truth.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import pairwise, zip_longest
-from random import Random
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.core.model import MS, Allocation, Owner, Process
-from exporter.simulate.boards import Board, busy_demand, governed_clock
-from exporter.simulate.sensors import program
-from exporter.simulate.words import Voice
-from exporter.simulate.work import (
-    CALM,
+from exporter.simulate.boards import BoardModel, busy_demand, cuda_process, governed_clock
+from exporter.simulate.workload import (
     FOREVER_MS,
-    NOTHING,
+    IDLE_CYCLE,
+    NORMAL_CLIMATE,
     Climate,
     Cycle,
     Load,
+    Program,
+    ReportingOptions,
     Stage,
-    Stages,
-    dice,
+    seeded_random,
 )
 
 Leftover = Literal["nothing", "zeros", "stale"]
 """What is left for others while a profiler has a board's counters: no value, 0, or the driver's note that it is old."""
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class SimulatedJob(Struct, frozen=True, kw_only=True):
     """One job: the scheduler's hold on GPUs of this node, and what its processes do, one rank a GPU."""
 
     owner: Owner
     slots: tuple[int, ...]
     """Ordinals of its GPUs on this node, in rank order."""
-    stages: Callable[[Random], Stages]
-    """What the ranks do from the start on; called anew for each rank, with equal random numbers."""
+    stages: Program
     start_ms: int = 0
     hold_ms: int = FOREVER_MS
     """How long the scheduler gives the GPUs to this job."""
@@ -48,7 +45,7 @@ class Job(Struct, frozen=True, kw_only=True):
     gpus: int = 0
     """GPUs on all nodes; 0 means those of `slots`."""
     restarts: int = 0
-    voice: Voice | None = None
+    reporting: ReportingOptions | None = None
     """How its training processes speak of themselves; None: not at all."""
     serves: bool = False
     """A serving engine runs in it, which answers when asked."""
@@ -73,7 +70,7 @@ class Job(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     """Everything that will happen to one node. Times are milliseconds from the simulation's beginning."""
 
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[SimulatedJob, ...] = ()
     lost_ms: Mapping[int, int] = {}
     """When the GPU in a slot falls off the bus, if it does."""
     silent_ms: tuple[tuple[int, int], ...] = ()
@@ -108,7 +105,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.lost_ms.get(slot, FOREVER_MS) <= now_ms
 
 
-class Truth(Struct, frozen=True, kw_only=True):
+class GroundTruth(Struct, frozen=True, kw_only=True):
     """What really goes on with one GPU from `at` until its next entry: plain physics, no judgement.
 
     Shares are of time, `*_active` of the unit's capacity, all means over one cycle of the work, as intended and
@@ -138,7 +135,7 @@ class Truth(Struct, frozen=True, kw_only=True):
     waiting_peer_share: float = 0.0
 
 
-class Piece(Struct, frozen=True):
+class TimelineInterval(Struct, frozen=True):
     """A stretch of one GPU's time in which nothing changes but the place within a cycle."""
 
     start: int
@@ -146,19 +143,19 @@ class Piece(Struct, frozen=True):
     name: str
     origin: int = 0
     """When the cycle began its first time round."""
-    cycle: Cycle = NOTHING
-    climate: Climate = CALM
+    cycle: Cycle = IDLE_CYCLE
+    climate: Climate = NORMAL_CLIMATE
     process: Process | None = None
-    job: Job | None = None
+    job: SimulatedJob | None = None
     stage: Stage | None = None
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether it ends because its stage does: nobody has killed the process."""
         return self.stage is not None and self.end == self.origin + self.stage.ms
 
 
-def timeline(plan: Plan, slot: int, *, board: Board, seed: int) -> Iterator[Piece]:
+def timeline(plan: Plan, slot: int, *, board: BoardModel, seed: int) -> Iterator[TimelineInterval]:
     """All pieces of one GPU's time, without a gap, from 0 to FOREVER_MS.
 
     Raises ValueError if a job is still there when the next one starts.
@@ -166,46 +163,48 @@ def timeline(plan: Plan, slot: int, *, board: Board, seed: int) -> Iterator[Piec
     now = 0
     jobs = sorted((job for job in plan.jobs if slot in job.slots), key=lambda job: job.start_ms)
     for job, successor in zip_longest(jobs, jobs[1:]):
-        yield from _free(now, job.start_ms)
+        yield from _free_interval(now, job.start_ms)
         now = job.start_ms
         free_by = successor.start_ms if successor else FOREVER_MS
-        for piece in _played(job, slot, board=board, seed=seed):
-            if piece.end > free_by:
+        for interval in _job_timeline(job, slot, board=board, seed=seed):
+            if interval.end > free_by:
                 raise ValueError(f"job {job.owner.job_id} is still on GPU {slot} when the next one starts")
-            yield piece
-            now = piece.end
-    yield from _free(now, FOREVER_MS)
+            yield interval
+            now = interval.end
+    yield from _free_interval(now, FOREVER_MS)
 
 
-def _free(start: int, end: int) -> Iterator[Piece]:
+def _free_interval(start: int, end: int) -> Iterator[TimelineInterval]:
     if start < end:
-        yield Piece(start, end, "free")
+        yield TimelineInterval(start, end, "free")
 
 
-def _played(job: Job, slot: int, *, board: Board, seed: int) -> Iterator[Piece]:
+def _job_timeline(job: SimulatedJob, slot: int, *, board: BoardModel, seed: int) -> Iterator[TimelineInterval]:
     """Play a job on one of its GPUs: its stages, cut where the scheduler kills it, then what is left of the hold."""
     rank = job.slots.index(slot)
-    dies = FOREVER_MS if rank in job.orphans else min(FOREVER_MS, job.end_ms)
-    pid = dice(seed, job.owner.job_id, "pid").randrange(2_000, 4_000_000) + rank
+    killed_at = FOREVER_MS if rank in job.orphans else min(FOREVER_MS, job.end_ms)
+    pid = seeded_random(seed, job.owner.job_id, "pid").randrange(2_000, 4_000_000) + rank
     now = job.start_ms
-    for stage in job.stages(dice(seed, job.owner.job_id)):
-        end = min(now + stage.ms, dies)
-        process = program(board, pid, share=stage.memory, name=stage.program) if stage.context else None
-        yield from _staged(job, stage, rank, span=(now, end), process=process)
+    for stage in job.stages(seeded_random(seed, job.owner.job_id)):
+        end = min(now + stage.ms, killed_at)
+        process = cuda_process(board, pid, share=stage.memory, name=stage.program) if stage.context else None
+        yield from _stage_intervals(job, stage, rank, span=(now, end), process=process)
         now = end
-        if now >= dies:
+        if now >= killed_at:
             return
     if now < min(job.end_ms, FOREVER_MS):
-        yield Piece(now, min(job.end_ms, FOREVER_MS), "held without a process", job=job)
+        yield TimelineInterval(now, min(job.end_ms, FOREVER_MS), "held without a process", job=job)
 
 
-def _staged(job: Job, stage: Stage, rank: int, *, span: tuple[int, int], process: Process | None) -> Iterator[Piece]:
+def _stage_intervals(
+    job: SimulatedJob, stage: Stage, rank: int, *, span: tuple[int, int], process: Process | None
+) -> Iterator[TimelineInterval]:
     """Give one rank's part of a stage, in two pieces if the hold ends within it."""
     start, end = span
     cuts = [start, job.end_ms, end] if start < job.end_ms < end else [start, end]
     for left, right in pairwise(cuts):
         if left < right:
-            yield Piece(
+            yield TimelineInterval(
                 left,
                 right,
                 stage.name,
@@ -218,7 +217,9 @@ def _staged(job: Job, stage: Stage, rank: int, *, span: tuple[int, int], process
             )
 
 
-def truth(plan: Plan, uuids: Sequence[str], *, board: Board, seed: int, end_ms: int) -> Iterator[Truth]:
+def ground_truth(
+    plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int, end_ms: int
+) -> Iterator[GroundTruth]:
     """Every change of what really goes on until `end_ms`, in order of time, lazily."""
     per_gpu = [
         _gpu_truth(plan, slot, uuid=uuid, board=board, seed=seed, end_ms=end_ms) for slot, uuid in enumerate(uuids)
@@ -226,38 +227,38 @@ def truth(plan: Plan, uuids: Sequence[str], *, board: Board, seed: int, end_ms: 
     return merge(*per_gpu, _source_truth(plan, end_ms), key=lambda entry: entry.at)
 
 
-def _gpu_truth(plan: Plan, slot: int, *, uuid: str, board: Board, seed: int, end_ms: int) -> Iterator[Truth]:
+def _gpu_truth(plan: Plan, slot: int, *, uuid: str, board: BoardModel, seed: int, end_ms: int) -> Iterator[GroundTruth]:
     until = min(end_ms, plan.lost_ms.get(slot, end_ms))
-    for piece in timeline(plan, slot, board=board, seed=seed):
-        if piece.start >= until:
+    for interval in timeline(plan, slot, board=board, seed=seed):
+        if interval.start >= until:
             break
-        yield _told(piece, uuid, board)
+        yield _interval_truth(interval, uuid, board)
     if until < end_ms:
-        yield Truth(at=until * MS, uuid=uuid, phase="off the bus")
+        yield GroundTruth(at=until * MS, uuid=uuid, phase="off the bus")
 
 
-def _source_truth(plan: Plan, end_ms: int) -> Iterator[Truth]:
+def _source_truth(plan: Plan, end_ms: int) -> Iterator[GroundTruth]:
     for start, end in plan.silent_ms:
         if start < end_ms:
-            yield Truth(at=start * MS, phase="the telemetry source is silent")
+            yield GroundTruth(at=start * MS, phase="the telemetry source is silent")
         if end < end_ms:
-            yield Truth(at=end * MS, phase="the telemetry source answers again")
+            yield GroundTruth(at=end * MS, phase="the telemetry source answers again")
 
 
-def _told(piece: Piece, uuid: str, board: Board) -> Truth:
-    load, share = piece.cycle.mean(), piece.cycle.share
-    return Truth(
-        at=piece.start * MS,
+def _interval_truth(interval: TimelineInterval, uuid: str, board: BoardModel) -> GroundTruth:
+    load, share = interval.cycle.mean(), interval.cycle.share
+    return GroundTruth(
+        at=interval.start * MS,
         uuid=uuid,
-        phase=piece.name,
-        job_id=piece.job.owner.job_id if piece.job else "",
-        process=piece.process is not None,
-        held=piece.job is not None and piece.start < piece.job.end_ms,
+        phase=interval.name,
+        job_id=interval.job.owner.job_id if interval.job else "",
+        process=interval.process is not None,
+        held=interval.job is not None and interval.start < interval.job.end_ms,
         engine_active=load.engine,
         sm_active=load.sm,
         tensor_active=load.tensor,
         dram_active=load.dram,
-        clock_ratio=clock_ratio(board, load, piece.climate),
+        clock_ratio=clock_ratio(board, load, interval.climate),
         peer_bytes_per_second=load.peer_tx + load.peer_rx,
         pcie_bytes_per_second=load.pcie_tx + load.pcie_rx,
         computing_share=share("computing"),
@@ -268,9 +269,87 @@ def _told(piece: Piece, uuid: str, board: Board) -> Truth:
     )
 
 
-def clock_ratio(board: Board, load: Load, climate: Climate) -> float:
+def clock_ratio(board: BoardModel, load: Load, climate: Climate) -> float:
     """Give the SM clock over the tensor reference clock while this load's kernels run; 0 if it has none."""
     if load.engine <= 0:
         return 0.0
     clock = min(governed_clock(board, busy_demand(load)), climate.clock_cap_hz)
     return clock / board.reference_clock_hz
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """What a scenario is told: the node's boards, its number in the fleet, and how long the story will be."""
+
+    board: BoardModel
+    gpus: int
+    node: int
+    preroll_ms: int
+    duration_ms: int
+    """Altogether, the pre-roll included."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Every GPU of the node."""
+        return tuple(range(self.gpus))
+
+
+class Scenario(Struct, frozen=True):
+    """One row of a table of scenarios: how to build it, how long it takes to show what it shows, and what that is."""
+
+    plan: Callable[[Setting], Plan]
+    duration_seconds: int
+    description: str
+    min_gpus: int = 1
+    preroll_seconds: int = 0
+    """How much of it has to have happened before anyone watches; played in steps of a minute."""
+
+
+def batch_owner(setting: Setting, number: int, name: str, *, user: str = "ada") -> Owner:
+    """Make a Slurm batch job; numbers do not repeat within a fleet."""
+    return Owner(
+        job_id=str(41_000 + 1_000 * setting.node + number),
+        scheduler="slurm",
+        user=user,
+        account="research",
+        partition="gpu",
+        name=name,
+    )
+
+
+def notebook_owner(setting: Setting, number: int) -> Owner:
+    """Make a notebook under Slurm."""
+    return Owner(
+        job_id=str(41_000 + 1_000 * setting.node + number),
+        scheduler="slurm",
+        user="grace",
+        account="research",
+        partition="interactive",
+        name="jupyter",
+        workload_class="interactive",
+    )
+
+
+def server_owner(setting: Setting, number: int) -> Owner:
+    """Make a language-model server's pod."""
+    pod = f"chat-{setting.node}-{number}"
+    return Owner(
+        job_id=f"inference/{pod}",
+        scheduler="kubernetes",
+        namespace="inference",
+        pod=pod,
+        name="chat",
+        workload_class="serving",
+    )
+
+
+def whole_node(setting: Setting, name: str, program: Program, *, hold_ms: int | None = None) -> SimulatedJob:
+    """Give all GPUs of the node to one batch job."""
+    job = SimulatedJob(owner=batch_owner(setting, 1, name), slots=setting.slots, stages=program)
+    return job if hold_ms is None else replace(job, hold_ms=hold_ms)
+
+
+def one_each(setting: Setting, name: str, program: Program) -> tuple[SimulatedJob, ...]:
+    """Give a job of its own to every GPU."""
+    return tuple(
+        SimulatedJob(owner=batch_owner(setting, slot, name), slots=(slot,), stages=program) for slot in setting.slots
+    )

@@ -1,19 +1,26 @@
-"""What a job's processes do from first to last: stages in the order a real program goes through them.
+"""Models programs of single jobs as stages from start to end: training, serving, notebooks, hangs, waits, slow starts.
 
-Owns the stories of single jobs. Refuses who holds the GPUs: that is `scenarios`.
+Who holds the GPUs is decided by the scenarios.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 
 from msgspec.structs import replace
 
 from exporter.simulate import kernels
-from exporter.simulate.boards import CLOCK_STEP_HZ, Board
-from exporter.simulate.work import FOREVER_MS, NOTHING, Climate, Cycle, Stage, Stages
-
-Program = Callable[[Random], Stages]
-MINUTE_MS = 60_000
+from exporter.simulate.boards import CLOCK_STEP_HZ, BoardModel
+from exporter.simulate.workload import (
+    FOREVER_MS,
+    IDLE_CYCLE,
+    MINUTE_MS,
+    Climate,
+    Cycle,
+    Program,
+    Stage,
+    Stages,
+    absent,
+)
 
 _HOT_AIR = 0x40 | 0x8
 _POWER_BRAKE = 0x80 | 0x8
@@ -32,23 +39,23 @@ def until(stages: Iterator[Stage], ms: int) -> Stages:
             return
 
 
-def bring_up(rng: Random, board: Board) -> Stages:
+def bring_up(rng: Random, board: BoardModel) -> Stages:
     """Container, weights, compilation: a process, then a context, then work."""
-    yield Stage("the container starts", rng.randrange(5_000, 15_000), (NOTHING,), context=False)
+    yield absent("the container starts", rng.randrange(5_000, 15_000))
     loading = kernels.copy_in(board, wire=0.1)
     yield Stage("weights are loaded", rng.randrange(8_000, 20_000), (loading,), memory=0.3)
     yield Stage("kernels are compiled", rng.randrange(10_000, 25_000), (kernels.warm_up(),), memory=0.5)
 
 
-def _step(board: Board, ranks: int, *, pace: float = 1.0) -> Cycle:
+def _step(board: BoardModel, ranks: int, *, pace: float = 1.0) -> Cycle:
     return kernels.training_step(board, pace=pace, alone=ranks == 1)
 
 
-def _training(board: Board, ranks: int, ms: int) -> Stage:
+def _training(board: BoardModel, ranks: int, ms: int) -> Stage:
     return Stage("training", ms, (_step(board, ranks),), memory=0.85)
 
 
-def training(board: Board, ranks: int) -> Program:
+def training(board: BoardModel, ranks: int) -> Program:
     """Data-parallel training without end, a checkpoint every half hour."""
 
     def stages(rng: Random) -> Stages:
@@ -61,7 +68,7 @@ def training(board: Board, ranks: int) -> Program:
     return stages
 
 
-def starving(board: Board, ranks: int) -> Program:
+def starving(board: BoardModel, ranks: int) -> Program:
     """Rounds of a loader too slow for its GPUs: a wait, one big copy, and a stretch of full speed."""
     waiting, copying = (kernels.no_input(),), (kernels.copy_in(board),)
     step = (_step(board, ranks),)
@@ -75,7 +82,7 @@ def starving(board: Board, ranks: int) -> Program:
     return stages
 
 
-def starved_training(board: Board, ranks: int) -> Program:
+def starved_training(board: BoardModel, ranks: int) -> Program:
     """Training whose input pipeline cannot keep up."""
 
     def stages(rng: Random) -> Stages:
@@ -85,7 +92,7 @@ def starved_training(board: Board, ranks: int) -> Program:
     return stages
 
 
-def decoding(board: Board, ranks: int) -> Program:
+def decoding(board: BoardModel, ranks: int) -> Program:
     """Serving tokens without end; the number of sequences in flight drifts."""
 
     def stages(rng: Random) -> Stages:
@@ -97,21 +104,21 @@ def decoding(board: Board, ranks: int) -> Program:
     return stages
 
 
-def notebook(board: Board) -> Program:
+def notebook(board: BoardModel) -> Program:
     """Cells run for some minutes; then the tab is left open."""
 
     def stages(rng: Random) -> Stages:
-        yield Stage("the container starts", rng.randrange(4_000, 9_000), (NOTHING,), context=False)
+        yield absent("the container starts", rng.randrange(4_000, 9_000))
         yield Stage("libraries are imported", rng.randrange(8_000, 15_000), (kernels.warm_up(),), memory=0.1)
         for _ in range(3):
             yield Stage("a cell runs", rng.randrange(20_000, 60_000), (_step(board, 1),), memory=0.35)
-            yield Stage("someone is reading", rng.randrange(30_000, 90_000), (NOTHING,), memory=0.35)
-        yield Stage("nobody is at the keyboard", FOREVER_MS, (NOTHING,), memory=0.35)
+            yield Stage("someone is reading", rng.randrange(30_000, 90_000), (IDLE_CYCLE,), memory=0.35)
+        yield Stage("nobody is at the keyboard", FOREVER_MS, (IDLE_CYCLE,), memory=0.35)
 
     return stages
 
 
-def deadlocking(board: Board, ranks: int, *, after_ms: int) -> Program:
+def deadlocking(board: BoardModel, ranks: int, *, after_ms: int) -> Program:
     """Training, until one rank never reaches a collective that all the others are in."""
 
     def stages(rng: Random) -> Stages:
@@ -123,10 +130,10 @@ def deadlocking(board: Board, ranks: int, *, after_ms: int) -> Program:
 
 
 def _all_but(missing: int, ranks: int) -> tuple[Cycle, ...]:
-    return tuple(NOTHING if rank == missing else kernels.polling() for rank in range(ranks))
+    return tuple(IDLE_CYCLE if rank == missing else kernels.polling() for rank in range(ranks))
 
 
-def losing(board: Board, ranks: int, *, missing: int, after_ms: int) -> Program:
+def losing(board: BoardModel, ranks: int, *, missing: int, after_ms: int) -> Program:
     """Training, until one rank's GPU is gone and the rest wait for it until the watchdog ends the job."""
 
     def stages(rng: Random) -> Stages:
@@ -136,7 +143,7 @@ def losing(board: Board, ranks: int, *, missing: int, after_ms: int) -> Program:
     return stages
 
 
-def straggling(board: Board, ranks: int, *, pace: float = 0.64) -> Program:
+def straggling(board: BoardModel, ranks: int, *, pace: float = 0.64) -> Program:
     """Training in which one rank's host cannot launch kernels fast enough, and all others wait every step."""
     wait = kernels.step_ms(board) / pace - kernels.step_ms(board)
     slow = kernels.starved_rank(board, pace)
@@ -151,12 +158,12 @@ def straggling(board: Board, ranks: int, *, pace: float = 0.64) -> Program:
     return stages
 
 
-def slowed_clock(board: Board) -> float:
+def slowed_clock(board: BoardModel) -> float:
     """Give the clock in hertz that a slowdown of about a third leaves: 1,200 MHz on an H100."""
     return CLOCK_STEP_HZ * round(0.656 * board.reference_clock_hz / CLOCK_STEP_HZ)
 
 
-def _slowed(board: Board, ranks: int, ms: int, *, hot: bool) -> Stage:
+def _slowed(board: BoardModel, ranks: int, ms: int, *, hot: bool) -> Stage:
     cap = slowed_clock(board)
     hot_air = Climate(cap, event_reasons=_HOT_AIR, inlet_kelvin=45.0)
     climate = hot_air if hot else Climate(cap, event_reasons=_POWER_BRAKE)
@@ -165,7 +172,7 @@ def _slowed(board: Board, ranks: int, ms: int, *, hot: bool) -> Stage:
     return Stage(name, ms, (step,), memory=0.85, climates=(climate,))
 
 
-def slowed_training(board: Board, ranks: int) -> Program:
+def slowed_training(board: BoardModel, ranks: int) -> Program:
     """Training: five minutes undisturbed, ten in air too hot, then under the power supply's brake."""
 
     def stages(rng: Random) -> Stages:
@@ -177,11 +184,11 @@ def slowed_training(board: Board, ranks: int) -> Program:
     return stages
 
 
-def eventful_training(board: Board, ranks: int, *, calm_ms: int) -> Program:
+def disturbed_training(board: BoardModel, ranks: int, *, undisturbed_ms: int) -> Program:
     """Training that meets, after a calm stretch, slow input and hot air by turns."""
 
     def stages(rng: Random) -> Stages:
-        yield from until(training(board, ranks)(rng), calm_ms)
+        yield from until(training(board, ranks)(rng), undisturbed_ms)
         while True:
             yield from until(starving(board, ranks)(rng), 3 * MINUTE_MS)
             yield _training(board, ranks, 3 * MINUTE_MS)
@@ -191,7 +198,7 @@ def eventful_training(board: Board, ranks: int, *, calm_ms: int) -> Program:
     return stages
 
 
-def one_thing(name: str, cycle: Cycle, *, memory: float = 0.1, program: str = "python") -> Program:
+def single_cycle(name: str, cycle: Cycle, *, memory: float = 0.1, program: str = "python") -> Program:
     """One cycle from first to last."""
 
     def stages(_: Random) -> Stages:
@@ -200,18 +207,85 @@ def one_thing(name: str, cycle: Cycle, *, memory: float = 0.1, program: str = "p
     return stages
 
 
-def at_reference(board: Board) -> Climate:
+def at_reference(board: BoardModel) -> Climate:
     """Clocks set to the one at which the dense peak holds."""
     return Climate(board.reference_clock_hz, event_reasons=_CLOCKS_SET)
 
 
-def by_turns(board: Board) -> Program:
+def alternating(board: BoardModel) -> Program:
     """Twenty minutes of even work and ten of nothing, again and again, at the reference clock."""
     climates = (at_reference(board),)
 
     def stages(_: Random) -> Stages:
         while True:
-            for name, minutes, cycle in (("working", 20, kernels.steady(tensor=0.4)), ("pausing", 10, NOTHING)):
+            for name, minutes, cycle in (("working", 20, kernels.steady(tensor=0.4)), ("pausing", 10, IDLE_CYCLE)):
                 yield Stage(name, minutes * MINUTE_MS, (cycle,), memory=0.5, climates=climates)
+
+    return stages
+
+
+def first_minutes(rng: Random, board: BoardModel, ranks: int) -> Stages:
+    """Training for five to seven minutes: what follows begins at no particular moment."""
+    yield from until(training(board, ranks)(rng), rng.randrange(5 * MINUTE_MS, 7 * MINUTE_MS))
+
+
+def endless_training(board: BoardModel, *, alone: bool = False) -> Stage:
+    """Training that goes on until the job is ended."""
+    return Stage("training", FOREVER_MS, (kernels.training_step(board, alone=alone),), memory=0.85)
+
+
+def rank0_alone(
+    board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int, rank0_here: bool = True, begun: bool = True
+) -> Program:
+    """Training, in which rank 0 once does something alone, while all others wait in a collective.
+
+    `chief`: rank 0 is on this node. `begun`: steps were taken before it.
+    """
+    parts = tuple(doing if rank0_here and rank == 0 else kernels.polling() for rank in range(ranks))
+
+    def stages(rng: Random) -> Stages:
+        yield from first_minutes(rng, board, 2) if begun else bring_up(rng, board)
+        yield Stage(name, ms, parts, memory=0.85)
+        yield endless_training(board)
+
+    return stages
+
+
+def hanging(
+    board: BoardModel, ranks: int, *, name: str, waits: Cycle, absent: Cycle | None = None, begun: bool = True
+) -> Program:
+    """Training until every rank here waits for what never comes; with `absent`, rank 0 does that instead.
+
+    `begun`: steps were taken before it.
+    """
+    parts = (waits,) if absent is None else (absent, *[waits] * (ranks - 1))
+
+    def stages(rng: Random) -> Stages:
+        yield from first_minutes(rng, board, ranks) if begun else bring_up(rng, board)
+        yield Stage(name, FOREVER_MS, parts, memory=0.85)
+
+    return stages
+
+
+def long_preparation(board: BoardModel, ranks: int, *, name: str, doing: Cycle, minutes: int) -> Program:
+    """Training whose first step takes this long to get ready."""
+
+    def stages(rng: Random) -> Stages:
+        yield absent("the container starts", rng.randrange(5_000, 15_000))
+        yield Stage(name, minutes * MINUTE_MS, (doing,), memory=0.5)
+        yield Stage("training", FOREVER_MS, (kernels.training_step(board, alone=ranks == 1),), memory=0.85)
+
+    return stages
+
+
+def repeating(*rounds: tuple[str, float, Cycle], program: str = "python", memory: float = 0.4) -> Program:
+    """A program's own bring-up, then these again and again: name, minutes, cycle."""
+
+    def stages(rng: Random) -> Stages:
+        yield absent("the container starts", rng.randrange(4_000, 9_000))
+        yield Stage("libraries are imported", rng.randrange(8_000, 15_000), (kernels.warm_up(),), memory=0.1)
+        while True:
+            for name, minutes, cycle in rounds:
+                yield Stage(name, round(minutes * MINUTE_MS), (cycle,), memory=memory, program=program)
 
     return stages

@@ -1,47 +1,97 @@
-"""The stories a simulated node can tell: one row a scenario.
+"""The scenarios of `demo` and `simulate`: who holds which GPU and when; one row each."""
 
-Owns who holds which GPU and when. Refuses figures of any kind of kernel (`kernels`) and what the processes do
-(`programs`).
-"""
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from exporter.core.model import Parallel
-from exporter.simulate import kernels, narrated, programs
-from exporter.simulate.lookalikes import SHOWN, STORIES
-from exporter.simulate.plan import Job, Plan
-from exporter.simulate.programs import MINUTE_MS, Program
-from exporter.simulate.setting import Scenario, Setting, batch, interactive, one_each, server, whole_node
-from exporter.simulate.words import Voice
-from exporter.simulate.work import NOTHING
+from exporter.simulate import kernels, programs, reporting
+from exporter.simulate.boards import BoardModel
+from exporter.simulate.plan import (
+    Plan,
+    Scenario,
+    Setting,
+    SimulatedJob,
+    batch_owner,
+    notebook_owner,
+    one_each,
+    server_owner,
+    whole_node,
+)
+from exporter.simulate.workload import HOUR_MS, IDLE_CYCLE, MINUTE_MS, Cycle, Program, ReportingOptions
 
-_HOUR_MS = 60 * MINUTE_MS
 _HOUR = 3600
 
 
-def _healthy_training(setting: Setting) -> Plan:
-    return Plan(jobs=(whole_node(setting, "pretrain", programs.training(setting.board, setting.gpus)),))
+def all_gpus(name: str, make: Callable[[BoardModel, int], Program]) -> Callable[[Setting], Plan]:
+    """One batch job on all GPUs of the node; `make` is given how many these are."""
+    return lambda setting: Plan(jobs=(whole_node(setting, name, make(setting.board, setting.gpus)),))
+
+
+def each_gpu(name: str, make: Callable[[BoardModel], Program]) -> Callable[[Setting], Plan]:
+    """A batch job of its own on every GPU."""
+    return lambda setting: Plan(jobs=one_each(setting, name, make(setting.board)))
+
+
+def servers(*rounds: tuple[str, float, Callable[[BoardModel], Cycle]]) -> Callable[[Setting], Plan]:
+    """A server on every GPU, which does these in turn: name, minutes, cycle."""
+
+    def plan(setting: Setting) -> Plan:
+        made = [(name, minutes, cycle(setting.board)) for name, minutes, cycle in rounds]
+        program = programs.repeating(*made, program="server", memory=0.9)
+        return Plan(
+            jobs=tuple(SimulatedJob(owner=server_owner(setting, n), slots=(n,), stages=program) for n in setting.slots)
+        )
+
+    return plan
+
+
+def rank0_checkpoint(seconds: int) -> Callable[[Setting], Plan]:
+    """Rank 0 writes a checkpoint for so long, while all others wait."""
+
+    def make(board: BoardModel, ranks: int) -> Program:
+        doing = kernels.copy_out(board, rate=3e9)
+        return programs.rank0_alone(board, ranks, name="rank 0 writes a checkpoint", doing=doing, ms=seconds * 1000)
+
+    return all_gpus("pretrain", make)
+
+
+def rank0_evaluation(board: BoardModel, ranks: int, *, rank0_here: bool = True) -> Program:
+    """Rank 0, on this node or another, evaluates for 20 minutes, while all others wait."""
+    doing = kernels.evaluation()
+    return programs.rank0_alone(
+        board, ranks, name="rank 0 evaluates", doing=doing, ms=20 * MINUTE_MS, rank0_here=rank0_here
+    )
+
+
+def _long_first_step(board: BoardModel, ranks: int) -> Program:
+    return programs.long_preparation(board, ranks, name="first step", doing=kernels.now_and_then(), minutes=22)
+
+
+def _nic_hang(board: BoardModel, ranks: int) -> Program:
+    return programs.hanging(board, ranks, name="the network card never answers", waits=kernels.polling_host(board))
+
+
+_healthy_training = all_gpus("pretrain", programs.training)
 
 
 def _memory_bound_decode(setting: Setting) -> Plan:
     half = setting.gpus // 2
     shared = setting.slots[:half] if half > 1 else ()
     singles = setting.slots[len(shared) :]
-    together = Job(owner=server(setting, 100), slots=shared, stages=programs.decoding(setting.board, half))
+    together = SimulatedJob(
+        owner=server_owner(setting, 100), slots=shared, stages=programs.decoding(setting.board, half)
+    )
     alone = (
-        Job(owner=server(setting, slot), slots=(slot,), stages=programs.decoding(setting.board, 1)) for slot in singles
+        SimulatedJob(owner=server_owner(setting, slot), slots=(slot,), stages=programs.decoding(setting.board, 1))
+        for slot in singles
     )
     return Plan(jobs=((together,) if shared else ()) + tuple(alone))
 
 
-def _input_starved_training(setting: Setting) -> Plan:
-    program = programs.starved_training(setting.board, setting.gpus)
-    return Plan(jobs=(whole_node(setting, "vision", program),))
-
-
-def _notebook(setting: Setting, slot: int, *, start_ms: int) -> Job:
-    return Job(
-        owner=interactive(setting, 500 + slot),
+def _notebook(setting: Setting, slot: int, *, start_ms: int) -> SimulatedJob:
+    return SimulatedJob(
+        owner=notebook_owner(setting, 500 + slot),
         slots=(slot,),
         stages=programs.notebook(setting.board),
         start_ms=start_ms,
@@ -54,8 +104,8 @@ def _zombie_notebook(setting: Setting) -> Plan:
 
 
 def _leaked_process(setting: Setting) -> Plan:
-    job = Job(
-        owner=batch(setting, 1, "sweep"),
+    job = SimulatedJob(
+        owner=batch_owner(setting, 1, "sweep"),
         slots=setting.slots,
         stages=programs.training(setting.board, 1),
         hold_ms=10 * MINUTE_MS + 250,
@@ -64,18 +114,9 @@ def _leaked_process(setting: Setting) -> Plan:
     return Plan(jobs=(job,))
 
 
-def _deadlock(setting: Setting) -> Plan:
-    program = programs.deadlocking(setting.board, setting.gpus, after_ms=15 * MINUTE_MS)
-    return Plan(jobs=(whole_node(setting, "pretrain", program),))
-
-
-def _straggler(setting: Setting) -> Plan:
-    return Plan(jobs=(whole_node(setting, "pretrain", programs.straggling(setting.board, setting.gpus)),))
-
-
-def _throttled(setting: Setting) -> Plan:
-    program = programs.slowed_training(setting.board, setting.gpus)
-    return Plan(jobs=(whole_node(setting, "pretrain", program),))
+_deadlock = all_gpus("pretrain", lambda board, gpus: programs.deadlocking(board, gpus, after_ms=15 * MINUTE_MS))
+_input_starved_training = all_gpus("vision", programs.starved_training)
+_throttled = all_gpus("pretrain", programs.slowed_training)
 
 
 def _lost_gpu(setting: Setting) -> Plan:
@@ -91,30 +132,10 @@ def _telemetry_outage(setting: Setting) -> Plan:
     return replace(_healthy_training(setting), silent_ms=(silence,))
 
 
-def _copy_loop(setting: Setting) -> Plan:
-    program = programs.one_thing("copying on the board", kernels.copy_on_board(setting.board))
-    return Plan(jobs=one_each(setting, "copy", program))
-
-
-def _large_gemm(setting: Setting) -> Plan:
-    program = programs.one_thing("multiplying matrices", kernels.large_gemm(), memory=0.3)
-    return Plan(jobs=one_each(setting, "gemm", program))
-
-
-def _spin_kernel(setting: Setting) -> Plan:
-    program = programs.one_thing("one block waits for a flag", kernels.one_block(setting.board))
-    return Plan(jobs=one_each(setting, "spin", program))
-
-
-def _idle_context(setting: Setting) -> Plan:
-    program = programs.one_thing("a context and no kernel", NOTHING, memory=0.0, program="sleep")
-    return Plan(jobs=one_each(setting, "sleep", program))
-
-
 def _carpenter(setting: Setting) -> Plan:
-    program = programs.by_turns(setting.board)
+    program = programs.alternating(setting.board)
     jobs = one_each(setting, "carpenter", program)
-    return Plan(jobs=tuple(replace(job, start_ms=2 * _HOUR_MS) for job in jobs), noise=0.0)
+    return Plan(jobs=tuple(replace(job, start_ms=2 * HOUR_MS) for job in jobs), noise=0.0)
 
 
 _ROUND_MS = 30 * MINUTE_MS
@@ -123,49 +144,51 @@ _ROUND_MS = 30 * MINUTE_MS
 def _demo(setting: Setting) -> Plan:
     """Eight GPUs, four tenants, of whom two speak; `live` is when someone starts to watch."""
     board, live = setting.board, setting.preroll_ms
-    chat = narrated.server(programs.decoding(board, 1), board)
+    chat = reporting.reporting_server(programs.decoding(board, 1), board)
     jobs = (
         _demo_trainer(setting, start_ms=max(0, live - 40 * MINUTE_MS)),
-        Job(owner=server(setting, 4), slots=(4,), stages=chat, serves=True),
+        SimulatedJob(owner=server_owner(setting, 4), slots=(4,), stages=chat, serves=True),
         _notebook(setting, 5, start_ms=2_345),
         *_demo_pair(setting, first=max(0, live - 510_000)),
     )
     return Plan(jobs=tuple(job for job in jobs if max(job.slots) < setting.gpus))
 
 
-def _demo_trainer(setting: Setting, *, start_ms: int) -> Job:
+def _demo_trainer(setting: Setting, *, start_ms: int) -> SimulatedJob:
     calm = setting.preroll_ms - start_ms + 3 * MINUTE_MS
-    return Job(
-        owner=batch(setting, 1, "pretrain"),
+    return SimulatedJob(
+        owner=batch_owner(setting, 1, "pretrain"),
         slots=(0, 1, 2, 3),
-        stages=narrated.trainer(programs.eventful_training(setting.board, 4, calm_ms=calm), setting.board),
+        stages=reporting.reporting_trainer(
+            programs.disturbed_training(setting.board, 4, undisturbed_ms=calm), setting.board
+        ),
         start_ms=start_ms,
-        voice=Voice(run="pretrain-8b", recompute="selective", parallel=Parallel(data=4)),
+        reporting=ReportingOptions(run="pretrain-8b", recompute="selective", parallel=Parallel(data=4)),
     )
 
 
-def _demo_pair(setting: Setting, *, first: int) -> tuple[Job, ...]:
+def _demo_pair(setting: Setting, *, first: int) -> tuple[SimulatedJob, ...]:
     """Give two GPUs to one job that deadlocks, is cancelled, and one that leaves a process behind; again and again."""
-    end = min(setting.duration_ms, first + 7 * 24 * _HOUR_MS)
+    end = min(setting.duration_ms, first + 7 * 24 * HOUR_MS)
     rounds = range(first, end, _ROUND_MS)
     return tuple(job for number, start in enumerate(rounds) for job in _demo_round(setting, number, start))
 
 
-def _demo_round(setting: Setting, number: int, start: int) -> tuple[Job, Job]:
+def _demo_round(setting: Setting, number: int, start: int) -> tuple[SimulatedJob, SimulatedJob]:
     board = setting.board
 
     def finite(minutes: int) -> Program:
         return lambda rng: programs.until(programs.training(board, 2)(rng), minutes * MINUTE_MS)
 
-    stuck = Job(
-        owner=batch(setting, 10 + 2 * number, "ablation", user="barbara"),
+    stuck = SimulatedJob(
+        owner=batch_owner(setting, 10 + 2 * number, "ablation", user="barbara"),
         slots=(6, 7),
         stages=programs.deadlocking(board, 2, after_ms=5 * MINUTE_MS),
         start_ms=start,
         hold_ms=16 * MINUTE_MS,
     )
-    leaky = Job(
-        owner=batch(setting, 11 + 2 * number, "evaluate", user="barbara"),
+    leaky = SimulatedJob(
+        owner=batch_owner(setting, 11 + 2 * number, "evaluate", user="barbara"),
         slots=(6, 7),
         stages=finite(10),
         start_ms=start + 18 * MINUTE_MS,
@@ -178,13 +201,9 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[Job, Job]:
 def _across_nodes(setting: Setting) -> Plan:
     """Half of a job that spans this node and its neighbour."""
     pair = setting.node // len(_FLEET)
-    owner = replace(batch(setting, 0, "pretrain-large"), job_id=str(40_000 + pair))
+    owner = replace(batch_owner(setting, 0, "pretrain-large"), job_id=str(40_000 + pair))
     program = programs.training(setting.board, 2 * setting.gpus)
-    return Plan(jobs=(Job(owner=owner, slots=setting.slots, stages=program, gpus=2 * setting.gpus),))
-
-
-def _empty(_: Setting) -> Plan:
-    return Plan()
+    return Plan(jobs=(SimulatedJob(owner=owner, slots=setting.slots, stages=program, gpus=2 * setting.gpus),))
 
 
 _FLEET = (
@@ -195,7 +214,7 @@ _FLEET = (
     _deadlock,
     _zombie_notebook,
     _throttled,
-    _empty,
+    lambda _: Plan(),
 )
 
 
@@ -205,87 +224,85 @@ def _fleet(setting: Setting) -> Plan:
 
 SCENARIOS: dict[str, Scenario] = {
     "demo": Scenario(
-        description="eight GPUs, four tenants: training, a chat server, a forgotten notebook, a job that deadlocks",
-        plan=_demo,
-        duration_seconds=_HOUR,
+        _demo, _HOUR, "eight GPUs, four tenants: training, a chat server, a forgotten notebook, a job that deadlocks",
         preroll_seconds=3 * _HOUR,
     ),
     "healthy_training": Scenario(
-        description="one data-parallel job on all GPUs, with short exchanges and a checkpoint every half hour",
-        plan=_healthy_training,
+        _healthy_training, 1800,
+        "one data-parallel job on all GPUs, with short exchanges and a checkpoint every half hour",
     ),
     "memory_bound_decode": Scenario(
-        description="language-model servers generating tokens, one GPU each or tensor-parallel",
-        plan=_memory_bound_decode,
+        _memory_bound_decode, 1800, "language-model servers generating tokens, one GPU each or tensor-parallel"
     ),
     "input_starved_training": Scenario(
-        description="training that waits for seconds at a time for its input pipeline",
-        plan=_input_starved_training,
+        _input_starved_training, 1800, "training that waits for seconds at a time for its input pipeline"
     ),
     "zombie_notebook": Scenario(
-        description="notebooks used for some minutes and then left open for hours",
-        plan=_zombie_notebook,
-        duration_seconds=3 * _HOUR,
+        _zombie_notebook, 3 * _HOUR, "notebooks used for some minutes and then left open for hours"
     ),
     "leaked_process": Scenario(
-        description="a job that ends for the scheduler while some of its processes compute on",
-        plan=_leaked_process,
+        _leaked_process, 1800, "a job that ends for the scheduler while some of its processes compute on"
     ),
     "deadlock": Scenario(
-        description="training until one rank stops, and all others poll in a collective for ever",
-        plan=_deadlock,
-        duration_seconds=2700,
-        min_gpus=2,
+        _deadlock, 2700, "training until one rank stops, and all others poll in a collective for ever", min_gpus=2
     ),
     "straggler": Scenario(
-        description="training in which every step waits for one rank with a slow host",
-        plan=_straggler,
-        min_gpus=2,
+        all_gpus("pretrain", programs.straggling), 1800,
+        "training in which every step waits for one rank with a slow host", min_gpus=2,
     ),
     "throttled": Scenario(
-        description="training whose clocks are held down by hot air, then by a power brake",
-        plan=_throttled,
+        _throttled, 1800, "training whose clocks are held down by hot air, then by a power brake"
     ),
     "lost_gpu": Scenario(
-        description="a GPU falls off the bus; the job waits for it until its watchdog ends it",
-        plan=_lost_gpu,
-        duration_seconds=2400,
-        min_gpus=2,
+        _lost_gpu, 2400, "a GPU falls off the bus; the job waits for it until its watchdog ends it", min_gpus=2
     ),
     "telemetry_outage": Scenario(
-        description="healthy training, while the telemetry source is silent for five minutes",
-        plan=_telemetry_outage,
+        _telemetry_outage, 1800, "healthy training, while the telemetry source is silent for five minutes"
     ),
     "fleet": Scenario(
-        description="a node of a mixed cluster; which one depends on the node's number",
-        plan=_fleet,
-        duration_seconds=_HOUR,
-        min_gpus=2,
+        _fleet, _HOUR, "a node of a mixed cluster; which one depends on the node's number", min_gpus=2
     ),
     "copy_loop": Scenario(
-        description="device memory copied to device memory without a pause",
-        plan=_copy_loop,
-        duration_seconds=600,
+        each_gpu("copy", lambda board: programs.single_cycle("copying on the board", kernels.copy_on_board(board))),
+        600, "device memory copied to device memory without a pause",
     ),
     "large_gemm": Scenario(
-        description="large BF16 matrix products without a pause",
-        plan=_large_gemm,
-        duration_seconds=600,
+        each_gpu("gemm", lambda _: programs.single_cycle("multiplying matrices", kernels.large_gemm(), memory=0.3)),
+        600, "large BF16 matrix products without a pause",
     ),
     "spin_kernel": Scenario(
-        description="a kernel of one thread block that waits for a flag for ever",
-        plan=_spin_kernel,
-        duration_seconds=900,
+        each_gpu("spin", lambda board: programs.single_cycle("one block waits for a flag", kernels.one_block(board))),
+        900, "a kernel of one thread block that waits for a flag for ever",
     ),
     "idle_context": Scenario(
-        description="a process that opens a CUDA context and sleeps",
-        plan=_idle_context,
-        duration_seconds=_HOUR,
+        each_gpu(
+            "sleep",
+            lambda _: programs.single_cycle("a context and no kernel", IDLE_CYCLE, memory=0.0, program="sleep"),
+        ),
+        _HOUR, "a process that opens a CUDA context and sleeps",
     ),
     "carpenter": Scenario(
-        description="eight hours, without noise: two held by nobody, four of even work, two of pauses in between",
-        plan=_carpenter,
-        duration_seconds=8 * _HOUR,
+        _carpenter, 8 * _HOUR,
+        "eight hours, without noise: two held by nobody, four of even work, two of pauses in between",
     ),
-    **{name: STORIES[name] for name in SHOWN},
-}
+    "rank0_checkpoint": Scenario(
+        rank0_checkpoint(90), 900, "rank 0 writes a checkpoint for 90 s, the others wait", min_gpus=2
+    ),
+    "rank0_evaluation": Scenario(
+        all_gpus("pretrain", rank0_evaluation), 1800, "rank 0 evaluates for 20 minutes, others wait", min_gpus=2
+    ),
+    "long_first_step": Scenario(
+        all_gpus("pretrain", _long_first_step), 1800, "the first step takes 22 minutes, most of them on the host"
+    ),
+    "serving_lull": Scenario(
+        servers(("answering", 8.0, kernels.decode), ("nobody asks", 240.0, lambda _: IDLE_CYCLE)),
+        round(4.5 * _HOUR), "a server with four hours between two bursts of requests",
+    ),
+    "idle_poller": Scenario(
+        servers(("polling", 40.0, kernels.polling_queue), ("answering", 8.0, kernels.decode)),
+        _HOUR, "a server whose resident kernel polls an empty queue for 40 minutes at a time",
+    ),
+    "nic_hang": Scenario(
+        all_gpus("pretrain", _nic_hang), 1320, "a collective waits for its network card, polling host memory"
+    ),
+}  # fmt: skip

@@ -1,25 +1,74 @@
-"""A node that never was, telling its story as Observations.
+"""Simulates one node as Observations from a physical model of its own.
 
-Owns the loop that plays a plan through sensors, and `without`, which takes a signal away. Refuses to look at what
-becomes of the Observations.
+Owns the loop that plays a plan through boards and sensors, board health, and `without`, which hides signals. Emits only
+what hardware and a scheduler would report; the ground truth goes to another file. Imports core.model alone of the core:
+it must not know how the rest of the program judges, so that agreement between the two means something.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from exporter.core.model import MS, Allocation, Device, Fault, Observation, Reading, Report, Serving
-from exporter.simulate.boards import Board
-from exporter.simulate.plan import Piece, Plan, Truth, timeline, truth
-from exporter.simulate.sensors import Meter
-from exporter.simulate.speaking import reports, servings, teller
-from exporter.simulate.vitals import vitals
-from exporter.simulate.work import Load, add, dice
+from exporter.core.model import (
+    MS,
+    Allocation,
+    Device,
+    Fault,
+    Health,
+    Observation,
+    Reading,
+    ServingReport,
+    TrainingReport,
+)
+from exporter.simulate.boards import BOARDS, BoardModel, BoardSensors
+from exporter.simulate.plan import GroundTruth, Plan, Scenario, Setting, TimelineInterval, ground_truth, timeline
+from exporter.simulate.reporting import emitter, reports, servings
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.workload import FOREVER_MS, Load, add_loads, seeded_random
+
+HEALTH_PERIOD_MS = 10_000
+"""As a daemon reads it."""
+_OFF_THE_BUS = 79
+"""NVIDIA's Xid document: "GPU has fallen off the bus"."""
+_SLOWDOWN_CELSIUS = 87.0
+_MEMORY_ABOVE_CHIP = 6.0
+
+
+def health_readings(
+    plan: Plan, board: BoardModel, uuids: tuple[str, ...], readings: tuple[Reading, ...], *, before: int, now: int
+) -> tuple[Health, ...]:
+    """Health of the boards that answered, where its time came between two ticks (milliseconds); and a last word."""
+    health = [
+        Health(uuids[slot], xids=(_OFF_THE_BUS,))
+        for slot, lost_at in sorted(plan.lost_ms.items())
+        if before < lost_at <= now
+    ]
+    if now // HEALTH_PERIOD_MS > before // HEALTH_PERIOD_MS:
+        health += [_healthy(reading, board, smooths=plan.power_floor > 0) for reading in readings]
+    return tuple(health)
+
+
+def _healthy(reading: Reading, board: BoardModel, *, smooths: bool) -> Health:
+    celsius = reading.temperature_celsius or 0.0
+    return Health(
+        uuid=reading.uuid,
+        recovery_action=0,
+        ecc_corrected=0,
+        ecc_uncorrected=0,
+        row_remap_pending=False,
+        row_remap_failed=False,
+        nvlink_errors=0 if board.nvlink else None,
+        memory_temperature_celsius=celsius + _MEMORY_ABOVE_CHIP,
+        temperature_margin_celsius=_SLOWDOWN_CELSIUS - celsius,
+        power_smoothing=smooths,
+    )
+
 
 _NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 PROFILED = (
@@ -34,7 +83,7 @@ class Simulation(Struct, frozen=True, kw_only=True):
 
     scenario: str
     host: str
-    board: Board
+    board: BoardModel
     uuids: tuple[str, ...]
     plan: Plan
     seed: int
@@ -61,9 +110,9 @@ class Simulation(Struct, frozen=True, kw_only=True):
         return _observations(self)
 
     @property
-    def truth(self) -> Iterator[Truth]:
+    def truth(self) -> Iterator[GroundTruth]:
         """What really went on, change by change, for a file of its own; `at` is monotonic nanoseconds."""
-        entries = truth(self.plan, self.uuids, board=self.board, seed=self.seed, end_ms=self.duration_ms)
+        entries = ground_truth(self.plan, self.uuids, board=self.board, seed=self.seed, end_ms=self.duration_ms)
         return (replace(entry, at=self.start + entry.at) for entry in entries)
 
     def write_truth(self, target: str | Path | BinaryIO) -> None:
@@ -78,45 +127,47 @@ class Simulation(Struct, frozen=True, kw_only=True):
 
 def node_uuids(seed: int, node: int, gpus: int) -> tuple[str, ...]:
     """Names as the driver makes them up, one a GPU; no two seeds or nodes share one."""
-    rng = dice(seed, node, "uuid")
+    rng = seeded_random(seed, node, "uuid")
     return tuple(f"GPU-{UUID(int=rng.getrandbits(128), version=4)}" for _ in range(gpus))
 
 
 class _Player:
     """Follows one GPU's timeline, and gives its mean load over one interval after another."""
 
-    def __init__(self, pieces: Iterator[Piece]) -> None:
-        self._pieces = pieces
-        self._now = next(pieces)
+    def __init__(self, intervals: Iterator[TimelineInterval]) -> None:
+        self._intervals = intervals
+        self._current = next(intervals)
 
-    def play(self, start: int, end: int) -> tuple[Load, Piece]:
+    def play(self, start: int, end: int) -> tuple[Load, TimelineInterval]:
         """Mean load over [start, end) milliseconds, and the piece that is on at its end."""
         total, here = Load(), start
         while here < end:
-            piece = self._now
-            until = min(end, piece.end)
-            part = piece.cycle.integral(here - piece.origin, until - piece.origin)
-            total = part if here == start else add(total, part)
-            if here < until == piece.end:
-                self._now = next(self._pieces)
+            interval = self._current
+            until = min(end, interval.end)
+            part = interval.cycle.integral(here - interval.origin, until - interval.origin)
+            total = part if here == start else add_loads(total, part)
+            if here < until == interval.end:
+                self._current = next(self._intervals)
             here = until
-        return Load(*[max(0.0, value / (end - start)) for value in total]), piece
+        return Load(*[max(0.0, value / (end - start)) for value in total]), interval
 
 
-class _Gpu:
+class _SimulatedGpu:
     """One GPU: what is done to it, and what its sensors say."""
 
     def __init__(self, simulation: Simulation, slot: int) -> None:
         plan, board, seed = simulation.plan, simulation.board, simulation.seed
         uuid = simulation.uuids[slot]
         self._player = _Player(timeline(plan, slot, board=board, seed=seed))
-        noise = dice(seed, simulation.node, slot, "sensors")
-        self._meter = Meter(board, uuid, noise, noise=plan.noise, floor=plan.power_floor)
+        noise = seeded_random(seed, simulation.node, slot, "sensors")
+        self._meter = BoardSensors(board, uuid, noise, noise=plan.noise, floor=plan.power_floor)
 
     def read(self, start: int, end: int, *, offset: int) -> Reading:
         """Play on from `start` to `end`, and read the sensors; time in the reading is moved by `offset`."""
-        load, piece = self._player.play(start, end)
-        return self._meter.read(start + offset, end + offset, load=load, climate=piece.climate, process=piece.process)
+        load, interval = self._player.play(start, end)
+        return self._meter.read(
+            start + offset, end + offset, load=load, climate=interval.climate, process=interval.process
+        )
 
 
 def _ticks(simulation: Simulation) -> Iterator[int]:
@@ -129,8 +180,8 @@ def _ticks(simulation: Simulation) -> Iterator[int]:
 
 
 def _observations(simulation: Simulation) -> Iterator[Observation]:
-    gpus = [_Gpu(simulation, slot) for slot in range(len(simulation.uuids))]
-    reported, answered = _told(simulation)
+    gpus = [_SimulatedGpu(simulation, slot) for slot in range(len(simulation.uuids))]
+    reported, answered = _message_streams(simulation)
     yield _observation(simulation, -1, 0, readings=())
     before = 0
     blind = False
@@ -139,24 +190,26 @@ def _observations(simulation: Simulation) -> Iterator[Observation]:
         readings = tuple(gpu.read(before, now, offset=offset) for gpu in gpus)
         silent = simulation.plan.silent(now)
         # The first answer after a silence only sets the counters' baseline: rates need two.
-        kept = () if silent or blind else _answering(simulation, readings, now)
-        seen = _observation(simulation, before, now, readings=kept)
-        yield replace(seen, reports=reported(now * MS), serving=answered(now * MS))
+        visible = () if silent or blind else _visible_readings(simulation, readings, now)
+        observation = _observation(simulation, before, now, readings=visible)
+        yield replace(observation, reports=reported(now * MS), serving=answered(now * MS))
         before, blind = now, silent
 
 
-def _told(simulation: Simulation) -> tuple[Callable[[int], tuple[Report, ...]], Callable[[int], tuple[Serving, ...]]]:
+def _message_streams(
+    simulation: Simulation,
+) -> tuple[Callable[[int], tuple[TrainingReport, ...]], Callable[[int], tuple[ServingReport, ...]]]:
     """Give two functions of time (ns from the first Observation): what processes and engines have said since."""
     plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
     reported = reports(plan, uuids, board=board, seed=seed)
     answered = servings(plan, uuids, board=board, seed=seed)
-    return teller(reported, simulation.start), teller(answered, simulation.start)
+    return emitter(reported, simulation.start), emitter(answered, simulation.start)
 
 
-def _answering(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
+def _visible_readings(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
     plan = simulation.plan
-    heard = tuple(r for slot, r in enumerate(readings) if not plan.lost(slot, now))
-    return tuple(_left_by_profiler(r, plan) for r in heard) if plan.profiled(now) else heard
+    answered = tuple(r for slot, r in enumerate(readings) if not plan.lost(slot, now))
+    return tuple(_left_by_profiler(r, plan) for r in answered) if plan.profiled(now) else answered
 
 
 def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
@@ -174,16 +227,18 @@ def _observation(simulation: Simulation, before: int, now: int, *, readings: tup
         at=simulation.start + now * MS,
         wall=simulation.wall + now * MS,
         readings=readings,
-        devices=_devices(simulation, now) if first or _changed_between(simulation.plan, before, now) else None,
-        allocations=_allocations(simulation, before, now) if first or _moved(simulation, before, now) else None,
+        devices=_devices(simulation, now) if first or _devices_changed(simulation.plan, before, now) else None,
+        allocations=_allocations(simulation, before, now)
+        if first or _allocations_changed(simulation, before, now)
+        else None,
         source="simulation",
         faults=_faults(simulation, now),
-        health=vitals(simulation.plan, simulation.board, simulation.uuids, readings, before=before, now=now),
+        health=health_readings(simulation.plan, simulation.board, simulation.uuids, readings, before=before, now=now),
     )
 
 
-def _changed_between(plan: Plan, before: int, now: int) -> bool:
-    return any(before < moment <= now for moment in (*plan.lost_ms.values(), *plan.drained_ms.values()))
+def _devices_changed(plan: Plan, before: int, now: int) -> bool:
+    return any(before < at <= now for at in (*plan.lost_ms.values(), *plan.drained_ms.values()))
 
 
 def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
@@ -201,8 +256,8 @@ def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
     )
 
 
-def _moved(simulation: Simulation, before: int, now: int) -> bool:
-    return any(before < moment <= now for job in simulation.plan.jobs for moment in (job.start_ms, job.end_ms))
+def _allocations_changed(simulation: Simulation, before: int, now: int) -> bool:
+    return any(before < at <= now for job in simulation.plan.jobs for at in (job.start_ms, job.end_ms))
 
 
 def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocation, ...]:
@@ -226,7 +281,7 @@ def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
 
 
 _SIGNALS = frozenset(field.name for field in fields(Reading)) - {"uuid", "start", "end", "distrust"}
-_WHOLE = frozenset({"owner", "spec"})
+_OTHER_SIGNALS = frozenset({"owner", "spec"})
 
 
 def without(observations: Iterable[Observation], *, signals: Collection[str]) -> Iterator[Observation]:
@@ -234,12 +289,12 @@ def without(observations: Iterable[Observation], *, signals: Collection[str]) ->
 
     "owner" takes the allocations away, "spec" what is known of the board. Raises ValueError for any other name.
     """
-    unknown = sorted(set(signals) - _SIGNALS - _WHOLE)
+    unknown = sorted(set(signals) - _SIGNALS - _OTHER_SIGNALS)
     if unknown:
-        known = ", ".join(sorted(_SIGNALS | _WHOLE))
+        known = ", ".join(sorted(_SIGNALS | _OTHER_SIGNALS))
         raise ValueError(f"no signal is called {', '.join(unknown)}; there are {known}")
     blank: dict[str, None] = dict.fromkeys(_SIGNALS.intersection(signals))
-    return (_blanked(observation, blank, frozenset(signals) & _WHOLE) for observation in observations)
+    return (_blanked(observation, blank, frozenset(signals) & _OTHER_SIGNALS) for observation in observations)
 
 
 def _blanked(observation: Observation, blank: dict[str, None], whole: frozenset[str]) -> Observation:
@@ -252,3 +307,89 @@ def _blanked(observation: Observation, blank: dict[str, None], whole: frozenset[
         devices=devices,
         allocations=None if "owner" in whole else observation.allocations,
     )
+
+
+DEFAULT_WALL = 1_767_225_600 * 1_000_000_000
+"""2026-01-01 00:00 UTC in Unix nanoseconds: a fixed day, so that the same seed gives the same bytes."""
+_PREROLL_PERIOD_MS = 60_000
+_MS_GRAIN = 1e-6
+"""How far from a whole millisecond a figure in seconds may be: binary fractions are not exact."""
+
+Row = TypeVar("Row")
+
+
+def simulate(
+    scenario: str,
+    *,
+    seed: int = 0,
+    board: str = "H100-SXM5-80GB",
+    period_seconds: float = 1.0,
+    duration_seconds: float | None = None,
+    preroll_seconds: float | None = None,
+    gpus: int = 8,
+    node: int = 0,
+    stories: Mapping[str, Scenario] = SCENARIOS,
+    start: int = 0,
+    wall: int = DEFAULT_WALL,
+) -> Simulation:
+    """Set up one node's story; nothing is computed until its Observations are asked for.
+
+    `start` is monotonic nanoseconds on a whole millisecond, `wall` Unix nanoseconds of the same moment.
+    `duration_seconds` comes on top of `preroll_seconds` (both default to the scenario's own; the duration may be
+    infinite). Nodes of one fleet share the seed and differ in `node`. `stories` is the table that `scenario` is a row
+    of: SCENARIOS, STORIES, TWELVE or WATERFALLS. The same arguments give the same bytes.
+    Raises ValueError for an unknown scenario or board, a time off the millisecond grid, or too few GPUs.
+    """
+    row = _lookup(scenario, stories, "scenario")
+    if gpus < row.min_gpus:
+        raise ValueError(f"scenario {scenario} needs at least {row.min_gpus} GPUs, not {gpus}")
+    if start % MS:
+        raise ValueError(f"start is {start} ns: it must lie on a whole millisecond")
+    preroll = _whole_ms(row.preroll_seconds if preroll_seconds is None else preroll_seconds, "preroll_seconds")
+    duration = _whole_ms(row.duration_seconds if duration_seconds is None else duration_seconds, "duration_seconds")
+    period = _positive_ms(period_seconds, "period_seconds")
+    setting = Setting(
+        board=_lookup(board, BOARDS, "board"),
+        gpus=gpus,
+        node=node,
+        preroll_ms=preroll,
+        duration_ms=preroll + duration,
+    )
+    return Simulation(
+        scenario=scenario,
+        host=f"gpu-node-{node:02d}",
+        board=setting.board,
+        uuids=node_uuids(seed, node, gpus),
+        plan=row.plan(setting),
+        seed=seed,
+        node=node,
+        start=start,
+        wall=wall,
+        period_ms=period,
+        preroll_ms=preroll,
+        preroll_period_ms=max(_PREROLL_PERIOD_MS, period),
+        duration_ms=setting.duration_ms,
+    )
+
+
+def _lookup(name: str, table: Mapping[str, Row], kind: str) -> Row:
+    try:
+        return table[name]
+    except KeyError:
+        raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(table)}") from None
+
+
+def _whole_ms(seconds: float, name: str) -> int:
+    if seconds == math.inf:
+        return FOREVER_MS
+    ms = seconds * 1000
+    if not ms >= 0 or abs(ms - round(ms)) > _MS_GRAIN:
+        raise ValueError(f"{name} is {seconds}: it must be seconds in whole milliseconds, 0 or more")
+    return round(ms)
+
+
+def _positive_ms(seconds: float, name: str) -> int:
+    ms = _whole_ms(seconds, name)
+    if ms < 1:
+        raise ValueError(f"{name} is {seconds}: it must be a millisecond or more")
+    return ms

@@ -1,7 +1,6 @@
-"""Stories whose whole day is known: the worked example, told by the job itself, and two days of 100 GPU-hours.
+"""Scenarios whose every hour is known beforehand: the worked example, and two days of 100 GPU-hours.
 
-Owns the order of their stages and the figures of their kernels. Refuses to say what becomes of each hour: that is
-worked out by hand beside the tests, and compared.
+What each hour should count as is worked out by hand beside the tests, and compared.
 """
 
 from collections.abc import Iterator
@@ -11,18 +10,38 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from exporter.core.model import Latency
-from exporter.simulate.boards import Board
-from exporter.simulate.engines import latencies
+from exporter.simulate.boards import BoardModel
 from exporter.simulate.kernels import SPIN
-from exporter.simulate.plan import Job, Plan
+from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, server_owner
 from exporter.simulate.programs import at_reference
-from exporter.simulate.setting import Scenario, Setting, batch, server
-from exporter.simulate.steps import Part, absent, cycle, exchange, kernels, polls, products, rests, spell, steps
-from exporter.simulate.words import Service, Voice
-from exporter.simulate.work import FOREVER_MS, NOTHING, Cycle, Load, Segment, Stage, Stages
+from exporter.simulate.stages import (
+    PhaseSegment,
+    cycle,
+    exchange,
+    idle_part,
+    idle_server,
+    latencies,
+    other_kernels,
+    phase_stage,
+    polling_part,
+    products,
+    restore_after_failure,
+    steps,
+)
+from exporter.simulate.workload import (
+    FOREVER_MS,
+    HOUR_MS,
+    IDLE_CYCLE,
+    Cycle,
+    Load,
+    ReportingOptions,
+    Segment,
+    ServingCounts,
+    Stage,
+    Stages,
+)
 
-_HOUR_MS = 3_600_000
-_DAY_MS = 10 * _HOUR_MS
+_DAY_MS = 10 * HOUR_MS
 """Ten GPUs for so long are 100 GPU-hours."""
 
 
@@ -34,15 +53,15 @@ def _carpenter(setting: Setting) -> Plan:
         part = products(board, 1000, tensor=0.5, dram=0.3, sm=0.8)
         for turn in range(12):
             yield steps(board, 1200, part, after=1200 * turn, model=0.8, counted=True)
-            yield spell("no input", 600_000, rests(1000.0, "data"))
+            yield phase_stage("no input", 600_000, idle_part(1000.0, "data"))
 
     jobs = tuple(
-        Job(
-            owner=batch(setting, slot, "carpenter"),
+        SimulatedJob(
+            owner=batch_owner(setting, slot, "carpenter"),
             slots=(slot,),
             stages=stages,
-            start_ms=2 * _HOUR_MS,
-            voice=Voice(run=f"carpenter-{slot}", recompute="selective"),
+            start_ms=2 * HOUR_MS,
+            reporting=ReportingOptions(run=f"carpenter-{slot}", recompute="selective"),
         )
         for slot in setting.slots
     )
@@ -53,59 +72,61 @@ def _carpenter(setting: Setting) -> Plan:
 
 _CLOCK = 0.97155
 """Of the reference: a power limit holds the clocks there all day."""
-_STARTS_MS, _STUCK_MS, _ANEW_MS, _RESTORES_MS = 450_000, 750_000, 225_000, 450_000
-_SAVES_MS, _JUDGES_MS = 90_000, 90_000
+_STARTS_MS, _STUCK_MS, _RESTART_MS, _RESTORES_MS = 450_000, 750_000, 225_000, 450_000
+_SAVES_MS, _EVALUATION_MS = 90_000, 90_000
 _LOST_STEPS = 1110
 
 
-def _day_of_steps(board: Board) -> tuple[Part, ...]:
+def _day_of_steps(board: BoardModel) -> tuple[PhaseSegment, ...]:
     return (
-        rests(57.0, "data"),
-        polls(71.0),
+        idle_part(57.0, "data"),
+        polling_part(71.0),
         products(board, 754.0, tensor=0.663, sm=0.685, dram=0.859),
         exchange(board, 118.0, wire=0.5),
     )
 
 
-def _some(board: Board, count: int, *, after: int, highest: int | None = None) -> Stage:
+def _training_steps(board: BoardModel, count: int, *, after: int, highest: int | None = None) -> Stage:
     return steps(
         board, count, *_day_of_steps(board),
         after=after, highest=highest, model=0.8536, padding=0.0343, counted=True, clock=_CLOCK,
     )  # fmt: skip
 
 
-def _pretraining(board: Board) -> Iterator[Stage]:
+def _pretraining(board: BoardModel) -> Iterator[Stage]:
     """Ten blocks of steps, after each a checkpoint and a validation; in the fifth and after the eighth a failure."""
-    yield spell("weights are loaded", _STARTS_MS, rests(1000.0, "startup"))
+    yield phase_stage("weights are loaded", _STARTS_MS, idle_part(1000.0, "startup"))
     done = 0
     for block in range(10):
         count = 3000 if block == 9 else 3060  # noqa: PLR2004  the day's last block is cut short
         if block == 4:  # noqa: PLR2004  the fifth
-            yield _some(board, _LOST_STEPS, after=done)
+            yield _training_steps(board, _LOST_STEPS, after=done)
             yield Stage("all ranks wait", _STUCK_MS, (Cycle(Segment(1000.0, SPIN, "waiting_peer")),), memory=0.85)
-            yield from _back(done, highest=done + _LOST_STEPS)
+            yield from restore_after_failure(
+                done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=done + _LOST_STEPS
+            )
         if block == 8:  # noqa: PLR2004  before the ninth
-            yield from _back(done, highest=done)
-        yield _some(board, count, after=done, highest=done + _LOST_STEPS if block == 4 else None)  # noqa: PLR2004
+            yield from _restore(done, highest=done)
+        yield _training_steps(board, count, after=done, highest=done + _LOST_STEPS if block == 4 else None)  # noqa: PLR2004
         done += count
-        yield spell("a checkpoint is written", _SAVES_MS, rests(1000.0, "checkpoint", pcie_tx=1e9), checkpoints=1)
-        judged = kernels(board, 1000.0, sm=0.1, dram=0.05)
-        yield spell("samples are written one by one", _JUDGES_MS, Part(judged.segment, "evaluation"))
+        yield phase_stage(
+            "a checkpoint is written", _SAVES_MS, idle_part(1000.0, "checkpoint", pcie_tx=1e9), checkpoints=1
+        )
+        judged = other_kernels(board, 1000.0, sm=0.1, dram=0.05)
+        yield phase_stage("samples are written one by one", _EVALUATION_MS, PhaseSegment(judged.segment, "evaluation"))
 
 
-def _back(done: int, *, highest: int) -> Iterator[Stage]:
-    yield absent("the program starts anew", _ANEW_MS)
-    reads = rests(1000.0, "restore", pcie_rx=0.3e9)
-    yield spell("state is restored", _RESTORES_MS, reads, memory=0.4, restart=True, resumes=done, highest=highest)
+def _restore(done: int, *, highest: int) -> Iterator[Stage]:
+    return restore_after_failure(done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=highest)
 
 
-def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> Job:
+def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
     """Kernels shorter than the host takes to launch the next."""
     board = setting.board
-    shorts = cycle(products(board, 5.0, tensor=0.25, sm=0.4, dram=0.15), rests(7.0, "compute"))
+    shorts = cycle(products(board, 5.0, tensor=0.25, sm=0.4, dram=0.15), idle_part(7.0, "compute"))
     slow = Stage("short kernels", FOREVER_MS, (shorts,), memory=memory, climates=(at_reference(board),))
-    return Job(
-        owner=batch(setting, 90 + start_ms // _HOUR_MS, "ablation"),
+    return SimulatedJob(
+        owner=batch_owner(setting, 90 + start_ms // HOUR_MS, "ablation"),
         slots=(9,),
         stages=lambda _: iter((slow,)),
         start_ms=start_ms,
@@ -115,15 +136,15 @@ def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -
 
 def _training(setting: Setting) -> Plan:
     board = setting.board
-    pretrain = Job(
-        owner=batch(setting, 1, "pretrain"),
+    pretrain = SimulatedJob(
+        owner=batch_owner(setting, 1, "pretrain"),
         slots=tuple(range(8)),
         stages=lambda _: _pretraining(board),
-        voice=Voice(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
+        reporting=ReportingOptions(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
     )
     small = _launched(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
     large = _launched(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
-    lost = {8: 8 * _HOUR_MS + 400}
+    lost = {8: 8 * HOUR_MS + 400}
     return Plan(jobs=(pretrain, small, large), lost_ms=lost, slices_known=True, noise=0.0)
 
 
@@ -133,7 +154,7 @@ _CAP = 0.925
 """Of the reference: what the room's power leaves the clocks."""
 
 
-class _Mode(NamedTuple):
+class _ReplicaMode(NamedTuple):
     """What a replica does for some time: shares of each second, of the SMs, tensor cores and DRAM's ceiling."""
 
     name: str
@@ -142,20 +163,20 @@ class _Mode(NamedTuple):
     sm: float
     tensor: float
     dram: float
-    does: Service
+    counts: ServingCounts
     peers: float = 0.0
     """Of each second, an exchange with the other GPU of the replica, at half the link."""
     swaps: bool = False
     """What the engine does not fill are blocks of the KV cache on their way to the host and back."""
 
 
-def _counted(mode: _Mode, board: Board) -> Service:
+def _counted(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
     """FLOPs and bytes on one GPU in a second, as the engine works them out from tokens and context."""
     flops = mode.tensor * _CAP * board.peak_flops
-    return replace(mode.does, flops=flops, bytes=mode.dram * board.dram_ceiling * board.bandwidth)
+    return replace(mode.counts, flops=flops, bytes=mode.dram * board.dram_ceiling * board.bandwidth)
 
 
-def _works(mode: _Mode, board: Board) -> Stage:
+def _serving_stage(mode: _ReplicaMode, board: BoardModel) -> Stage:
     """One time round is a second."""
     own = mode.engine - mode.peers
     kernel = Load(
@@ -179,40 +200,43 @@ def _works(mode: _Mode, board: Board) -> Stage:
     )  # fmt: skip
 
 
-def _said(itl: float, *, queue: float = 0.02) -> tuple[Latency, ...]:
+def _reported_latencies(itl: float, *, queue: float = 0.02) -> tuple[Latency, ...]:
     return latencies(ttft=0.4, itl=itl, queue=queue)
 
 
-_TOGETHER = _Mode(
-    "decoding on two GPUs", 8 * _HOUR_MS, engine=1.0, sm=0.344, tensor=0.1505, dram=0.86, peers=0.14,
-    does=Service(running=200, generated_tokens=16_700, passes=84, kv_use=0.7, latencies=_said(0.012)),
+_TOGETHER = _ReplicaMode(
+    "decoding on two GPUs", 8 * HOUR_MS, engine=1.0, sm=0.344, tensor=0.1505, dram=0.86, peers=0.14,
+    counts=ServingCounts(running=200, generated_tokens=16_700, passes=84, kv_use=0.7,
+                         latencies=_reported_latencies(0.012)),
 )  # fmt: skip
 _ALONE = (
-    _Mode(
-        "a fifth of the batch is filled", 2 * _HOUR_MS, engine=1.0, sm=0.45, tensor=0.06, dram=0.9,
-        does=Service(running=51, waiting=20, slots=255, generated_tokens=3330, passes=65, kv_use=0.3,
-                     latencies=_said(0.0153, queue=4.0)),
+    _ReplicaMode(
+        "a fifth of the batch is filled", 2 * HOUR_MS, engine=1.0, sm=0.45, tensor=0.06, dram=0.9,
+        counts=ServingCounts(running=51, waiting=20, slots=255, generated_tokens=3330, passes=65, kv_use=0.3,
+                     latencies=_reported_latencies(0.0153, queue=4.0)),
     ),
-    _Mode(
-        "the KV cache is full", _HOUR_MS * 3 // 2, engine=2 / 3, sm=0.58 * 2 / 3, tensor=0.55 * 2 / 3,
+    _ReplicaMode(
+        "the KV cache is full", HOUR_MS * 3 // 2, engine=2 / 3, sm=0.58 * 2 / 3, tensor=0.55 * 2 / 3,
         dram=0.7 * 2 / 3, swaps=True,
-        does=Service(running=220, waiting=50, kv_use=0.98, preemptions=9, prompt_tokens=19_350, recomputed_tokens=9970,
-                     generated_tokens=1000, passes=5, latencies=_said(0.22, queue=6.0)),
+        counts=ServingCounts(running=220, waiting=50, kv_use=0.98, preemptions=9, prompt_tokens=19_350,
+                             recomputed_tokens=9970, generated_tokens=1000, passes=5,
+                             latencies=_reported_latencies(0.22, queue=6.0)),
     ),
-    _Mode(
-        "prompts between answers", 2 * _HOUR_MS, engine=1.0, sm=0.48, tensor=0.4, dram=0.8,
-        does=Service(running=50, prompt_tokens=21_700, generated_tokens=500, passes=25, kv_use=0.5,
+    _ReplicaMode(
+        "prompts between answers", 2 * HOUR_MS, engine=1.0, sm=0.48, tensor=0.4, dram=0.8,
+        counts=ServingCounts(running=50, prompt_tokens=21_700, generated_tokens=500, passes=25, kv_use=0.5,
                      inter_token_seconds=0.1, calm_inter_token_seconds=0.017,
-                     latencies=_said(0.1)),
+                     latencies=_reported_latencies(0.1)),
     ),
-    _Mode(
-        "long drafts", _HOUR_MS * 5 // 8, engine=1.0, sm=0.68, tensor=0.62, dram=0.6,
-        does=Service(running=80, drafted_tokens=30_000, accepted_tokens=5920, generated_tokens=10_320, passes=55,
-                     kv_use=0.5, latencies=_said(0.00775)),
+    _ReplicaMode(
+        "long drafts", HOUR_MS * 5 // 8, engine=1.0, sm=0.68, tensor=0.62, dram=0.6,
+        counts=ServingCounts(running=80, drafted_tokens=30_000, accepted_tokens=5920, generated_tokens=10_320,
+                             passes=55, kv_use=0.5, latencies=_reported_latencies(0.00775)),
     ),
-    _Mode(
-        "few requests, slow host", _HOUR_MS * 13 // 8, engine=0.35, sm=0.1, tensor=0.07, dram=0.175,
-        does=Service(running=8, generated_tokens=3880, passes=485, kv_use=0.1, latencies=_said(0.00206)),
+    _ReplicaMode(
+        "few requests, slow host", HOUR_MS * 13 // 8, engine=0.35, sm=0.1, tensor=0.07, dram=0.175,
+        counts=ServingCounts(running=8, generated_tokens=3880, passes=485, kv_use=0.1,
+                             latencies=_reported_latencies(0.00206)),
     ),
 )  # fmt: skip
 _LOADS_MS, _UPDATES_MS, _RELOADS_MS, _LAST_MS = 900_000, 450_000, 1_800_000, 60_000
@@ -220,31 +244,31 @@ _LOADS_MS, _UPDATES_MS, _RELOADS_MS, _LAST_MS = 900_000, 450_000, 1_800_000, 60_
 
 def _loads(name: str, ms: int) -> Stage:
     """The engine does not answer yet."""
-    return Stage(name, ms, (NOTHING,), memory=0.3, program="server")
+    return Stage(name, ms, (IDLE_CYCLE,), memory=0.3, program="server")
 
 
-def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_Mode, ...]) -> Job:
+def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_ReplicaMode, ...]) -> SimulatedJob:
     def stages(_: Random) -> Stages:
         yield _loads("weights are loaded", _LOADS_MS)
-        yield from (_works(mode, setting.board) for mode in modes)
+        yield from (_serving_stage(mode, setting.board) for mode in modes)
         yield _loads("new weights are loaded", _UPDATES_MS)
-        yield Stage("nobody asks", FOREVER_MS, (NOTHING,), memory=0.9, program="server", service=Service())
+        yield idle_server()
 
-    return Job(owner=server(setting, slots[0]), slots=slots, stages=stages, serves=True)
+    return SimulatedJob(owner=server_owner(setting, slots[0]), slots=slots, stages=stages, serves=True)
 
 
-def _restarted(setting: Setting, slot: int) -> tuple[Job, Job]:
+def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]:
     """A replica that fails a minute before the last request of its day: its container starts again."""
     first = _replica(setting, (slot,), _ALONE)
     fails = _LOADS_MS + sum(mode.ms for mode in _ALONE) - _LAST_MS
     again = replace(
         _replica(setting, (slot,), ()),
-        owner=server(setting, 10 + slot),
+        owner=server_owner(setting, 10 + slot),
         stages=lambda _: iter((
             _loads("weights are loaded again", _RELOADS_MS),
-            _works(_ALONE[-1]._replace(ms=_LAST_MS), setting.board),
+            _serving_stage(_ALONE[-1]._replace(ms=_LAST_MS), setting.board),
             _loads("new weights are loaded", _UPDATES_MS),
-            Stage("nobody asks", FOREVER_MS, (NOTHING,), memory=0.9, program="server", service=Service()),
+            idle_server(),
         )),
         start_ms=fails,
         restarts=1,
@@ -255,32 +279,34 @@ def _restarted(setting: Setting, slot: int) -> tuple[Job, Job]:
 def _inference(setting: Setting) -> Plan:
     ran = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
     embeds = Stage("embedding", FOREVER_MS, (Cycle(Segment(10.0, ran, "computing")),), memory=0.08)
-    small = Job(owner=batch(setting, 8, "embed"), slots=(8,), stages=lambda _: iter((embeds,)), hold_ms=8 * _HOUR_MS)
+    small = SimulatedJob(
+        owner=batch_owner(setting, 8, "embed"), slots=(8,), stages=lambda _: iter((embeds,)), hold_ms=8 * HOUR_MS
+    )
     jobs = (
         *(_replica(setting, pair, (_TOGETHER,)) for pair in ((0, 1), (2, 3))),
         *(_replica(setting, (slot,), _ALONE) for slot in (4, 5)),
         *(job for slot in (6, 7) for job in _restarted(setting, slot)),
         small,
     )
-    return Plan(jobs=jobs, lost_ms={9: 9 * _HOUR_MS + 400}, slices_known=True, noise=0.0)
+    return Plan(jobs=jobs, lost_ms={9: 9 * HOUR_MS + 400}, slices_known=True, noise=0.0)
 
 
-WATERFALLS: dict[str, Scenario] = {
+WATERFALL_SCENARIOS: dict[str, Scenario] = {
     "carpenter_told": Scenario(
-        description="the worked example, told by the job: two hours held by nobody, four of steps, two without input",
-        plan=_carpenter,
-        duration_seconds=8 * 3600,
+        _carpenter,
+        8 * 3600,
+        "the worked example, told by the job: two hours held by nobody, four of steps, two without input",
     ),
     "training_waterfall": Scenario(
-        description="ten hours of ten GPUs of which one job trains on eight, and every leak of training has its part",
-        plan=_training,
-        duration_seconds=_DAY_MS // 1000,
+        _training,
+        _DAY_MS // 1000,
+        "ten hours of ten GPUs of which one job trains on eight, and every leak of training has its part",
         min_gpus=10,
     ),
     "inference_waterfall": Scenario(
-        description="ten hours of ten GPUs of which eight serve, and every leak of serving has its part",
-        plan=_inference,
-        duration_seconds=_DAY_MS // 1000,
+        _inference,
+        _DAY_MS // 1000,
+        "ten hours of ten GPUs of which eight serve, and every leak of serving has its part",
         min_gpus=10,
     ),
 }

@@ -1,10 +1,6 @@
-"""The live view on a terminal: the only module that knows Textual.
+"""Runs the live view in Textual, the only module that imports it: colours, key names, and when to redraw.
 
-Owns colours, keys as the terminal gives them, and when to draw: when a node has answered, once a second for the ages,
-and after a key; and of the screen only the lines that changed, for a slow line is slow. The mouse is left to the
-terminal, so that text can be selected. Refuses all figures and words: `screen` has them.
-
-Textual's App and Widget are subclassed because it has no other way.
+Textual's App and Widget are subclassed because it has no other interface. Redraws only the lines that changed.
 """
 
 import os
@@ -26,18 +22,13 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from exporter.top.asked import Asked, pressed
-from exporter.top.asking import Place
-from exporter.top.drawn import Line
-from exporter.top.rows import Kind
-from exporter.top.screen import Screen, rows_of, screen
-from exporter.top.seen import Seen, View, names
-from exporter.top.signs import Signs
-from exporter.top.trend import Trends
-from exporter.top.watching import Watch
+from exporter.top.client import NodePollers, NodeTarget
+from exporter.top.columns import ListKind
+from exporter.top.screen import RenderedScreen, ViewState, handle_key, list_rows, render_screen
+from exporter.top.view import Glyphs, PolledNode, StyledLine, TopView, Trends, host_names
 
-_PLAIN = {"strong": Style(bold=True), "soft": Style(dim=True), "bad": Style(bold=True)}
-_COLOURED = {
+_PLAIN_STYLES = {"strong": Style(bold=True), "soft": Style(dim=True), "bad": Style(bold=True)}
+_COLOUR_STYLES = {
     "strong": Style(bold=True),
     "soft": Style(dim=True),
     "bad": Style(color="bright_red", bold=True),
@@ -50,9 +41,9 @@ _COLOURED = {
 }
 """The sixteen colours of the terminal's own theme, in the order of the boards': whoever chose that can read them. Every
 colour stands beside a word, a sign or a pattern of its own."""
-_NONE, _BOLD, _CHOSEN = Style(), Style(bold=True), Style(reverse=True)
-_BEAT_SECONDS, _TOGETHER_SECONDS = 1.0, 0.25
-_KINDS: tuple[Kind, ...] = ("gpus", "jobs")
+_NO_STYLE, _BOLD, _SELECTED = Style(), Style(bold=True), Style(reverse=True)
+_REDRAW_SECONDS, _BATCH_SECONDS = 1.0, 0.25
+_LISTS: tuple[ListKind, ...] = ("gpus", "jobs")
 
 
 class Canvas(Widget):
@@ -62,45 +53,47 @@ class Canvas(Widget):
 
     def __init__(self, *, coloured: bool) -> None:
         super().__init__()
-        self._lines: list[Line] = []
-        self._looks = _COLOURED if coloured else _PLAIN
+        self._lines: list[StyledLine] = []
+        self._style_table = _COLOUR_STYLES if coloured else _PLAIN_STYLES
 
-    def show(self, lines: list[Line]) -> None:
+    def show(self, lines: list[StyledLine]) -> None:
         """Have these on the screen."""
         before, self._lines = self._lines, lines
         if len(before) != len(lines):
             self.refresh()
             return
-        changed = [place for place, (old, new) in enumerate(zip(before, lines, strict=True)) if old != new]
+        changed = [row for row, (old, new) in enumerate(zip(before, lines, strict=True)) if old != new]
         if changed:
-            self.refresh(*(Region(0, place, self.size.width, 1) for place in changed))
+            self.refresh(*(Region(0, row, self.size.width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
         """Textual asks for one line."""
         width = self.size.width
-        drawn = self._lines[y] if y < len(self._lines) else Line()
-        looks = {"strong": _BOLD} if drawn.chosen else self._looks
-        segments = [Segment(text, looks.get(look, _NONE)) for text, look in drawn.pieces]
+        line = self._lines[y] if y < len(self._lines) else StyledLine()
+        styles = {"strong": _BOLD} if line.selected else self._style_table
+        segments = [Segment(text, styles.get(style, _NO_STYLE)) for text, style in line.segments]
         strip = Strip(segments).adjust_cell_length(width)
-        return strip.apply_style(_CHOSEN) if drawn.chosen else strip
+        return strip.apply_style(_SELECTED) if line.selected else strip
 
 
-class Top(App[None]):
+class TopApp(App[None]):
     """The program."""
 
     CSS = "Screen, Canvas { background: ansi_default; color: ansi_default; } Canvas { width: 100%; height: 100%; }"
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, places: Sequence[Place], asked: Asked, *, signs: Signs, interval: float, coloured: bool) -> None:
+    def __init__(
+        self, targets: Sequence[NodeTarget], state: ViewState, *, glyphs: Glyphs, interval: float, coloured: bool
+    ) -> None:
         super().__init__(ansi_color=True)
-        self._asked, self._signs = asked, signs
-        self._watch = Watch(places, interval=interval, changed=self._answered)
+        self._view_state, self._glyphs = state, glyphs
+        self._pollers = NodePollers(targets, interval=interval, changed=self._answer_arrived)
         self._trends = Trends(time.monotonic(), 2 * interval)
-        self._noted: dict[str, float] = {}
-        self._held: View | None = None
-        self._due = False
+        self._last_answered: dict[str, float] = {}
+        self._frozen_view: TopView | None = None
+        self._redraw_pending = False
         self._canvas = Canvas(coloured=coloured)
-        self._drawn: Screen | None = None
+        self._drawn_screen: RenderedScreen | None = None
 
     def compose(self) -> ComposeResult:
         """All there is."""
@@ -109,12 +102,12 @@ class Top(App[None]):
     def on_mount(self) -> None:
         """Begin."""
         self._canvas.focus()
-        self.set_interval(_BEAT_SECONDS, self._beat)
-        self._watch.start()
+        self.set_interval(_REDRAW_SECONDS, self._tick)
+        self._pollers.start()
 
     def on_unmount(self) -> None:
         """Ask no more."""
-        self._watch.stop()
+        self._pollers.stop()
 
     def on_resize(self) -> None:
         """Draw for the new size, when it is known everywhere."""
@@ -122,9 +115,9 @@ class Top(App[None]):
 
     def on_paste(self, event: Paste) -> None:
         """Pasted into the filter; keys are never pasted."""
-        if self._asked.typing:
-            for sign in event.text.splitlines()[0] if event.text else "":
-                self._press("", sign)
+        if self._view_state.typing:
+            for char in event.text.splitlines()[0] if event.text else "":
+                self._press("", char)
 
     async def on_event(self, event: Event) -> None:
         """Every key is ours, even those that Textual has a use for."""
@@ -135,76 +128,84 @@ class Top(App[None]):
         else:
             await super().on_event(event)
 
-    def _press(self, key: str, sign: str | None) -> None:
-        if self._drawn is None:
+    def _press(self, key: str, char: str | None) -> None:
+        if self._drawn_screen is None:
             return
-        asked = replace(self._asked, chosen=self._drawn.chosen) if not self._asked.opened else self._asked
-        self._asked = pressed(asked, key, self._drawn.before, sign=sign)
-        if self._asked.quit:
+        state = (
+            replace(self._view_state, chosen=self._drawn_screen.selected)
+            if not self._view_state.opened
+            else self._view_state
+        )
+        self._view_state = handle_key(state, key, self._drawn_screen.context, char=char)
+        if self._view_state.quit:
             self.exit()
             return
-        self._held = (self._held or self._view()) if self._asked.held else None
-        opened = self._asked.opened
-        self._watch.want(opened[2] if opened and opened[0] == "job" else "")
+        self._frozen_view = (self._frozen_view or self._current_view()) if self._view_state.held else None
+        opened = self._view_state.opened
+        self._pollers.request_receipts(opened[2] if opened and opened[0] == "job" else "")
         self._draw()
 
-    def _answered(self) -> None:
+    def _answer_arrived(self) -> None:
         """On a thread of a node's."""
         with suppress(RuntimeError):  # it is being closed
-            self.call_from_thread(self._note)
+            self.call_from_thread(self._record_trends)
 
-    def _note(self) -> None:
+    def _record_trends(self) -> None:
         """Remember what is new for the trends."""
-        seen = self._watch.seen
-        fresh = [one for one in seen if one.live and self._noted.get(one.address) != one.at]
-        self._noted |= {one.address: one.at for one in fresh}
+        nodes = self._pollers.states
+        fresh = [node for node in nodes if node.live and self._last_answered.get(node.address) != node.at]
+        self._last_answered |= {node.address: node.at for node in fresh}
         now = time.monotonic()
-        view = self._of(tuple(fresh), now)
-        for kind in _KINDS:
-            for row in rows_of(Asked(), view, kind):
+        view = self._build_view(tuple(fresh), now)
+        for kind in _LISTS:
+            for row in list_rows(ViewState(), view, kind):
                 self._trends.add(row.key, row.window.product if row.live else None, now)
-        if not self._due:
-            self._due = True
-            self.set_timer(_TOGETHER_SECONDS, self._answers_are_in)
+        if not self._redraw_pending:
+            self._redraw_pending = True
+            self.set_timer(_BATCH_SECONDS, self._redraw_batch)
 
-    def _answers_are_in(self) -> None:
+    def _redraw_batch(self) -> None:
         """Of the nodes that answer at about the same time."""
-        self._due = False
-        view = self._view()
-        self._trends.keep(row.key for kind in _KINDS for row in rows_of(Asked(), view, kind))
+        self._redraw_pending = False
+        view = self._current_view()
+        self._trends.retain(row.key for kind in _LISTS for row in list_rows(ViewState(), view, kind))
         self._draw()
 
-    def _view(self) -> View:
-        return self._of(self._watch.seen, time.monotonic())
+    def _current_view(self) -> TopView:
+        return self._build_view(self._pollers.states, time.monotonic())
 
-    def _of(self, seen: tuple[Seen, ...], now: float) -> View:
+    def _build_view(self, nodes: tuple[PolledNode, ...], now: float) -> TopView:
         self._trends.advance(now)
-        shown = names(seen, self._signs)
-        return View(nodes=seen, now=now, wall=time.time(), trends=self._trends, signs=self._signs, names=shown)
+        labels = host_names(nodes, self._glyphs)
+        return TopView(nodes=nodes, now=now, wall=time.time(), trends=self._trends, glyphs=self._glyphs, names=labels)
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         self._draw()
 
     def _draw(self) -> None:
         width, height = self.size
-        self._drawn = screen(self._asked, self._held or self._view(), width=width, height=height)
-        self._canvas.show(self._drawn.lines)
+        self._drawn_screen = render_screen(
+            self._view_state, self._frozen_view or self._current_view(), width=width, height=height
+        )
+        self._canvas.show(self._drawn_screen.lines)
 
 
-def _end_with(terminal: int) -> None:
+def _exit_on_hangup(terminal: int) -> None:
     """End this process when its terminal hangs up, as where an ssh is cut and no shell is there to tell it.
 
     From a thread of its own, and by the kernel's hand: whoever reads or writes a dead terminal may wait for ever.
     """
-    waiting = select.poll()
-    waiting.register(terminal, 0)
-    while not any(said & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, said in waiting.poll()):
+    poller = select.poll()
+    poller.register(terminal, 0)
+    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
         pass
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def live(places: Sequence[Place], asked: Asked, *, signs: Signs, interval: float, coloured: bool) -> None:
+def run_live(
+    targets: Sequence[NodeTarget], state: ViewState, *, glyphs: Glyphs, interval: float, coloured: bool
+) -> None:
     """Show it until it is left, or the terminal is gone."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, and whoever was started by it, would not hear of the end
-    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
-    Top(places, asked, signs=signs, interval=interval, coloured=coloured).run(mouse=False)
+    threading.Thread(target=_exit_on_hangup, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
+    TopApp(targets, state, glyphs=glyphs, interval=interval, coloured=coloured).run(mouse=False)

@@ -1,288 +1,545 @@
-"""The columns of the two lists, and which of them a width has room for.
+"""Builds, filters and sorts the rows of the GPU and job lists, and chooses the columns that fit the width.
 
-Owns what a cell says. Columns drop out by rank as the width shrinks, the least needed first; the rest of the room
-goes to those whose words are cut. So nothing ever overlaps, and the first two are always there.
+Columns drop out by rank when the width shrinks; the first two are always there.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
-from exporter.top.drawn import Line, Piece, joined, line
-from exporter.top.rows import SORTS, Kind, Row
-from exporter.top.seen import View
-from exporter.top.signs import cells, cut, middle, padded
-from exporter.top.trend import spark
-from exporter.top.words import LAYER, brief, gibibytes, plain, ranges, ratio, share
-from exporter.top.workload import own_word
+from exporter.formatting import JOULES_PER_KWH, gibibytes, readable_name, share, short_duration
+from exporter.top.view import (
+    PolledNode,
+    StyledLine,
+    StyledText,
+    TopView,
+    cell_width,
+    contact,
+    index_ranges,
+    known_losses,
+    loss_shares,
+    lost_share,
+    merge_segments,
+    pad,
+    ratio,
+    sparkline,
+    styled_line,
+    truncate,
+    truncate_middle,
+)
+from exporter.web.api import GpuOut, JobOut, OwnerOut, ServingOut, TrainingOut, WindowOut
+from exporter.web.summary import LAYER_BY_LEAK, serving_summary, training_summary
+
+RowKey = tuple[str, str, str]
+"""What a row is of, for as long as it is there: gpu or job, the node's address, UUID or job id."""
+ListKind = Literal["gpus", "jobs"]
+STATES_BY_URGENCY = ("unavailable", "hung", "unobserved", "unowned", "zombie", "unallocated", "stalled", "active")
+"""States, the one that most needs somebody first."""
+
+
+class ListRow(Struct, frozen=True, kw_only=True):
+    """What both kinds have."""
+
+    key: RowKey
+    polled: PolledNode
+    node: str
+    state: str
+    suspect: bool
+    since: float
+    """Seconds."""
+    owners: list[OwnerOut]
+    window: WindowOut
+    order: tuple[int, int, str]
+    gpu: GpuOut | None = None
+    job: JobOut | None = None
+    states: tuple[str, ...] = ()
+    """Of a job: those of its GPUs."""
+
+    @property
+    def live(self) -> bool:
+        """Its figures are the present."""
+        return self.polled.live and (self.gpu is None or self.gpu.live)
+
+    @property
+    def owner(self) -> OwnerOut:
+        """The first of those who hold it."""
+        return self.owners[0] if self.owners else OwnerOut()
+
+    def search_text(self) -> str:
+        """All of its words, for a search."""
+        of_gpu = (self.gpu.index, self.gpu.model, self.gpu.reason, self.gpu.uuid) if self.gpu else ()
+        owner_fields = [field for owner in self.owners for field in _owner_fields(owner)]
+        leaks = [name for name, _ in known_losses(self.window)[:2]]
+        fields = (self.node, self.state, *self.states, *of_gpu, *owner_fields, *leaks, "hang?" if self.suspect else "")
+        return " ".join(fields).replace("_", " ").casefold()
+
+
+def _owner_fields(owner: OwnerOut) -> tuple[str, ...]:
+    return (
+        owner.job_id, owner.name, owner.user, owner.account, owner.partition, owner.namespace, owner.workload_class,
+        owner.team,
+    )  # fmt: skip
+
+
+def gpu_rows(view: TopView, window: str) -> list[ListRow]:
+    """All GPUs of all nodes."""
+    return [
+        _gpu_row(gpu, polled, view, node_index=node_index, window=window)
+        for node_index, polled in enumerate(view.nodes)
+        if polled.gpus is not None
+        for gpu in polled.gpus.gpus
+    ]
+
+
+def _gpu_row(gpu: GpuOut, polled: PolledNode, view: TopView, *, node_index: int, window: str) -> ListRow:
+    number = int(gpu.index) if gpu.index.isdecimal() else 1 << 30
+    return ListRow(
+        key=("gpu", polled.address, gpu.uuid),
+        polled=polled,
+        node=view.names[node_index],
+        state=gpu.state,
+        suspect=gpu.hang_suspected and gpu.state != "hung",
+        since=gpu.state_seconds + polled.seconds_since_sample(view.now),
+        owners=gpu.owners,
+        window=getattr(gpu, window),
+        order=(node_index, number, gpu.uuid),
+        gpu=gpu,
+    )
+
+
+def job_rows(view: TopView, window: str) -> list[ListRow]:
+    """All jobs of all nodes; one that several nodes share has a row for each."""
+    return [
+        _job_row(job, polled, view, node_index=node_index, number=number, window=window)
+        for node_index, polled in enumerate(view.nodes)
+        if polled.jobs is not None
+        for number, job in enumerate(polled.jobs.jobs)
+    ]
+
+
+def _job_row(job: JobOut, polled: PolledNode, view: TopView, *, node_index: int, number: int, window: str) -> ListRow:
+    held = gpus_of_job(job.owner.job_id, polled)
+    states = tuple(gpu.state for gpu in held)
+    sampled = polled.jobs.node.sampled_at if polled.jobs else 0.0
+    return ListRow(
+        key=("job", polled.address, job.owner.job_id),
+        polled=polled,
+        node=view.names[node_index],
+        state=min(states, key=urgency) if states else "ended",
+        suspect=any(gpu.hang_suspected and gpu.state != "hung" for gpu in held),
+        since=max(0.0, sampled - job.started_at) + polled.seconds_since_sample(view.now),
+        owners=[job.owner],
+        window=getattr(job, window),
+        order=(node_index, number, job.owner.job_id),
+        job=job,
+        states=states,
+    )
+
+
+def gpus_of_job(job_id: str, polled: PolledNode) -> list[GpuOut]:
+    """GPUs that the job holds on this node."""
+    gpus = polled.gpus.gpus if polled.gpus else []
+    return [gpu for gpu in gpus if any(owner.job_id == job_id for owner in gpu.owners)]
+
+
+def urgency(state: str) -> int:
+    """Its place among the states; one that is not known here comes after those that are trouble."""
+    return STATES_BY_URGENCY.index(state) if state in STATES_BY_URGENCY else len(STATES_BY_URGENCY) - 1
+
+
+def _none_last(value: float | None) -> tuple[bool, float]:
+    """What has no figure comes last."""
+    return value is None, value or 0.0
+
+
+def _lost_seconds(row: ListRow) -> float:
+    return lost_share(row.window) * row.window.seconds
+
+
+def _power_watts(row: ListRow) -> float:
+    return row.gpu.power_watts or 0.0 if row.gpu else 0.0
+
+
+def _memory_bytes(row: ListRow) -> float:
+    return row.gpu.memory_used_bytes or 0.0 if row.gpu else 0.0
+
+
+SortOrder = tuple[str, str, Callable[[ListRow], tuple[object, ...]]]
+"""Name, the column that it marks, and the key."""
+_BY_LOSS: SortOrder = ("lost", "leak", lambda row: (-_lost_seconds(row),))
+_COMMON_ORDERS: tuple[SortOrder, ...] = (
+    ("product", "got", lambda row: _none_last(row.window.product)),
+    ("state", "state", lambda row: (not row.suspect, urgency(row.state)) if row.state != "ended" else (True, 99)),
+    ("user", "user", lambda row: (not contact(row.owner), contact(row.owner))),
+    ("job", "job", lambda row: (not row.owner.job_id, row.owner.job_id)),
+    ("longest", "since", lambda row: (-row.since,)),
+)
+SORTS: dict[ListKind, tuple[SortOrder, ...]] = {
+    "gpus": (
+        ("gpu", "gpu", lambda _: ()),
+        _BY_LOSS,
+        *_COMMON_ORDERS,
+        ("power", "power", lambda row: (-_power_watts(row),)),
+        ("memory", "memory", lambda row: (-_memory_bytes(row),)),
+    ),
+    "jobs": (_BY_LOSS, *_COMMON_ORDERS),
+}
+"""What the rows can be sorted by; the first is how they come."""
+
+
+def filter_and_sort(
+    rows: list[ListRow], kind: ListKind, *, sort: int = 0, reverse: bool = False, text: str = ""
+) -> list[ListRow]:
+    """Those that have all words of the text, in the order asked for; equal ones in the nodes' own order."""
+    terms = text.replace("_", " ").casefold().split()
+    found = [row for row in rows if all(term in row.search_text() for term in terms)]
+    sort_key = SORTS[kind][sort % len(SORTS[kind])][2]
+    return sorted(found, key=lambda row: (sort_key(row), row.order), reverse=reverse)
+
 
 GAP, MARGIN = 1, 2
 """Columns after each cell, and of the cursor before the first."""
-LUXURY = 9
+OPTIONAL_RANK = 9
 """Columns of this rank and above come only when no word of those before them is cut, and their own are not."""
-BAD = frozenset({"unavailable", "hung"})
-_LOOKS = {"unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr", "unobserved": "soft"}
+BAD_STATES = frozenset({"unavailable", "hung"})
+_STATE_STYLES = {"unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr", "unobserved": "soft"}
 
 
 class Cell(Struct, frozen=True):
     """What a row says in a column."""
 
     text: str
-    look: str = ""
+    style: str = ""
 
 
-class Column(Struct, frozen=True, kw_only=True):
+class ListColumn(Struct, frozen=True, kw_only=True):
     """One column. `rank`: the lower, the longer it stays; columns of one rank come and go together."""
 
     name: str
-    head: str
+    heading: str
     rank: int
-    least: int
+    min_width: int
     """Columns below which it is left out."""
-    most: int
+    max_width: int
     """What it is given at most; it takes no more than its words need."""
-    says: Callable[[Row, View], Cell]
-    right: bool = False
-    ends: bool = False
+    cell: Callable[[ListRow, TopView], Cell]
+    align_right: bool = False
+    cut_middle: bool = False
     """Cut in the middle: its words differ at their ends."""
     trend: bool = False
     """Drawn to the width it gets."""
 
 
-def state(row: Row, view: View) -> Cell:
+def state_cell(row: ListRow, view: TopView) -> Cell:
     """A sign and a word; what is not the present says so."""
-    signs = view.signs
+    glyphs = view.glyphs
     if row.suspect and row.live:
-        return Cell(f"{signs.suspect} hung?{_of(row)}", "bad")
-    word, look = row.state, "bad" if row.state in BAD else _LOOKS.get(row.state, "")
+        return Cell(f"{glyphs.suspect} hung?{_state_count(row)}", "bad")
+    state, style = row.state, "bad" if row.state in BAD_STATES else _STATE_STYLES.get(row.state, "")
     if not row.live:
-        return Cell(f"{signs.marks['unobserved']} was {signs.name(word)}", "soft")
-    mark = " " if word == "ended" else signs.marks.get(word, signs.other)
-    return Cell(f"{mark} {signs.name(word)}{_of(row)}", "soft" if word == "ended" else look)
+        return Cell(f"{glyphs.states['unobserved']} was {glyphs.printable(state)}", "soft")
+    symbol = " " if state == "ended" else glyphs.states.get(state, glyphs.unknown_state)
+    return Cell(f"{symbol} {glyphs.printable(state)}{_state_count(row)}", "soft" if state == "ended" else style)
 
 
-def _of(row: Row) -> str:
+def _state_count(row: ListRow) -> str:
     """Of a job's GPUs those in this state, where they are not all."""
     alike, count = row.states.count(row.state), len(row.states)
     return f" {alike}/{count}" if count > 1 and alike < count and not row.suspect else ""
 
 
-def _figure(row: Row, name: str, look: str = "") -> Cell:
-    return Cell(ratio(row.window, name), look if row.live else "soft")
+def _ratio_cell(row: ListRow, name: str, style: str = "") -> Cell:
+    return Cell(ratio(row.window, name), style if row.live else "soft")
 
 
-def _leak(row: Row, view: View, place: int) -> Cell:
-    parts = row.window.parts()
-    if len(parts) <= place:
+def _leak_cell(row: ListRow, view: TopView, index: int) -> Cell:
+    parts = loss_shares(row.window)
+    if len(parts) <= index:
         return Cell("")
-    name, part = parts[place]
-    layer = LAYER.get(name, "")
-    look = layer if layer in ("gau", "ectr", "emfu") else "soft"
-    return Cell(f"{share(part):>3} {view.signs.name(plain(name))}", look if row.live else "soft")
+    name, part = parts[index]
+    layer = LAYER_BY_LEAK.get(name, "")
+    style = layer if layer in ("gau", "ectr", "emfu") else "soft"
+    return Cell(f"{share(part):>3} {view.glyphs.printable(readable_name(name))}", style if row.live else "soft")
 
 
-def _word(text: str, view: View, look: str = "") -> Cell:
-    return Cell(view.signs.name(text), look)
+def _text_cell(text: str, view: TopView, style: str = "") -> Cell:
+    return Cell(view.glyphs.printable(text), style)
 
 
-def _user(row: Row, view: View) -> Cell:
+def _user_cell(row: ListRow, view: TopView) -> Cell:
     others = len({owner.job_id for owner in row.owners}) - 1
-    return _word(row.owner.who + (f" +{others}" if others > 0 else ""), view)
+    return _text_cell(contact(row.owner) + (f" +{others}" if others > 0 else ""), view)
 
 
-def _power(row: Row, _: View) -> Cell:
+def _power_cell(row: ListRow, _: TopView) -> Cell:
     watts = row.gpu.power_watts if row.gpu and row.live else None
     return Cell("" if watts is None else f"{watts:.0f}")
 
 
-def _memory(row: Row, _: View) -> Cell:
+def _memory_cell(row: ListRow, _: TopView) -> Cell:
     gpu = row.gpu
     return Cell(gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes) if gpu and row.live else "")
 
 
-def _celsius(row: Row, _: View) -> Cell:
+def _temperature_cell(row: ListRow, _: TopView) -> Cell:
     celsius = row.gpu.temperature_celsius if row.gpu and row.live else None
     return Cell("" if celsius is None else f"{celsius:.0f}")
 
 
-def _model(row: Row, view: View) -> Cell:
+def _model_cell(row: ListRow, view: TopView) -> Cell:
     if row.gpu is None:
         return Cell("")
     profile, model = row.gpu.profile, row.gpu.model.removeprefix("NVIDIA ")
-    return _word(f"MIG {profile}" if profile else model, view)
+    return _text_cell(f"MIG {profile}" if profile else model, view)
 
 
-def _index(row: Row, view: View) -> Cell:
+def _index_cell(row: ListRow, view: TopView) -> Cell:
     gpu = row.gpu
-    return _word((gpu.index or gpu.uuid) if gpu else "", view)
+    return _text_cell((gpu.index or gpu.uuid) if gpu else "", view)
 
 
-def _energy(row: Row, _: View) -> Cell:
-    return Cell(f"{row.job.energy_joules / 3.6e6:.1f}" if row.job else "")
+def _energy_cell(row: ListRow, _: TopView) -> Cell:
+    return Cell(f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "")
 
 
-_NODE = Column(
-    name="node", head="NODE", rank=2, least=8, most=24, says=lambda r, _: Cell(r.node, "" if r.live else "soft"),
-    ends=True,
+def _workload_cell(row: ListRow, view: TopView) -> Cell:
+    """The first of the facts that a job's workload reports."""
+    job = row.job
+    facts = [*training_facts(job.training)[:4], *serving_facts(job.serving)[:5]] if job else []
+    return _text_cell(", ".join(facts), view)
+
+
+def training_facts(training: TrainingOut | None) -> list[str]:
+    """All that a training job reports, the most important first."""
+    if training is None:
+        return []
+    facts = [
+        *training_summary(training),
+        _count_of(training.restarts, "restart"),
+        f"{short_duration(training.recovery_seconds)} recovering" if training.recovery_seconds else "",
+        _count_of(training.checkpoints, "checkpoint"),
+        f"loss {training.loss:.4g}" if training.loss is not None else "",
+    ]
+    return list(filter(None, facts))
+
+
+def _count_of(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}" if count else ""
+
+
+def serving_facts(serving: ServingOut | None) -> list[str]:
+    """All that a job's serving engines report, the most important first."""
+    if serving is None:
+        return []
+    facts = [
+        *serving_summary(serving),
+        f"batch {share(serving.batch_fill)} % full" if serving.batch_fill is not None else "",
+        f"drafts {share(serving.draft_acceptance)} % taken" if serving.draft_acceptance is not None else "",
+        f"{serving.preemptions:.0f} preempted" if serving.preemptions else "",
+    ]
+    return list(filter(None, facts))
+
+
+_NODE = ListColumn(
+    name="node", heading="NODE", rank=2, min_width=8, max_width=24,
+    cell=lambda r, _: Cell(r.node, "" if r.live else "soft"), cut_middle=True,
 )  # fmt: skip
+
+
+def _ratio_column(name: str, field: str, heading: str, *, rank: int = 3, style: str = "") -> ListColumn:
+    return ListColumn(
+        name=name, heading=heading, rank=rank, min_width=len(heading), max_width=len(heading),
+        cell=lambda row, _: _ratio_cell(row, field, style), align_right=True,
+    )  # fmt: skip
+
+
 _LAYERS = (
-    Column(name="gau", head="GAU", rank=3, least=3, most=3, says=lambda r, _: _figure(r, "gau"), right=True),
-    Column(name="ectr", head="ECTR", rank=3, least=4, most=4, says=lambda r, _: _figure(r, "ectr"), right=True),
-    Column(name="emfu", head="eMFU", rank=3, least=4, most=4, says=lambda r, _: _figure(r, "emfu"), right=True),
-    Column(
-        name="got", head="GOT", rank=1, least=3, most=3, says=lambda r, _: _figure(r, "product", "strong"), right=True
-    ),
+    _ratio_column("gau", "gau", "GAU"),
+    _ratio_column("ectr", "ectr", "ECTR"),
+    _ratio_column("emfu", "emfu", "eMFU"),
+    _ratio_column("got", "product", "GOT", rank=1, style="strong"),
 )
-_TREND = Column(name="trend", head="", rank=7, least=6, most=40, says=lambda *_: Cell(""), trend=True)
-_SMI = Column(
-    name="smi", head="SMI", rank=9, least=3, most=3, says=lambda r, _: _figure(r, "driver_utilization", "soft"),
-    right=True,
+_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: Cell(""), trend=True)
+_SMI = _ratio_column("smi", "driver_utilization", "SMI", rank=9, style="soft")
+_SINCE = ListColumn(
+    name="since", heading="SINCE", rank=6, min_width=5, max_width=5,
+    cell=lambda r, _: Cell(short_duration(r.since)), align_right=True,
 )  # fmt: skip
-_SECOND = Column(name="leak2", head="  % NEXT LEAK", rank=12, least=18, most=31, says=lambda r, v: _leak(r, v, 1))
-COLUMNS: dict[Kind, tuple[Column, ...]] = {
+_LEAK = ListColumn(
+    name="leak", heading="  % BIGGEST LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
+)
+_SECOND_LEAK = ListColumn(
+    name="leak2", heading="  % NEXT LEAK", rank=12, min_width=18, max_width=31, cell=lambda r, v: _leak_cell(r, v, 1)
+)
+COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
     "gpus": (
         _NODE,
-        Column(name="gpu", head="GPU", rank=0, least=3, most=8, says=_index, right=True, ends=True),
-        Column(name="state", head="STATE", rank=0, least=13, most=17, says=state),
-        Column(name="since", head="SINCE", rank=6, least=5, most=5, says=lambda r, _: Cell(brief(r.since)), right=True),
+        ListColumn(
+            name="gpu", heading="GPU", rank=0, min_width=3, max_width=8, cell=_index_cell, align_right=True,
+            cut_middle=True,
+        ),
+        ListColumn(name="state", heading="STATE", rank=0, min_width=13, max_width=17, cell=state_cell),
+        _SINCE,
         *_LAYERS,
         _TREND,
         _SMI,
-        Column(name="leak", head="  % BIGGEST LEAK", rank=5, least=12, most=31, says=lambda r, v: _leak(r, v, 0)),
-        _SECOND,
-        Column(name="user", head="USER", rank=4, least=6, most=16, says=_user, ends=True),
-        Column(
-            name="job", head="JOB", rank=10, least=6, most=24, says=lambda r, v: _word(r.owner.job_id, v), ends=True
+        _LEAK,
+        _SECOND_LEAK,
+        ListColumn(name="user", heading="USER", rank=4, min_width=6, max_width=16, cell=_user_cell, cut_middle=True),
+        ListColumn(
+            name="job", heading="JOB", rank=10, min_width=6, max_width=24,
+            cell=lambda r, v: _text_cell(r.owner.job_id, v), cut_middle=True,
         ),
-        Column(name="name", head="NAME", rank=13, least=6, most=24, says=lambda r, v: _word(r.owner.name, v)),
-        Column(name="power", head="W", rank=8, least=3, most=4, says=_power, right=True),
-        Column(name="memory", head="GiB", rank=11, least=5, most=7, says=_memory, right=True),
-        Column(name="celsius", head="°C", rank=14, least=3, most=3, says=_celsius, right=True),
-        Column(
-            name="reason", head="WHY", rank=15, least=8, most=24,
-            says=lambda r, v: _word(plain(r.gpu.reason) if r.gpu else "", v, "soft"),
+        ListColumn(
+            name="name", heading="NAME", rank=13, min_width=6, max_width=24,
+            cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
-        Column(name="model", head="MODEL", rank=16, least=10, most=22, says=_model),
+        ListColumn(name="power", heading="W", rank=8, min_width=3, max_width=4, cell=_power_cell, align_right=True),
+        ListColumn(
+            name="memory", heading="GiB", rank=11, min_width=5, max_width=7, cell=_memory_cell, align_right=True,
+        ),
+        ListColumn(
+            name="celsius", heading="°C", rank=14, min_width=3, max_width=3, cell=_temperature_cell,
+            align_right=True,
+        ),
+        ListColumn(
+            name="reason", heading="WHY", rank=15, min_width=8, max_width=24,
+            cell=lambda r, v: _text_cell(readable_name(r.gpu.reason) if r.gpu else "", v, "soft"),
+        ),
+        ListColumn(name="model", heading="MODEL", rank=16, min_width=10, max_width=22, cell=_model_cell),
     ),
     "jobs": (
         _NODE,
-        Column(name="job", head="JOB", rank=0, least=8, most=28, says=lambda r, v: _word(r.owner.job_id, v), ends=True),
-        Column(name="user", head="USER", rank=4, least=5, most=16, says=_user, ends=True),
-        Column(
-            name="gpus", head="GPUS", rank=3, least=4, most=12,
-            says=lambda r, v: _word(ranges(r.job.gpus) if r.job else "", v), ends=True,
+        ListColumn(
+            name="job", heading="JOB", rank=0, min_width=8, max_width=28,
+            cell=lambda r, v: _text_cell(r.owner.job_id, v), cut_middle=True,
         ),
-        Column(name="state", head="STATE", rank=0, least=11, most=17, says=state),
-        Column(name="since", head="SINCE", rank=6, least=5, most=5, says=lambda r, _: Cell(brief(r.since)), right=True),
+        ListColumn(name="user", heading="USER", rank=4, min_width=5, max_width=16, cell=_user_cell, cut_middle=True),
+        ListColumn(
+            name="gpus", heading="GPUS", rank=3, min_width=4, max_width=12,
+            cell=lambda r, v: _text_cell(index_ranges(r.job.gpus) if r.job else "", v), cut_middle=True,
+        ),
+        ListColumn(name="state", heading="STATE", rank=0, min_width=11, max_width=17, cell=state_cell),
+        _SINCE,
         *_LAYERS,
         _TREND,
         _SMI,
-        Column(name="leak", head="  % BIGGEST LEAK", rank=5, least=12, most=31, says=lambda r, v: _leak(r, v, 0)),
-        _SECOND,
-        Column(name="name", head="NAME", rank=8, least=6, most=24, says=lambda r, v: _word(r.owner.name, v)),
-        Column(
-            name="word", head="ITS OWN WORD", rank=10, least=14, most=60,
-            says=lambda r, v: _word(own_word(r.job) if r.job else "", v),
+        _LEAK,
+        _SECOND_LEAK,
+        ListColumn(
+            name="name", heading="NAME", rank=8, min_width=6, max_width=24,
+            cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
-        Column(
-            name="account", head="ACCOUNT", rank=13, least=7, most=16, says=lambda r, v: _word(r.owner.account, v),
-            ends=True,
+        ListColumn(
+            name="word", heading="ITS OWN WORD", rank=10, min_width=14, max_width=60,
+            cell=_workload_cell,
         ),
-        Column(name="energy", head="kWh", rank=14, least=4, most=7, says=_energy, right=True),
+        ListColumn(
+            name="account", heading="ACCOUNT", rank=13, min_width=7, max_width=16,
+            cell=lambda r, v: _text_cell(r.owner.account, v), cut_middle=True,
+        ),
+        ListColumn(
+            name="energy", heading="kWh", rank=14, min_width=4, max_width=7, cell=_energy_cell, align_right=True,
+        ),
     ),
 }  # fmt: skip
 """Of each list, from left to right."""
 
 
-class Table(Struct, frozen=True):
+class ColumnLayout(Struct, frozen=True):
     """A list's columns with their widths."""
 
-    columns: tuple[tuple[Column, int], ...]
+    columns: tuple[tuple[ListColumn, int], ...]
 
 
-def chosen(columns: Sequence[Column], width: int, needs: dict[str, int]) -> list[tuple[Column, int]]:
+def choose_columns(columns: Sequence[ListColumn], width: int, needs: dict[str, int]) -> list[tuple[ListColumn, int]]:
     """Those that there is room for, from left to right, and how wide each is. `needs`: what a column's words take."""
-    room, kept = width - MARGIN, list[Column]()
+    room, kept = width - MARGIN, list[ListColumn]()
     for rank in sorted({column.rank for column in columns}):
         group = [column for column in columns if column.rank == rank and needs.get(column.name, 0)]
-        size = _least if rank < LUXURY else _wanted
+        size = _minimum_width if rank < OPTIONAL_RANK else _wanted_width
         if rank and sum(size(column, needs) + GAP for column in (*kept, *group)) > room:
             break
         kept += group
-    found = [(column, _least(column, needs)) for column in columns if column in kept]
-    return _widened(found, needs, max(0, room - sum(width + GAP for _, width in found)))
+    widths = [(column, _minimum_width(column, needs)) for column in columns if column in kept]
+    return _widen(widths, needs, max(0, room - sum(width + GAP for _, width in widths)))
 
 
-def _wanted(column: Column, needs: dict[str, int]) -> int:
-    return column.least if column.trend else min(column.most, needs[column.name])
+def _wanted_width(column: ListColumn, needs: dict[str, int]) -> int:
+    return column.min_width if column.trend else min(column.max_width, needs[column.name])
 
 
-def _least(column: Column, needs: dict[str, int]) -> int:
-    return column.least if column.trend else min(column.least, max(needs[column.name], cells(column.head)))
+def _minimum_width(column: ListColumn, needs: dict[str, int]) -> int:
+    return (
+        column.min_width if column.trend else min(column.min_width, max(needs[column.name], cell_width(column.heading)))
+    )
 
 
-def _widened(found: list[tuple[Column, int]], needs: dict[str, int], room: int) -> list[tuple[Column, int]]:
+def _widen(found: list[tuple[ListColumn, int]], needs: dict[str, int], room: int) -> list[tuple[ListColumn, int]]:
     """Give the room that is left to those whose words are cut, in turns; the trend takes what nobody needs."""
     widths = {column.name: width for column, width in found}
     cut_ones = [column for column, _ in found if not column.trend]
-    while room and (cut_ones := [column for column in cut_ones if widths[column.name] < _wanted(column, needs)]):
+    while room and (cut_ones := [column for column in cut_ones if widths[column.name] < _wanted_width(column, needs)]):
         for column in cut_ones[:room]:
             widths[column.name] += 1
         room -= len(cut_ones[:room])
     for column in (column for column, _ in found if column.trend):
-        widths[column.name] += min(room, column.most - widths[column.name])
+        widths[column.name] += min(room, column.max_width - widths[column.name])
     return [(column, widths[column.name]) for column, _ in found]
 
 
-def table(rows: Sequence[Row], kind: Kind, view: View, *, width: int) -> Table:
+def layout_columns(rows: Sequence[ListRow], kind: ListKind, view: TopView, *, width: int) -> ColumnLayout:
     """The columns for these rows: what none of them has a word for is left out."""
-    columns = [column for column in COLUMNS[kind] if view.many or column.name != "node"]
-    needs = {column.name: _need(column, rows, view) for column in columns}
-    return Table(tuple(chosen(columns, width, needs)))
+    columns = [column for column in COLUMNS[kind] if view.has_many_nodes or column.name != "node"]
+    needs = {column.name: _needed_width(column, rows, view) for column in columns}
+    return ColumnLayout(tuple(choose_columns(columns, width, needs)))
 
 
-def _need(column: Column, rows: Sequence[Row], view: View) -> int:
+def _needed_width(column: ListColumn, rows: Sequence[ListRow], view: TopView) -> int:
     if column.trend:
-        return column.most
-    widest = max((cells(column.says(row, view).text) for row in rows), default=0)
-    return max(widest, cells(column.head)) if widest or column.rank < 2 else 0  # noqa: PLR2004  the always shown
+        return column.max_width
+    widest = max((cell_width(column.cell(row, view).text) for row in rows), default=0)
+    return max(widest, cell_width(column.heading)) if widest or column.rank < 2 else 0  # noqa: PLR2004  the always shown
 
 
-def heads(found: Table, kind: Kind, view: View, *, sort: int | None, reverse: bool, top: float) -> Line:
+def heading_line(
+    layout: ColumnLayout, kind: ListKind, view: TopView, *, sort: int | None, reverse: bool, top: float
+) -> StyledLine:
     """The line of names; that of the column by which it is sorted has an arrow, before it where figures are."""
-    signs = view.signs
-    marked = "" if sort is None else SORTS[kind][sort][1]
-    pieces, gap = list[Piece](), MARGIN
-    for column, width in found.columns:
-        name = _trend_head(view, width, top) if column.trend else signs.name(column.head)
-        arrow = (signs.up if reverse else signs.down) if column.name == marked else ""
-        if column.right:
-            text = padded(arrow + name, gap + width, right=True)
+    glyphs = view.glyphs
+    sorted_column = "" if sort is None else SORTS[kind][sort][1]
+    segments, gap = list[StyledText](), MARGIN
+    for column, width in layout.columns:
+        name = _trend_heading(view, width, top) if column.trend else glyphs.printable(column.heading)
+        arrow = (glyphs.up if reverse else glyphs.down) if column.name == sorted_column else ""
+        if column.align_right:
+            text = pad(arrow + name, gap + width, right=True)
         else:
-            text = " " * gap + padded(cut(name, width - len(arrow), signs) + arrow, width)
-        pieces.append((text, "strong" if arrow else "soft"))
+            text = " " * gap + pad(truncate(name, width - len(arrow), glyphs) + arrow, width)
+        segments.append((text, "strong" if arrow else "soft"))
         gap = GAP
-    return line(*pieces)
+    return styled_line(*segments)
 
 
-def _trend_head(view: View, width: int, top: float) -> str:
+def _trend_heading(view: TopView, width: int, top: float) -> str:
     """What a trend shows, its scale and its length, in as many words as there is room for."""
     trends = view.trends
-    ago, scale = brief(max(0.0, view.now - trends.start)), f"0-{100 * top:.0f}%"
+    ago, scale = short_duration(max(0.0, view.now - trends.start)), f"0-{100 * top:.0f}%"
     candidates = (f"GOT, {scale}, over the last {ago}", f"GOT {scale}, {ago}", f"{scale} {ago}", scale)
-    return next((words for words in candidates if len(words) <= width), scale)
+    return next((text for text in candidates if len(text) <= width), scale)
 
 
-def drawn(row: Row, found: Table, view: View, *, top: float, is_chosen: bool = False) -> Line:
+def row_line(row: ListRow, layout: ColumnLayout, view: TopView, *, top: float, is_selected: bool = False) -> StyledLine:
     """One row."""
-    pieces: list[Piece] = [(padded(view.signs.cursor if is_chosen else "", MARGIN), "strong")]
-    for column, width in found.columns:
-        cell = _trend(row, view, width, top) if column.trend else column.says(row, view)
-        text = (middle if column.ends else cut)(cell.text, width, view.signs)
-        pieces.append((padded(text, width, right=column.right) + " " * GAP, cell.look))
-    return line(*joined(pieces), chosen=is_chosen)
+    segments: list[StyledText] = [(pad(view.glyphs.cursor if is_selected else "", MARGIN), "strong")]
+    for column, width in layout.columns:
+        cell = _trend_cell(row, view, width, top) if column.trend else column.cell(row, view)
+        text = (truncate_middle if column.cut_middle else truncate)(cell.text, width, view.glyphs)
+        segments.append((pad(text, width, right=column.align_right) + " " * GAP, cell.style))
+    return styled_line(*merge_segments(segments), selected=is_selected)
 
 
-def _trend(row: Row, view: View, width: int, top: float) -> Cell:
-    shown = spark(view.trends.points(row.key, width), top, view.signs)
-    return Cell(padded(shown, width, right=True), "useful" if row.live else "soft")
+def _trend_cell(row: ListRow, view: TopView, width: int, top: float) -> Cell:
+    shown = sparkline(view.trends.points(row.key, width), top, view.glyphs)
+    return Cell(pad(shown, width, right=True), "useful" if row.live else "soft")

@@ -1,220 +1,434 @@
-"""What is known of one row: in a few lines below the list, and on a page of its own.
-
-Owns these lines, the most telling first: what it does and whose it is, where its time went, and what to do about each
-leak; then what the workload says of itself, its GPUs, its health, its whole time.
-"""
+"""Renders the header of each node, and what is known of one row, as a summary or as a page."""
 
 from textwrap import wrap
 
-from exporter.top.answers import Gpu, Health, Owner, Part, Window
-from exporter.top.drawn import Line, Piece, fitted, line
-from exporter.top.head import bar
-from exporter.top.rows import Row, held_by
-from exporter.top.seen import View
-from exporter.top.signs import Signs, cells, padded
-from exporter.top.words import FIX, LAYER, WINDOWS, brief, gibibytes, percent, plain, ranges, share
-from exporter.top.workload import full_word
+from exporter.core.job_record import JobRecord
+from exporter.formatting import (
+    HOUR,
+    JOULES_PER_KWH,
+    gibibytes,
+    readable_name,
+    share,
+    short_duration,
+    time_of_day,
+)
+from exporter.top.columns import ListRow, gpus_of_job, serving_facts, training_facts
+from exporter.top.view import (
+    FIX_BY_LEAK,
+    WINDOWS,
+    Glyphs,
+    PolledNode,
+    StyledLine,
+    StyledText,
+    TopView,
+    cell_width,
+    contact,
+    hourly_loss,
+    index_ranges,
+    justify_line,
+    known_losses,
+    loss_shares,
+    lost_share,
+    pad,
+    percent,
+    styled_line,
+    truncate_line,
+)
+from exporter.web.api import GpuOut, GpusOut, HealthOut, JobOut, OwnerOut, WindowOut
+from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
-_ACTIONS = {1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU"}
-"""NVML's recovery actions."""
+_BAR_ORDER = ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
+_NODE_BAR_WIDTH = 24
+
+
+def page_title(node: PolledNode, name: str, more: str, view: TopView, *, width: int) -> StyledLine:
+    """The first line above a page of one row."""
+    return justify_line([(f" {name}", "strong")], [(more, "soft"), *_status_segments(node, view)], width, view.glyphs)
+
+
+def header_lines(view: TopView, window: str, width: int, *, height: int) -> list[StyledLine]:
+    """Lines for the top of the screen, in at most so many."""
+    if view.has_many_nodes:
+        return _all_nodes_lines(view, window, width, height)
+    return _single_node_lines(view.nodes[0], view, window, width)[: max(1, height)]
+
+
+def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledLine]:
+    glyphs, problem = view.glyphs, node.problem_text(view.now)
+    if node.gpus is None:
+        return [
+            justify_line([(f" {view.names[0]}", "strong")], [(time_of_day(view.wall) + " ", "soft")], width, glyphs),
+            truncate_line(
+                styled_line(
+                    (f" {glyphs.printable(problem) or 'asking for the first time ...'}", "bad" if problem else "soft")
+                ),
+                width, glyphs,
+            ),
+        ]  # fmt: skip
+    usage: WindowOut = getattr(node.gpus.node, window)
+    left: list[StyledText | str] = [(f" {view.names[0]}", "strong"), f"  {_describe_gpus(node.gpus, glyphs)}"]
+    first = justify_line(left, _status_segments(node, view), width, glyphs)
+    equation = truncate_line(
+        styled_line((" ", ""), *_product_segments(usage, glyphs), *_utilization_segments(usage)), width, glyphs
+    )
+    bar_line = styled_line(" ", *usage_bar(usage, width - 2, glyphs))
+    losses = truncate_line(styled_line(" ", *_loss_segments(node, window, glyphs)), width, glyphs)
+    if problem:
+        return [
+            first,
+            truncate_line(styled_line((f" {glyphs.printable(problem)}", "bad")), width, glyphs),
+            equation,
+            bar_line,
+            losses,
+        ]
+    last_error = node.gpus.node.last_error
+    more = (
+        [truncate_line(styled_line((f" last error: {glyphs.printable(last_error)}", "bad")), width, glyphs)]
+        if last_error
+        else []
+    )
+    return [first, equation, bar_line, losses, *more]
+
+
+def _status_segments(node: PolledNode, view: TopView) -> list[StyledText | str]:
+    """What must not be overlooked, and the time."""
+    simulated: list[StyledText | str] = [("SIMULATED  ", "bad")] if node.node and node.node.simulated else []
+    old: list[StyledText | str] = [] if node.live else [("OLD  ", "bad")]
+    return [*simulated, *old, (time_of_day(view.wall) + " ", "soft")]
+
+
+def _describe_gpus(gpus: GpusOut, glyphs: Glyphs) -> str:
+    models = {gpu.model.removeprefix("NVIDIA ") for gpu in gpus.gpus}
+    count = len(gpus.gpus)
+    kind = f" {models.pop()}" if len(models) == 1 else ""
+    return glyphs.printable(f"{count} GPU{'s' if count != 1 else ''}{f' {glyphs.dot}{kind}' if kind else ''}")
+
+
+def _product_segments(usage: WindowOut, glyphs: Glyphs) -> list[StyledText]:
+    return [
+        (f"{percent(usage, 'gau')} allocated", ""),
+        (f" {glyphs.times} {percent(usage, 'ectr')} computing", ""),
+        (f" {glyphs.times} {percent(usage, 'emfu')} useful = ", ""),
+        (percent(usage, "product"), "strong"),
+    ]
+
+
+def _utilization_segments(usage: WindowOut) -> list[StyledText]:
+    coverage = usage.coverage
+    unseen = coverage is not None and coverage < 1
+    return [
+        (f"   nvidia-smi {percent(usage, 'driver_utilization')}", "soft"),
+        (f"   {share(1 - (coverage or 0))} % not seen" if unseen else "", "bad"),
+    ]
+
+
+def _loss_segments(node: PolledNode, window: str, glyphs: Glyphs) -> list[StyledText]:
+    usage: WindowOut = getattr(node.node, window)
+    losses = known_losses(usage)
+    if not losses:
+        return [("nothing leaks" if usage.seconds else "no time yet", "soft")]
+    named: list[StyledText] = [
+        (f"{share(lost_share(usage))} % of the money leaks{_loss_of_money(node, window)}: ", "strong")
+    ]
+    for index, (name, part) in enumerate(losses):
+        comma = ", " if index else ""
+        named += [
+            (comma, ""),
+            (f"{share(part)} % {glyphs.printable(readable_name(name))}", LAYER_BY_LEAK.get(name, "")),
+        ]
+    return named
+
+
+def _loss_of_money(node: PolledNode, window: str) -> str:
+    """What an hour costs and how much of that leaks, where prices are known."""
+    lost = hourly_loss(node.accounts, window) if node.accounts else None
+    return "" if lost is None else f", {lost[0]:,.2f} of {lost[1]:,.2f} {lost[2]} an hour"
+
+
+def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:
+    """Where the time went, useful work first; no column is left over."""
+    sums = dict.fromkeys(_BAR_ORDER, 0.0)
+    for name, seconds in usage.leaks.items():
+        sums[LAYER_BY_LEAK.get(name, "unresolved")] += seconds
+    whole = sum(sums.values())
+    if not usage.seconds or not whole or width <= 0:
+        return [(glyphs.rule * max(0, width), "soft")]
+    segments, upto, filled = list[StyledText](), 0.0, 0
+    for layer, part in sums.items():
+        upto += part
+        end = round(width * upto / whole)
+        segments.append((glyphs.fills[layer] * (end - filled), layer))
+        filled = end
+    return segments
+
+
+def _all_nodes_lines(view: TopView, window: str, width: int, height: int) -> list[StyledLine]:
+    glyphs, count = view.glyphs, sum(len(node.gpus.gpus) for node in view.nodes if node.gpus)
+    silent = sum(1 for node in view.nodes if node.problem)
+    left: list[StyledText | str] = [(f" {len(view.nodes)} nodes", "strong"), f"  {count} GPUs"]
+    if silent:
+        left.append((f"   {silent} NOT ANSWERING", "bad"))
+    lines = [justify_line(left, [(time_of_day(view.wall) + " ", "soft")], width, glyphs)]
+    room = max(1, height - 1)
+    shown = len(view.nodes) if len(view.nodes) <= room else room - 1
+    ordered = sorted(range(len(view.nodes)), key=lambda index: not view.nodes[index].problem)
+    widest = min(24, max(cell_width(name) for name in view.names))
+    picked = sorted(ordered[:shown])
+    lines += [_node_line(view.nodes[index], view, index, window=window, width=width, named=widest) for index in picked]
+    if shown < len(view.nodes):
+        lines.append(styled_line((f" and {len(view.nodes) - shown} more nodes", "soft")))
+    return lines
+
+
+def _node_line(node: PolledNode, view: TopView, index: int, *, window: str, width: int, named: int) -> StyledLine:
+    """One node in one line."""
+    glyphs = view.glyphs
+    name = pad(truncate_line(styled_line(view.names[index]), named, glyphs).text, named)
+    if node.problem or node.gpus is None:
+        problem = glyphs.printable(node.problem_text(view.now)) or "asking for the first time ..."
+        return truncate_line(styled_line(f" {name}  ", (problem, "bad" if node.problem else "soft")), width, glyphs)
+    usage: WindowOut = getattr(node.gpus.node, window)
+    times = f" {glyphs.times} "
+    figures = times.join(f"{percent(usage, layer):>5}" for layer in ("gau", "ectr", "emfu"))
+    simulated = ("SIMULATED  ", "bad") if node.gpus.node.simulated else ("", "")
+    room = width - named - len(figures) - len(simulated[0]) - 15
+    segments = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to tell anything
+    equation: list[StyledText] = [(f"{figures} = ", ""), (f"{percent(usage, 'product'):>5}  ", "strong")]
+    return truncate_line(
+        styled_line(f" {name}  ", *equation, simulated, *segments, "  ", *_loss_segments(node, window, glyphs)),
+        width,
+        glyphs,
+    )
+
+
 _INDENT = 2
-_LEAST_FIX = 24
+_MIN_FIX_WIDTH = 24
 """Columns below which what to do has a line of its own."""
-_WIDE = 100
+_WIDE_SCREEN = 100
 """Columns from which on a leak has its seconds beside its share."""
-_WALL, _HOUR = 1e9, 3600
+_NANOSECONDS = 1e9
 _LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 
 
-def gist(row: Row, view: View, window: str, width: int) -> list[Line]:
+def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """The row in a few lines, as long as there are leaks to name."""
-    lines = [_title(row, view), _bar(row.window, WINDOWS[window], width, view.signs)]
-    lines += leaks(row.window, view.signs, width, full=False)
-    return [fitted(one, width, view.signs) for one in lines]
+    lines = [_row_title(row, view), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)]
+    lines += leak_lines(row.window, view.glyphs, width, full=False)
+    return [truncate_line(one, width, view.glyphs) for one in lines]
 
 
-def page(row: Row, view: View, window: str, width: int) -> list[Line]:
+def row_page(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """All that is known of the row."""
-    lines = [_title(row, view), line()]
-    for name, said in WINDOWS.items():
-        lines.append(_equation(getattr(row.gpu or row.job, name), said, view.signs))
-    lines += [line(), _bar(row.window, WINDOWS[window], width, view.signs), line()]
-    lines += leaks(row.window, view.signs, width, full=True)
-    lines += _of_gpu(row, view, width) if row.gpu else _of_job(row, view, width)
-    return [fitted(one, width, view.signs) for one in lines]
+    lines = [_row_title(row, view), styled_line()]
+    for name, label in WINDOWS.items():
+        lines.append(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs))
+    lines += [styled_line(), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs), styled_line()]
+    lines += leak_lines(row.window, view.glyphs, width, full=True)
+    lines += _gpu_lines(row, view, width) if row.gpu else _job_lines(row, view, width)
+    return [truncate_line(one, width, view.glyphs) for one in lines]
 
 
-def _title(row: Row, view: View) -> Line:
-    name = view.signs.name
+def _row_title(row: ListRow, view: TopView) -> StyledLine:
+    name = view.glyphs.printable
     if row.gpu:
         what = f"GPU {row.gpu.index or row.gpu.uuid}"
-        whose = "; ".join(map(_held, row.owners[:3])) or "nobody has it"
+        owner = "; ".join(map(_describe_owner, row.owners[:3])) or "nobody has it"
     else:
         what = f"job {row.owner.job_id}"
-        whose = _of(row.owner)
-    where = f" on {row.node}" if view.many or row.job else ""
-    doing = name(_doing(row)), "" if row.live else "bad"
-    return line(f" {name(what)}", where, ": ", doing, (f"  {name(whose)}", "soft"))
+        owner = _owner_details(row.owner)
+    where = f" on {row.node}" if view.has_many_nodes or row.job else ""
+    activity = name(_activity(row)), "" if row.live else "bad"
+    return styled_line(f" {name(what)}", where, ": ", activity, (f"  {name(owner)}", "soft"))
 
 
-def _doing(row: Row) -> str:
+def _activity(row: ListRow) -> str:
     """What it does, and since when."""
     if not row.live:
         return f"was {row.state} when it was last seen"
     if row.gpu is None:
         held = f"{len(row.states)} GPU{'s' if len(row.states) != 1 else ''} here, " if row.states else ""
-        return f"{held}{'a hang is suspected' if row.suspect else row.state}, began {brief(row.since)} ago"
+        return f"{held}{'a hang is suspected' if row.suspect else row.state}, began {short_duration(row.since)} ago"
     suspected = ""
     if row.suspect:
         sure = row.gpu.hang_confidence
         suspected = f", a hang is suspected{f' ({share(sure)} % of its signs)' if sure is not None else ''}"
-    return f"{row.state} for {brief(row.since)}, {plain(row.gpu.reason)}{suspected}"
+    return f"{row.state} for {short_duration(row.since)}, {readable_name(row.gpu.reason)}{suspected}"
 
 
-def _held(owner: Owner) -> str:
-    return f"job {owner.job_id}{f' {owner.name}' if owner.name else ''}{f' of {owner.who}' if owner.who else ''}"
+def _describe_owner(owner: OwnerOut) -> str:
+    return (
+        f"job {owner.job_id}{f' {owner.name}' if owner.name else ''}{f' of {contact(owner)}' if contact(owner) else ''}"
+    )
 
 
-def _of(owner: Owner) -> str:
-    said = (owner.name, f"of {owner.who}" if owner.who else "", owner.account, owner.partition, owner.workload_class)
-    return ", ".join(dict.fromkeys(word for word in said if word))
+def _owner_details(owner: OwnerOut) -> str:
+    fields = (
+        owner.name,
+        f"of {contact(owner)}" if contact(owner) else "",
+        owner.account,
+        owner.partition,
+        owner.workload_class,
+    )
+    return ", ".join(dict.fromkeys(field for field in fields if field))
 
 
-def _equation(said: Window, about: str, signs: Signs) -> Line:
-    figures = f" {signs.times} ".join(f"{percent(said, layer):>5} {word}" for layer, word in _LAYERS)
-    pieces: list[Piece] = [(f" {about:5}  {figures} = ", ""), (f"{percent(said, 'product'):>5}", "strong")]
-    return line(*pieces, (f"  SMI {percent(said, 'driver_utilization')}", "soft"))
+def _product_line(usage: WindowOut, about: str, glyphs: Glyphs) -> StyledLine:
+    figures = f" {glyphs.times} ".join(f"{percent(usage, layer):>5} {label}" for layer, label in _LAYERS)
+    segments: list[StyledText] = [(f" {about:5}  {figures} = ", ""), (f"{percent(usage, 'product'):>5}", "strong")]
+    return styled_line(*segments, (f"  SMI {percent(usage, 'driver_utilization')}", "soft"))
 
 
-def _bar(said: Window, about: str, width: int, signs: Signs) -> Line:
+def _labelled_bar(usage: WindowOut, about: str, width: int, glyphs: Glyphs) -> StyledLine:
     label = f" {about:5}  "
-    return line((label, "soft"), *bar(said, max(0, width - len(label) - 1), signs))
+    return styled_line((label, "soft"), *usage_bar(usage, max(0, width - len(label) - 1), glyphs))
 
 
-def leaks(said: Window, signs: Signs, width: int, *, full: bool) -> list[Line]:
+def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> list[StyledLine]:
     """Each part that is not useful, the largest first, with what to do about it."""
-    parts = said.parts()
-    widest = max((cells(signs.name(plain(name))) for name, _ in parts), default=0)
+    parts = loss_shares(usage)
+    widest = max((cell_width(glyphs.printable(readable_name(name))) for name, _ in parts), default=0)
     lines = []
     for name, part in parts:
-        seconds = f"{brief(part * said.seconds):>6}  " if width >= _WIDE else ""
+        seconds = f"{short_duration(part * usage.seconds):>6}  " if width >= _WIDE_SCREEN else ""
         begin = f" {share(part):>4} %  {seconds}"
-        about = padded(signs.name(plain(name)), widest)
+        about = pad(glyphs.printable(readable_name(name)), widest)
         room = width - len(begin) - widest - 3
-        fix = FIX.get(name, "")
-        first, *rest = wrap(fix, room) if full and fix and room >= _LEAST_FIX else [fix]
-        lines.append(line(begin, (about, LAYER.get(name, "")), f"  {first}"))
-        lines += [line(" " * (len(begin) + widest + 2), more) for more in rest]
+        fix = FIX_BY_LEAK.get(name, "")
+        first, *rest = wrap(fix, room) if full and fix and room >= _MIN_FIX_WIDTH else [fix]
+        lines.append(styled_line(begin, (about, LAYER_BY_LEAK.get(name, "")), f"  {first}"))
+        lines += [styled_line(" " * (len(begin) + widest + 2), more) for more in rest]
     return lines
 
 
-def _of_gpu(row: Row, view: View, width: int) -> list[Line]:
+def _gpu_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
     gpu = row.gpu
     if gpu is None:
         return []
     facts = [
         ("model", f"MIG {gpu.profile} of {gpu.model}" if gpu.parent else gpu.model),
         ("UUID", gpu.uuid),
-        *([("now", _now(gpu))] if row.live and _now(gpu) else []),
-        *(("held by", _held(owner)) for owner in row.owners),
-        *([("hang", _signs(gpu))] if gpu.hang_signs else []),
-        *([("health", told)] if (told := _complaints(gpu.health)) else []),
+        *([("now", _gpu_readings(gpu))] if row.live and _gpu_readings(gpu) else []),
+        *(("held by", _describe_owner(owner)) for owner in row.owners),
+        *([("hang", _hang_indicators(gpu))] if gpu.hang_signs else []),
+        *([("health", problems)] if (problems := _health(gpu.health)) else []),
     ]
-    return _facts(facts, view.signs, width)
+    return _fact_lines(facts, view.glyphs, width)
 
 
-def _now(gpu: Gpu) -> str:
+def _gpu_readings(gpu: GpuOut) -> str:
     watts, limit, celsius = gpu.power_watts, gpu.power_limit_watts, gpu.temperature_celsius
-    said = [
+    readings = [
         f"{watts:.0f}{f' of {limit:.0f}' if limit else ''} W" if watts is not None else "",
         f"{celsius:.0f} degrees Celsius" if celsius is not None else "",
         f"{gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes)} GiB" if gpu.memory_used_bytes is not None else "",
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, readings))
 
 
-def _signs(gpu: Gpu) -> str:
+def _hang_indicators(gpu: GpuOut) -> str:
     return ", ".join(
-        f"{plain(sign)} speaks {'for' if speaks else 'against'} it" for sign, speaks in gpu.hang_signs.items()
+        f"{readable_name(indicator)} speaks {'for' if supports else 'against'} it"
+        for indicator, supports in gpu.hang_signs.items()
     )
 
 
-def _complaints(health: Health) -> str:
-    action = health.recovery_action
-    held_down = {why: seconds for why, seconds in health.clock_limited_seconds.items() if seconds > 0}
-    found = [
-        f"Xid {health.last_xid}" if health.last_xid else "",
-        f"the driver asks: {_ACTIONS.get(action, 'see NVML')}" if action else "",
-        f"{health.ecc_uncorrected} uncorrected ECC errors" if health.ecc_uncorrected else "",
-        "a row remap failed: replace the board" if health.row_remap_failed else "",
-        "a row remap waits for a reset" if health.row_remap_pending else "",
-        *(f"clock held down {brief(seconds)} by {plain(why)}" for why, seconds in held_down.items()),
+def _health(health: HealthOut) -> str:
+    held_down = [
+        f"clock held down {short_duration(seconds)} by {readable_name(reason)}"
+        for reason, seconds in health.clock_limited_seconds.items()
+        if seconds > 0
     ]
-    return "; ".join(filter(None, found))
+    return "; ".join(filter(None, (health_problems(health), *held_down)))
 
 
-def _of_job(row: Row, view: View, width: int) -> list[Line]:
+def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
     job = row.job
     if job is None:
         return []
-    waited, paid, useful = job.first_work_seconds, job.paid_seconds / _HOUR, job.useful_seconds / _HOUR
+    waited, paid, useful = job.first_work_seconds, job.paid_seconds / HOUR, job.useful_seconds / HOUR
     facts = [
-        *full_word(job),
-        ("GPUs", _gpus(row)),
-        ("in all", f"{paid:.1f} GPU-hours here, of them {useful:.1f} useful; {job.energy_joules / 3.6e6:.1f} kWh"),
-        *([("first work", f"{brief(waited)} after it was given its GPUs")] if waited is not None else []),
-        *_elsewhere(row, view),
-        *_whole(row),
+        *_workload_facts(job),
+        ("GPUs", _gpus_by_state(row)),
+        (
+            "in all",
+            f"{paid:.1f} GPU-hours here, of them {useful:.1f} useful; {job.energy_joules / JOULES_PER_KWH:.1f} kWh",
+        ),
+        *([("first work", f"{short_duration(waited)} after it was given its GPUs")] if waited is not None else []),
+        *_other_nodes(row, view),
+        *_receipts(row),
     ]
-    return _facts(facts, view.signs, width)
+    return _fact_lines(facts, view.glyphs, width)
 
 
-def _gpus(row: Row) -> str:
+def _workload_facts(job: JobOut) -> list[tuple[str, str]]:
+    """All that the workload reports, by who reports it."""
+    phases = job.training.phase_seconds if job.training else {}
+    engine = (job.serving.engine if job.serving else "") or "serving"
+    rows = [
+        ("training", ", ".join(training_facts(job.training))),
+        ("phases", _phases(phases)),
+        (engine, ", ".join(serving_facts(job.serving))),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _phases(seconds: dict[str, float]) -> str:
+    whole = sum(seconds.values()) or 1.0
+    ordered = sorted(seconds.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{readable_name(phase)} {share(spent / whole)} %" for phase, spent in ordered if spent > 0)
+
+
+def _gpus_by_state(row: ListRow) -> str:
     by_state: dict[str, list[str]] = {}
-    for gpu in held_by(row.owner.job_id, row.seen):
+    for gpu in gpus_of_job(row.owner.job_id, row.polled):
         by_state.setdefault(gpu.state, []).append(gpu.index or gpu.uuid)
     was = "" if row.live else "was "
-    return ", ".join(f"{ranges(indices)} {was}{state}" for state, indices in by_state.items()) or "none any more"
+    return ", ".join(f"{index_ranges(indices)} {was}{state}" for state, indices in by_state.items()) or "none any more"
 
 
-def _elsewhere(row: Row, view: View) -> list[tuple[str, str]]:
+def _other_nodes(row: ListRow, view: TopView) -> list[tuple[str, str]]:
     """The job's parts on the other nodes that are watched."""
     found = []
-    for name, seen in zip(view.names, view.nodes, strict=True):
-        jobs = [] if seen is row.seen or seen.jobs is None else seen.jobs.jobs
+    for name, node in zip(view.names, view.nodes, strict=True):
+        jobs = [] if node is row.polled or node.jobs is None else node.jobs.jobs
         for job in (job for job in jobs if job.owner.job_id == row.owner.job_id):
-            old = "" if seen.live else " (old)"
-            told = f"{ranges(job.gpus) or 'ended'}, got {percent(job.last_5_minutes, 'product')} in the last 5 min{old}"
-            found.append((f"on {name}", told))
+            suffix = "" if node.live else " (old)"
+            text = (
+                f"{index_ranges(job.gpus) or 'ended'}, got {percent(job.last_5_minutes, 'product')}"
+                f" in the last 5 min{suffix}"
+            )
+            found.append((f"on {name}", text))
     return found
 
 
-def _whole(row: Row) -> list[tuple[str, str]]:
+def _receipts(row: ListRow) -> list[tuple[str, str]]:
     """What the node's receipts of the job say, one a life of its books."""
-    parts = row.seen.receipts.receipts if row.seen.receipts else []
-    return [("receipt", _receipt(part)) for part in parts]
+    receipts = row.polled.receipts.receipts if row.polled.receipts else []
+    return [("receipt", _describe_receipt(receipt)) for receipt in receipts]
 
 
-def _receipt(part: Part) -> str:
-    lost = sorted(((name, value) for name, value in part.parts.items() if name != "useful"), key=lambda pair: -pair[1])
-    paid = part.paid or 1
-    said = [
-        f"{part.paid / _WALL / _HOUR:.1f} GPU-hours",
-        *(f"{value:,.2f} {currency}" for currency, value in part.money.items()),
-        f"useful {share(part.parts.get('useful', 0) / paid)} %",
-        *(f"{plain(name)} {share(value / paid)} %" for name, value in lost[:3]),
-        *(f"{plain(kind)} {times} times" for kind, times in part.happened.items() if times),
+def _describe_receipt(receipt: JobRecord) -> str:
+    lost = sorted(
+        ((name, value) for name, value in receipt.parts.items() if name != "useful"), key=lambda pair: -pair[1]
+    )
+    paid = receipt.paid or 1
+    facts = [
+        f"{receipt.paid / _NANOSECONDS / HOUR:.1f} GPU-hours",
+        *(f"{value:,.2f} {currency}" for currency, value in receipt.money.items()),
+        f"useful {share(receipt.parts.get('useful', 0) / paid)} %",
+        *(f"{readable_name(name)} {share(value / paid)} %" for name, value in lost[:3]),
+        *(f"{readable_name(kind)} {times} times" for kind, times in receipt.happened.items() if times),
     ]
-    return ", ".join(said)
+    return ", ".join(facts)
 
 
-def _facts(facts: list[tuple[str, str]], signs: Signs, width: int) -> list[Line]:
+def _fact_lines(facts: list[tuple[str, str]], glyphs: Glyphs, width: int) -> list[StyledLine]:
     """Two columns: what, and the words for it, on as many lines as they need."""
-    widest = max((cells(signs.name(what)) for what, _ in facts), default=0)
-    room = max(_LEAST_FIX, width - widest - 2 * _INDENT)
-    lines = [line()]
-    for what, told in facts:
-        first, *rest = wrap(signs.name(told), room) or [""]
-        lines.append(line((f" {padded(signs.name(what), widest)}  ", "soft"), first))
-        lines += [line(" " * (widest + 3), more) for more in rest]
+    widest = max((cell_width(glyphs.printable(name)) for name, _ in facts), default=0)
+    room = max(_MIN_FIX_WIDTH, width - widest - 2 * _INDENT)
+    lines = [styled_line()]
+    for name, value in facts:
+        first, *rest = wrap(glyphs.printable(value), room) or [""]
+        lines.append(styled_line((f" {pad(glyphs.printable(name), widest)}  ", "soft"), first))
+        lines += [styled_line(" " * (widest + 3), more) for more in rest]
     return lines

@@ -1,188 +1,358 @@
-"""The whole screen: exactly as many lines as there are, none wider than there is room.
+"""Holds what is wanted on the screen, changes it key by key, and lays out the screen; prints it as text for --once.
 
-Owns what stands where, and what gives way when there is little room: first the lines about the chosen row, then the
-node's, never the list and the keys.
+With little room the summary of the selected row goes first, then the header; the list and the keys always stay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from exporter.formatting import short_duration
 from exporter.top import columns, detail
-from exporter.top.asked import KEYS, Asked, Before
-from exporter.top.drawn import Line, Piece, apart, fitted, line
-from exporter.top.head import head, title
-from exporter.top.rows import SORTS, Key, Kind, Row, gpu_rows, job_rows, listed
-from exporter.top.seen import View
-from exporter.top.signs import cut
-from exporter.top.words import WINDOWS, brief
+from exporter.top.columns import SORTS, ListKind, ListRow, RowKey, filter_and_sort, gpu_rows, job_rows
+from exporter.top.detail import header_lines, page_title
+from exporter.top.view import (
+    WINDOWS,
+    StyledLine,
+    StyledText,
+    TopView,
+    justify_line,
+    styled_line,
+    truncate,
+    truncate_line,
+)
 
-LEAST_WIDTH, LEAST_HEIGHT = 24, 5
-_LEAST_LIST, _LEAST_GIST, _MOST_GIST = 4, 3, 14
-_AIRY = 24
+MAX_FILTER = 60
+
+
+class ViewState(Struct, frozen=True, kw_only=True):
+    """What is wanted on the screen."""
+
+    kind: ListKind = "gpus"
+    window: str = "last_5_minutes"
+    sorts: tuple[tuple[ListKind, int], ...] = (("gpus", 0), ("jobs", 0))
+    reverse: bool = False
+    text: str = ""
+    """Rows have all of these words."""
+    typing: bool = False
+    chosen: RowKey | None = None
+    opened: RowKey | None = None
+    help: bool = False
+    first: int = 0
+    """Of the lines of what is opened, the first that is shown."""
+    held: bool = False
+    """Nothing moves until it is let go."""
+    quit: bool = False
+
+    @property
+    def sort(self) -> int:
+        """Place in SORTS of what the present list is sorted by."""
+        return dict(self.sorts)[self.kind]
+
+
+class ScreenContext(Struct, frozen=True, kw_only=True):
+    """What was on the screen when the key came."""
+
+    rows: Sequence[RowKey]
+    page: int
+    """Rows or lines that a screen shows."""
+    lines: int = 0
+    """Of what is opened."""
+    job_of: Callable[[RowKey], RowKey | None] = lambda _: None
+    """The job that has the row's GPU."""
+
+
+def _move(by: Callable[[ScreenContext], int]) -> Callable[[ViewState, ScreenContext], ViewState]:
+    def moved(state: ViewState, context: ScreenContext) -> ViewState:
+        if state.opened or state.help:
+            last = max(0, context.lines - context.page)
+            return replace(state, first=min(last, max(0, state.first + by(context))))
+        if not context.rows:
+            return state
+        at = context.rows.index(state.chosen) if state.chosen in context.rows else 0
+        return replace(state, chosen=context.rows[min(len(context.rows) - 1, max(0, at + by(context)))])
+
+    return moved
+
+
+def _open(state: ViewState, context: ScreenContext) -> ViewState:
+    if state.opened or state.help or state.chosen not in context.rows or state.chosen is None:
+        return state
+    return replace(state, opened=context.job_of(state.chosen) or state.chosen, first=0)
+
+
+def _open_gpu(state: ViewState, context: ScreenContext) -> ViewState:
+    if state.opened or state.help or state.chosen not in context.rows:
+        return state
+    return replace(state, opened=state.chosen, first=0)
+
+
+def _back(state: ViewState, _: ScreenContext) -> ViewState:
+    """One step: what is over the list first, then the filter."""
+    if state.help:
+        return replace(state, help=False, first=0)
+    if state.opened:
+        return replace(state, opened=None, first=0)
+    return replace(state, text="")
+
+
+def _leave(state: ViewState, context: ScreenContext) -> ViewState:
+    return _back(state, context) if state.help or state.opened else replace(state, quit=True)
+
+
+def _switch_list(state: ViewState, _: ScreenContext) -> ViewState:
+    kind: ListKind = "jobs" if state.kind == "gpus" else "gpus"
+    return replace(state, kind=kind, opened=None, help=False, chosen=None, first=0, reverse=False)
+
+
+def _next_window(state: ViewState, _: ScreenContext) -> ViewState:
+    names = list(WINDOWS)
+    return replace(state, window=names[(names.index(state.window) + 1) % len(names)])
+
+
+def _next_sort(state: ViewState, _: ScreenContext) -> ViewState:
+    sorts = dict(state.sorts)
+    sorts[state.kind] = (state.sort + 1) % len(SORTS[state.kind])
+    return replace(state, sorts=tuple(sorts.items()), reverse=False)
+
+
+def _start_filter(state: ViewState, _: ScreenContext) -> ViewState:
+    return replace(state, typing=True, opened=None, help=False, first=0)
+
+
+def _page_step(context: ScreenContext) -> int:
+    """One line less than is shown, so that the eye finds where it was."""
+    return max(1, context.page - 1)
+
+
+_TO_THE_END = 1 << 30
+KEYS: tuple[tuple[tuple[str, ...], Callable[[ViewState, ScreenContext], ViewState], str, str, str], ...] = (
+    (("enter",), _open, "Enter", "open", "open the chosen row's job; a GPU that nobody has: the GPU"),
+    (("d",), _open_gpu, "d", "", "open the chosen row itself: a GPU's signs and health"),
+    (("escape", "backspace"), _back, "Esc", "", "back; in a list: show all rows again"),
+    (("tab", "shift+tab"), _switch_list, "Tab", "{kind}", "from GPUs to jobs and back"),
+    (("w",), _next_window, "w", "{window}", "from the last 5 minutes to the last hour and back"),
+    (("s",), _next_sort, "s", "sort", "sort by the next thing; an arrow marks its column"),
+    (("r",), lambda a, _: replace(a, reverse=not a.reverse), "r", "", "turn the order around"),
+    (("slash",), _start_filter, "/", "filter", "only rows with all of these words: user, job, state, leak, node"),
+    (("space",), lambda a, _: replace(a, held=not a.held), "Space", "", "hold the screen still, and let it go"),
+    (("up", "k"), _move(lambda _: -1), "Up k", "", "one row up"),
+    (("down", "j"), _move(lambda _: 1), "Down j", "", "one row down"),
+    (("pageup",), _move(lambda context: -_page_step(context)), "PgUp", "", "a screen up"),
+    (("pagedown",), _move(_page_step), "PgDn", "", "a screen down"),
+    (("home", "g"), _move(lambda _: -_TO_THE_END), "Home g", "", "to the first"),
+    (("end", "G"), _move(lambda _: _TO_THE_END), "End G", "", "to the last"),
+    (("question_mark", "h", "f1"), lambda a, _: replace(a, help=not a.help, first=0), "?", "help", "this help"),
+    (("q",), _leave, "q", "quit", "leave what is opened, then the program; Ctrl-C leaves at once"),
+)
+"""Keys in Textual's names, what they do, how they are written, their word in the last line, and in the help."""
+_ACTION_BY_KEY = {key: action for keys, action, *_ in KEYS for key in keys}
+
+
+def handle_key(state: ViewState, key: str, context: ScreenContext, *, char: str | None = None) -> ViewState:
+    """What is wanted after the key. `sign`: the character it types, if any."""
+    if key in ("ctrl+c", "ctrl+q"):
+        return replace(state, quit=True)
+    if state.typing:
+        return _edit_filter(state, key, char, context)
+    action = _ACTION_BY_KEY.get(key)
+    return action(state, context) if action else state
+
+
+def _edit_filter(state: ViewState, key: str, char: str | None, context: ScreenContext) -> ViewState:
+    if key == "escape":
+        return replace(state, typing=False, text="")
+    if key == "enter":
+        return replace(state, typing=False)
+    if key == "backspace":
+        return replace(state, text=state.text[:-1])
+    if key == "ctrl+u":
+        return replace(state, text="")
+    if char and char.isprintable():
+        return replace(state, text=(state.text + char)[:MAX_FILTER])
+    return _ACTION_BY_KEY[key](state, context) if key in ("up", "down", "pageup", "pagedown") else state
+
+
+MIN_WIDTH, MIN_HEIGHT = 24, 5
+_MIN_LIST_LINES, _MIN_SUMMARY_LINES, _MAX_SUMMARY_LINES = 4, 3, 14
+_SPACED_HEIGHT = 24
 """Lines from which on there is a blank one below the head."""
 
 
-class Screen(Struct, frozen=True):
+class RenderedScreen(Struct, frozen=True):
     """What is shown, and what a key has to know of it."""
 
-    lines: list[Line]
-    before: Before
-    chosen: Key | None
+    lines: list[StyledLine]
+    context: ScreenContext
+    selected: RowKey | None
     """The row the keys act on: the first where the one chosen before is gone."""
 
 
-def rows_of(asked: Asked, view: View, kind: Kind | None = None) -> list[Row]:
+def list_rows(state: ViewState, view: TopView, kind: ListKind | None = None) -> list[ListRow]:
     """All rows of a list, unsorted."""
-    return (gpu_rows if (kind or asked.kind) == "gpus" else job_rows)(view, asked.window)
+    return (gpu_rows if (kind or state.kind) == "gpus" else job_rows)(view, state.window)
 
 
-def screen(asked: Asked, view: View, *, width: int, height: int) -> Screen:
+def render_screen(state: ViewState, view: TopView, *, width: int, height: int) -> RenderedScreen:
     """Draw it."""
-    rows = listed(rows_of(asked, view), asked.kind, sort=asked.sort, reverse=asked.reverse, text=asked.text)
+    rows = filter_and_sort(list_rows(state, view), state.kind, sort=state.sort, reverse=state.reverse, text=state.text)
     keys = [row.key for row in rows]
-    chosen = asked.chosen if asked.chosen in keys else keys[0] if keys else None
-    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
-        small = cut(f"too small: {width}x{height}", width, view.signs)
-        return Screen(_filled([line(small)], height), Before(rows=keys, page=1), chosen)
-    if asked.help or asked.opened:
-        return _over(asked, view, keys, width=width, height=height)
-    return _list(asked, view, rows, chosen=chosen, width=width, height=height)
+    selected = state.chosen if state.chosen in keys else keys[0] if keys else None
+    if width < MIN_WIDTH or height < MIN_HEIGHT:
+        small = truncate(f"too small: {width}x{height}", width, view.glyphs)
+        return RenderedScreen(_fill([styled_line(small)], height), ScreenContext(rows=keys, page=1), selected)
+    if state.help or state.opened:
+        return _overlay_screen(state, view, keys, width=width, height=height)
+    return _list_screen(state, view, rows, selected=selected, width=width, height=height)
 
 
-def _filled(lines: Sequence[Line], height: int) -> list[Line]:
-    return [*lines[:height], *[line()] * (height - len(lines))]
+def _fill(lines: Sequence[StyledLine], height: int) -> list[StyledLine]:
+    return [*lines[:height], *[styled_line()] * (height - len(lines))]
 
 
-def _list(asked: Asked, view: View, rows: list[Row], *, chosen: Key | None, width: int, height: int) -> Screen:
+def _list_screen(
+    state: ViewState, view: TopView, rows: list[ListRow], *, selected: RowKey | None, width: int, height: int
+) -> RenderedScreen:
     keys = [row.key for row in rows]
-    top = _head(asked, view, width, min(height - 2 - _LEAST_LIST, max(5, height // 4)))
-    top += [line()] if height >= _AIRY else []
+    top = _head(state, view, width, min(height - 2 - _MIN_LIST_LINES, max(5, height // 4)))
+    top += [styled_line()] if height >= _SPACED_HEIGHT else []
     room = height - len(top) - 3
     shown = min(max(1, len(rows)), room)
-    at = keys.index(chosen) if chosen is not None else 0
+    at = keys.index(selected) if selected is not None else 0
     first = min(max(0, at - shown // 2), max(0, len(rows) - shown))
-    body = [_tabs(asked, view, rows, first=first, shown=shown, width=width)]
-    body += _rows(asked.kind, asked, view, rows, at=at, first=first, shown=shown, width=width)
-    below = _below(asked, view, rows[at] if rows else None, width=width, room=room - shown)
-    lines = _filled([*top, *body, *below], height - 1)
-    before = Before(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
-    return Screen([*lines, _keys(asked, width)], before, chosen)
+    body = [_tab_line(state, view, rows, first=first, shown=shown, width=width)]
+    body += _table_lines(state.kind, state, view, rows, at=at, first=first, shown=shown, width=width)
+    below = _lines_below(state, view, rows[at] if rows else None, width=width, room=room - shown)
+    lines = _fill([*top, *body, *below], height - 1)
+    context = ScreenContext(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
+    return RenderedScreen([*lines, _key_line(state, width)], context, selected)
 
 
-def _head(asked: Asked, view: View, width: int, most: int) -> list[Line]:
-    return head(view, asked.window, width, height=most) if most > 0 else []
+def _head(state: ViewState, view: TopView, width: int, most: int) -> list[StyledLine]:
+    return header_lines(view, state.window, width, height=most) if most > 0 else []
 
 
-def _rows(
-    kind: Kind, asked: Asked, view: View, rows: list[Row], *, at: int, first: int, shown: int, width: int
-) -> list[Line]:
+def _table_lines(
+    kind: ListKind, state: ViewState, view: TopView, rows: list[ListRow], *, at: int, first: int, shown: int, width: int
+) -> list[StyledLine]:
     """Heads and rows. The columns are those of all rows: they do not move while one scrolls."""
-    found = columns.table(rows, kind, view, width=width)
-    scale = view.trends.top(row.key for row in rows)
-    sort, reverse = (asked.sort, asked.reverse) if kind == asked.kind else (0, False)
-    lines = [columns.heads(found, kind, view, sort=sort, reverse=reverse, top=scale)]
+    layout = columns.layout_columns(rows, kind, view, width=width)
+    scale = view.trends.scale_of(row.key for row in rows)
+    sort, reverse = (state.sort, state.reverse) if kind == state.kind else (0, False)
+    lines = [columns.heading_line(layout, kind, view, sort=sort, reverse=reverse, top=scale)]
     if not rows:
-        lines.append(line(("  " + _empty(asked, view), "soft")))
-    for place, row in enumerate(rows[first : first + shown], first):
-        lines.append(columns.drawn(row, found, view, top=scale, is_chosen=place == at))
-    return [fitted(one, width, view.signs) for one in lines]
+        lines.append(styled_line(("  " + _empty_text(state, view), "soft")))
+    for index, row in enumerate(rows[first : first + shown], first):
+        lines.append(columns.row_line(row, layout, view, top=scale, is_selected=index == at))
+    return [truncate_line(one, width, view.glyphs) for one in lines]
 
 
-def _empty(asked: Asked, view: View) -> str:
-    if asked.text:
+def _empty_text(state: ViewState, view: TopView) -> str:
+    if state.text:
         return "no row has these words; Esc shows all again"
-    if not any(seen.gpus for seen in view.nodes):
+    if not any(node.gpus for node in view.nodes):
         return "nothing yet"
-    return "no GPU" if asked.kind == "gpus" else "no job holds a GPU, or did lately"
+    return "no GPU" if state.kind == "gpus" else "no job holds a GPU, or did lately"
 
 
-def _tabs(asked: Asked, view: View, rows: list[Row], *, first: int, shown: int, width: int) -> Line:
+def _tab_line(
+    state: ViewState, view: TopView, rows: list[ListRow], *, first: int, shown: int, width: int
+) -> StyledLine:
     """Which list it is, how sorted and filtered."""
-    left: list[Piece | str] = [" "]
+    left: list[StyledText | str] = [" "]
     for kind, name in (("gpus", "GPUs"), ("jobs", "jobs")):
-        left.append((f"[{name}]" if kind == asked.kind else f" {name} ", "strong" if kind == asked.kind else "soft"))
-    order = f"{SORTS[asked.kind][asked.sort][0]}{', turned around' if asked.reverse else ''}"
-    left.append((f"   last {WINDOWS[asked.window]}, by {order}", "soft"))
-    if asked.text or asked.typing:
-        cursor = "_" if asked.typing else ""
-        left += ["  filter: ", (f"{view.signs.name(asked.text)}{cursor}", "strong")]
-        left.append((f"  {len(rows)} of {len(rows_of(asked, view))}", "soft"))
-    held = [("HELD: Space lets go  ", "bad")] if asked.held else []
-    seen = f"{first + 1}-{first + shown} of {len(rows)} " if shown < len(rows) else ""
-    return apart(left, [*held, (seen, "soft")], width, view.signs)
+        left.append((f"[{name}]" if kind == state.kind else f" {name} ", "strong" if kind == state.kind else "soft"))
+    order = f"{SORTS[state.kind][state.sort][0]}{', turned around' if state.reverse else ''}"
+    left.append((f"   last {WINDOWS[state.window]}, by {order}", "soft"))
+    if state.text or state.typing:
+        cursor = "_" if state.typing else ""
+        left += ["  filter: ", (f"{view.glyphs.printable(state.text)}{cursor}", "strong")]
+        left.append((f"  {len(rows)} of {len(list_rows(state, view))}", "soft"))
+    held = [("HELD: Space lets go  ", "bad")] if state.held else []
+    range_text = f"{first + 1}-{first + shown} of {len(rows)} " if shown < len(rows) else ""
+    return justify_line(left, [*held, (range_text, "soft")], width, view.glyphs)
 
 
-def _below(asked: Asked, view: View, row: Row | None, *, width: int, room: int) -> list[Line]:
+def _lines_below(state: ViewState, view: TopView, row: ListRow | None, *, width: int, room: int) -> list[StyledLine]:
     """What there is room for: the chosen row in a few lines, and the jobs below GPUs."""
-    lines: list[Line] = []
-    if row is not None and room > _LEAST_GIST:
-        lines = [line(), *detail.gist(row, view, asked.window, width)[: min(_MOST_GIST, room - 1)]]
-    if asked.kind == "gpus":
-        lines += _jobs(asked, view, width=width, room=room - len(lines))
-    if not view.many and view.nodes[0].node:
-        told = detail.leaks(getattr(view.nodes[0].node, asked.window), view.signs, width, full=False)
-        if told and room - len(lines) >= len(told) + 2:
-            lines += [line(), line(("  where the node's time went", "soft")), *told]
-    return [fitted(one, width, view.signs) for one in lines]
+    lines: list[StyledLine] = []
+    if row is not None and room > _MIN_SUMMARY_LINES:
+        lines = [
+            styled_line(),
+            *detail.row_summary(row, view, state.window, width)[: min(_MAX_SUMMARY_LINES, room - 1)],
+        ]
+    if state.kind == "gpus":
+        lines += _job_table(state, view, width=width, room=room - len(lines))
+    if not view.has_many_nodes and view.nodes[0].node:
+        loss_lines = detail.leak_lines(getattr(view.nodes[0].node, state.window), view.glyphs, width, full=False)
+        if loss_lines and room - len(lines) >= len(loss_lines) + 2:
+            lines += [styled_line(), styled_line(("  where the node's time went", "soft")), *loss_lines]
+    return [truncate_line(one, width, view.glyphs) for one in lines]
 
 
-def _jobs(asked: Asked, view: View, *, width: int, room: int) -> list[Line]:
+def _job_table(state: ViewState, view: TopView, *, width: int, room: int) -> list[StyledLine]:
     """As many as there is room for, those that lose most first."""
-    jobs = listed(job_rows(view, asked.window), "jobs", text=asked.text)
+    jobs = filter_and_sort(job_rows(view, state.window), "jobs", text=state.text)
     shown = min(len(jobs), room - 3)
-    if not jobs or shown < min(len(jobs), _LEAST_LIST):
+    if not jobs or shown < min(len(jobs), _MIN_LIST_LINES):
         return []
-    rows = _rows("jobs", asked, view, jobs, at=-1, first=0, shown=shown, width=width)
-    return [line(), line((f"  jobs, by {SORTS['jobs'][0][0]}", "soft")), *rows]
+    rows = _table_lines("jobs", state, view, jobs, at=-1, first=0, shown=shown, width=width)
+    return [styled_line(), styled_line((f"  jobs, by {SORTS['jobs'][0][0]}", "soft")), *rows]
 
 
-def _job_of(key: Key, view: View) -> Key | None:
+def _job_of(key: RowKey, view: TopView) -> RowKey | None:
     """The job that has this GPU; of several the first."""
-    for seen in view.nodes:
-        for gpu in seen.gpus.gpus if seen.gpus and seen.address == key[1] and key[0] == "gpu" else []:
-            known = {job.owner.job_id for job in seen.jobs.jobs} if seen.jobs else set()
+    for node in view.nodes:
+        for gpu in node.gpus.gpus if node.gpus and node.address == key[1] and key[0] == "gpu" else []:
+            known = {job.owner.job_id for job in node.jobs.jobs} if node.jobs else set()
             if gpu.uuid == key[2] and gpu.owners and gpu.owners[0].job_id in known:
                 return "job", key[1], gpu.owners[0].job_id
     return None
 
 
-def _over(asked: Asked, view: View, keys: list[Key], *, width: int, height: int) -> Screen:
+def _overlay_screen(state: ViewState, view: TopView, keys: list[RowKey], *, width: int, height: int) -> RenderedScreen:
     """Help, or a page of one row, in place of the list."""
-    body = _help(view, width) if asked.help else _page(asked, view, width)
+    body = _help_lines(view, width) if state.help else _row_page(state, view, width)
     room = height - 2
-    first = min(asked.first, max(0, len(body) - room))
+    first = min(state.first, max(0, len(body) - room))
     more = f"lines {first + 1}-{min(len(body), first + room)} of {len(body)}  " if len(body) > room else ""
-    address = asked.opened[1] if asked.opened else ""
-    place = next((place for place, seen in enumerate(view.nodes) if seen.address == address), 0)
-    about = "help" if asked.help else view.names[place]
-    top = title(view.nodes[place], about, f"{'HELD  ' if asked.held else ''}{more}", view, width=width)
-    lines = _filled([top, *body[first : first + room]], height - 1)
-    before = Before(rows=keys, page=room, lines=len(body))
-    return Screen([*lines, _keys(asked, width)], before, asked.chosen)
+    address = state.opened[1] if state.opened else ""
+    index = next((index for index, node in enumerate(view.nodes) if node.address == address), 0)
+    about = "help" if state.help else view.names[index]
+    top = page_title(view.nodes[index], about, f"{'HELD  ' if state.held else ''}{more}", view, width=width)
+    lines = _fill([top, *body[first : first + room]], height - 1)
+    context = ScreenContext(rows=keys, page=room, lines=len(body))
+    return RenderedScreen([*lines, _key_line(state, width)], context, state.chosen)
 
 
-def _page(asked: Asked, view: View, width: int) -> list[Line]:
-    rows = rows_of(asked, view, "jobs" if asked.opened and asked.opened[0] == "job" else "gpus")
-    row = next((row for row in rows if row.key == asked.opened), None)
+def _row_page(state: ViewState, view: TopView, width: int) -> list[StyledLine]:
+    rows = list_rows(state, view, "jobs" if state.opened and state.opened[0] == "job" else "gpus")
+    row = next((row for row in rows if row.key == state.opened), None)
     if row is None:
-        return [line(), line(("  it is gone: the node tells nothing of it any more; Esc leads back", "soft"))]
-    return [line(), *detail.page(row, view, asked.window, width)]
+        return [
+            styled_line(),
+            styled_line(("  it is gone: the node tells nothing of it any more; Esc leads back", "soft")),
+        ]
+    return [styled_line(), *detail.row_page(row, view, state.window, width)]
 
 
-def _help(view: View, width: int) -> list[Line]:
+def _help_lines(view: TopView, width: int) -> list[StyledLine]:
     written = max(len(name) for _, _, name, _, _ in KEYS)
-    lines = [line()]
-    lines += [line((f"  {name:<{written}}  ", "strong"), about) for _, _, name, _, about in KEYS]
-    lines += [line(), *(line("  " + words) for words in _MEANING)]
-    marks = "   ".join(f"{mark} {state}" for state, mark in view.signs.marks.items())
-    fills = "   ".join(f"{3 * fill} {name}" for name, fill in view.signs.fills.items())
-    lines += [line(), line(f"  {marks}"), line(f"  {fills}")]
-    lines += [line(), line((f"  watched for {brief(max(0.0, view.now - view.trends.start))}", "soft"))]
-    return [fitted(one, width, view.signs) for one in lines]
+    lines = [styled_line()]
+    lines += [styled_line((f"  {name:<{written}}  ", "strong"), about) for _, _, name, _, about in KEYS]
+    lines += [styled_line(), *(styled_line("  " + text) for text in _HELP_TEXT)]
+    symbols = "   ".join(f"{symbol} {state}" for state, symbol in view.glyphs.states.items())
+    fills = "   ".join(f"{3 * fill} {name}" for name, fill in view.glyphs.fills.items())
+    lines += [styled_line(), styled_line(f"  {symbols}"), styled_line(f"  {fills}")]
+    lines += [
+        styled_line(),
+        styled_line((f"  watched for {short_duration(max(0.0, view.now - view.trends.start))}", "soft")),
+    ]
+    return [truncate_line(one, width, view.glyphs) for one in lines]
 
 
-_MEANING = (
+_HELP_TEXT = (
     "GAU allocated and working / paid; ECTR computing / allocated;",
     "eMFU useful / peak while computing; GOT their product: what you got for",
     "what you paid. SMI: the utilisation nvidia-smi shows. All in percent.",
@@ -191,20 +361,37 @@ _MEANING = (
 )
 
 
-def _keys(asked: Asked, width: int) -> Line:
+def _key_line(state: ViewState, width: int) -> StyledLine:
     """The last line: what can be pressed here."""
-    if asked.typing:
-        said = [("type words", ""), ("Enter", "keep"), ("Esc", "all rows"), ("Ctrl-U", "clear")]
-    elif asked.help or asked.opened:
-        said = [("Esc", "back"), ("Up Down", "scroll"), ("w", "{window}"), ("?", "help"), ("q", "back")]
+    if state.typing:
+        shortcuts = [("type words", ""), ("Enter", "keep"), ("Esc", "all rows"), ("Ctrl-U", "clear")]
+    elif state.help or state.opened:
+        shortcuts = [("Esc", "back"), ("Up Down", "scroll"), ("w", "{window}"), ("?", "help"), ("q", "back")]
     else:
-        said = [(name, word) for _, _, name, word, _ in KEYS if word]
-    window = next(words for name, words in WINDOWS.items() if name != asked.window)
-    kind = "jobs" if asked.kind == "gpus" else "GPUs"
-    pieces, taken = list[Piece](), 0
-    for name, word in said:
-        shown = f" {word.format(window=window, kind=kind)}  "
+        shortcuts = [(name, label) for _, _, name, label, _ in KEYS if label]
+    window = next(text for name, text in WINDOWS.items() if name != state.window)
+    kind = "jobs" if state.kind == "gpus" else "GPUs"
+    segments, taken = list[StyledText](), 0
+    for name, label in shortcuts:
+        shown = f" {label.format(window=window, kind=kind)}  "
         taken += 1 + len(name) + len(shown)
         if taken <= width:
-            pieces += [(" ", ""), (name, "strong"), (shown, "soft")]
-    return line(*pieces)
+            segments += [(" ", ""), (name, "strong"), (shown, "soft")]
+    return styled_line(*segments)
+
+
+_ALL_NODES = 1 << 20
+
+
+def render_text(view: TopView, state: ViewState, *, width: int) -> str:
+    """The nodes, then their GPUs, then their jobs; of jobs alone where they are asked for."""
+    lines = header_lines(view, state.window, width, height=_ALL_NODES)
+    kinds: tuple[ListKind, ...] = ("gpus", "jobs") if state.kind == "gpus" else ("jobs",)
+    for kind in kinds:
+        rows = filter_and_sort(list_rows(state, view, kind), kind, text=state.text)
+        layout = columns.layout_columns(rows, kind, view, width=width)
+        plain = columns.ColumnLayout(tuple((column, width) for column, width in layout.columns if not column.trend))
+        if rows:
+            lines += [StyledLine(), columns.heading_line(plain, kind, view, sort=None, reverse=False, top=1.0)]
+            lines += [columns.row_line(row, plain, view, top=1.0) for row in rows]
+    return "".join(f"{truncate_line(one, width, view.glyphs).text.rstrip()}\n" for one in lines)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from exporter.cluster import metrics as cluster
-from exporter.core import catalog
-from exporter.core.leaks import LAYERS, NAMES
+from exporter.core import metrics
+from exporter.core.leaks import LAYERS, LEAK_NAMES
 from exporter.core.model import State
 from tests.alerts.promql import SET_OPERATORS, Aggregate, Binary, Call, Literal, Node, Selector, parse, walk
 
@@ -24,7 +24,7 @@ _OF_COUNTERS = frozenset({"rate", "irate", "increase", "resets"})
 _OF_GAUGES = frozenset({"delta", "idelta", "deriv", "predict_linear", "holt_winters"})
 _SCALARS = frozenset({"time", "scalar", "pi"})
 _WORDS: Mapping[str, frozenset[str]] = {
-    "leak": frozenset(NAMES),
+    "leak": frozenset(LEAK_NAMES),
     "layer": frozenset(LAYERS),
     "held": frozenset({"true", "false"}),
 }
@@ -90,7 +90,7 @@ def _rule(file: str, rule: Mapping[str, Any]) -> Rule:
 
 def known_to(found: list[Rule]) -> dict[str, Series]:
     """Every series a rule may name: the daemon's, the cluster's, Prometheus' own, and what the rules record."""
-    rows = chain(catalog.METRICS, cluster.METRICS)
+    rows = chain(metrics.METRICS, cluster.METRICS)
     known = {row.name: Series(SCRAPED | set(row.labels), row.type) for row in rows}
     known |= {"up": Series(SCRAPED), "ALERTS": Series(None)}
     waiting = {rule.name: rule for rule in found if rule.record}

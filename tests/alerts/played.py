@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-from exporter.core.catalog import METRICS
+from exporter.core.metrics import METRICS
 from tests.alerts.lint import rules
 from tests.alerts.packs import FOLDER, files
 from tests.alerts.promql import Matcher, Selector, parse, walk

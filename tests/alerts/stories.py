@@ -10,18 +10,20 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.catalog import Metric
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import Metric
 from exporter.core.model import SECOND, Observation
-from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import SCENARIOS, STORIES, Scenario, Simulation, kernels, simulate, waiting, without
-from exporter.simulate.plan import Job, Leftover, Plan
-from exporter.simulate.programs import Program, bring_up, training
-from exporter.simulate.setting import Setting, batch, whole_node
-from exporter.simulate.work import NOTHING, Stage, Stages
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate import kernels, programs
+from exporter.simulate.plan import Leftover, Plan, Scenario, Setting, SimulatedJob, batch_owner, whole_node
+from exporter.simulate.programs import bring_up, training
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate, without
+from exporter.simulate.workload import IDLE_CYCLE, Program, Stage, Stages
+from tests.lookalikes import LOOKALIKES
 
 BOARD = "H100-SXM5-80GB"
 Span = tuple[int, int]
@@ -33,8 +35,8 @@ Span = tuple[int, int]
 
 def _across(setting: Setting, program: Program) -> Plan:
     """One job on this node and another."""
-    owner = replace(batch(setting, 0, "pretrain-large"), job_id="40500")
-    return Plan(jobs=(Job(owner=owner, slots=setting.slots, stages=program, gpus=2 * setting.gpus),))
+    owner = replace(batch_owner(setting, 0, "pretrain-large"), job_id="40500")
+    return Plan(jobs=(SimulatedJob(owner=owner, slots=setting.slots, stages=program, gpus=2 * setting.gpus),))
 
 
 def _healthy_across(setting: Setting) -> Plan:
@@ -42,8 +44,8 @@ def _healthy_across(setting: Setting) -> Plan:
 
 
 def _missing_across(setting: Setting) -> Plan:
-    absent = NOTHING if setting.node else None
-    program = waiting.stuck(
+    absent = IDLE_CYCLE if setting.node else None
+    program = programs.hanging(
         setting.board, setting.gpus, name="one rank never comes", waits=kernels.polling(), absent=absent
     )
     return _across(setting, program)
@@ -65,17 +67,17 @@ def _uneven(setting: Setting) -> Plan:
 
 def _profiled_first(setting: Setting) -> Plan:
     """A profiler on the first node of several."""
-    plan = STORIES["profiler_attached"].plan(setting)
+    plan = LOOKALIKES["profiler_attached"].plan(setting)
     return replace(plan, profiler_ms=()) if setting.node else plan
 
 
 def _row(plan: Callable[[Setting], Plan], seconds: int) -> Scenario:
-    return Scenario(description="", plan=plan, duration_seconds=seconds)
+    return Scenario(plan, seconds, "")
 
 
 TABLE: Mapping[str, Scenario] = {
     **SCENARIOS,
-    **STORIES,
+    **LOOKALIKES,
     "healthy_across": _row(_healthy_across, 1800),
     "missing_across": _row(_missing_across, 1320),
     "uneven": _row(_uneven, 1800),
@@ -152,9 +154,9 @@ def pages(story: Story, node: int, metrics: Sequence[Metric]) -> Iterator[bytes 
             yield None if refused else render(take_snapshot(ledger, meta), metrics=metrics)
 
 
-def _meta(node: int, version: str) -> Meta:
+def _meta(node: int, version: str) -> DaemonMetadata:
     price = Price(2.0, currency="USD")
-    return Meta(version=version, source="simulation", terms=Terms(node=f"node-{node}", prices=(price,)))
+    return DaemonMetadata(version=version, source="simulation", terms=Terms(node=f"node-{node}", prices=(price,)))
 
 
 def _restarted(ledger: Ledger, seen: Observation) -> Ledger:

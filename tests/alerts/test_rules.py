@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from exporter.core.policy import TOLD
+from exporter.core.policy import EXPORTED_THRESHOLDS
 from tests.alerts.packs import FOLDER, Rule, alerts, files, plain, sheet
 from tests.alerts.promql import Binary, Literal, parse, walk
 
@@ -100,7 +100,7 @@ def test_every_threshold_named_is_exported() -> None:
         for rule in rules
         for threshold in re.findall(r'_threshold\{name="(\w+)"', rule["expr"])
     }
-    assert named <= set(TOLD)
+    assert named <= set(EXPORTED_THRESHOLDS)
 
 
 @pytest.mark.parametrize("name", SEVERITIES)

@@ -27,8 +27,8 @@ from alerts.build_runbooks import (
 from exporter.cli import _parser
 from exporter.config import load
 from exporter.core.policy import Policy
-from exporter.http.app import PATHS
-from exporter.preview.choices import rows
+from exporter.preview.scoring import policy_rows
+from exporter.web.app import PATHS
 from tests.alerts.lint import Rule, faults, known_to
 from tests.alerts.lint import rules as all_rules
 
@@ -166,7 +166,7 @@ def test_every_runbook_shows_how_to_tune() -> None:
 def test_our_own_commands_are_what_the_program_takes(command: str) -> None:
     words = shlex.split(command)[1:]
     given = _parser(words[0]).parse_args(words)
-    assert all(rows(Policy(), [text]) for text in getattr(given, "policy", []))
+    assert all(policy_rows(Policy(), [text]) for text in getattr(given, "policy", []))
 
 
 @EACH

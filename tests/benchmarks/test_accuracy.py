@@ -13,7 +13,7 @@ from benchmarks.known.loads import LOADS
 from benchmarks.known.questions import QUESTIONS
 from benchmarks.known.record import POLICY
 from benchmarks.machine import ROOT
-from exporter.core.leaks import USEFUL
+from exporter.core.leaks import USEFUL_INDEX
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
@@ -173,7 +173,7 @@ def test_each_load_leaves_a_trace_from_which_its_figures_follow_again(exact: Out
         began = began or observation.at
         (gpu,) = ledger.gpus.values()
         tensor += [reading.tensor_active for reading in observation.readings]
-        useful[(observation.at - began) / SECOND] = gpu.book.parts[USEFUL]
+        useful[(observation.at - began) / SECOND] = gpu.book.parts[USEFUL_INDEX]
     # It warms up for 1.5 s at 50 %, is at 33 % for one, then at 60 %, and OFU 50 %, for six.
     assert tensor[:4] == pytest.approx([0.5, (0.5 + 0.33) / 2, (0.33 + 0.6) / 2, 0.6])
     assert (useful[8] - useful[3]) / (5 * SECOND) == pytest.approx(0.5, abs=ROUNDING)

@@ -26,8 +26,8 @@ from benchmarks.known.torch import SHAPE, product, transformer
 from benchmarks.machine import ROOT
 from exporter.clock import JumpClock
 from exporter.core.model import MS, SECOND, Device, Spec
-from exporter.sources import Batch
-from exporter.trace import Header
+from exporter.sources.base import ReadResult
+from exporter.trace import TraceHeader
 
 _BY_NAME = {load.name: load for load in LOADS}
 _SPEC = Spec(name="H100", peak_flops=989.4e12, tensor_reference_clock_hz=1830e6)
@@ -197,11 +197,11 @@ class SlowSource:
     def __init__(self, clock: JumpClock) -> None:
         self._clock, self.asked = clock, list[int]()
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         self.asked.append(now)
         if len(self.asked) == 3:
             self._clock.wait(now + 2300 * MS, threading.Event())
-        return Batch((_DEVICE,))
+        return ReadResult((_DEVICE,))
 
     def resync(self) -> None:
         """Nothing is remembered."""
@@ -216,7 +216,7 @@ class SlowSource:
 def test_after_a_slow_read_the_next_samples_do_not_come_in_a_burst(tmp_path: Path) -> None:
     clock = JumpClock()
     source = SlowSource(clock)
-    record(Bench(source, clock, _DEVICE, tmp_path, Header()), Empty(clock), _BY_NAME["no_context"])
+    record(Bench(source, clock, _DEVICE, tmp_path, TraceHeader()), Empty(clock), _BY_NAME["no_context"])
     assert [moment / SECOND for moment in source.asked] == [0, 1, 2, 4.8, 5.8, 6.8, 7.8, 8.8]
 
 

@@ -11,10 +11,10 @@ from benchmarks.node.day import DAY_GROUP, Open, core_rows, day, hours, lived, o
 from benchmarks.node.day_played import EVERY, Day, Pages, Point, looks
 from benchmarks.node.working_day import HOUR, ROUND_HOURS, told
 from benchmarks.rig.stand_ins import GPUS
-from exporter.agent import Agent
+from exporter.agent.agent import Agent
 from exporter.core.exposition import render
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Meta
+from exporter.core.snapshot import DaemonMetadata
 from tests.dcgm_stub.bindings import missing
 from tests.shared_library import compiler
 
@@ -98,9 +98,9 @@ def test_files_and_threads_that_stay_open_miss_the_budget() -> None:
 
 
 def test_each_round_has_the_same_jobs_under_other_names_and_the_ledger_takes_them() -> None:
-    agent, names, reported = Agent(meta=Meta(source="simulation")), set[str](), set[str]()
+    agent, names, reported = Agent(meta=DaemonMetadata(source="simulation")), set[str](), set[str]()
     for observation in told(2 * ROUND_HOURS * HOUR, period_seconds=30.0):
-        agent.take_in(observation)
+        agent.process(observation)
         names |= {held.owner.job_id for held in observation.allocations or ()}
         reported |= {report.job_id for report in observation.reports}
     assert len(names) == 1 + 2 * 27
@@ -117,12 +117,12 @@ def test_a_look_is_taken_every_five_minutes() -> None:
 
 
 def test_series_are_lines_that_are_no_comments_and_the_largest_page_is_kept_once() -> None:
-    agent = Agent(meta=Meta(source="simulation"))
+    agent = Agent(meta=DaemonMetadata(source="simulation"))
     pages = Pages(agent)
     with pytest.raises(RuntimeError, match="nothing to serve"):
         pages.write()
     for observation in told(120, period_seconds=60.0):
-        agent.take_in(observation)
+        agent.process(observation)
     pages.write()
     snapshot = agent.latest()
     assert snapshot is not None

@@ -22,8 +22,8 @@ from benchmarks.detection.runs import SCORING, TUNING, Run, run
 from benchmarks.detection.score import Score, merged, provable, truth
 from exporter.core.model import SECOND, Device, Reading
 from exporter.core.policy import Policy
-from exporter.simulate import simulate
-from exporter.simulate.lookalikes import STORIES
+from exporter.simulate.simulation import simulate
+from tests.lookalikes import LOOKALIKES
 
 NAMED = {case.name: case for case in (*CASES, *BEYOND)}
 QUICK = (
@@ -77,7 +77,7 @@ def test_the_truth_comes_from_the_simulation_and_begins_where_it_says() -> None:
     zombie = simulate("zombie_notebook", gpus=1, period_seconds=60)
     (rested,) = (e.at for e in zombie.truth if e.phase == "nobody is at the keyboard")
     assert truth(NAMED["forgotten_notebook"], [zombie])["zombie"] == {zombie.uuids[0]: rested + (7200 - 90) * SECOND}
-    short = simulate("missing_rank", gpus=2, period_seconds=10, duration_seconds=60, stories=STORIES)
+    short = simulate("missing_rank", gpus=2, period_seconds=10, duration_seconds=60, stories=LOOKALIKES)
     assert truth(NAMED["missing_rank"], [short]) == {"hang": {}}
 
 

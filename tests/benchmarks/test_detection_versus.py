@@ -20,8 +20,9 @@ from benchmarks.record import Record, Stamp
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Device, Observation, Owner, Reading
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import Truth, simulate
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate.plan import GroundTruth
+from exporter.simulate.simulation import simulate
 
 NAMED = {case.name: case for case in CASES}
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,11 +133,11 @@ def test_a_low_mean_pages_after_its_hour_and_not_before(burst: float, told: int 
     watch, ledger = Watch(), Ledger()
     held = (Allocation("GPU-0", Owner("1"), 0, gpus=1),)
     advance(ledger, Observation(0, 0, devices=(Device("GPU-0"),), allocations=held))
-    watch.look([take_snapshot(ledger, Meta())])
+    watch.look([take_snapshot(ledger, DaemonMetadata())])
     for end in range(60, 4201, 60):
         used = burst * 10 if end % 600 == 0 else 0.0
         advance(ledger, Observation(end * SECOND, end * SECOND, readings=(_lasting(end - 60, end, used),)))
-        watch.look([take_snapshot(ledger, Meta())])
+        watch.look([take_snapshot(ledger, DaemonMetadata())])
     assert watch.fired[7] == ({} if told is None else {"GPU-0": told * SECOND})
 
 
@@ -161,8 +162,8 @@ def test_the_watchdog_ends_a_job_after_ten_minutes_in_one_collective(
 
 
 def test_a_wait_ends_with_work_with_another_job_and_with_the_story() -> None:
-    def at(second: int, share: float, job: str = "a") -> Truth:
-        return Truth(at=second, phase="", uuid="GPU-0", job_id=job, waiting_peer_share=share)
+    def at(second: int, share: float, job: str = "a") -> GroundTruth:
+        return GroundTruth(at=second, phase="", uuid="GPU-0", job_id=job, waiting_peer_share=share)
 
     told = [at(0, 0.4), at(10, 1.0), at(20, 1.0), at(30, 0.9), at(40, 1.0), at(50, 1.0, "b"), at(60, 1.0, "b")]
     assert list(stretches(told, 70)) == [("a", 10, 30), ("a", 40, 50), ("b", 50, 70)]

@@ -24,7 +24,7 @@ STAMP = Stamp(commit="abc1234", day="2026-11-22", machine="A processor, 2 cores"
 NAMED = sorted(suite.GROUPS)
 
 
-FRAME = {"exporter.clock", "exporter.config", "exporter.files", "exporter.logs"}
+FRAME = {"exporter.clock", "exporter.config", "exporter.files", "exporter.logs", "exporter.registry"}
 """What stands around a measurement and is not measured: time, settings, words."""
 
 
@@ -76,6 +76,10 @@ def test_all_code_that_a_group_imports_is_named_as_measured(name: str) -> None:
     assert all((ROOT / path).exists() for path in group.measures)
 
 
+MEASURING = ("benchmarks.", "tests.fuzz.", "tests.lookalikes")
+"""Modules that measure, and what they play."""
+
+
 def _exporters(module: str) -> set[str]:
     """Modules of the exporter that a benchmark imports, by itself or through the modules beside it."""
     seen, todo, found = set[str](), [module], set[str]()
@@ -86,7 +90,7 @@ def _exporters(module: str) -> set[str]:
         seen.add(one)
         imported = set(_imported(ROOT / f"{one.replace('.', '/')}.py"))
         found |= {name for name in imported if name.startswith("exporter.")}
-        todo += [name for name in imported if name.startswith("benchmarks.")]
+        todo += [name for name in imported if name.startswith(MEASURING)]
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.node.reporter import reporter
-from exporter.reports.client import Reporter
+from exporter.training.client import Reporter
 
 
 @pytest.mark.e2e

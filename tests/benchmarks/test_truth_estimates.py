@@ -8,9 +8,10 @@ from benchmarks.truth.conditions import CONDITIONS, coarse, heard
 from benchmarks.truth.estimates import ESTIMATES, SUBJECTS, Found, curves, errors, examined, losers, rows, table
 from benchmarks.truth.mechanisms import MECHANISMS
 from benchmarks.truth.mechanisms import found as found_alone
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Reading
-from exporter.simulate import TWELVE, simulate
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.simulation import simulate
 
 BY_NAME = {condition.name: condition for condition in CONDITIONS}
 PLACES = {condition.name: place for place, condition in enumerate(CONDITIONS)}
@@ -31,7 +32,7 @@ def everywhere(**said: Any) -> list[Found]:
 def test_every_leak_has_its_story() -> None:
     """Of the three outcomes what is worth unknown is no leak, and shows where counters are missing."""
     named = {name for subject in SUBJECTS for name in subject.names}
-    assert set(NAMES) - named == {"unresolved"}
+    assert set(LEAK_NAMES) - named == {"unresolved"}
 
 
 def test_a_coarse_reading_counts_in_whole_units() -> None:
@@ -46,7 +47,7 @@ def test_a_coarse_reading_counts_in_whole_units() -> None:
 
 @pytest.mark.parametrize("name", [condition.name for condition in CONDITIONS])
 def test_a_condition_spoils_what_it_says_and_no_more(name: str) -> None:
-    story = simulate("memory_bound", stories=TWELVE, gpus=1, period_seconds=5, seed=1, duration_seconds=200)
+    story = simulate("memory_bound", stories=LEAK_SCENARIOS, gpus=1, period_seconds=5, seed=1, duration_seconds=200)
     clean, spoilt = (list(heard(story, BY_NAME[which])) for which in ("as it is", name))
     assert len(clean) == len(spoilt)
     said = [[] if BY_NAME[name].silent else one.reports for one in clean]

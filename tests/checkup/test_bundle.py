@@ -8,19 +8,19 @@ import pytest
 
 from exporter.checkup.bundle import (
     BundleError,
-    Missing,
-    Piece,
-    contents,
-    packed,
+    BundleFile,
+    OmittedFile,
+    Redaction,
+    compressed,
+    describe_files,
     refuse_to_overwrite,
-    text_piece,
+    text_file,
     without_serials,
     write_bundle,
 )
-from exporter.checkup.redaction import Redaction
 
-PIECES = (Piece("a.txt", "because of a", b"hello"), Piece("b.gz", "because of b", packed(b"world")))
-MISSING = (Missing("c.txt", "there is none"),)
+PIECES = (BundleFile("a.txt", "because of a", b"hello"), BundleFile("b.gz", "because of b", compressed(b"world")))
+MISSING = (OmittedFile("c.txt", "there is none"),)
 
 
 def unpacked(path: Path) -> dict[str, bytes]:
@@ -44,7 +44,7 @@ def test_all_pieces_in_a_folder_of_the_archive_s_name_and_a_manifest_of_them(tmp
     assert manifest.startswith("one thing does not work\n")
     for name, why in (("a.txt", "because of a"), ("b.gz", "because of b"), ("c.txt", "there is none")):
         assert [line for line in manifest.splitlines() if name in line and why in line], manifest
-    assert "c.txt" in contents(PIECES, MISSING)
+    assert "c.txt" in describe_files(PIECES, MISSING)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
 
@@ -74,7 +74,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_gathered(tmp_p
 
 
 def test_what_breaks_on_the_way_leaves_nothing_behind(tmp_path: Path) -> None:
-    broken = Piece("broken", "its content is none", content="text")  # type: ignore[arg-type]
+    broken = BundleFile("broken", "its content is none", content="text")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         write_bundle(tmp_path / "report.tar.gz", (*PIECES, broken), (), head="")
     assert list(tmp_path.iterdir()) == []
@@ -88,7 +88,7 @@ def test_a_link_in_the_archive_s_place_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_text_goes_through_the_redaction() -> None:
-    piece = text_piece("a", "b", "password=hunter2", Redaction())
+    piece = text_file("a", "b", "password=hunter2", Redaction())
     assert piece.content == b"password=***"
 
 

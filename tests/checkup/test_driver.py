@@ -5,15 +5,9 @@ from typing import Any
 
 import pytest
 
-from exporter.checkup import FAIL, INFO, OK, WARN, Finding, Here
-from exporter.checkup.driver import (
-    kernel_driver,
-    look_at_devices,
-    look_at_module,
-    look_at_profiling,
-    restricted,
-)
-from exporter.config import Config, Host
+from exporter.checkup.base import FAIL, INFO, OK, WARN, CheckContext, Finding
+from exporter.checkup.machine import check_devices, check_module, check_profiling, kernel_driver, restricted
+from exporter.config import Config, HostSettings
 
 ADMIN, PERFMON = 1 << 21, 1 << 38
 
@@ -25,10 +19,10 @@ def _node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def here(node: Path, capabilities: int = 0, **config: Any) -> Here:
+def here(node: Path, capabilities: int = 0, **config: Any) -> CheckContext:
     (node / "proc/self/status").write_text(f"Uid:\t1\t1\t1\t1\nCapEff:\t{capabilities:016x}\n")
-    found = Config(host=Host(proc=f"{node / 'proc'}"), **config)
-    return Here(config=found, environ={}, proc=node / "proc", dev=node / "dev", root=node)
+    found = Config(host=HostSettings(proc=f"{node / 'proc'}"), **config)
+    return CheckContext(config=found, environ={}, proc=node / "proc", dev=node / "dev", root=node)
 
 
 def only(found: Any) -> Finding:
@@ -46,17 +40,17 @@ def params(node: Path, text: str) -> None:
 
 
 def test_no_device_matters_only_where_the_driver_itself_is_to_be_read(node: Path) -> None:
-    assert only(look_at_devices(here(node), ())).verdict is INFO
-    assert only(look_at_devices(here(node, source="dcgm-exporter"), ())).verdict is INFO
-    assert only(look_at_devices(here(node, source="nvml"), ())).verdict is FAIL
+    assert only(check_devices(here(node), ())).verdict is INFO
+    assert only(check_devices(here(node, source="dcgm-exporter"), ())).verdict is INFO
+    assert only(check_devices(here(node, source="nvml"), ())).verdict is FAIL
     (node / "dev").rmdir()
-    assert only(look_at_devices(here(node), ())).verdict is INFO
+    assert only(check_devices(here(node), ())).verdict is INFO
 
 
 def test_devices_are_counted_without_the_driver_s_other_files(node: Path) -> None:
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (node / "dev" / name).touch()
-    finding = only(look_at_devices(here(node), ()))
+    finding = only(check_devices(here(node), ()))
     assert finding.verdict is OK
     assert finding.said.startswith("2 GPUs in ")
     assert finding.said.endswith("nvidia2, nvidia10")
@@ -64,9 +58,9 @@ def test_devices_are_counted_without_the_driver_s_other_files(node: Path) -> Non
 
 def test_a_device_without_its_control_file_is_closed(node: Path) -> None:
     (node / "dev/nvidia0").touch()
-    finding = only(look_at_devices(here(node), ()))
+    finding = only(check_devices(here(node), ()))
     assert (finding.verdict, "nvidiactl" in finding.said) == (WARN, True)
-    assert only(look_at_devices(here(node, source="nvml"), ())).verdict is FAIL
+    assert only(check_devices(here(node, source="nvml"), ())).verdict is FAIL
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def test_a_device_without_its_control_file_is_closed(node: Path) -> None:
 def test_the_kernel_module_s_version(node: Path, text: str, wanted: str) -> None:
     version(node, text)
     assert kernel_driver(here(node)) == wanted
-    assert only(look_at_module(here(node), ())).verdict is (OK if wanted else INFO)
+    assert only(check_module(here(node), ())).verdict is (OK if wanted else INFO)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +109,7 @@ def test_the_restriction_matters_where_it_keeps_somebody_from_something(
     """`said`: RmProfilingAdminOnly, and the driver's version."""
     params(node, f"RmProfilingAdminOnly: {said[0]}\n" if said[0] else "")
     version(node, f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {said[1]}  Tue Jun\n")
-    finding = only(look_at_profiling(here(node, capabilities), before))
+    finding = only(check_profiling(here(node, capabilities), before))
     assert finding.verdict == verdict, finding
     assert ("NVreg_RestrictProfilingToAdminUsers=0" in finding.do) == (verdict is WARN)
 
@@ -124,5 +118,5 @@ def test_programs_that_may_hold_the_counters_are_named(node: Path) -> None:
     for pid, name in (("7", "nv-hostengine"), ("8", "python3"), ("9", "ncu")):
         (node / "proc" / pid).mkdir()
         (node / "proc" / pid / "comm").write_text(f"{name}\n")
-    _, holders = look_at_profiling(here(node), ())
+    _, holders = check_profiling(here(node), ())
     assert holders.said.endswith("DCGM's host engine (pid 7), Nsight Compute (pid 9)")

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from exporter.checkup.redaction import Redaction, known_secrets, met_in, met_on, redacted, redacted_page
-from exporter.config import Config, Privacy, Slurm, Web
-from exporter.core.model import Allocation, Device, Fault, Observation, Owner, Process, Reading, Report, Spec
+from exporter.checkup.bundle import (
+    Redaction,
+    known_secrets,
+    redacted,
+    redacted_page,
+    register_observations,
+    register_page,
+)
+from exporter.config import Config, PrivacySettings, WebSettings
+from exporter.core.model import Allocation, Device, Fault, Observation, Owner, Process, Reading, Spec, TrainingReport
 from exporter.core.policy import Policy
+from exporter.registry import SlurmSettings
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
 HASH = "$2b$12$abcdefghijklmnopqrstuuN9qo8uLOickgx2ZMRZoMyeIjZAgcfl7"
@@ -61,9 +69,9 @@ def test_secrets_known_by_their_place_are_looked_for_everywhere(tmp_path: Path) 
     ):  # fmt: skip
         (tmp_path / name).write_text(text)
     config = Config(
-        privacy=Privacy(users="hash", key_file=f"{tmp_path / 'key'}"),
-        slurm=Slurm(restd_token_file=f"{tmp_path / 'jwt'}"),
-        web=Web(config_file=f"{tmp_path / 'web.yaml'}"),
+        privacy=PrivacySettings(users="hash", key_file=f"{tmp_path / 'key'}"),
+        slurm=SlurmSettings(restd_token_file=f"{tmp_path / 'jwt'}"),
+        web=WebSettings(config_file=f"{tmp_path / 'web.yaml'}"),
     )
     secrets = known_secrets(
         config, {"SLURM_JWT": "swordfish-five", "MY_TOKEN_FILE": "/not/this", "HOME": "/root", "A_TOKEN": "ab"}
@@ -84,7 +92,7 @@ def observation(who: Owner) -> Observation:
     return Observation(
         at=10**9, wall=5, readings=(reading,), devices=(Device("GPU-1", "0", "NVIDIA H100", Spec("batch")),),
         allocations=(Allocation("GPU-1", who, 0),), source="nvml", faults=(Fault("odd", "ada's token=hunter3 is odd"),),
-        reports=(Report(who.job_id, 0, 10**9, run="ada-run", tokens=5.0),),
+        reports=(TrainingReport(who.job_id, 0, 10**9, run="ada-run", tokens=5.0),),
     )  # fmt: skip
 
 
@@ -100,7 +108,7 @@ def test_a_trace_without_secrets_is_the_same_trace_otherwise() -> None:
 def test_an_anonymous_trace_names_nobody_and_stays_one() -> None:
     """The job is called like a word of ours, which stays."""
     redaction, before = Redaction(key=b"k" * 32), observation(owner(account="ada-lab"))
-    met_in(redaction, [before])
+    register_observations(redaction, [before])
     after = redacted(before, redaction, anonymous=True)
     assert after.allocations is not None
     who = after.allocations[0].owner
@@ -118,21 +126,21 @@ def test_an_anonymous_trace_names_nobody_and_stays_one() -> None:
 
 def test_numbers_of_slurm_s_jobs_root_and_nobody_are_nobody_s_names() -> None:
     redaction = Redaction(key=b"k" * 32)
-    met_in(redaction, [observation(owner(job_id="123_4", user="root"))])
+    register_observations(redaction, [observation(owner(job_id="123_4", user="root"))])
     assert redaction.text("job 123_4 of root, nobody, ada") == "job 123_4 of root, nobody, ada"
 
 
 def test_two_people_stay_two_and_another_archive_tells_them_otherwise() -> None:
     one, other = Redaction(key=b"1" * 32), Redaction(key=b"2" * 32)
     for redaction in (one, other):
-        redaction.meet("user", "ada", "bob")
+        redaction.register("user", "ada", "bob")
     assert len({one.name("ada"), one.name("bob"), other.name("ada"), "ada", "bob"}) == 5
     assert one.text("ada, adam, ada-b") == f"{one.name('ada')}, adam, {one.name('ada')}-b"
 
 
 def test_without_a_key_names_stay() -> None:
     redaction = Redaction()
-    redaction.meet("user", "ada")
+    redaction.register("user", "ada")
     assert redaction.text("ada") == "ada"
 
 
@@ -151,7 +159,7 @@ def test_a_page_of_metrics_is_redacted_label_by_label() -> None:
 
 def test_an_anonymous_page_names_nobody() -> None:
     redaction = Redaction(key=b"k" * 32)
-    met_on(redaction, PAGE)
+    register_page(redaction, PAGE)
     page = redacted_page(PAGE, redaction).split("\n", 1)[1]
     assert not [word for word in ("ada", "ml/job/x", "hunter2") if word in page]
     assert 'workload_class="batch",gpu="0"} 1' in page

@@ -5,43 +5,55 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.checkup import FAIL, INFO, OK, WARN, Check, Finding, Findings, Here, always, examine, said_and_do
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Findings,
+    always,
+    run_checks,
+    split_advice,
+)
 from exporter.config import Config
 
-HERE = Here(config=Config())
+HERE = CheckContext(config=Config())
 PATIENCE = 30.0
 
 
-def well(_here: Here, _before: Findings) -> Iterator[Finding]:
+def well(_here: CheckContext, _before: Findings) -> Iterator[Finding]:
     yield Finding("ports", "well", OK, "all is well")
 
 
-def breaks(_here: Here, _before: Findings) -> Iterator[Finding]:
+def breaks(_here: CheckContext, _before: Findings) -> Iterator[Finding]:
     yield Finding("ports", "first", OK, "this was seen")
     raise ZeroDivisionError("by whom?")
 
 
 def test_a_check_that_breaks_is_a_finding_and_neither_an_end_nor_a_loss() -> None:
-    found = examine((Check("ports", "breaks", breaks), Check("ports", "well", well)), HERE)
+    found = run_checks((Check("ports", "breaks", breaks), Check("ports", "well", well)), HERE)
     assert [(one.check, one.verdict) for one in found] == [("first", OK), ("breaks", WARN), ("well", OK)]
     assert "ZeroDivisionError: by whom?" in found[1].said
     assert "report" in found[1].do
 
 
 def test_what_the_configuration_cannot_do_without_fails_when_it_breaks() -> None:
-    (_, broken) = examine((Check("ports", "breaks", breaks, needed=always),), HERE)
+    (_, broken) = run_checks((Check("ports", "breaks", breaks, needed=always),), HERE)
     assert broken.verdict is FAIL
 
 
 def test_a_check_that_hangs_is_given_up_and_the_others_are_made() -> None:
     over = threading.Event()
 
-    def hangs(_here: Here, _before: Findings) -> Iterator[Finding]:
+    def hangs(_here: CheckContext, _before: Findings) -> Iterator[Finding]:
         over.wait(PATIENCE)
         yield Finding("ports", "late", OK, "too late")
 
     try:
-        found = examine((Check("ports", "hangs", hangs, seconds=0.02), Check("ports", "well", well)), HERE)
+        found = run_checks((Check("ports", "hangs", hangs, seconds=0.02), Check("ports", "well", well)), HERE)
     finally:
         over.set()
     assert [(one.check, one.verdict) for one in found] == [("hangs", WARN), ("well", OK)]
@@ -49,20 +61,20 @@ def test_a_check_that_hangs_is_given_up_and_the_others_are_made() -> None:
 
 
 def test_a_check_knows_what_was_found_before_it_and_the_watcher_what_is_looked_at() -> None:
-    def counts(_here: Here, before: Findings) -> Iterator[Finding]:
+    def counts(_here: CheckContext, before: Findings) -> Iterator[Finding]:
         yield Finding("ports", "counts", INFO, f"{len(before)} before")
 
     told: list[str] = []
-    found = examine((Check("ports", "well", well), Check("files", "counts", counts)), HERE, told.append)
+    found = run_checks((Check("ports", "well", well), Check("files", "counts", counts)), HERE, told.append)
     assert found[-1].said == "1 before"
     assert told == ["ports: well", "files: counts"]
 
 
 def test_no_finding_tells_the_password_in_an_address() -> None:
-    def tells(_here: Here, _before: Findings) -> Iterator[Finding]:
+    def tells(_here: CheckContext, _before: Findings) -> Iterator[Finding]:
         yield Finding("ports", "tells", WARN, "http://ada:lovelace@host/x is closed", "ask http://ada:lovelace@host/y")
 
-    (found,) = examine((Check("ports", "tells", tells),), HERE)
+    (found,) = run_checks((Check("ports", "tells", tells),), HERE)
     assert "lovelace" not in found.said + found.do
     assert "@host/x is closed" in found.said
 
@@ -80,4 +92,4 @@ def test_no_finding_tells_the_password_in_an_address() -> None:
     ],
 )
 def test_an_error_of_ours_is_what_is_wrong_and_then_what_to_do(words: str, said: str, do: str) -> None:
-    assert said_and_do(words, "otherwise") == (said, do)
+    assert split_advice(words, "otherwise") == (said, do)

@@ -4,16 +4,15 @@ import json
 
 import pytest
 
-from exporter.checkup import FAIL, INFO, OK, WARN, Finding, Verdict
-from exporter.checkup.checks import AREAS, CHECKS
-from exporter.checkup.saying import Report, as_json, as_text
+from exporter.checkup.base import FAIL, INFO, OK, WARN, Finding, Verdict
+from exporter.checkup.report import AREAS, CHECKS, CheckReport, as_json, as_text
 from tests.e2e.running import ROOT
 
 LONG = "long " * 40
 
 
-def report(*findings: Finding) -> Report:
-    return Report("1.2.3", "node-1", 1_700_000_000 * 10**9, 0, findings)
+def report(*findings: Finding) -> CheckReport:
+    return CheckReport("1.2.3", "node-1", 1_700_000_000 * 10**9, 0, findings)
 
 
 def finding(verdict: Verdict, check: str = "ports", area: str = "ports", **more: str) -> Finding:

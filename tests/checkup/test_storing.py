@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exporter.checkup import FAIL, INFO, OK, WARN, Finding, Here
-from exporter.checkup.storing import file_system, look_at_store
-from exporter.config import Config, History
+from exporter.checkup.base import FAIL, INFO, OK, WARN, CheckContext, Finding
+from exporter.checkup.files import check_store, file_system
+from exporter.config import Config, HistorySettings
 
 EXT4 = "36 35 98:0 / / rw,noatime master:1 - ext4 /dev/root rw\n"
 
@@ -18,8 +18,8 @@ EXT4 = "36 35 98:0 / / rw,noatime master:1 - ext4 /dev/root rw\n"
 def looked(tmp_path: Path, store: Path | None, mounts: str = EXT4, **history: Any) -> dict[str, Finding]:
     (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
     (tmp_path / "proc/self/mountinfo").write_text(mounts)
-    config = Config(history=History(**{"max_mebibytes": 1.0} | history))
-    found = list(look_at_store(Here(config=config, environ={}, proc=tmp_path / "proc", store=store), ()))
+    config = Config(history=HistorySettings(**{"max_mebibytes": 1.0} | history))
+    found = list(check_store(CheckContext(config=config, environ={}, proc=tmp_path / "proc", store=store), ()))
     assert all(each.area == "files" for each in found)
     return {each.check: each for each in found}
 

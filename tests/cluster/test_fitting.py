@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cluster.fitting import allowed, fitting
-from exporter.cluster.model import Demand, Node, Pending, Place, Reservation
+from exporter.cluster.analysis import allowed_nodes, fitting_jobs
+from exporter.cluster.model import ClusterNode, Demand, NodeRequirements, PendingJob, Reservation
 
 ALL = {"": frozenset(f"n{number}" for number in range(10))}
 
 
-def job(*parts: Demand, name: str = "j", count: int = 1, priority: int = 0, reason: str = "resources") -> Pending:
-    return Pending(name, "gpu", reason, parts, count=count, since=0.0, priority=priority)
+def job(*parts: Demand, name: str = "j", count: int = 1, priority: int = 0, reason: str = "resources") -> PendingJob:
+    return PendingJob(name, "gpu", reason, parts, count=count, since=0.0, priority=priority)
 
 
-def fits(*jobs: Pending, free: Mapping[str, int], usable: Mapping[str, frozenset[str]] | None = None) -> dict[str, int]:
-    found = fitting(jobs, {node: {"h100": count} for node, count in free.items()}, usable=usable or ALL)
+def fits(
+    *jobs: PendingJob, free: Mapping[str, int], usable: Mapping[str, frozenset[str]] | None = None
+) -> dict[str, int]:
+    found = fitting_jobs(jobs, {node: {"h100": count} for node, count in free.items()}, usable=usable or ALL)
     return {each.job_id: count for each, count in found}
 
 
@@ -39,7 +41,7 @@ def test_each_node_that_is_asked_for_gets_its_part() -> None:
     """4 on two nodes are 3 + 1, not 4 + 0, where only one is free on the second."""
     two = job(Demand(4, nodes=2), name="two", priority=9)
     assert fits(two, job(Demand(1, 1), name="one", count=9), free={"n1": 8, "n2": 1}) == {"two": 1, "one": 5}
-    here = Pending("here", "gpu", "resources", (Demand(1, 1, place="n2"),))
+    here = PendingJob("here", "gpu", "resources", (Demand(1, 1, place="n2"),))
     found = fits(two, here, free={"n1": 8, "n2": 1}, usable=ALL | {"n2": frozenset({"n2"})})
     assert found == {"two": 1}
 
@@ -52,9 +54,9 @@ def test_priority_decides_and_a_job_too_big_does_not_block_the_next() -> None:
 
 
 def test_of_equal_priority_the_longest_waiting_goes_first() -> None:
-    early = Pending("early", "gpu", "resources", (Demand(2, 2),), since=10.0)
-    late = Pending("late", "gpu", "resources", (Demand(2, 2),), since=20.0)
-    assert [each.job_id for each, _ in fitting([late, early], {"n1": {"h100": 2}}, usable=ALL)] == ["early"]
+    early = PendingJob("early", "gpu", "resources", (Demand(2, 2),), since=10.0)
+    late = PendingJob("late", "gpu", "resources", (Demand(2, 2),), since=20.0)
+    assert [each.job_id for each, _ in fitting_jobs([late, early], {"n1": {"h100": 2}}, usable=ALL)] == ["early"]
 
 
 def test_small_jobs_leave_whole_nodes_whole() -> None:
@@ -75,8 +77,8 @@ def test_a_job_of_several_parts_fits_whole_or_not_at_all() -> None:
 
 def test_types_count() -> None:
     free = {"n1": {"h100": 4, "a100": 4}}
-    assert fitting([job(Demand(5, 5, type="h100"))], free, usable=ALL) == []
-    assert len(fitting([job(Demand(8, 8)), job(Demand(1, 1))], free, usable=ALL)) == 1
+    assert fitting_jobs([job(Demand(5, 5, type="h100"))], free, usable=ALL) == []
+    assert len(fitting_jobs([job(Demand(8, 8)), job(Demand(1, 1))], free, usable=ALL)) == 1
 
 
 @pytest.mark.parametrize("reason", ["held", "dependency", "begin_time", "gated", "impossible", "starting"])
@@ -85,56 +87,60 @@ def test_what_waits_for_something_else_does_not_fit(reason: str) -> None:
 
 
 def test_a_job_uses_only_nodes_that_it_may() -> None:
-    far = Pending("j", "gpu", "resources", (Demand(1, 1, place="far"),))
+    far = PendingJob("j", "gpu", "resources", (Demand(1, 1, place="far"),))
     assert fits(far, free={"n1": 8}, usable={"far": frozenset({"n2"})}) == {}
     assert fits(far, free={"n2": 8}, usable={"far": frozenset({"n2"})}) == {"j": 1}
     assert fits(far, free={"n2": 8}, usable={}) == {}
 
 
-def node(name: str, **more: object) -> Node:
+def node(name: str, **more: object) -> ClusterNode:
     usual = {"state": "idle", "partitions": ("gpu",), "open_partitions": ("gpu",)}
-    return Node(name, {"h100": 8}, **(usual | more))  # type: ignore[arg-type]
+    return ClusterNode(name, {"h100": 8}, **(usual | more))  # type: ignore[arg-type]
 
 
-def names(place: Place, *nodes: Node, reservations: tuple[Reservation, ...] = (), now: float = 50.0) -> set[str]:
-    return set(allowed({"x": place}, nodes, reservations=reservations, now=now)["x"])
+def names(
+    place: NodeRequirements, *nodes: ClusterNode, reservations: tuple[Reservation, ...] = (), now: float = 50.0
+) -> set[str]:
+    return set(allowed_nodes({"x": place}, nodes, reservations=reservations, now=now)["x"])
 
 
 def test_partition_features_and_names() -> None:
     one, two = node("n1", features=frozenset({"h100", "ib"})), node("n2", open_partitions=())
-    assert names(Place(("gpu",)), one, two) == {"n1"}
-    assert names(Place(("cpu", "gpu")), one) == {"n1"}
-    assert names(Place(features=frozenset({"ib"})), one, two) == {"n1"}
-    assert names(Place(choices=(frozenset({"eth", "ib"}),)), one, two) == {"n1"}
-    assert names(Place(required=frozenset({"n2"})), one, two) == {"n2"}
-    assert names(Place(excluded=frozenset({"n2"})), one, two) == {"n1"}
-    assert names(Place(known=False), one, two) == set()
+    assert names(NodeRequirements(("gpu",)), one, two) == {"n1"}
+    assert names(NodeRequirements(("cpu", "gpu")), one) == {"n1"}
+    assert names(NodeRequirements(features=frozenset({"ib"})), one, two) == {"n1"}
+    assert names(NodeRequirements(choices=(frozenset({"eth", "ib"}),)), one, two) == {"n1"}
+    assert names(NodeRequirements(required=frozenset({"n2"})), one, two) == {"n2"}
+    assert names(NodeRequirements(excluded=frozenset({"n2"})), one, two) == {"n1"}
+    assert names(NodeRequirements(known=False), one, two) == set()
 
 
 def test_taints_must_be_tolerated() -> None:
     tainted = node("n1", taints=frozenset({"gpu=:NoSchedule"}))
-    assert names(Place(), tainted) == set()
-    assert names(Place(tolerated=frozenset({"gpu=:NoSchedule", "other"})), tainted) == {"n1"}
+    assert names(NodeRequirements(), tainted) == set()
+    assert names(NodeRequirements(tolerated=frozenset({"gpu=:NoSchedule", "other"})), tainted) == {"n1"}
 
 
 def test_a_reservation_is_its_jobs_alone() -> None:
     kept, other = node("n1", state="reserved"), node("n2")
     whole = Reservation("r", 0.0, 100.0, ("n1",))
-    assert names(Place(), kept, other, reservations=(whole,)) == {"n2"}
-    assert names(Place(reservation="r"), kept, other, reservations=(whole,)) == {"n1"}
-    assert names(Place(reservation="r"), kept, other, reservations=(whole,), now=200.0) == set(), "it is over"
-    assert names(Place(reservation="unheard"), kept, other, reservations=(whole,)) == set()
+    assert names(NodeRequirements(), kept, other, reservations=(whole,)) == {"n2"}
+    assert names(NodeRequirements(reservation="r"), kept, other, reservations=(whole,)) == {"n1"}
+    assert names(NodeRequirements(reservation="r"), kept, other, reservations=(whole,), now=200.0) == set(), (
+        "it is over"
+    )
+    assert names(NodeRequirements(reservation="unheard"), kept, other, reservations=(whole,)) == set()
 
 
 def test_a_node_reserved_in_part_is_still_open_to_all() -> None:
     part = Reservation("r", 0.0, 100.0, ("n1",), whole=False)
-    assert names(Place(), node("n1", state="reserved"), reservations=(part,)) == {"n1"}
+    assert names(NodeRequirements(), node("n1", state="reserved"), reservations=(part,)) == {"n1"}
 
 
 @pytest.mark.parametrize("state", ["drained", "draining", "down", "maintenance", "cordoned", "not_ready", "unknown"])
 def test_a_node_that_takes_no_work_has_nothing_free(state: str) -> None:
     assert node("n1", state=state).free == {}
-    assert names(Place(), node("n1", state=state)) == set()
+    assert names(NodeRequirements(), node("n1", state=state)) == set()
 
 
 def test_broken_gpus_are_not_free() -> None:
@@ -153,7 +159,7 @@ DEMANDS = st.builds(
 )
 JOBS = st.lists(
     st.builds(
-        Pending,
+        PendingJob,
         st.integers().map(str),
         st.just("gpu"),
         st.sampled_from(["resources", "priority", "held", "limit"]),
@@ -172,9 +178,11 @@ FREE = st.dictionaries(
 
 
 @given(JOBS, FREE)
-def test_never_more_than_wait_and_never_more_than_is_free(jobs: list[Pending], free: dict[str, dict[str, int]]) -> None:
+def test_never_more_than_wait_and_never_more_than_is_free(
+    jobs: list[PendingJob], free: dict[str, dict[str, int]]
+) -> None:
     before = {node: dict(kinds) for node, kinds in free.items()}
-    found = fitting(jobs, free, usable=ALL)
+    found = fitting_jobs(jobs, free, usable=ALL)
     assert free == before, "what was handed in is not touched"
     assert all(0 < count <= each.count for each, count in found)
     taken = sum(each.gpus // each.count * count for each, count in found)
@@ -186,7 +194,7 @@ def test_never_more_than_wait_and_never_more_than_is_free(jobs: list[Pending], f
 
 
 @given(JOBS, FREE)
-def test_more_room_never_leaves_the_first_out(jobs: list[Pending], free: dict[str, dict[str, int]]) -> None:
+def test_more_room_never_leaves_the_first_out(jobs: list[PendingJob], free: dict[str, dict[str, int]]) -> None:
     """The packing is greedy, so only the job of the highest priority is sure to gain by an empty node."""
     ready = [each for each in jobs if each.parts and each.reason != "held"]
     if not ready:
@@ -195,6 +203,6 @@ def test_more_room_never_leaves_the_first_out(jobs: list[Pending], free: dict[st
     more = free | {"n9": {"h100": 8, "a100": 8}}
 
     def room(space: dict[str, dict[str, int]]) -> bool:
-        return any(each is first for each, _ in fitting(jobs, space, usable=ALL))
+        return any(each is first for each, _ in fitting_jobs(jobs, space, usable=ALL))
 
     assert not room({k: v for k, v in free.items() if k != "n9"}) or room(more)

@@ -1,29 +1,29 @@
 """Requeues, preemptions and the nodes behind them, told step by step."""
 
-from exporter.cluster.interruptions import EVENTS, Interruptions
-from exporter.cluster.model import Node, Run
+from exporter.cluster.analysis import MOST_FAILURES, InterruptionCounter
+from exporter.cluster.model import ClusterJob, ClusterNode
 
 
-def running(job_id: str = "1", restarts: int = 0, **gpus: int) -> Run:
-    return Run(job_id, "gpu", gpus, tuple(gpus), restarts=restarts, running=True)
+def running(job_id: str = "1", restarts: int = 0, **gpus: int) -> ClusterJob:
+    return ClusterJob(job_id, "gpu", gpus, tuple(gpus), restarts=restarts, running=True)
 
 
-def waiting(job_id: str = "1", restarts: int = 1, **more: object) -> Run:
-    return Run(job_id, "gpu", restarts=restarts, **more)  # type: ignore[arg-type]
+def waiting(job_id: str = "1", restarts: int = 1, **more: object) -> ClusterJob:
+    return ClusterJob(job_id, "gpu", restarts=restarts, **more)  # type: ignore[arg-type]
 
 
-def nodes(**states: str) -> list[Node]:
-    return [Node(name, {"h100": 8}, state=state) for name, state in states.items()]
+def nodes(**states: str) -> list[ClusterNode]:
+    return [ClusterNode(name, {"h100": 8}, state=state) for name, state in states.items()]
 
 
-def told(*steps: list[Run] | list[Node]) -> Interruptions:
+def told(*steps: list[ClusterJob] | list[ClusterNode]) -> InterruptionCounter:
     """Look at each in turn."""
-    found = Interruptions()
+    found = InterruptionCounter()
     for at, step in enumerate(steps):
-        if step and isinstance(step[0], Node):
-            found.look_at_nodes([each for each in step if isinstance(each, Node)])
+        if step and isinstance(step[0], ClusterNode):
+            found.update_nodes([each for each in step if isinstance(each, ClusterNode)])
         else:
-            found.look_at_jobs([each for each in step if isinstance(each, Run)], at=float(at))
+            found.update_jobs([each for each in step if isinstance(each, ClusterJob)], at=float(at))
     return found
 
 
@@ -66,7 +66,7 @@ def test_another_node_s_failure_is_not_the_cause() -> None:
 
 def test_the_node_fails_while_the_job_still_leaves_it() -> None:
     """The nodes are asked between two looks at the jobs, and the job is seen leaving first."""
-    leaving = Run("1", "gpu", {"n1": 8}, ("n1",))
+    leaving = ClusterJob("1", "gpu", {"n1": 8}, ("n1",))
     found = told(GOOD, [running(n1=8)], nodes(n1="down"), [leaving], nodes(n1="down"), [waiting()], nodes(n1="down"))
     assert found.jobs == {("gpu", "node_failure", "requeued"): 1}
     assert found.gpus == {("gpu", "node_failure", "requeued"): 8}
@@ -107,21 +107,21 @@ def test_the_node_that_the_scheduler_names_comes_first() -> None:
 def test_a_pod_costs_its_own_gpus() -> None:
     found = told(GOOD, [running(n1=8, n2=8)], [running(restarts=1, n1=8)], GOOD)
     assert found.gpus == {("gpu", "unknown", "requeued"): 16}
-    pod = Run("1", "gpu", {"n1": 8}, ("n1",), restarts=1, running=True, each=8)
+    pod = ClusterJob("1", "gpu", {"n1": 8}, ("n1",), restarts=1, running=True, each=8)
     assert told(GOOD, [running(n1=8, n2=8)], [pod], GOOD).gpus == {("gpu", "unknown", "requeued"): 8}
 
 
 def test_partitions_that_come_and_go_do_not_add_series_for_ever() -> None:
-    found = Interruptions()
-    found.look_at_jobs([Run(f"{n}", f"ns-{n}", {"n1": 1}, ("n1",), running=True) for n in range(500)], at=0.0)
-    found.look_at_jobs([Run(f"{n}", f"ns-{n}", restarts=1) for n in range(500)], at=1.0)
-    found.look_at_nodes(GOOD)
+    found = InterruptionCounter()
+    found.update_jobs([ClusterJob(f"{n}", f"ns-{n}", {"n1": 1}, ("n1",), running=True) for n in range(500)], at=0.0)
+    found.update_jobs([ClusterJob(f"{n}", f"ns-{n}", restarts=1) for n in range(500)], at=1.0)
+    found.update_nodes(GOOD)
     assert len(found.jobs) == 200
     assert found.jobs["other", "unknown", "requeued"] == 500 - 199
 
 
 def test_only_the_latest_failures_are_named() -> None:
-    jobs = [str(number) for number in range(EVENTS + 10)]
+    jobs = [str(number) for number in range(MOST_FAILURES + 10)]
     found = told(GOOD, [running(job, n1=1) for job in jobs], [waiting(job) for job in jobs], nodes(n1="down"))
-    assert found.jobs == {("gpu", "node_failure", "requeued"): EVENTS + 10}
+    assert found.jobs == {("gpu", "node_failure", "requeued"): MOST_FAILURES + 10}
     assert [each.job_id for each in found.failures] == jobs[10:]

@@ -12,26 +12,39 @@ import msgspec
 import pytest
 
 from exporter.clock import SystemClock
-from exporter.cluster.kubernetes import KubernetesCluster, open_kubernetes
-from exporter.cluster.kubernetes_objects import Node, Pod, gpus_of
-from exporter.cluster.kubernetes_reading import Disruptions, read_nodes, read_pods
+from exporter.cluster.kubernetes import (
+    ClusterPod,
+    Disruptions,
+    KubernetesCluster,
+    gpus_of_pod,
+    open_kubernetes,
+    read_nodes,
+    read_pods,
+)
 from exporter.cluster.metrics import page
 from exporter.cluster.model import Jobs, Nodes, Reservations, Topology
-from exporter.cluster.view import Fitting, fitting_of, queue_of, spread_of
-from exporter.cluster.watching import SilentError, Watch
-from exporter.config import Config, ConfigError, Kubernetes
-from exporter.schedulers.kubernetes.api import Access, Pace
-from exporter.schedulers.rules import Rules
+from exporter.cluster.watcher import (
+    ClusterUnavailableError,
+    ClusterWatcher,
+    FittingTotals,
+    fitting_totals,
+    job_spread,
+    queue_totals,
+)
+from exporter.config import Config, ConfigError
+from exporter.registry import KubernetesSettings
+from exporter.schedulers.kubernetes.api import ApiServer as Access
+from exporter.schedulers.kubernetes.api import ApiTimeouts
+from exporter.schedulers.kubernetes.objects import KubernetesNode
 from tests.e2e.running import Page, wait_for
 from tests.kubernetes import api
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import uid_of
 
 GPU, WHOLE = ("nvidia.com/*",), "nvidia.com/gpu"
-PACE = Pace(first=0.05, most=0.2, answer=1.0, quiet=5.0)
+PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
 MADE = "2026-01-02T03:04:05Z"
 NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()
-RULES = Rules()
 
 
 def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: str = WHOLE, **spec: Any) -> Json:
@@ -72,24 +85,25 @@ def node(name: str, gpus: int = 8, *, offered: int | None = None, ready: str = "
 
 
 def jobs(pods: list[Json], nodes: list[Json], *, disruptions: Disruptions | None = None) -> Jobs:
-    told = disruptions.told() if disruptions else ()
+    told = disruptions.pods() if disruptions else ()
     return read_pods(
-        msgspec.convert(pods, list[Pod]),
-        msgspec.convert(nodes, list[Node]),
+        msgspec.convert(pods, list[ClusterPod]),
+        msgspec.convert(nodes, list[KubernetesNode]),
         resources=GPU,
-        rules=RULES,
         disruptions=told,
     )
 
 
 def nodes_of(nodes: list[Json], pods: list[Json]) -> Nodes:
-    return read_nodes(msgspec.convert(nodes, list[Node]), msgspec.convert(pods, list[Pod]), resources=GPU)
+    return read_nodes(
+        msgspec.convert(nodes, list[KubernetesNode]), msgspec.convert(pods, list[ClusterPod]), resources=GPU
+    )
 
 
-def fitting(pods: list[Json], nodes: list[Json]) -> Fitting:
+def fitting(pods: list[Json], nodes: list[Json]) -> FittingTotals:
     found = jobs(pods, nodes)
-    queue = queue_of(found.pending, now=NOW)
-    return fitting_of(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
+    queue = queue_totals(found.pending, now=NOW)
+    return fitting_totals(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
 
 
 def fits(pods: list[Json], nodes: list[Json]) -> int:
@@ -115,7 +129,7 @@ def test_the_queue_by_namespace_and_reason() -> None:
         pod("starts", 1, node="n1", phase="Pending"),
         pod("over", 4, phase="Succeeded"),
     ]
-    queue = queue_of(jobs(pods, [node("n1")]).pending, now=NOW)
+    queue = queue_totals(jobs(pods, [node("n1")]).pending, now=NOW)
     assert queue.jobs == {("ml", "unschedulable"): 2, ("ml", "gated"): 1}
     assert queue.gpus == {("ml", "unschedulable"): 10, ("ml", "gated"): 4}
     assert queue.waits == {"ml": 600.0}
@@ -139,6 +153,13 @@ def test_a_shared_gpu_is_one_gpu() -> None:
     assert whole.shares == 1
 
 
+def test_what_runs_in_a_pod_is_not_even_decoded() -> None:
+    thing = pod("a", 1)
+    secret = {"command": ["hunter2"], "args": ["hunter2"], "env": [{"name": "TOKEN", "value": "hunter2"}]}
+    thing["spec"]["containers"][0] |= secret
+    assert "hunter2" not in repr(msgspec.convert(thing, ClusterPod))
+
+
 def test_what_a_pod_is_set_aside() -> None:
     thing = pod("a", 2)
     thing["spec"]["containers"].append(
@@ -149,9 +170,9 @@ def test_what_a_pod_is_set_aside() -> None:
         }
     )
     thing["spec"]["initContainers"] = [{"name": "i", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "5"}}}]
-    assert gpus_of(msgspec.convert(thing, Pod), GPU) == {"nvidia.com/gpu": 5}
+    assert gpus_of_pod(msgspec.convert(thing, ClusterPod), GPU) == {"nvidia.com/gpu": 5}
     thing["spec"]["initContainers"][0]["restartPolicy"] = "Always"
-    assert gpus_of(msgspec.convert(thing, Pod), GPU) == {"nvidia.com/gpu": 8}
+    assert gpus_of_pod(msgspec.convert(thing, ClusterPod), GPU) == {"nvidia.com/gpu": 8}
 
 
 def test_one_unreadable_pod_is_counted_and_costs_no_other() -> None:
@@ -201,7 +222,7 @@ def test_placement_of_a_job_of_several_pods() -> None:
         node("n2", labels=labels | {"nvidia.com/gpu.clique": "c2"}),
     ]
     pods = [of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n2"), "a")]
-    spread = spread_of(jobs(pods, things), nodes_of(things, pods), topology=Topology(), most=10)
+    spread = job_spread(jobs(pods, things), nodes_of(things, pods), topology=Topology(), most=10)
     assert spread.gpus == (("ml/job/a", 8),)
     found = {each.level: (each.spans, each.fewest) for each in spread.placements}
     assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
@@ -226,7 +247,7 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
     spared = disrupted(of_job(pod("a-2", 4, node="n1"), "a"), reason)
     spared["status"]["conditions"][0]["status"] = "False"
     for each in (thing, thing, of_job(pod("a-1", 4, node="n1"), "a"), spared):
-        seen.see(msgspec.convert(each, Pod))
+        seen.observe(msgspec.convert(each, ClusterPod))
     (run,) = jobs([], [], disruptions=seen).runs
     assert (run.job_id, run.restarts, run.each, run.cause, run.culprit) == ("ml/job/a", 1, 4, cause, culprit)
 
@@ -261,7 +282,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 @pytest.fixture
 def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
     access = Access(server.url, f"{tmp_path / 'token'}", f"{server.ca}", PACE)
-    made = KubernetesCluster(access, rules=RULES, resources=GPU, now=SystemClock().now)
+    made = KubernetesCluster(access, resources=GPU, now=SystemClock().now)
     yield made
     ended(made)
 
@@ -279,7 +300,7 @@ class Looks:
 
     def __init__(self, source: KubernetesCluster) -> None:
         self._clock = SystemClock()
-        self.watch = Watch(source, self._clock, refresh_seconds=60, max_jobs=10)
+        self.watch = ClusterWatcher(source, self._clock, refresh_seconds=60, max_jobs=10)
 
     def page(self) -> Page:
         self.watch.turn()
@@ -319,7 +340,7 @@ def test_pods_that_ask_for_no_gpu_are_not_kept(server: ApiServer, source: Kubern
     server.deletes(late)
     server.has(pod("c", 1, node="n1"))
     wait_for(lambda: looks.total("node_allocated_gpus") == 4, "and one after that")
-    assert {each.metadata.name for each in source._pods.objects.values()} == {"a", "b", "c"}
+    assert {each.metadata.name for each in source._pod_informer.objects.values()} == {"a", "b", "c"}
 
 
 def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
@@ -342,20 +363,20 @@ def test_a_server_that_goes_and_comes_back(server: ApiServer, source: Kubernetes
     wait_for(lambda: looks.total("queue_gpus") == 8, "the queue is told")
     server.stop()
     wait_for(lambda: looks.total("failed_questions_total", kind="silent") > 0, "the silence is noticed")
-    assert server.url in looks.watch.trouble
+    assert server.url in looks.watch.error
     assert looks.total("node_expected_gpus") == 8
     server.start()
-    wait_for(lambda: not (looks.page() and looks.watch.trouble), "it answers again")
+    wait_for(lambda: not (looks.page() and looks.watch.error), "it answers again")
 
 
 def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> None:
     server.forbidden.add("/api/v1/nodes")
     config = Config(
-        kubernetes=Kubernetes(api_url=server.url, token_file=f"{tmp_path / 'token'}", ca_file=f"{server.ca}")
+        kubernetes=KubernetesSettings(api_url=server.url, token_file=f"{tmp_path / 'token'}", ca_file=f"{server.ca}")
     )
-    source = open_kubernetes(config, pace=PACE)
+    source = open_kubernetes(config, timeouts=PACE)
     try:
-        with pytest.raises(SilentError, match=r"403.*ClusterRole"):
+        with pytest.raises(ClusterUnavailableError, match=r"403.*ClusterRole"):
             source.questions[1].ask()
     finally:
         ended(source)
@@ -364,7 +385,7 @@ def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> 
 
 def test_after_its_end_it_answers_nothing(source: KubernetesCluster) -> None:
     ended(source)
-    with pytest.raises(SilentError, match="restart"):
+    with pytest.raises(ClusterUnavailableError, match="restart"):
         source.questions[0].ask()
 
 

@@ -3,21 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cluster.model import Node, Run
-from exporter.cluster.placement import Spread, spread
+from exporter.cluster.analysis import Spread, spread
+from exporter.cluster.model import ClusterJob, ClusterNode
 
 LEAVES = {"switch": {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}}
 
 
-def node(name: str, gpus: int = 8, kind: str = "h100", **groups: str) -> Node:
-    return Node(name, {kind: gpus}, partitions=("gpu",), groups=groups)
+def node(name: str, gpus: int = 8, kind: str = "h100", **groups: str) -> ClusterNode:
+    return ClusterNode(name, {kind: gpus}, partitions=("gpu",), groups=groups)
 
 
 NODES = tuple(node(f"n{number}") for number in (1, 2, 3, 4))
 
 
-def run(job_id: str = "1", **gpus: int) -> Run:
-    return Run(job_id, "gpu", gpus, tuple(gpus), running=True)
+def run(job_id: str = "1", **gpus: int) -> ClusterJob:
+    return ClusterJob(job_id, "gpu", gpus, tuple(gpus), running=True)
 
 
 def levels(found: Spread, job_id: str = "1") -> dict[str, tuple[int, int]]:
@@ -41,7 +41,12 @@ def test_the_largest_nodes_set_the_fewest() -> None:
 
 
 def test_nodes_of_another_type_or_partition_are_no_alternative() -> None:
-    nodes = (node("n1", 4), node("n2", 4), node("n3", 16, "a100"), Node("n4", {"h100": 16}, partitions=("other",)))
+    nodes = (
+        node("n1", 4),
+        node("n2", 4),
+        node("n3", 16, "a100"),
+        ClusterNode("n4", {"h100": 16}, partitions=("other",)),
+    )
     assert levels(spread([run(n1=4, n2=4)], nodes, groups={}, most=10)) == {"node": (2, 2)}
 
 
@@ -52,7 +57,7 @@ def test_one_unknown_switch_and_switches_are_not_told() -> None:
 
 
 def test_a_node_outside_the_partition_without_a_switch() -> None:
-    nodes = (*NODES, Node("n5", {"h100": 8}, partitions=("other",)))
+    nodes = (*NODES, ClusterNode("n5", {"h100": 8}, partitions=("other",)))
     assert levels(spread([run(n1=4, n5=4)], nodes, groups=LEAVES, most=10)) == {"node": (2, 1)}
 
 
@@ -80,12 +85,12 @@ def test_the_largest_jobs_are_told_and_the_rest_counted() -> None:
 
 
 def test_a_job_that_leaves_is_not_told() -> None:
-    leaving = Run("1", "gpu", {"n1": 8}, ("n1",), running=False)
+    leaving = ClusterJob("1", "gpu", {"n1": 8}, ("n1",), running=False)
     assert spread([leaving], NODES, groups={}, most=10) == Spread()
 
 
 @given(st.dictionaries(st.sampled_from(["n1", "n2", "n3", "n4"]), st.integers(1, 8), min_size=1))
 def test_never_fewer_than_the_fewest(gpus: dict[str, int]) -> None:
-    found = spread([Run("1", "gpu", gpus, tuple(gpus), running=True)], NODES, groups=LEAVES, most=10)
+    found = spread([ClusterJob("1", "gpu", gpus, tuple(gpus), running=True)], NODES, groups=LEAVES, most=10)
     assert all(1 <= fewest <= spans for spans, fewest in levels(found).values())
     assert bool(found.placements) == (sum(gpus.values()) > 1)

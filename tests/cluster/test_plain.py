@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import httpx
 import uvicorn
 
-from exporter.http.plain import create_plain_app
-from exporter.http.serving import listen, settings
+from exporter.web.metrics_app import create_metrics_app
+from exporter.web.server import listen, uvicorn_config
 
 PAGE = "".join(f'gpu_efficiency_cluster_node_state{{node="n{number}",state="idle"}} 1\n' for number in range(100))
 
@@ -19,8 +19,8 @@ def served(problem: str = "") -> Iterator[httpx.Client]:
     def page(openmetrics: bool) -> bytes:
         return (f"# openmetrics {openmetrics}\n" + PAGE).encode()
 
-    app = create_plain_app("a cluster", page=page, problem=lambda: problem)
-    server = uvicorn.Server(settings(app))
+    app = create_metrics_app("a cluster", page=page, problem=lambda: problem)
+    server = uvicorn.Server(uvicorn_config(app))
     with listen("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()

@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cluster.model import NODE_STATES, REASONS, Demand, Jobs, Node, Reservation
-from exporter.cluster.slurm_jobs import NotAskedError, parse_jobs
-from exporter.cluster.slurm_nodes import SINFO, parse_nodes, parse_reservations, parse_topology
-from exporter.cluster.view import fitting_of, queue_of, reserved_gpus, spread_of
+from exporter.cluster.model import NODE_STATES, REASONS, ClusterNode, Demand, Jobs, Reservation
+from exporter.cluster.slurm import (
+    SINFO,
+    parse_jobs,
+    parse_nodes,
+    parse_reservations,
+    parse_topology,
+)
+from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, job_spread, queue_totals, reserved_gpus
 
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
@@ -39,14 +44,14 @@ def jobs_of(version: str) -> Jobs:
     return parse_jobs(text(version, "squeue.json"))
 
 
-def nodes_of(version: str) -> dict[str, Node]:
+def nodes_of(version: str) -> dict[str, ClusterNode]:
     return {node.name: node for node in parse_nodes(text(version, "sinfo.txt")).nodes}
 
 
 def test_the_queue_is_what_was_submitted(version: str) -> None:
     """An array of 3 tasks with 2 GPUs each beyond its limit, 16 at once, 3 + 1 as one heterogeneous job, and so on."""
     jobs = jobs_of(version)
-    queue = queue_of(jobs.pending, now=LATER)
+    queue = queue_totals(jobs.pending, now=LATER)
     assert jobs.refused == 0
     assert queue.jobs == {
         ("gpu", "limit"): 3,
@@ -73,7 +78,7 @@ def test_the_longest_wait_is_from_when_a_job_could_have_run(version: str) -> Non
     assert (waiting[f"{first + 10}"] is None) == (AFTER_1[version] == "dependency")
     since = waiting[f"{first + 7}"]
     assert since is not None
-    assert queue_of(jobs.pending, now=since + 100.0).waits == pytest.approx({"gpu": 100.0}, abs=20.0)
+    assert queue_totals(jobs.pending, now=since + 100.0).waits == pytest.approx({"gpu": 100.0}, abs=20.0)
 
 
 def test_demands_keep_how_they_were_asked_for(version: str) -> None:
@@ -100,8 +105,8 @@ def test_of_the_queue_one_task_fits(version: str) -> None:
     """Free are 1 on the first node and 2 on the third: room for one task of two GPUs, not for 16 or 3 + 1."""
     jobs, nodes = jobs_of(version), parse_nodes(text(version, "sinfo.txt"))
     reservations = parse_reservations(text(version, "reservations.txt"))
-    queue = queue_of(jobs.pending, now=LATER)
-    found = fitting_of(jobs, nodes, reservations=reservations, queue=queue, now=LATER)
+    queue = queue_totals(jobs.pending, now=LATER)
+    found = fitting_totals(jobs, nodes, reservations=reservations, queue=queue, now=LATER)
     assert {key: count for key, count in found.jobs.items() if count} == {("gpu", "limit"): 1}
     assert found.gpus["gpu", "limit"] == 2
 
@@ -119,7 +124,7 @@ def test_reservations(version: str) -> None:
 def test_placement_of_what_runs(version: str) -> None:
     """4 + 4 on one switch; 3 + 1 across two, where one node would do."""
     jobs, nodes = jobs_of(version), parse_nodes(text(version, "sinfo.txt"))
-    spread = spread_of(jobs, nodes, topology=parse_topology(text(version, "topology.txt")), most=100)
+    spread = job_spread(jobs, nodes, topology=parse_topology(text(version, "topology.txt")), most=100)
     first = VERSIONS[version]
     found = {(int(p.job_id) - first, p.level): (p.spans, p.fewest) for p in spread.placements}
     assert found[0, "node"] == (2, 1)
@@ -230,7 +235,7 @@ def test_states_of_jobs(states: list[str], *, running: bool, ended: bool, cause:
 def test_shards_are_not_whole_gpus() -> None:
     (job,) = parse_jobs(msgspec.json.encode({"jobs": [_pending(tres_per_node="gres/shard:4")]})).pending
     assert job.gpus == 0
-    assert queue_of([job], now=LATER).jobs == {}
+    assert queue_totals([job], now=LATER).jobs == {}
 
 
 @pytest.mark.parametrize(
@@ -278,8 +283,8 @@ def test_a_partition_that_is_down_gives_no_room() -> None:
     nodes = parse_nodes(line)
     assert nodes.nodes[0].partitions == ("gpu",)
     jobs = parse_jobs(msgspec.json.encode({"jobs": [_pending()]}))
-    queue = queue_of(jobs.pending, now=LATER)
-    found = fitting_of(jobs, nodes, reservations=parse_reservations(""), queue=queue, now=LATER)
+    queue = queue_totals(jobs.pending, now=LATER)
+    found = fitting_totals(jobs, nodes, reservations=parse_reservations(""), queue=queue, now=LATER)
     assert found.jobs == {("gpu", "priority"): 0}
 
 
@@ -315,13 +320,13 @@ def test_no_answer_is_an_error_not_an_empty_queue(garbage: str) -> None:
 def test_a_command_without_an_answer_is_no_empty_queue() -> None:
     """22.05, its controller stopped: exit status 0."""
     said = '{"jobs": [], "errors": [{"description": "Failed while looking for jobs", "error_number": -1}]}'
-    with pytest.raises(NotAskedError, match="Failed while looking"):
+    with pytest.raises(ClusterUnavailableError, match="Failed while looking"):
         parse_jobs(said)
 
 
 @given(st.text() | st.binary())
 def test_garbage_never_crashes(garbage: str | bytes) -> None:
-    with contextlib.suppress(ValueError, NotAskedError):
+    with contextlib.suppress(ValueError, ClusterUnavailableError):
         parse_jobs(garbage)
     said = garbage if isinstance(garbage, str) else garbage.decode(errors="replace")
     for read in (parse_nodes, parse_reservations, parse_topology):

@@ -12,19 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from exporter.clock import JumpClock
 from exporter.cluster.metrics import METRICS, page
 from exporter.cluster.model import (
+    ClusterJob,
+    ClusterNode,
     Demand,
     Jobs,
-    Node,
+    NodeRequirements,
     Nodes,
-    Pending,
-    Place,
+    PendingJob,
     Reservation,
     Reservations,
-    Run,
     Topology,
 )
-from exporter.cluster.view import MOST_PARTITIONS
-from exporter.cluster.watching import Question, SilentError, Watch
+from exporter.cluster.watcher import MOST_PARTITIONS, ClusterUnavailableError, ClusterWatcher, Question
 from exporter.core.model import SECOND
 
 MINUTE = 60 * SECOND
@@ -43,11 +42,11 @@ class Scheduler:
         self._left, self._stop = -1, threading.Event()
         self.says: dict[str, Any] = {
             "jobs": Jobs(
-                (Pending("2", "gpu", "resources", (Demand(2, 2),), since=0.0),),
-                (Run("1", "gpu", {"n1": 4}, ("n1",), running=True),),
-                {"": Place()},
+                (PendingJob("2", "gpu", "resources", (Demand(2, 2),), since=0.0),),
+                (ClusterJob("1", "gpu", {"n1": 4}, ("n1",), running=True),),
+                {"": NodeRequirements()},
             ),
-            "nodes": Nodes((Node("n1", {"h100": 8}, {"h100": 4}, state="mixed", partitions=("gpu",)),)),
+            "nodes": Nodes((ClusterNode("n1", {"h100": 8}, {"h100": 4}, state="mixed", partitions=("gpu",)),)),
             "reservations": Reservations((Reservation("r", 10.0, 20.0, ("n1",)),)),
             "topology": Topology({"switch": {"n1": "s1"}}),
         }
@@ -82,7 +81,7 @@ class Hour:
     def __init__(self) -> None:
         self.clock = JumpClock()
         self.scheduler = Scheduler(self.clock)
-        self.watch = Watch(self.scheduler, self.clock, refresh_seconds=60, max_jobs=10)
+        self.watch = ClusterWatcher(self.scheduler, self.clock, refresh_seconds=60, max_jobs=10)
 
     def minutes(self, number: int) -> dict[str, float]:
         for _ in range(number):
@@ -120,7 +119,7 @@ def test_three_calls_a_minute_at_most_and_all_is_asked(hour: Hour) -> None:
 
 
 def test_after_failures_no_more_is_asked_than_before(hour: Hour) -> None:
-    hour.scheduler.trouble = {name: SilentError("gone") for name in hour.scheduler.says}
+    hour.scheduler.trouble = {name: ClusterUnavailableError("gone") for name in hour.scheduler.says}
     found = hour.minutes(30)
     calls: Counter[int] = Counter()
     for at, _, cost in hour.scheduler.asked:
@@ -132,7 +131,7 @@ def test_after_failures_no_more_is_asked_than_before(hour: Hour) -> None:
 
 @pytest.mark.parametrize("broken", ["jobs", "nodes", "reservations", "topology"])
 def test_one_question_that_always_fails_holds_no_other_up(hour: Hour, broken: str) -> None:
-    hour.scheduler.trouble = {broken: SilentError("without the JSON plugin")}
+    hour.scheduler.trouble = {broken: ClusterUnavailableError("without the JSON plugin")}
     found = hour.minutes(60)
     assert found[f"failed_questions_total/{broken}/silent"] > 20
     for name, seconds in {"jobs": 120, "nodes": 240, "reservations": 240, "topology": 3600}.items():
@@ -159,7 +158,7 @@ def test_the_page_says_what_was_told(hour: Hour) -> None:
 
 def test_silence_takes_the_queue_away_and_leaves_what_is_paid_for(hour: Hour) -> None:
     hour.minutes(2)
-    hour.scheduler.trouble = {name: SilentError("no answer within 30 s") for name in hour.scheduler.says}
+    hour.scheduler.trouble = {name: ClusterUnavailableError("no answer within 30 s") for name in hour.scheduler.says}
     found = hour.minutes(2)
     assert "queue_jobs/gpu/resources" in found, "180 s old: three intervals"
     found = hour.minutes(1)
@@ -169,15 +168,15 @@ def test_silence_takes_the_queue_away_and_leaves_what_is_paid_for(hour: Hour) ->
     assert not [key for key in found if key.startswith(("node_state", "node_allocated", "reservation", "partition"))]
     assert found["node_expected_gpus/n1/h100"] == 8
     assert found["answer_age_seconds/jobs"] == 14 * 60
-    assert "no answer" in hour.watch.trouble
+    assert "no answer" in hour.watch.error
     hour.scheduler.trouble = {}
     assert hour.minutes(2)["queue_jobs/gpu/resources"] == 1
 
 
 def test_counters_outlive_silence(hour: Hour) -> None:
     hour.minutes(1)
-    hour.scheduler.says["jobs"] = Jobs((), (Run("1", "gpu", restarts=1),))
-    hour.scheduler.says["nodes"] = Nodes((Node("n1", {"h100": 8}, state="down"),))
+    hour.scheduler.says["jobs"] = Jobs((), (ClusterJob("1", "gpu", restarts=1),))
+    hour.scheduler.says["nodes"] = Nodes((ClusterNode("n1", {"h100": 8}, state="down"),))
     hour.minutes(2)
     hour.scheduler.trouble = {name: ValueError("no JSON") for name in hour.scheduler.says}
     found = hour.minutes(20)
@@ -188,7 +187,7 @@ def test_counters_outlive_silence(hour: Hour) -> None:
 
 
 def test_nothing_is_said_of_what_was_never_answered(hour: Hour) -> None:
-    hour.scheduler.trouble = {"jobs": SilentError("x"), "nodes": SilentError("y")}
+    hour.scheduler.trouble = {"jobs": ClusterUnavailableError("x"), "nodes": ClusterUnavailableError("y")}
     found = hour.minutes(1)
     assert not [key for key in found if key.startswith(("queue", "node_", "job_", "answer_age"))]
     assert found["questions_total/jobs"] == 1
@@ -201,7 +200,7 @@ def test_what_was_refused_is_counted(hour: Hour) -> None:
 
 def test_partitions_beyond_the_bound_are_one(hour: Hour) -> None:
     pending = [
-        Pending(
+        PendingJob(
             f"{number}",
             f"p{number:03}",
             "resources",
@@ -212,7 +211,7 @@ def test_partitions_beyond_the_bound_are_one(hour: Hour) -> None:
         )
         for number in range(300)
     ]
-    hour.scheduler.says["jobs"] = Jobs(tuple(pending), (), {"": Place()})
+    hour.scheduler.says["jobs"] = Jobs(tuple(pending), (), {"": NodeRequirements()})
     found = hour.minutes(1)
     partitions = {key.split("/")[1] for key in found if key.startswith("queue_jobs/")}
     assert len(partitions) == MOST_PARTITIONS
@@ -225,16 +224,16 @@ def test_partitions_beyond_the_bound_are_one(hour: Hour) -> None:
 def test_free_gpus_are_those_that_anybody_may_have(hour: Hour) -> None:
     both = ("gpu", "late")
     hour.scheduler.says["nodes"] = Nodes((
-        Node("n1", {"h100": 8}, {"h100": 3}, state="mixed", partitions=both, open_partitions=("gpu",)),
-        Node("n2", {"h100": 8}, state="drained", partitions=both, open_partitions=both),
-        Node("n3", {"h100": 8}, state="reserved", partitions=both, open_partitions=both),
+        ClusterNode("n1", {"h100": 8}, {"h100": 3}, state="mixed", partitions=both, open_partitions=("gpu",)),
+        ClusterNode("n2", {"h100": 8}, state="drained", partitions=both, open_partitions=both),
+        ClusterNode("n3", {"h100": 8}, state="reserved", partitions=both, open_partitions=both),
     ))  # fmt: skip
     found = hour.minutes(1)
     assert (found["partition_free_gpus/gpu"], found["partition_free_gpus/late"]) == (5, 0)
 
 
 def test_shares_of_a_gpu_are_not_gpus(hour: Hour) -> None:
-    hour.scheduler.says["nodes"] = Nodes((Node("n1", {"gpu": 32}, {"gpu": 2}, shares=4, model="NVIDIA-L4"),))
+    hour.scheduler.says["nodes"] = Nodes((ClusterNode("n1", {"gpu": 32}, {"gpu": 2}, shares=4, model="NVIDIA-L4"),))
     found = hour.minutes(1)
     assert (found["node_expected_gpus/n1/gpu"], found["node_allocated_gpus/n1/gpu"]) == (8, 0.5)
     assert found["node_info/n1/NVIDIA-L4"] == 1

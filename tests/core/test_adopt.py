@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Gpu, Ledger, conserved
 from exporter.core.model import SECOND, Observation, Owner, State
 from exporter.core.pipeline import advance
@@ -51,26 +51,26 @@ def test_a_lower_threshold_holds_from_now_on() -> None:
     """It has rested for long enough by it already: a zombie from this moment, and what was booked is not rewritten."""
     ledger = resting(1200)
     assert state(ledger) == (State.STALLED, 0)
-    ledger.adopt(Policy(zombie_batch_seconds=600), {})
+    ledger.update_policy(Policy(zombie_batch_seconds=600), {})
     goes_on(ledger, 1200, 1260)
     assert state(ledger) == (State.ZOMBIE, 1200)
-    assert (gpu(ledger).track.zombies, gpu(ledger).track.to_zombie) == (1, 1200 * SECOND)
+    assert (gpu(ledger).timers.zombies, gpu(ledger).timers.to_zombie) == (1, 1200 * SECOND)
     assert gpu(ledger).book.paid == 1260 * SECOND
 
 
 def test_what_is_due_at_once_begins_without_a_moment_of_what_was_before() -> None:
     ledger = resting(1200)
     goes_on(ledger, 1200, 1201, WORKING)
-    assert ledger.entries[State.STALLED] == 1
-    ledger.adopt(Policy(zombie_batch_seconds=600), {})
+    assert ledger.state_entries[State.STALLED] == 1
+    ledger.update_policy(Policy(zombie_batch_seconds=600), {})
     goes_on(ledger, 1201, 1260)
     assert state(ledger) == (State.ZOMBIE, 1201)
-    assert (ledger.entries[State.STALLED], ledger.entries[State.ZOMBIE]) == (1, 1)
+    assert (ledger.state_entries[State.STALLED], ledger.state_entries[State.ZOMBIE]) == (1, 1)
 
 
 def test_a_threshold_not_reached_yet_counts_the_time_before() -> None:
     ledger = resting(1200)
-    ledger.adopt(Policy(zombie_batch_seconds=1250), {})
+    ledger.update_policy(Policy(zombie_batch_seconds=1250), {})
     goes_on(ledger, 1200, 1320)
     assert state(ledger) == (State.ZOMBIE, 1250)
 
@@ -78,15 +78,15 @@ def test_a_threshold_not_reached_yet_counts_the_time_before() -> None:
 def test_a_zombie_that_is_one_by_the_new_threshold_too_stays_one_since_when_it_was() -> None:
     ledger = resting(2400)
     assert state(ledger) == (State.ZOMBIE, 1800)
-    ledger.adopt(Policy(zombie_batch_seconds=900), {})
+    ledger.update_policy(Policy(zombie_batch_seconds=900), {})
     goes_on(ledger, 2400, 2520)
     assert state(ledger) == (State.ZOMBIE, 1800)
-    assert gpu(ledger).track.zombies == 1
+    assert gpu(ledger).timers.zombies == 1
 
 
 def test_a_higher_threshold_lets_a_zombie_go_until_it_is_one_again() -> None:
     ledger = resting(2400)
-    ledger.adopt(Policy(zombie_batch_seconds=3600), {})
+    ledger.update_policy(Policy(zombie_batch_seconds=3600), {})
     goes_on(ledger, 2400, 2460)
     assert state(ledger) == (State.STALLED, 2400)
     goes_on(ledger, 2460, 5000)
@@ -101,7 +101,7 @@ def test_a_lower_limit_of_an_owner_reverses_nothing_either() -> None:
     advance(ledger, Observation(6000 * SECOND, 6000 * SECOND, allocations=(held(owner=owner),)))
     goes_on(ledger, 6000, 6060)
     assert state(ledger) == (State.ZOMBIE, 6000)
-    grown = {n: b - a for n, a, b in zip(NAMES, paid, gpu(ledger).book.parts, strict=True) if a != b}
+    grown = {n: b - a for n, a, b in zip(LEAK_NAMES, paid, gpu(ledger).book.parts, strict=True) if a != b}
     assert sum(grown.values()) == 60 * SECOND
     assert all(part > 0 for part in grown.values())
 
@@ -109,10 +109,10 @@ def test_a_lower_limit_of_an_owner_reverses_nothing_either() -> None:
 def test_hangs_follow_likewise() -> None:
     ledger = resting(250, SPINNING)
     assert state(ledger)[0] is State.ACTIVE
-    ledger.adopt(Policy(hang_seconds=130), {})
+    ledger.update_policy(Policy(hang_seconds=130), {})
     goes_on(ledger, 250, 260, SPINNING)
     assert state(ledger) == (State.HUNG, 250)
-    ledger.adopt(Policy(hang_seconds=900), {})
+    ledger.update_policy(Policy(hang_seconds=900), {})
     goes_on(ledger, 260, 270, SPINNING)
     assert state(ledger)[0] is State.ACTIVE
 
@@ -120,27 +120,27 @@ def test_hangs_follow_likewise() -> None:
 def test_a_leaked_kernel_likewise() -> None:
     ledger = resting(120, WORKING, owner=None)
     assert state(ledger)[0] is State.UNOWNED
-    ledger.adopt(Policy(unowned_seconds=300), {})
+    ledger.update_policy(Policy(unowned_seconds=300), {})
     goes_on(ledger, 120, 180, WORKING)
     assert state(ledger)[0] is not State.UNOWNED
-    ledger.adopt(Policy(unowned_seconds=30), {})
+    ledger.update_policy(Policy(unowned_seconds=30), {})
     goes_on(ledger, 180, 240, WORKING)
     assert state(ledger) == (State.UNOWNED, 180)
 
 
 def test_one_model_may_have_thresholds_of_its_own_and_lose_them() -> None:
     ledger = resting(1200)
-    ledger.adopt(DEFAULT, {"H100": Policy(zombie_batch_seconds=600)})
+    ledger.update_policy(DEFAULT, {"H100": Policy(zombie_batch_seconds=600)})
     goes_on(ledger, 1200, 1260)
     assert state(ledger)[0] is State.ZOMBIE
-    ledger.adopt(DEFAULT, {})
+    ledger.update_policy(DEFAULT, {})
     goes_on(ledger, 1260, 1320)
     assert state(ledger)[0] is State.STALLED
 
 
 def test_the_same_thresholds_change_nothing() -> None:
     once, again = resting(2400), resting(2400)
-    again.adopt(Policy(), {})
+    again.update_policy(Policy(), {})
     for ledger in (once, again):
         goes_on(ledger, 2400, 3000)
     assert gpu(once).book.parts == gpu(again).book.parts
@@ -164,7 +164,7 @@ def test_whatever_is_adopted_whenever_the_books_stay_whole(
     ledger = resting(60, owner=JOB if owned else None)
     at = 60.0
     for seconds, signals, zombie, hang, wake in story:
-        ledger.adopt(
+        ledger.update_policy(
             Policy(zombie_batch_seconds=zombie, hang_seconds=hang, hang_suspect_seconds=hang / 2, wake_seconds=wake,
                    unowned_seconds=hang), {},
         )  # fmt: skip
@@ -176,6 +176,6 @@ def test_whatever_is_adopted_whenever_the_books_stay_whole(
 
 @pytest.mark.parametrize("goal", [0, 1, 10**15])
 def test_a_credit_beyond_its_goal_is_due_now_and_never_in_the_past(goal: int) -> None:
-    from exporter.core.track import _time_to  # noqa: PLC0415  the one that once pointed backwards
+    from exporter.core.states import _time_to  # noqa: PLC0415  the one that once pointed backwards
 
     assert _time_to(10**12, goal, 10**6) >= 0

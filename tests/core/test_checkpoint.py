@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from exporter.core.checkpoint import CheckpointError, Head, freeze, head_of, thaw
-from exporter.core.leaks import NAMES
+from exporter.core.checkpoint import CheckpointError, CheckpointHeader, dump_ledger, load_ledger, read_header
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, conserved
-from exporter.core.model import PPM, SECOND, Fault, Observation, Owner, Report, Serving, State
+from exporter.core.model import PPM, SECOND, Fault, Observation, Owner, ServingReport, State, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import WATERFALLS, simulate
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate.simulation import simulate
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.scenarios.stage import SIZES, Case, play
 from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
 
@@ -24,13 +27,22 @@ DOWN = Fault("exporter_down", "away for a while")
 def again(ledger: Ledger, policy: Policy | None = None) -> Ledger:
     """What another process makes of its bytes."""
     other = Ledger(policy)
-    thaw(other, freeze(ledger))
+    load_ledger(other, dump_ledger(ledger))
     return other
 
 
 def books(ledger: Ledger) -> object:
     """All that its bytes say, in whatever order."""
-    return msgspec.msgpack.decode(head_of(freeze(ledger)).body)
+    return msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body)
+
+
+def sorted_sets(value: Any) -> Any:
+    """The same, with lists of texts in order: a set is stored in any."""
+    if isinstance(value, dict):
+        return {key: sorted_sets(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return sorted(value) if all(isinstance(one, str) for one in value) else [sorted_sets(one) for one in value]
+    return value
 
 
 def played(observations: Iterable[Observation], ledger: Ledger | None = None) -> Ledger:
@@ -51,12 +63,12 @@ def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> N
     assert pieces.conservation_errors == 0
 
 
-@pytest.mark.parametrize("scenario", sorted(WATERFALLS))
+@pytest.mark.parametrize("scenario", sorted(WATERFALL_SCENARIOS))
 def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
     """Figures of jobs go on; only what a report has told of time to come is heard anew."""
-    ledger = played(simulate(scenario, stories=WATERFALLS, gpus=10, period_seconds=30).observations)
-    told = take_snapshot(again(ledger), Meta())
-    before = take_snapshot(ledger, Meta())
+    ledger = played(simulate(scenario, stories=WATERFALL_SCENARIOS, gpus=10, period_seconds=30).observations)
+    told = take_snapshot(again(ledger), DaemonMetadata())
+    before = take_snapshot(ledger, DaemonMetadata())
     assert before.jobs
     for now, then in zip(told.jobs, before.jobs, strict=True):
         assert now.progress == then.progress
@@ -64,8 +76,20 @@ def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
         if now.service is not None and then.service is not None:
             assert (now.service.tokens, now.service.preemptions) == (then.service.tokens, then.service.preemptions)
         assert now.counters.now.parts == then.counters.now.parts
-        assert (now.fitting, now.unneeded, now.first_work) == (then.fitting, then.unneeded, then.first_work)
-    assert (told.bills, told.entries, told.found) == (before.bills, before.entries, before.found)
+        assert (now.smallest_slice, now.excess, now.first_work) == (then.smallest_slice, then.excess, then.first_work)
+    assert (told.account_totals, told.state_entries, told.detections) == (
+        before.account_totals,
+        before.state_entries,
+        before.detections,
+    )
+
+
+@pytest.mark.parametrize("written", sorted(Path(__file__).with_name("checkpoints").glob("*.bin")), ids=lambda p: p.stem)
+def test_what_an_older_version_wrote_is_read_and_written_again_as_it_was(written: Path) -> None:
+    ledger, head = Ledger(), read_header(written.read_bytes())
+    load_ledger(ledger, written.read_bytes())
+    assert sorted_sets(books(ledger)) == sorted_sets(msgspec.msgpack.decode(head.body))
+    assert read_header(dump_ledger(ledger)).edges == head.edges
 
 
 def test_down_time_is_its_holder_s_and_unobserved() -> None:
@@ -73,7 +97,7 @@ def test_down_time_is_its_holder_s_and_unobserved() -> None:
     back = again(ledger)
     advance(back, seen(70, reading(69, 70), devices=(device(),), allocations=(held(),), faults=(DOWN,)))
     book = back.gpus["GPU-0"].book
-    assert book.parts[NAMES.index("unobserved")] == 59 * SECOND
+    assert book.parts[LEAK_NAMES.index("unobserved")] == 59 * SECOND
     assert back.unobserved == {"exporter_down": 59 * SECOND}
     assert book.paid == 70 * SECOND == back.jobs["41"].book.paid
     assert conserved(book)
@@ -97,7 +121,7 @@ def test_nobody_saw_a_job_begin_while_nobody_looked() -> None:
         back.watched_since = round(since * SECOND)
         late = held(owner=OTHER, start=61)
         advance(back, seen(70, reading(69, 70, RESTING), devices=(device(),), allocations=(late,), faults=(DOWN,)))
-        assert ("beginning" in back.gpus["GPU-0"].track.signs) is (told is not None)
+        assert ("beginning" in back.gpus["GPU-0"].timers.signs) is (told is not None)
         advance(back, seen(71, reading(70, 71)))
         assert back.jobs["42"].first_work == told
 
@@ -105,7 +129,7 @@ def test_nobody_saw_a_job_begin_while_nobody_looked() -> None:
 def test_a_report_may_open_the_books_of_a_job_that_began_unseen() -> None:
     back = again(played([first([device()]), seen(10, reading(0, 10, RESTING))]))
     back.watched_since = 65 * SECOND
-    said = Report(job_id="42", start=69 * SECOND, end=70 * SECOND, phase="compute")
+    said = TrainingReport(job_id="42", start=69 * SECOND, end=70 * SECOND, phase="compute")
     advance(back, seen(70, allocations=(held(owner=OTHER, start=61),), reports=(said,)))
     assert not back.jobs["42"].awaits_work
 
@@ -116,7 +140,7 @@ def test_a_zombie_stays_one() -> None:
     back = again(ledger)
     advance(back, seen(4060, reading(4059, 4060, RESTING), devices=(device(),), allocations=(held(),), faults=(DOWN,)))
     assert back.gpus["GPU-0"].state is State.ZOMBIE
-    assert back.gpus["GPU-0"].track.zombies == 1
+    assert back.gpus["GPU-0"].timers.zombies == 1
 
 
 def test_other_thresholds_hold_after_a_restart() -> None:
@@ -140,11 +164,11 @@ def test_instances_rest_and_what_is_left_of_a_board_is_kept() -> None:
         "GPU-0": True, "MIG-GPU-0-0-3g": False, "MIG-GPU-0-3-2g": False,
     }  # fmt: skip
     assert sum(gpu.book.paid for gpu in back.gpus.values()) == 20 * SECOND
-    assert head_of(freeze(back)).edges == {"GPU-0": 20 * SECOND}
+    assert read_header(dump_ledger(back)).edges == {"GPU-0": 20 * SECOND}
 
 
 def test_runs_are_shared_by_those_who_name_them() -> None:
-    said = [Report(job_id=job, start=0, end=SECOND, step=5, steps=5, run="llm") for job in ("41", "43")]
+    said = [TrainingReport(job_id=job, start=0, end=SECOND, step=5, steps=5, run="llm") for job in ("41", "43")]
     ledger = played([
         first([device(), device("GPU-1", "1")], [held(), held("GPU-1", Owner(job_id="43", user="ada", account="nlp"))]),
         seen(1, reading(0, 1), reading(0, 1, uuid="GPU-1"), reports=tuple(said)),
@@ -157,7 +181,7 @@ def test_runs_are_shared_by_those_who_name_them() -> None:
 
 
 def test_a_run_without_a_name_is_its_job_s_alone() -> None:
-    said = Report(job_id="41", start=0, end=SECOND, step=5, steps=5)
+    said = TrainingReport(job_id="41", start=0, end=SECOND, step=5, steps=5)
     back = again(played([first([device()], [held()]), seen(1, reading(0, 1), reports=(said,))]))
     progress = back.jobs["41"].progress
     assert progress is not None
@@ -166,7 +190,7 @@ def test_a_run_without_a_name_is_its_job_s_alone() -> None:
 
 
 def test_an_engine_s_counts_are_kept() -> None:
-    said = Serving(job_id="41", start=0, end=SECOND, engine="vllm", generated_tokens=100.0, preemptions=3.0)
+    said = ServingReport(job_id="41", start=0, end=SECOND, engine="vllm", generated_tokens=100.0, preemptions=3.0)
     back = again(played([first([device()], [held()]), seen(1, reading(0, 1), serving=(said,))]))
     service = back.jobs["41"].service
     assert service is not None
@@ -185,7 +209,7 @@ def test_a_word_that_is_too_old_stays_so() -> None:
 
 def test_where_other_books_end_ours_begin() -> None:
     ledger = Ledger()
-    ledger.edges = {"GPU-0": 5 * SECOND}
+    ledger.paid_since = {"GPU-0": 5 * SECOND}
     gpus = device(), device("GPU-1", "1")
     advance(ledger, Observation(70 * SECOND, 70 * SECOND, devices=gpus, faults=(DOWN,)))
     advance(ledger, seen(71, reading(70, 71), reading(70, 71, uuid="GPU-1")))
@@ -200,7 +224,7 @@ def test_jobs_that_leave_are_shown_once() -> None:
     seen_leaving: list[str] = []
     for at in range(20, 1000, 10):
         advance(ledger, seen(at, reading(at - 10, at, RESTING)))
-        view = take_snapshot(ledger, Meta())
+        view = take_snapshot(ledger, DaemonMetadata())
         seen_leaving += [job.owner.job_id for job in view.departed]
         assert all(job.counters.now.paid == 10 * SECOND for job in view.departed)
     assert seen_leaving == ["41"]
@@ -210,27 +234,27 @@ def test_jobs_that_leave_are_shown_once() -> None:
 
 
 def renamed(frozen: bytes, names: dict[str, str]) -> bytes:
-    head = head_of(frozen)
+    head = read_header(frozen)
     leaks = tuple(names.get(leak, leak) for leak in head.leaks)
-    return msgspec.msgpack.encode(Head(head.form, head.at, head.wall, leaks, head.edges, head.body))
+    return msgspec.msgpack.encode(CheckpointHeader(head.form, head.at, head.wall, leaks, head.edges, head.body))
 
 
 def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
     """As if `useful` and `memory_bound` had changed places, and `hung` had another name."""
     ledger = played([first([device()], [held()]), seen(10, reading(0, 10, WORKING))])
-    before = dict(zip(NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
+    before = dict(zip(LEAK_NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
     assert before["useful"]
     other = Ledger()
-    thaw(other, renamed(freeze(ledger), {"useful": "memory_bound", "memory_bound": "useful"}))
-    after = dict(zip(NAMES, other.gpus["GPU-0"].book.parts, strict=True))
+    load_ledger(other, renamed(dump_ledger(ledger), {"useful": "memory_bound", "memory_bound": "useful"}))
+    after = dict(zip(LEAK_NAMES, other.gpus["GPU-0"].book.parts, strict=True))
     assert (after["useful"], after["memory_bound"]) == (before["memory_bound"], before["useful"])
-    assert dict(zip(NAMES, other.accounts["", "nlp", ""], strict=True)) == after or not any(
+    assert dict(zip(LEAK_NAMES, other.accounts["", "nlp", ""], strict=True)) == after or not any(
         ledger.accounts["", "nlp", ""]
     )
     unknown = Ledger()
-    thaw(unknown, renamed(freeze(ledger), {"useful": "wisdom"}))
+    load_ledger(unknown, renamed(dump_ledger(ledger), {"useful": "wisdom"}))
     book = unknown.gpus["GPU-0"].book
-    assert book.parts[NAMES.index("unresolved")] == before["useful"] + before["unresolved"]
+    assert book.parts[LEAK_NAMES.index("unresolved")] == before["useful"] + before["unresolved"]
     assert conserved(book)
 
 
@@ -242,13 +266,19 @@ def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
     [
         (b"", "cannot be read"),
         (b"\x93\x01\x02", "cannot be read"),
-        (msgspec.msgpack.encode(Head(2, 0, 0, NAMES, {}, msgspec.Raw(b"\xc0"))), "form 2, this version reads form 1"),
-        (msgspec.msgpack.encode(Head(1, 0, 0, NAMES, {}, msgspec.Raw(b"\xc0"))), "its books cannot be read"),
+        (
+            msgspec.msgpack.encode(CheckpointHeader(2, 0, 0, LEAK_NAMES, {}, msgspec.Raw(b"\xc0"))),
+            "form 2, this version reads form 1",
+        ),
+        (
+            msgspec.msgpack.encode(CheckpointHeader(1, 0, 0, LEAK_NAMES, {}, msgspec.Raw(b"\xc0"))),
+            "its books cannot be read",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(frozen: bytes, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
-        thaw(Ledger(), frozen)
+        load_ledger(Ledger(), frozen)
 
 
 def test_books_that_do_not_add_up_are_refused() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.evidence import SIGNS
+from exporter.core.evidence import HANG_SIGNS
 from exporter.core.ledger import Ledger
-from exporter.core.model import Health, Observation, Owner, Process, Report, State
+from exporter.core.model import Health, Observation, Owner, Process, State, TrainingReport
 from exporter.core.pipeline import advance
-from exporter.core.policy import TOLD, Policy
-from exporter.core.snapshot import GpuView, JobView, Meta, Snapshot, take_snapshot
+from exporter.core.policy import EXPORTED_THRESHOLDS, Policy
+from exporter.core.snapshot import DaemonMetadata, GpuView, JobView, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.core.test_states import state, story
 from tests.worlds import H100, JOB, RESTING, SOMEBODY, SPINNING, WORKING, S, device, first, held, reading, seen
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {
 
 
 def shown(ledger: Ledger) -> Snapshot:
-    return take_snapshot(ledger, Meta())
+    return take_snapshot(ledger, DaemonMetadata())
 
 
 def gpu(ledger: Ledger) -> GpuView:
@@ -72,7 +72,7 @@ def test_time_that_was_not_seen_takes_a_suspicion_back() -> None:
 def test_each_sign_of_a_hang_is_told_if_it_can_be_seen(changes: dict[str, Any], unseen: set[str]) -> None:
     """No temperature is told in these."""
     view = gpu(story([(200, SPINNING | changes)]))
-    assert dict(view.hang_signs) == dict.fromkeys(set(SIGNS) - unseen - {"temperature_falling"}, True)
+    assert dict(view.hang_signs) == dict.fromkeys(set(HANG_SIGNS) - unseen - {"temperature_falling"}, True)
     assert view.hang_confidence == (7 - len(unseen)) / 8
 
 
@@ -214,12 +214,12 @@ def test_who_comes_next_is_not_told_of_the_work_before() -> None:
 def test_gpus_without_a_process_are_counted_and_dated() -> None:
     bare = RESTING | {"processes": ()}
     ledger = story([(60, WORKING), (200, bare)])
-    assert (job(ledger).bare, job(ledger).bare_since) == (1, 60 * S)
+    assert (job(ledger).without_process, job(ledger).without_process_since) == (1, 60 * S)
     assert lines(shown(ledger), "job_no_process_gpus") == ['job_no_process_gpus{job_id="41"} 1']
     back = story([(60, bare), (60, RESTING)])
-    assert (job(back).bare, job(back).bare_since) == (0, None)
+    assert (job(back).without_process, job(back).without_process_since) == (0, None)
     unseen = story([(60, bare), (60, RESTING | {"processes": None})])
-    assert (job(unseen).bare, lines(shown(unseen), "job_no_process_since_timestamp_seconds")) == (0, [])
+    assert (job(unseen).without_process, lines(shown(unseen), "job_no_process_since_timestamp_seconds")) == (0, [])
 
 
 def test_a_job_s_gpus_by_their_state() -> None:
@@ -236,11 +236,11 @@ def test_a_job_s_gpus_by_their_state() -> None:
 def test_entries_and_detection_times_of_states() -> None:
     """One hang after 300 s of spinning, another after 320; a zombie after half an hour."""
     hung = shown(story([(60, WORKING), (400, SPINNING), (60, WORKING), (400, SPINNING)]))
-    assert dict(hung.entries)[State.HUNG] == 2
-    assert hung.found == ((State.HUNG, 2, 600 * S), (State.ZOMBIE, 0, 0))
+    assert dict(hung.state_entries)[State.HUNG] == 2
+    assert hung.detections == ((State.HUNG, 2, 600 * S), (State.ZOMBIE, 0, 0))
     zombie = shown(story([(60, WORKING), (2000, RESTING)]))
-    assert dict(zombie.entries)[State.ZOMBIE] == 1
-    assert zombie.found == ((State.HUNG, 0, 0), (State.ZOMBIE, 1, 1800 * S))
+    assert dict(zombie.state_entries)[State.ZOMBIE] == 1
+    assert zombie.detections == ((State.HUNG, 0, 0), (State.ZOMBIE, 1, 1800 * S))
     assert lines(zombie, "detections_total")[1] == 'detections_total{state="zombie"} 1'
     assert lines(zombie, "state_entries_total")[5] == 'state_entries_total{state="zombie"} 1'
 
@@ -253,12 +253,12 @@ def test_an_exemption_covers_a_job_until_it_expires() -> None:
 
 
 def test_thresholds_are_told_as_they_are() -> None:
-    told = dict(take_snapshot(Ledger(Policy(hang_seconds=77.0)), Meta()).thresholds)
-    assert (told["hang_seconds"], told["zombie_batch_seconds"], len(told)) == (77.0, 1800.0, len(TOLD))
+    told = dict(take_snapshot(Ledger(Policy(hang_seconds=77.0)), DaemonMetadata()).thresholds)
+    assert (told["hang_seconds"], told["zombie_batch_seconds"], len(told)) == (77.0, 1800.0, len(EXPORTED_THRESHOLDS))
 
 
-def report(flops: float, start: float = 0, end: float = 60, job_id: str = "41") -> Report:
-    return Report(job_id, round(start * S), round(end * S), flops)
+def report(flops: float, start: float = 0, end: float = 60, job_id: str = "41") -> TrainingReport:
+    return TrainingReport(job_id, round(start * S), round(end * S), flops)
 
 
 def test_a_job_s_own_count_stands_beside_what_its_gpus_could_do() -> None:
@@ -272,7 +272,7 @@ def test_a_job_s_own_count_stands_beside_what_its_gpus_could_do() -> None:
 @pytest.mark.parametrize(
     "wrong", [report(nan), report(-1.0), report(1e30), report(1.0, 60, 60), report(1.0, job_id="42")]
 )
-def test_a_count_that_cannot_be_is_refused(wrong: Report) -> None:
+def test_a_count_that_cannot_be_is_refused(wrong: TrainingReport) -> None:
     ledger = story([(60, WORKING)])
     advance(ledger, replace(seen(61), reports=(wrong,)))
     assert (ledger.refused["report"], ledger.jobs["41"].book.reportable) == (1, 0)
@@ -289,7 +289,7 @@ def test_of_a_count_on_an_unknown_board_nobody_can_say_what_share_of_the_peak_it
 def test_a_process_list_that_is_not_empty_is_no_sign_of_anything() -> None:
     """Another's process on the GPU: somebody computes, and it is not bare."""
     ledger = story([(60, RESTING | {"processes": (Process(1), Process(2))})])
-    assert job(ledger).bare == 0
+    assert job(ledger).without_process == 0
 
 
 def learnt(before: Owner, after: Owner, seconds: float, signals: dict[str, Any]) -> Ledger:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exporter.core.evidence import IF_FLAT, NO, YES, Evidence, weigh
+from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
 from exporter.core.model import PPM
 from exporter.core.policy import Policy
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
@@ -14,13 +14,13 @@ POLICY = Policy()
 
 
 def evidence(signals: dict[str, Any], **changes: Any) -> Evidence:
-    return weigh(reading(0, 1, signals | changes), device(), POLICY)
+    return evaluate(reading(0, 1, signals | changes), device(), POLICY)
 
 
 def test_pools_of_a_busy_second() -> None:
     """g 0.95, t 0.45 at three quarters of the reference clock: wait 5 %, slack 50 %, clock 11.25 %, tensor 33.75 %."""
     ev = evidence(WORKING, sm_clock_hz=0.75 * 1830e6)
-    assert (ev.wait, ev.slack, ev.clock_loss, ev.pure) == (50_000, 500_000, 112_500, 337_500)
+    assert (ev.wait, ev.slack, ev.clock_loss, ev.ofu) == (50_000, 500_000, 112_500, 337_500)
     assert ev.unresolved == 0
 
 
@@ -31,11 +31,11 @@ def test_a_clock_above_the_reference_gains_nothing() -> None:
 @pytest.mark.parametrize("missing", ["tensor_active"])
 def test_without_a_tensor_counter_kernel_time_is_unresolved(missing: str) -> None:
     ev = evidence(WORKING, **{missing: None})
-    assert (ev.wait, ev.unresolved, ev.slack, ev.pure) == (50_000, 950_000, 0, 0)
+    assert (ev.wait, ev.unresolved, ev.slack, ev.ofu) == (50_000, 950_000, 0, 0)
 
 
 def test_an_unknown_board_has_no_peak() -> None:
-    ev = weigh(reading(0, 1), device(spec=None), POLICY)
+    ev = evaluate(reading(0, 1), device(spec=None), POLICY)
     assert ev.unresolved == 950_000
 
 
@@ -143,8 +143,8 @@ def test_what_is_not_multiplexed(change: dict[str, Any], why: str) -> None:
 
 def test_how_busy_an_engine_without_a_warp_may_be_is_the_policys_word() -> None:
     row = reading(0, 1, WORKING | {"gr_engine_active": 0.5, "sm_active": 0.0, "tensor_active": 0.0})
-    assert not weigh(row, device(), Policy(multiplexed_engine=0.51)).distrust
-    assert weigh(row, device(), Policy(multiplexed_engine=0.5)).distrust == "multiplexed"
+    assert not evaluate(row, device(), Policy(multiplexed_engine=0.51)).distrust
+    assert evaluate(row, device(), Policy(multiplexed_engine=0.5)).distrust == "multiplexed"
 
 
 def test_no_engine_signal_at_all() -> None:
@@ -154,11 +154,11 @@ def test_no_engine_signal_at_all() -> None:
 def test_the_drivers_word_stands_in_for_the_engine() -> None:
     ev = evidence(WORKING, gr_engine_active=None, tensor_active=None, gpu_utilization=0.6)
     assert (ev.wait, ev.unresolved) == (400_000, 600_000)
-    assert ev.spin == NO
+    assert ev.spin == NO_SPIN
 
 
 def test_a_source_that_does_not_vouch_is_not_believed() -> None:
-    assert weigh(reading(0, 1, distrust="stale"), device(), POLICY).distrust == "stale"
+    assert evaluate(reading(0, 1, distrust="stale"), device(), POLICY).distrust == "stale"
 
 
 def test_energy_comes_from_the_counter_or_from_the_power() -> None:
@@ -175,7 +175,7 @@ def test_flops_and_bytes_from_activity_and_peaks() -> None:
 
 def test_a_spin() -> None:
     ev = evidence(SPINNING)
-    assert (ev.spin, ev.suspect_only, ev.work) == (YES, False, 0)
+    assert (ev.spin, ev.suspect_only, ev.work) == (SPIN, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_spin() -> None:
     ],
 )
 def test_what_acquits(change: dict[str, Any], why: str) -> None:
-    assert evidence(SPINNING, **change).spin == NO, why
+    assert evidence(SPINNING, **change).spin == NO_SPIN, why
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_acquits(change: dict[str, Any], why: str) -> None:
 )  # fmt: skip
 def test_what_is_missing_leaves_only_suspicion(gone: str) -> None:
     ev = evidence(SPINNING, **dict.fromkeys(gone.split()))
-    assert (ev.spin, ev.suspect_only) == (YES, True)
+    assert (ev.spin, ev.suspect_only) == (SPIN, True)
 
 
 def test_without_power_and_fp_pipes_there_is_only_suspicion() -> None:
@@ -213,12 +213,12 @@ def test_without_power_and_fp_pipes_there_is_only_suspicion() -> None:
 
 def test_power_is_judged_more_strictly_where_the_fp_pipes_are_not_seen() -> None:
     """Idle-with-context 110 W and a limit of 700 W: 166 W without FP pipes, 215 W with them."""
-    assert evidence(SPINNING, fp32_active=None, power_watts=180.0).spin == NO
-    assert evidence(SPINNING, power_watts=180.0).spin == YES
+    assert evidence(SPINNING, fp32_active=None, power_watts=180.0).spin == NO_SPIN
+    assert evidence(SPINNING, power_watts=180.0).spin == SPIN
 
 
 def smoothed(**changes: Any) -> Evidence:
-    return weigh(reading(0, 1, SPINNING | changes), device(), POLICY, power_smoothed=True)
+    return evaluate(reading(0, 1, SPINNING | changes), device(), POLICY, power_smoothed=True)
 
 
 @pytest.mark.parametrize("watts", [0.0, 130.0, 300.0, 700.0, None])
@@ -227,9 +227,9 @@ def test_the_power_of_a_board_that_smooths_it_neither_acquits_nor_proves(watts: 
 
     Fails when `_spin` asks `_cool` of such a board, or `_power_judges` speaks for it.
     """
-    assert (smoothed(power_watts=watts).spin, smoothed(power_watts=watts).suspect_only) == (YES, False)
+    assert (smoothed(power_watts=watts).spin, smoothed(power_watts=watts).suspect_only) == (SPIN, False)
     blind = smoothed(power_watts=watts, fp32_active=None)
-    assert (blind.spin, blind.suspect_only) == (YES, True)
+    assert (blind.spin, blind.suspect_only) == (SPIN, True)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_the_power_of_a_board_that_smooths_it_neither_acquits_nor_proves(watts: 
      {"nvlink_tx_bytes_per_second": 2e8}, {"pcie_rx_bytes_per_second": 5e9}],
 )  # fmt: skip
 def test_all_but_power_still_acquits_on_a_board_that_smooths(change: dict[str, Any]) -> None:
-    assert smoothed(**change).spin == NO
+    assert smoothed(**change).spin == NO_SPIN
 
 
 @pytest.mark.parametrize("gone", ["dram_active", "nvlink_tx_bytes_per_second nvlink_rx_bytes_per_second",
@@ -250,15 +250,15 @@ def test_what_is_missing_still_leaves_only_suspicion_on_a_board_that_smooths(gon
 def test_what_the_hardware_cannot_have_is_zero_not_missing() -> None:
     lacks = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "dram_active")
     gone: dict[str, Any] = dict.fromkeys(lacks)
-    ev = weigh(reading(0, 1, SPINNING | gone), device(lacks=lacks), POLICY)
-    assert (ev.spin, ev.suspect_only, ev.nvlink, ev.dram) == (YES, False, 0.0, 0.0)
+    ev = evaluate(reading(0, 1, SPINNING | gone), device(lacks=lacks), POLICY)
+    assert (ev.spin, ev.suspect_only, ev.nvlink, ev.dram) == (SPIN, False, 0.0, 0.0)
 
 
 def test_polling_of_host_memory_is_judged_by_its_evenness() -> None:
     """30 MB/s is more than a heartbeat, and far below 5 % of 64 GB/s."""
-    assert evidence(SPINNING, pcie_rx_bytes_per_second=3e7).spin == IF_FLAT
-    unknown = weigh(reading(0, 1, SPINNING | {"pcie_rx_bytes_per_second": 3e7}), device(spec=None), POLICY)
-    assert unknown.spin == NO
+    assert evidence(SPINNING, pcie_rx_bytes_per_second=3e7).spin == SPIN_IF_FLAT
+    unknown = evaluate(reading(0, 1, SPINNING | {"pcie_rx_bytes_per_second": 3e7}), device(spec=None), POLICY)
+    assert unknown.spin == NO_SPIN
 
 
 def test_effective_work_needs_more_than_an_engine() -> None:
@@ -268,6 +268,6 @@ def test_effective_work_needs_more_than_an_engine() -> None:
 
 
 def test_power_cannot_be_judged_on_an_unknown_board() -> None:
-    ev = weigh(reading(0, 1, SPINNING | {"power_watts": 600.0}), device(spec=None), POLICY)
-    assert ev.spin == YES
+    ev = evaluate(reading(0, 1, SPINNING | {"power_watts": 600.0}), device(spec=None), POLICY)
+    assert ev.spin == SPIN
     assert H100.idle_context_watts

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
 
-from exporter.core.catalog import METRICS, REASONS, Metric, series_of
-from exporter.core.exposition import MAX_LABEL, render
-from exporter.core.leaks import NAMES
+from exporter.core.exposition import MAX_LABEL_LENGTH, render
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import METRICS, SERIES_BUDGET, UNOBSERVED_REASONS, Metric, max_series_of_scope
 from exporter.core.model import Fault, Health, Owner, Process
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
 
 HOSTILE = 'a"b\\c\nd{e}=é,\t' + "x" * 10
@@ -40,7 +40,7 @@ def cut_node() -> Snapshot:
         wild = [reading(k, k + 1, uuid="GPU-9"), replace(rows[2], end=k + 9), replace(rows[3], start=k + 1, end=k)]
         advance(ledger, seen(k + 1, *rows[: 5 + k], *wild, health=(replace(HEALTH, xids=(13, 79)),)))
     advance(ledger, seen(4, devices=cut(3, 3)))
-    return take_snapshot(ledger, Meta())
+    return take_snapshot(ledger, DaemonMetadata())
 
 
 def busy_node() -> Snapshot:
@@ -53,7 +53,7 @@ def busy_node() -> Snapshot:
     for k in range(40):
         rows = [reading(k * 10, k * 10 + 10, s, f"GPU-{i}") for i, s in enumerate((WORKING, RESTING, SPINNING))]
         advance(ledger, seen(k * 10 + 10, *rows, faults=(Fault("made-up"), Fault("gpu_lost", uuid="GPU-3"))))
-    meta = Meta(version="9", source="s", scheduler="t", simulated=True, errors=(("core", 0), ("record", 2)))
+    meta = DaemonMetadata(version="9", source="s", scheduler="t", simulated=True, errors=(("core", 0), ("record", 2)))
     return take_snapshot(ledger, meta)
 
 
@@ -127,8 +127,8 @@ def test_every_gpus_parts_add_up_in_the_scrape_itself(is_openmetrics: bool, node
 def test_every_leak_is_there_from_the_start() -> None:
     ledger = Ledger()
     advance(ledger, first([device()]))
-    body = render(take_snapshot(ledger, Meta())).decode()
-    assert all(f'leak="{name}"' in body for name in NAMES)
+    body = render(take_snapshot(ledger, DaemonMetadata())).decode()
+    assert all(f'leak="{name}"' in body for name in LEAK_NAMES)
 
 
 def test_an_old_value_is_never_served_as_live() -> None:
@@ -149,7 +149,7 @@ def test_a_wild_figure_is_not_served() -> None:
     ledger = Ledger()
     advance(ledger, first([device()]))
     advance(ledger, seen(1, reading(0, 1, power_watts=float("nan"), temperature_celsius=-5.0)))
-    body = render(take_snapshot(ledger, Meta())).decode()
+    body = render(take_snapshot(ledger, DaemonMetadata())).decode()
     assert "power_watts{" not in body
     assert "nan" not in body.lower()
 
@@ -164,9 +164,11 @@ def test_a_name_without_end_is_cut() -> None:
     ledger = Ledger()
     advance(ledger, first([device()], [held(owner=Owner(job_id="j", name="n" * 5000))]))
     advance(ledger, seen(1, reading(0, 1)))
-    info = next(line for line in render(take_snapshot(ledger, Meta())).decode().splitlines() if "job_info{" in line)
+    info = next(
+        line for line in render(take_snapshot(ledger, DaemonMetadata())).decode().splitlines() if "job_info{" in line
+    )
     name = info.split(',name="')[1].split('"')[0]
-    assert (len(name), name.rstrip("0123456789abcdef")) == (MAX_LABEL, "n" * (MAX_LABEL - 9) + "…")
+    assert (len(name), name.rstrip("0123456789abcdef")) == (MAX_LABEL_LENGTH, "n" * (MAX_LABEL_LENGTH - 9) + "…")
     assert len(info) < 600
 
 
@@ -176,7 +178,7 @@ def test_a_metric_with_nothing_to_say_is_silent() -> None:
 
 
 def test_an_empty_node_is_a_valid_page() -> None:
-    body = render(take_snapshot(Ledger(), Meta())).decode()
+    body = render(take_snapshot(Ledger(), DaemonMetadata())).decode()
     assert "gpu_efficiency_build_info" in body
     assert "node_gau_ratio" not in body
     assert Process(1).pid == 1
@@ -191,23 +193,23 @@ def lines(snapshot: Snapshot, name: str) -> list[str]:
 
 
 def test_a_healthy_gpu_has_exactly_the_series_of_its_budget() -> None:
-    """All it can have, told, with one error in its past and one moment that nobody saw: 64 and no more."""
+    """All it can have, told, with one error in its past and one moment that nobody saw: the budget and no more."""
     ledger = Ledger()
     advance(ledger, first([device()], [held()]))
     advance(ledger, seen(1, faults=(Fault("paused"),)))
     advance(
         ledger, seen(400, reading(1, 400, **GAUGES), allocations_at=400 * 10**9, health=(replace(HEALTH, xids=(13,)),))
     )
-    body = render(take_snapshot(ledger, Meta())).decode().splitlines()
+    body = render(take_snapshot(ledger, DaemonMetadata())).decode().splitlines()
     own = [line for line in body if 'uuid="GPU-0"' in line]
-    assert len(own) == series_of("gpu") == 64
+    assert len(own) == max_series_of_scope("gpu") == SERIES_BUDGET["gpu"]
 
 
 def test_a_reason_is_shown_once_it_has_occurred() -> None:
     """Of each GPU by itself; what no one GPU did stands without one, from the start."""
     ledger = Ledger()
     advance(ledger, first([device(), device("GPU-1", "1")]))
-    nothing = take_snapshot(ledger, Meta())
+    nothing = take_snapshot(ledger, DaemonMetadata())
     assert lines(nothing, "unobserved_seconds_total") == []
     assert lines(nothing, "rejected_total") == [
         'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="report"} 0',
@@ -216,7 +218,7 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
     wild = WORKING | {"dram_active": 1.04, "fp32_active": float("nan"), "tensor_active": 0.99}
     advance(ledger, seen(5, reading(1, 4, wild, "GPU-1"), reading(2, 3, uuid="GPU-1"), reading(0, 5, uuid="GPU-7")))
     advance(ledger, seen(3))
-    after = take_snapshot(ledger, Meta())
+    after = take_snapshot(ledger, DaemonMetadata())
     assert lines(after, "unobserved_seconds_total") == [
         'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="gap"} 5.0',
         'unobserved_seconds_total{uuid="GPU-1",gpu="1",reason="gap"} 2.0',
@@ -239,7 +241,7 @@ def test_a_reason_nobody_knows_is_another() -> None:
     advance(ledger, first([device()]))
     for k, word in enumerate(["wool", "steel", "paused", *(f"made-up-{n}" for n in range(50))]):
         advance(ledger, seen(k + 1, reading(k, k + 1, distrust=word)))
-    assert lines(take_snapshot(ledger, Meta()), "unobserved_seconds_total") == [
+    assert lines(take_snapshot(ledger, DaemonMetadata()), "unobserved_seconds_total") == [
         'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="other"} 52.0',
         'unobserved_seconds_total{uuid="GPU-0",gpu="0",reason="paused"} 1.0',
     ]
@@ -259,10 +261,10 @@ def test_every_reason_of_the_core_s_own_has_a_series_of_its_own() -> None:
     advance(ledger, seen(4))
     rest = RESTING | {"processes": None}
     advance(ledger, seen(5, reading(4, 5, rest), allocations_at=-100 * 10**9))
-    snapshot = take_snapshot(ledger, Meta())
+    snapshot = take_snapshot(ledger, DaemonMetadata())
     found = {line.split('reason="')[1].split('"')[0] for line in lines(snapshot, "unobserved_seconds_total")}
     assert found == {"multiplexed", "zero_filled", "no_engine_signal", "gap", "owner_unknown"}
-    assert found <= REASONS
+    assert found <= UNOBSERVED_REASONS
 
 
 def test_a_boards_parts_weigh_what_they_are_in_the_nodes_ratios() -> None:
@@ -273,7 +275,7 @@ def test_a_boards_parts_weigh_what_they_are_in_the_nodes_ratios() -> None:
     quiet = RESTING | {"processes": ()}
     rows = [reading(0, 10, quiet), reading(0, 10, uuid=parts[1].uuid), reading(0, 10, quiet, parts[2].uuid)]
     advance(ledger, seen(10, *rows))
-    body = render(take_snapshot(ledger, Meta())).decode()
+    body = render(take_snapshot(ledger, DaemonMetadata())).decode()
     gau = float(body.split("\ngpu_efficiency_node_gau_ratio ")[1].split("\n")[0])
     assert gau == pytest.approx(4 / 14, abs=1e-6)
     assert "node_coverage_ratio 1.0" in body

@@ -9,16 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.config import ConfigError, load
-from exporter.core.catalog import METRICS
 from exporter.core.exposition import render
-from exporter.core.health import LIMITERS
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import METRICS
 from exporter.core.model import MS, Health, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.trace import Header, TraceWriter, read_trace
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.core.states import CLOCK_LIMITERS
+from exporter.trace import TraceHeader, TraceWriter, read_trace
 from tests.core.test_laws import POLICY, finite, halved, relaxed, run, signals, totals
 from tests.worlds import RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
 
@@ -43,7 +43,7 @@ def mood(ledger: Ledger, uuid: str = "GPU-0") -> tuple[State, str, float]:
 
 
 def lost(ledger: Ledger, leak: str, uuid: str = "GPU-0") -> float:
-    return ledger.gpus[uuid].book.parts[NAMES.index(leak)] / S
+    return ledger.gpus[uuid].book.parts[LEAK_NAMES.index(leak)] / S
 
 
 def test_a_fatal_error_makes_a_gpu_unavailable_from_the_observation_on() -> None:
@@ -103,7 +103,7 @@ def test_an_error_that_is_not_fatal_is_counted_and_changes_nothing() -> None:
         advance(ledger, seen(30, reading(20, 30, RESTING)))
     assert totals(troubled) == totals(plain)
     assert mood(troubled)[0] is State.STALLED
-    view = take_snapshot(troubled, Meta()).gpus[0]
+    view = take_snapshot(troubled, DaemonMetadata()).gpus[0]
     assert (view.xids, view.last_xid) == (2, 13)
 
 
@@ -114,7 +114,7 @@ def test_errors_add_up_and_the_last_is_kept() -> None:
     advance(ledger, seen(30, health=told(13)))
     advance(ledger, seen(40, health=told(nvlink_errors=7)))
     advance(ledger, seen(50))
-    view = take_snapshot(ledger, Meta()).gpus[0]
+    view = take_snapshot(ledger, DaemonMetadata()).gpus[0]
     assert (view.xids, view.last_xid) == (3, 13)
     assert view.health == Health("GPU-0", nvlink_errors=7)
 
@@ -124,7 +124,7 @@ def test_an_error_of_one_gpu_is_no_other_s() -> None:
     advance(ledger, first([device(), device("GPU-1", "1")]))
     advance(ledger, seen(10, health=told(FELL_OFF_THE_BUS, uuid="GPU-1") + told(FELL_OFF_THE_BUS, uuid="GPU-9")))
     assert [mood(ledger, uuid)[1] for uuid in ("GPU-0", "GPU-1")] == ["gap", "xid"]
-    assert [gpu.xids for gpu in take_snapshot(ledger, Meta()).gpus] == [0, 1]
+    assert [gpu.xids for gpu in take_snapshot(ledger, DaemonMetadata()).gpus] == [0, 1]
 
 
 def test_a_condition_the_source_names_is_told_before_the_error() -> None:
@@ -178,7 +178,7 @@ def test_instances_smooth_their_power_if_the_board_does() -> None:
 
 
 def limited(ledger: Ledger, uuid: str = "GPU-0") -> dict[str, float]:
-    gpu = next(gpu for gpu in take_snapshot(ledger, Meta()).gpus if gpu.device.uuid == uuid)
+    gpu = next(gpu for gpu in take_snapshot(ledger, DaemonMetadata()).gpus if gpu.device.uuid == uuid)
     return {name: nanoseconds / S for name, nanoseconds in gpu.limited}
 
 
@@ -194,7 +194,7 @@ def test_time_under_a_clock_limit_is_counted_by_its_reason(bits: int, groups: st
     """Several at once count each, two bits of one group once; idleness is no limit, an unknown bit none of ours."""
     ledger = opened()
     advance(ledger, seen(13, reading(10, 13, clock_event_reasons=bits)))
-    assert limited(ledger) == {name: 3.0 if name in groups.split() else 0.0 for name in LIMITERS}
+    assert limited(ledger) == {name: 3.0 if name in groups.split() else 0.0 for name in CLOCK_LIMITERS}
 
 
 def test_limits_that_were_never_seen_are_not_zero_but_absent() -> None:
@@ -205,7 +205,7 @@ def test_limits_that_were_never_seen_are_not_zero_but_absent() -> None:
     advance(ledger, seen(40))
     assert limited(ledger) == {}
     advance(ledger, seen(45, reading(40, 45, clock_event_reasons=0)))
-    assert limited(ledger) == dict.fromkeys(LIMITERS, 0.0)
+    assert limited(ledger) == dict.fromkeys(CLOCK_LIMITERS, 0.0)
 
 
 def test_limited_seconds_of_a_board_are_wall_seconds_whatever_is_left_of_it() -> None:
@@ -261,14 +261,14 @@ def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Obse
     Fails when `TraceWriter.append` writes an observation without its health.
     """
     file = BytesIO()
-    with TraceWriter(file, Header()) as writer:
+    with TraceWriter(file, TraceHeader()) as writer:
         for observation in story:
             writer.append(observation)
     file.seek(0)
     again = list(read_trace(file))
     assert again == story
-    once = render(take_snapshot(run(story), Meta()), metrics=METRICS)
-    assert render(take_snapshot(run(again), Meta()), metrics=METRICS) == once
+    once = render(take_snapshot(run(story), DaemonMetadata()), metrics=METRICS)
+    assert render(take_snapshot(run(again), DaemonMetadata()), metrics=METRICS) == once
 
 
 @relaxed
@@ -281,14 +281,16 @@ def test_troubles_lose_no_time_and_no_error(story: list[Observation]) -> None:
     ledger, before = Ledger(POLICY), dict[str, int]()
     for observation in story:
         advance(ledger, observation)
-        for gpu in take_snapshot(ledger, Meta()).gpus:
+        for gpu in take_snapshot(ledger, DaemonMetadata()).gpus:
             uuid = gpu.device.uuid
             assert all(0 <= nanoseconds <= observation.at for _, nanoseconds in gpu.limited)
             assert gpu.xids >= before.get(uuid, 0)
             before[uuid] = gpu.xids
     assert ledger.conservation_errors == 0
     for uuid in ("GPU-0", "GPU-1"):
-        assert ledger.gpus[uuid].vitals.xids == sum(len(h.xids) for o in story for h in o.health if h.uuid == uuid)
+        assert ledger.gpus[uuid].board_health.xids == sum(
+            len(h.xids) for o in story for h in o.health if h.uuid == uuid
+        )
     assert sum(gpu.book.paid for gpu in ledger.gpus.values()) == 2 * story[-1].at
 
 

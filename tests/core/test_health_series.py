@@ -8,13 +8,13 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Fault, Health
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_health import opened, told
 from tests.worlds import cut, reading, seen
 
 
 def text(ledger: Ledger) -> list[str]:
-    return render(take_snapshot(ledger, Meta())).decode().splitlines()
+    return render(take_snapshot(ledger, DaemonMetadata())).decode().splitlines()
 
 
 def series(ledger: Ledger, *names: str) -> list[str]:

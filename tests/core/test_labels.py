@@ -11,13 +11,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text
 
 from exporter.cluster.metrics import page
-from exporter.cluster.view import Queue, Told, View
-from exporter.core.exposition import MAX_LABEL, render
+from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals
+from exporter.core.exposition import MAX_LABEL_LENGTH, render
 from exporter.core.ledger import Ledger
-from exporter.core.model import Fault, Owner, Report, Serving
+from exporter.core.model import Fault, Owner, ServingReport, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.worlds import device, first, held, reading, seen
 
 NASTY = '\0\n\r\t\x1b\x7f\x85\u2028\\"{}=,#é😀'
@@ -39,7 +39,7 @@ def told(*owners: Owner, policy: Policy | None = None, **said: Any) -> Snapshot:
     holds = [held(name, owner) for name, owner in zip(names, owners, strict=True)]
     advance(ledger, first([device(name, name[4:]) for name in names], holds))
     advance(ledger, seen(60, *(reading(0, 60, uuid=name) for name in names), **said))
-    return take_snapshot(ledger, Meta(host=owners[0].name, source_reason=owners[0].comment))
+    return take_snapshot(ledger, DaemonMetadata(host=owners[0].name, source_reason=owners[0].comment))
 
 
 def rows(body: bytes, metric: str = "gpu_efficiency_job_info") -> list[dict[str, str]]:
@@ -81,7 +81,7 @@ def test_a_megabyte_is_cut_and_two_that_begin_alike_are_two(sign: str) -> None:
     body = render(told(*pair))
     found = rows(body)
     assert len({row["job_id"] for row in found}) == 2
-    assert all(len(row[label]) <= MAX_LABEL for row in found for label in ("job_id", "name"))
+    assert all(len(row[label]) <= MAX_LABEL_LENGTH for row in found for label in ("job_id", "name"))
     assert len(body) < 1 << 20
 
 
@@ -89,8 +89,8 @@ def test_a_megabyte_is_cut_and_two_that_begin_alike_are_two(sign: str) -> None:
 @given(ANYTHING, ANYTHING)
 def test_what_jobs_and_engines_say_of_themselves_likewise(run: str, engine: str) -> None:
     second = 10**9
-    said = Report("j", 0, 50 * second, run=run, steps=1, step=1, rank="0", quality=1.0, quality_name=engine)
-    serves = Serving("j", 0, 50 * second, engine=engine, running=1.0)
+    said = TrainingReport("j", 0, 50 * second, run=run, steps=1, step=1, rank="0", quality=1.0, quality_name=engine)
+    serves = ServingReport("j", 0, 50 * second, engine=engine, running=1.0)
     snapshot = told(Owner(job_id="j"), reports=(said,), serving=(serves,), faults=(Fault(run, engine),))
     body = render(snapshot)
     assert rows(body, "gpu_efficiency_job_engine_info")
@@ -109,7 +109,7 @@ def test_accounts_beyond_the_limit_are_one() -> None:
 def test_the_whole_cluster_s_page_likewise(partition: str, reason: str) -> None:
     """Partitions are the site's own words, namespaces are people's; both are labels there."""
     key = (partition, reason)
-    queue = Queue(jobs={key: 1}, gpus={key: 8}, waits={partition: 5.0})
-    view = View(scheduler="slurm", told=(Told("jobs", 10, at=0),), queue=queue)
+    queue = QueueTotals(jobs={key: 1}, gpus={key: 8}, waits={partition: 5.0})
+    view = ClusterView(scheduler="slurm", questions=(QuestionStatus("jobs", 10, at=0),), queue=queue)
     (row,) = rows(page(view, now=1), "gpu_efficiency_cluster_queue_jobs")
     assert not CONTROL.search(row["partition"] + row["reason"])

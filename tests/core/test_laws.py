@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from exporter.core import leaks
 from exporter.core.attribution import attribute
-from exporter.core.catalog import METRICS
-from exporter.core.evidence import weigh
+from exporter.core.evidence import evaluate
 from exporter.core.exposition import render
-from exporter.core.leaks import LEAKS, NAMES, Span, pour
+from exporter.core.leaks import LEAK_NAMES, LEAKS, Span, split_into_leaks
 from exporter.core.ledger import Ledger, conserved
+from exporter.core.metrics import METRICS
 from exporter.core.model import (
     MS,
     PHASES,
@@ -29,14 +29,14 @@ from exporter.core.model import (
     Owner,
     Process,
     Reading,
-    Report,
-    Serving,
+    ServingReport,
     State,
+    TrainingReport,
 )
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, STARVED
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.core.states import BEGINNING, NO_SIGNS, STARVED, STEADY
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
 # Thresholds short enough for made-up minutes to cross every one of them.
@@ -54,7 +54,7 @@ POLICY = Policy(
     max_jobs=3,
 )
 GPUS = ("GPU-0", "GPU-1")
-SIGNS = st.sampled_from([BEGINNING, STARVED, EVEN])
+SIGNS = st.sampled_from([BEGINNING, STARVED, STEADY])
 ratios = st.one_of(st.none(), st.sampled_from([0.0, 0.005, 0.99, 1.0]), st.floats(0, 1))
 wild = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 rates = st.one_of(st.none(), st.sampled_from([0.0, 5e6, 2e9, 3e9]), st.floats(0, 1e12))
@@ -130,12 +130,12 @@ said = st.one_of(st.none(), st.sampled_from([0.0, 1.0, 1e15, -1.0, 1e40]), st.fl
 
 
 @st.composite
-def reports(draw: st.DrawFn, at: int) -> Report:
+def reports(draw: st.DrawFn, at: int) -> TrainingReport:
     """What a process might say, true or not."""
     end = at - draw(st.integers(-1, 5_000)) * MS
     lasted = draw(st.integers(-1, 5_000))
     phases = draw(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(-1, 2_000)), max_size=2))
-    return Report(
+    return TrainingReport(
         draw(st.sampled_from("abcd")),
         end - lasted * MS,
         end,
@@ -161,7 +161,7 @@ def reports(draw: st.DrawFn, at: int) -> Report:
 
 
 @st.composite
-def words(draw: st.DrawFn, at: int) -> Serving:
+def words(draw: st.DrawFn, at: int) -> ServingReport:
     """What a serving engine might say."""
     end = at - draw(st.integers(-1, 5_000)) * MS
     names = (
@@ -170,7 +170,7 @@ def words(draw: st.DrawFn, at: int) -> Serving:
     )  # fmt: skip
     figures: dict[str, Any] = {name: draw(st.sampled_from([None, 0.0, 0.96, 1.0, 8.0, 1e3, -1.0])) for name in names}
     job, uuids = draw(st.sampled_from("abcd")), draw(st.sampled_from([(), ("GPU-0",)]))
-    return Serving(job, end - draw(st.integers(0, 5_000)) * MS, end, "vllm", uuids=uuids, **figures)
+    return ServingReport(job, end - draw(st.integers(0, 5_000)) * MS, end, "vllm", uuids=uuids, **figures)
 
 
 @st.composite
@@ -232,7 +232,7 @@ def test_accounts_hold_what_all_jobs_paid_and_never_less_than_before(story: list
     before: dict[Any, tuple[int, ...]] = {}
     for observation in story:
         advance(ledger, observation)
-        bills = ledger.bills()
+        bills = ledger.account_totals()
         assert all(a <= b for key, parts in before.items() for a, b in zip(parts, bills[key], strict=True))
         before = bills
     billed, here = sum(map(sum, before.values())), sum(job.book.paid for job in ledger.jobs.values())
@@ -328,8 +328,8 @@ def test_replay_is_deterministic(story: list[Observation]) -> None:
     Fails when `take_snapshot` leaves jobs in the order of their addresses.
     """
     again = [msgspec.json.decode(msgspec.json.encode(o), type=Observation) for o in finite(story)]
-    once = render(take_snapshot(run(finite(story)), Meta()), metrics=METRICS)
-    assert render(take_snapshot(run(again), Meta()), metrics=METRICS) == once
+    once = render(take_snapshot(run(finite(story)), DaemonMetadata()), metrics=METRICS)
+    assert render(take_snapshot(run(again), DaemonMetadata()), metrics=METRICS) == once
 
 
 def finite(story: list[Observation]) -> list[Observation]:
@@ -342,7 +342,7 @@ def finite(story: list[Observation]) -> list[Observation]:
         bad = {n: None for n, v in values.items() if isinstance(v, float) and not abs(v) < float("inf")}
         return replace(r, **bad) if bad else r
 
-    def numbers(r: Report) -> Report:
+    def numbers(r: TrainingReport) -> TrainingReport:
         return replace(r, loss=None) if r.loss is not None and not abs(r.loss) < float("inf") else r
 
     return [replace(o, readings=tuple(map(clean, o.readings)), reports=tuple(map(numbers, o.reports))) for o in story]
@@ -378,7 +378,7 @@ def test_no_more_is_booked_on_a_word_than_was_said(story: list[Observation]) -> 
     Fails when `_spend` forgets to draw on a balance, or an open phase fills it twice.
     """
     ledger = run(story)
-    bubble = NAMES.index("pipeline_bubble")
+    bubble = LEAK_NAMES.index("pipeline_bubble")
     for name, job in ledger.jobs.items():
         told = sum(
             (report.end - report.start)
@@ -400,11 +400,11 @@ def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
 
     Fails when `pour` trusts a detector's figure without clipping it.
     """
-    ev = weigh(Reading("GPU-0", 0, 1000 * MS, **made), device(), POLICY)
-    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    ev = evaluate(Reading("GPU-0", 0, 1000 * MS, **made), device(), POLICY)
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
     assert sum(pools) == PPM
     assert min(pools) >= 0
-    taken = pour(Span(ev, state, POLICY, pools, PPM, gpus, 0, signs))
+    taken = split_into_leaks(Span(ev, state, POLICY, pools, PPM, gpus, 0, signs))
     assert all(amount > 0 for _, amount in taken)
     assert sum(amount for _, amount in taken) == PPM
     assert len({index for index, _ in taken}) == len(taken)
@@ -413,10 +413,12 @@ def test_a_leak_takes_no_less_than_nothing_and_no_more_than_is_left(
 @pytest.mark.parametrize("greed", [-5, 0, 1, PPM, 10 * PPM])
 def test_a_greedy_or_negative_detector_is_clipped(greed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a detector asks for, nothing is made and nothing vanishes."""
-    ev = weigh(Reading("GPU-0", 0, 1000 * MS, **WORKING), device(), POLICY)
-    plan = tuple((-1, leak.pools, ((i, lambda *_: greed),)) for i, leak in enumerate(LEAKS) if leak.take)
+    ev = evaluate(Reading("GPU-0", 0, 1000 * MS, **WORKING), device(), POLICY)
+    plan = tuple((-1, leak.pools, ((i, lambda *_: greed),)) for i, leak in enumerate(LEAKS) if leak.detector)
     monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
-    taken = pour(Span(ev, State.ACTIVE, POLICY, [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved], PPM))
+    taken = split_into_leaks(
+        Span(ev, State.ACTIVE, POLICY, [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved], PPM)
+    )
     assert all(amount > 0 for _, amount in taken)
     left = PPM - sum(amount for _, amount in taken)
     assert left == (0 if greed >= PPM else left)

@@ -6,12 +6,25 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core import leaks
-from exporter.core.evidence import weigh
-from exporter.core.leaks import LAYERS, LEAKS, NAMES, POOLS, SPEAKS, Leak, Span, communication, pour
-from exporter.core.leaks.span import CLOCK, SLACK, TENSOR, UNRESOLVED, WAIT
+from exporter.core.evidence import evaluate
+from exporter.core.leaks import (
+    CLOCK,
+    LAYERS,
+    LEAK_NAMES,
+    LEAKS,
+    POOL_NAMES,
+    REPORTING,
+    SLACK,
+    TENSOR,
+    UNRESOLVED,
+    WAIT,
+    Leak,
+    Span,
+    split_into_leaks,
+)
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
-from exporter.core.track import BEGINNING, EVEN, NO_SIGNS, STARVED
+from exporter.core.states import BEGINNING, NO_SIGNS, STARVED, STEADY
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
 
 POLICY = Policy()
@@ -28,10 +41,10 @@ def poured(
 ) -> dict[str, float]:
     """One second of one owner: leak -> share."""
     board = device(**{k: changes.pop(k) for k in ("spec", "lacks") if k in changes})
-    ev = weigh(reading(0, 1, signals | changes), board, POLICY)
-    pools = [ev.wait, ev.slack, ev.clock_loss, ev.pure, ev.unresolved]
+    ev = evaluate(reading(0, 1, signals | changes), board, POLICY)
+    pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
     span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs)
-    return {NAMES[index]: amount / PPM for index, amount in pour(span)}
+    return {LEAK_NAMES[index]: amount / PPM for index, amount in split_into_leaks(span)}
 
 
 def test_the_table_is_complete_and_in_the_order_of_pouring() -> None:
@@ -42,21 +55,21 @@ def test_the_table_is_complete_and_in_the_order_of_pouring() -> None:
         "low_parallelism other_compute throttled rejected_speculation kv_cache_pressure recomputation padding rework "
         "oversized_allocation useful unresolved unobserved"
     )
-    assert " ".join(NAMES) == expected
+    assert " ".join(LEAK_NAMES) == expected
     assert len(LEAKS) == 24
     assert {leak.layer for leak in LEAKS} == {"gau", "ectr", "emfu"} < set(LAYERS)
 
 
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
-    assert leak.takes
+    assert leak.description
     assert leak.watch
     assert leak.fix
     assert leak.team
-    assert leak.take is not None or leak.swallows or leak.name == "oversized_allocation"
-    assert (leak.when == (SPEAKS,)) == (leak.evidence in {"reported", "engine"})
+    assert leak.detector is not None or leak.takes_all_in or leak.name == "oversized_allocation"
+    assert (leak.signs == (REPORTING,)) == (leak.evidence in {"reported", "engine"})
     assert (leak.balance is not None) <= ("reported" in leak.evidence)
-    assert all(0 <= pool < len(POOLS) for pool in leak.pools)
+    assert all(0 <= pool < len(POOL_NAMES) for pool in leak.pools)
     assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
 
 
@@ -130,7 +143,7 @@ def test_a_checkpoint_flows_to_the_host_while_the_engine_rests(rate: float, engi
 
 def test_a_stall_for_want_of_data_needs_its_sign() -> None:
     assert poured(RESTING, signs=frozenset({STARVED})) == {"data_stall": 1.0}
-    assert poured(RESTING, signs=frozenset({EVEN})) == {"unattributed_stall": 1.0}
+    assert poured(RESTING, signs=frozenset({STEADY})) == {"unattributed_stall": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +163,7 @@ def test_a_slow_host_shows_as_even_gaps_between_small_kernels(engine: float, sm:
         sm_active=sm,
         tensor_active=0.05,
         dram_active=0.02,
-        signs=frozenset({EVEN} if flat else ()),
+        signs=frozenset({STEADY} if flat else ()),
     )
     assert ("host_overhead" in shares) == host
     assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
@@ -237,7 +250,7 @@ def test_without_a_tensor_counter_nothing_is_called_waste() -> None:
 
 def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubbles take waiting first, then slack: a stage that rests may still hold a polling kernel."""
-    plan = ((-1, (WAIT, SLACK), ((7, lambda *_: 300_000),)), (SLACK, (SLACK,), ((16, leaks.the_rest),)))
+    plan = ((-1, (WAIT, SLACK), ((7, lambda *_: 300_000),)), (SLACK, (SLACK,), ((16, leaks.take_remainder),)))
     monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     assert poured(WORKING) == {"pipeline_bubble": 0.3, "other_compute": 0.25, "useful": 0.45}
     assert (WAIT, SLACK, CLOCK, TENSOR) == (0, 1, 2, 3)
@@ -245,10 +258,10 @@ def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatc
 
 def test_a_detector_asked_without_a_board_guesses_nothing() -> None:
     """The pouring never asks it so: without a spec all kernel time is unresolved."""
-    ev = weigh(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
-    assert communication.take(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2), PPM) == 0
+    ev = evaluate(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
+    assert leaks.detect_exposed_communication(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2), PPM) == 0
 
 
 def test_the_residual_detector_asks_for_all_there_is() -> None:
-    ev = weigh(reading(0, 1), device(), POLICY)
-    assert leaks.the_rest(Span(ev, State.ACTIVE, POLICY, [1, 2, 3, 4, 5], PPM), 7) == 7
+    ev = evaluate(reading(0, 1), device(), POLICY)
+    assert leaks.take_remainder(Span(ev, State.ACTIVE, POLICY, [1, 2, 3, 4, 5], PPM), 7) == 7

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from exporter.core.catalog import METRICS, REASONS, seconds, series_of
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, conserved
+from exporter.core.metrics import METRICS, SERIES_BUDGET, UNOBSERVED_REASONS, max_series_of_scope, seconds
 from exporter.core.model import MS, Allocation, Fault, Observation, Owner, Reading, State
 from exporter.core.pipeline import advance
-from exporter.core.policy import Policy, reasons
-from exporter.core.snapshot import Meta, layers, take_snapshot
+from exporter.core.policy import Policy, threshold_reasons
+from exporter.core.snapshot import DaemonMetadata, layers, take_snapshot
 from tests.worlds import JOB, RESTING, WORKING, S, device, first, held, reading, seen
 
 
@@ -20,7 +20,7 @@ def opened(*allocations: Allocation, policy: Policy | None = None) -> Ledger:
 
 
 def part(ledger: Ledger, leak: str, uuid: str = "GPU-0") -> float:
-    return ledger.gpus[uuid].book.parts[NAMES.index(leak)] / S
+    return ledger.gpus[uuid].book.parts[LEAK_NAMES.index(leak)] / S
 
 
 def test_the_carpenter() -> None:
@@ -56,7 +56,7 @@ def test_the_carpenter() -> None:
 def test_layers_of_what_there_is_and_silence_about_the_rest(
     parts: dict[str, int], expected: tuple[float | None, ...]
 ) -> None:
-    got = layers(parts.get(name, 0) for name in NAMES)
+    got = layers(parts.get(name, 0) for name in LEAK_NAMES)
     assert (got.gau, got.ectr, got.emfu, got.product, got.floor, got.coverage) == expected
 
 
@@ -134,7 +134,7 @@ def test_sharers_split_every_pool_and_the_gpu_is_paid_once() -> None:
     books = [ledger.jobs[name].book for name in "abc"]
     assert [sum(book.parts) == book.paid for book in books] == [True] * 3
     assert sum(book.paid for book in books) == ledger.gpus["GPU-0"].book.paid == 10 * S
-    useful = NAMES.index("useful")
+    useful = LEAK_NAMES.index("useful")
     assert [book.parts[useful] / S for book in books] == pytest.approx([1.5, 1.5, 1.5], abs=1e-4)
     assert sum(book.engine for book in books) == pytest.approx(ledger.gpus["GPU-0"].book.engine, abs=3)
 
@@ -169,7 +169,7 @@ def test_a_storm_of_jobs_keeps_to_the_limit_but_never_drops_one_that_runs() -> N
 def test_energy_goes_where_the_time_went() -> None:
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10, energy_joules=1000.0)))
-    spent = take_snapshot(ledger, Meta()).gpus[0].counters.energy_by_layer()
+    spent = take_snapshot(ledger, DaemonMetadata()).gpus[0].counters.energy_by_layer()
     assert sum(spent.values()) == pytest.approx(1000.0)
     assert spent["useful"] == pytest.approx(450.0)
     assert spent["ectr"] == pytest.approx(50.0)
@@ -181,16 +181,16 @@ def test_windows_see_only_their_time() -> None:
     for k in range(96):
         signals = WORKING if k < 60 else RESTING
         advance(ledger, seen(10 * k + 10, reading(10 * k, 10 * k + 10, signals)))
-    counters = take_snapshot(ledger, Meta()).gpus[0].counters
+    counters = take_snapshot(ledger, DaemonMetadata()).gpus[0].counters
     assert counters.short_ratio("engine", "paid") == 0.0
     assert sum(counters.parts(counters.hour)) == 960 * S
-    job = take_snapshot(ledger, Meta()).jobs[0].counters
+    job = take_snapshot(ledger, DaemonMetadata()).jobs[0].counters
     assert job.percentile(0.5) == 0.025
-    assert job.short_ratio("pure", "tensor_seen") == 0.0
+    assert job.short_ratio("ofu", "tensor_seen") == 0.0
 
 
 def test_a_window_of_nothing_has_no_ratio() -> None:
-    counters = take_snapshot(opened(), Meta()).gpus[0].counters
+    counters = take_snapshot(opened(), DaemonMetadata()).gpus[0].counters
     assert counters.short_ratio("engine", "paid") is None
     assert counters.percentile(0.5) is None
 
@@ -199,8 +199,8 @@ def test_an_hour_of_marks_is_all_that_is_kept() -> None:
     ledger = opened()
     for k in range(130):
         advance(ledger, seen(60 * k + 60, reading(60 * k, 60 * k + 60)))
-    counters = take_snapshot(ledger, Meta()).gpus[0].counters
-    assert len(ledger.gpus["GPU-0"].book.marks) == 61
+    counters = take_snapshot(ledger, DaemonMetadata()).gpus[0].counters
+    assert len(ledger.gpus["GPU-0"].book.samples) == 61
     assert sum(counters.parts(counters.hour)) == 3600 * S
 
 
@@ -226,7 +226,7 @@ def test_time_that_was_paid_twice_or_never_is_noticed_though_the_parts_add_up() 
 def test_a_snapshot_is_not_moved_by_what_comes_after() -> None:
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10)))
-    before = take_snapshot(ledger, Meta())
+    before = take_snapshot(ledger, DaemonMetadata())
     paid, parts = before.gpus[0].counters.now.paid, before.gpus[0].counters.now.parts
     advance(ledger, seen(20, reading(10, 20)))
     assert (before.gpus[0].counters.now.paid, before.gpus[0].counters.now.parts) == (paid, parts)
@@ -235,16 +235,16 @@ def test_a_snapshot_is_not_moved_by_what_comes_after() -> None:
 def test_gpus_are_in_the_order_people_count_them() -> None:
     ledger = Ledger()
     advance(ledger, first([device("U-c", "10"), device("U-b", "9"), device("U-a", "MIG")]))
-    assert [gpu.device.index for gpu in take_snapshot(ledger, Meta()).gpus] == ["9", "10", "MIG"]
+    assert [gpu.device.index for gpu in take_snapshot(ledger, DaemonMetadata()).gpus] == ["9", "10", "MIG"]
 
 
 def test_a_job_holds_what_it_holds_now() -> None:
     ledger = opened(held(), held("GPU-1"))
     advance(ledger, seen(10, reading(0, 10, memory_used_bytes=3e9), reading(0, 10, uuid="GPU-1")))
-    job = take_snapshot(ledger, Meta()).jobs[0]
+    job = take_snapshot(ledger, DaemonMetadata()).jobs[0]
     assert (job.gpus, job.memory_used) == (("GPU-0", "GPU-1"), 3e9)
     advance(ledger, seen(20, allocations=()))
-    job = take_snapshot(ledger, Meta()).jobs[0]
+    job = take_snapshot(ledger, DaemonMetadata()).jobs[0]
     assert (job.gpus, job.memory_used) == ((), None)
 
 
@@ -256,8 +256,8 @@ def test_the_source_is_the_last_that_spoke() -> None:
 
 
 def test_every_threshold_says_why() -> None:
-    assert set(reasons()) == set(Policy.__struct_fields__)
-    assert all(len(reason) > 15 for reason in reasons().values())
+    assert set(threshold_reasons()) == set(Policy.__struct_fields__)
+    assert all(len(reason) > 15 for reason in threshold_reasons().values())
 
 
 def test_a_second_is_written_exactly() -> None:
@@ -267,17 +267,17 @@ def test_a_second_is_written_exactly() -> None:
 
 
 def test_series_stay_within_their_budgets() -> None:
-    """All later health, detector and policy series must fit too: issue budgets 64, 45 and 150."""
-    assert series_of("gpu") <= 64
-    assert series_of("job") <= 45
-    assert series_of("node") + series_of("model") <= 150
+    """All later health, detector and policy series must fit too."""
+    assert max_series_of_scope("gpu") <= SERIES_BUDGET["gpu"]
+    assert max_series_of_scope("job") <= SERIES_BUDGET["job"]
+    assert max_series_of_scope("node") + max_series_of_scope("model") <= SERIES_BUDGET["node"]
     rare = {"shared GPU", "spinning GPU", "job in trouble", "job on one GPU", "exemption"}
     rare |= {"reporting job", "serving job", "rank"}
     assert {metric.scope for metric in METRICS} == rare | {"gpu", "job", "account", "model", "node"}
 
 
 def test_state_reasons_have_a_series_of_their_own() -> None:
-    assert {"gap", "stale", "zero_filled", "no_engine_signal", "owner_unknown"} <= REASONS
+    assert {"gap", "stale", "zero_filled", "no_engine_signal", "owner_unknown"} <= UNOBSERVED_REASONS
     assert JOB.workload_class == "batch"
     assert State("hung") is State.HUNG
 
@@ -297,7 +297,7 @@ def test_a_gpu_that_leaves_the_inventory_is_paid_for_no_more_and_may_come_back()
     advance(ledger, seen(10, devices=one))
     advance(ledger, seen(40, reading(10, 40, uuid="GPU-1")))
     assert ledger.rejected == {"unknown_gpu": 1}
-    assert [gpu.device.uuid for gpu in take_snapshot(ledger, Meta()).gpus] == ["GPU-0"]
+    assert [gpu.device.uuid for gpu in take_snapshot(ledger, DaemonMetadata()).gpus] == ["GPU-0"]
     advance(ledger, seen(40, devices=both))
     advance(ledger, seen(45, reading(40, 45, uuid="GPU-1")))
     assert ledger.gpus["GPU-1"].book.paid == 15 * S
@@ -317,13 +317,15 @@ def test_the_first_reading_of_a_slow_source_is_not_too_early() -> None:
 def test_the_drivers_word_counts_only_where_it_was_given() -> None:
     ledger = opened()
     advance(ledger, seen(20, reading(0, 10, gpu_utilization=0.6), reading(10, 20, gpu_utilization=None)))
-    assert take_snapshot(ledger, Meta()).gpus[0].counters.short_ratio("utilization", "utilization_seen") == 0.6
+    assert (
+        take_snapshot(ledger, DaemonMetadata()).gpus[0].counters.short_ratio("utilization", "utilization_seen") == 0.6
+    )
 
 
 def test_a_board_without_a_tensor_counter_has_no_tensor_ratio_even_at_rest() -> None:
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10, RESTING | {"tensor_active": None, "sm_active": None})))
-    assert take_snapshot(ledger, Meta()).gpus[0].counters.short_ratio("pure", "tensor_seen") is None
+    assert take_snapshot(ledger, DaemonMetadata()).gpus[0].counters.short_ratio("ofu", "tensor_seen") is None
 
 
 @pytest.mark.parametrize(("start", "end"), [(2_345_000_001, None), (2_000_000_000, 7_000_000_999), (1, 999_999_999)])

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import MS, PPM, Allocation, Device, Fault, Observation, Owner, Reading, State
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_laws import POLICY, halved, relaxed, run, signals, totals
 from tests.worlds import RESTING, WORKING, S, cut, device, first, held, reading, seen
 
@@ -96,8 +96,8 @@ def test_jobs_are_paid_what_their_instances_are(story: list[Observation]) -> Non
     """
     holds = {h.uuid for h in story[0].allocations or ()}
     ledger = run(ended(story))
-    by_leak = zip(*(gpu.book.parts for u, gpu in ledger.gpus.items() if u in holds), [0] * len(NAMES), strict=True)
-    jobs = zip(*(job.book.parts for job in ledger.jobs.values()), [0] * len(NAMES), strict=True)
+    by_leak = zip(*(gpu.book.parts for u, gpu in ledger.gpus.items() if u in holds), [0] * len(LEAK_NAMES), strict=True)
+    jobs = zip(*(job.book.parts for job in ledger.jobs.values()), [0] * len(LEAK_NAMES), strict=True)
     assert [sum(column) for column in jobs] == [sum(column) for column in by_leak]
     assert all(sum(job.book.parts) == job.book.paid for job in ledger.jobs.values())
 
@@ -176,8 +176,8 @@ def test_an_instance_that_lags_when_it_goes_is_paid_until_the_others_end() -> No
         seen(12, reading(10, 12)),
     ])  # fmt: skip
     books = {uuid: gpu.book for uuid, gpu in ledger.gpus.items()}
-    assert books[right.uuid].parts[NAMES.index("unobserved")] == 2 * S // MS * right.weight
-    assert books[left.uuid].parts[NAMES.index("unobserved")] == 0
+    assert books[right.uuid].parts[LEAK_NAMES.index("unobserved")] == 2 * S // MS * right.weight
+    assert books[left.uuid].parts[LEAK_NAMES.index("unobserved")] == 0
     assert sum(book.paid for book in books.values()) == 12 * S
     assert ledger.gpus[right.uuid].reason == "stale"
     assert ledger.unobserved == {"stale": 2 * S // MS * right.weight}
@@ -192,7 +192,7 @@ def test_an_instance_that_comes_back_has_the_same_book_and_no_time_twice() -> No
     ])  # fmt: skip
     assert paid(ledger) == pytest.approx({"GPU-0": 10.0, one: 15 * 4 / 7, cut(4, 3)[2].uuid: 15 * 3 / 7}, abs=2e-5)
     assert conserved(ledger.gpus[one].book)
-    assert ledger.gpus[one].book.parts[NAMES.index("idle_allocation")] == 2 * S // MS * cut(4, 3)[1].weight
+    assert ledger.gpus[one].book.parts[LEAK_NAMES.index("idle_allocation")] == 2 * S // MS * cut(4, 3)[1].weight
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -260,7 +260,7 @@ def test_what_is_left_of_a_board_is_free_or_stranded() -> None:
         ledger = run([first([replace(board, stranded=stranded), *parts]), seen(10, reading(0, 10, RESTING))])
         gpu = ledger.gpus["GPU-0"]
         assert (gpu.state, gpu.reason) == (State.UNALLOCATED, reason)
-        assert gpu.book.parts[NAMES.index("idle_allocation")] == gpu.book.paid == 10 * S // MS * board.weight
+        assert gpu.book.parts[LEAK_NAMES.index("idle_allocation")] == gpu.book.paid == 10 * S // MS * board.weight
 
 
 def test_a_board_of_which_nothing_is_left_costs_nothing_and_is_still_seen() -> None:
@@ -268,7 +268,7 @@ def test_a_board_of_which_nothing_is_left_costs_nothing_and_is_still_seen() -> N
     ledger = run([
         first(cut(4, 3)), seen(10, *(reading(0, 10, uuid=d.uuid, temperature_celsius=50.0) for d in cut(4, 3))),
     ])  # fmt: skip
-    board = take_snapshot(ledger, Meta()).gpus[0]
+    board = take_snapshot(ledger, DaemonMetadata()).gpus[0]
     assert (board.device.uuid, board.counters.now.paid, board.live) == ("GPU-0", 0, True)
     assert board.counters.short_ratio("engine", "paid") is None
     assert sum(board.counters.energy) == 0.0
@@ -280,7 +280,9 @@ def test_kernel_time_is_a_parts_own() -> None:
     book = ledger.gpus[cut(4, 3)[1].uuid].book
     assert book.engine / S == pytest.approx(38.0, abs=1e-3)
     assert book.utilization_seen == pytest.approx(40.0, abs=1e-4)
-    assert take_snapshot(ledger, Meta()).gpus[1].counters.short_ratio("pure", "tensor_seen") == pytest.approx(0.45)
+    assert take_snapshot(ledger, DaemonMetadata()).gpus[1].counters.short_ratio("ofu", "tensor_seen") == pytest.approx(
+        0.45
+    )
 
 
 @relaxed

@@ -5,9 +5,9 @@ import pytest
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
-from exporter.core.money import NO_PRICE, Price, Terms, price_at
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.prices import NO_PRICE, Price, Terms, price_at
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.worlds import H100, RESTING, cut, device, first, held, reading, seen
 
@@ -42,7 +42,7 @@ def node(terms: Terms) -> Snapshot:
     advance(ledger, first([device(), device("GPU-1", "1")], both))
     rest = RESTING | {"processes": ()}
     advance(ledger, seen(120, reading(0, 120, RESTING), reading(0, 120, rest, uuid="GPU-1")))
-    return take_snapshot(ledger, Meta(terms=terms))
+    return take_snapshot(ledger, DaemonMetadata(terms=terms))
 
 
 def test_a_job_costs_its_part_of_what_it_holds() -> None:
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_gone_stays_in_the_node_s_counters() -> None:
     rest = RESTING | {"processes": ()}
     advance(ledger, seen(60, reading(0, 60, rest), reading(0, 60, rest, uuid="GPU-1")))
     advance(ledger, seen(60, devices=(device(),)))
-    found = take_snapshot(ledger, Meta())
+    found = take_snapshot(ledger, DaemonMetadata())
     assert seconds(found, "idle_allocation")[1].endswith(" 120.0")
     assert lines(found, "node_gpus") == [f'node_gpus{{model="{MODEL}"}} 1.0']
 
@@ -96,11 +96,11 @@ def test_a_board_in_mig_mode_is_one_gpu_with_the_peak_of_a_whole_one() -> None:
         for p in parts
     ]
     advance(ledger, first([board, *sliced]))
-    (view,) = take_snapshot(ledger, Meta()).models
+    (view,) = take_snapshot(ledger, DaemonMetadata()).models
     assert view.weight == 1_000_000
     assert view.peak_flops == pytest.approx(peak, rel=1e-5)
     advance(ledger, seen(10, devices=(device(spec=None),)))
-    assert take_snapshot(ledger, Meta()).models[0].peak_flops == pytest.approx(peak, rel=1e-5)
+    assert take_snapshot(ledger, DaemonMetadata()).models[0].peak_flops == pytest.approx(peak, rel=1e-5)
 
 
 def _slice(weight: int, peak: float):  # type: ignore[no-untyped-def]  # noqa: ANN202
@@ -132,11 +132,14 @@ def test_a_job_on_two_models_costs_each() -> None:
     advance(ledger, first([device(), other], [held(gpus=2), held("GPU-1", gpus=2)]))
     advance(ledger, seen(10, reading(0, 10), reading(0, 10, uuid="GPU-1")))
     prices = (Price(3.0, model="H100"), Price(1.0, model="NVIDIA L4", currency="EUR"))
-    (job,) = take_snapshot(ledger, Meta(terms=Terms(prices=prices))).jobs
+    (job,) = take_snapshot(ledger, DaemonMetadata(terms=Terms(prices=prices))).jobs
     assert job.costs == (("EUR", 1.0), ("USD", 3.0))
 
 
 def test_the_newest_observation_is_dated_by_the_node_s_clock() -> None:
     ledger = Ledger()
     advance(ledger, seen(7.5))
-    assert "\ngpu_efficiency_observation_timestamp_seconds 7.5\n" in render(take_snapshot(ledger, Meta())).decode()
+    assert (
+        "\ngpu_efficiency_observation_timestamp_seconds 7.5\n"
+        in render(take_snapshot(ledger, DaemonMetadata())).decode()
+    )

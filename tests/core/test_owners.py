@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.core.attribution import divided
-from exporter.core.leaks import NAMES
-from exporter.core.ledger import OTHERS, Ledger
+from exporter.core.attribution import divide_proportionally
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.ledger import OTHER_ACCOUNTS, Ledger
 from exporter.core.model import Owner, Process, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.worlds import RESTING, WORKING, S, device, first, held, reading, seen
 
 ANN, BOB = Owner("ann", account="nlp"), Owner("bob", account="vision")
@@ -78,7 +78,7 @@ def test_a_gpu_held_by_one_is_not_shared_whatever_runs_on_it() -> None:
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
 def test_parts_add_up_to_the_whole_and_are_as_large_as_their_weights(whole: int, weights: list[int]) -> None:
-    parts = divided(whole, weights)
+    parts = divide_proportionally(whole, weights)
     assert sum(parts) == whole
     assert all(abs(p - whole * w / sum(weights)) <= 1 + whole * 1e-12 for p, w in zip(parts, weights, strict=True))
 
@@ -97,11 +97,11 @@ def test_an_owner_may_have_its_own_limit_of_rest(own: float | None, after: int) 
 
 
 def bills(ledger: Ledger) -> dict[tuple[str, str, str], float]:
-    return {account: sum(parts) / S for account, parts in snapshot(ledger).bills}
+    return {account: sum(parts) / S for account, parts in snapshot(ledger).account_totals}
 
 
 def snapshot(ledger: Ledger) -> Snapshot:
-    return take_snapshot(ledger, Meta())
+    return take_snapshot(ledger, DaemonMetadata())
 
 
 def test_what_a_job_cost_stays_in_its_account_when_the_job_is_gone() -> None:
@@ -113,8 +113,8 @@ def test_what_a_job_cost_stays_in_its_account_when_the_job_is_gone() -> None:
         advance(ledger, seen(at, reading(at - 1, at, RESTING), allocations=()))
     assert ledger.jobs == {}
     assert bills(ledger) == {("", "nlp", ""): 1.0}
-    parts = dict(snapshot(ledger).bills)["", "nlp", ""]
-    assert parts[NAMES.index("useful")] == round(0.45 * S)
+    parts = dict(snapshot(ledger).account_totals)["", "nlp", ""]
+    assert parts[LEAK_NAMES.index("useful")] == round(0.45 * S)
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -139,7 +139,7 @@ def test_a_storm_of_accounts_ends_in_one_series_for_the_others() -> None:
         job = Owner(f"j{n}", account=f"a{n}")
         advance(ledger, seen(n + 1, reading(n, n + 1), allocations=(held(owner=job, start=n, end=(n + 1) * S),)))
     told = bills(ledger)
-    assert told == {("", "a0", ""): 1.0, ("", "a1", ""): 1.0, ("", "a2", ""): 1.0, OTHERS: 197.0}
+    assert told == {("", "a0", ""): 1.0, ("", "a1", ""): 1.0, ("", "a2", ""): 1.0, OTHER_ACCOUNTS: 197.0}
     assert len(ledger.jobs) <= 6
 
 

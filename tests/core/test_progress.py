@@ -6,18 +6,18 @@ from math import nan
 import pytest
 from msgspec.structs import replace
 
-from exporter.core import hearing
+from exporter.core import pipeline
 from exporter.core.ledger import Ledger
-from exporter.core.model import Allocation, Owner, Parallel, Report
+from exporter.core.model import Allocation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_exposition import lines
 from tests.core.test_told import PEAK, said
 from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, seen
 
 
-def heard(*reports: Report, gpus: int = 2, policy: Policy | None = None, owner: Owner = JOB) -> Ledger:
+def heard(*reports: TrainingReport, gpus: int = 2, policy: Policy | None = None, owner: Owner = JOB) -> Ledger:
     """A job on so many GPUs of one node, which says all that at the end."""
     boards = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     ledger = Ledger(policy)
@@ -31,7 +31,7 @@ def heard(*reports: Report, gpus: int = 2, policy: Policy | None = None, owner: 
 def shows(ledger: Ledger, name: str) -> dict[str, float]:
     """Values of a series of the job's, by what its labels say beside the job."""
     found = {}
-    for line in lines(take_snapshot(ledger, Meta()), name):
+    for line in lines(take_snapshot(ledger, DaemonMetadata()), name):
         labels, value = line.rpartition(" ")[::2]
         found[labels.removeprefix(name).replace('{job_id="41"', "").strip(",}")] = float(value)
     return found
@@ -128,7 +128,7 @@ def test_a_bubble_that_is_told_stands() -> None:
     assert value(heard(said(0, 10, step=2, steps=2)), "job_bubble_ratio") is None
 
 
-def run(*reports: Report) -> list[Report]:
+def run(*reports: TrainingReport) -> list[TrainingReport]:
     return [replace(report, run="base") for report in reports]
 
 
@@ -256,7 +256,7 @@ def test_there_is_an_end_to_runs() -> None:
     policy = Policy(max_runs=2)
     ledger = heard(said(0, 1, run="a"), policy=policy)
     for n in range(5):
-        hearing._run(ledger, ledger.jobs["41"], f"r{n}")
+        pipeline._training_run(ledger, ledger.jobs["41"], f"r{n}")
     assert list(ledger.runs) == [("ada", "", "r3"), ("ada", "", "r4")]
 
 
@@ -291,7 +291,7 @@ def test_losses_about_nothing_have_no_spread() -> None:
 def test_a_loss_that_is_no_number_is_told() -> None:
     ledger = losses(2.0, nan)
     assert shows(ledger, "job_loss_events_total")['event="not_finite"'] == 1
-    assert lines(take_snapshot(ledger, Meta()), "job_loss") == ['job_loss{job_id="41"} NaN']
+    assert lines(take_snapshot(ledger, DaemonMetadata()), "job_loss") == ['job_loss{job_id="41"} NaN']
     assert value(ledger, "job_loss_spread_ratio") is None
 
 
@@ -325,7 +325,7 @@ def test_there_is_an_end_to_names_of_figures() -> None:
 
 
 def test_a_target_may_lie_below() -> None:
-    def told(end: float, quality: float, **more: object) -> Report:
+    def told(end: float, quality: float, **more: object) -> TrainingReport:
         return said(end - 1, end, quality=quality, quality_name="loss", quality_falls=True, **more)
 
     ledger = heard(told(1, 3.0, quality_target=2.0), told(2, 1.9, quality_target=2.0))
@@ -359,5 +359,5 @@ def test_a_job_that_says_nothing_has_no_such_series() -> None:
     held_by: Allocation = held()
     advance(ledger, first([device()], [held_by]))
     advance(ledger, seen(10, reading(0, 10, WORKING)))
-    told = take_snapshot(ledger, Meta())
+    told = take_snapshot(ledger, DaemonMetadata())
     assert lines(told, "job_run_seconds_total") == lines(told, "job_steps_total") == lines(told, "job_requests") == []

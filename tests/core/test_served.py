@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Latency, Owner, Serving
+from exporter.core.model import Latency, Owner, ServingReport
 from exporter.core.pipeline import advance
-from exporter.core.served import computed_tokens
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.serving import computed_tokens
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_exposition import lines
 from tests.core.test_progress import shows, value
 from tests.core.test_told import PEAK, lost, parts
@@ -24,8 +24,8 @@ DECODING: dict[str, Any] = WORKING | {"sm_active": 0.95, "dram_active": 0.92 * 0
 """All of its slack waits for memory."""
 
 
-def word(start: float, end: float, **more: Any) -> Serving:
-    return Serving("41", round(start * S), round(end * S), "vllm", **more)
+def word(start: float, end: float, **more: Any) -> ServingReport:
+    return ServingReport("41", round(start * S), round(end * S), "vllm", **more)
 
 
 def opened(gpus: int = 1) -> Ledger:
@@ -36,7 +36,7 @@ def opened(gpus: int = 1) -> Ledger:
     return ledger
 
 
-def after(*words: Serving, signals: dict[str, Any] = WORKING, seconds: float = 1) -> dict[str, float]:
+def after(*words: ServingReport, signals: dict[str, Any] = WORKING, seconds: float = 1) -> dict[str, float]:
     """Where the time that follows these words goes."""
     ledger = opened()
     before = parts(ledger)
@@ -146,11 +146,11 @@ def test_a_word_holds_until_three_more_should_have_come() -> None:
         replace(word(1, 6), job_id="42"), word(1, 6, uuids=("GPU-9",)),
     ],
 )  # fmt: skip
-def test_a_lie_moves_nothing_but_a_counter(lie: Serving) -> None:
+def test_a_lie_moves_nothing_but_a_counter(lie: ServingReport) -> None:
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(lie,)))
     assert ledger.refused["serving"] == 1
-    assert not ledger.gpus["GPU-0"].voices
+    assert not ledger.gpus["GPU-0"].credits
 
 
 def test_the_first_word_is_of_a_moment() -> None:
@@ -219,10 +219,10 @@ def test_drafts_that_are_not_used_are_advice() -> None:
     advance(ledger, replace(seen(6), serving=(word(1, 6, generated_tokens=10.0),)))
     advance(ledger, seen(7, reading(6, 7, DECODING)))
     assert shows(ledger, "job_advice_seconds_total") == {'advice="speculative_decoding"': pytest.approx(0.25)}
-    names = dict(zip(NAMES, ledger.jobs["41"].book.parts, strict=True))
+    names = dict(zip(LEAK_NAMES, ledger.jobs["41"].book.parts, strict=True))
     assert names["memory_bound"] / S == pytest.approx(0.5, abs=0.6)
     drafting = opened()
     told = word(1, 6, generated_tokens=10.0, drafted_tokens=5.0)
     advance(drafting, replace(seen(6), serving=(told,)))
     advance(drafting, seen(7, reading(6, 7, DECODING)))
-    assert lines(take_snapshot(drafting, Meta()), "job_advice_seconds_total") == []
+    assert lines(take_snapshot(drafting, DaemonMetadata()), "job_advice_seconds_total") == []

@@ -6,12 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core.exposition import render
-from exporter.core.leaks import NAMES
-from exporter.core.ledger import Ledger
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.ledger import Ledger, mig_slices
 from exporter.core.model import Owner, Spec
 from exporter.core.pipeline import advance
-from exporter.core.sizing import slices
-from exporter.core.snapshot import JobView, Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
 from exporter.specs import find_spec
 from tests.core.test_exposition import lines
 from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, seen
@@ -31,7 +30,7 @@ def ran(*phases: tuple[float, dict[str, Any]], owner: Owner = JOB, spec: Spec | 
     for length, signals in phases:
         advance(ledger, seen(now + length, reading(now, now + length, signals)))
         now += length
-    return take_snapshot(ledger, Meta()).jobs[0]
+    return take_snapshot(ledger, DaemonMetadata()).jobs[0]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +47,11 @@ def ran(*phases: tuple[float, dict[str, Any]], owner: Owner = JOB, spec: Spec | 
 def test_profiles_are_named_as_nvidia_names_them(model: str, profiles: str) -> None:
     spec = find_spec(model)
     assert spec is not None
-    assert [part.profile for part in slices(spec)] == profiles.split()
+    assert [part.profile for part in mig_slices(spec)] == profiles.split()
 
 
 def test_a_board_whose_memory_is_not_known_has_no_slices() -> None:
-    assert slices(replace(BOARD, memory_gb=None)) == ()
+    assert mig_slices(replace(BOARD, memory_gb=None)) == ()
 
 
 @pytest.mark.parametrize(
@@ -70,58 +69,58 @@ def test_a_board_whose_memory_is_not_known_has_no_slices() -> None:
     ],
 )
 def test_a_slice_must_hold_the_sms_the_memory_and_its_bandwidth(changes: dict[str, Any], profile: str | None) -> None:
-    found = ran((3600, SMALL | changes)).fitting
+    found = ran((3600, SMALL | changes)).smallest_slice
     assert (found.profile if found else None) == profile
 
 
 def test_it_is_known_after_an_hour_and_of_servers_after_a_day() -> None:
     server = replace(JOB, workload_class="serving")
-    assert ran((3599, SMALL)).fitting is None
-    assert ran((3600, SMALL)).fitting is not None
-    assert ran((86399, SMALL), owner=server).fitting is None
-    assert ran((86400, SMALL), owner=server).fitting is not None
+    assert ran((3599, SMALL)).smallest_slice is None
+    assert ran((3600, SMALL)).smallest_slice is not None
+    assert ran((86399, SMALL), owner=server).smallest_slice is None
+    assert ran((86400, SMALL), owner=server).smallest_slice is not None
 
 
 def test_seconds_beyond_the_slice_count_from_when_it_is_known() -> None:
     """The reading that completes the hour counts, those before do not: six sevenths of it."""
     view = ran((3000, SMALL), (600, SMALL), (700, SMALL))
-    assert view.unneeded == pytest.approx(1300 * S * 6 / 7, rel=1e-5)
-    assert ran((3000, SMALL)).unneeded is None
+    assert view.excess == pytest.approx(1300 * S * 6 / 7, rel=1e-5)
+    assert ran((3000, SMALL)).excess is None
 
 
 def test_a_peak_counts_for_ever_and_growth_is_seen_at_once() -> None:
     assert _profile(ran((60, SMALL | {"sm_active": 0.3}), (3600, SMALL))) == "3g.40gb"
     assert _profile(ran((3600, SMALL), (10, SMALL | {"memory_used_bytes": 19e9}))) == "1g.20gb"
-    assert ran((3600, SMALL), (10, SMALL | {"sm_active": 0.9, "gr_engine_active": 0.9})).fitting is None
+    assert ran((3600, SMALL), (10, SMALL | {"sm_active": 0.9, "gr_engine_active": 0.9})).smallest_slice is None
 
 
 def _profile(view: JobView) -> str:
-    assert view.fitting is not None
-    return view.fitting.profile
+    assert view.smallest_slice is not None
+    return view.smallest_slice.profile
 
 
 @pytest.mark.parametrize("missing", ["sm_active", "dram_active", "memory_used_bytes", "memory_total_bytes"])
 def test_what_was_not_seen_may_have_been_needed(missing: str) -> None:
     """A moment without the field: no advice any more; time that nobody saw says nothing either way."""
-    assert ran((60, SMALL | {missing: None}), (3600, SMALL)).fitting is None
-    assert ran((3600, SMALL), (60, SMALL | {missing: None})).fitting is None
-    assert ran((60, SMALL | {missing: None, "distrust": "stale"}), (3600, SMALL)).fitting is not None
+    assert ran((60, SMALL | {missing: None}), (3600, SMALL)).smallest_slice is None
+    assert ran((3600, SMALL), (60, SMALL | {missing: None})).smallest_slice is None
+    assert ran((60, SMALL | {missing: None, "distrust": "stale"}), (3600, SMALL)).smallest_slice is not None
 
 
 def test_only_whole_gpus_that_one_job_of_one_gpu_has_for_itself() -> None:
-    assert ran((3600, SMALL), gpus=2).fitting is None
-    assert ran((3600, SMALL), spec=None).fitting is None
+    assert ran((3600, SMALL), gpus=2).smallest_slice is None
+    assert ran((3600, SMALL), spec=None).smallest_slice is None
     ledger = Ledger()
     advance(ledger, first([device(spec=BOARD)], [held(), held(owner=Owner("42"))]))
     advance(ledger, seen(3600, reading(0, 3600, SMALL)))
-    assert [view.fitting for view in take_snapshot(ledger, Meta()).jobs] == [None, None]
+    assert [view.smallest_slice for view in take_snapshot(ledger, DaemonMetadata()).jobs] == [None, None]
 
 
 def test_the_advice_is_told_with_its_profile() -> None:
     ledger = Ledger()
     advance(ledger, first([device(spec=BOARD)], [held()]))
     advance(ledger, seen(3600, reading(0, 3600, SMALL)))
-    found = take_snapshot(ledger, Meta())
+    found = take_snapshot(ledger, DaemonMetadata())
     assert lines(found, "job_fitting_slice_ratio") == [
         'job_fitting_slice_ratio{job_id="41",profile="1g.10gb"} 0.142857'
     ]
@@ -132,14 +131,14 @@ def shares(*phases: tuple[float, dict[str, Any]], **more: Any) -> dict[str, floa
     """Seconds of each leak in the last of the phases."""
     ledger = Ledger()
     advance(ledger, first([device(spec=BOARD)], [held(gpus=more.get("gpus", 1))]))
-    now, before = 0.0, [0] * len(NAMES)
+    now, before = 0.0, [0] * len(LEAK_NAMES)
     for length, signals in phases:
         before = list(ledger.gpus["GPU-0"].book.parts)
         advance(ledger, seen(now + length, reading(now, now + length, signals)))
         now += length
     after = ledger.gpus["GPU-0"].book.parts
     assert ledger.conservation_errors == 0
-    return {name: (b - a) / S for name, a, b in zip(NAMES, before, after, strict=True) if a != b}
+    return {name: (b - a) / S for name, a, b in zip(LEAK_NAMES, before, after, strict=True) if a != b}
 
 
 def test_what_a_smaller_slice_would_not_have_lost_is_the_allocation_s() -> None:
@@ -179,7 +178,7 @@ def test_gau_is_told_without_it_too() -> None:
     advance(ledger, first([device(spec=BOARD)], [held()]))
     advance(ledger, seen(3600, reading(0, 3600, SMALL)))
     advance(ledger, seen(4000, reading(3600, 4000, SMALL)))
-    told = take_snapshot(ledger, Meta())
+    told = take_snapshot(ledger, DaemonMetadata())
     text = render(told).decode().splitlines()
     ratio = {line.split()[0]: float(line.split()[1]) for line in text if line.startswith("gpu_efficiency_node_gau")}
     assert ratio["gpu_efficiency_node_gau_held_ratio"] == 1.0

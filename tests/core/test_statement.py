@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, build_job_record, job_sample
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import JobView, Meta, layers, take_snapshot
-from exporter.core.statement import Sample, Statement, Wanted, sample_of, statement_of
+from exporter.core.snapshot import DaemonMetadata, JobView, layers, take_snapshot
 from tests.worlds import H100, JOB, RESTING, WORKING, device, first, held, reading, seen
 
 WALL = 1_800_000_000.0
@@ -22,16 +22,16 @@ def viewed(*signals: dict[str, float], owner: Owner = JOB) -> JobView:
     advance(ledger, first([device(spec=MIG)], [held(owner=owner)]))
     for n, each in enumerate(signals):
         advance(ledger, seen(100 * n + 100, reading(100 * n, 100 * n + 100, each)))
-    return take_snapshot(ledger, Meta()).jobs[0]
+    return take_snapshot(ledger, DaemonMetadata()).jobs[0]
 
 
-def stated(job: JobView, **more: object) -> Statement:
+def stated(job: JobView, **more: object) -> JobRecord:
     """With what a memory would have of it."""
     known: dict[str, object] = {
         "node": "n1", "life": "a", "until": WALL, "money": {"USD": 2.0}, "gpus": {"GPU-0": "0"}, "models": ("H100",),
         "whole_gpus": 1.0, "happened": {"hung": 1, "xid": 0}, "samples": (), "simulated": False,
     }  # fmt: skip
-    return statement_of(job, **(known | more))  # type: ignore[arg-type]
+    return build_job_record(job, **(known | more))  # type: ignore[arg-type]
 
 
 def test_it_has_the_ledger_s_figures_to_the_nanosecond() -> None:
@@ -63,7 +63,7 @@ def test_a_job_that_has_not_worked_and_would_fit_into_a_slice() -> None:
 
 
 def test_a_sample_has_each_layer_s_seconds() -> None:
-    sample = sample_of(viewed(WORKING, RESTING), round(WALL * SECOND))
+    sample = job_sample(viewed(WORKING, RESTING), round(WALL * SECOND))
     told = layers(viewed(WORKING, RESTING).counters.now.parts)
     assert sample.at == WALL
     assert (sample.paid, sample.seen) == (200.0, 200.0)
@@ -77,26 +77,26 @@ def test_a_sample_of_nothing_is_nought() -> None:
     ledger = Ledger()
     advance(ledger, first([device()], [held()]))
     advance(ledger, seen(10))
-    sample = sample_of(take_snapshot(ledger, Meta()).jobs[0], 0)
-    assert sample == Sample(0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    sample = job_sample(take_snapshot(ledger, DaemonMetadata()).jobs[0], 0)
+    assert sample == JobSample(0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("wanted", "has"),
     [
-        (Wanted(), True),
-        (Wanted(job_id="41"), True),
-        (Wanted(job_id="4"), False),
-        (Wanted(user="ada", account="nlp", namespace="ml"), True),
-        (Wanted(user="bob"), False),
-        (Wanted(account="vision"), False),
-        (Wanted(namespace="default"), False),
-        (Wanted(since=WALL), True),
-        (Wanted(since=WALL + 1), False),
-        (Wanted(until=0.0), True),
-        (Wanted(until=-1.0), False),
+        (JobRecordQuery(), True),
+        (JobRecordQuery(job_id="41"), True),
+        (JobRecordQuery(job_id="4"), False),
+        (JobRecordQuery(user="ada", account="nlp", namespace="ml"), True),
+        (JobRecordQuery(user="bob"), False),
+        (JobRecordQuery(account="vision"), False),
+        (JobRecordQuery(namespace="default"), False),
+        (JobRecordQuery(since=WALL), True),
+        (JobRecordQuery(since=WALL + 1), False),
+        (JobRecordQuery(until=0.0), True),
+        (JobRecordQuery(until=-1.0), False),
     ],
 )
-def test_which_are_wanted(wanted: Wanted, has: bool) -> None:
+def test_which_are_wanted(wanted: JobRecordQuery, has: bool) -> None:
     owner = Owner(job_id="41", user="ada", account="nlp", namespace="ml")
-    assert wanted.has(stated(viewed(WORKING, owner=owner))) is has
+    assert wanted.matches(stated(viewed(WORKING, owner=owner))) is has

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import UNKNOWN_JOB, Allocation, Observation, Owner, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.worlds import JOB, RESTING, SOMEBODY, SPINNING, WORKING, S, device, first, held, reading, seen
 
 Signals = dict[str, Any]
@@ -32,7 +32,7 @@ def story(phases: Iterable[tuple[float, Signals]], *, owner: Owner | None = JOB,
 
 def lost(ledger: Ledger, leak: str, uuid: str = "GPU-0") -> float:
     """Seconds of one leak."""
-    return ledger.gpus[uuid].book.parts[NAMES.index(leak)] / S
+    return ledger.gpus[uuid].book.parts[LEAK_NAMES.index(leak)] / S
 
 
 def state(ledger: Ledger, uuid: str = "GPU-0") -> tuple[State, str, float]:
@@ -48,13 +48,13 @@ def test_a_spin_hangs_after_exactly_300_seconds() -> None:
 
 def test_suspicion_comes_after_120_seconds_and_is_shown() -> None:
     early, later = story([(119, SPINNING)]), story([(120, SPINNING)])
-    assert [take_snapshot(led, Meta()).gpus[0].hang_suspected for led in (early, later)] == [False, True]
+    assert [take_snapshot(led, DaemonMetadata()).gpus[0].hang_suspected for led in (early, later)] == [False, True]
 
 
 def test_missing_evidence_never_becomes_more_than_suspicion() -> None:
     ledger = story([(5000, SPINNING | {"dram_active": None})])
     assert lost(ledger, "hung") == 0
-    assert take_snapshot(ledger, Meta()).gpus[0].hang_suspected
+    assert take_snapshot(ledger, DaemonMetadata()).gpus[0].hang_suspected
 
 
 def test_one_stray_reading_delays_a_hang_by_its_share() -> None:
@@ -215,7 +215,7 @@ def minutes(*phases: tuple[float, Signals]) -> dict[str, float]:
     """Two minutes of a repeated pattern of one job: seconds by leak in the second minute."""
     ledger = story([(1, WORKING), *phases * 60], step=1.0)
     before = story([(1, WORKING), *phases * 30], step=1.0)
-    parts = zip(NAMES, ledger.gpus["GPU-0"].book.parts, before.gpus["GPU-0"].book.parts, strict=True)
+    parts = zip(LEAK_NAMES, ledger.gpus["GPU-0"].book.parts, before.gpus["GPU-0"].book.parts, strict=True)
     return {name: (after - earlier) / S for name, after, earlier in parts if after > earlier}
 
 

@@ -3,13 +3,13 @@
 import gc
 import tracemalloc
 
-from exporter.core.catalog import series_of
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
+from exporter.core.metrics import max_series_of_scope
 from exporter.core.model import Owner
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.worlds import S, device, first, held, reading, seen
 
 GPUS = [f"GPU-{n}" for n in range(8)]
@@ -42,9 +42,9 @@ def test_series_and_memory_stay_bounded_and_every_second_is_billed() -> None:
     policy = Policy()
     # Three more hold a GPU, and three more ended in the last second.
     assert len(ledger.jobs) <= policy.max_jobs + 6
-    page = render(take_snapshot(ledger, Meta())).decode()
+    page = render(take_snapshot(ledger, DaemonMetadata())).decode()
     told = [line for line in page.splitlines() if "job_id=" in line and "allocation_info" not in line]
-    assert len(told) <= (policy.max_jobs + 6) * series_of("job")
-    assert page.count("account_seconds_total{") == (policy.max_accounts + 1) * series_of("account")
-    billed = sum(sum(parts) for parts in ledger.bills().values())
+    assert len(told) <= (policy.max_jobs + 6) * max_series_of_scope("job")
+    assert page.count("account_seconds_total{") == (policy.max_accounts + 1) * max_series_of_scope("account")
+    billed = sum(sum(parts) for parts in ledger.account_totals().values())
     assert billed == 3 * 3600 * S

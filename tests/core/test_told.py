@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import PPM, Allocation, Observation, Owner, Parallel, Report
+from exporter.core.model import PPM, Allocation, Observation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.told import MODEL
+from exporter.core.workload import MODEL
 from tests.worlds import H100, JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
 
 PEAK = 989.4e12
@@ -24,10 +24,10 @@ HALF: dict[str, Any] = WORKING | {
 """Half of the time nothing runs: 0.5 wait, 0.1 slack, 0.4 tensor."""
 
 
-def said(start: float, end: float, **more: Any) -> Report:
+def said(start: float, end: float, **more: Any) -> TrainingReport:
     """Of job 41 on one GPU; `start` and `end` in seconds."""
     phases = tuple((name, round(spent * S)) for name, spent in more.pop("phases", {}).items())
-    return Report("41", round(start * S), round(end * S), gpus=more.pop("gpus", 1), phases=phases, **more)
+    return TrainingReport("41", round(start * S), round(end * S), gpus=more.pop("gpus", 1), phases=phases, **more)
 
 
 def opened(*allocations: Allocation, policy: Policy | None = None, **board: Any) -> Ledger:
@@ -37,7 +37,7 @@ def opened(*allocations: Allocation, policy: Policy | None = None, **board: Any)
     return ledger
 
 
-def second(ledger: Ledger, at: int, signals: dict[str, Any], *reports: Report) -> None:
+def second(ledger: Ledger, at: int, signals: dict[str, Any], *reports: TrainingReport) -> None:
     """The second before `at`; the reports come with it, and are heard before it is booked."""
     advance(ledger, replace(seen(at, reading(at - 1, at, signals)), reports=reports))
 
@@ -46,13 +46,15 @@ def lost(ledger: Ledger, before: dict[str, int] | None = None) -> dict[str, floa
     """Seconds by name, those that are not zero."""
     now = parts(ledger)
     return {
-        name: (now[name] - (before or {}).get(name, 0)) / S for name in NAMES if now[name] - (before or {}).get(name, 0)
+        name: (now[name] - (before or {}).get(name, 0)) / S
+        for name in LEAK_NAMES
+        if now[name] - (before or {}).get(name, 0)
     }
 
 
 def parts(ledger: Ledger) -> dict[str, int]:
     assert ledger.conservation_errors == 0
-    return dict(zip(NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
+    return dict(zip(LEAK_NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ def test_half_a_gpu_is_spoken_for_by_half() -> None:
     halves = reading(1, 2, HALF, instance.uuid), reading(1, 2, RESTING, board.uuid)
     before = list(ledger.gpus[instance.uuid].book.parts)
     advance(ledger, replace(seen(2, *halves), reports=(told,)))
-    found = {n: b - a for n, a, b in zip(NAMES, before, ledger.gpus[instance.uuid].book.parts, strict=True)}
+    found = {n: b - a for n, a, b in zip(LEAK_NAMES, before, ledger.gpus[instance.uuid].book.parts, strict=True)}
     weight = instance.weight / PPM
     assert found["data_stall"] / S == pytest.approx(0.2 * weight, rel=1e-4)
     assert found["useful"] / S == pytest.approx(0.3 * weight, rel=1e-4)
@@ -393,17 +395,17 @@ def test_of_two_jobs_on_one_gpu_each_speaks_for_itself() -> None:
     """They split the waiting by half; only one of them loads data."""
     ledger = opened(held(gpus=2), held(owner=Owner("42"), gpus=2))
     second(ledger, 2, RESTING, said(1, 2, phases={"data": 1.0}))
-    names = dict(zip(NAMES, ledger.jobs["41"].book.parts, strict=True))
+    names = dict(zip(LEAK_NAMES, ledger.jobs["41"].book.parts, strict=True))
     assert names["data_stall"] / S == pytest.approx(0.5)
-    assert dict(zip(NAMES, ledger.jobs["42"].book.parts, strict=True))["data_stall"] == 0
+    assert dict(zip(LEAK_NAMES, ledger.jobs["42"].book.parts, strict=True))["data_stall"] == 0
 
 
 def test_a_job_that_is_gone_speaks_no_more() -> None:
     ledger = opened()
     second(ledger, 2, WORKING, said(1, 2, phases={"data": 1.0}))
     advance(ledger, replace(seen(3, reading(2, 3, RESTING)), allocations=(held(owner=Owner("42"), start=2),)))
-    assert set(ledger.gpus["GPU-0"].voices) == set()
-    assert "data_stall" not in {n for n, p in zip(NAMES, ledger.jobs["42"].book.parts, strict=True) if p}
+    assert set(ledger.gpus["GPU-0"].credits) == set()
+    assert "data_stall" not in {n for n, p in zip(LEAK_NAMES, ledger.jobs["42"].book.parts, strict=True) if p}
 
 
 def test_a_process_speaks_for_its_own_gpus() -> None:
@@ -411,15 +413,15 @@ def test_a_process_speaks_for_its_own_gpus() -> None:
     advance(ledger, first([device(), device("GPU-1", "1")], [held(gpus=2), held("GPU-1", gpus=2)]))
     both = reading(0, 1, RESTING), reading(0, 1, RESTING, "GPU-1")
     advance(ledger, replace(seen(1, *both), reports=(said(0, 1, rank="1", uuids=("GPU-1",), phases={"data": 1.0}),)))
-    assert (set(ledger.gpus["GPU-0"].voices), set(ledger.gpus["GPU-1"].voices)) == (set(), {"41"})
+    assert (set(ledger.gpus["GPU-0"].credits), set(ledger.gpus["GPU-1"].credits)) == (set(), {"41"})
 
 
 def test_a_moving_step_acquits_of_a_hang() -> None:
     ledger = opened()
     advance(ledger, seen(400, reading(1, 400, SPINNING)))
-    assert ledger.gpus["GPU-0"].track.hung
+    assert ledger.gpus["GPU-0"].timers.hung
     advance(ledger, replace(seen(401, reading(400, 401, SPINNING)), reports=(said(399, 400, step=7, steps=1),)))
-    assert not ledger.gpus["GPU-0"].track.hung
+    assert not ledger.gpus["GPU-0"].timers.hung
     assert ledger.gpus["GPU-0"].state.value == "active"
 
 
@@ -448,7 +450,7 @@ def test_a_moving_step_acquits_of_a_hang() -> None:
         said(1, 2, uuids=("GPU-9",)),
     ],
 )  # fmt: skip
-def test_a_lie_moves_nothing_but_a_counter(lie: Report) -> None:
+def test_a_lie_moves_nothing_but_a_counter(lie: TrainingReport) -> None:
     honest, lied = opened(), opened()
     second(honest, 2, HALF)
     second(lied, 2, HALF, lie)
@@ -477,7 +479,7 @@ def test_a_job_may_speak_before_its_first_reading() -> None:
     assert ledger.jobs["41"].owner is JOB
 
 
-def two_gpus(*reports: Report) -> Ledger:
+def two_gpus(*reports: TrainingReport) -> Ledger:
     """A job on two GPUs, which work for a second, then wait for one; in that everything is said."""
     ledger = Ledger()
     advance(ledger, first([device(), device("GPU-1", "1")], [held(gpus=2), held("GPU-1", gpus=2)]))
@@ -488,7 +490,7 @@ def two_gpus(*reports: Report) -> Ledger:
 
 
 def stalls(ledger: Ledger) -> list[float]:
-    index = NAMES.index("data_stall")
+    index = LEAK_NAMES.index("data_stall")
     return [gpu.book.parts[index] / S for gpu in ledger.gpus.values()]
 
 
@@ -622,7 +624,7 @@ def test_what_was_told_of_time_that_nobody_saw_is_not_booked_later() -> None:
     for at in range(64, 84):
         second(ledger, at, HALF)
     assert lost(ledger, before).get("checkpoint", 0.0) == 0.0
-    assert ledger.gpus["GPU-0"].voices["41"].credit[MODEL] == 0
+    assert ledger.gpus["GPU-0"].credits["41"].credit[MODEL] == 0
 
 
 def test_half_of_what_was_told_of_time_half_seen_is_booked() -> None:

@@ -4,10 +4,21 @@ Owns what the scheduler says: one node more than has a daemon (it is down, and p
 were thrown back, a reservation. The sums over them are the exporter's own. Refuses to know what the nodes do.
 """
 
-from exporter.cluster.interruptions import Failure
+from exporter.cluster.analysis import NodeFailure
 from exporter.cluster.metrics import page
-from exporter.cluster.model import Demand, Jobs, Node, Nodes, Pending, Place, Reservation, Reservations, Run, Topology
-from exporter.cluster.view import Queue, Told, View, fitting_of, queue_of, spread_of
+from exporter.cluster.model import (
+    ClusterJob,
+    ClusterNode,
+    Demand,
+    Jobs,
+    NodeRequirements,
+    Nodes,
+    PendingJob,
+    Reservation,
+    Reservations,
+    Topology,
+)
+from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals, fitting_totals, job_spread, queue_totals
 from exporter.core.model import SECOND
 from tests.dashboards.past import Series, Target
 
@@ -31,48 +42,48 @@ def pages(cluster: str, *, start: float, end: float) -> Series:
     return target.series
 
 
-def _view(at: float, end: float) -> View:
-    jobs, nodes = Jobs(_pending(at, end), _runs(), {"": Place(_PARTITION)}), Nodes(tuple(map(_node, NODES)))
-    queue = queue_of(jobs.pending, now=at)
+def _view(at: float, end: float) -> ClusterView:
+    jobs, nodes = Jobs(_pending(at, end), _runs(), {"": NodeRequirements(_PARTITION)}), Nodes(tuple(map(_node, NODES)))
+    queue = queue_totals(jobs.pending, now=at)
     kept = Reservations((Reservation("maintenance", end + 86_400, end + 90_000, nodes=(EMPTY,)),))
-    return View(
+    return ClusterView(
         scheduler="slurm", queue=queue, nodes=nodes.nodes, reservations=kept.reservations,
-        told=tuple(Told(name, 30 * SECOND, round((at - 10) * SECOND), asked=60) for name in _QUESTIONS),
-        fitting=fitting_of(jobs, nodes, reservations=kept, queue=queue, now=at),
-        spread=spread_of(jobs, nodes, topology=_topology(), most=100),
+        questions=tuple(QuestionStatus(name, 30 * SECOND, round((at - 10) * SECOND), asked=60) for name in _QUESTIONS),
+        fitting=fitting_totals(jobs, nodes, reservations=kept, queue=queue, now=at),
+        spread=job_spread(jobs, nodes, topology=_topology(), most=100),
         interrupted_jobs=_interrupted(at, end, 1), interrupted_gpus=_interrupted(at, end, GPUS),
-        failures=(Failure(DOWN, "40077", "gpu", end - _FAILED),) if at >= end - _FAILED else (),
+        failures=(NodeFailure(DOWN, "40077", "gpu", end - _FAILED),) if at >= end - _FAILED else (),
     )  # fmt: skip
 
 
-def queued(at: float, end: float) -> Queue:
+def queued(at: float, end: float) -> QueueTotals:
     """Jobs and GPUs that wait at a moment."""
-    return queue_of(_pending(at, end), now=at)
+    return queue_totals(_pending(at, end), now=at)
 
 
-def _pending(at: float, end: float) -> tuple[Pending, ...]:
+def _pending(at: float, end: float) -> tuple[PendingJob, ...]:
     """One that wants two nodes, small ones that a limit holds back, and one more every 20 minutes."""
-    large = Pending(
+    large = PendingJob(
         "40100", "gpu", "resources", (Demand(2 * GPUS, per_node=GPUS, nodes=2),), since=end - 7200, priority=9
     )
-    small = Pending("40200", "gpu", "limit", (Demand(2),), count=3, since=end - 3600)
+    small = PendingJob("40200", "gpu", "limit", (Demand(2),), count=3, since=end - 3600)
     later = tuple(
-        Pending(f"4030{n}", "gpu", "priority", (Demand(4),), since=end - 1200 * n, priority=n)
+        PendingJob(f"4030{n}", "gpu", "priority", (Demand(4),), since=end - 1200 * n, priority=n)
         for n in range(1, 7) if end - 1200 * n <= at
     )  # fmt: skip
     return (large, small, *later)
 
 
-def _runs() -> tuple[Run, ...]:
-    both = Run("40000", "gpu", dict.fromkeys(NODES[:2], GPUS), NODES[:2], running=True)
-    alone = (Run(f"{41_001 + 1000 * n}", "gpu", {NODES[n]: GPUS}, (NODES[n],), running=True) for n in (3, 4, 6))
+def _runs() -> tuple[ClusterJob, ...]:
+    both = ClusterJob("40000", "gpu", dict.fromkeys(NODES[:2], GPUS), NODES[:2], running=True)
+    alone = (ClusterJob(f"{41_001 + 1000 * n}", "gpu", {NODES[n]: GPUS}, (NODES[n],), running=True) for n in (3, 4, 6))
     return (both, *alone)
 
 
-def _node(name: str) -> Node:
+def _node(name: str) -> ClusterNode:
     used = 0 if name in {EMPTY, DOWN} else GPUS
     state = "down" if name == DOWN else "idle" if name == EMPTY else "allocated"
-    return Node(
+    return ClusterNode(
         name, {"h100": GPUS}, {"h100": used}, model="NVIDIA H100 80GB HBM3", state=state, partitions=_PARTITION,
         open_partitions=_PARTITION,
     )  # fmt: skip

@@ -15,26 +15,29 @@ from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.core.exposition import render
-from exporter.core.leaks import LAYER_OF, NAMES
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Fault, Observation, Owner
-from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, summed, take_snapshot
-from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, Simulation, simulate
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, Snapshot, sum_by_leak, take_snapshot
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.dashboards.past import Past, Target
 
 EVERY = 60
 """Seconds between two pages."""
 DAY = 86_400.0
-STORIES = {**SCENARIOS, **TWELVE, **WATERFALLS}
+STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 PRICE = 2.5
 """USD, of a GPU-hour."""
 _TERMS = Terms(
     pool="reserved", prices=(Price(PRICE),), per_kwh=0.12, per_kwh_currency="USD", grams_co2_per_kwh=380.0,
     idle_budget=25.0, idle_budget_currency="USD",
 )  # fmt: skip
-_NOTHING = (0,) * len(NAMES)
+_NOTHING = (0,) * len(LEAK_NAMES)
 _PAYERS = {
     "pretrain": ("language", "foundation"),
     "pretrain-large": ("language", "foundation"),
@@ -96,8 +99,8 @@ class Played(Struct, frozen=True):
         since = -1.0 if minutes is None else until - minutes * 60
         rows = [_books(node, until, job) for node in self.nodes]
         earlier = [_books(node, since, job) for node in self.nodes]
-        spent = (a - b for a, b in zip(summed(rows), summed(earlier), strict=True))
-        return {name: part / SECOND for name, part in zip(NAMES, spent, strict=True)}
+        spent = (a - b for a, b in zip(sum_by_leak(rows), sum_by_leak(earlier), strict=True))
+        return {name: part / SECOND for name, part in zip(LEAK_NAMES, spent, strict=True)}
 
     def layers(self, minutes: float | None = None, *, before: float = 0.0, job: str = "") -> dict[str, float]:
         """The same by layer."""
@@ -110,7 +113,7 @@ class Played(Struct, frozen=True):
         """Energy by leak, of the last minutes (None: of all)."""
         since = -1.0 if minutes is None else self.end - minutes * 60
         pairs = [(_at(node, self.end), _at(node, since)) for node in self.nodes]
-        return {name: sum(a.joules[i] - b.joules[i] for a, b in pairs) for i, name in enumerate(NAMES)}
+        return {name: sum(a.joules[i] - b.joules[i] for a, b in pairs) for i, name in enumerate(LEAK_NAMES)}
 
     def states(self) -> dict[str, int]:
         """GPUs by state, at the end."""
@@ -119,7 +122,7 @@ class Played(Struct, frozen=True):
 
 def _at(node: Node, moment: float, job: str = "") -> Moment:
     """The books at a moment: of the last page before, that has the job; before the first, nothing."""
-    nothing = Moment(0.0, _NOTHING, {}, (0.0,) * len(NAMES), {})
+    nothing = Moment(0.0, _NOTHING, {}, (0.0,) * len(LEAK_NAMES), {})
     there = (each for each in reversed(node.moments) if each.at <= moment and (not job or job in each.jobs))
     return next(there, nothing)
 
@@ -189,9 +192,9 @@ def _blinded(observation: Observation) -> Observation:
     return replace(observation, readings=(), faults=(fault,), health=())
 
 
-def _meta(simulation: Simulation, story: Story, ticks: int) -> Meta:
+def _meta(simulation: Simulation, story: Story, ticks: int) -> DaemonMetadata:
     terms = replace(_TERMS if story.priced else Terms(), node=simulation.host)
-    return Meta(
+    return DaemonMetadata(
         version=__version__, source="simulation", scheduler="slurm", simulated=True, host=simulation.host, terms=terms,
         started=simulation.wall / SECOND, interval=story.period, ticks=ticks, read_seconds=0.002 * ticks,
         core_seconds=0.0005 * ticks,
@@ -211,7 +214,7 @@ def _moment(at: float, ledger: Ledger, snapshot: Snapshot) -> Moment:
     books = [gpu.book for gpu in ledger.gpus.values()]
     return Moment(
         at,
-        summed(book.parts for book in books),
+        sum_by_leak(book.parts for book in books),
         {name: tuple(job.book.parts) for name, job in ledger.jobs.items()},
         tuple(map(sum, zip(*(book.energy for book in books), strict=True))),
         {gpu.device.index: (gpu.state.value, gpu.reason) for gpu in snapshot.gpus},

@@ -15,12 +15,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards import words
 from dashboards.build import FOLDER, boards, main
 from dashboards.parts import Bars, Board, Column, Lines, Note, Panel, Table, Timeline
-from exporter.core.leaks import LAYERS, LEAKS, NAMES
-from exporter.core.leaks.twelve import TWELVE
+from exporter.core.leak_guide import LEAK_GUIDE
+from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.model import State
-from exporter.core.progress import LASTING
-from exporter.simulate import SCENARIOS, WATERFALLS
-from exporter.simulate import TWELVE as STORIES
+from exporter.core.workload import WALL_TIME_PHASES
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS as STORIES
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.alerts.lint import Series, faults_of_query, known_to, rules
 from tests.alerts.promql import Selector, parse, walk
 
@@ -180,7 +181,7 @@ def test_titles_are_unique_on_a_board(board: Board) -> None:
 
 @OF_PANELS
 def test_what_fills_an_empty_panel_is_a_story(board: Board, panel: Panel) -> None:  # noqa: ARG001
-    assert not panel.fills or panel.fills in {*SCENARIOS, *STORIES, *WATERFALLS}
+    assert not panel.fills or panel.fills in {*SCENARIOS, *STORIES, *WATERFALL_SCENARIOS}
 
 
 def links(panel: Panel) -> Iterator[str]:
@@ -233,7 +234,7 @@ def leak_boards() -> list[Panel]:
     return [panel for name in ("training", "inference") for panel in BOARDS[name].panels()]
 
 
-@pytest.mark.parametrize("seed", TWELVE, ids=lambda seed: f"{seed.number}")
+@pytest.mark.parametrize("seed", LEAK_GUIDE, ids=lambda seed: f"{seed.number}")
 def test_each_of_the_twelve_has_its_metric_to_watch_its_team_its_price_and_what_to_do(seed: Any) -> None:
     texts = " ".join(
         f"{panel.title} {panel.shows} {panel.bad} {panel.do} {panel.kind.text if isinstance(panel.kind, Note) else ''}"
@@ -305,10 +306,10 @@ def least(one: str, other: str) -> float:
 
 
 def test_every_leak_state_layer_and_phase_has_a_colour() -> None:
-    assert set(words.LEAKS) == set(NAMES)
+    assert set(words.LEAKS) == set(LEAK_NAMES)
     assert list(words.LAYERS) == list(LAYERS)
     assert set(words.STATES) == {state.value for state in State}
-    assert set(LASTING) <= set(words.PHASES)
+    assert set(WALL_TIME_PHASES) <= set(words.PHASES)
     for colours in (words.LEAKS, words.LAYERS, words.STATES, words.PHASES):
         assert len(set(colours.values())) == len(colours)
         assert all(re.fullmatch(r"#[0-9A-F]{6}", colour) for colour in colours.values())
@@ -349,7 +350,7 @@ def test_what_has_a_colour_of_its_own_wears_it_on_every_panel(board: Board, pane
     }
     legends = {query.legend for query in panel.queries}
     if isinstance(panel.kind, Lines | Bars) and "{{leak}}" in legends:
-        assert set(wears) >= set(NAMES)
+        assert set(wears) >= set(LEAK_NAMES)
     if isinstance(panel.kind, Lines | Bars) and "{{state}}" in legends and "_requests" not in panel.queries[0].expr:
         assert set(wears) >= set(words.STATES)
 

@@ -15,14 +15,14 @@ from dashboards.leak_table import table
 from dashboards.leaks import rows
 from dashboards.losses import INFERENCE, TRAINING, Side, losses
 from dashboards.parts import Row, Table
-from exporter.core.leaks.twelve import TWELVE
+from exporter.core.leak_guide import LEAK_GUIDE
 from tests.alerts.packs import files
 from tests.dashboards.grafana import Answer, asker, opened
 from tests.dashboards.stories import Story
 from tests.dashboards.world import World, world
 
 SIDES = pytest.mark.parametrize("side", [TRAINING, INFERENCE], ids=lambda side: side.name)
-NEW = replace(TWELVE[8], number=99, name="cosmic rays", fix="a roof", needs="a window", rows=("hung",))
+NEW = replace(LEAK_GUIDE[8], number=99, name="cosmic rays", fix="a roof", needs="a window", rows=("hung",))
 
 
 def texts(side: Side, label: str) -> Mapping[str, str]:
@@ -57,7 +57,7 @@ def row_of(side: Side, title: str) -> Row:
 
 
 def test_a_leak_that_is_new_has_its_panels_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dashboards.losses.TWELVE", (*TWELVE, NEW))
+    monkeypatch.setattr("dashboards.losses.LEAK_GUIDE", (*LEAK_GUIDE, NEW))
     assert texts(INFERENCE, "loss")["99"] == "99 cosmic rays"
     assert texts(INFERENCE, "needs")["99"] == "engine: a window"
     panels = row_of(INFERENCE, "99 cosmic rays").panels
@@ -69,7 +69,7 @@ def test_a_leak_that_is_new_has_its_panels_by_itself(monkeypatch: pytest.MonkeyP
 
 def test_shares_that_are_watched_are_recorded_across_jobs() -> None:
     (rule,) = (rule for rule in files()["recording-leaks.yaml"] if rule["record"].startswith("class_leak_spread:"))
-    watched = {name.split('"')[1] for seed in TWELVE for name in seed.series if name.startswith("job_leak:")}
+    watched = {name.split('"')[1] for seed in LEAK_GUIDE for name in seed.series if name.startswith("job_leak:")}
     assert re.findall(r'leak=~"([^"]+)"', rule["expr"]) == ["|".join(sorted(watched, key=rule["expr"].index))] * 3
 
 

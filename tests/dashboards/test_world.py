@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.core.leaks import NAMES
-from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS
+from exporter.core.leaks import LEAK_NAMES
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.dashboards import scheduler, weeks
 from tests.dashboards.past import prometheus, rules
 from tests.dashboards.stories import Story
@@ -28,7 +30,7 @@ def _small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_a_rate_at_the_end_is_what_the_books_gained_in_those_minutes(small: World) -> None:
     found = small.past.ask('cluster_leak:gpu_efficiency_seconds:rate5m{cluster="batching"}', END)
     spent = small.clusters["batching"].leaks(5)
-    assert set(spent) == set(NAMES)
+    assert set(spent) == set(LEAK_NAMES)
     assert {labels["leak"]: value * 300 for labels, value in found} == pytest.approx(
         {leak: part for leak, part in spent.items() if part}
     )
@@ -85,7 +87,7 @@ def test_money_and_who_pays(small: World) -> None:
 
 def test_every_scenario_has_a_cluster_of_its_own() -> None:
     told = stories()
-    assert {story.cluster for story in told} == {*SCENARIOS, *TWELVE, *WATERFALLS, "blind", "unpriced"}
+    assert {story.cluster for story in told} == {*SCENARIOS, *LEAK_SCENARIOS, *WATERFALL_SCENARIOS, "blind", "unpriced"}
     assert all(story.cluster in {story.scenario, "blind", "unpriced", "fleet"} for story in told)
     assert len({(story.cluster, story.node) for story in told}) == len(told)
 

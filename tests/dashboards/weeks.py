@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import cos, pi, sin
 from typing import NamedTuple
 
-from exporter.core.leaks import LAYER_OF, NAMES
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from tests.dashboards.past import Series, named, rules
 from tests.dashboards.stories import PRICE
 
@@ -20,7 +20,7 @@ BUDGET = 25.0
 """USD an hour that may be idle."""
 _HOUR = 3600
 _PER_KWH, _GRAMS = 0.12, 380.0
-_LAYER = dict(zip(NAMES, LAYER_OF, strict=True))
+_LAYER = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 _WATTS = {"gau": 105.0, "ectr": 250.0, "emfu": 430.0, "useful": 590.0}
 """Of a GPU, by what its time comes to."""
 Spent = Mapping[str, float]

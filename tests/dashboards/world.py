@@ -19,7 +19,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from exporter.simulate import TWELVE, WATERFALLS
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.scheduler import pages
 from tests.dashboards.stories import STORIES, Node, Played, Story, play
@@ -66,10 +67,10 @@ class World(Struct, frozen=True):
 
 def alone(name: str) -> Story:
     """A scenario in a cluster of its own, as large and as finely read as its examiners have it."""
-    if name in WATERFALLS:
+    if name in WATERFALL_SCENARIOS:
         told = name == "carpenter_told"
         return Story(cluster=name, scenario=name, gpus=1 if told else 10, period=10.0 if told else 30.0)
-    if name in TWELVE:
+    if name in LEAK_SCENARIOS:
         row, twin = EXPECTED[name.removesuffix("_twin")], name.endswith("_twin")
         return Story(cluster=name, scenario=name, gpus=row.twin_gpus if twin else row.gpus, period=row.period)
     if name in SIZES:

@@ -19,7 +19,7 @@ import yaml
 from msgspec import Struct
 
 from exporter.core.model import Observation
-from exporter.trace import Header, TraceError, TraceWriter
+from exporter.trace import TraceError, TraceHeader, TraceWriter
 from tests.e2e.pace import FASTER, faster, faster_routes, faster_rules, sooner
 from tests.e2e.running import PATIENCE, ROOT, Program, command, environment, free_port, running, wait_for
 
@@ -97,7 +97,7 @@ class Node(Struct):
 
     def tell(self, begin: threading.Event) -> None:
         """Write the header at once, so that the exporter serves, and the story once it may `begin`."""
-        header = Header(host=self.name, simulated=True)
+        header = TraceHeader(host=self.name, simulated=True)
         with suppress(TraceError), TraceWriter(self.pipe, header, overwrite=True) as out:
             begin.wait()
             for seen in self.story:

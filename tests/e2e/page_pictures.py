@@ -19,24 +19,27 @@ from fastapi import FastAPI
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
-from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.core.statement import Event, Sample, Statement, Wanted
-from exporter.history.remembering import Memory
-from exporter.http import create_app
-from exporter.http.serving import listen, settings
-from exporter.simulate import SCENARIOS, TWELVE, WATERFALLS, Simulation, simulate
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.history.job_tracker import JobTracker
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import Simulation, simulate
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
+from exporter.web.app import create_app
+from exporter.web.server import listen, uvicorn_config
 from tests.e2e.chromium import Browser, browser
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
-META = Meta(
+META = DaemonMetadata(
     version="0.1.0", source="simulation", scheduler="simulation", simulated=True, host="gpu-node-00", interval=1.0,
     terms=Terms(prices=(Price(2.5),)),
 )  # fmt: skip
-_STORIES = {**SCENARIOS, **TWELVE, **WATERFALLS}
+_STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 _SHOTS = (
     ("page", "/", 884, 800, False),
     ("page-desk-light", "/", 1280, 1400, False),
@@ -60,41 +63,41 @@ _PAST = (
 class Told(Struct):
     """A past that does not change: what a store would say."""
 
-    found: list[Statement]
-    happened: list[Event]
+    found: list[JobRecord]
+    happened: list[NodeEvent]
 
-    def statements(self, wanted: Wanted) -> list[Statement]:
+    def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
         """Those that fit, the newest end first."""
-        fitting = [one for one in self.found if wanted.has(one)]
+        fitting = [one for one in self.found if wanted.matches(one)]
         return sorted(fitting, key=lambda one: -one.end)[: wanted.limit]
 
-    def events(self, since: float, limit: int) -> list[Event]:
+    def events(self, since: float, limit: int) -> list[NodeEvent]:
         """The latest first."""
         return sorted((one for one in self.happened if one.at >= since), key=lambda one: -one.at)[:limit]
 
-    def cover(self, snapshot: Snapshot) -> Snapshot:
+    def checkpointed_view(self, snapshot: Snapshot) -> Snapshot:
         """Nothing is written."""
         return snapshot
 
 
-def played(simulation: Simulation, *, until: int) -> tuple[Snapshot, list[Statement], list[Event]]:
+def played(simulation: Simulation, *, until: int) -> tuple[Snapshot, list[JobRecord], list[NodeEvent]]:
     """The node when `until` nanoseconds of the story are over; statements of all its jobs, and what happened."""
-    ledger, memory = Ledger(), Memory(node=simulation.host, life=simulation.scenario, sample_seconds=30.0)
-    events: list[Event] = []
+    ledger, memory = Ledger(), JobTracker(node=simulation.host, ledger_id=simulation.scenario, sample_seconds=30.0)
+    events: list[NodeEvent] = []
     snapshot = None
     for observation in simulation.observations:
         if observation.at - simulation.start > until:
             break
         advance(ledger, observation)
         snapshot = take_snapshot(ledger, META)
-        events += memory.take_in(snapshot)[0]
+        events += memory.update(snapshot)[0]
     assert snapshot is not None
-    return snapshot, memory.every_statement(snapshot), events
+    return snapshot, memory.all_records(snapshot), events
 
 
-def moved(statement: Statement, seconds: float, **names: str) -> Statement:
+def moved(statement: JobRecord, seconds: float, **names: str) -> JobRecord:
     """The same at another time, of a job of another name."""
-    samples = tuple(Sample(one.at + seconds, *(getattr(one, name) for name in one.__struct_fields__[1:]))
+    samples = tuple(JobSample(one.at + seconds, *(getattr(one, name) for name in one.__struct_fields__[1:]))
                     for one in statement.samples)  # fmt: skip
     return replace(
         statement, owner=replace(statement.owner, **names), start=statement.start + seconds,
@@ -117,7 +120,7 @@ def stage() -> tuple[Snapshot, Told]:
     return now, past
 
 
-def _holds(statement: Statement, snapshot: Snapshot) -> bool:
+def _holds(statement: JobRecord, snapshot: Snapshot) -> bool:
     return any(job.owner.job_id == statement.owner.job_id and job.gpus for job in snapshot.jobs)
 
 
@@ -125,7 +128,7 @@ def _holds(statement: Statement, snapshot: Snapshot) -> bool:
 def served(app: FastAPI) -> Iterator[str]:
     """The address at which the app answers."""
     with listen("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(settings(app))
+        server = uvicorn.Server(uvicorn_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -148,7 +151,7 @@ def shot(tab: Browser, address: str, file: Path, *, width: int, high: int, dark:
 def draw(folder: Path) -> None:
     """All pictures."""
     snapshot, past = stage()
-    app = create_app(lambda: snapshot, now=lambda: snapshot.at, max_age_seconds=60.0, kept=past)
+    app = create_app(lambda: snapshot, now=lambda: snapshot.at, max_age_seconds=60.0, history=past)
     with TemporaryDirectory() as profile, served(app) as address, browser(Path(profile)) as tab:
         for name, path, width, high, dark in _SHOTS:
             shot(tab, address + path, folder / f"{name}.png", width=width, high=high, dark=dark)

@@ -3,7 +3,7 @@
     python -m tests.e2e.report_pictures [FOLDER]
 
 Owns what stands in the pictures: job 41 of the documents, beside another, both made by hand in
-`tests/receipt/pages.py`; and the sums of six nodes of the simulated fleet, through the core, stores and the command.
+`tests/report/pages.py`; and the sums of six nodes of the simulated fleet, through the core, stores and the command.
 """
 
 import base64
@@ -12,18 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from exporter.cli import main
+from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.ledger import Ledger
-from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.statement import Statement, Wanted
-from exporter.history.remembering import Memory
-from exporter.history.store import Store
-from exporter.receipt.html import html
-from exporter.receipt.saying import comparison_tables, receipt_tables
-from exporter.simulate import simulate
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.history.job_tracker import JobTracker
+from exporter.history.store import HistoryStore
+from exporter.report.html import render_html
+from exporter.report.text import comparison_tables, report_tables
+from exporter.simulate.simulation import simulate
 from tests.e2e.chromium import Browser, browser
-from tests.receipt import pages
+from tests.report import pages
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 SHOWN = (
@@ -37,7 +37,7 @@ def written() -> dict[str, str]:
     """Each report's page."""
     one, two = pages.full(), pages.two()
     return {
-        "job": html(one, list(receipt_tables(one))), "compare": html(two, list(comparison_tables(two))),
+        "job": render_html(one, list(report_tables(one))), "compare": render_html(two, list(comparison_tables(two))),
         "sums": sums(),
     }  # fmt: skip
 
@@ -58,14 +58,14 @@ def sums() -> str:
 def _node(folder: Path, number: int) -> Path:
     """The store of a node that has seen its part of the fleet's story."""
     terms = Terms(node=f"gpu-node-{number:02}", prices=(Price(2.5),))
-    ledger, memory = Ledger(), Memory(node=terms.node, life=f"life-{number}", sample_seconds=300)
-    meta, told = Meta(version="1", source="simulation", simulated=True, terms=terms), list[Statement]()
+    ledger, memory = Ledger(), JobTracker(node=terms.node, ledger_id=f"life-{number}", sample_seconds=300)
+    meta, told = DaemonMetadata(version="1", source="simulation", simulated=True, terms=terms), list[JobRecord]()
     for observation in simulate("fleet", node=number, period_seconds=10, duration_seconds=10_800).observations:
         advance(ledger, observation)
         last = take_snapshot(ledger, meta)
-        told += memory.take_in(last)[1]
-    store = Store(folder / f"{number}.db")
-    store.write(statements=[*told, *memory.every_statement(last)])
+        told += memory.update(last)[1]
+    store = HistoryStore(folder / f"{number}.db")
+    store.write(job_records=[*told, *memory.all_records(last)])
     store.close()
     return store.path
 
@@ -74,8 +74,8 @@ def stores_end(stores: list[Path]) -> float:
     """When the last of all statements ends."""
     ends = []
     for path in stores:
-        store = Store(path, read_only=True)
-        ends += [statement.end for statement in store.statements(Wanted())]
+        store = HistoryStore(path, read_only=True)
+        ends += [statement.end for statement in store.job_records(JobRecordQuery())]
         store.close()
     return max(ends)
 

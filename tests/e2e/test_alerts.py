@@ -14,11 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import Observation, Owner
-from exporter.simulate import BOARDS, Scenario, kernels, programs, simulate
-from exporter.simulate.plan import Job, Plan
-from exporter.simulate.programs import MINUTE_MS
-from exporter.simulate.setting import Setting
-from exporter.simulate.work import FOREVER_MS, NOTHING, Stage, Stages
+from exporter.simulate import kernels, programs
+from exporter.simulate.boards import BOARDS
+from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob
+from exporter.simulate.simulation import simulate
+from exporter.simulate.workload import FOREVER_MS, IDLE_CYCLE, MINUTE_MS, Stage, Stages
 from tests.e2e.fleet import PERIOD, Fleet, Told, fleet
 from tests.e2e.pace import faster_policy
 
@@ -71,7 +71,7 @@ def _ms(minutes: float) -> int:
 def _hanging(setting: Setting) -> Plan:
     """One node's part of a job whose rank goes missing, and of the job that comes after it."""
     missing = MISSING if setting.node == CULPRIT else None
-    cycles = tuple(NOTHING if slot == missing else kernels.polling() for slot in setting.slots)
+    cycles = tuple(IDLE_CYCLE if slot == missing else kernels.polling() for slot in setting.slots)
     training = programs.training(BOARD, 64)
 
     def stages(rng: Random) -> Stages:
@@ -79,28 +79,30 @@ def _hanging(setting: Setting) -> Plan:
         yield Stage("one rank never comes", FOREVER_MS, cycles, memory=0.85)
 
     end = _ms(CANCELLED)
-    stuck = Job(owner=TRAINING, slots=setting.slots, stages=stages, hold_ms=end, gpus=64)
-    return Plan(jobs=(stuck, Job(owner=NEXT, slots=setting.slots, stages=training, start_ms=end, gpus=64)))
+    stuck = SimulatedJob(owner=TRAINING, slots=setting.slots, stages=stages, hold_ms=end, gpus=64)
+    return Plan(jobs=(stuck, SimulatedJob(owner=NEXT, slots=setting.slots, stages=training, start_ms=end, gpus=64)))
 
 
 def _forgotten(_: Random) -> Stages:
     cell = (kernels.training_step(BOARD, alone=True),)
     yield Stage("a cell runs", MINUTE_MS, cell, memory=0.35)
-    yield Stage("nobody is at the keyboard", _ms(MENDED - 1), (NOTHING,), memory=0.35)
+    yield Stage("nobody is at the keyboard", _ms(MENDED - 1), (IDLE_CYCLE,), memory=0.35)
     yield Stage("a cell runs", FOREVER_MS, cell, memory=0.35)
 
 
 def _odd(setting: Setting) -> Plan:
     """A notebook on two GPUs, and six that nobody has until they are given away."""
-    notebook = Job(owner=NOTEBOOK, slots=setting.slots[:2], stages=_forgotten)
+    notebook = SimulatedJob(owner=NOTEBOOK, slots=setting.slots[:2], stages=_forgotten)
     stages = programs.training(BOARD, 6)
-    return Plan(jobs=(notebook, Job(owner=SWEEP, slots=setting.slots[2:], stages=stages, start_ms=_ms(MENDED))))
+    return Plan(
+        jobs=(notebook, SimulatedJob(owner=SWEEP, slots=setting.slots[2:], stages=stages, start_ms=_ms(MENDED)))
+    )
 
 
 def _story(number: int) -> Iterator[Observation]:
     """What that node tells; the simulation knows no ranks across nodes, so they are named here."""
     plan = _odd if number == ODD else _hanging
-    told = {"incident": Scenario(description="an incident", plan=plan, duration_seconds=7200)}
+    told = {"incident": Scenario(plan, 7200, "an incident")}
     played = simulate("incident", node=number, stories=told, period_seconds=PERIOD)
     ranks = {uuid: f"{number * 8 + slot}" for slot, uuid in enumerate(played.uuids)}
     for seen in played.observations:

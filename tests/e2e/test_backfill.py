@@ -25,21 +25,21 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.cli.scraped import OWN_WORK
+from exporter.cli.backfill import DAEMON_METRICS
 from exporter.core.exposition import render
-from exporter.core.leaks import NAMES
+from exporter.core.job_record import JobRecord, JobSample, build_job_record, job_sample
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Device, Observation
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.core.statement import Sample, Statement, sample_of, statement_of
-from exporter.history import Store
-from exporter.simulate import simulate
-from exporter.trace import Header, TraceWriter
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.history.store import HistoryStore
+from exporter.simulate.simulation import simulate
+from exporter.trace import TraceHeader, TraceWriter
 from tests.dashboards.past import Past
 from tests.e2e.databases import started, victoria
 from tests.e2e.running import PATIENCE, Labels, Page, command, environment, wait_for
-from tests.receipt.commands import run as report
+from tests.report.commands import run as report
 
 pytestmark = pytest.mark.e2e
 BEGIN = 1_767_225_600
@@ -57,7 +57,7 @@ class Played(Struct):
     end: Snapshot
     first: int
     last: int
-    samples: dict[str, list[Sample]]
+    samples: dict[str, list[JobSample]]
     """Of each job, every five minutes."""
 
     @property
@@ -68,22 +68,22 @@ class Played(Struct):
 def recorded(path: Path, host: str, *, node: int = 0, hours: tuple[float, float] = (0.0, 2.5)) -> Played:
     """Some hours of a simulated node's story, as its recorder would have written them."""
     story = simulate("demo", node=node, board="H100-SXM5-80GB", period_seconds=5.0).observations
-    ledger, told, samples = Ledger(), list[Observation](), dict[str, list[Sample]]()
+    ledger, told, samples = Ledger(), list[Observation](), dict[str, list[JobSample]]()
     devices: tuple[Device, ...] | None = None
     held: tuple[Allocation, ...] | None = None
     for seen in takewhile(lambda one: one.at <= hours[1] * 3600 * SECOND, story):
         devices, held = seen.devices or devices, held if seen.allocations is None else seen.allocations
         if seen.at >= hours[0] * 3600 * SECOND:
             told.append(seen if told else replace(seen, devices=devices, allocations=held, readings=()))
-    with TraceWriter(path, Header(host=host)) as trace:
+    with TraceWriter(path, TraceHeader(host=host)) as trace:
         for observation in told:
             trace.append(observation)
             advance(ledger, observation)
             if observation.wall // SECOND % 300 == 0:
-                for job in take_snapshot(ledger, Meta()).jobs:
-                    samples.setdefault(job.owner.job_id, []).append(sample_of(job, observation.wall))
+                for job in take_snapshot(ledger, DaemonMetadata()).jobs:
+                    samples.setdefault(job.owner.job_id, []).append(job_sample(job, observation.wall))
     ends = [-(-observation.wall // SECOND) for observation in (told[0], told[-1])]
-    return Played(path, take_snapshot(ledger, Meta(host=host)), ends[0], ends[1], samples)
+    return Played(path, take_snapshot(ledger, DaemonMetadata(host=host)), ends[0], ends[1], samples)
 
 
 def backfill(folder: Path, *words: str) -> str:
@@ -116,7 +116,7 @@ def counters(page: Page) -> dict[str, dict[Labels, Decimal]]:
     """Values of the counters on a page, by name and labels."""
     found: dict[str, dict[Labels, Decimal]] = {}
     for (name, labels), value in page.samples.items():
-        if name.endswith("_total") and name not in OWN_WORK:
+        if name.endswith("_total") and name not in DAEMON_METRICS:
             found.setdefault(name, {})[without_empty(labels)] = value
     return found
 
@@ -145,7 +145,7 @@ def test_increase_over_all_of_it_is_what_the_ledger_came_to_to_the_last_digit(tm
             assert grown(past, name, played) == {labels: float(value) for labels, value in values.items()}, name
         last = past.ask('{__name__=~"gpu_efficiency_.+"}', played.last)
         assert {(labels.pop("__name__"), frozenset(set(labels.items()) - SCRAPE)) for labels, _ in last} >= {
-            (name, without_empty(labels)) for name, labels in played.page.samples if name not in OWN_WORK | OF_US
+            (name, without_empty(labels)) for name, labels in played.page.samples if name not in DAEMON_METRICS | OF_US
         }
         assert past.ask("gpu_efficiency_simulated", played.last)[0][1] == 0
         reports_are_the_ledger_s(past, played)
@@ -161,7 +161,7 @@ def reports_are_the_ledger_s(past: Past, played: Played) -> None:
         book = job.counters.now
         assert parts == {
             name: pytest.approx(part / SECOND / 3600, rel=1e-12)
-            for name, part in zip(NAMES, book.parts, strict=True)
+            for name, part in zip(LEAK_NAMES, book.parts, strict=True)
             if part
         }
         assert found["gpu_hours"] == pytest.approx(book.paid / SECOND / 3600, rel=1e-12)
@@ -210,8 +210,8 @@ def test_a_store_s_jobs_are_there_as_they_ended(tmp_path: Path) -> None:
     early = recorded(tmp_path / "early.jsonl", "n1", hours=(0.0, 1.0))
     late = recorded(tmp_path / "late.jsonl", "n1", hours=(1.0, 2.5))
     lives = [statements(early, "a"), statements(late, "b")]
-    with closing(Store(tmp_path / "history.db")) as store:
-        store.write(statements=[each for life in lives for each in life])
+    with closing(HistoryStore(tmp_path / "history.db")) as store:
+        store.write(job_records=[each for life in lives for each in life])
     make_blocks(tmp_path, backfill(tmp_path, "--store", "history.db", "--folder", "history"))
     with stored(tmp_path / "blocks") as past:
         jobs = {each.owner.job_id for life in lives for each in life}
@@ -233,10 +233,10 @@ def test_a_store_s_jobs_are_there_as_they_ended(tmp_path: Path) -> None:
             )
 
 
-def statements(played: Played, life: str) -> list[Statement]:
+def statements(played: Played, life: str) -> list[JobRecord]:
     """Of each job, with a sample each five minutes, as History keeps them."""
     return [
-        statement_of(
+        build_job_record(
             job, node="n1", life=life, until=played.end.wall / SECOND, money={}, gpus={}, models=(), whole_gpus=1.0,
             happened={}, samples=tuple(played.samples.get(job.owner.job_id, ())), simulated=False,
         )

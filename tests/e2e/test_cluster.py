@@ -15,8 +15,8 @@ import pytest
 from exporter.clock import SystemClock
 from exporter.cluster.metrics import page
 from exporter.cluster.slurm import SlurmCluster
-from exporter.cluster.watching import Watch
-from exporter.schedulers.slurm.commands import Commands
+from exporter.cluster.watcher import ClusterWatcher
+from exporter.schedulers.slurm.client import Commands
 from tests.e2e.running import Page, Program, command, environment, running, wait_for
 from tests.slurm.chroot import built
 from tests.slurm.plan import Plan
@@ -56,9 +56,9 @@ class Seen:
     """A watch on the rig whose turns are taken by hand."""
 
     def __init__(self, rig: SlurmRig) -> None:
-        run = Commands(bin_dir=str(rig.commands(rig.nodes[0]))).printed
+        run = Commands(bin_dir=str(rig.commands(rig.nodes[0]))).output
         self._clock = SystemClock()
-        self.watch = Watch(
+        self.watch = ClusterWatcher(
             SlurmCluster(run, refresh_seconds=REFRESH), self._clock, refresh_seconds=REFRESH, max_jobs=100
         )
 
@@ -66,7 +66,7 @@ class Seen:
         """So many looks at once; two ask for everything."""
         for _ in range(number):
             self.watch.turn()
-            assert not self.watch.trouble
+            assert not self.watch.error
         return self.page()
 
     def page(self) -> Page:
@@ -216,7 +216,7 @@ def test_a_controller_that_is_down_and_comes_back(rig: SlurmRig) -> None:
         seen.watch.turn()
     finally:
         rig.start_controller()
-    assert re.search("slurm controller|slurmctld", seen.watch.trouble)
+    assert re.search("slurm controller|slurmctld", seen.watch.error)
     found = seen.page()
     assert float(found.total("cluster_failed_questions_total", kind="silent")) == 1, "and then asked no more"
     assert sum(by(found, "node_expected_gpus", "node").values()) == 32

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from exporter.core.catalog import METRICS
-from exporter.trace import Header, TraceWriter
+from exporter.core.metrics import METRICS
+from exporter.trace import TraceHeader, TraceWriter
 from tests.e2e.running import PATIENCE, ROOT, Daemon, daemon, environment, free_port, running, site, wait_for
 from tests.worlds import RESTING, WORKING, device, first, held, reading, seen
 
@@ -121,7 +121,7 @@ def carpenter(folder: Path) -> Path:
     devices = [device(f"GPU-{n}", f"{n}") for n in range(8)]
     work = WORKING | {"gr_engine_active": 1.0, "sm_active": 1.0, "tensor_active": 0.4}
     signals = [RESTING | {"processes": ()}] * 2 + [RESTING] * 2 + [work] * 4
-    with TraceWriter(trace, Header(host="carpenter"), flush_every=0) as writer:
+    with TraceWriter(trace, TraceHeader(host="carpenter"), flush_every=0) as writer:
         writer.append(first(devices, [held(d.uuid, gpus=6) for d in devices[2:]]))
         for at in range(1, 1500):
             writer.append(seen(at, *(reading(at - 1, at, s, d.uuid) for d, s in zip(devices, signals, strict=True))))

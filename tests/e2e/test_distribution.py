@@ -118,6 +118,7 @@ def test_the_metadata_names_what_is_needed_and_shows_the_readme(made: Built) -> 
     needed = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {line.split("<")[0].split(">")[0] for line in needed} == {
         "prometheus-client", "nvidia-ml-py", "fastapi", "uvicorn", "msgspec", "httpx", "PyYAML", "bcrypt", "h11",
+        "Jinja2",
     }  # fmt: skip
     assert content(made.wheel)[f"{INFO}/entry_points.txt"] == (
         b"[console_scripts]\ngpu-efficiency = exporter.cli:main\n"

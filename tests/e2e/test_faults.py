@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.faults.day import Day, Met
-from benchmarks.faults.endurance import measured
-from benchmarks.faults.live import FAULTS, lived
-from benchmarks.faults.unwell import GPUS
+from tests.fuzz.day import Day, Met
+from tests.fuzz.endurance import measured
+from tests.fuzz.live import FAULTS, lived
+from tests.fuzz.unwell import GPUS
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.running import Daemon, Page, daemon
 from tests.nvml_stub.build import build
-from tests.reports.follow_logs import maxtext
+from tests.training.follow_logs import maxtext
 
 pytestmark = pytest.mark.e2e
 JOB = "77"

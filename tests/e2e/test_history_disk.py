@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.core.statement import Wanted
-from exporter.history import read_store
-from exporter.history.keeping import COVER_SECONDS
+from exporter.core.job_record import JobRecordQuery
+from exporter.history.recorder import CHECKPOINT_WAIT_SECONDS
+from exporter.history.store import open_read_only
 from tests.e2e.running import Page, wait_for
 from tests.history.disk.build import Disk
 from tests.history.served import Node, Served, Told
@@ -62,7 +62,7 @@ def goes_on(served: Served) -> None:
     for _ in range(5):
         began = time.monotonic()
         page = served.first()
-        assert time.monotonic() - began < COVER_SECONDS + SLACK_SECONDS
+        assert time.monotonic() - began < CHECKPOINT_WAIT_SECONDS + SLACK_SECONDS
         ticks.append(page.total("ticks_total"))
         time.sleep(0.3)
     assert ticks[-1] >= before.total("ticks_total") + 3
@@ -70,8 +70,8 @@ def goes_on(served: Served) -> None:
 
 
 def kept_jobs(node: Node) -> set[str]:
-    with closing(read_store(node.store)) as store:
-        return {one.owner.job_id for one in store.statements(Wanted())}
+    with closing(open_read_only(node.store)) as store:
+        return {one.owner.job_id for one in store.job_records(JobRecordQuery())}
 
 
 def test_it_goes_on_over_a_disk_that_fails_and_writes_what_waited_when_it_is_well(

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from exporter.history import Store
-from exporter.receipt.comparing import Comparison
-from exporter.receipt.drawing.lettering import width
-from exporter.receipt.html import html
-from exporter.receipt.model import Receipt
-from exporter.receipt.saying import comparison_tables, receipt_tables
-from exporter.receipt.sums.summary import Summary
-from exporter.receipt.sums.summing import summary_tables
+from exporter.history.store import HistoryStore
+from exporter.report.html import render_html
+from exporter.report.model import JobReport, ReportComparison
+from exporter.report.ranking import summary_tables
+from exporter.report.summary import UsageSummary
+from exporter.report.svg import text_width
+from exporter.report.text import comparison_tables, report_tables
 from tests.e2e.chromium import MISSING, Browser, browser, installed
-from tests.receipt import pages
-from tests.receipt.commands import run
-from tests.receipt.stated import BEGIN, sample, stated
+from tests.report import pages
+from tests.report.commands import run
+from tests.report.stated import BEGIN, sample, stated
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not installed(), reason=MISSING)]
-FOUND: dict[str, Receipt | Comparison | Summary] = {
+FOUND: dict[str, JobReport | ReportComparison | UsageSummary] = {
     "full": pages.full(), "every_leak": pages.every_leak(), "one_leak": pages.one_leak(), "empty": pages.empty(),
     "rude": pages.rude(pages.RUDE[0]), "long": pages.rude("w" * 400), "two": pages.two(), "many": pages.many(),
 }  # fmt: skip
@@ -52,13 +51,13 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     for name, found in FOUND.items():
         match found:
-            case Receipt():
-                tables = list(receipt_tables(found))
-            case Comparison():
+            case JobReport():
+                tables = list(report_tables(found))
+            case ReportComparison():
                 tables = list(comparison_tables(found))
-            case Summary():
+            case UsageSummary():
                 tables = list(summary_tables(found))
-        (folder / f"{name}.html").write_text(html(found, tables), encoding="utf-8")
+        (folder / f"{name}.html").write_text(render_html(found, tables), encoding="utf-8")
     return folder
 
 
@@ -85,9 +84,9 @@ def test_on_a_desk_and_on_a_phone_all_of_it_is_there(tab: Browser, folder: Path,
 
 
 def test_the_command_writes_what_the_browser_shows(tab: Browser, tmp_path: Path) -> None:
-    kept, page = Store(tmp_path / "history.db"), tmp_path / "receipt.html"
+    kept, page = HistoryStore(tmp_path / "history.db"), tmp_path / "receipt.html"
     kept.write(
-        statements=(stated(samples=tuple(sample(each, 120.0 * each, useful=60.0 * each) for each in range(61))),)
+        job_records=(stated(samples=tuple(sample(each, 120.0 * each, useful=60.0 * each) for each in range(61))),)
     )
     kept.close()
     assert run(f"7 --store {tmp_path / 'history.db'} --at {BEGIN + 100_000:.0f} --html -o {page}") == (0, "", "")
@@ -145,4 +144,4 @@ def test_no_word_is_wider_than_it_is_taken_for(tab: Browser, folder: Path) -> No
     shown = [(words, size, bold, long) for words, size, bold, long in seen if long]
     assert len(shown) > 100
     for words, size, bold, long in shown:
-        assert long <= width(words, size, bold=bold) * 1.02 + 0.5, words
+        assert long <= text_width(words, size, bold=bold) * 1.02 + 0.5, words

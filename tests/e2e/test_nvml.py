@@ -15,7 +15,7 @@ from exporter import __version__
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.trace import read_trace
 from tests.e2e.running import Daemon, Page, command, daemon, environment, running, wait_for
 from tests.nvml_stub.build import LIBRARY, build
@@ -238,5 +238,5 @@ def here(trace: Path) -> str:
         for observation in read:
             advance(ledger, observation)
         host = read.header.host
-    meta = Meta(version=__version__, source="replay", simulated=True, host=host)
+    meta = DaemonMetadata(version=__version__, source="replay", simulated=True, host=host)
     return render(take_snapshot(ledger, meta)).decode()

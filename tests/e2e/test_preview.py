@@ -17,8 +17,8 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Observation, Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.trace import Header, TraceWriter
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.trace import TraceHeader, TraceWriter
 from tests.dashboards.past import Series, named, prometheus
 from tests.e2e.running import Page
 from tests.preview.commands import preview
@@ -149,7 +149,7 @@ def node() -> Iterator[Observation]:
 
 def tell_real_pages(samples: Series) -> None:
     """What the real exporter would have said of that node, page by page."""
-    ledger, meta = Ledger(), Meta(version="1", source="replay")
+    ledger, meta = Ledger(), DaemonMetadata(version="1", source="replay")
     for minute, observation in enumerate(node()):
         advance(ledger, observation)
         for (name, labels), value in Page(render(take_snapshot(ledger, meta)).decode()).samples.items():
@@ -228,7 +228,7 @@ def test_the_pages_of_a_node_and_its_recording_give_the_same_answer(
     ask: Callable[[str], dict[str, Any]], tmp_path: Path, tried: str
 ) -> None:
     """Work starts when 10 s of it are seen by the core, with its first second by its page: a minute at most between."""
-    with TraceWriter(tmp_path / "node.jsonl", Header()) as trace:
+    with TraceWriter(tmp_path / "node.jsonl", TraceHeader()) as trace:
         for observation in node():
             trace.append(observation)
     recorded = json.loads(preview(f"{tmp_path / 'node.jsonl'} {tried} --json")[1])["rows"]
@@ -258,7 +258,7 @@ def test_many_small_windows_give_the_same_answer(
     ask: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ask(f"{IN_A} {TRIED}")
-    monkeypatch.setattr("exporter.preview.history.MOST_SAMPLES", 500)
+    monkeypatch.setattr("exporter.preview.history.MAX_SAMPLES", 500)
     parts = ask(f"{IN_A} {TRIED}")
     assert parts["rows"][1] == whole["rows"][1] | {
         "gpu_hours_freed": pytest.approx(whole["rows"][1]["gpu_hours_freed"], abs=0.02),

@@ -15,10 +15,17 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from exporter.cardinality.profiles import PROFILES, kept, worst
-from exporter.cardinality.recordings import recorded, recordings
-from exporter.cardinality.series import OF_A_SCRAPE, Fleet, scraped
-from exporter.cli.cardinality import LEAKS
+from exporter.cardinality import (
+    PROFILES,
+    SERIES_OF_A_SCRAPE,
+    FleetSize,
+    kept_share,
+    max_samples,
+    recorded_series,
+    recording_rules,
+    scraped_series,
+)
+from exporter.cli.cardinality import USUAL_LEAKS
 from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.stories import Story, play
@@ -95,7 +102,7 @@ def test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules(demo:
 # -- profiles --
 
 
-def fleet_of_page(page: Page) -> Fleet:
+def fleet_of_page(page: Page) -> FleetSize:
     """What the page of one node says that there is."""
     gpus = {labels["uuid"] for labels, _ in page.rows("paid_seconds_total")}
     held = {labels["uuid"] for labels, _ in page.rows("allocation_info")}
@@ -103,7 +110,7 @@ def fleet_of_page(page: Page) -> Fleet:
         tuple(labels[k] for k in ("team", "account", "workload_namespace"))
         for labels, _ in page.rows("account_seconds_total")
     }
-    return Fleet(
+    return FleetSize(
         gpus=len(gpus), jobs=len(page.rows("job_info")), free=len(gpus - held),
         spinning=len(page.rows("hang_suspected")),
         trouble=len(page.rows("job_hang_suspected_gpus")), serving=len(page.rows("job_engine_info")),
@@ -115,7 +122,7 @@ def fleet_of_page(page: Page) -> Fleet:
 def test_what_prometheus_keeps_by_each_profile_is_what_the_calculator_says(demo: Daemon, tmp_path: Path) -> None:
     """A demo's daemon four times, with the relabelling of the examples; and a limit of one below the truth refuses."""
     fleet = fleet_of_page(demo.page())
-    jobs = [_job(demo, profile, worst(fleet, profile)) for profile in PROFILES]
+    jobs = [_job(demo, profile, max_samples(fleet, profile)) for profile in PROFILES]
     tight = _job(demo, "full", 100) | {"job_name": "tight"}
     pace = {"scrape_interval": "1s", "scrape_timeout": "1s"}
     config = {"global": pace, "scrape_configs": [*jobs, tight]}
@@ -126,9 +133,9 @@ def test_what_prometheus_keeps_by_each_profile_is_what_the_calculator_says(demo:
             stored = one(client, f'count({{job="{profile}"}})')
             assert stored is not None
             fleet = fleet_of_page(demo.page())
-            most = sum(count * kept(name, profile) for name, count in scraped(fleet).items())
+            most = sum(count * kept_share(name, profile) for name, count in scraped_series(fleet).items())
             assert stored <= most <= stored * 1.15, (profile, stored, most)
-            assert one(client, f'count({{job="{profile}",__name__=~"up|scrape_.+"}})') == OF_A_SCRAPE
+            assert one(client, f'count({{job="{profile}",__name__=~"up|scrape_.+"}})') == SERIES_OF_A_SCRAPE
         assert one(client, 'up{job="tight"}') == 0
         (target,) = [t for t in client.get("/api/v1/targets").json()["data"]["activeTargets"]
                      if t["labels"]["job"] == "tight"]  # fmt: skip
@@ -145,7 +152,7 @@ def _job(demo: Daemon, profile: str, limit: float) -> dict[str, Any]:
 
 
 @pytest.fixture(name="stored", scope="module")
-def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Past, Fleet]]:
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Past, FleetSize]]:
     """Nine nodes' pages of forty minutes and everything the rules make of them."""
     with prometheus(tmp_path_factory.mktemp("past")) as past:
         snapshots = [play(story, end=END, url=past.url).last for story in NODES]
@@ -153,26 +160,26 @@ def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Past, Fl
         yield past, fleet_of(*snapshots)
 
 
-def test_no_rule_records_more_than_the_calculator_says(stored: tuple[Past, Fleet]) -> None:
+def test_no_rule_records_more_than_the_calculator_says(stored: tuple[Past, FleetSize]) -> None:
     past, fleet = stored
     ended = {labels["job_id"] for labels, _ in past.ask("count by (job_id) (job:gpu_efficiency_gau:median_1d)", END)}
     fleet = replace(fleet, churn=24.0 * (len(ended) - fleet.jobs + 1))  # so many have ended within the hour
     found = {labels["__name__"]: value for labels, value in past.ask('count by (__name__) ({__name__=~".+:.+"})', END)}
-    most = {rule.record: recorded(fleet, rule) for rule in recordings()}
+    most = {rule.record: recorded_series(fleet, rule) for rule in recording_rules()}
     assert found.keys() <= most.keys()
     assert {name: (value, most[name]) for name, value in found.items() if value > most[name]} == {}
-    usual = replace(fleet, leaks=LEAKS, churn=0.0)
-    total = sum(recorded(usual, rule, calm=True) for rule in recordings())
+    usual = replace(fleet, leaks=USUAL_LEAKS, churn=0.0)
+    total = sum(recorded_series(usual, rule, calm=True) for rule in recording_rules())
     truth = sum(found.values())
     assert truth <= total <= truth * 1.4, (truth, total)
 
 
-def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Past, Fleet]) -> None:
+def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Past, FleetSize]) -> None:
     past, fleet = stored
     of_jobs = past.ask("count(job_leak:gpu_efficiency_seconds:rate5m) / count(job:gpu_efficiency_info)", END)[0][1]
     of_nodes = past.ask("count(node_leak:gpu_efficiency_seconds:rate5m)", END)[0][1] / fleet.nodes
     assert (round(of_jobs, 1), round(of_nodes, 1)) == (3.7, 5.0)
-    assert LEAKS - 1 < max(of_jobs, of_nodes) <= LEAKS
+    assert USUAL_LEAKS - 1 < max(of_jobs, of_nodes) <= USUAL_LEAKS
 
 
 # -- VictoriaMetrics --

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.schedulers.telling import Mask
+from exporter.schedulers.privacy import UserMask
 from exporter.trace import read_trace
 from tests.e2e.running import Daemon, Page, command, daemon, environment, running, wait_for
 from tests.nvml_stub.build import build
@@ -149,7 +149,7 @@ def hashing(folder: Path) -> Path:
 
 
 def test_no_page_no_log_and_no_trace_has_a_user_s_name(tmp_path: Path, worker: dict[str, str]) -> None:
-    hidden, config = Mask(KEY).user(USER), hashing(tmp_path)
+    hidden, config = UserMask(KEY).user(USER), hashing(tmp_path)
     words = ("--config", f"{config}", "--source", "nvml", "--scheduler", "processes", *PACE)
     with daemon(tmp_path, "serve", *words, **worker) as served:
         page = served.until(lambda page: page.rows("job_info", user=hidden), "the hash of the user")

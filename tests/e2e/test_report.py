@@ -1,6 +1,6 @@
 """`gpu-efficiency report` against a real Prometheus with two hours of jobs whose figures were added up by hand.
 
-The hours are `tests/receipt/stored.py`; nothing waits for a clock.
+The hours are `tests/report/stored.py`; nothing waits for a clock.
 """
 
 import json
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.checkpoint import freeze, thaw
+from exporter.core.checkpoint import dump_ledger, load_ledger
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
-from exporter.core.model import Owner, Report
-from exporter.core.money import Price, Terms
+from exporter.core.model import Owner, TrainingReport
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.dashboards.past import prometheus
 from tests.e2e.running import Page
-from tests.receipt.commands import run
-from tests.receipt.stored import BEGIN, END, put, samples
+from tests.report.commands import run
+from tests.report.stored import BEGIN, END, put, samples
 from tests.worlds import WORKING, S, cut, device, first, held, reading, seen
 
 pytestmark = pytest.mark.e2e
@@ -61,9 +61,9 @@ def real_pages(job: str = "61", *, remembers: bool = False) -> Iterator[tuple[in
     holds = [held(board.uuid, Owner(job, user="ada"), gpus=2) for board in boards]
     frozen = b""
     for begin, end in LIVES:
-        ledger, meta = Ledger(), Meta(version="1", source="replay", terms=Terms(node="here"))
+        ledger, meta = Ledger(), DaemonMetadata(version="1", source="replay", terms=Terms(node="here"))
         if frozen and remembers:
-            thaw(ledger, frozen)
+            load_ledger(ledger, frozen)
         advance(ledger, replace(first(boards, holds), at=begin * 60 * S, wall=(BEGIN + begin * 60) * S))
         for minute in range(begin + 1, end + 1):
             at = minute * 60
@@ -71,13 +71,13 @@ def real_pages(job: str = "61", *, remembers: bool = False) -> Iterator[tuple[in
             observed = seen(at, *told, reports=(report(at, job),))
             advance(ledger, replace(observed, wall=(BEGIN + at) * S))
             yield minute, Page(render(take_snapshot(ledger, meta)).decode())
-        frozen = freeze(ledger)
+        frozen = dump_ledger(ledger)
 
 
 def slice_pages() -> Iterator[tuple[int, Page]]:
     """Half an hour of job 64 on a seventh of a GPU, which costs 7 USD an hour."""
     ledger, whole = Ledger(), cut(1)
-    meta = Meta(version="1", terms=Terms(node="sliced", prices=(Price(7.0, "USD"),)))
+    meta = DaemonMetadata(version="1", terms=Terms(node="sliced", prices=(Price(7.0, "USD"),)))
     advance(ledger, first(whole, [held(whole[1].uuid, Owner("64", user="ada"))]))
     for minute in range(1, 31):
         at = minute * 60
@@ -86,9 +86,9 @@ def slice_pages() -> Iterator[tuple[int, Page]]:
         yield minute, Page(render(take_snapshot(ledger, meta)).decode())
 
 
-def report(at: int, job: str = "61") -> Report:
+def report(at: int, job: str = "61") -> TrainingReport:
     """Of the minute before: six steps, a tenth of them data, a hundredth padding."""
-    return Report(
+    return TrainingReport(
         job_id=job, start=(at - 60) * S, end=at * S, gpus=2, uuids=("GPU-a", "GPU-b"), rank="0", run="r",
         step=at // 10, steps=6, tokens=6000.0, padding=60.0, model_flops=2e16, phases=(("data", 6 * S),), world_size=2,
     )  # fmt: skip
@@ -342,9 +342,9 @@ def test_the_pages_of_a_real_node_give_what_its_books_hold(ask: Ask) -> None:
 
 def test_in_small_parts_the_answer_is_the_same(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ask("--compare 41 42")
-    monkeypatch.setattr("exporter.receipt.asking.MOST_SAMPLES", 50)
-    monkeypatch.setattr("exporter.receipt.asking.MOST_READ", 100)
-    monkeypatch.setattr("exporter.receipt.facts.MOST_READ", 100)
+    monkeypatch.setattr("exporter.report.query.MAX_SAMPLES_RETURNED", 50)
+    monkeypatch.setattr("exporter.report.query.MAX_SAMPLES_READ", 100)
+    monkeypatch.setattr("exporter.report.prometheus_run.MAX_SAMPLES_READ", 100)
     assert ask("--compare 41 42") == alike(whole)
 
 

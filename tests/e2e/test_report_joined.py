@@ -17,24 +17,24 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 from msgspec.structs import replace
 
+from exporter.core.job_record import JobRecord, JobRecordQuery, NodeEvent
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.core.statement import Event, Statement, Wanted
-from exporter.history import Store
-from exporter.history.remembering import Memory
-from exporter.http import create_app
-from exporter.http.guarding import Guarding
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.history.job_tracker import JobTracker
+from exporter.history.store import HistoryStore
+from exporter.web.app import create_app
+from exporter.web.security import WebConfigWatcher
 from tests.certificates import Authority
 from tests.dashboards.past import Series, prometheus
 from tests.e2e.running import free_port, site
 from tests.e2e.test_report import LIVES, NOW, real_pages, report
-from tests.http.serving import served
-from tests.receipt.commands import run
-from tests.receipt.stated import BEGIN, HOUR, owner, stated, trained
-from tests.receipt.stored import BEGIN as STORED
-from tests.receipt.stored import put
+from tests.report.commands import run
+from tests.report.stated import BEGIN, HOUR, owner, stated, trained
+from tests.report.stored import BEGIN as STORED
+from tests.report.stored import put
+from tests.web.serving import served
 from tests.worlds import WORKING, S, device, first, held, reading, seen
 
 pytestmark = pytest.mark.e2e
@@ -50,32 +50,32 @@ def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
 class Kept:
     """A node's store, as its daemon would ask it."""
 
-    def __init__(self, told: Sequence[Statement]) -> None:
+    def __init__(self, told: Sequence[JobRecord]) -> None:
         self._told = told
 
-    def statements(self, wanted: Wanted) -> list[Statement]:
-        found = sorted((each for each in self._told if wanted.has(each)), key=lambda each: -each.end)
+    def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
+        found = sorted((each for each in self._told if wanted.matches(each)), key=lambda each: -each.end)
         return found[: wanted.limit]
 
-    def events(self, since: float, limit: int) -> list[Event]:  # noqa: ARG002  nothing happened
+    def events(self, since: float, limit: int) -> list[NodeEvent]:  # noqa: ARG002  nothing happened
         return []
 
-    def cover(self, snapshot: Snapshot) -> Snapshot | None:
+    def checkpointed_view(self, snapshot: Snapshot) -> Snapshot | None:
         """Nothing is forgotten."""
         return snapshot
 
 
 @contextmanager
-def node(*told: Statement, **how: Any) -> Iterator[str]:
+def node(*told: JobRecord, **how: Any) -> Iterator[str]:
     """A daemon that has kept those; gives its address."""
-    app = create_app(lambda: None, now=lambda: 0, max_age_seconds=10, kept=Kept(told))
+    app = create_app(lambda: None, now=lambda: 0, max_age_seconds=10, history=Kept(told))
     with served(app, **how) as site:
         yield f"{site.scheme}://localhost:{site.ports[0]}"
 
 
-def store(path: Path, *told: Statement) -> Path:
-    kept = Store(path)
-    kept.write(statements=told)
+def store(path: Path, *told: JobRecord) -> Path:
+    kept = HistoryStore(path)
+    kept.write(job_records=told)
     kept.close()
     return path
 
@@ -140,7 +140,7 @@ def test_a_node_with_tls_and_a_password(tmp_path: Path) -> None:
         f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n"
         "basic_auth_users: {ada: $2b$04$VpkVsVErMqhMat/K2rzJb.j.ajGD7Wu8kn5WyRe/MKIU9DMXP5lEO}\n"
     )
-    with node(stated(), guarding=Guarding(tmp_path / "web.yml")) as url:
+    with node(stated(), guarding=WebConfigWatcher(tmp_path / "web.yml")) as url:
         status, _, err = run(f"7 --node {url} {AT}")
         assert (status, "CERTIFICATE_VERIFY_FAILED" in err) == (1, True)
         status, _, err = run(f"7 --node {url} {AT} --ca-file {authority.certificate}")
@@ -158,10 +158,10 @@ def test_more_than_one_answer_holds_is_asked_for_in_parts() -> None:
     with node(*many) as url:
         for job in (3, 19_999):
             assert found(f"{job} --node {url} --at {BEGIN + 1e6:.0f}")["when"]["start"] == BEGIN + 10 * job
-        from exporter.receipt.nodes import ask_nodes  # noqa: PLC0415  what sums ask
+        from exporter.report.nodes import fetch_records  # noqa: PLC0415  what sums ask
 
-        answer = ask_nodes([url], Wanted(since=BEGIN, until=BEGIN + 1e6, limit=1_000_000))
-    assert len(answer.statements) == 20_000
+        answer = fetch_records([url], JobRecordQuery(since=BEGIN, until=BEGIN + 1e6, limit=1_000_000))
+    assert len(answer.records) == 20_000
     assert answer.notes == ()
 
 
@@ -243,13 +243,13 @@ def test_a_store_that_is_none_is_named(tmp_path: Path) -> None:
 # -- the same node, by a Prometheus and by its statements --
 
 
-def lives() -> list[Statement]:
+def lives() -> list[JobRecord]:
     """Of the node of `test_report.real_pages`: the same observations, remembered instead of scraped."""
     boards = [device("GPU-a", "0"), device("GPU-b", "1")]
     holds = [held(board.uuid, Owner("61", user="ada"), gpus=2) for board in boards]
-    told: list[Statement] = []
+    told: list[JobRecord] = []
     for life, (begin, end) in enumerate(LIVES):
-        ledger, memory = Ledger(), Memory(node="real", life=f"{life}")
+        ledger, memory = Ledger(), JobTracker(node="real", ledger_id=f"{life}")
         observed = replace(first(boards, holds), at=begin * 60 * S, wall=(STORED + begin * 60) * S)
         for minute in range(begin, end + 1):
             at = minute * 60
@@ -257,9 +257,9 @@ def lives() -> list[Statement]:
                 readings = [reading(at - 60, at, WORKING, board.uuid) for board in boards]
                 observed = replace(seen(at, *readings, reports=(report(at),)), wall=(STORED + at) * S)
             advance(ledger, observed)
-            snapshot = take_snapshot(ledger, Meta())
-            told += memory.take_in(snapshot)[1]
-        told += memory.every_statement(snapshot)
+            snapshot = take_snapshot(ledger, DaemonMetadata())
+            told += memory.update(snapshot)[1]
+        told += memory.all_records(snapshot)
     return told
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.dashboards.past import Past, prometheus, rules
 from tests.e2e.running import ROOT
-from tests.receipt.commands import run
-from tests.receipt.sum_counters import END, MINUTE, by_hand
-from tests.receipt.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
+from tests.report.commands import run
+from tests.report.sum_counters import END, MINUTE, by_hand
+from tests.report.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
 
 pytestmark = pytest.mark.e2e
 FLEETS = {
@@ -162,8 +162,8 @@ def test_a_line_for_each_row_and_one_for_all(ask: Ask) -> None:
 
 def test_small_questions_give_the_same_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = json.loads(ask(f"{of('tidal')} --every day --json"))
-    monkeypatch.setattr("exporter.receipt.sums.growth.MOST_READ", 20_000)
-    monkeypatch.setattr("exporter.receipt.sums.stored._AT_ONCE", 2)
+    monkeypatch.setattr("exporter.report.usage_prometheus.MAX_SAMPLES_READ", 20_000)
+    monkeypatch.setattr("exporter.report.usage_prometheus._JOBS_PER_QUERY", 2)
     parts = json.loads(ask(f"{of('tidal')} --every day --json"))
     assert parts["whole"]["gpu_hours"] == pytest.approx(whole["whole"]["gpu_hours"])
     assert [row["lost_money"] for row in parts["rows"]] == [pytest.approx(row["lost_money"]) for row in whole["rows"]]
@@ -179,7 +179,7 @@ def test_what_is_much_is_split_by_recording_rules_and_counted_all_the_same(
     past.record(
         [rule for rule in rules("recording.yaml", "recording-jobs.yaml") if rule.name in RECORDED], start=begin, end=end
     )
-    monkeypatch.setattr("exporter.receipt.sums.growth.MOST_READ", 200_000)
+    monkeypatch.setattr("exporter.report.usage_prometheus.MAX_SAMPLES_READ", 200_000)
     found, fleet = json.loads(ask(f"{of('ruled')} --every day --json")), FLEETS["ruled"]
     assert found["whole"]["gpu_hours"] == pytest.approx(fleet.nodes * fleet.gpus * fleet.length / HOUR, rel=0.005)
     assert found["whole"]["layers"]["product"] == pytest.approx(0.3, abs=0.01)

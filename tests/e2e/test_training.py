@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from exporter.reports import client
+from exporter.training import client
 from tests.e2e.running import Daemon, Page, daemon, wait_for
 from tests.nvml_stub.build import build
-from tests.reports.training.running import HERE, PYTHON, missing
+from tests.training.frameworks.running import HERE, PYTHON, missing
 
 pytestmark = pytest.mark.e2e
 CRASHED = 17

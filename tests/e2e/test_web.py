@@ -15,9 +15,9 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from benchmarks.faults import soak
 from tests.certificates import Authority
 from tests.e2e.running import PATIENCE, Program, command, environment, free_port, running, wait_for
+from tests.fuzz import soak
 
 pytestmark = pytest.mark.e2e
 WORD = "correct horse"
@@ -229,7 +229,7 @@ def test_the_interface_is_what_its_description_says(tmp_path: Path) -> None:
 
 
 def test_fifty_hostile_connections_disturb_neither_sampling_nor_scrapes() -> None:
-    """Fifteen seconds of what `python -m benchmarks.faults.soak` does for an hour."""
+    """Fifteen seconds of what `python -m tests.fuzz.soak` does for an hour."""
     found = soak.soak(15)
     assert found.undisturbed, soak.told(found)
     assert len(found.times) >= 10

@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from exporter.config import ServedModel
-from exporter.core.model import SECOND, Serving
-from exporter.engines.intervals import Holder, Replica
-from exporter.engines.known import ENGINES, engine_of, read
-from exporter.engines.page import Page
-from exporter.engines.web import Trouble, fetch
+from exporter.core.model import SECOND, ServingReport
+from exporter.engines.base import ScrapeFailure
+from exporter.engines.page import MetricsPage
+from exporter.engines.registry import ENGINES, engine_of_command, read_metrics
+from exporter.engines.replica import Replica, ReplicaPlacement
+from exporter.engines.scraper import fetch
 from tests.engines.standins import Server, StandIn, served
 
 SAMPLE = Path("../shared/samples/vllm/vllm-qwen0.5b-kops.prom")
@@ -22,15 +23,17 @@ SAMPLE = Path("../shared/samples/vllm/vllm-qwen0.5b-kops.prom")
 class Look:
     """Looks at one stand-in, five seconds apart."""
 
-    def __init__(self, server: Server, command: str, *, holder: Holder, models: dict[str, ServedModel]) -> None:
+    def __init__(
+        self, server: Server, command: str, *, holder: ReplicaPlacement, models: dict[str, ServedModel]
+    ) -> None:
         self.server, self.command, self.holder = server, command, holder
         self.replica, self.at = Replica(models), 0
 
-    def __call__(self) -> Serving:
+    def __call__(self) -> ServingReport:
         self.at += 5 * SECOND
-        page = Page(asyncio.run(_get(f"{self.server.url}{self.server.path}")))
+        page = MetricsPage(asyncio.run(_get(f"{self.server.url}{self.server.path}")))
         assert not page.bad
-        return self.replica.hear(read(page, self.command), self.at, holder=self.holder)
+        return self.replica.update(read_metrics(page, self.command), self.at, placement=self.holder)
 
 
 async def _get(url: str) -> str:
@@ -38,7 +41,7 @@ async def _get(url: str) -> str:
         return await fetch(client, url, seconds=5)
 
 
-def latencies(said: Serving) -> list[tuple[object, ...]]:
+def latencies(said: ServingReport) -> list[tuple[object, ...]]:
     return [(one.kind, one.p50, one.p95, one.p99) for one in said.latencies]
 
 
@@ -52,14 +55,14 @@ def opened() -> Iterator[Open]:
         def one(dialect: str, command: str = "", models: dict[str, ServedModel] | None = None) -> tuple[StandIn, Look]:
             engine = StandIn(dialect)
             server = stack.enter_context(served(Server(engine)))
-            return engine, Look(server, command, holder=Holder("job", shared=2), models=models or {})
+            return engine, Look(server, command, holder=ReplicaPlacement("job", shared=2), models=models or {})
 
         yield one
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason="needs ../shared")
 def test_a_recorded_vllm_that_rests() -> None:
-    figures = read(Page(SAMPLE.read_text()), "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-num-seqs=64")
+    figures = read_metrics(MetricsPage(SAMPLE.read_text()), "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-num-seqs=64")
     assert (figures.engine, figures.model, figures.slots) == ("vllm", "Qwen/Qwen2.5-0.5B-Instruct", 64.0)
     assert (figures.running, figures.waiting, figures.kv_use) == (0.0, 0.0, 0.0)
     assert {k: v for k, v in figures.counters.items() if v} == {}
@@ -67,8 +70,8 @@ def test_a_recorded_vllm_that_rests() -> None:
     assert set(figures.histograms) == {"ttft", "itl", "queue", "e2e"}
     assert figures.histograms["queue"].bounds[:3] == (0.3, 0.5, 0.8)
     replica = Replica({})
-    replica.hear(figures, 5 * SECOND, holder=Holder("j"))
-    said = replica.hear(figures, 10 * SECOND, holder=Holder("j"))
+    replica.update(figures, 5 * SECOND, placement=ReplicaPlacement("j"))
+    said = replica.update(figures, 10 * SECOND, placement=ReplicaPlacement("j"))
     assert (said.start, said.end, said.prompt_tokens, said.preemptions, said.recomputed_tokens) == (
         5 * SECOND,
         10 * SECOND,
@@ -361,20 +364,20 @@ def test_an_engine_inside_dynamo_speaks_for_itself() -> None:
     text.say("vllm:num_requests_running", 2)
     worker = StandIn("dynamo 0.4 worker")
     worker.say("dynamo_component_inflight_requests", 3)
-    assert read(Page((worker.page() + text.page()).decode()), "").engine == "vllm"
+    assert read_metrics(MetricsPage((worker.page() + text.page()).decode()), "").engine == "vllm"
 
 
 def test_rays_prefix_and_underscores_are_the_same_names() -> None:
     page = 'ray_vllm_num_requests_running{model_name="m",WorkerId="a"} 4\nvllm_generation_tokens{model_name="m"} 9\n'
-    figures = read(Page(page), "")
+    figures = read_metrics(MetricsPage(page), "")
     assert (figures.running, figures.counters["generated"]) == (4, 9)
 
 
 def test_names_of_tomorrow_are_told_from_no_engine_at_all() -> None:
-    with pytest.raises(Trouble, match="names that are not known here") as newer:
-        read(Page("vllm:batch_now 1\nvllm:tokens_made_total 7\n"), "")
-    with pytest.raises(Trouble) as stranger:
-        read(Page("node_load1 1\n"), "")
+    with pytest.raises(ScrapeFailure, match="names that are not known here") as newer:
+        read_metrics(MetricsPage("vllm:batch_now 1\nvllm:tokens_made_total 7\n"), "")
+    with pytest.raises(ScrapeFailure) as stranger:
+        read_metrics(MetricsPage("node_load1 1\n"), "")
     assert (newer.value.kind, stranger.value.kind) == ("dialect", "not_an_engine")
 
 
@@ -397,12 +400,12 @@ def test_names_of_tomorrow_are_told_from_no_engine_at_all() -> None:
     ],
 )
 def test_command_lines(command: str, engine: str | None) -> None:
-    found = engine_of(command)
+    found = engine_of_command(command)
     assert (found.name if found else None) == engine
 
 
 def test_json_that_empties_a_queue_is_never_asked_for() -> None:
-    serve = engine_of("trtllm-serve m")
+    serve = engine_of_command("trtllm-serve m")
     assert serve is not None
     assert serve.paths == ("/prometheus/metrics",)
     assert {engine.name for engine in ENGINES} == {"vllm", "sglang", "trtllm", "tgi", "dynamo"}

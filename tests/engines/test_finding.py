@@ -14,13 +14,19 @@ import pytest
 from msgspec import Struct
 
 from exporter.clock import SystemClock
-from exporter.config import Config, ConfigError, EngineEndpoint, Engines
-from exporter.core.model import Serving
-from exporter.engines.family import command, look
-from exporter.engines.finding import Finder, Found
-from exporter.engines.polling import Poller, open_engines
-from exporter.engines.sockets import addresses, listeners, reachable
-from exporter.workloads import Guest, Heard
+from exporter.config import Config, ConfigError, EngineEndpoint, EngineSettings
+from exporter.core.model import ServingReport
+from exporter.engines.discovery import (
+    DiscoveredEngines,
+    EngineDiscovery,
+    addresses,
+    command_line,
+    listeners,
+    reachable_host,
+    read_process_tree,
+)
+from exporter.engines.scraper import EngineScraper, open_engines
+from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import StandIn
 
 T = TypeVar("T")
@@ -58,49 +64,56 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
-def found(engines: Engines, guests: Sequence[Guest], mine: Sequence[int], *, job: str = "j") -> Found:
-    finder = Finder(engines)
+def found(
+    engines: EngineSettings, guests: Sequence[WorkloadProcess], mine: Sequence[int], *, job: str = "j"
+) -> DiscoveredEngines:
+    finder = EngineDiscovery(engines)
     relatives = finder.relatives(guests)
-    return finder.find(guests, {pid: Guest(pid, job) for pid in relatives if pid in mine})
+    return finder.discover(guests, {pid: WorkloadProcess(pid, job) for pid in relatives if pid in mine})
 
 
-def guest(pid: int, job: str = "j", uuid: str = "GPU-1", kind: str = "batch") -> Guest:
-    return Guest(pid, job, (uuid,), workload_class=kind)
+def guest(pid: int, job: str = "j", uuid: str = "GPU-1", kind: str = "batch") -> WorkloadProcess:
+    return WorkloadProcess(pid, job, (uuid,), workload_class=kind)
 
 
 def test_the_server_is_the_parent_of_the_process_on_the_gpu(page: Path) -> None:
     with started(page, *WORDS, "-tp", "4") as one:
-        said = found(Engines(ports=(1, one.port)), [guest(one.child)], [one.pid, one.child])
-    (target,) = said.targets
+        said = found(EngineSettings(ports=(1, one.port)), [guest(one.child)], [one.pid, one.child])
+    (target,) = said.endpoints
     assert target.base == f"http://127.0.0.1:{one.port}"
-    assert (target.owner, target.paths) == (one.pid, ("/metrics",))
-    assert "vllm serve m --max-num-seqs 8" in target.command
-    assert (target.holder.job_id, target.holder.uuids, target.holder.gpus, target.holder.shared) == ("j", (), 4, 4)
+    assert (target.pid, target.paths) == (one.pid, ("/metrics",))
+    assert "vllm serve m --max-num-seqs 8" in target.command_lines
+    assert (target.placement.job_id, target.placement.uuids, target.placement.gpus, target.placement.shared) == (
+        "j",
+        (),
+        4,
+        4,
+    )
 
 
 def test_only_listed_ports_of_the_same_job_are_tried(page: Path) -> None:
     with started(page, *WORDS) as one:
-        others = found(Engines(ports=(one.port,)), [guest(one.child)], [one.child])
-        unlisted = found(Engines(ports=(1,)), [guest(one.child)], [one.pid, one.child])
-        theirs = found(Engines(ports=(one.port,)), [guest(one.child)], [one.pid], job="another")
-    assert [said.targets for said in (others, unlisted, theirs)] == [()] * 3
-    assert others.silent == (("j", "vllm"),)
+        others = found(EngineSettings(ports=(one.port,)), [guest(one.child)], [one.child])
+        unlisted = found(EngineSettings(ports=(1,)), [guest(one.child)], [one.pid, one.child])
+        theirs = found(EngineSettings(ports=(one.port,)), [guest(one.child)], [one.pid], job="another")
+    assert [said.endpoints for said in (others, unlisted, theirs)] == [()] * 3
+    assert others.not_listening == (("j", "vllm"),)
 
 
 def test_who_serves_is_told_by_class_or_by_command_line(page: Path) -> None:
     with started(page, "train.py") as one:
-        engines = Engines(ports=(one.port,))
-        assert Finder(engines).relatives([guest(one.child)]) == ()
-        assert found(engines, [guest(one.child)], [one.pid]) == Found()
-        (target,) = found(engines, [guest(one.child, kind="serving")], [one.pid]).targets
+        engines = EngineSettings(ports=(one.port,))
+        assert EngineDiscovery(engines).relatives([guest(one.child)]) == ()
+        assert found(engines, [guest(one.child)], [one.pid]) == DiscoveredEngines()
+        (target,) = found(engines, [guest(one.child, kind="serving")], [one.pid]).endpoints
         assert target.paths == ("/metrics", "/prometheus/metrics")
 
 
 def test_two_replicas_of_one_job_keep_their_gpus(page: Path) -> None:
     with started(page, *WORDS) as one, started(page, *WORDS) as two:
         guests = [guest(one.child, uuid="GPU-1"), guest(two.child, uuid="GPU-2")]
-        said = found(Engines(ports=(two.port, one.port)), guests, [one.pid, one.child, two.pid, two.child])
-    assert [(t.owner, t.holder.uuids, t.holder.shared) for t in said.targets] == [
+        said = found(EngineSettings(ports=(two.port, one.port)), guests, [one.pid, one.child, two.pid, two.child])
+    assert [(t.pid, t.placement.uuids, t.placement.shared) for t in said.endpoints] == [
         (two.pid, ("GPU-2",), 1),
         (one.pid, ("GPU-1",), 1),
     ]
@@ -109,28 +122,30 @@ def test_two_replicas_of_one_job_keep_their_gpus(page: Path) -> None:
 def test_a_process_that_is_gone_is_nobody() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert found(Engines(), [guest(process.pid, kind="serving")], [process.pid]) == Found()
-    assert Finder(Engines(), proc="/nowhere").relatives([guest(1, kind="serving")]) == ()
+    assert found(EngineSettings(), [guest(process.pid, kind="serving")], [process.pid]) == DiscoveredEngines()
+    assert EngineDiscovery(EngineSettings(), proc="/nowhere").relatives([guest(1, kind="serving")]) == ()
 
 
 def test_the_operators_addresses() -> None:
-    engines = Engines(endpoints=(EngineEndpoint("http://10.0.0.7:9000/prom", "slurm-4.*"),))
+    engines = EngineSettings(endpoints=(EngineEndpoint("http://10.0.0.7:9000/prom", "slurm-4.*"),))
     guests = [guest(os.getpid(), "slurm-41"), guest(os.getpid(), "slurm-42"), guest(os.getpid(), "other")]
-    (target,) = Finder(engines).find(guests, {}).targets
-    assert (target.base, target.holder.job_id, target.paths, target.owner) == (
+    (target,) = EngineDiscovery(engines).discover(guests, {}).endpoints
+    assert (target.base, target.placement.job_id, target.paths, target.pid) == (
         "http://10.0.0.7:9000/prom",
         "slurm-41",
         ("",),
         0,
     )
-    assert Finder(engines).find(guests[2:], {}).targets == ()
+    assert EngineDiscovery(engines).discover(guests[2:], {}).endpoints == ()
 
 
 def test_one_found_by_itself_gives_way_to_the_operators_address(page: Path) -> None:
     with started(page, *WORDS) as one:
-        engines = Engines(ports=(one.port,), endpoints=(EngineEndpoint(f"http://127.0.0.1:{one.port}/metrics", "j"),))
-        (target,) = found(engines, [guest(one.child)], [one.pid, one.child]).targets
-    assert target.owner == 0
+        engines = EngineSettings(
+            ports=(one.port,), endpoints=(EngineEndpoint(f"http://127.0.0.1:{one.port}/metrics", "j"),)
+        )
+        (target,) = found(engines, [guest(one.child)], [one.pid, one.child]).endpoints
+    assert target.pid == 0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +157,7 @@ def test_one_found_by_itself_gives_way_to_the_operators_address(page: Path) -> N
 )
 def test_endpoints_that_cannot_be_used(endpoint: EngineEndpoint, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        open_engines(Config(engines=Engines(endpoints=(endpoint,))), SystemClock())
+        open_engines(Config(engines=EngineSettings(endpoints=(endpoint,))), SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -161,7 +176,7 @@ def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
         (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
         assert one.address == address
         assert one.inode == os.fstat(server.fileno()).st_ino
-        assert reachable(one, Path("/proc/self"), here=True) == url
+        assert reachable_host(one, Path("/proc/self"), here=True) == url
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "198.51.100.7", "2001:db8::7"])
@@ -175,17 +190,17 @@ def test_an_address_that_is_somebody_elses_is_not_asked(address: str) -> None:
         port = server.getsockname()[1]
         (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
         assert one.address == address
-        assert [reachable(one, Path("/proc/self"), here=here) for here in (True, False)] == ["", ""]
+        assert [reachable_host(one, Path("/proc/self"), here=here) for here in (True, False)] == ["", ""]
 
 
 def test_relatives_are_bounded_and_init_is_not_among_them() -> None:
-    family = look(Path("/proc"))
-    around = family.around([os.getpid()])
+    family = read_process_tree(Path("/proc"))
+    around = family.relatives([os.getpid()])
     assert os.getpid() in around
     assert 1 not in around
     assert len(around) <= 512
-    assert "python" in command(Path("/proc"), os.getpid())
-    assert command(Path("/proc"), 1 << 30) == ""
+    assert "python" in command_line(Path("/proc"), os.getpid())
+    assert command_line(Path("/proc"), 1 << 30) == ""
 
 
 @contextmanager
@@ -226,19 +241,19 @@ def test_in_another_network_namespace_the_address_is_the_pods(page: Path, networ
         folder = Path(f"/proc/{one.child}")
         assert addresses(folder)[0] == "198.18.77.2"
         assert not any(address.startswith("127.") for address in addresses(folder))
-        (target,) = found(Engines(ports=(18999,)), [guest(one.child)], [one.pid, one.child]).targets
+        (target,) = found(EngineSettings(ports=(18999,)), [guest(one.child)], [one.pid, one.child]).endpoints
         assert target.base == "http://198.18.77.2:18999"
-        (said,) = polled(Engines(ports=(18999,)), one)
+        (said,) = polled(EngineSettings(ports=(18999,)), one)
     assert (said.job_id, said.running, said.slots) == ("j", 3, 8)
 
 
 def test_the_loopback_of_another_network_cannot_be_asked(page: Path, network: str) -> None:
     before = ("nsenter", f"--net=/run/netns/{network}")
     with started(page, *WORDS, port=18998, before=before) as one:
-        engines = Engines(ports=(18998,))
+        engines = EngineSettings(ports=(18998,))
         said = found(engines, [guest(one.child)], [one.pid, one.child])
-        assert (said.targets, said.unreachable, said.silent) == ((), (("j", 18998),), ())
-        poller = Poller(Config(engines=engines), SystemClock())
+        assert (said.endpoints, said.unreachable, said.not_listening) == ((), (("j", 18998),), ())
+        poller = EngineScraper(Config(engines=engines), SystemClock())
         try:
             faults = until(lambda: take(poller, one).faults)
             assert "listens on port 18998 of its own loopback only" in faults[0].message
@@ -249,21 +264,23 @@ def test_the_loopback_of_another_network_cannot_be_asked(page: Path, network: st
 
 def test_from_processes_to_figures(page: Path) -> None:
     with started(page, *WORDS) as one:
-        (said,) = polled(Engines(ports=(one.port,)), one)
+        (said,) = polled(EngineSettings(ports=(one.port,)), one)
     assert (said.engine, said.running, said.slots, said.start) == ("vllm", 3, 8, said.end)
 
 
-def polled(engines: Engines, one: Running) -> tuple[Serving, ...]:
-    poller = Poller(Config(engines=engines), SystemClock())
+def polled(engines: EngineSettings, one: Running) -> tuple[ServingReport, ...]:
+    poller = EngineScraper(Config(engines=engines), SystemClock())
     try:
         return until(lambda: take(poller, one).serving)
     finally:
         poller.close()
 
 
-def take(poller: Poller, one: Running) -> Heard:
+def take(poller: EngineScraper, one: Running) -> WorkloadUpdate:
     mine = {one.pid, one.child}
-    return poller.take(0, [guest(one.child)], lambda pids: {pid: Guest(pid, "j") for pid in pids if pid in mine})
+    return poller.poll(
+        0, [guest(one.child)], lambda pids: {pid: WorkloadProcess(pid, "j") for pid in pids if pid in mine}
+    )
 
 
 def until(look: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:

@@ -9,36 +9,33 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Published
 
-from exporter.core.model import SECOND, Serving
-from exporter.engines.calm import Calm
-from exporter.engines.figures import Figures, option, share
-from exporter.engines.histograms import Histogram
-from exporter.engines.intervals import Holder, Replica
-from exporter.engines.known import ENGINES, read
-from exporter.engines.page import Page
-from exporter.engines.web import TROUBLES, Trouble
+from exporter.core.model import SECOND, ServingReport
+from exporter.engines.base import FAILURE_KINDS, EngineMetrics, ScrapeFailure, option_number, share
+from exporter.engines.page import Histogram, MetricsPage
+from exporter.engines.registry import ENGINES, read_metrics
+from exporter.engines.replica import BaselineLatency, Replica, ReplicaPlacement
 
-HOLDER = Holder("j", ("GPU-1",), gpus=4)
+HOLDER = ReplicaPlacement("j", ("GPU-1",), gpus=4)
 
 
 def gaps(total: float, count: float) -> Histogram:
     return Histogram((1.0, inf), (count, count), total)
 
 
-def figures(running: float = 8, **counters: float) -> Figures:
+def figures(running: float = 8, **counters: float) -> EngineMetrics:
     total, count = counters.pop("gap_sum", 0.0), counters.pop("gaps", 0.0)
-    return Figures("vllm", running=running, counters=counters, histograms={"itl": gaps(total, count)})
+    return EngineMetrics("vllm", running=running, counters=counters, histograms={"itl": gaps(total, count)})
 
 
-def heard(*pages: Figures) -> list[Serving]:
+def heard(*pages: EngineMetrics) -> list[ServingReport]:
     replica = Replica({})
-    return [replica.hear(page, 5 * SECOND * (n + 1), holder=HOLDER) for n, page in enumerate(pages)]
+    return [replica.update(page, 5 * SECOND * (n + 1), placement=HOLDER) for n, page in enumerate(pages)]
 
 
 def test_a_counter_that_went_back_is_a_restart_and_its_interval_is_skipped() -> None:
     replica = Replica({})
     pages = [figures(generated=g, prompt=p) for g, p in ((100, 50), (160, 90), (10, 95), (30, 99))]
-    said = [replica.hear(page, 5 * SECOND * (n + 1), holder=HOLDER) for n, page in enumerate(pages)]
+    said = [replica.update(page, 5 * SECOND * (n + 1), placement=HOLDER) for n, page in enumerate(pages)]
     assert [(s.start // SECOND, s.end // SECOND) for s in said] == [(5, 5), (5, 10), (15, 15), (15, 20)]
     assert [s.generated_tokens for s in said] == [None, 60, None, 20]
     assert [s.prompt_tokens for s in said] == [None, 40, None, 4]
@@ -54,12 +51,12 @@ def test_fewer_latencies_than_before_are_a_restart_too() -> None:
 
 def test_pages_too_far_apart_say_nothing_of_the_time_between() -> None:
     replica = Replica({})
-    replica.hear(figures(generated=1), 0, holder=HOLDER)
-    assert replica.hear(figures(generated=9), 119 * SECOND, holder=HOLDER).generated_tokens == 8
-    assert replica.hear(figures(generated=20), 240 * SECOND, holder=HOLDER).generated_tokens is None
+    replica.update(figures(generated=1), 0, placement=HOLDER)
+    assert replica.update(figures(generated=9), 119 * SECOND, placement=HOLDER).generated_tokens == 8
+    assert replica.update(figures(generated=20), 240 * SECOND, placement=HOLDER).generated_tokens is None
     rare = Replica({}, interval=100 * SECOND)
-    rare.hear(figures(generated=1), 0, holder=HOLDER)
-    assert rare.hear(figures(generated=9), 240 * SECOND, holder=HOLDER).generated_tokens == 8
+    rare.update(figures(generated=1), 0, placement=HOLDER)
+    assert rare.update(figures(generated=9), 240 * SECOND, placement=HOLDER).generated_tokens == 8
 
 
 def test_what_an_engine_does_not_say_is_none() -> None:
@@ -77,39 +74,39 @@ def test_no_more_is_computed_again_than_is_computed() -> None:
 
 
 def test_the_calm_gap_is_the_lower_quartile_at_about_this_batch() -> None:
-    calm = Calm()
+    calm = BaselineLatency()
     for n, gap in enumerate((0.030, 0.020, 0.024)):
-        assert calm.gap(8) is None
-        calm.hear(n * SECOND, running=8, gap=gap, prompt=0, made=100)
-    assert calm.gap(8) == pytest.approx(0.022)  # half way between the two lowest of three
-    assert calm.gap(10.6) == pytest.approx(0.022)
-    assert calm.gap(10.7) is None
-    assert calm.gap(6) is None
-    assert calm.gap(0) is None
-    assert calm.gap(None) is None
+        assert calm.inter_token_seconds(8) is None
+        calm.add(n * SECOND, running=8, inter_token=gap, prompt=0, generated=100)
+    assert calm.inter_token_seconds(8) == pytest.approx(0.022)  # half way between the two lowest of three
+    assert calm.inter_token_seconds(10.6) == pytest.approx(0.022)
+    assert calm.inter_token_seconds(10.7) is None
+    assert calm.inter_token_seconds(6) is None
+    assert calm.inter_token_seconds(0) is None
+    assert calm.inter_token_seconds(None) is None
 
 
 def test_a_prefill_makes_an_interval_unlike_calm() -> None:
-    calm = Calm()
+    calm = BaselineLatency()
     for n in range(9):
-        calm.hear(n, running=8, gap=0.02, prompt=1.0, made=99.0)  # 1 %: not less
-        calm.hear(n, running=8, gap=0.02, prompt=None, made=99.0)
-        calm.hear(n, running=8, gap=None, prompt=0.0, made=99.0)
-        calm.hear(n, running=0, gap=0.02, prompt=0.0, made=99.0)
-    assert calm.gap(8) is None
+        calm.add(n, running=8, inter_token=0.02, prompt=1.0, generated=99.0)  # 1 %: not less
+        calm.add(n, running=8, inter_token=0.02, prompt=None, generated=99.0)
+        calm.add(n, running=8, inter_token=None, prompt=0.0, generated=99.0)
+        calm.add(n, running=0, inter_token=0.02, prompt=0.0, generated=99.0)
+    assert calm.inter_token_seconds(8) is None
     for n in range(3):
-        calm.hear(n, running=8, gap=0.02, prompt=0.99, made=99.0)
-    assert calm.gap(8) == pytest.approx(0.02)
+        calm.add(n, running=8, inter_token=0.02, prompt=0.99, generated=99.0)
+    assert calm.inter_token_seconds(8) == pytest.approx(0.02)
 
 
 def test_calm_is_forgotten_after_ten_minutes() -> None:
-    calm = Calm()
+    calm = BaselineLatency()
     for n in range(3):
-        calm.hear(n * SECOND, running=8, gap=0.02, prompt=0.0, made=9.0)
-    calm.hear(600 * SECOND, running=8, gap=0.05, prompt=9.0, made=9.0)
-    assert calm.gap(8) == pytest.approx(0.02)
-    calm.hear(601 * SECOND, running=8, gap=0.05, prompt=9.0, made=9.0)
-    assert calm.gap(8) is None
+        calm.add(n * SECOND, running=8, inter_token=0.02, prompt=0.0, generated=9.0)
+    calm.add(600 * SECOND, running=8, inter_token=0.05, prompt=9.0, generated=9.0)
+    assert calm.inter_token_seconds(8) == pytest.approx(0.02)
+    calm.add(601 * SECOND, running=8, inter_token=0.05, prompt=9.0, generated=9.0)
+    assert calm.inter_token_seconds(8) is None
 
 
 def test_calm_through_pages() -> None:
@@ -146,7 +143,7 @@ def test_a_quantile_is_within_the_bucket_of_the_value(values: list[float], of: f
     published = Published("h", "h", registry=registry, buckets=bounds)
     for value in values:
         published.observe(value)
-    one = Page(generate_latest(registry).decode()).histogram("h")
+    one = MetricsPage(generate_latest(registry).decode()).histogram("h")
     assert one is not None
     assert one.count == len(values)
     assert one.total == pytest.approx(sum(values))
@@ -197,11 +194,13 @@ def test_no_page_breaks_anything_and_no_figure_is_absurd(texts: list[str]) -> No
     replica = Replica({})
     for n, text in enumerate(texts):
         try:
-            said = replica.hear(read(Page(text), "vllm serve --max-num-seqs 4"), n * 5 * SECOND, holder=HOLDER)
-        except Trouble as trouble:
-            assert trouble.kind in TROUBLES  # noqa: PT017  either is right; what is not is any other error
+            said = replica.update(
+                read_metrics(MetricsPage(text), "vllm serve --max-num-seqs 4"), n * 5 * SECOND, placement=HOLDER
+            )
+        except ScrapeFailure as trouble:
+            assert trouble.kind in FAILURE_KINDS  # noqa: PT017  either is right; what is not is any other error
             continue
-        counts = [v for k in Serving.__struct_fields__ if isinstance(v := getattr(said, k), float)]
+        counts = [v for k in ServingReport.__struct_fields__ if isinstance(v := getattr(said, k), float)]
         assert all(value >= 0 for value in counts)
         assert said.kv_use is None or said.kv_use <= 1
         for one in said.latencies:
@@ -209,8 +208,8 @@ def test_no_page_breaks_anything_and_no_figure_is_absurd(texts: list[str]) -> No
 
 
 def test_a_line_that_is_no_metric_is_counted_once() -> None:
-    page = Page('sglang:num_running_reqs{tp_rank="0" 4\nsglang:num_running_reqs{tp_rank="1"} 5\n')
-    assert read(page, "").running == 5
+    page = MetricsPage('sglang:num_running_reqs{tp_rank="0" 4\nsglang:num_running_reqs{tp_rank="1"} 5\n')
+    assert read_metrics(page, "").running == 5
     assert page.bad == 1
 
 
@@ -225,8 +224,8 @@ def test_a_line_that_is_no_metric_is_counted_once() -> None:
 )
 def test_a_page_that_would_take_minutes_to_read_is_refused(page: str) -> None:
     begun = time.thread_time()
-    said = Page(page)
-    said.lines("sglang_num_running_reqs")
+    said = MetricsPage(page)
+    said.samples("sglang_num_running_reqs")
     assert said.bad > 0
     assert time.thread_time() - begun < 10
 
@@ -238,14 +237,14 @@ def test_amounts_whose_sums_are_infinite_are_none() -> None:
     for rank in (0, 1):
         for bound, count in (("-1e308", 1), ("1e308", 1.7e308), ("+Inf", 1.7e308)):
             page += f'sglang:inter_token_latency_seconds_bucket{{dp_rank="{rank}",le="{bound}"}} {count}\n'
-    said = heard(*(read(Page(page), "") for _ in range(2)))[1]
+    said = heard(*(read_metrics(MetricsPage(page), "") for _ in range(2)))[1]
     assert (said.running, said.waiting, said.latencies) == (4, 6, ())
 
 
 def test_options_and_shares() -> None:
-    assert option("vllm serve --max-num-seqs 8 --max_num_seqs=16", "max-num-seqs") == 16
-    assert option("vllm serve --max-num-seqs-other 8", "max-num-seqs") is None
-    assert option("vllm serve -tp 4", "tensor-parallel-size", "tp") == 4
-    assert option("x --max-num-seqs eight", "max-num-seqs") is None
+    assert option_number("vllm serve --max-num-seqs 8 --max_num_seqs=16", "max-num-seqs") == 16
+    assert option_number("vllm serve --max-num-seqs-other 8", "max-num-seqs") is None
+    assert option_number("vllm serve -tp 4", "tensor-parallel-size", "tp") == 4
+    assert option_number("x --max-num-seqs eight", "max-num-seqs") is None
     assert (share(None), share(0.5), share(42.0, percent=True), share(3.0)) == (None, 0.5, 0.42, 1.0)
     assert len({(engine.name, engine.prefixes) for engine in ENGINES}) == len(ENGINES)

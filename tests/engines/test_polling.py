@@ -16,29 +16,34 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.clock import JumpClock
-from exporter.config import Config, EngineEndpoint, Engines
-from exporter.core.model import MS, SECOND, Serving
-from exporter.engines.finding import Finder, Found
-from exporter.engines.polling import OUTCOMES, Poller, open_engines
-from exporter.engines.web import TROUBLES, _unpacked
-from exporter.workloads import Guest, Heard
+from exporter.config import Config, EngineEndpoint, EngineSettings
+from exporter.core.model import MS, SECOND, ServingReport
+from exporter.engines.base import FAILURE_KINDS
+from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery
+from exporter.engines.scraper import OUTCOMES, EngineScraper, _unpacked, open_engines
+from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import Server, StandIn, served
 
-HERE = Guest(os.getpid(), "j", ("GPU-1",))
+HERE = WorkloadProcess(os.getpid(), "j", ("GPU-1",))
 
 
 class Bench:
     """A poller, its clock, and all that it has handed over."""
 
-    def __init__(self, engines: Engines, guests: Sequence[Guest] = (HERE,), finder: Finder | None = None) -> None:
+    def __init__(
+        self,
+        engines: EngineSettings,
+        guests: Sequence[WorkloadProcess] = (HERE,),
+        finder: EngineDiscovery | None = None,
+    ) -> None:
         self.clock, self.guests = JumpClock(1_000 * SECOND), guests
-        self.poller = Poller(Config(engines=engines), self.clock, finder=finder)
-        self.serving: list[Serving] = []
-        self.last = Heard()
+        self.poller = EngineScraper(Config(engines=engines), self.clock, discovery=finder)
+        self.serving: list[ServingReport] = []
+        self.last = WorkloadUpdate()
 
-    def take(self) -> Heard:
+    def take(self) -> WorkloadUpdate:
         before = time.monotonic()
-        self.last = self.poller.take(self.clock.now(), self.guests, lambda _: {})
+        self.last = self.poller.poll(self.clock.now(), self.guests, lambda _: {})
         assert time.monotonic() - before < 5, "take blocks"
         self.serving += self.last.serving
         return self.last
@@ -79,10 +84,12 @@ Open = Callable[..., Bench]
 def opened() -> Iterator[Open]:
     with ExitStack() as stack:
 
-        def one(*urls: str, guests: Sequence[Guest] = (HERE,), finder: Finder | None = None, **more: Any) -> Bench:
+        def one(
+            *urls: str, guests: Sequence[WorkloadProcess] = (HERE,), finder: EngineDiscovery | None = None, **more: Any
+        ) -> Bench:
             fixed = tuple(EngineEndpoint(url, "j") for url in urls)
             settings = {"interval_seconds": 1, "timeout_seconds": 30, "ports": (), "endpoints": fixed, **more}
-            bench = Bench(Engines(**settings), guests, finder)
+            bench = Bench(EngineSettings(**settings), guests, finder)
             stack.callback(bench.poller.close)
             return bench
 
@@ -221,7 +228,7 @@ def test_an_engine_that_began_anew(opened: Open, serve: Serve) -> None:
 def test_a_port_that_is_nobodys_of_ours_is_left_alone_for_minutes(opened: Open) -> None:
     with served(Server()) as server:
         port = int(server.url.rsplit(":", 1)[1])
-        bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
+        bench = opened(guests=[WorkloadProcess(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
         bench.until(lambda: bench.count("status") == 1)
         assert server.asked == ["/metrics", "/prometheus/metrics"]
         bench.jump(260)
@@ -236,7 +243,7 @@ def test_a_port_that_is_nobodys_of_ours_is_left_alone_for_minutes(opened: Open) 
 def test_the_other_path_is_found_once(opened: Open, serve: Serve) -> None:
     server = serve("trtllm-serve 1.2", path="/prometheus/metrics", running="trtllm_num_requests_running")
     port = int(server.url.rsplit(":", 1)[1])
-    bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
+    bench = opened(guests=[WorkloadProcess(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=(port,))
     bench.until(lambda: len(bench.serving) == 1)
     bench.jump(1.2)
     bench.until(lambda: len(bench.serving) == 2)
@@ -247,7 +254,7 @@ def test_the_other_path_is_found_once(opened: Open, serve: Serve) -> None:
 def test_one_process_is_asked_on_one_port(opened: Open, serve: Serve) -> None:
     one, two = serve(), serve()
     ports = tuple(int(server.url.rsplit(":", 1)[1]) for server in (one, two))
-    bench = opened(guests=[Guest(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=ports)
+    bench = opened(guests=[WorkloadProcess(os.getpid(), "j", ("GPU-1",), workload_class="serving")], ports=ports)
     bench.until(lambda: len(bench.serving) >= 1)
     for _ in range(3):
         had = len(bench.serving)
@@ -278,7 +285,7 @@ def test_two_replicas_are_two(opened: Open, serve: Serve) -> None:
 def test_an_engine_that_listens_nowhere_is_said_late(opened: Open) -> None:
     argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "vllm serve"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
-        bench = opened(guests=[Guest(process.pid, "j", ("GPU-1",))])
+        bench = opened(guests=[WorkloadProcess(process.pid, "j", ("GPU-1",))])
         bench.until(lambda: bench.count("silent") == 1)
         assert bench.said == []
         bench.jump(601)
@@ -291,34 +298,34 @@ def test_an_engine_that_listens_nowhere_is_said_late(opened: Open) -> None:
         process.communicate()
 
 
-class Broken(Finder):
+class Broken(EngineDiscovery):
     """What nobody has thought of."""
 
-    def find(self, guests: Sequence[Guest], members: Mapping[int, Guest]) -> Found:
+    def discover(self, guests: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]) -> DiscoveredEngines:
         raise RuntimeError(f"{len(guests)} {len(members)}")
 
 
 def test_a_thread_that_ends_says_so(opened: Open) -> None:
-    bench = opened(finder=Broken(Engines()))
+    bench = opened(finder=Broken(EngineSettings()))
     bench.until(lambda: bench.said != [])
     message = "".join(bench.said)
     assert message.startswith("serving engines are asked no more (")
     assert "RuntimeError('1 0')" in message
 
 
-class Odd(Finder):
+class Odd(EngineDiscovery):
     """Gives, before another, an address that cannot be read, for a reason nobody has thought of."""
 
-    def find(self, guests: Sequence[Guest], members: Mapping[int, Guest]) -> Found:
-        found = super().find(guests, members)
-        odd, good = found.targets
-        return Found((replace(odd, command=None), good))
+    def discover(self, guests: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]) -> DiscoveredEngines:
+        found = super().discover(guests, members)
+        odd, good = found.endpoints
+        return DiscoveredEngines((replace(odd, command_lines=None), good))
 
 
 def test_what_one_page_does_to_us_keeps_nobody_else_from_being_asked(opened: Open, serve: Serve) -> None:
     odd, good = serve(), serve()
     fixed = tuple(EngineEndpoint(f"{server.url}/metrics", "j") for server in (odd, good))
-    bench = opened(finder=Odd(Engines(ports=(), endpoints=fixed)))
+    bench = opened(finder=Odd(EngineSettings(ports=(), endpoints=fixed)))
     bench.until(lambda: bench.count("malformed") == 1)
     for wanted in (1, 2):
         bench.until(lambda wanted=wanted: len(bench.serving) >= wanted, step=0.2)  # type: ignore[misc]
@@ -326,8 +333,8 @@ def test_what_one_page_does_to_us_keeps_nobody_else_from_being_asked(opened: Ope
 
 
 def test_switched_off_it_asks_nobody() -> None:
-    listener = open_engines(Config(engines=Engines(enabled=False)), JumpClock())
-    assert listener.take(0, [HERE], lambda _: {}) == Heard()
+    listener = open_engines(Config(engines=EngineSettings(enabled=False)), JumpClock())
+    assert listener.poll(0, [HERE], lambda _: {}) == WorkloadUpdate()
     listener.close()
 
 
@@ -347,7 +354,7 @@ def test_a_page_is_unpacked_no_further_than_there_is_room_for_it() -> None:
 
 def test_every_kind_of_trouble_is_counted_from_the_start(opened: Open) -> None:
     counts = opened(guests=[]).take().counts
-    assert set(counts) == {(f"engine_{kind}", 0) for kind in (*TROUBLES, "page", "restart")}
+    assert set(counts) == {(f"engine_{kind}", 0) for kind in (*FAILURE_KINDS, "page", "restart")}
 
 
 def test_an_address_of_the_operators_that_nobody_answers_on(opened: Open) -> None:

@@ -156,7 +156,7 @@ def test_a_policy_of_ones_own_is_taken_at_ones_word() -> None:
 
 
 def test_the_annotation_of_the_policy_is_the_daemons() -> None:
-    from exporter.schedulers.kubernetes.placing import ANNOTATION  # noqa: PLC0415
+    from exporter.schedulers.kubernetes.publisher import ANNOTATION  # noqa: PLC0415
 
     (policy,) = of_kind(manifests(ANNOTATED), "ValidatingAdmissionPolicy")
     assert f"'{ANNOTATION}'" in policy["spec"]["validations"][-1]["expression"]

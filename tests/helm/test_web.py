@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from exporter.http.webfile import MUTUAL, WebFile, parse
+from exporter.web.web_config import MUTUAL_TLS, WebConfigFile, parse_web_config
 from tests.helm.rendering import (
     CHART,
     ENVIRONMENTS,
@@ -44,7 +44,7 @@ def test_probes_are_answered(name: str) -> None:
 
 
 def test_the_daemon_serves_the_paths_of_the_probes() -> None:
-    served = "".join(path.read_text() for path in (CHART.parents[1] / "exporter" / "http").glob("*.py"))
+    served = "".join(path.read_text() for path in (CHART.parents[1] / "exporter" / "web").glob("*.py"))
     assert {"/healthz", "/readyz", "/metrics"} <= set(re.findall(r"\"(/\w+)\"", served))
 
 
@@ -64,21 +64,23 @@ def test_the_web_configuration_is_the_one_of_the_values() -> None:
 @pytest.mark.parametrize("name", ["tls-basic-auth", "mtls-own", "everything"])
 def test_the_daemon_takes_the_web_configuration(name: str) -> None:
     """By its own reader; whether probes have a certificate is told by the same word for both."""
-    read = parse(the(environment(name), "Secret")["stringData"]["web.yaml"].encode())
+    read = parse_web_config(the(environment(name), "Secret")["stringData"]["web.yaml"].encode())
     assert read.tls_server_config is not None
-    mutual = read.tls_server_config.client_auth_type == MUTUAL
+    mutual = read.tls_server_config.client_auth_type == MUTUAL_TLS
     assert ("tcpSocket" in container(environment(name))["livenessProbe"]) is mutual
 
 
 def test_numbers_of_the_web_configuration_stay_whole() -> None:
     given = {"rate_limit": {"interval": "100ms", "burst": 1000000}, "http_server_config": {"http2": False}}
-    read = parse(the(manifests(IMAGE | {"web": {"config": given}}), "Secret")["stringData"]["web.yaml"].encode())
+    read = parse_web_config(
+        the(manifests(IMAGE | {"web": {"config": given}}), "Secret")["stringData"]["web.yaml"].encode()
+    )
     assert read.rate_limit.burst == 1000000
 
 
 def test_the_schema_knows_the_sections_of_the_web_configuration() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["web"]["properties"]["config"]
-    assert set(schema["properties"]) == {field.name for field in msgspec.structs.fields(WebFile)}
+    assert set(schema["properties"]) == {field.name for field in msgspec.structs.fields(WebConfigFile)}
 
 
 def test_a_secret_of_the_operators_is_mounted_as_it_is() -> None:

@@ -19,12 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exporter.core.checkpoint import head_of
+from exporter.core.checkpoint import read_header
+from exporter.core.job_record import JobRecordQuery
 from exporter.core.model import SECOND
-from exporter.core.statement import Wanted
-from exporter.history import Store
-from exporter.history.resuming import Anew, Moment, left_in
-from exporter.history.resuming import closing as books_closed
+from exporter.history.resume import HostTime, StartFresh, read_checkpoint
+from exporter.history.resume import close_books as books_closed
+from exporter.history.store import HistoryStore
 from tests.e2e.running import environment
 from tests.history.disk.build import Disk
 from tests.history.journal import Entry, PowerCut, entries
@@ -71,10 +71,10 @@ def _judged(path: Path, marks: list[dict[str, Any]]) -> str:
     if not path.exists():
         assert not lasting, "the file is gone"
         return "no file yet"
-    with closing(Store(path)) as store:  # raises where it is damaged
-        left = left_in(store)
-        found = {name[:3]: name for name in names(store.statements(Wanted(limit=10_000)))}
-        books = store.closed()
+    with closing(HistoryStore(path)) as store:  # raises where it is damaged
+        left = read_checkpoint(store)
+        found = {name[:3]: name for name in names(store.job_records(JobRecordQuery(limit=10_000)))}
+        books = store.closed_books()
         _whole(path)
     assert left is not None or not lasting, "no checkpoint"
     for mark in lasting:
@@ -82,9 +82,9 @@ def _judged(path: Path, marks: list[dict[str, Any]]) -> str:
             assert found[job, life, start][3] >= paid, f"the receipt of {job} is lost"
     if left is None:
         return "no checkpoint yet"
-    head = head_of(left.frozen)
+    head = read_header(left.ledger)
     assert head.at >= max((mark["at"] for mark in lasting), default=0), "more is lost than one interval"
-    way = books_closed(left, Moment(5 * SECOND, head.wall + 60 * SECOND, "another boot"), node="node")
+    way = books_closed(left, HostTime(5 * SECOND, head.wall + 60 * SECOND, "another boot"), node="node")
     _conserved(way, [*books, *way.closed])
     return "as the last write left it" if not marks or head.at >= _latest(marks) else "as an earlier write left it"
 
@@ -100,10 +100,10 @@ def _whole(path: Path) -> None:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def _conserved(way: Anew, books: Sequence[Any]) -> None:
+def _conserved(way: StartFresh, books: Sequence[Any]) -> None:
     """Every second of every GPU is in one book, and the parts of each add up."""
-    assert len(way.closed) == len(way.edges) == 8, (len(way.closed), len(way.edges), way.why)
-    for each in (*books, *way.statements):
+    assert len(way.closed) == len(way.edges) == 8, (len(way.closed), len(way.edges), way.reason)
+    for each in (*books, *way.job_records):
         assert sum(each.parts.values()) == each.paid
     for uuid in way.edges:
         mine = sorted((book for book in books if book.uuid == uuid), key=lambda book: book.since)

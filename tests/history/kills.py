@@ -13,12 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.core.checkpoint import thaw
+from exporter.core.checkpoint import load_ledger
+from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import SECOND
-from exporter.core.statement import Statement, Wanted
-from exporter.history import read_store
-from exporter.history.resuming import left_in
+from exporter.history.resume import read_checkpoint
+from exporter.history.store import open_read_only
 from tests.history.served import Node, Served
 
 
@@ -66,18 +66,18 @@ def _live(served: Served, chance: random.Random, longest: float) -> None:
 
 
 def _judged(node: Node) -> int:
-    with closing(read_store(node.store)) as store:
-        left = left_in(store)
-        statements, books = store.statements(Wanted(limit=100_000)), store.closed()
+    with closing(open_read_only(node.store)) as store:
+        left = read_checkpoint(store)
+        statements, books = store.job_records(JobRecordQuery(limit=100_000)), store.closed_books()
     assert left is not None
-    assert left.about.clean
+    assert left.info.clean
     assert not books, "it did not always go on"
     _one_each(node, statements)
-    _booked(left.frozen, statements)
+    _booked(left.ledger, statements)
     return len(statements)
 
 
-def _one_each(node: Node, statements: list[Statement]) -> None:
+def _one_each(node: Node, statements: list[JobRecord]) -> None:
     by_job = {statement.owner.job_id: statement for statement in statements}
     assert len(by_job) == len(statements), "two receipts of one job"
     assert node.told.jobs.keys() <= by_job.keys(), f"lost: {sorted(node.told.jobs.keys() - by_job.keys())}"
@@ -86,9 +86,9 @@ def _one_each(node: Node, statements: list[Statement]) -> None:
         assert not by_job[job].running
 
 
-def _booked(frozen: bytes, statements: list[Statement]) -> None:
+def _booked(frozen: bytes, statements: list[JobRecord]) -> None:
     ledger = Ledger()
-    thaw(ledger, frozen)
+    load_ledger(ledger, frozen)
     assert ledger.conservation_errors == 0
     for gpu in ledger.gpus.values():
         assert conserved(gpu.book)

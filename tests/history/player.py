@@ -18,13 +18,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exporter.agent import Agent
-from exporter.config import History as Settings
-from exporter.core.checkpoint import head_of
+from exporter.agent.agent import Agent
+from exporter.config import HistorySettings as Settings
+from exporter.core.checkpoint import read_header
 from exporter.core.model import Observation
-from exporter.core.snapshot import Meta, Snapshot
-from exporter.history import History, Store
-from exporter.simulate import SCENARIOS, simulate
+from exporter.core.snapshot import DaemonMetadata, Snapshot
+from exporter.history.recorder import HistoryRecorder
+from exporter.history.store import HistoryStore
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import simulate
 
 STORY = "demo"
 TICK_SECONDS = 10.0
@@ -69,8 +71,8 @@ class Played:
     def __init__(self, path: Path, *, boot: str = "boot", checkpoint_seconds: float = 0.05) -> None:
         self.clock = PlayedClock()
         settings = Settings(checkpoint_seconds=checkpoint_seconds, sample_seconds=600.0)
-        self.history = History(path, settings, node="node", boot=boot, clock=self.clock)
-        self.agent = Agent(meta=Meta(source="simulation"))
+        self.history = HistoryRecorder(path, settings, node="node", boot=boot, clock=self.clock)
+        self.agent = Agent(meta=DaemonMetadata(source="simulation"))
         self._begun = False
 
     def take_in(self, observation: Observation) -> None:
@@ -78,15 +80,15 @@ class Played:
         if not self._begun:
             self._begun = True
             self.history.begin(self.agent)
-        self.agent.take_in(observation)
+        self.agent.process(observation)
 
     def scrape(self) -> Snapshot | None:
         """What a scrape is told; asked again while the disk works and is only slow, as on a busy machine."""
         newest, deadline = self.agent.latest(), time.monotonic() + _PATIENCE_SECONDS
         assert newest is not None
-        told = self.history.cover(newest)
-        while told is not newest and self.history.keeping().works and time.monotonic() < deadline:
-            told = self.history.cover(newest)
+        told = self.history.checkpointed_view(newest)
+        while told is not newest and self.history.status().works and time.monotonic() < deadline:
+            told = self.history.checkpointed_view(newest)
         return told
 
     def end(self) -> None:
@@ -104,12 +106,12 @@ def mark(path: Path, **said: Any) -> None:
 
 
 def _marking(write: Any) -> Any:
-    def marking(store: Store, **parts: Any) -> None:
-        parts |= {"state": list(parts.get("state", ())), "statements": list(parts.get("statements", ()))}
+    def marking(store: HistoryStore, **parts: Any) -> None:
+        parts |= {"state": list(parts.get("state", ())), "job_records": list(parts.get("job_records", ()))}
         write(store, **parts)
         frozen = dict(parts["state"]).get("ledger")
         if frozen is not None:
-            said = {"at": head_of(frozen).at, "ended": names(parts["statements"])}
+            said = {"at": read_header(frozen).at, "ended": names(parts["job_records"])}
             mark(store.path, durable=parts.get("durable", True), **said)
 
     return marking
@@ -129,7 +131,7 @@ def play(path: Path, part: Iterator[Observation], *, boot: str, chance: random.R
 
 def main(store: str, first: str, last: str, end: str, seed: str) -> None:
     """A process of one life."""
-    Store.write = _marking(Store.write)  # type: ignore[method-assign]
+    HistoryStore.write = _marking(HistoryStore.write)  # type: ignore[method-assign]
     part = part_of(story(), int(first), int(last))
     life = play(Path(store), part, boot="boot", chance=random.Random(int(seed)))  # noqa: S311
     if end == "kill":

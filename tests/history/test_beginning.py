@@ -8,30 +8,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.agent import Agent
-from exporter.core.checkpoint import Head, freeze, head_of
+from exporter.agent.agent import Agent
+from exporter.core.checkpoint import CheckpointHeader, dump_ledger, read_header
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, SECOND
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta
-from exporter.history import HistoryError, Store
-from exporter.history.beginning import begin_beside, begun, stranger_in, told_of
-from exporter.history.place import boot_id, place_of
-from exporter.history.remembering import Memory
-from exporter.history.resuming import Moment, decided, left_in
+from exporter.core.snapshot import DaemonMetadata
+from exporter.history.job_tracker import JobTracker
+from exporter.history.resume import (
+    HostTime,
+    decide,
+    encode_info,
+    read_checkpoint,
+    resume_or_start_fresh,
+    start_after_read_only,
+    unclosed_books,
+)
+from exporter.history.store import HistoryError, HistoryStore, boot_id, store_path
 from tests.history.player import story
 
 YOUNG = 150 * SECOND
 
 
-def left_behind() -> tuple[Ledger, Memory]:
+def left_behind() -> tuple[Ledger, JobTracker]:
     """A daemon's state some way into a story."""
     from exporter.core.snapshot import take_snapshot  # noqa: PLC0415  here alone
 
-    ledger, memory = Ledger(), Memory(node="node", life="before")
+    ledger, memory = Ledger(), JobTracker(node="node", ledger_id="before")
     for observation in list(story())[:200]:
         advance(ledger, observation)
-        memory.take_in(take_snapshot(ledger, Meta()))
+        memory.update(take_snapshot(ledger, DaemonMetadata()))
     return ledger, memory
 
 
@@ -40,31 +46,33 @@ AT, WALL = LEDGER.at or 0, LEDGER.wall
 
 
 @pytest.fixture(name="store")
-def _store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store(tmp_path / "history.db")) as store:
+def _store(tmp_path: Path) -> Iterator[HistoryStore]:
+    with closing(HistoryStore(tmp_path / "history.db")) as store:
         fill(store)
         yield store
 
 
-def fill(store: Store, *, frozen: bytes | None = None, **about: Any) -> None:
+def fill(store: HistoryStore, *, frozen: bytes | None = None, **about: Any) -> None:
     store.write(
         state=[
-            told_of("before", "boot", **about),
-            ("ledger", freeze(LEDGER) if frozen is None else frozen),
-            ("tallies", MEMORY.frozen_tallies()),
-            ("courses", MEMORY.frozen_courses()),
+            encode_info("before", "boot", **about),
+            ("ledger", dump_ledger(LEDGER) if frozen is None else frozen),
+            ("tallies", MEMORY.dump_tallies()),
+            ("courses", MEMORY.dump_samples()),
         ]
     )
 
 
-def moment(away: float, *, wall_away: float | None = None, boot: str = "boot") -> Moment:
+def moment(away: float, *, wall_away: float | None = None, boot: str = "boot") -> HostTime:
     wall_away = away if wall_away is None else wall_away
-    return Moment(AT + round(away * SECOND), WALL + round(wall_away * SECOND), boot)
+    return HostTime(AT + round(away * SECOND), WALL + round(wall_away * SECOND), boot)
 
 
-def came(store: Store, now: Moment) -> tuple[Agent, Any]:
-    agent = Agent(meta=Meta())
-    return agent, begun(store, agent, Memory(node="node", life="after"), now, young=YOUNG)
+def came(store: HistoryStore, now: HostTime) -> tuple[Agent, Any]:
+    agent = Agent(meta=DaemonMetadata())
+    return agent, resume_or_start_fresh(
+        store, agent, JobTracker(node="node", ledger_id="after"), now, resume_window=YOUNG
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,52 +91,54 @@ def came(store: Store, now: Moment) -> tuple[Agent, Any]:
     ],
 )
 def test_it_goes_on_only_where_no_scrape_can_have_outrun_it(
-    store: Store, about: dict[str, Any], now: Moment, *, goes_on: bool
+    store: HistoryStore, about: dict[str, Any], now: HostTime, *, goes_on: bool
 ) -> None:
     fill(store, **about)
     agent, found = came(store, now)
-    assert (found.at == AT) is goes_on
-    assert (found.memory.life == "before") is goes_on
+    assert (found.checkpoint_at == AT) is goes_on
+    assert (found.tracker.ledger_id == "before") is goes_on
     assert (found.closed is None) is goes_on
     assert bool(agent.ledger.gpus) is goes_on
     if goes_on:
-        assert found.memory.tallies == MEMORY.tallies
-        assert found.memory.courses == MEMORY.courses
+        assert found.tracker.tallies == MEMORY.tallies
+        assert found.tracker.samples == MEMORY.samples
 
 
-def test_an_empty_boot_id_is_no_boot(store: Store) -> None:
-    store.write(state=[told_of("before", "", clean=True)])
-    assert came(store, moment(1, boot=""))[1].at is None
+def test_an_empty_boot_id_is_no_boot(store: HistoryStore) -> None:
+    store.write(state=[encode_info("before", "", clean=True)])
+    assert came(store, moment(1, boot=""))[1].checkpoint_at is None
 
 
-def test_who_goes_on_says_in_the_file_that_it_may_be_outrun_from_now_on(store: Store) -> None:
+def test_who_goes_on_says_in_the_file_that_it_may_be_outrun_from_now_on(store: HistoryStore) -> None:
     fill(store, clean=True)
     came(store, moment(86_400))
-    left = left_in(store)
+    left = read_checkpoint(store)
     assert left is not None
-    assert not left.about.clean
-    assert came(store, moment(86_401))[1].at is None
+    assert not left.info.clean
+    assert came(store, moment(86_401))[1].checkpoint_at is None
 
 
-def test_where_the_file_cannot_be_told_so_it_does_not_go_on(store: Store, tmp_path: Path) -> None:
+def test_where_the_file_cannot_be_told_so_it_does_not_go_on(store: HistoryStore, tmp_path: Path) -> None:
     store.close()
-    with closing(Store(tmp_path / "history.db", read_only=True)) as unwritable:
-        agent = Agent(meta=Meta())
+    with closing(HistoryStore(tmp_path / "history.db", read_only=True)) as unwritable:
+        agent = Agent(meta=DaemonMetadata())
         with pytest.raises(HistoryError):
-            begun(unwritable, agent, Memory(node="node", life="after"), moment(1), young=YOUNG)
+            resume_or_start_fresh(
+                unwritable, agent, JobTracker(node="node", ledger_id="after"), moment(1), resume_window=YOUNG
+            )
     assert not agent.ledger.gpus
-    assert agent.ledger.edges == head_of(freeze(LEDGER)).edges
+    assert agent.ledger.paid_since == read_header(dump_ledger(LEDGER)).edges
 
 
-def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_books(store: Store) -> None:
+def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_books(store: HistoryStore) -> None:
     agent, found = came(store, moment(3600))
-    assert agent.ledger.edges == {uuid: gpu.book.until for uuid, gpu in LEDGER.gpus.items()}
+    assert agent.ledger.paid_since == {uuid: gpu.book.until for uuid, gpu in LEDGER.gpus.items()}
     closed = {book.uuid: book for book in found.closed.closed}
     for uuid, gpu in LEDGER.gpus.items():
         assert closed[uuid].paid == gpu.book.paid == sum(closed[uuid].parts.values())
         assert closed[uuid].until - closed[uuid].since == pytest.approx(gpu.book.paid / SECOND, abs=1e-5)
         assert closed[uuid].life == "before"
-    statements = {one.owner.job_id: one for one in found.closed.statements}
+    statements = {one.owner.job_id: one for one in found.closed.job_records}
     assert statements.keys() == LEDGER.jobs.keys()
     for job_id, job in LEDGER.jobs.items():
         assert statements[job_id].paid == job.book.paid
@@ -137,77 +147,80 @@ def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_book
 
 
 @pytest.mark.parametrize("wall_away", [-3600.0, 0.0, 60.0])
-def test_over_a_boot_books_end_at_the_same_time_of_day(store: Store, wall_away: float) -> None:
+def test_over_a_boot_books_end_at_the_same_time_of_day(store: HistoryStore, wall_away: float) -> None:
     """A clock that was set back makes the gap nought, and never negative."""
-    now = Moment(5 * SECOND, WALL + round(wall_away * SECOND), "another")
+    now = HostTime(5 * SECOND, WALL + round(wall_away * SECOND), "another")
     agent, _ = came(store, now)
     for uuid, gpu in LEDGER.gpus.items():
         behind = AT - gpu.book.until + round(max(0.0, wall_away) * SECOND)
-        assert agent.ledger.edges[uuid] == (now.now - behind) // MS * MS
-        assert agent.ledger.edges[uuid] % MS == 0
+        assert agent.ledger.paid_since[uuid] == (now.now - behind) // MS * MS
+        assert agent.ledger.paid_since[uuid] % MS == 0
 
 
-def test_over_a_month_it_is_not_believed_that_anybody_paid(store: Store) -> None:
-    agent, found = came(store, Moment(SECOND, WALL + 31 * 86_400 * SECOND, "another"))
-    assert not agent.ledger.edges
+def test_over_a_month_it_is_not_believed_that_anybody_paid(store: HistoryStore) -> None:
+    agent, found = came(store, HostTime(SECOND, WALL + 31 * 86_400 * SECOND, "another"))
+    assert not agent.ledger.paid_since
     assert found.closed.closed
 
 
 @pytest.mark.parametrize(
-    "frozen", [b"", b"\x00", b"\xc1\xff", msgspec.msgpack.encode(Head(99, 1, 1, (), {}, msgspec.Raw(b"\x90")))]
+    "frozen",
+    [b"", b"\x00", b"\xc1\xff", msgspec.msgpack.encode(CheckpointHeader(99, 1, 1, (), {}, msgspec.Raw(b"\x90")))],
 )
-def test_of_a_checkpoint_that_cannot_be_read_it_begins_from_nothing(store: Store, frozen: bytes) -> None:
+def test_of_a_checkpoint_that_cannot_be_read_it_begins_from_nothing(store: HistoryStore, frozen: bytes) -> None:
     fill(store, frozen=frozen, clean=True)
     agent, found = came(store, moment(1))
-    assert (found.at, found.closed, found.memory.life) == (None, None, "after")
-    assert not agent.ledger.edges
+    assert (found.checkpoint_at, found.closed, found.tracker.ledger_id) == (None, None, "after")
+    assert not agent.ledger.paid_since
 
 
-def test_of_books_that_cannot_be_read_the_edges_still_count(store: Store) -> None:
-    head = msgspec.structs.replace(head_of(freeze(LEDGER)), body=msgspec.Raw(b"\xc0"))
+def test_of_books_that_cannot_be_read_the_edges_still_count(store: HistoryStore) -> None:
+    head = msgspec.structs.replace(read_header(dump_ledger(LEDGER)), body=msgspec.Raw(b"\xc0"))
     fill(store, frozen=msgspec.msgpack.encode(head), clean=True)
     agent, found = came(store, moment(1))
-    assert found.at is None
+    assert found.checkpoint_at is None
     assert found.closed.closed == ()
-    assert "cannot be read" in found.closed.why
-    assert agent.ledger.edges == head.edges
+    assert "cannot be read" in found.closed.reason
+    assert agent.ledger.paid_since == head.edges
 
 
-def test_of_tallies_that_cannot_be_read_it_is_as_of_books(store: Store) -> None:
+def test_of_tallies_that_cannot_be_read_it_is_as_of_books(store: HistoryStore) -> None:
     store.write(state=[("tallies", b"\xc1")])
     agent, found = came(store, moment(1))
-    assert (found.at, found.memory.life) == (None, "after")
-    assert agent.ledger.edges
+    assert (found.checkpoint_at, found.tracker.ledger_id) == (None, "after")
+    assert agent.ledger.paid_since
 
 
-def test_a_torn_page_in_a_checkpoint_is_one_that_cannot_be_read(store: Store) -> None:
+def test_a_torn_page_in_a_checkpoint_is_one_that_cannot_be_read(store: HistoryStore) -> None:
     store._db.execute("UPDATE state SET body = x'0102' WHERE name = 'ledger'")
-    assert came(store, moment(1))[1].at is None
-    assert stranger_in(store, Memory(node="node", life="after"), moment(1)) is None
+    assert came(store, moment(1))[1].checkpoint_at is None
+    assert unclosed_books(store, JobTracker(node="node", ledger_id="after"), moment(1)) is None
 
 
 def test_of_an_empty_store_nothing_comes(tmp_path: Path) -> None:
-    with closing(Store(tmp_path / "empty.db")) as store:
+    with closing(HistoryStore(tmp_path / "empty.db")) as store:
         assert came(store, moment(1))[1].closed is None
 
 
-def test_a_store_that_may_only_be_read_still_says_from_where_to_count(store: Store) -> None:
-    agent = Agent(meta=Meta())
-    begin_beside(store, agent, moment(20), node="node")
-    assert agent.ledger.edges.keys() == LEDGER.gpus.keys()
+def test_a_store_that_may_only_be_read_still_says_from_where_to_count(store: HistoryStore) -> None:
+    agent = Agent(meta=DaemonMetadata())
+    start_after_read_only(store, agent, moment(20), node="node")
+    assert agent.ledger.paid_since.keys() == LEDGER.gpus.keys()
 
 
-def test_books_of_another_life_are_closed_before_they_are_written_over_and_ones_own_are_not(store: Store) -> None:
-    assert stranger_in(store, Memory(node="node", life="before"), moment(20)) is None
-    found = stranger_in(store, Memory(node="node", life="after"), moment(20))
+def test_books_of_another_life_are_closed_before_they_are_written_over_and_ones_own_are_not(
+    store: HistoryStore,
+) -> None:
+    assert unclosed_books(store, JobTracker(node="node", ledger_id="before"), moment(20)) is None
+    found = unclosed_books(store, JobTracker(node="node", ledger_id="after"), moment(20))
     assert found is not None
     assert len(found.closed) == len(LEDGER.gpus)
 
 
-def test_a_decision_is_told_in_words(store: Store) -> None:
-    left = left_in(store)
+def test_a_decision_is_told_in_words(store: HistoryStore) -> None:
+    left = read_checkpoint(store)
     assert left is not None
-    assert decided(left, moment(4000), node="node", young=YOUNG).why == "the exporter was down for 4,000 s"
+    assert decide(left, moment(4000), node="node", resume_window=YOUNG).reason == "the exporter was down for 4,000 s"
 
 
 @pytest.mark.parametrize(
@@ -223,11 +236,11 @@ def test_a_decision_is_told_in_words(store: Store) -> None:
 )
 def test_where_it_is_kept(tmp_path: Path, file: str, environ: dict[str, str], place: str | None) -> None:
     wanted = tmp_path / "history.db" if place == "usual" else None if place is None else Path(place)
-    assert place_of(file, environ, usual=tmp_path) == wanted
+    assert store_path(file, environ, usual=tmp_path) == wanted
 
 
 def test_where_nothing_is_there_to_keep_it_nothing_is_kept(tmp_path: Path) -> None:
-    assert place_of("auto", {}, usual=tmp_path / "nowhere") is None
+    assert store_path("auto", {}, usual=tmp_path / "nowhere") is None
 
 
 def test_what_boot_it_is(tmp_path: Path) -> None:

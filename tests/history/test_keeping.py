@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.model import Observation
-from exporter.core.statement import Statement, Wanted
-from exporter.history import Store, keeping, read_store
-from exporter.history.file import DamagedError, HistoryError
-from exporter.history.resuming import left_in
-from exporter.history.store import readable
+from exporter.history import recorder
+from exporter.history.resume import read_checkpoint
+from exporter.history.store import DamagedError, HistoryError, HistoryStore, open_if_readable, open_read_only
 from tests.history.player import Played, part_of, story
 
 SEEN = list(islice(story(), 420))
@@ -46,9 +45,9 @@ def play(life: Played, first: int, last: int) -> None:
         life.take_in(observation)
 
 
-def written(path: Path) -> list[Statement]:
-    with closing(read_store(path)) as store:
-        return store.statements(Wanted())
+def written(path: Path) -> list[JobRecord]:
+    with closing(open_read_only(path)) as store:
+        return store.job_records(JobRecordQuery())
 
 
 def test_the_very_first_scrape_is_told_only_what_is_saved(live: Live, tmp_path: Path) -> None:
@@ -60,27 +59,27 @@ def test_the_very_first_scrape_is_told_only_what_is_saved(live: Live, tmp_path: 
     play(again, 100, 101)
     told = again.scrape()
     assert told is again.agent.latest()
-    with closing(read_store(path)) as store:
-        left = left_in(store)
+    with closing(open_read_only(path)) as store:
+        left = read_checkpoint(store)
     assert left is not None
-    assert not left.about.clean
-    assert left.about.life == again.history._memory.life
+    assert not left.info.clean
+    assert left.info.life == again.history._tracker.ledger_id
 
 
 def test_a_job_that_has_ended_is_written_soon_though_nobody_asks(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_HASTE_SECONDS", 0.2)
+    monkeypatch.setattr(recorder, "_JOB_END_SECONDS", 0.2)
     life = live(tmp_path / "history.db")
     play(life, 0, 420)
-    until(lambda: life.history.keeping().saved_at, "a checkpoint")
-    ended = {one.owner.job_id for one in life.history.statements(Wanted()) if not one.running}
+    until(lambda: life.history.status().saved_at, "a checkpoint")
+    ended = {one.owner.job_id for one in life.history.job_records(JobRecordQuery()) if not one.running}
     assert ended
     until(lambda: ended == {one.owner.job_id for one in written(tmp_path / "history.db")}, "its receipt is written")
 
 
 def test_who_listens_is_told_each_job_that_ends(tmp_path: Path) -> None:
-    told: list[Statement] = []
+    told: list[JobRecord] = []
     life = Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
     life.history._on_end = told.append
     play(life, 0, 420)
@@ -97,22 +96,22 @@ def test_without_its_folder_it_fails_tells_and_goes_on_and_heals_when_the_folder
     with caplog.at_level(logging.INFO):
         life = live(path, every=0.05)
         play(life, 0, 420)
-    keeps = life.history.keeping()
+    keeps = life.history.status()
     assert (keeps.works, keeps.failures > 0) == (False, True)
     assert "does its folder exist" in keeps.problem
     assert [record.message for record in caplog.records].count(
         f"{keeps.problem}; the daemon goes on, and tries again"
     ) == 1
     assert life.scrape() is life.agent.latest(), "there is nothing that a restart could go on from"
-    waiting = {one.owner.job_id for one in life.history.statements(Wanted())}
+    waiting = {one.owner.job_id for one in life.history.job_records(JobRecordQuery())}
     assert waiting
     assert life.history.events(0, 10)[-1].kind == "started"
     path.parent.mkdir()
-    until(lambda: life.history.keeping().works, "it is kept")
+    until(lambda: life.history.status().works, "it is kept")
     assert {one.owner.job_id for one in written(path)} <= waiting
-    with closing(read_store(path)) as store:
+    with closing(open_read_only(path)) as store:
         assert [event.kind for event in store.events(0, 1000)].count("started") == 1
-    assert {one.owner.job_id for one in life.history.statements(Wanted())} == waiting
+    assert {one.owner.job_id for one in life.history.job_records(JobRecordQuery())} == waiting
 
 
 def test_a_store_that_turns_up_late_with_books_of_another_life_has_them_closed(live: Live, tmp_path: Path) -> None:
@@ -122,15 +121,15 @@ def test_a_store_that_turns_up_late_with_books_of_another_life_has_them_closed(l
     before.end()
     life = live(path, every=0.05)
     play(life, 210, 260)
-    assert not life.history.keeping().works
+    assert not life.history.status().works
     path.parent.mkdir()
     old.replace(path)
-    until(lambda: life.history.keeping().works, "it is kept")
-    with closing(read_store(path)) as store:
-        books, left = store.closed(), left_in(store)
+    until(lambda: life.history.status().works, "it is kept")
+    with closing(open_read_only(path)) as store:
+        books, left = store.closed_books(), read_checkpoint(store)
     assert len(books) == 8
     assert left is not None
-    assert left.about.life == life.history._memory.life != books[0].life
+    assert left.info.life == life.history._tracker.ledger_id != books[0].life
 
 
 def test_a_fault_of_ours_is_logged_and_counted_and_is_not_the_last_word(
@@ -138,34 +137,34 @@ def test_a_fault_of_ours_is_logged_and_counted_and_is_not_the_last_word(
 ) -> None:
     life = live(tmp_path / "history.db", every=0.05)
     with monkeypatch.context() as broken:
-        broken.setattr(keeping, "freeze", lambda _: 1 / 0)
+        broken.setattr(recorder, "dump_ledger", lambda _: 1 / 0)
         play(life, 0, 10)
-        until(lambda: life.history.keeping().failures > 1, "it was tried again")
+        until(lambda: life.history.status().failures > 1, "it was tried again")
         assert "please report this" in caplog.text
-    until(lambda: life.history.keeping().works, "it is kept")
+    until(lambda: life.history.status().works, "it is kept")
 
 
 def test_what_was_left_there_does_not_keep_it_from_watching(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "begun", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(recorder, "resume_or_start_fresh", lambda *_, **__: 1 / 0)
     life = live(tmp_path / "history.db", every=0.05)
     play(life, 0, 10)
-    until(lambda: life.history.keeping().works, "it is kept")
+    until(lambda: life.history.status().works, "it is kept")
 
 
 def test_a_damaged_file_in_its_place_is_moved_away(live: Live, tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     life = live(path, every=0.05)
     play(life, 0, 30)
-    until(lambda: life.history.keeping().saved_at, "a checkpoint")
+    until(lambda: life.history.status().saved_at, "a checkpoint")
     draft = tmp_path / "draft"
     draft.write_bytes(b"no database at all\n" * 1000)
     draft.replace(path)
     until(lambda: list(tmp_path.glob("history.db.damaged-*")), "it is moved away")
 
     def kept_anew() -> bool:
-        with readable(path) as store:
+        with open_if_readable(path) as store:
             return store is not None and store.state("ledger") is not None
 
     until(kept_anew, "a new one is kept")
@@ -177,18 +176,18 @@ def test_a_store_that_is_found_damaged_while_it_is_written_is_moved_away(
     path = tmp_path / "history.db"
     life = live(path, every=0.05)
     play(life, 0, 30)
-    until(lambda: life.history.keeping().saved_at, "a checkpoint")
-    write, bad = Store.write, [DamagedError(f"{path}: damaged")]
+    until(lambda: life.history.status().saved_at, "a checkpoint")
+    write, bad = HistoryStore.write, [DamagedError(f"{path}: damaged")]
 
-    def once(store: Store, **parts: Any) -> None:
+    def once(store: HistoryStore, **parts: Any) -> None:
         if bad:
             raise bad.pop()
         write(store, **parts)
 
-    monkeypatch.setattr(Store, "write", once)
+    monkeypatch.setattr(HistoryStore, "write", once)
     until(lambda: list(tmp_path.glob("history.db.damaged-*")), "it is moved away")
-    until(lambda: life.history.keeping().works, "a new one is kept")
-    assert life.history.keeping().failures == 1
+    until(lambda: life.history.status().works, "a new one is kept")
+    assert life.history.status().failures == 1
 
 
 def test_a_file_that_takes_a_word_but_no_checkpoint_is_told_that_nobody_may_go_on_from_it(
@@ -199,29 +198,29 @@ def test_a_file_that_takes_a_word_but_no_checkpoint_is_told_that_nobody_may_go_o
     life = live(path, every=0.05)
     play(life, 380, 410)
     assert life.scrape() is life.agent.latest()
-    write = Store.write
+    write = HistoryStore.write
 
-    def little(store: Store, **parts: Any) -> None:
+    def little(store: HistoryStore, **parts: Any) -> None:
         if "ledger" in dict(parts["state"]):
             raise HistoryError("full")
         write(store, **parts)
 
-    monkeypatch.setattr(Store, "write", little)
-    until(lambda: not life.history.keeping().works, "it fails")
+    monkeypatch.setattr(HistoryStore, "write", little)
+    until(lambda: not life.history.status().works, "it fails")
     play(life, 410, 411)  # sooner than a restart would begin anew for
     newest = life.agent.latest()
     assert newest is not None
     until(lambda: (told := life.scrape()) is not None and told.at == newest.at, "as it was at the latest attempt")
-    with closing(read_store(path)) as store:
-        left = left_in(store)
+    with closing(open_read_only(path)) as store:
+        left = read_checkpoint(store)
     assert left is not None
-    assert left.about.outrun
+    assert left.info.outrun
     monkeypatch.undo()
-    until(lambda: life.history.keeping().works, "it is kept")
-    with closing(read_store(path)) as store:
-        left = left_in(store)
+    until(lambda: life.history.status().works, "it is kept")
+    with closing(open_read_only(path)) as store:
+        left = read_checkpoint(store)
     assert left is not None
-    assert not left.about.outrun
+    assert not left.info.outrun
 
 
 def test_two_of_them_on_one_file_do_not_meet(live: Live, tmp_path: Path) -> None:
@@ -229,10 +228,10 @@ def test_two_of_them_on_one_file_do_not_meet(live: Live, tmp_path: Path) -> None
     one, other = live(path, every=0.05), live(path, every=0.05)
     play(one, 0, 50)
     play(other, 0, 50)
-    assert "another daemon" in other.history.keeping().problem
-    assert one.history.keeping().works
+    assert "another daemon" in other.history.status().problem
+    assert one.history.status().works
     one.end()
-    until(lambda: other.history.keeping().works, "the other one has it")
+    until(lambda: other.history.status().works, "the other one has it")
 
 
 def test_a_stop_before_anything_was_seen_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
@@ -244,8 +243,8 @@ def test_a_stop_before_anything_was_seen_leaves_the_checkpoint_alone(tmp_path: P
     again.clock.at, again.clock.wall_at = SEEN[100].at, SEEN[100].wall
     again.history.begin(again.agent)
     again.history.end()
-    with closing(Store(path)) as store:
-        left = left_in(store)
+    with closing(HistoryStore(path)) as store:
+        left = read_checkpoint(store)
     assert left is not None
     third = Played(path)
     third.take_in(_told_again(100))

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
+from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Observation, Owner
-from exporter.core.money import Price, Terms
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.core.statement import Event, Statement
-from exporter.history.remembering import MOST_PAST, MOST_SAMPLES, Memory
-from exporter.history.store import Closed
-from exporter.history.waiting import MOST, Waiting
-from exporter.simulate import SCENARIOS, simulate
+from exporter.core.prices import Price, Terms
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.history.job_tracker import MOST_CLOSED, MOST_SAMPLES, JobTracker
+from exporter.history.recorder import MOST_QUEUED, WriteQueue
+from exporter.history.store import ClosedBook
+from exporter.simulate.scenarios import SCENARIOS
+from exporter.simulate.simulation import simulate
 from tests.worlds import WORKING, device, first, held, reading, seen
 
 TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
@@ -27,15 +28,15 @@ class World:
 
     def __init__(self, *, sample_seconds: float = 300.0, policy: Policy | None = None) -> None:
         self.ledger = Ledger(policy)
-        self.memory = Memory(node="node", life="life", sample_seconds=sample_seconds)
-        self.meta = Meta(source="nvml")
-        self.events: list[Event] = []
-        self.ended: list[Statement] = []
+        self.memory = JobTracker(node="node", ledger_id="life", sample_seconds=sample_seconds)
+        self.meta = DaemonMetadata(source="nvml")
+        self.events: list[NodeEvent] = []
+        self.ended: list[JobRecord] = []
         self.at = 0
 
     def see(self, observation: Observation) -> None:
         advance(self.ledger, observation)
-        events, ended = self.memory.take_in(take_snapshot(self.ledger, self.meta))
+        events, ended = self.memory.update(take_snapshot(self.ledger, self.meta))
         self.events += events
         self.ended += ended
 
@@ -49,13 +50,13 @@ class World:
             self.see(seen(at + step, *readings, **(more if at == self.at else {})))
         self.at += seconds
 
-    def now(self) -> dict[str, Statement]:
+    def now(self) -> dict[str, JobRecord]:
         snapshot = take_snapshot(self.ledger, self.meta)
-        return {one.owner.job_id: one for one in self.memory.statements(snapshot)}
+        return {one.owner.job_id: one for one in self.memory.running_records(snapshot)}
 
 
-def priced(*prices: Price) -> Meta:
-    return Meta(source="nvml", terms=Terms(prices=prices))
+def priced(*prices: Price) -> DaemonMetadata:
+    return DaemonMetadata(source="nvml", terms=Terms(prices=prices))
 
 
 def test_a_job_costs_what_its_gpus_cost_by_the_price_of_the_time() -> None:
@@ -147,8 +148,8 @@ def test_that_is_so_over_a_restart_as_well() -> None:
     world = World(policy=Policy(job_linger_seconds=60.0)).begin(held())
     world.play(100)
     world.play(200, allocations=())
-    memory = Memory(node="node", life="life")
-    memory.thaw(world.memory.frozen_tallies(), world.memory.frozen_courses())
+    memory = JobTracker(node="node", ledger_id="life")
+    memory.load(world.memory.dump_tallies(), world.memory.dump_samples())
     world.memory = memory
     world.play(100, allocations=(held(),))
     assert world.now()["41"].start == world.ended[-1].end
@@ -156,10 +157,10 @@ def test_that_is_so_over_a_restart_as_well() -> None:
 
 def test_of_jobs_that_are_gone_only_so_many_are_remembered() -> None:
     world = World(policy=Policy(job_linger_seconds=1.0, max_jobs=1)).begin()
-    for number in range(MOST_PAST + 20):
+    for number in range(MOST_CLOSED + 20):
         owner = Owner(job_id=f"{number}", user="ada")
         world.play(10, allocations=(held(owner=owner, start=world.at),))
-    assert len(world.memory.past) == MOST_PAST
+    assert len(world.memory.closed_until) == MOST_CLOSED
     assert len(world.memory.tallies) <= 3
 
 
@@ -186,37 +187,40 @@ def test_nothing_happens_on_a_node_that_works() -> None:
     assert told("healthy_training").events == []
 
 
-def statements_of(jobs: Iterable[int], end: float = 1.0) -> list[Statement]:
+def statements_of(jobs: Iterable[int], end: float = 1.0) -> list[JobRecord]:
     return [
-        Statement(node="n", life="l", owner=Owner(job_id=f"{n}"), start=0.0, end=end, running=False, paid=0, parts={},
+        JobRecord(node="n", life="l", owner=Owner(job_id=f"{n}"), start=0.0, end=end, running=False, paid=0, parts={},
                   energy={})
         for n in jobs
     ]  # fmt: skip
 
 
 def test_what_came_while_others_were_written_goes_on_waiting() -> None:
-    waiting = Waiting()
-    waiting.add(statements=statements_of((1, 2)), events=[Event(at=1.0, kind="a")], closed=[book("A")])
+    waiting = WriteQueue()
+    waiting.add(job_records=statements_of((1, 2)), events=[NodeEvent(at=1.0, kind="a")], closed=[book("A")])
     batch = waiting.batch()
-    waiting.add(statements=statements_of((2, 3), end=2.0), events=[Event(at=2.0, kind="b")], closed=[book("B")])
-    waiting.forget(batch)
+    waiting.add(job_records=statements_of((2, 3), end=2.0), events=[NodeEvent(at=2.0, kind="b")], closed=[book("B")])
+    waiting.remove_written(batch)
     left = waiting.batch()
-    assert [(one.owner.job_id, one.end) for one in left.statements] == [("2", 2.0), ("3", 2.0)]
+    assert [(one.owner.job_id, one.end) for one in left.job_records] == [("2", 2.0), ("3", 2.0)]
     assert [event.kind for event in left.events] == ["b"]
     assert [each.uuid for each in left.closed] == ["B"]
 
 
 def test_only_so_much_waits_and_what_was_written_is_not_forgotten_for_what_was_not() -> None:
-    waiting = Waiting()
-    waiting.add(events=[Event(at=float(n), kind="old") for n in range(MOST)], statements=statements_of(range(MOST + 5)))
-    assert len(waiting.batch().statements) == MOST
-    assert waiting.batch().statements[-1].owner.job_id == f"{MOST + 4}"
+    waiting = WriteQueue()
+    waiting.add(
+        events=[NodeEvent(at=float(n), kind="old") for n in range(MOST_QUEUED)],
+        job_records=statements_of(range(MOST_QUEUED + 5)),
+    )
+    assert len(waiting.batch().job_records) == MOST_QUEUED
+    assert waiting.batch().job_records[-1].owner.job_id == f"{MOST_QUEUED + 4}"
     batch = waiting.batch()
-    waiting.add(events=[Event(at=-1.0, kind="new")] * 10)
-    waiting.forget(batch)
+    waiting.add(events=[NodeEvent(at=-1.0, kind="new")] * 10)
+    waiting.remove_written(batch)
     assert [event.kind for event in waiting.batch().events] == ["new"] * 10
     assert waiting.events_since(0.0) == []
 
 
-def book(uuid: str) -> Closed:
-    return Closed(uuid=uuid, life="l", since=0.0, until=1.0, paid=0, parts={})
+def book(uuid: str) -> ClosedBook:
+    return ClosedBook(uuid=uuid, life="l", since=0.0, until=1.0, paid=0, parts={})

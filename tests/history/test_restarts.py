@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.core.checkpoint import freeze, head_of, thaw
+from exporter.core.checkpoint import dump_ledger, load_ledger, read_header
+from exporter.core.job_record import JobRecord, JobRecordQuery, nonzero_by_leak
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.core.statement import Statement, Wanted, amounts
-from exporter.history import Closed, HistoryError, read_store
-from exporter.history.resuming import left_in
-from exporter.simulate import SCENARIOS
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.history.resume import read_checkpoint
+from exporter.history.store import ClosedBook, HistoryError, open_read_only
+from exporter.simulate.scenarios import SCENARIOS
 from tests.history.player import Played, part_of, story
 
 PARTS = dict[str, Counter[str]]
@@ -35,11 +35,11 @@ def uninterrupted(observations: list[Observation], edges: Sequence[int] = ()) ->
     ledger, found = Ledger(), PARTS()
     for number, observation in enumerate(observations):
         if number in edges:
-            frozen, ledger = freeze(ledger), Ledger()
-            thaw(ledger, frozen)
+            frozen, ledger = dump_ledger(ledger), Ledger()
+            load_ledger(ledger, frozen)
         advance(ledger, observation)
         for job in [*ledger.departed, *ledger.jobs.values()]:
-            found[job.owner.job_id] = Counter(amounts(tuple(job.book.parts)))
+            found[job.owner.job_id] = Counter(nonzero_by_leak(tuple(job.book.parts)))
     return ledger, found
 
 
@@ -47,12 +47,12 @@ class Kept:
     """A store at the end of a story that was told by several lives."""
 
     def __init__(self, path: Path) -> None:
-        with closing(read_store(path)) as store:
-            left = left_in(store)
+        with closing(open_read_only(path)) as store:
+            left = read_checkpoint(store)
             assert left is not None
-            self.statements, self.books = store.statements(Wanted(limit=10_000)), store.closed()
-        self.about, self.ledger = left.about, Ledger()
-        thaw(self.ledger, left.frozen)
+            self.statements, self.books = store.job_records(JobRecordQuery(limit=10_000)), store.closed_books()
+        self.about, self.ledger = left.info, Ledger()
+        load_ledger(self.ledger, left.ledger)
 
     def jobs(self) -> PARTS:
         """Of all lives together, and with what runs still as it stands."""
@@ -63,7 +63,7 @@ class Kept:
         ended = {one.owner.job_id for one in self.statements if one.life == self.about.life}
         for job in self.ledger.jobs.values():
             if job.owner.job_id not in ended or job.owner.job_id in self.ledger.holding:
-                found.setdefault(job.owner.job_id, Counter()).update(amounts(tuple(job.book.parts)))
+                found.setdefault(job.owner.job_id, Counter()).update(nonzero_by_leak(tuple(job.book.parts)))
         return found
 
 
@@ -88,9 +88,9 @@ def _saved(life: Played, path: Path) -> None:
     assert newest is not None
     while True:
         assert life.scrape() is not None
-        with suppress(HistoryError), closing(read_store(path)) as store:
-            left = left_in(store)
-            if left is not None and head_of(left.frozen).at == newest.at:
+        with suppress(HistoryError), closing(open_read_only(path)) as store:
+            left = read_checkpoint(store)
+            if left is not None and read_header(left.ledger).at == newest.at:
                 return
         assert time.monotonic() < deadline, "it is not saved"
         time.sleep(0.01)
@@ -149,7 +149,7 @@ def test_over_any_restarts_no_second_is_lost_or_counted_twice(
     }
 
 
-def _touch(books: list[Closed]) -> None:
+def _touch(books: list[ClosedBook]) -> None:
     for before, after in pairwise(books):
         assert after.since == pytest.approx(before.until, abs=1e-5)
 
@@ -164,7 +164,7 @@ def test_a_scrape_is_told_what_is_saved(tmp_path: Path) -> None:
             assert isinstance(seen, Snapshot)
             _saved(life, path)
             ledger = Kept(path).ledger
-            assert [view.counters.now.parts for view in take_snapshot(ledger, Meta()).gpus] == [
+            assert [view.counters.now.parts for view in take_snapshot(ledger, DaemonMetadata()).gpus] == [
                 view.counters.now.parts for view in seen.gpus
             ]
     life.end()
@@ -175,12 +175,12 @@ def test_running_jobs_are_told_with_those_that_ended(tmp_path: Path) -> None:
     for observation in list(story("demo"))[:300]:
         life.take_in(observation)
     life.scrape()
-    found = life.history.statements(Wanted())
+    found = life.history.job_records(JobRecordQuery())
     running = [one for one in found if one.running]
     assert running
     assert [one.running for one in found] == sorted((one.running for one in found), reverse=True)
-    one: Statement = running[0]
-    assert life.history.statements(Wanted(job_id=one.owner.job_id)) == [one]
-    assert life.history.statements(Wanted(limit=1)) == found[:1]
+    one: JobRecord = running[0]
+    assert life.history.job_records(JobRecordQuery(job_id=one.owner.job_id)) == [one]
+    assert life.history.job_records(JobRecordQuery(limit=1)) == found[:1]
     assert [event.kind for event in life.history.events(0, 10)][-1] == "started"
     life.end()

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
 from exporter.core.model import Owner
-from exporter.core.statement import Event, Sample, Statement, Wanted
-from exporter.history import Closed, HistoryError, Store, read_store
-from exporter.history.file import DamagedError, TakenError, UnwritableError
-from exporter.history.rows import Brief
-from exporter.history.store import opened_or_aside, readable
+from exporter.history.store import (
+    ClosedBook,
+    DamagedError,
+    HistoryError,
+    HistoryStore,
+    JobRecordSummary,
+    LockedError,
+    UnwritableError,
+    open_if_readable,
+    open_or_replace,
+    open_read_only,
+)
 
 DAY = 86_400.0
 
@@ -27,40 +35,40 @@ def _path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="store")
-def _store(path: Path) -> Iterator[Store]:
-    with closing(Store(path)) as store:
+def _store(path: Path) -> Iterator[HistoryStore]:
+    with closing(HistoryStore(path)) as store:
         yield store
 
 
-def said(job: str = "1", end: float = 100.0, *, life: str = "a", start: float | None = None, **who: Any) -> Statement:
+def said(job: str = "1", end: float = 100.0, *, life: str = "a", start: float | None = None, **who: Any) -> JobRecord:
     owner = Owner(job_id=job, **({"user": "ada", "account": "nlp", "namespace": "lab"} | who))
-    return Statement(
+    return JobRecord(
         node="n", life=life, owner=owner, start=end - 10 if start is None else start, end=end, running=False,
         paid=10, parts={"useful": 7, "unobserved": 3}, energy={"useful": 1.5},
-        samples=(Sample(end, 1.25, 1, 1, 1, 1, 9),),
+        samples=(JobSample(end, 1.25, 1, 1, 1, 1, 9),),
     )  # fmt: skip
 
 
-def jobs(found: Sequence[Statement | Brief]) -> list[str]:
+def jobs(found: Sequence[JobRecord | JobRecordSummary]) -> list[str]:
     return [one.owner.job_id for one in found]
 
 
-def test_a_statement_comes_out_as_it_was_put_in(store: Store) -> None:
+def test_a_statement_comes_out_as_it_was_put_in(store: HistoryStore) -> None:
     one = said()
-    store.write(statements=[one])
-    assert store.statements(Wanted()) == [one]
+    store.write(job_records=[one])
+    assert store.job_records(JobRecordQuery()) == [one]
 
 
-def briefs(store: Store, wanted: Wanted, *cuts: float) -> list[Brief]:
-    return sorted(store.briefs(wanted, cuts), key=lambda one: one.end, reverse=True)
+def briefs(store: HistoryStore, wanted: JobRecordQuery, *cuts: float) -> list[JobRecordSummary]:
+    return sorted(store.summaries(wanted, cuts), key=lambda one: one.end, reverse=True)
 
 
-def test_sums_are_told_what_they_need_and_samples_of_who_ran_on_both_sides_of_a_cut(store: Store) -> None:
-    course = tuple(Sample(at, at, at, 1, 1, 1, 9) for at in (92.0, 95.0, 100.0))
+def test_sums_are_told_what_they_need_and_samples_of_who_ran_on_both_sides_of_a_cut(store: HistoryStore) -> None:
+    course = tuple(JobSample(at, at, at, 1, 1, 1, 9) for at in (92.0, 95.0, 100.0))
     one = replace(said(), samples=course, money={"USD": 2.5}, models=("H100",), whole_gpus=0.5, simulated=True)
-    store.write(statements=[one])  # from 90 to 100
-    (alone,) = briefs(store, Wanted())
-    for field in set(Brief.__struct_fields__) - {"samples"}:
+    store.write(job_records=[one])  # from 90 to 100
+    (alone,) = briefs(store, JobRecordQuery())
+    for field in set(JobRecordSummary.__struct_fields__) - {"samples"}:
         assert getattr(alone, field) == getattr(one, field), field
     assert alone.samples == ()
     for cuts, told in (
@@ -69,16 +77,16 @@ def test_sums_are_told_what_they_need_and_samples_of_who_ran_on_both_sides_of_a_
         ((99.5, 100.0), course),
         ((89.0, 101.0), ()),
     ):
-        (found,) = briefs(store, Wanted(), *cuts)
+        (found,) = briefs(store, JobRecordQuery(), *cuts)
         assert found.samples == told, cuts
 
 
-def test_sums_are_told_all_however_many_and_by_which_way_they_are_found(store: Store) -> None:
-    store.write(statements=[said(f"{n}", 100.0 * n, user="bob" if n % 2 else "ada") for n in range(1, 101)])
+def test_sums_are_told_all_however_many_and_by_which_way_they_are_found(store: HistoryStore) -> None:
+    store.write(job_records=[said(f"{n}", 100.0 * n, user="bob" if n % 2 else "ada") for n in range(1, 101)])
     for since in (0.0, 150.0, 5_000.0, 9_950.0, 20_000.0):
         latest = [f"{n}" for n in range(100, 0, -1) if 100.0 * n >= since]
-        assert jobs(briefs(store, Wanted(since=since, limit=3))) == latest
-        assert jobs(briefs(store, Wanted(since=since, user="bob"))) == [job for job in latest if int(job) % 2]
+        assert jobs(briefs(store, JobRecordQuery(since=since, limit=3))) == latest
+        assert jobs(briefs(store, JobRecordQuery(since=since, user="bob"))) == [job for job in latest if int(job) % 2]
 
 
 @pytest.mark.parametrize(
@@ -90,44 +98,44 @@ def test_sums_are_told_all_however_many_and_by_which_way_they_are_found(store: S
         "UPDATE statement SET brief = 7",
     ],
 )
-def test_sums_of_a_damaged_store_say_so(store: Store, path: Path, damage: str) -> None:
-    store.write(statements=[said()])
+def test_sums_of_a_damaged_store_say_so(store: HistoryStore, path: Path, damage: str) -> None:
+    store.write(job_records=[said()])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA writable_schema = ON")
         db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'body BLOB NOT NULL', 'body BLOB') WHERE name = 'rest'")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(damage)
     with pytest.raises(DamagedError, match="damaged"):
-        briefs(store, Wanted(), 95.0)
+        briefs(store, JobRecordQuery(), 95.0)
 
 
-def test_who_reads_for_sums_sees_one_moment_and_keeps_nobody_from_writing(store: Store, path: Path) -> None:
-    store.write(statements=[said(f"{n}", 100.0 * n) for n in range(1, 4)])
-    with closing(read_store(path)) as reader:
-        told = iter(reader.briefs(Wanted(), [95.0, 195.0, 295.0]))
+def test_who_reads_for_sums_sees_one_moment_and_keeps_nobody_from_writing(store: HistoryStore, path: Path) -> None:
+    store.write(job_records=[said(f"{n}", 100.0 * n) for n in range(1, 4)])
+    with closing(open_read_only(path)) as reader:
+        told = iter(reader.summaries(JobRecordQuery(), [95.0, 195.0, 295.0]))
         first = next(told)
-        store.write(statements=[said("4", 400.0)])
+        store.write(job_records=[said("4", 400.0)])
         store.trim(before=350.0, most_bytes=1 << 30)
         rest = list(told)
         assert all(one.samples for one in (first, *rest))
         assert len(rest) == 2
-        assert jobs(briefs(reader, Wanted())) == ["4"]
+        assert jobs(briefs(reader, JobRecordQuery())) == ["4"]
 
 
-def test_sums_that_are_given_up_leave_the_collector_as_it_was(store: Store) -> None:
-    store.write(statements=[said("1"), said("2")])
-    told = store.briefs(Wanted(), ())
+def test_sums_that_are_given_up_leave_the_collector_as_it_was(store: HistoryStore) -> None:
+    store.write(job_records=[said("1"), said("2")])
+    told = store.summaries(JobRecordQuery(), ())
     next(told)
     assert not gc.isenabled()
     told.close()
     assert gc.isenabled()
 
 
-def test_samples_are_kept_to_the_thousandth(store: Store) -> None:
-    course = tuple(Sample(1e9 + n / 3, *(n * 1.23456 + k for k in range(6))) for n in range(50))
+def test_samples_are_kept_to_the_thousandth(store: HistoryStore) -> None:
+    course = tuple(JobSample(1e9 + n / 3, *(n * 1.23456 + k for k in range(6))) for n in range(50))
     one = replace(said(), samples=course)
-    store.write(statements=[one])
-    (found,) = store.statements(Wanted())
+    store.write(job_records=[one])
+    (found,) = store.job_records(JobRecordQuery())
     assert len(found.samples) == 50
     for there, here in zip(found.samples, course, strict=True):
         assert there.at == pytest.approx(here.at, abs=0.000501)
@@ -135,113 +143,121 @@ def test_samples_are_kept_to_the_thousandth(store: Store) -> None:
         assert there.paid == pytest.approx(here.paid, abs=0.000501)
 
 
-def test_a_later_word_on_the_same_job_takes_the_place_of_the_first_and_another_life_does_not(store: Store) -> None:
-    store.write(statements=[said(end=100.0, start=1.0)])
-    store.write(statements=[said(end=200.0, start=1.0, user="bob"), said(end=150.0, life="b", start=1.0)])
-    found = store.statements(Wanted())
+def test_a_later_word_on_the_same_job_takes_the_place_of_the_first_and_another_life_does_not(
+    store: HistoryStore,
+) -> None:
+    store.write(job_records=[said(end=100.0, start=1.0)])
+    store.write(job_records=[said(end=200.0, start=1.0, user="bob"), said(end=150.0, life="b", start=1.0)])
+    found = store.job_records(JobRecordQuery())
     assert [(one.life, one.end) for one in found] == [("a", 200.0), ("b", 150.0)]
     assert found[0].samples[0].at == 200.0
-    assert jobs(store.statements(Wanted(user="bob"))) == ["1"]
+    assert jobs(store.job_records(JobRecordQuery(user="bob"))) == ["1"]
     assert rows(store.path, "rest") == 2
 
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (Wanted(), ["5", "4", "3", "2", "1"]),
-        (Wanted(limit=2), ["5", "4"]),
-        (Wanted(job_id="3"), ["3"]),
-        (Wanted(user="bob"), ["4"]),
-        (Wanted(account="vision"), ["5"]),
-        (Wanted(namespace="lab"), ["5", "4", "3", "2", "1"]),
-        (Wanted(namespace="prod"), []),
-        (Wanted(since=300.0), ["5", "4", "3"]),
-        (Wanted(until=290.0), ["3", "2", "1"]),
-        (Wanted(since=200.0, until=200.0, user="ada"), ["2"]),
-        (Wanted(user="ada", account="vision", job_id="5"), ["5"]),
+        (JobRecordQuery(), ["5", "4", "3", "2", "1"]),
+        (JobRecordQuery(limit=2), ["5", "4"]),
+        (JobRecordQuery(job_id="3"), ["3"]),
+        (JobRecordQuery(user="bob"), ["4"]),
+        (JobRecordQuery(account="vision"), ["5"]),
+        (JobRecordQuery(namespace="lab"), ["5", "4", "3", "2", "1"]),
+        (JobRecordQuery(namespace="prod"), []),
+        (JobRecordQuery(since=300.0), ["5", "4", "3"]),
+        (JobRecordQuery(until=290.0), ["3", "2", "1"]),
+        (JobRecordQuery(since=200.0, until=200.0, user="ada"), ["2"]),
+        (JobRecordQuery(user="ada", account="vision", job_id="5"), ["5"]),
     ],
 )
-def test_what_is_asked_for_is_what_the_filter_says(store: Store, wanted: Wanted, found: list[str]) -> None:
+def test_what_is_asked_for_is_what_the_filter_says(
+    store: HistoryStore, wanted: JobRecordQuery, found: list[str]
+) -> None:
     store.write(
-        statements=[
+        job_records=[
             said(f"{n}", 100.0 * n, user="bob" if n == 4 else "ada", account="vision" if n == 5 else "nlp")
             for n in (3, 1, 5, 2, 4)
         ]
     )
-    assert jobs(store.statements(wanted)) == found
+    assert jobs(store.job_records(wanted)) == found
     assert jobs(briefs(store, wanted))[: wanted.limit] == found
     assert (
         sorted(found)
-        == sorted(one for one in jobs(store.statements(Wanted())) if wanted.has(_one(store, one)))[-wanted.limit :]
+        == sorted(one for one in jobs(store.job_records(JobRecordQuery())) if wanted.matches(_one(store, one)))[
+            -wanted.limit :
+        ]
     )
 
 
-def _one(store: Store, job: str) -> Statement:
-    return store.statements(Wanted(job_id=job))[0]
+def _one(store: HistoryStore, job: str) -> JobRecord:
+    return store.job_records(JobRecordQuery(job_id=job))[0]
 
 
-def test_events_and_books_come_out_in_order(store: Store) -> None:
-    store.write(events=[Event(at=1.0, kind="hung"), Event(at=3.0, kind="xid"), Event(at=2.0, kind="hung_over")])
+def test_events_and_books_come_out_in_order(store: HistoryStore) -> None:
+    store.write(
+        events=[NodeEvent(at=1.0, kind="hung"), NodeEvent(at=3.0, kind="xid"), NodeEvent(at=2.0, kind="hung_over")]
+    )
     assert [event.kind for event in store.events(2.0, 10)] == ["xid", "hung_over"]
     assert [event.kind for event in store.events(0.0, 1)] == ["xid"]
     books = [
-        Closed(uuid=u, life="a", since=s, until=s + 1, paid=1, parts={"useful": 1}) for u, s in (("B", 2), ("A", 1))
+        ClosedBook(uuid=u, life="a", since=s, until=s + 1, paid=1, parts={"useful": 1}) for u, s in (("B", 2), ("A", 1))
     ]
     store.write(closed=books)
     store.write(closed=books)
-    assert [book.uuid for book in store.closed()] == ["A", "B"]
+    assert [book.uuid for book in store.closed_books()] == ["A", "B"]
 
 
-def test_a_write_is_all_or_nothing(store: Store) -> None:
+def test_a_write_is_all_or_nothing(store: HistoryStore) -> None:
     class TornError(Exception):
         pass
 
-    def torn() -> Iterator[Statement]:
+    def torn() -> Iterator[JobRecord]:
         yield said("1")
         raise TornError
 
     with pytest.raises(TornError):
-        store.write(state=[("about", b"new")], statements=torn())
+        store.write(state=[("about", b"new")], job_records=torn())
     assert store.state("about") is None
-    assert store.statements(Wanted()) == []
+    assert store.job_records(JobRecordQuery()) == []
     store.write(state=[("about", b"next")])
     assert store.state("about") == b"next"
 
 
-def test_readers_read_while_it_is_written_and_from_a_copy(store: Store, path: Path, tmp_path: Path) -> None:
-    store.write(statements=[said()])
-    with closing(read_store(path)) as reader:
-        store.write(statements=[said("2", 200.0)])
-        assert jobs(reader.statements(Wanted())) == ["2", "1"]
+def test_readers_read_while_it_is_written_and_from_a_copy(store: HistoryStore, path: Path, tmp_path: Path) -> None:
+    store.write(job_records=[said()])
+    with closing(open_read_only(path)) as reader:
+        store.write(job_records=[said("2", 200.0)])
+        assert jobs(reader.job_records(JobRecordQuery())) == ["2", "1"]
         with pytest.raises(HistoryError):
-            reader.write(statements=[said("3")])
+            reader.write(job_records=[said("3")])
     store.close()
     copy = tmp_path / "copy.db"
     copy.write_bytes(path.read_bytes())
     copy.chmod(0o440)
-    with closing(read_store(copy)) as reader:
-        assert jobs(reader.statements(Wanted())) == ["2", "1"]
+    with closing(open_read_only(copy)) as reader:
+        assert jobs(reader.job_records(JobRecordQuery())) == ["2", "1"]
 
 
-def test_one_daemon_writes_and_when_it_is_gone_another_may(store: Store, path: Path) -> None:
-    with pytest.raises(TakenError, match="another daemon"):
-        Store(path)
+def test_one_daemon_writes_and_when_it_is_gone_another_may(store: HistoryStore, path: Path) -> None:
+    with pytest.raises(LockedError, match="another daemon"):
+        HistoryStore(path)
     store.close()
-    Store(path).close()
+    HistoryStore(path).close()
 
 
-def test_a_store_is_not_for_every_user_of_the_node(store: Store, path: Path) -> None:
+def test_a_store_is_not_for_every_user_of_the_node(store: HistoryStore, path: Path) -> None:
     store.write(state=[("about", b"x")])
     for file in path.parent.iterdir():
         assert not stat.S_IMODE(file.stat().st_mode) & stat.S_IRWXO, file
 
 
-def test_that_the_file_was_taken_away_is_seen(store: Store, path: Path) -> None:
-    assert store.stands
+def test_that_the_file_was_taken_away_is_seen(store: HistoryStore, path: Path) -> None:
+    assert store.is_current
     path.rename(path.with_suffix(".old"))
-    assert not store.stands
+    assert not store.is_current
     path.write_bytes(b"")
-    assert not store.stands
+    assert not store.is_current
 
 
 def rows(path: Path, table: str) -> int:
@@ -249,33 +265,33 @@ def rows(path: Path, table: str) -> int:
         return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608  ours
 
 
-def test_what_is_too_old_is_forgotten(store: Store) -> None:
-    store.write(statements=[said(f"{n}", n * DAY) for n in range(1, 11)])
-    store.write(events=[Event(at=n * DAY, kind="xid") for n in range(1, 11)])
+def test_what_is_too_old_is_forgotten(store: HistoryStore) -> None:
+    store.write(job_records=[said(f"{n}", n * DAY) for n in range(1, 11)])
+    store.write(events=[NodeEvent(at=n * DAY, kind="xid") for n in range(1, 11)])
     assert store.trim(before=4 * DAY, most_bytes=1 << 30) == 3
-    assert jobs(store.statements(Wanted())) == [f"{n}" for n in range(10, 3, -1)]
+    assert jobs(store.job_records(JobRecordQuery())) == [f"{n}" for n in range(10, 3, -1)]
     assert len(store.events(0, 100)) == 7
     assert rows(store.path, "rest") == 7
 
 
-def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(store: Store, path: Path) -> None:
+def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(store: HistoryStore, path: Path) -> None:
     store.write(state=[("ledger", b"kept")])
     for n in range(20):
         store.write(
-            statements=[said(f"{n * 50 + k}", float(n * 50 + k), name=f"{n}" * 200 + "x" * 800) for k in range(50)]
+            job_records=[said(f"{n * 50 + k}", float(n * 50 + k), name=f"{n}" * 200 + "x" * 800) for k in range(50)]
         )
     store.trim(before=-1.0, most_bytes=1 << 30)
     before = path.stat().st_size
     assert store.trim(before=-1.0, most_bytes=before // 2) > 100
     assert path.stat().st_size <= before // 2
-    left = jobs(store.statements(Wanted(limit=10_000)))
+    left = jobs(store.job_records(JobRecordQuery(limit=10_000)))
     assert left == [f"{n}" for n in range(999, 999 - len(left), -1)]
     assert store.state("ledger") == b"kept"
     assert store.trim(before=-1.0, most_bytes=1) > 0
     assert store.trim(before=-1.0, most_bytes=1) == 0
 
 
-def test_the_log_beside_it_does_not_grow_for_ever(store: Store, path: Path) -> None:
+def test_the_log_beside_it_does_not_grow_for_ever(store: HistoryStore, path: Path) -> None:
     for n in range(300):
         store.write(state=[("ledger", bytes(range(256)) * 100 + bytes([n % 256]))], durable=False)
     store.trim(before=0.0, most_bytes=1 << 30)
@@ -283,26 +299,26 @@ def test_the_log_beside_it_does_not_grow_for_ever(store: Store, path: Path) -> N
     assert Path(f"{path}-wal").stat().st_size == 0
 
 
-def test_a_store_of_a_newer_version_is_left_alone(store: Store, path: Path) -> None:
+def test_a_store_of_a_newer_version_is_left_alone(store: HistoryStore, path: Path) -> None:
     store.close()
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 7")
     for read_only in (False, True):
         with pytest.raises(HistoryError, match="newer version") as caught:
-            Store(path, read_only=read_only)
+            HistoryStore(path, read_only=read_only)
         assert not isinstance(caught.value, DamagedError)
     with pytest.raises(HistoryError, match="newer version"):
-        opened_or_aside(path)
+        open_or_replace(path)
     assert path.exists()
 
 
 def test_a_file_that_is_no_store_of_this_version_is_not_read(path: Path) -> None:
     with pytest.raises(HistoryError, match="no such store"):
-        read_store(path)
+        open_read_only(path)
     path.write_bytes(b"")
     with pytest.raises(HistoryError, match="no store yet"):
-        read_store(path)
-    with readable(path) as found:
+        open_read_only(path)
+    with open_if_readable(path) as found:
         assert found is None
 
 
@@ -310,37 +326,39 @@ def test_a_file_that_is_no_store_of_this_version_is_not_read(path: Path) -> None
 def test_a_damaged_file_is_moved_away_and_another_is_begun(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DamagedError):
-        Store(path)
-    with closing(opened_or_aside(path)) as store:
-        store.write(statements=[said()])
+        HistoryStore(path)
+    with closing(open_or_replace(path)) as store:
+        store.write(job_records=[said()])
     (aside,) = path.parent.glob("history.db.damaged-*")
     assert aside.read_bytes() == content
 
 
-def test_one_found_damaged_while_it_was_open_is_moved_away_whatever_it_looks_like(store: Store, path: Path) -> None:
-    store.write(statements=[said()])
+def test_one_found_damaged_while_it_was_open_is_moved_away_whatever_it_looks_like(
+    store: HistoryStore, path: Path
+) -> None:
+    store.write(job_records=[said()])
     store.close()
-    with closing(opened_or_aside(path, damaged=True)) as fresh:
-        assert fresh.statements(Wanted()) == []
+    with closing(open_or_replace(path, damaged=True)) as fresh:
+        assert fresh.job_records(JobRecordQuery()) == []
     (aside,) = path.parent.glob("history.db.damaged-*")
-    with closing(read_store(aside)) as old:
-        assert jobs(old.statements(Wanted())) == ["1"]
+    with closing(open_read_only(aside)) as old:
+        assert jobs(old.job_records(JobRecordQuery())) == ["1"]
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="does its folder exist"):
-        Store(tmp_path / "nowhere" / "history.db")
+        HistoryStore(tmp_path / "nowhere" / "history.db")
     folder = tmp_path / "folder.db"
     folder.mkdir()
     with pytest.raises(HistoryError, match="may this daemon write there"):
-        Store(folder)
+        HistoryStore(folder)
 
 
-def test_one_that_may_not_be_written_can_perhaps_be_read(store: Store, path: Path) -> None:
+def test_one_that_may_not_be_written_can_perhaps_be_read(store: HistoryStore, path: Path) -> None:
     store.close()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db, pytest.raises(sqlite3.Error) as caught:
         db.execute("DELETE FROM event")
-    from exporter.history.file import told  # noqa: PLC0415  what it makes of it
+    from exporter.history.store import translated_errors  # noqa: PLC0415  what it makes of it
 
-    with pytest.raises(UnwritableError, match="let this daemon write it"), told(path):
+    with pytest.raises(UnwritableError, match="let this daemon write it"), translated_errors(path):
         raise caught.value

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from exporter.cli import healthcheck
-from exporter.cli.healthcheck import Served, ask, first_words, main, served
+from exporter.cli.healthcheck import Endpoint, check, daemon_arguments, find_endpoint, main
 
 RUN = ["/opt/gpu-efficiency/bin/python", "/opt/gpu-efficiency/bin/gpu-efficiency"]
 TLS = "tls_server_config:\n  cert_file: a\n"
 
 
 def port(*words: str, **env: str) -> int:
-    return served([*RUN, *words], {f"GPU_EFFICIENCY_{name}": value for name, value in env.items()}).port
+    return find_endpoint([*RUN, *words], {f"GPU_EFFICIENCY_{name}": value for name, value in env.items()}).port
 
 
 # -- where it asks --
@@ -57,7 +57,7 @@ def test_a_cluster_s_daemon_listens_elsewhere(file: str) -> None:
     ],
 )
 def test_it_asks_on_an_address_the_daemon_listens_on(address: str, host: str) -> None:
-    assert served([], {"GPU_EFFICIENCY_WEB_LISTEN_ADDRESS": address}) == Served(host, 1)
+    assert find_endpoint([], {"GPU_EFFICIENCY_WEB_LISTEN_ADDRESS": address}) == Endpoint(host, 1)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_tls_and_client_certificates_are_read_from_the_web_configuration(
 ) -> None:
     web = tmp_path / "web.yaml"
     web.write_text(text)
-    wanted = Served("127.0.0.1", 19400, tls, certificates)
-    assert served([], {"GPU_EFFICIENCY_WEB_CONFIG_FILE": f"{web}"}) == wanted
+    wanted = Endpoint("127.0.0.1", 19400, tls, certificates)
+    assert find_endpoint([], {"GPU_EFFICIENCY_WEB_CONFIG_FILE": f"{web}"}) == wanted
     for flag in ("--web.config-file", "--web.config.file"):
-        assert served([*RUN, "serve", flag, f"{web}"], {}) == wanted
-        assert served([*RUN, "cluster", f"{flag}={web}"], {})[2:] == wanted[2:]
+        assert find_endpoint([*RUN, "serve", flag, f"{web}"], {}) == wanted
+        assert find_endpoint([*RUN, "cluster", f"{flag}={web}"], {})[2:] == wanted[2:]
 
 
 def test_only_a_command_line_of_ours_is_believed(tmp_path: Path) -> None:
     line = tmp_path / "cmdline"
     line.write_bytes(b"/sbin/init\0--web.listen-address\0:1\0")
-    assert first_words(line) == []
+    assert daemon_arguments(line) == []
     line.write_bytes(b"/sbin/docker-init\0--\0gpu-efficiency\0serve\0--config\0x\0")
-    assert first_words(line)[-2:] == ["--config", "x"]
-    assert first_words(tmp_path / "gone") == []
+    assert daemon_arguments(line)[-2:] == ["--config", "x"]
+    assert daemon_arguments(tmp_path / "gone") == []
 
 
 # -- what is an answer --
@@ -131,7 +131,7 @@ def says(text: bytes, asked: list[bytes] | None = None) -> Callable[[socket.sock
 def test_it_asks_for_health_and_takes_200_for_well() -> None:
     asked: list[bytes] = []
     with server(says(b"HTTP/1.1 200 OK\r\n\r\nok\n", asked)) as number:
-        ask(Served("127.0.0.1", number))
+        check(Endpoint("127.0.0.1", number))
     assert asked[0].startswith(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n")
 
 
@@ -146,7 +146,7 @@ def test_it_asks_for_health_and_takes_200_for_well() -> None:
 )
 def test_nothing_else_is_well(text: bytes, complaint: str) -> None:
     with server(says(text)) as number, pytest.raises(OSError, match=complaint):
-        ask(Served("127.0.0.1", number))
+        check(Endpoint("127.0.0.1", number))
 
 
 @pytest.fixture(name="context", scope="module")
@@ -168,7 +168,7 @@ def test_behind_tls_it_asks_the_same_whatever_the_certificate_says(context: ssl.
             says(b"HTTP/1.1 200 OK\r\n\r\nok\n")(wrapped)
 
     with server(answer) as number:
-        ask(Served("127.0.0.1", number, tls=True))
+        check(Endpoint("127.0.0.1", number, tls=True))
 
 
 def test_who_wants_our_certificate_is_well_when_it_begins_a_handshake(context: ssl.SSLContext) -> None:
@@ -177,17 +177,17 @@ def test_who_wants_our_certificate_is_well_when_it_begins_a_handshake(context: s
             """The client has seen enough and is gone."""
 
     with server(answer) as number:
-        ask(Served("127.0.0.1", number, tls=True, client_certificates=True))
+        check(Endpoint("127.0.0.1", number, tls=True, client_certificates=True))
 
 
 @pytest.mark.parametrize("text", [b"HTTP/1.1 200 OK\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x28", b""])
 def test_who_wants_our_certificate_and_begins_none_is_not_well(text: bytes) -> None:
     with server(says(text)) as number, pytest.raises(OSError, match="does not begin a TLS handshake"):
-        ask(Served("127.0.0.1", number, tls=True, client_certificates=True))
+        check(Endpoint("127.0.0.1", number, tls=True, client_certificates=True))
 
 
 def test_the_answer_is_a_status_and_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(healthcheck, "FIRST", Path("/nowhere"))
+    monkeypatch.setattr(healthcheck, "INIT_CMDLINE", Path("/nowhere"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
     monkeypatch.setenv("GPU_EFFICIENCY_WEB_LISTEN_ADDRESS", f"127.0.0.1:{number}")

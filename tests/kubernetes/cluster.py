@@ -17,19 +17,18 @@ from uuid import NAMESPACE_DNS, uuid5
 from msgspec import structs
 
 from exporter.clock import SystemClock
-from exporter.config import Config, Host
-from exporter.config import Kubernetes as Settings
+from exporter.config import Config, HostSettings
 from exporter.core.model import Allocation, Device, Reading
-from exporter.schedulers import SchedulerError, Word
-from exporter.schedulers.kubernetes import KubernetesScheduler, open_kubernetes
-from exporter.schedulers.kubernetes.api import Pace
-from exporter.schedulers.kubernetes.watching import Patience
+from exporter.registry import KubernetesSettings as Settings
+from exporter.schedulers.base import SchedulerError, SchedulerState
+from exporter.schedulers.kubernetes.api import ApiTimeouts
+from exporter.schedulers.kubernetes.scheduler import KubernetesScheduler, WatchIntervals, open_kubernetes
 from tests.kubernetes.api import ApiServer, Json
 from tests.kubernetes.kubelet import Kubelet
 
 NODE = "node-1"
-PATIENCE = Patience(refresh=0.1, sync=5.0, grace=1.0, settle=0.0, retry=0.05, publish=0.01, doubt=1.0)
-PACE = Pace(first=0.05, most=0.2, answer=1.0, quiet=5.0)
+PATIENCE = WatchIntervals(refresh=0.1, sync=5.0, grace=1.0, settle=0.0, retry=0.05, publish=0.01, restart_grace=1.0)
+PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
 DEADLINE = 20.0
 Found = TypeVar("Found")
 
@@ -131,23 +130,27 @@ class Node:
             settings = structs.replace(
                 settings, api_url=self.api.url, ca_file=f"{self.api.ca}", token_file=f"{self.token}"
             )
-        return Config(scheduler="kubernetes", kubernetes=structs.replace(settings, **more), host=Host(f"{self.proc}"))
+        return Config(
+            scheduler="kubernetes", kubernetes=structs.replace(settings, **more), host=HostSettings(f"{self.proc}")
+        )
 
-    def opens(self, patience: Patience = PATIENCE, *, pace: Pace = PACE, **settings: Any) -> KubernetesScheduler:
+    def opens(
+        self, patience: WatchIntervals = PATIENCE, *, pace: ApiTimeouts = PACE, **settings: Any
+    ) -> KubernetesScheduler:
         config = self.config(**settings)
-        self.scheduler = open_kubernetes(config, environ={}, patience=patience, pace=pace)
+        self.scheduler = open_kubernetes(config, environ={}, intervals=patience, timeouts=pace)
         return self.scheduler
 
-    def look(self, *readings: Reading) -> Word | None:
+    def look(self, *readings: Reading) -> SchedulerState | None:
         """One look; ends and faults are gathered, for each is told once or while it stands."""
         scheduler = self.scheduler or self.opens()
-        word = scheduler.look(self.clock.now(), self.devices, readings)
+        word = scheduler.poll(self.clock.now(), self.devices, readings)
         if word is not None:
             self.ended += [each for each in word.allocations if each.end is not None]
             self.faults |= {(fault.kind, fault.message) for fault in word.faults}
         return word
 
-    def until(self, true: Callable[[Word], Any], what: str, *readings: Reading) -> Word:
+    def until(self, true: Callable[[SchedulerState], Any], what: str, *readings: Reading) -> SchedulerState:
         """Look until it is true of what the scheduler says."""
         return wait_for(lambda: word if (word := self.look(*readings)) is not None and true(word) else None, what)
 
@@ -163,13 +166,13 @@ class Node:
 
         return wait_for(look, "an error of the scheduler's")
 
-    def held(self, *expected: tuple[int, str]) -> Word:
+    def held(self, *expected: tuple[int, str]) -> SchedulerState:
         """Look until exactly these GPUs, by index, are held by these jobs."""
         wanted = {(gpu_uuid(index), job) for index, job in expected}
         return self.until(lambda word: holds(word) == wanted, f"{sorted(wanted)}")
 
 
-def holds(word: Word) -> set[tuple[str, str]]:
+def holds(word: SchedulerState) -> set[tuple[str, str]]:
     """UUID and job id of what is held now."""
     return {(each.uuid, each.owner.job_id) for each in word.allocations if each.end is None}
 

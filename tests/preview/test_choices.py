@@ -4,7 +4,7 @@ import pytest
 
 from exporter.config import ConfigError
 from exporter.core.policy import Policy
-from exporter.preview.choices import SHORT_NAMES, duration, rows, triggers
+from exporter.preview.scoring import SHORT_NAMES, parse_duration, policy_rows, trigger_states
 
 ASKED = Policy(zombie_batch_seconds=1234.0)
 
@@ -13,25 +13,25 @@ ASKED = Policy(zombie_batch_seconds=1234.0)
     ("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("45", 45), ("1.5h", 5400)]
 )
 def test_times_are_read_in_all_units(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 def test_every_short_name_moves_the_threshold_it_stands_for() -> None:
     wanted = {"zombie.duty": "0.5"}
     for name, field in SHORT_NAMES.items():
-        _, row = rows(ASKED, [f"{name}={wanted.get(name, '77s')}"])
+        _, row = policy_rows(ASKED, [f"{name}={wanted.get(name, '77s')}"])
         assert row.settings == {field: 0.5 if name in wanted else 77.0}
         assert getattr(row.policy, field) == row.settings[field]
 
 
 def test_the_configured_policy_is_the_first_row_and_the_base_of_the_others() -> None:
-    first, second = rows(ASKED, ["wake_seconds=20s"])
+    first, second = policy_rows(ASKED, ["wake_seconds=20s"])
     assert (first.policy, first.settings) == (ASKED, {})
     assert (second.policy.wake_seconds, second.policy.zombie_batch_seconds) == (20.0, 1234.0)
 
 
 def test_each_value_is_a_row_and_several_names_are_combined() -> None:
-    found = rows(ASKED, ["zombie.batch=15m,1h", "hang=60", "zombie.batch=2h"])
+    found = policy_rows(ASKED, ["zombie.batch=15m,1h", "hang=60", "zombie.batch=2h"])
     assert [row.label for row in found[1:]] == [
         "zombie.batch=15m hang=60", "zombie.batch=1h hang=60", "zombie.batch=2h hang=60",
     ]  # fmt: skip
@@ -50,8 +50,8 @@ def test_each_value_is_a_row_and_several_names_are_combined() -> None:
     ],
 )
 def test_a_threshold_takes_back_in_the_state_it_leads_to(wanted: str, states: set[str]) -> None:
-    assert triggers(rows(ASKED, [wanted])) == states
-    assert triggers(rows(ASKED, [wanted, "hang=30s", "zombie.batch=1h"])) == states | {"hung", "zombie"}
+    assert trigger_states(policy_rows(ASKED, [wanted])) == states
+    assert trigger_states(policy_rows(ASKED, [wanted, "hang=30s", "zombie.batch=1h"])) == states | {"hung", "zombie"}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_a_threshold_takes_back_in_the_state_it_leads_to(wanted: str, states: se
 )
 def test_what_cannot_be_tried_is_one_line_that_names_it(wanted: str, why: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        rows(ASKED, [wanted])
+        policy_rows(ASKED, [wanted])
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.preview.table import WIDTH
-from exporter.trace import Header, TraceWriter
+from exporter.preview.scoring import WIDTH
+from exporter.trace import TraceHeader, TraceWriter
 from tests.preview.commands import preview
 from tests.worlds import JOB, RESTING, WORKING, device, first, held, reading, seen
 
@@ -28,7 +28,7 @@ Answer = tuple[int, str, bytes]
 def _trace(tmp_path: Path) -> Path:
     """An hour of rest, then work; not simulated."""
     path = tmp_path / "node.jsonl.gz"
-    with TraceWriter(path, Header(host="n1"), flush_every=0) as trace:
+    with TraceWriter(path, TraceHeader(host="n1"), flush_every=0) as trace:
         trace.append(first([device()], [held(owner=JOB)]))
         for at in range(60, 4201, 60):
             trace.append(seen(at, reading(at - 60, at, RESTING if at <= 3600 else WORKING)))
@@ -118,7 +118,7 @@ def test_a_model_s_own_threshold_is_moved_by_no_row_and_that_is_said(trace: Path
 
 def test_what_is_simulated_is_marked(tmp_path: Path) -> None:
     path = tmp_path / "made_up.jsonl"
-    with TraceWriter(path, Header(simulated=True)) as trace:
+    with TraceWriter(path, TraceHeader(simulated=True)) as trace:
         trace.append(first([device()]))
     assert preview(f"{path} {ASKED}")[1].startswith("Replayed (SIMULATED): ")
 
@@ -162,7 +162,7 @@ def test_a_file_that_is_no_recording_is_status_1(tmp_path: Path, content: bytes,
 
 
 def test_a_recording_without_an_observation_is_status_1(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "x.jsonl", Header()):
+    with TraceWriter(tmp_path / "x.jsonl", TraceHeader()):
         pass
     status, _, err = preview(f"{tmp_path / 'x.jsonl'} {ASKED}")
     assert (status, err) == (1, f"gpu-efficiency: {tmp_path / 'x.jsonl'} holds no observation\n")

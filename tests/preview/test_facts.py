@@ -2,10 +2,9 @@
 
 import re
 
-from exporter.core.catalog import METRICS
-from exporter.preview.facts import Facts
-from exporter.preview.history import WORKED
-from exporter.preview.prometheus import Prometheus, Series
+from exporter.core.metrics import METRICS
+from exporter.preview.history import LAST_WORK_METRIC, PrometheusInventory
+from exporter.preview.prometheus import PrometheusClient, PrometheusSeries
 
 NAME, LABEL = re.compile(r"gpu_efficiency_\w+"), re.compile(r"(?:by|on) \(([^)]*)\)")
 MATCHED = re.compile(r'(\w+)!?="')
@@ -13,27 +12,27 @@ SCRAPED = {"cluster", "job", "instance"}
 """Labels that a scrape adds."""
 
 
-class Listener(Prometheus):
+class Listener(PrometheusClient):
     """Knows nothing, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def now(self, query: str, at: float) -> list[Series]:
+    def instant_query(self, query: str, at: float) -> list[PrometheusSeries]:
         self.asked.append(f"{at} {query}")
         return []
 
-    def over(self, query: str, start: float, end: float, step: float) -> list[Series]:
+    def range_query(self, query: str, start: float, end: float, step: float) -> list[PrometheusSeries]:
         self.asked.append(f"{start} {end} {step} {query}")
         return []
 
 
 def test_what_is_asked_for_is_in_the_catalogue() -> None:
     listener = Listener()
-    facts = Facts(listener, 'cluster="a"')
-    facts.learn(0, 3600, 60)
+    facts = PrometheusInventory(listener, 'cluster="a"')
+    facts.load(0, 3600, 60)
     have = {metric.name: set(metric.labels) for metric in METRICS}
-    queries = [*listener.asked, facts.on_holders(WORKED)]
+    queries = [*listener.asked, facts.per_holder(LAST_WORK_METRIC)]
     assert len(queries) == 8
     for query in queries:
         names = set(NAME.findall(query))

@@ -10,11 +10,10 @@ import pytest
 
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Device, Observation, Owner, Process
-from exporter.core.money import Price
 from exporter.core.policy import Policy
-from exporter.preview.choices import rows
-from exporter.preview.replay import Replay
-from exporter.preview.tally import Answer
+from exporter.core.prices import Price
+from exporter.preview.replay import TracePreview
+from exporter.preview.scoring import PreviewResult, policy_rows
 from tests.worlds import JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
 
 Signals = dict[str, Any]
@@ -59,19 +58,19 @@ def free(_device: Device, _wall: int) -> None:
 
 def preview(
     *recordings: Iterable[Observation], wanted: Sequence[str] = ("zombie.batch=15m",), money: Callable[..., Any] = free
-) -> Answer:
-    replay = Replay(rows(Policy(), wanted), open_ledger=Ledger, money=money)
+) -> PreviewResult:
+    replay = TracePreview(policy_rows(Policy(), wanted), open_ledger=Ledger, price_of=money)
     for recording in recordings:
         assert replay.run(recording)
-    return replay.answer("by hand")
+    return replay.result("by hand")
 
 
-def freed(answer: Answer) -> list[tuple[int, float, float]]:
+def freed(answer: PreviewResult) -> list[tuple[int, float, float]]:
     """Episodes, hours freed rightly and wrongly, of each row."""
     return [(row.episodes, round(row.gpu_hours_freed, 9), round(row.gpu_hours_wrongly_freed, 9)) for row in answer.rows]
 
 
-def jobs(answer: Answer) -> list[tuple[int, int]]:
+def jobs(answer: PreviewResult) -> list[tuple[int, int]]:
     return [(row.jobs_hit, row.jobs_reclaimed) for row in answer.rows]
 
 
@@ -260,7 +259,7 @@ def test_recordings_add_up_and_a_job_on_two_nodes_is_one_job() -> None:
 
 
 def test_a_recording_without_an_observation_says_so() -> None:
-    assert not Replay(rows(Policy(), []), open_ledger=Ledger, money=free).run([])
+    assert not TracePreview(policy_rows(Policy(), []), open_ledger=Ledger, price_of=free).run([])
 
 
 def test_a_hang_takes_back_the_spinning_gpu_and_its_culprit() -> None:

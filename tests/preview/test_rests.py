@@ -5,30 +5,39 @@ from itertools import pairwise
 
 import pytest
 
-from exporter.preview.history import windows
-from exporter.preview.rests import GRACE, Gpu, Rest, Rests, Sample, merged
+from exporter.preview.history import (
+    START_GRACE_SECONDS,
+    GpuKey,
+    NoWorkPeriod,
+    NoWorkTracker,
+    WorkSample,
+    merge_holders,
+    split_windows,
+)
 
 GPU = ("a", "GPU-0")
 ADA, BOB = frozenset({"41"}), frozenset({"42"})
 
 
-def told(*parts: Sequence[Sample], starts: Sequence[float] = (), shortest: float = 100.0) -> list[tuple[object, ...]]:
+def told(
+    *parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: float = 100.0
+) -> list[tuple[object, ...]]:
     """Rests as (jobs, since when, last seen, worked again), of samples fed in parts."""
     found: list[tuple[object, ...]] = []
 
-    def judge(gpu: Gpu, rest: Rest, worked: float | None) -> None:
+    def judge(gpu: GpuKey, rest: NoWorkPeriod, worked: float | None) -> None:
         assert gpu == GPU
-        found.append((rest.jobs, rest.work, rest.last, worked))
+        found.append((rest.jobs, rest.last_work, rest.last_seen, worked))
 
-    rests = Rests(judge)
-    rests.shortest = shortest
+    rests = NoWorkTracker(judge)
+    rests.min_seconds = shortest
     for part in parts:
         rests.feed(GPU, part, starts=starts, step=60)
     rests.end()
     return found
 
 
-def same(times: range, jobs: frozenset[str], work: float) -> list[Sample]:
+def same(times: range, jobs: frozenset[str], work: float) -> list[WorkSample]:
     return [(float(at), jobs, work) for at in times]
 
 
@@ -66,7 +75,7 @@ def test_a_daemon_that_starts_anew_has_seen_no_work() -> None:
     assert told(samples, starts=[620.0]) == [(ADA, 0.0, 900.0, 950.0)]
 
 
-@pytest.mark.parametrize("starts", [[], [500.0], [630.0 - GRACE - 1], [640.0 + GRACE]])
+@pytest.mark.parametrize("starts", [[], [500.0], [630.0 - START_GRACE_SECONDS - 1], [640.0 + START_GRACE_SECONDS]])
 def test_a_start_at_another_time_excuses_nothing(starts: Sequence[float]) -> None:
     samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(900, 1201, 60), ADA, 850.0)]
     assert told(samples, starts=starts)[0] == (ADA, 0.0, 600.0, 850.0)
@@ -88,26 +97,26 @@ def test_short_rests_are_not_told_of() -> None:
 
 
 def test_time_held_leaves_out_gaps_and_changes_of_holder() -> None:
-    rests = Rests(lambda _gpu, _rest, _worked: None)
+    rests = NoWorkTracker(lambda _gpu, _rest, _worked: None)
     samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 1201, 60), BOB, 650.0), (9000.0, BOB, 650.0)]
     rests.feed(GPU, samples, step=60)
-    assert rests.held == {GPU: 600.0 + 540.0 + 120.0}
+    assert rests.held_seconds == {GPU: 600.0 + 540.0 + 120.0}
 
 
 def test_samples_of_several_holders_are_one_moment_of_the_gpu() -> None:
     series = [("41", [(0.0, "5"), (60.0, "5")]), ("42", [(60.0, "7")])]
-    assert list(merged(series)) == [(0.0, ADA, 5.0), (60.0, ADA | BOB, 7.0)]
-    assert list(merged(series[:1])) == [(0.0, ADA, 5.0), (60.0, ADA, 5.0)]
+    assert list(merge_holders(series)) == [(0.0, ADA, 5.0), (60.0, ADA | BOB, 7.0)]
+    assert list(merge_holders(series[:1])) == [(0.0, ADA, 5.0), (60.0, ADA, 5.0)]
 
 
 def test_a_window_of_long_steps_is_bounded_by_what_is_stored_in_it() -> None:
     """100 GPUs scraped every 15 s for 90 days are 52 million samples."""
-    hours = windows(0, 90 * 86400, 3600, 100)
+    hours = split_windows(0, 90 * 86400, 3600, 100)
     assert [round((b - a) / 3600) for a, b in hours] == [832, 832, 494]
 
 
 def test_windows_have_few_enough_samples_and_no_gap() -> None:
-    few, many = windows(0, 600_000, 60, 8), windows(0, 600_000, 60, 10_000)
+    few, many = split_windows(0, 600_000, 60, 8), split_windows(0, 600_000, 60, 10_000)
     assert few == [(0, 599_940), (600_000, 600_000)]
     assert many[:2] == [(0, 99 * 60), (100 * 60, 199 * 60)]
     assert {after[0] - before[1] for before, after in pairwise(many)} == {60}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from exporter.preview.table import WIDTH, elapsed, text
-from exporter.preview.tally import Answer, Hit, Score, listed
+from exporter.preview.scoring import WIDTH, Hit, PreviewResult, Score, elapsed_text, name_some, preview_text
 
 
 def hit(number: int, **changes: object) -> Hit:
@@ -27,7 +26,7 @@ def shown(*rows: Score, **changes: object) -> str:
         "source": "Replayed: a.jsonl", "since": 0.0, "until": 7200.0, "gpu_hours_held": 16.0,
         "taken_back_when": ("zombie",), "rows": rows,
     }  # fmt: skip
-    found = text(Answer(**(given | changes)))  # type: ignore[arg-type]
+    found = preview_text(PreviewResult(**(given | changes)))  # type: ignore[arg-type]
     assert [line for line in found.splitlines() if len(line) > WIDTH] == []
     return found
 
@@ -80,9 +79,9 @@ def test_a_hit_says_who_when_and_how_often() -> None:
     [(45, "45 s"), (90, "2 min"), (3600, "1 h 00 min"), (3 * 3600 + 290, "3 h 05 min"), (52 * 3600, "2 d 4 h")],
 )
 def test_times_are_said_in_two_units(seconds: float, words: str) -> None:
-    assert elapsed(seconds) == words
+    assert elapsed_text(seconds) == words
 
 
 def test_notes_name_some_and_count_the_rest() -> None:
-    assert listed(["b", "a"]) == "a, b"
-    assert listed(f"{n}" for n in range(5)) == "0, 1, 2 and 2 more"
+    assert name_some(["b", "a"]) == "a, b"
+    assert name_some(f"{n}" for n in range(5)) == "0, 1, 2 and 2 more"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.core.exposition import render
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.simulate import simulate
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.simulate.simulation import simulate
 from tests.scenarios.stage import fed
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -67,7 +67,7 @@ def picture(scenario: str) -> Snapshot:
         scenario, seed=SEED, gpus=size.gpus, period_seconds=size.period, duration_seconds=size.duration
     )
     ledger, _ = fed(simulation.observations)
-    return take_snapshot(ledger, Meta(simulated=True))
+    return take_snapshot(ledger, DaemonMetadata(simulated=True))
 
 
 def text(scenario: str) -> bytes:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from exporter.core.model import SECOND, Reading
-from exporter.simulate import Truth
+from exporter.simulate.plan import GroundTruth
 from tests.scenarios.stage import Run
 
 
@@ -275,7 +275,7 @@ class Phase(NamedTuple):
 
     start: int
     end: int
-    truth: Truth
+    truth: GroundTruth
     gpus: int
 
 

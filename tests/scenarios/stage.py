@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation, Reading
 from exporter.core.pipeline import advance
-from exporter.simulate import Simulation, Truth, simulate, without
+from exporter.simulate.plan import GroundTruth
+from exporter.simulate.simulation import Simulation, simulate, without
 
 BOARDS = ("H100-SXM5-80GB", "A100-SXM4-80GB", "L40S")
 SEEDS = (1, 2, 3)
@@ -87,7 +88,7 @@ class Run(NamedTuple):
     def readings(self, uuid: str) -> list[Reading]:
         return [r for o in self.observations for r in o.readings if r.uuid == uuid]
 
-    def truth(self, uuid: str) -> list[Truth]:
+    def truth(self, uuid: str) -> list[GroundTruth]:
         return [entry for entry in self.simulation.truth if entry.uuid == uuid]
 
     def final(self, uuid: str) -> tuple[str, str]:
@@ -100,7 +101,7 @@ class Run(NamedTuple):
 
     def book(self, uuid: str) -> dict[str, int]:
         """Nanoseconds by leak."""
-        return dict(zip(NAMES, self.ledger.gpus[uuid].book.parts, strict=True))
+        return dict(zip(LEAK_NAMES, self.ledger.gpus[uuid].book.parts, strict=True))
 
 
 @lru_cache(maxsize=24)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, SECOND, Device, Fault, Observation, Reading
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.scenarios.stage import Case, fed, play
 
 SOUND = play(Case("throttled"))
@@ -56,7 +56,7 @@ def played(story: Iterable[Observation], *, good: str = GOOD) -> Ledger:
     for gpu in ledger.gpus.values():
         assert sum(gpu.book.parts) == gpu.book.paid == gpu.book.until - gpu.book.since
         assert min(gpu.book.parts) >= 0
-    for family in parse_text(render(take_snapshot(ledger, Meta())).decode()):
+    for family in parse_text(render(take_snapshot(ledger, DaemonMetadata())).decode()):
         assert all(0 <= sample.value < inf for sample in family.samples), family.name
     return ledger
 
@@ -103,7 +103,7 @@ def test_a_bad_last_value_is_not_published(field: str) -> None:
 
 def published(ledger: Ledger, name: str) -> list[float]:
     """Every value of one metric that /metrics has now."""
-    families = parse_text(render(take_snapshot(ledger, Meta())).decode())
+    families = parse_text(render(take_snapshot(ledger, DaemonMetadata())).decode())
     return [s.value for family in families for s in family.samples if s.name == f"gpu_efficiency_{name}"]
 
 
@@ -372,7 +372,7 @@ def test_a_gpu_taken_off_the_inventory_is_no_longer_paid_for() -> None:
     sound, _ = fed(SOUND.observations[: MINUTE.start])
     assert parts(ledger, BAD) == parts(sound, BAD)
     assert ledger.gpus[BAD].book.paid == 495 * SECOND
-    text = render(take_snapshot(ledger, Meta())).decode()
+    text = render(take_snapshot(ledger, DaemonMetadata())).decode()
     live = ("power_watts", "temperature_celsius", "memory_used_bytes", "state", "allocation_info")
     shown = [name for name in live if f'gpu_efficiency_{name}{{uuid="{BAD}"' in text]
     assert not shown

@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.scenarios.physics import first_work, hang_begin, spin_begin, works
 from tests.scenarios.stage import Case, Run, cases, fed, play
 
@@ -102,7 +102,7 @@ def test_a_hang_is_suspected_before_it_is_called(run: Run) -> None:
             continue
         for seconds, suspected in ((115, False), (120, True), (295, True)):
             ledger, _ = fed(o for o in run.observations if o.at <= begin + at(seconds))
-            seen = {gpu.device.uuid: gpu for gpu in take_snapshot(ledger, Meta()).gpus}[uuid]
+            seen = {gpu.device.uuid: gpu for gpu in take_snapshot(ledger, DaemonMetadata()).gpus}[uuid]
             assert seen.hang_suspected is suspected
             assert seen.state == "active"
 

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 from exporter.core.exposition import render
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.snapshot import Snapshot
-from exporter.simulate import SCENARIOS
+from exporter.simulate.scenarios import SCENARIOS
 from tests.scenarios import goldens
 
 every_story = pytest.mark.parametrize("scenario", goldens.GOLDENS)
@@ -91,7 +91,7 @@ def test_the_parts_add_up_to_what_was_paid_in_the_text_itself(
     paid = {labels[owner]: value for labels, value in decimals(golden(scenario), whole)}
     assert sums == paid
     assert sums or scenario == "fleet"
-    assert all(names == set(NAMES) for names in leaks.values())
+    assert all(names == set(LEAK_NAMES) for names in leaks.values())
 
 
 @every_story

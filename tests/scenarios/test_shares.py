@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import SECOND
 from tests.scenarios.physics import FACTS, expected, foreseen
 from tests.scenarios.stage import Case, Run, cases, play
@@ -54,7 +54,7 @@ def test_by_the_raw_readings(run: Run) -> None:
         paid = run.end / SECOND
         assert sum(run.book(uuid).values()) == run.end
         assert merged(booked, WAITING) == pytest.approx(wanted["wait"], abs=ROUNDING * paid)
-        for name in set(NAMES) - set(WAITING):
+        for name in set(LEAK_NAMES) - set(WAITING):
             assert booked[name] == pytest.approx(wanted[name], abs=ROUNDING * paid), name
         assert merged(booked, NEEDS_A_WORD) == 0
 

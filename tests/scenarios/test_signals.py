@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from exporter.core.snapshot import Meta, take_snapshot
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.scenarios.stage import Case, Run, play
 
 TENSOR, DRAM, SM, ENGINE = ("tensor_active",), ("dram_active",), ("sm_active",), ("gr_engine_active",)
@@ -190,7 +190,7 @@ def test_suspicion_without_a_signal(row: Row) -> None:
     """A hang that cannot be proven is still shown as suspected; one that cannot even be seen is not."""
     run = play(Case(row.scenario, row.board, missing=row.missing))
     hung = any(state == "hung" for state, _ in row.ending)
-    seen = take_snapshot(run.ledger, Meta()).gpus
+    seen = take_snapshot(run.ledger, DaemonMetadata()).gpus
     assert any(gpu.hang_suspected for gpu in seen) is (row.suspected or hung), row.why
     assert any(gpu.state == "hung" for gpu in seen) is hung, row.why
 

@@ -5,10 +5,10 @@ from functools import lru_cache
 import pytest
 
 from exporter.core.exposition import render
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import SECOND
-from exporter.core.snapshot import Meta, take_snapshot
-from exporter.simulate import TWELVE
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from tests.scenarios.twelve import ADVICE, EXPECTED, Expected, Played, listened
 
 SEEDS = (1, 2)
@@ -19,7 +19,7 @@ OUTCOMES = frozenset({"useful", "unresolved", "unobserved"})
 def played(story: str, seed: int) -> Played:
     row = EXPECTED[story.removesuffix("_twin")]
     gpus = row.twin_gpus if story.endswith("_twin") else row.gpus
-    return listened(story, TWELVE, gpus=gpus, period=row.period, seed=seed)
+    return listened(story, LEAK_SCENARIOS, gpus=gpus, period=row.period, seed=seed)
 
 
 rows = pytest.mark.parametrize(("story", "row"), EXPECTED.items(), ids=list(EXPECTED))
@@ -63,8 +63,8 @@ def test_nothing_is_lost_or_refused(story: str, row: Expected, seed: int) -> Non
 
 
 def test_every_row_has_a_twin() -> None:
-    assert set(TWELVE) == {name for story in EXPECTED for name in (story, f"{story}_twin")}
-    assert {row.leak or story for story, row in EXPECTED.items()} <= set(NAMES)
+    assert set(LEAK_SCENARIOS) == {name for story in EXPECTED for name in (story, f"{story}_twin")}
+    assert {row.leak or story for story, row in EXPECTED.items()} <= set(LEAK_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_what_drafts_might_save_is_advice_and_no_loss(seed: int) -> None:
 
 
 def advised(run: Played) -> float:
-    lines = render(take_snapshot(run.ledger, Meta())).decode().splitlines()
+    lines = render(take_snapshot(run.ledger, DaemonMetadata())).decode().splitlines()
     found = [line for line in lines if line.startswith("gpu_efficiency_job_advice_seconds_total{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found if 'advice="speculative_decoding"' in line)
 
 
 @seeds
 def test_the_oversized_job_costs_nothing_before_its_need_is_known(seed: int) -> None:
-    run = listened("oversized_allocation", TWELVE, gpus=1, period=60.0, seed=seed, duration=3540)
+    run = listened("oversized_allocation", LEAK_SCENARIOS, gpus=1, period=60.0, seed=seed, duration=3540)
     assert run.spent()["oversized_allocation"] == 0
     assert run.paid == 3540 * SECOND

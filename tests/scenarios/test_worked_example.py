@@ -4,9 +4,9 @@ from functools import lru_cache
 
 import pytest
 
-from exporter.core.leaks.twelve import WATERFALLS as DOCUMENTED
+from exporter.core.leak_guide import EXAMPLE_WATERFALLS as DOCUMENTED
 from exporter.core.model import SECOND
-from exporter.simulate import WATERFALLS
+from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.scenarios.twelve import Played, listened
 
 HOUR = 3600 * SECOND
@@ -15,7 +15,7 @@ HOUR = 3600 * SECOND
 @lru_cache(maxsize=3)
 def played(story: str) -> Played:
     gpus, period = (1, 10.0) if story == "carpenter_told" else (10, 30.0)
-    return listened(story, WATERFALLS, gpus=gpus, period=period)
+    return listened(story, WATERFALL_SCENARIOS, gpus=gpus, period=period)
 
 
 def test_the_carpenter_by_the_jobs_own_word() -> None:

@@ -1,8 +1,8 @@
 """What each story of the twelve leaks must cost, worked out by hand beside it; and how such a story is played.
 
 Owns the examiner's figures: shares of all paid time on an H100, after `accounting.md` section 4, from the figures of
-kernels, programs and engines in `exporter.simulate.twelve`. Imports nothing of the core but its books. Refuses to round
-in anyone's favour: each row says what it may be off by, and why.
+kernels, programs and engines in `exporter.simulate.leak_scenarios`. Imports nothing of the core but its books. Refuses
+to round in anyone's favour: each row says what it may be off by, and why.
 
 Common to all: a program's first 20 s are start-up; t, s, d are shares of one second, d of the DRAM ceiling; clocks are
 at the reference, seen up to 15 MHz low in one reading of five (0.16 % of tensor time, which is throttled).
@@ -11,11 +11,12 @@ at the reference, seen up to 15 MHz low in one reading of five (0.16 % of tensor
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from exporter.core.leaks import NAMES
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation
 from exporter.core.pipeline import advance
-from exporter.simulate import Scenario, Simulation, simulate
+from exporter.simulate.plan import Scenario
+from exporter.simulate.simulation import Simulation, simulate
 
 
 class Expected(NamedTuple):
@@ -159,7 +160,7 @@ class Played(NamedTuple):
     def spent(self) -> dict[str, int]:
         """GPU-nanoseconds by leak, of the whole node."""
         books = [gpu.book.parts for gpu in self.ledger.gpus.values()]
-        return dict(zip(NAMES, map(sum, zip(*books, strict=True)), strict=True))
+        return dict(zip(LEAK_NAMES, map(sum, zip(*books, strict=True)), strict=True))
 
     def share(self, *names: str) -> float:
         """Of all paid time."""

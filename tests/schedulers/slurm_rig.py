@@ -6,17 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.core.model import SECOND, Allocation, Device
-from exporter.schedulers import Word
-from exporter.schedulers.slurm import SlurmScheduler
-from exporter.schedulers.slurm.asking import GoneError
-from exporter.schedulers.slurm.commands import SilentError
-from exporter.schedulers.slurm.controller import Controller
-from exporter.schedulers.slurm.gres import Gres
-from exporter.schedulers.slurm.jobs import Job
-from exporter.schedulers.slurm.parsing import NodeState
-from exporter.schedulers.slurm.places import Places, Slot
-from exporter.schedulers.slurm.tasks import Tasks
-from exporter.schedulers.slurm.traces import Traces
+from exporter.schedulers.base import SchedulerState
+from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError
+from exporter.schedulers.slurm.controller import ControllerQueries
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, Slot, SpoolReader
+from exporter.schedulers.slurm.notation import Gres
+from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
+from exporter.schedulers.slurm.scheduler import SlurmScheduler
 
 RECORDED = Path(__file__).parent / "recorded"
 BATCH, EXTERN = "4294967291", "4294967292"
@@ -32,7 +28,7 @@ def recorded(name: str) -> str:
     return (RECORDED / name).read_text()
 
 
-def job(job_id: str = "7", *gpus: int, state: str = "RUNNING", started: float = 5.0, **facts: object) -> Job:
+def job(job_id: str = "7", *gpus: int, state: str = "RUNNING", started: float = 5.0, **facts: object) -> SlurmJob:
     """A job of alice's on this node with these GPUs, started so many seconds before BEGIN."""
     given = {NODE: (Gres("gpu", "h100", len(gpus), gpus),)} if gpus and state in {"RUNNING", "SUSPENDED"} else None
     said = {
@@ -50,30 +46,30 @@ def job(job_id: str = "7", *gpus: int, state: str = "RUNNING", started: float = 
         "on_gpus": bool(gpus),
         "given": given,
     }
-    return Job(job_id, (state,), **(said | facts))  # type: ignore[arg-type]  # as each test names them
+    return SlurmJob(job_id, (state,), **(said | facts))  # type: ignore[arg-type]  # as each test names them
 
 
 class Answers:
     """A controller: says what it was given, counts what it was asked, and can fall silent."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
-        self.details: dict[str, Job] = {}
+        self.jobs: dict[str, SlurmJob] = {}
+        self.details: dict[str, SlurmJob] = {}
         self.refuse: dict[str, str] = {}
         self.state = NodeState(NODE, "", "mixed")
         self.silent = ""
         self.asked: list[str] = []
         self.closed = False
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> SlurmJob:
         self._ask(job_id)
         if job_id in self.refuse:
             raise ValueError(self.refuse[job_id])
         if job_id not in self.jobs:
-            raise GoneError(job_id)
+            raise UnknownJobError(job_id)
         return self.jobs[job_id]
 
-    def detail(self, job_id: str) -> Job | None:
+    def detail(self, job_id: str) -> SlurmJob | None:
         if job_id not in self.details:
             return None
         self._ask(f"detail {job_id}")
@@ -89,29 +85,29 @@ class Answers:
     def _ask(self, what: str) -> None:
         self.asked.append(what)
         if self.silent:
-            raise SilentError(self.silent)
+            raise SlurmUnavailableError(self.silent)
 
 
 class Here:
     """What the node itself would show."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, Tasks] = {}
+        self.tasks: dict[str, JobTasks] = {}
         self.bound: set[str] = set()
-        self.looked: list[str] = []
-        self.places_read = 0
+        self.inspected: list[str] = []
+        self.gpu_map_read = 0
         self.slots: dict[str, tuple[Slot, ...]] | None = None
 
-    def look(self, jobs: Iterable[str]) -> dict[str, Tasks]:
-        self.looked += sorted(jobs)
+    def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
+        self.inspected += sorted(jobs)
         return dict(self.tasks)
 
     def listening(self) -> frozenset[str]:
         return frozenset(self.bound)
 
-    def places(self) -> Places:
-        self.places_read += 1
-        return Places(self.slots)
+    def gpu_map(self) -> GpuMap:
+        self.gpu_map_read += 1
+        return GpuMap(self.slots)
 
 
 class Rig:
@@ -124,16 +120,16 @@ class Rig:
             self.mapping.mkdir()
         self.answers, self.here = Answers(), Here()
         self.now, self.offset = BEGIN, WALL - BEGIN
-        self.controller = Controller(self.answers, self.here, node=NODE, clock=lambda: self.now, threaded=False)
+        self.controller = ControllerQueries(self.answers, self.here, node=NODE, clock=lambda: self.now, threaded=False)
         self.scheduler = SlurmScheduler(
             NODE,
-            Traces(NODE, spool=self.spool, mapping=self.mapping),
+            SpoolReader(NODE, spool=self.spool, mapping=self.mapping),
             self.controller,
             node_state_seconds=node_state_seconds,
             wall=lambda: self.now + self.offset,
             phase=lambda: 0.0,
         )
-        self.words: list[Word] = []
+        self.words: list[SchedulerState] = []
 
     def socket(self, job_id: str, step: str = BATCH, *, node: str = NODE) -> Path:
         """Bind what slurmstepd binds."""
@@ -148,12 +144,12 @@ class Rig:
             path.unlink()
             self.here.bound.discard(path.name)
 
-    def tick(self, seconds: float = 1.0, devices: tuple[Device, ...] = DEVICES) -> Word | None:
+    def tick(self, seconds: float = 1.0, devices: tuple[Device, ...] = DEVICES) -> SchedulerState | None:
         """Let time pass, look, let the thread do all it can, and look again within the same second."""
         self.now += int(seconds * SECOND)
-        first = self.scheduler.look(self.now, devices, ())
+        first = self.scheduler.poll(self.now, devices, ())
         self.work()
-        second = self.scheduler.look(self.now, devices, ())
+        second = self.scheduler.poll(self.now, devices, ())
         self.words = [word for word in (first, second) if word is not None]
         return second
 

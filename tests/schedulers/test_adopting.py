@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.config import Exemption, Workload, WorkloadRule
+from exporter.config import Exemption, WorkloadRule, WorkloadSettings
 from exporter.core.model import SECOND, Allocation, Process, Reading
-from exporter.schedulers.kubernetes.watching import Patience
+from exporter.schedulers.kubernetes.scheduler import WatchIntervals
 from exporter.schedulers.processes import ProcessesScheduler
 from exporter.schedulers.rules import Rules
 from tests.kubernetes.cluster import Node, gpu_uuid, node, pod_object
@@ -17,10 +17,10 @@ from tests.schedulers.test_mapping_dir import Rig as Mapping
 from tests.schedulers.test_processes import Proc, gpu
 
 NEW = Rules(
-    Workload((WorkloadRule("interactive", team="hep", zombie_seconds=60.0, user="alice|user1001"),)),
+    WorkloadSettings((WorkloadRule("interactive", team="hep", zombie_seconds=60.0, user="alice|user1001"),)),
     [Exemption("x", "because", date(2999, 1, 1), user="alice|user1001")],
 )
-SLOW = Patience(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, doubt=1)
+SLOW = WatchIntervals(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, restart_grace=1)
 
 
 def verdict(held: Allocation) -> tuple[str, str, float | None, str]:
@@ -43,7 +43,7 @@ def test_slurm_s_jobs_without_another_question(tmp_path: Path) -> None:
     rig.answers.jobs["7"] = slurm_rig.job("7", 0, 1)
     first = told(rig)
     asked = list(rig.answers.asked)
-    rig.scheduler.adopt(NEW)
+    rig.scheduler.update(NEW)
     again = told(rig)
     assert [verdict(one) for one in first] == [BEFORE] * 2
     assert [verdict(one) for one in again] == [AFTER] * 2
@@ -59,7 +59,7 @@ def test_a_mapping_directory_s_jobs(tmp_path: Path) -> None:
     rig.look(reading)
     (first,) = rig.look(reading).allocations
     assert rig.scheduler is not None
-    rig.scheduler.adopt(NEW)
+    rig.scheduler.update(NEW)
     (again,) = rig.look(reading).allocations
     assert (verdict(first), verdict(again)) == (BEFORE, AFTER)
     assert (again.start, again.end) == (first.start, None)
@@ -68,31 +68,31 @@ def test_a_mapping_directory_s_jobs(tmp_path: Path) -> None:
 def test_people_s_own_processes_by_what_they_said_at_first(tmp_path: Path) -> None:
     """Also those that /proc does not show any more, or never did; a later process does not change who was judged."""
     proc = Proc(tmp_path)
-    asked = ProcessesScheduler(proc=tmp_path, user_of=lambda _: "alice", asleep=lambda: 0)
+    asked = ProcessesScheduler(proc=tmp_path, user_of=lambda _: "alice", suspended=lambda: 0)
     shown = proc.add(10, started=5.0)
     hidden = Process(99, name="/bin/hidden")
-    word = asked.look(100 * SECOND, (), [gpu(0, shown, hidden)])
+    word = asked.poll(100 * SECOND, (), [gpu(0, shown, hidden)])
     assert word is not None
     first = {one.owner.job_id: one for one in word.allocations}
-    asked.adopt(NEW)
-    word = asked.look(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    asked.update(NEW)
+    word = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
     assert word is not None
     again = {one.owner.job_id: one for one in word.allocations}
     assert verdict(first["alice/train.service"]) == BEFORE
     assert verdict(again["alice/train.service"]) == AFTER
-    asked.adopt(Rules(Workload((WorkloadRule(team="everybody", name=".*"),))))
-    word = asked.look(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    asked.update(Rules(WorkloadSettings((WorkloadRule(team="everybody", name=".*"),))))
+    word = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
     assert word is not None
     teams = {one.owner.job_id: one.owner.team for one in word.allocations}
     assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule judges what cannot be seen
     assert {job: one.start for job, one in again.items()} == {job: one.start for job, one in first.items()}
-    word = asked.look(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
+    word = asked.poll(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
     assert word is not None
     assert {one.end for one in word.allocations} == {102 * SECOND}
-    assert not asked._judged  # nothing is kept of whoever is gone
-    asked.adopt(Rules())  # nobody is left to be judged
+    assert not asked._identities  # nothing is kept of whoever is gone
+    asked.update(Rules())  # nobody is left to be judged
     later = proc.add(11, started=5.0, command="jupyter lab")
-    word = asked.look(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
+    word = asked.poll(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
     assert word is not None
     assert verdict(word.allocations[0])[:2] == ("", "interactive")
 
@@ -110,7 +110,7 @@ def test_pods_without_another_list(here: Node) -> None:
     scheduler = here.opens(SLOW)
     first = here.until(lambda word: len(word.allocations) == 2, "both GPUs")
     asked = here.kubelet.lists, len(here.api.requests)
-    scheduler.adopt(NEW)
+    scheduler.update(NEW)
     again = here.until(lambda word: verdict(word.allocations[0]) == AFTER, "the new verdict")
     assert [verdict(one)[0] for one in first.allocations] == [""] * 2
     assert [verdict(one) for one in again.allocations] == [AFTER] * 2
@@ -126,6 +126,6 @@ def test_pods_at_once_where_nothing_else_calls_for_it() -> None:
         alone.kubelet.gives("train-0", gpu_uuid(0))
         scheduler = alone.opens(SLOW)
         alone.held((0, "ml/pod/train-0"))
-        scheduler.adopt(Rules(Workload((WorkloadRule(team="hep", namespace="ml"),))))
+        scheduler.update(Rules(WorkloadSettings((WorkloadRule(team="hep", namespace="ml"),))))
         alone.until(lambda word: verdict(word.allocations[0])[0] == "hep", "the new verdict")
         assert alone.kubelet.lists == 1

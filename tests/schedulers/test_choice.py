@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exporter.config import Config, Kubernetes, MappingDir, Slurm
-from exporter.schedulers import Scheduler, SchedulerError, open_scheduler
-from exporter.schedulers.choice import choose
+from exporter.config import Config
+from exporter.registry import KubernetesSettings, MappingDirSettings, SlurmSettings
+from exporter.schedulers.base import Scheduler, SchedulerError, choose_scheduler, open_scheduler
 
 Choose = Callable[..., Scheduler]
 
@@ -24,11 +24,11 @@ def _chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]
     def choose_here(scheduler: Any = "auto") -> Scheduler:
         config = Config(
             scheduler=scheduler,
-            slurm=Slurm(node_name="n1", spool_dir=str(tmp_path / "spool")),
-            kubernetes=Kubernetes(pod_resources_socket=str(tmp_path / "kubelet.sock"), api_url=""),
-            mapping_dir=MappingDir(str(tmp_path / "jobs")),
+            slurm=SlurmSettings(node_name="n1", spool_dir=str(tmp_path / "spool")),
+            kubernetes=KubernetesSettings(pod_resources_socket=str(tmp_path / "kubelet.sock"), api_url=""),
+            mapping_dir=MappingDirSettings(str(tmp_path / "jobs")),
         )
-        opened.append(choose(config))
+        opened.append(choose_scheduler(config))
         return opened[-1]
 
     yield choose_here
@@ -49,7 +49,7 @@ def test_what_is_found_first_is_taken_slurm_before_a_kubelet_before_a_mapping(ch
 def test_the_log_says_which_and_why_not_the_others(chosen: Choose, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         chosen()
-    (line,) = (record.getMessage() for record in caplog.records if record.name == "exporter.schedulers.choice")
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "exporter.schedulers.base")
     assert line.startswith("scheduler processes; slurm: ")
     assert all(word in line for word in ("spool is not there", "no kubelet at", "jobs: No such file"))
 
@@ -77,4 +77,4 @@ def test_a_node_without_a_kubelet_loads_nothing_of_it(chosen: Choose, monkeypatc
     for module in [module for module in sys.modules if module.startswith("exporter.schedulers.kubernetes")]:
         monkeypatch.delitem(sys.modules, module)
     chosen()
-    assert "exporter.schedulers.kubernetes" not in sys.modules
+    assert "exporter.schedulers.kubernetes.scheduler" not in sys.modules

@@ -9,9 +9,8 @@ import grpc
 import pytest
 
 from exporter.core.model import MS, SECOND, Device, Process, Reading
-from exporter.schedulers import CONDITIONS, SchedulerError, Word
-from exporter.schedulers.kubernetes import open_kubernetes
-from exporter.schedulers.kubernetes.watching import Patience
+from exporter.schedulers.base import CONDITIONS, SchedulerError, SchedulerState
+from exporter.schedulers.kubernetes.scheduler import WatchIntervals, open_kubernetes
 from tests.kubernetes.cluster import (
     GPUS,
     NODE,
@@ -31,7 +30,7 @@ from tests.kubernetes.cluster import (
 )
 from tests.kubernetes.kubelet import Kubelet, claim, container, devices, pod
 
-SLOW = Patience(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, doubt=1)
+SLOW = WatchIntervals(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, restart_grace=1)
 """Asks the kubelet at the start, and then only where something calls for it."""
 
 
@@ -230,7 +229,7 @@ def test_closing_does_not_wait_for_a_hanging_kubelet(alone: Node) -> None:
     assert not scheduler.alive
     going.set()
     with pytest.raises(SchedulerError, match="its thread has ended"):
-        scheduler.look(0, GPUS, ())
+        scheduler.poll(0, GPUS, ())
     scheduler.close()
 
 
@@ -662,11 +661,11 @@ def test_where_it_runs_is_read_from_the_pods_environment(here: Node) -> None:
         "KUBERNETES_SERVICE_PORT": f"{here.api.port}",
         "NODE_NAME": NODE,
     }
-    here.scheduler = open_kubernetes(config, environ=environ, patience=PATIENCE)
+    here.scheduler = open_kubernetes(config, environ=environ, intervals=PATIENCE)
     here.held((0, "ml/job/train"))
 
 
 def test_the_words_of_a_look_are_whole(here: Node) -> None:
     word = here.until(lambda _: True, "a word")
-    assert isinstance(word, Word)
-    assert word == Word((), at=word.at)
+    assert isinstance(word, SchedulerState)
+    assert word == SchedulerState((), at=word.at)

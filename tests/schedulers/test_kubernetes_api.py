@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from exporter.core.model import SECOND
-from exporter.schedulers.kubernetes.watching import Patience
+from exporter.schedulers.kubernetes.scheduler import WatchIntervals
 from tests.kubernetes.api import certificate
 from tests.kubernetes.cluster import (
     NODE,
@@ -32,7 +32,7 @@ from tests.kubernetes.kubelet import claim, container, pod
 
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-QUICK = Patience(refresh=0.1, sync=0.3, grace=0.3, settle=0.0, retry=0.05, publish=0.01, doubt=1.0)
+QUICK = WatchIntervals(refresh=0.1, sync=0.3, grace=0.3, settle=0.0, retry=0.05, publish=0.01, restart_grace=1.0)
 
 
 @pytest.fixture(name="here")
@@ -193,7 +193,7 @@ def test_a_server_that_takes_questions_and_never_answers_is_silent(here: Node) -
     assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
     assert "ReadTimeout" in word.faults[0].message
     # Counted from the question, not from when it was given up.
-    assert here.clock.now() - (word.unanswered_since or 0) >= PACE.answer * SECOND
+    assert here.clock.now() - (word.unanswered_since or 0) >= PACE.response * SECOND
 
 
 def test_a_terminal_phase_counts_only_for_the_pod_that_had_it(here: Node) -> None:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import Device
-from exporter.schedulers.kubernetes.ids import DRIVER, Boards, UnknownIdError, is_gpu
-from exporter.schedulers.kubernetes.objects import Attribute, BasicDevice, SliceDevice
-from exporter.schedulers.kubernetes.wire import Claimed
+from exporter.schedulers.kubernetes.kubelet import DRIVER, ClaimResource, DeviceResolver, UnknownIdError, is_gpu
+from exporter.schedulers.kubernetes.objects import BasicDevice, DeviceAttribute, SliceDevice
 
 A, B = "GPU-5700b000-0000-0000-0000-00000000000a", "GPU-5700b000-0000-0000-0000-00000000000b"
 M1, M2 = "MIG-5700b000-0000-0000-0000-000000000001", "MIG-5700b000-0000-0000-0000-000000000002"
@@ -50,7 +49,7 @@ def told(proc: Path, **minors: str) -> Path:
     ],
 )
 def test_ids_of_device_plugins(name: str, found: set[str], tmp_path: Path) -> None:
-    assert set(Boards(DEVICES, proc=tmp_path).find(name)) == found
+    assert set(DeviceResolver(DEVICES, proc=tmp_path).resolve_id(name)) == found
 
 
 @pytest.mark.parametrize(
@@ -62,41 +61,41 @@ def test_ids_of_device_plugins(name: str, found: set[str], tmp_path: Path) -> No
 )
 def test_what_is_no_gpu_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownIdError):
-        Boards(DEVICES, proc=tmp_path).find(name)
+        DeviceResolver(DEVICES, proc=tmp_path).resolve_id(name)
 
 
 def test_minor_numbers_are_not_ordinals(tmp_path: Path) -> None:
-    boards = Boards(DEVICES, proc=told(tmp_path, A="7", B="0"))
-    assert boards.find("nvidia7") == (A,)
-    assert boards.find("nvidia0/gi3") == (M1,)
-    assert boards.find("0") == (A,)
+    boards = DeviceResolver(DEVICES, proc=told(tmp_path, A="7", B="0"))
+    assert boards.resolve_id("nvidia7") == (A,)
+    assert boards.resolve_id("nvidia0/gi3") == (M1,)
+    assert boards.resolve_id("0") == (A,)
     with pytest.raises(UnknownIdError, match="minor number 1"):
-        boards.find("nvidia1")
+        boards.resolve_id("nvidia1")
 
 
 def test_minors_of_gpus_that_the_source_does_not_see_and_of_unreadable_files_do_not_count(tmp_path: Path) -> None:
     proc = told(tmp_path, M1="0")
     (proc / "driver/nvidia/gpus/broken/information").mkdir(parents=True)
-    assert Boards(DEVICES[:2], proc=proc).find("nvidia0") == (A,)
+    assert DeviceResolver(DEVICES[:2], proc=proc).resolve_id("nvidia0") == (A,)
 
 
 def offers(**attributes: str) -> dict[tuple[str, str], SliceDevice]:
-    said = {key: Attribute(value) for key, value in attributes.items()}
+    said = {key: DeviceAttribute(value) for key, value in attributes.items()}
     return {("n", "gpu-0"): SliceDevice("gpu-0", said)}
 
 
 def test_slices_count_before_names(tmp_path: Path) -> None:
-    boards = Boards(DEVICES, proc=told(tmp_path, A="0", B="1"))
-    claim = Claimed(driver=DRIVER, pool="n", device="gpu-0")
-    assert boards.claimed(claim, {}) == (A,)
-    assert boards.claimed(claim, offers(uuid=M2)) == (M2,)
-    old = {("n", "gpu-0"): SliceDevice("gpu-0", None, BasicDevice({f"{DRIVER}/uuid": Attribute(M1)}))}
-    assert boards.claimed(claim, old) == (M1,)
-    assert boards.claimed(claim, offers(parentUUID=B, profile="2g.20gb")) == (M2,)
+    boards = DeviceResolver(DEVICES, proc=told(tmp_path, A="0", B="1"))
+    claim = ClaimResource(driver=DRIVER, pool="n", device="gpu-0")
+    assert boards.resolve_claim(claim, {}) == (A,)
+    assert boards.resolve_claim(claim, offers(uuid=M2)) == (M2,)
+    old = {("n", "gpu-0"): SliceDevice("gpu-0", None, BasicDevice({f"{DRIVER}/uuid": DeviceAttribute(M1)}))}
+    assert boards.resolve_claim(claim, old) == (M1,)
+    assert boards.resolve_claim(claim, offers(parentUUID=B, profile="2g.20gb")) == (M2,)
     with pytest.raises(UnknownIdError, match=r"gives no uuid, and .* has 0 7g"):
-        boards.claimed(claim, offers(parentUUID=B, profile="7g"))
+        boards.resolve_claim(claim, offers(parentUUID=B, profile="7g"))
     with pytest.raises(UnknownIdError, match="no board"):
-        boards.claimed(claim, offers(profile="2g.20gb"))
+        boards.resolve_claim(claim, offers(profile="2g.20gb"))
 
 
 @pytest.mark.parametrize(
@@ -109,38 +108,40 @@ def test_slices_count_before_names(tmp_path: Path) -> None:
     ],
 )
 def test_cdi_names_of_older_kubelets(cdi: str, found: str, tmp_path: Path) -> None:
-    claim = Claimed((cdi,))
+    claim = ClaimResource((cdi,))
     assert is_gpu(claim)
-    assert Boards(DEVICES, proc=told(tmp_path, A="0")).claimed(claim, {}) == (found,)
+    assert DeviceResolver(DEVICES, proc=told(tmp_path, A="0")).resolve_claim(claim, {}) == (found,)
 
 
 def test_other_drivers_devices_are_no_gpus() -> None:
-    assert not is_gpu(Claimed(("k8s.compute-domain.nvidia.com/device=channel-0",)))
-    assert not is_gpu(Claimed(("k8s.gpu.nvidia.com/device=gpu-0",), driver="compute-domain.nvidia.com"))
-    assert not is_gpu(Claimed())
-    assert is_gpu(Claimed(driver=DRIVER))
+    assert not is_gpu(ClaimResource(("k8s.compute-domain.nvidia.com/device=channel-0",)))
+    assert not is_gpu(ClaimResource(("k8s.gpu.nvidia.com/device=gpu-0",), driver="compute-domain.nvidia.com"))
+    assert not is_gpu(ClaimResource())
+    assert is_gpu(ClaimResource(driver=DRIVER))
 
 
 def test_a_numbered_name_needs_minor_and_ordinal_to_agree(tmp_path: Path) -> None:
-    claim = Claimed(driver=DRIVER, device="gpu-0")
+    claim = ClaimResource(driver=DRIVER, device="gpu-0")
     with pytest.raises(UnknownIdError, match="name alone"):
-        Boards(DEVICES, proc=told(tmp_path, A="1", B="0")).claimed(claim, {})
-    assert Boards(DEVICES[:1], proc=tmp_path / "none").claimed(claim, {}) == (A,)
+        DeviceResolver(DEVICES, proc=told(tmp_path, A="1", B="0")).resolve_claim(claim, {})
+    assert DeviceResolver(DEVICES[:1], proc=tmp_path / "none").resolve_claim(claim, {}) == (A,)
     for name in ("gpu-1", "gpu-0-mig-19-0-1", "", "gpu-vfio-0"):
         with pytest.raises(UnknownIdError):
-            Boards(DEVICES[:1], proc=tmp_path / "none").claimed(Claimed(driver=DRIVER, device=name), {})
+            DeviceResolver(DEVICES[:1], proc=tmp_path / "none").resolve_claim(
+                ClaimResource(driver=DRIVER, device=name), {}
+            )
 
 
 def test_each_gpu_counts_once_and_what_is_refused_costs_nothing_else(tmp_path: Path) -> None:
-    claims = (Claimed(driver=DRIVER, pool="n", device="gpu-0"), Claimed(("nvidia.com/gpu=x",)))
-    found, unknown = Boards(DEVICES, proc=tmp_path).of(["x", f"{A}::0", A], claims, offers(uuid=M1))
+    claims = (ClaimResource(driver=DRIVER, pool="n", device="gpu-0"), ClaimResource(("nvidia.com/gpu=x",)))
+    found, unknown = DeviceResolver(DEVICES, proc=tmp_path).resolve(["x", f"{A}::0", A], claims, offers(uuid=M1))
     assert found == [A, M1]
     assert [said.split(":")[0] for said in unknown] == ["'x'", "'nvidia.com/gpu=x' of DRA pool ''"]
 
 
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
 def test_garbage_is_a_gpu_of_this_node_or_refused(name: str, device: str, value: str) -> None:
-    boards = Boards(DEVICES, proc="/nonexistent")
-    claims = (Claimed((name,), "", "n", device), Claimed((), DRIVER, "n", "gpu-0"))
-    found, _ = boards.of([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
+    boards = DeviceResolver(DEVICES, proc="/nonexistent")
+    claims = (ClaimResource((name,), "", "n", device), ClaimResource((), DRIVER, "n", "gpu-0"))
+    found, _ = boards.resolve([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
     assert set(found) <= {A, M1, M2}

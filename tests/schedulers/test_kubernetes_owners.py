@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import Owner
-from exporter.schedulers.kubernetes.node import condition_of
-from exporter.schedulers.kubernetes.objects import Node, Pod
-from exporter.schedulers.kubernetes.owners import owner_of, restarts_of, size_of
+from exporter.schedulers.kubernetes.objects import (
+    KubernetesNode,
+    Pod,
+    PodObject,
+    node_condition,
+    owner_of,
+    restarts_of,
+    size_of,
+)
 from exporter.schedulers.rules import Rules
 from tests.kubernetes.cluster import kept_by, pod_object
 
@@ -162,18 +168,18 @@ TEXTS = st.dictionaries(
 
 @given(JSON, JSON, JSON)
 def test_garbage_objects_are_refused_or_read_and_never_crash(metadata: Any, spec: Any, status: Any) -> None:
-    for kind in (Pod, Node):
+    for kind in (Pod, KubernetesNode):
         try:
             thing: Any = msgspec.json.decode(
                 msgspec.json.encode({"metadata": metadata, "spec": spec, "status": status}), type=kind
             )
         except msgspec.MsgspecError:
             continue
-        if isinstance(thing, Pod):
+        if isinstance(thing, PodObject):
             owner_of("ml", "p", thing, RULES)
             assert restarts_of(thing) >= 0
         else:
-            condition_of(thing)
+            node_condition(thing)
 
 
 @given(TEXTS, TEXTS, st.text(max_size=20), st.text(max_size=20))

@@ -9,10 +9,10 @@ import kubernetes_validate
 import pytest
 from msgspec import structs
 
+from exporter.core.job_record import JobRecord
 from exporter.core.model import Owner
-from exporter.core.statement import Statement
-from exporter.schedulers.kubernetes.api import Access
-from exporter.schedulers.kubernetes.placing import _WAITING, ANNOTATION, Place, Placing
+from exporter.schedulers.kubernetes.api import ApiServer as Access
+from exporter.schedulers.kubernetes.publisher import _MOST_WAITING, ANNOTATION, Destination, JobReportPublisher
 from tests.e2e.running import wait_for
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import PACE, pod_object, uid_of
@@ -20,10 +20,10 @@ from tests.kubernetes.cluster import PACE, pod_object, uid_of
 POD = "train-0"
 OWNER = Owner("ml/job/train", "kubernetes", namespace="ml", pod=POD, name="train", kind="job")
 END = 1_780_000_000.0
-STATEMENT = Statement(
+STATEMENT = JobRecord(
     node="node-1", life="a", owner=OWNER, start=END - 60, end=END, running=False, paid=1, parts={}, energy={}
 )
-Started = Callable[..., Placing]
+Started = Callable[..., JobReportPublisher]
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 def begun(api: ApiServer, tmp_path: Path) -> Iterator[Started]:
     token = tmp_path / "token"
     token.write_text(api.token)
-    every: list[Placing] = []
+    every: list[JobReportPublisher] = []
 
     def start(
-        what: Place = "event", say: Callable[[Statement], str] = lambda one: f"job {one.owner.job_id}"
-    ) -> Placing:
+        what: Destination = "event", say: Callable[[JobRecord], str] = lambda one: f"job {one.owner.job_id}"
+    ) -> JobReportPublisher:
         access = Access(api.url, f"{token}", f"{api.ca}", PACE)
-        every.append(Placing(access, what, node="node-1", say=say, between=0.0))
+        every.append(JobReportPublisher(access, what, node="node-1", render=say, between=0.0))
         return every[-1]
 
     yield start
@@ -52,15 +52,15 @@ def begun(api: ApiServer, tmp_path: Path) -> Iterator[Started]:
         each.close()
 
 
-def done(placing: Placing, *statements: Statement) -> tuple[int, int, int]:
+def done(placing: JobReportPublisher, *statements: JobRecord) -> tuple[int, int, int]:
     """Hand these over, and wait until nothing is to be done: placed, failed, dropped."""
     for statement in statements:
-        placing.place(statement)
+        placing.publish(statement)
     wait_for(placing.idle, "nothing waits")
-    return placing.placed, placing.failed, placing.dropped
+    return placing.published, placing.failed, placing.dropped
 
 
-def of_pod(name: str) -> Statement:
+def of_pod(name: str) -> JobRecord:
     return structs.replace(STATEMENT, owner=structs.replace(OWNER, pod=name))
 
 
@@ -190,8 +190,8 @@ def test_nobody_waits_for_an_api_server_that_says_nothing(
     """Sampling goes on: what cannot wait any more is dropped, and that is counted."""
     api.deaf = True
     placing = begun()
-    for number in range(_WAITING + 20):
-        placing.place(of_pod(f"p{number}"))
+    for number in range(_MOST_WAITING + 20):
+        placing.publish(of_pod(f"p{number}"))
     assert placing.dropped >= 19
     assert "is dropped" in caplog.text
     api.stop()
@@ -209,7 +209,7 @@ def test_a_server_that_is_away_is_tried_a_few_times(
 
 
 def test_words_that_cannot_be_found_cost_one_receipt(api: ApiServer, begun: Started) -> None:
-    def say(statement: Statement) -> str:
+    def say(statement: JobRecord) -> str:
         if statement.owner.pod == POD:
             raise ValueError("no such thing")
         return "good"
@@ -229,8 +229,8 @@ def test_a_certificate_that_is_not_there_is_named(
 def test_it_ends_with_receipts_that_wait(api: ApiServer, begun: Started) -> None:
     api.deaf = True
     placing = begun()
-    for number in range(_WAITING + 2):
-        placing.place(of_pod(f"p{number}"))
+    for number in range(_MOST_WAITING + 2):
+        placing.publish(of_pod(f"p{number}"))
     api.stop()
     placing.close()
     assert not placing.alive

@@ -1,14 +1,25 @@
 """The reader of pod-resources messages against the official set of them, and against garbage."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.schedulers.kubernetes.wire import Claimed, Devices, Held, read_allocatable, read_list
+from exporter.schedulers.kubernetes import podresources_pb2
+from exporter.schedulers.kubernetes.kubelet import (
+    ClaimResource,
+    ContainerDevices,
+    PodResources,
+    read_allocatable,
+    read_list,
+)
 from tests.kubernetes.kubelet import MESSAGES, claim, container, devices, pod
 
+ROOT = Path(__file__).parents[2]
 TEXT = st.text(max_size=20)
 DEVICES = st.builds(devices, TEXT, *[TEXT] * 2)
 CLAIMS = st.builds(claim, TEXT, driver=TEXT, pool=TEXT, device=TEXT)
@@ -24,19 +35,33 @@ def message(*pods: Any) -> Any:
     return MESSAGES["ListPodResourcesResponse"](pod_resources=pods)
 
 
-def expected(each: Any) -> Held:
+def expected(each: Any) -> PodResources:
     """What it says, read by the official names."""
-    return Held(
+    return PodResources(
         each.namespace,
         each.name,
-        tuple(Devices(d.resource_name, tuple(d.device_ids)) for c in each.containers for d in c.devices),
+        tuple(ContainerDevices(d.resource_name, tuple(d.device_ids)) for c in each.containers for d in c.devices),
         tuple(
-            Claimed(tuple(d.name for d in r.cdi_devices), r.driver_name, r.pool_name, r.device_name)
+            ClaimResource(tuple(d.name for d in r.cdi_devices), r.driver_name, r.pool_name, r.device_name)
             for c in each.containers
             for dynamic in c.dynamic_resources
             for r in dynamic.claim_resources
         ),
     )
+
+
+def test_the_generated_messages_are_those_of_the_proto(tmp_path: Path) -> None:
+    """After a change of podresources.proto: make proto."""
+    source = podresources_pb2.DESCRIPTOR.name
+    compiler = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}", source]
+    subprocess.run(compiler, cwd=ROOT, check=True, timeout=60)
+    generated = Path(source.replace(".proto", "_pb2.py"))
+    assert described(ROOT / generated) == described(tmp_path / generated), "run `make proto`"
+
+
+def described(file: Path) -> str:
+    """The line with the messages: what stands around it differs from one version of the compiler to the next."""
+    return next(line for line in file.read_text().splitlines() if line.startswith("DESCRIPTOR = "))
 
 
 @given(st.lists(PODS, max_size=4))
@@ -65,18 +90,18 @@ def test_fields_of_newer_kubelets_are_skipped() -> None:
     text = b"\x12\x04ml-x"
     fixed = b"\x19" + bytes(8) + b"\x25" + bytes(4) + b"\xa8\x06\xff\xff\x03" + b"\xfa\x3f\x02hi"
     inner = b"\x0a\x01p" + fixed + text
-    assert read_list(b"\x0a%c%b" % (len(inner), inner)) == (Held("ml-x", "p"),)
+    assert read_list(b"\x0a%c%b" % (len(inner), inner)) == (PodResources("ml-x", "p"),)
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
     inner = b"\x0a\x01a\x12\x01n\x0a\x01b"
-    assert read_list(b"\x0a%c%b" % (len(inner), inner)) == (Held("n", "b"),)
+    assert read_list(b"\x0a%c%b" % (len(inner), inner)) == (PodResources("n", "b"),)
 
 
 def test_what_the_device_plugins_offer_is_read() -> None:
     offered = devices("nvidia.com/gpu", "GPU-a", "GPU-b")
     said = MESSAGES["AllocatableResourcesResponse"](devices=[offered], cpu_ids=[1, 2]).SerializeToString()
-    assert read_allocatable(said) == (Devices("nvidia.com/gpu", ("GPU-a", "GPU-b")),)
+    assert read_allocatable(said) == (ContainerDevices("nvidia.com/gpu", ("GPU-a", "GPU-b")),)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.config import Config, MappingDir, Workload, WorkloadRule
+from exporter.config import Config, WorkloadRule, WorkloadSettings
 from exporter.core.model import MS, SECOND, Allocation, Device, Process, Reading
-from exporter.schedulers import Member, SchedulerError, Word
+from exporter.registry import MappingDirSettings
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirScheduler, open_mapping_dir, read_mapping
 from exporter.schedulers.rules import Rules
 
@@ -52,14 +53,14 @@ class Rig:
         written = self.wall - round(age * SECOND)
         os.utime(file, ns=(written, written))
 
-    def look(self, *readings: Reading, devices: tuple[Device, ...] = TWO, after: float = 1.0) -> Word:
+    def look(self, *readings: Reading, devices: tuple[Device, ...] = TWO, after: float = 1.0) -> SchedulerState:
         if self.scheduler is None:
             self.scheduler = MappingDirScheduler(
                 self.path, self.rules, proc=self.proc, wall=lambda: self.wall, user_of=lambda uid: f"user{uid}"
             )
         else:
             self.now += round(after * SECOND)
-        word = self.scheduler.look(self.now, devices, readings)
+        word = self.scheduler.poll(self.now, devices, readings)
         assert word is not None
         assert word.at == self.now
         return word
@@ -133,7 +134,7 @@ def test_what_is_no_gpus_file_is_passed_over(rig: Rig) -> None:
         rig.write(name, "111\n")
     (rig.path / "1").mkdir()
     assert JobFiles(rig.path).read(rig.wall) == {}
-    assert rig.look() == Word((), START)
+    assert rig.look() == SchedulerState((), START)
 
 
 def test_a_file_may_be_named_by_uuid(rig: Rig) -> None:
@@ -177,7 +178,7 @@ def test_a_file_for_a_gpu_that_is_not_there_is_told(rig: Rig) -> None:
 
 def test_before_the_gpus_are_known_no_file_is_a_strangers(rig: Rig) -> None:
     rig.write("0", "111\n")
-    assert rig.look(devices=()) == Word((), START)
+    assert rig.look(devices=()) == SchedulerState((), START)
 
 
 # Since when, until when.
@@ -402,7 +403,7 @@ def garbage(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 def test_a_missing_directory_at_the_start_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    config = Config(mapping_dir=MappingDir(str(tmp_path / "no")))
+    config = Config(mapping_dir=MappingDirSettings(str(tmp_path / "no")))
     with pytest.raises(SchedulerError, match=r"mapping-dir: .*/no: No such file.*slurm-prolog.sh.*mapping_dir\.path"):
         open_mapping_dir(config)
     (tmp_path / "no").write_text("")
@@ -497,7 +498,7 @@ def test_whoever_only_reports_is_not_the_job_s_user(rig: Rig) -> None:
 
 
 def test_the_user_and_the_class_are_those_of_the_jobs_process(rig: Rig) -> None:
-    rig.rules = Rules(Workload((WorkloadRule(team="hep", user="user1001"),)))
+    rig.rules = Rules(WorkloadSettings((WorkloadRule(team="hep", user="user1001"),)))
     rig.write("0", "111\n")
     rig.write("1", "222\n")
     owners = {a.owner.job_id: a.owner for a in rig.look().allocations}
@@ -530,9 +531,9 @@ def test_a_job_id_used_again_is_another_job(rig: Rig) -> None:
 
 def test_opened_from_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("111\n")
-    config = Config(mapping_dir=MappingDir(str(tmp_path)), workload=Workload((WorkloadRule(team="t"),)))
+    config = Config(mapping_dir=MappingDirSettings(str(tmp_path)), workload=WorkloadSettings((WorkloadRule(team="t"),)))
     asked = open_mapping_dir(config)
-    word = asked.look(START, TWO, ())
+    word = asked.poll(START, TWO, ())
     assert word is not None
     assert [(a.owner.job_id, a.owner.team) for a in word.allocations] == [("111", "t")]
     asked.close()

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import SECOND, Process, Reading
-from exporter.schedulers import Member
-from exporter.schedulers.members import Facts, Members, Seen, facts, rank, user_name
+from exporter.schedulers.base import Member
+from exporter.schedulers.procfs import JobMembers, ProcessCache, ProcessInfo, rank_of, read_process, user_name
 
 
 def process(
@@ -37,7 +37,7 @@ def gpu(*pids: int) -> Reading:
     return Reading("GPU-0", 0, SECOND, processes=tuple(map(Process, pids)))
 
 
-def of_cgroup(said: Facts) -> str:
+def of_cgroup(said: ProcessInfo) -> str:
     return said.cgroup.strip().rpartition("/")[2].removeprefix("job_")
 
 
@@ -49,51 +49,51 @@ def test_each_process_of_a_job_is_its_member_with_its_rank(tmp_path: Path) -> No
     process(tmp_path, 11, cgroup="0::/job_8\n")
     process(tmp_path, 12, cgroup="0::/\n")
     other = Reading("GPU-1", 0, SECOND, processes=(Process(11),))
-    found = Members(of_cgroup, proc=tmp_path).look((gpu(10, 12, 99), other, Reading("GPU-2", 0, SECOND)))
+    found = JobMembers(of_cgroup, proc=tmp_path).of_readings((gpu(10, 12, 99), other, Reading("GPU-2", 0, SECOND)))
     assert found == {10: Member("7", "3"), 11: Member("8")}
 
 
 def test_proc_is_asked_once_for_a_process(tmp_path: Path) -> None:
     folder = process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path)
-    assert asked.look((gpu(10),)) == {10: Member("7")}
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
     (folder / "cgroup").write_text("0::/job_8\n")
-    assert asked.look((gpu(10),)) == {10: Member("7")}
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
 
 
 def test_a_pid_used_again_is_somebody_else(tmp_path: Path) -> None:
     process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path)
-    asked.look((gpu(10),))
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    asked.of_readings((gpu(10),))
     process(tmp_path, 10, cgroup="0::/job_8\n", ticks=101)
-    assert asked.look((gpu(10),)) == {10: Member("8")}
+    assert asked.of_readings((gpu(10),)) == {10: Member("8")}
 
 
 def test_one_that_is_used_again_and_cannot_be_asked_is_not_the_one_before(tmp_path: Path) -> None:
     process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path)
-    asked.look((gpu(10),))
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    asked.of_readings((gpu(10),))
     (process(tmp_path, 10, ticks=101) / "cgroup").unlink()
-    assert asked.look((gpu(10),)) == {}
+    assert asked.of_readings((gpu(10),)) == {}
 
 
 def test_one_that_has_just_ended_is_still_who_it_was_until_no_longer_listed(tmp_path: Path) -> None:
     folder = process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path)
-    asked.look((gpu(10),))
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    asked.of_readings((gpu(10),))
     (folder / "stat").unlink()
-    assert asked.look((gpu(10),)) == {10: Member("7")}
-    assert asked.look((gpu(),)) == {}
-    assert asked.look((gpu(10),)) == {}, "forgotten when it was not listed"
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
+    assert asked.of_readings((gpu(),)) == {}
+    assert asked.of_readings((gpu(10),)) == {}, "forgotten when it was not listed"
 
 
 def test_a_job_learnt_of_later_has_its_members_at_once(tmp_path: Path) -> None:
     process(tmp_path, 10)
     known: set[str] = set()
-    asked = Members(lambda said: of_cgroup(said) if of_cgroup(said) in known else "", proc=tmp_path)
-    assert asked.look((gpu(10),)) == {}
+    asked = JobMembers(lambda said: of_cgroup(said) if of_cgroup(said) in known else "", proc=tmp_path)
+    assert asked.of_readings((gpu(10),)) == {}
     known.add("7")
-    assert asked.look((gpu(10),)) == {10: Member("7")}
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
 
 
 def test_seen_drops_what_raises_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_seen_drops_what_raises_and_keeps_the_rest(tmp_path: Path) -> None:
 
     process(tmp_path, 10, ticks=5)
     process(tmp_path, 11)
-    assert Seen(tmp_path, ask).look([10, 11, 10]) == {10: 5}
+    assert ProcessCache(tmp_path, ask).refresh([10, 11, 10]) == {10: 5}
 
 
 # Those that no GPU lists.
@@ -113,35 +113,35 @@ def test_seen_drops_what_raises_and_keeps_the_rest(tmp_path: Path) -> None:
 def test_of_those_that_report_proc_is_asked_once_whoever_else_is_asked_about(tmp_path: Path) -> None:
     folder = process(tmp_path, 10, environ=b"RANK=3\0")
     process(tmp_path, 11, cgroup="0::/job_8\n")
-    asked = Members(of_cgroup, proc=tmp_path)
-    assert asked.of([10, 99]) == {10: Member("7", "3")}
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    assert asked.of_pids([10, 99]) == {10: Member("7", "3")}
     (folder / "cgroup").write_text("0::/job_9\n")
-    assert asked.of([11]) == {11: Member("8")}
-    assert asked.look(()) == {}
-    assert asked.of([10, 11]) == {10: Member("7", "3"), 11: Member("8")}
+    assert asked.of_pids([11]) == {11: Member("8")}
+    assert asked.of_readings(()) == {}
+    assert asked.of_pids([10, 11]) == {10: Member("7", "3"), 11: Member("8")}
     process(tmp_path, 10, cgroup="0::/job_9\n", ticks=101)
-    assert asked.of([10]) == {10: Member("9")}, "a pid used again"
+    assert asked.of_pids([10]) == {10: Member("9")}, "a pid used again"
 
 
 def test_asking_about_others_forgets_none_that_a_gpu_lists(tmp_path: Path) -> None:
     folder = process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path)
-    asked.look((gpu(10),))
-    asked.of([10])
+    asked = JobMembers(of_cgroup, proc=tmp_path)
+    asked.of_readings((gpu(10),))
+    asked.of_pids([10])
     (folder / "stat").unlink()
-    asked.of([])
-    assert asked.look((gpu(10),)) == {10: Member("7")}
+    asked.of_pids([])
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
 
 
 def test_a_job_is_proven_where_nobody_vouches(tmp_path: Path) -> None:
     process(tmp_path, 10)
-    asked = Members(of_cgroup, proc=tmp_path, proven=lambda _: "")
-    assert asked.look((gpu(10),)) == {10: Member("7")}
-    assert asked.of([10]) == {}
+    asked = JobMembers(of_cgroup, proc=tmp_path, proven=lambda _: "")
+    assert asked.of_readings((gpu(10),)) == {10: Member("7")}
+    assert asked.of_pids([10]) == {}
 
 
 def test_as_many_are_kept_as_there_is_room_for_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.schedulers.members._RECALLED", 2)
+    monkeypatch.setattr("exporter.schedulers.procfs._MOST_CACHED", 2)
     asked = list[str]()
 
     def ask(folder: Path, _ticks: int) -> str:
@@ -150,12 +150,12 @@ def test_as_many_are_kept_as_there_is_room_for_the_latest(tmp_path: Path, monkey
 
     for pid in (10, 11, 12):
         process(tmp_path, pid)
-    seen = Seen(tmp_path, ask)
-    assert [seen.recall([pid]) for pid in (10, 11, 10, 12, 11, 10)] == [
+    seen = ProcessCache(tmp_path, ask)
+    assert [seen.lookup([pid]) for pid in (10, 11, 10, 12, 11, 10)] == [
         {pid: f"{pid}"} for pid in (10, 11, 10, 12, 11, 10)
     ]
     assert asked == ["10", "11", "12", "11", "10"], "10 was asked about after 11"
-    assert seen.recall([10, 11, 12, 12]) == {10: "10", 11: "11", 12: "12"}, "all that are asked for, whatever the room"
+    assert seen.lookup([10, 11, 12, 12]) == {10: "10", 11: "11", 12: "12"}, "all that are asked for, whatever the room"
 
 
 # Facts.
@@ -176,21 +176,21 @@ def test_of_an_environment_only_what_launchers_and_schedulers_set_is_kept(tmp_pa
         "CUDA_VISIBLE_DEVICES": "0,1",
         "WANDB_API_KEY": "secret",
     }
-    said = facts(process(tmp_path, 10, environ=text_of(environ)))
+    said = read_process(process(tmp_path, 10, environ=text_of(environ)))
     secret = {"SLURM_JWT", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "MY_RANK"}
     assert said.environ == {name: value for name, value in environ.items() if name not in secret}
     assert (said.cgroup, said.command, said.uid) == ("0::/job_7\n", "a b", 1001)
 
 
 def test_the_first_of_two_of_a_name_counts_as_for_getenv(tmp_path: Path) -> None:
-    assert facts(process(tmp_path, 10, environ=b"RANK=1\0RANK=2\0")).environ == {"RANK": "1"}
+    assert read_process(process(tmp_path, 10, environ=b"RANK=1\0RANK=2\0")).environ == {"RANK": "1"}
 
 
 def test_an_entry_cut_by_the_limit_is_not_believed(tmp_path: Path) -> None:
     filler = b"X=" + b"x" * (256 * 1024 - len(b"RANK=1\0X=\0RANK=1")) + b"\0"
-    said = facts(process(tmp_path, 10, environ=b"RANK=1\0" + filler + b"RANK=12\0SLURM_PROCID=4\0"))
+    said = read_process(process(tmp_path, 10, environ=b"RANK=1\0" + filler + b"RANK=12\0SLURM_PROCID=4\0"))
     assert said.environ == {"RANK": "1"}
-    cut = facts(process(tmp_path, 11, environ=b"XXXX=1\0" + filler + b"RANK=12\0"))
+    cut = read_process(process(tmp_path, 11, environ=b"XXXX=1\0" + filler + b"RANK=12\0"))
     assert cut.environ == {}, "RANK=1 is all that was read of RANK=12"
 
 
@@ -198,7 +198,7 @@ def test_what_may_not_be_read_is_empty(tmp_path: Path) -> None:
     folder = process(tmp_path, 10)
     (folder / "environ").unlink()
     (folder / "cmdline").unlink()
-    assert facts(folder) == Facts("0::/job_7\n", {}, "", 1001)
+    assert read_process(folder) == ProcessInfo("0::/job_7\n", {}, "", 1001)
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +212,9 @@ def test_garbage_in_proc_is_read_or_refused_never_fatal(
 ) -> None:
     for name, content in (("environ", environ), ("cgroup", cgroup), ("stat", stat), ("status", cgroup)):
         (garbage / name).write_bytes(content)
-    said = facts(garbage)
+    said = read_process(garbage)
     assert all("\0" not in name + value for name, value in said.environ.items())
-    found = Members(lambda _: "1", proc=garbage.parent).look((gpu(10),))
+    found = JobMembers(lambda _: "1", proc=garbage.parent).of_readings((gpu(10),))
     assert all(member.rank == "" or member.rank.isdigit() for member in found.values())
 
 
@@ -241,7 +241,7 @@ def test_garbage_in_proc_is_read_or_refused_never_fatal(
     ],
 )
 def test_the_innermost_launcher_knows_the_rank(environ: dict[str, str], expected: str) -> None:
-    assert rank(environ) == expected
+    assert rank_of(environ) == expected
 
 
 # On this machine.
@@ -258,9 +258,9 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_real_process_tells_its_job_and_rank(worker: subprocess.Popen[bytes]) -> None:
-    asked = Members(lambda said: said.environ.get("SLURM_JOB_ID", ""))
-    assert asked.look((gpu(worker.pid),)) == {worker.pid: Member("42", "3")}
-    said = facts(Path("/proc") / str(worker.pid))
+    asked = JobMembers(lambda said: said.environ.get("SLURM_JOB_ID", ""))
+    assert asked.of_readings((gpu(worker.pid),)) == {worker.pid: Member("42", "3")}
+    said = read_process(Path("/proc") / str(worker.pid))
     assert said.uid == os.getuid()
     assert said.command.endswith("input()")
     assert set(said.environ) == {"RANK", "SLURM_JOB_ID"}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.config import Config, Host, Workload, WorkloadRule
+from exporter.config import Config, HostSettings, WorkloadRule, WorkloadSettings
 from exporter.core.model import MS, SECOND, Allocation, Process, Reading
-from exporter.schedulers import Member, SchedulerError
+from exporter.schedulers.base import Member, SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler, open_processes
 
 HERTZ = os.sysconf("SC_CLK_TCK")
@@ -60,7 +60,7 @@ def proc(tmp_path: Path) -> Proc:
 
 def scheduler(proc: Proc, asleep: int = 0) -> ProcessesScheduler:
     users = {ALICE: "alice", BOB: "bob"}
-    return ProcessesScheduler(proc=proc.root, user_of=lambda uid: users[uid], asleep=lambda: asleep)
+    return ProcessesScheduler(proc=proc.root, user_of=lambda uid: users[uid], suspended=lambda: asleep)
 
 
 def gpu(index: int, *processes: Process, at: int = 100 * SECOND) -> Reading:
@@ -72,7 +72,7 @@ def blind(index: int, at: int = 100 * SECOND) -> Reading:
 
 
 def told(asked: ProcessesScheduler, now: int, *readings: Reading) -> tuple[Allocation, ...]:
-    word = asked.look(now, (), readings)
+    word = asked.poll(now, (), readings)
     assert word is not None
     return word.allocations
 
@@ -139,7 +139,7 @@ def test_an_invisible_list_keeps_the_owner(proc: Proc) -> None:
 def test_no_list_at_all_is_an_error_not_an_idle_machine(proc: Proc) -> None:
     with pytest.raises(SchedulerError, match=r"process list.*nvml source"):
         look(scheduler(proc), blind(0), blind(1))
-    assert scheduler(proc).look(0, (), ()) is None, "nothing was seen yet: that is not nobody"
+    assert scheduler(proc).poll(0, (), ()) is None, "nothing was seen yet: that is not nobody"
     assert look(scheduler(proc), blind(0), gpu(1)) == ()
 
 
@@ -147,7 +147,7 @@ def test_a_tick_without_readings_ends_no_blindness(proc: Proc) -> None:
     asked = scheduler(proc)
     for second, readings in enumerate(((blind(0),), ())):
         with pytest.raises(SchedulerError, match="no GPU's process list"):
-            asked.look((100 + second) * SECOND, (), readings)
+            asked.poll((100 + second) * SECOND, (), readings)
     assert look(asked, gpu(0)) == ()
 
 
@@ -160,7 +160,7 @@ def test_a_missing_proc_is_an_error(tmp_path: Path) -> None:
 def test_every_listed_process_is_a_member_of_its_owner_with_its_rank(proc: Proc) -> None:
     first, second, hidden = proc.add(10), proc.add(11, uid=BOB), Process(77, name="/opt/python")
     (proc.root / "10" / "environ").write_bytes(b"RANK=5\0")
-    word = scheduler(proc).look(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
+    word = scheduler(proc).poll(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
     assert word is not None
     assert word.members == {
         10: Member("alice/train.service", "5"),
@@ -175,7 +175,7 @@ def test_whoever_has_a_process_on_a_gpu_is_the_owner_of_all_of_that_user_and_uni
     assert asked.members([11]) == {}, "nobody holds anything yet"
     (proc.root / "11" / "environ").write_bytes(b"RANK=5\0")
     one = proc.add(10)
-    asked.look(100 * SECOND, (), (gpu(0, one),))
+    asked.poll(100 * SECOND, (), (gpu(0, one),))
     proc.add(14)
     (proc.root / "14" / "environ").write_bytes(b"RANK=6\0")
     assert asked.members([10, 11, 12, 13, 14, 99]) == {
@@ -183,14 +183,14 @@ def test_whoever_has_a_process_on_a_gpu_is_the_owner_of_all_of_that_user_and_uni
         11: Member("alice/train.service"),  # as it was when it was first asked about
         14: Member("alice/train.service", "6"),
     }
-    asked.look(101 * SECOND, (), (gpu(0, at=101 * SECOND),))
+    asked.poll(101 * SECOND, (), (gpu(0, at=101 * SECOND),))
     assert asked.members([10, 11]) == {}
 
 
 def test_what_is_known_grows_old_while_no_list_is_seen(proc: Proc) -> None:
     asked, one = scheduler(proc), proc.add(10)
     ticks: list[tuple[Reading, ...]] = [(gpu(0, one),), (blind(0),), (), (blind(0),), (blind(0), gpu(1))]
-    words = [asked.look((100 + second) * SECOND, (), readings) for second, readings in enumerate(ticks)]
+    words = [asked.poll((100 + second) * SECOND, (), readings) for second, readings in enumerate(ticks)]
     ages = [None if word is None else 100 + second - word.at // SECOND for second, word in enumerate(words)]
     assert ages == [0, 1, 0, 1, 0], "a tick without readings says nothing of anybody's sight"
 
@@ -287,7 +287,7 @@ def test_people_at_work_are_interactive_and_servers_serve(proc: Proc, cgroup: st
 def test_the_operators_rules_judge_and_the_hosts_proc_is_read(proc: Proc) -> None:
     process = proc.add(10, uid=ALICE, command="python\0eval.py\0--all")
     rule = WorkloadRule(workload_class="serving", team="search", zombie_seconds=90.0, command=r"eval\.py --all")
-    asked = open_processes(Config(host=Host(proc=str(proc.root)), workload=Workload((rule,))))
+    asked = open_processes(Config(host=HostSettings(proc=str(proc.root)), workload=WorkloadSettings((rule,))))
     (held,) = look(asked, gpu(0, process))
     assert (held.owner.workload_class, held.owner.team, held.owner.zombie_seconds) == ("serving", "search", 90.0)
 
@@ -306,7 +306,7 @@ def test_brackets_in_a_name_do_not_shift_the_fields(proc: Proc) -> None:
 def test_a_uid_without_a_name_is_its_number(proc: Proc) -> None:
     used = {entry.pw_uid for entry in pwd.getpwall()}
     nobody = next(uid for uid in range(3_000_000, 3_001_000) if uid not in used)
-    asked = ProcessesScheduler(proc=proc.root, asleep=lambda: 0)
+    asked = ProcessesScheduler(proc=proc.root, suspended=lambda: 0)
     (held,) = look(asked, gpu(0, proc.add(10, uid=nobody)))
     assert held.owner.user == str(nobody)
 
@@ -318,7 +318,7 @@ def test_a_name_is_asked_once(proc: Proc) -> None:
         asked_for.append(uid)
         return "alice"
 
-    asked = ProcessesScheduler(proc=proc.root, user_of=user_of, asleep=lambda: 0)
+    asked = ProcessesScheduler(proc=proc.root, user_of=user_of, suspended=lambda: 0)
     look(asked, gpu(0, proc.add(10), proc.add(11)))
     look(asked, gpu(0, proc.add(12), at=101 * SECOND))
     assert asked_for == [ALICE]

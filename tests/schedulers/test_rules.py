@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
 
-from exporter.config import ConfigError, Workload, WorkloadRule, check_rules
+from exporter.config import ConfigError, WorkloadRule, WorkloadSettings, check_rules
 from exporter.core.model import Owner
 from exporter.schedulers.rules import DEFAULTS, LONGEST, Rules
 
 
 def judged(owner: Owner, *rules: WorkloadRule, command: str = "", labels: dict[str, str] | None = None) -> Owner:
-    return Rules(Workload(rules)).judge(owner, command=command, labels=labels)
+    return Rules(WorkloadSettings(rules)).apply(owner, command=command, labels=labels)
 
 
 JOB = Owner("7", "slurm", "alice", "physics", "gpu", qos="normal", name="train")
@@ -68,16 +68,16 @@ def test_a_labels_regular_expression_may_hold_an_equals_sign() -> None:
 
 def test_what_no_rule_gives_stays_as_it_was() -> None:
     owner = Owner("7", team="own", zombie_seconds=5.0, workload_class="serving")
-    assert Rules(Workload(defaults=False)).judge(owner) == owner
-    assert Rules(Workload((WorkloadRule(team="t"),), defaults=False)).judge(owner).team == "t"
-    assert Rules().judge(owner) == owner
+    assert Rules(WorkloadSettings(defaults=False)).apply(owner) == owner
+    assert Rules(WorkloadSettings((WorkloadRule(team="t"),), defaults=False)).apply(owner).team == "t"
+    assert Rules().apply(owner) == owner
 
 
 def test_the_operators_rules_come_before_the_built_in_and_may_stand_alone() -> None:
     notebook = Owner("7", name="jupyter-alice")
-    assert Rules().judge(notebook).workload_class == "interactive"
+    assert Rules().apply(notebook).workload_class == "interactive"
     assert judged(notebook, WorkloadRule(workload_class="batch", name="jupyter-.*")).workload_class == "batch"
-    assert Rules(Workload(defaults=False)).judge(notebook).workload_class == "batch"
+    assert Rules(WorkloadSettings(defaults=False)).apply(notebook).workload_class == "batch"
 
 
 def test_only_the_beginning_of_a_value_is_looked_at() -> None:
@@ -89,9 +89,9 @@ def test_only_the_beginning_of_a_value_is_looked_at() -> None:
 
 
 def test_a_verdict_is_kept_apart_for_each_command_and_label() -> None:
-    rules = Rules(Workload((WorkloadRule(team="c", command="x"), WorkloadRule(team="l", label="a=1"))))
+    rules = Rules(WorkloadSettings((WorkloadRule(team="c", command="x"), WorkloadRule(team="l", label="a=1"))))
     verdicts = [
-        rules.judge(JOB, command=command, labels=labels).team
+        rules.apply(JOB, command=command, labels=labels).team
         for command, labels in (("x", {}), ("y", {}), ("y", {"a": "1"}), ("y", {"a": "2"}), ("x", {"a": "2"}))
     ]
     assert verdicts == ["c", "", "l", "", "c"]
@@ -117,7 +117,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_number_field_and_reason(rule: 
     with pytest.raises(ConfigError, match=message):
         check_rules([fine, rule])
     with pytest.raises(ConfigError, match=message):
-        Rules(Workload((fine, rule)))
+        Rules(WorkloadSettings((fine, rule)))
 
 
 # The built-in classes.
@@ -177,7 +177,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_number_field_and_reason(rule: 
     ],
 )
 def test_the_class_by_default(owner: Owner, command: str, expected: str) -> None:
-    assert Rules().judge(owner, command=command).workload_class == expected
+    assert Rules().apply(owner, command=command).workload_class == expected
 
 
 def test_every_built_in_rule_gives_a_class_for_a_reason() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from exporter.config import Config, Host, Slurm, Workload, WorkloadRule
+from exporter.config import Config, HostSettings, WorkloadRule, WorkloadSettings
 from exporter.core.model import SECOND, Device, Process, Reading
-from exporter.schedulers import Member, SchedulerError
-from exporter.schedulers.slurm import SlurmScheduler, open_slurm
-from exporter.schedulers.slurm.places import Slot
-from exporter.schedulers.slurm.tasks import Tasks
+from exporter.registry import SlurmSettings
+from exporter.schedulers.base import Member, SchedulerError
+from exporter.schedulers.slurm.local_node import JobTasks, Slot
+from exporter.schedulers.slurm.scheduler import SlurmScheduler, open_slurm
 from tests.schedulers.slurm_rig import BATCH, BEGIN, DEVICES, EXTERN, NODE, Proc, Rig, bind, job
 
 
@@ -56,7 +56,7 @@ def test_a_job_change_is_one_question_and_none_when_nothing_changes(rig: Rig) ->
     for _ in range(30):
         rig.tick()
     assert rig.answers.asked == ["7"]
-    looked = list(rig.here.looked)
+    looked = list(rig.here.inspected)
     rig.socket("8")
     steps = [rig.socket("8", str(step)) for step in range(3)]
     for _ in range(20):
@@ -64,8 +64,8 @@ def test_a_job_change_is_one_question_and_none_when_nothing_changes(rig: Rig) ->
     rig.end(*steps)
     rig.tick()
     assert rig.answers.asked == ["7", "8"]
-    assert rig.here.looked == [*looked, "8"]
-    assert rig.here.places_read == 1
+    assert rig.here.inspected == [*looked, "8"]
+    assert rig.here.gpu_map_read == 1
 
 
 def test_a_job_ends_when_its_last_trace_is_gone_and_is_told_once(rig: Rig) -> None:
@@ -111,12 +111,12 @@ def test_an_answer_about_an_earlier_run_is_dropped(rig: Rig) -> None:
     rig.tick()
     rig.answers.jobs["7"] = job("7", 0)
     batch = rig.socket("7")
-    rig.scheduler.look(rig.now, DEVICES, ())
+    rig.scheduler.poll(rig.now, DEVICES, ())
     rig.work()
     rig.end(batch)
     (rig.spool / "other").write_text("")
     rig.socket("7")
-    word = rig.scheduler.look(rig.now + SECOND, DEVICES, ())
+    word = rig.scheduler.poll(rig.now + SECOND, DEVICES, ())
     assert word is not None
     assert {a.owner.job_id for a in word.allocations} == {"unknown"}, "the new run has not been told of yet"
 
@@ -209,7 +209,7 @@ def test_a_step_less_trace_that_never_had_a_gpu_is_dropped(rig: Rig) -> None:
 
 def test_without_the_controller_s_list_the_batch_script_s_environment_says_which_gpus(rig: Rig) -> None:
     rig.answers.jobs["7"] = job("7", gpus=2, gpus_here=2, on_gpus=True)
-    rig.here.tasks["7"] = Tasks("alice", batch=(1, 3), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", batch=(1, 3), processes=1)
     rig.socket("7")
     assert rig.held() == {"GPU-1": "7", "GPU-3": "7"}
     assert rig.answers.asked == ["7"]
@@ -219,7 +219,7 @@ def test_an_environment_that_does_not_fit_what_was_asked_for_is_checked(rig: Rig
     """A process may have replaced its environment."""
     rig.answers.jobs["7"] = job("7", gpus=1, gpus_here=1, on_gpus=True)
     rig.answers.details["7"] = job("7", 0)
-    rig.here.tasks["7"] = Tasks("alice", batch=(1, 3), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", batch=(1, 3), processes=1)
     rig.socket("7")
     for _ in range(10):
         rig.tick()
@@ -229,10 +229,10 @@ def test_an_environment_that_does_not_fit_what_was_asked_for_is_checked(rig: Rig
 
 def test_steps_say_it_where_they_have_all_that_was_asked_for(rig: Rig) -> None:
     rig.answers.jobs["7"] = job("7", gpus=2, gpus_here=2, on_gpus=True)
-    rig.here.tasks["7"] = Tasks("alice", steps=frozenset({1}), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({1}), processes=1)
     rig.socket("7", "0")
     assert rig.held() == {"GPU-1": "7"}, "a part is better than nothing"
-    rig.here.tasks["7"] = Tasks("alice", steps=frozenset({2}), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({2}), processes=1)
     rig.socket("7", "1")
     rig.tick()
     assert rig.held(10.0) == {"GPU-1": "7", "GPU-2": "7"}
@@ -248,12 +248,12 @@ def test_the_price_of_a_detail_is_paid_once_after_looking_three_times(rig: Rig) 
         rig.tick()
     assert rig.held() == {"GPU-0": "7", "GPU-3": "7"}
     assert rig.answers.asked == ["7", "detail 7"]
-    assert rig.here.looked.count("7") <= 7
+    assert rig.here.inspected.count("7") <= 7
 
 
 def test_what_runs_here_refutes_a_list_that_is_another_node_s(rig: Rig) -> None:
     rig.answers.jobs["7"] = job("7", 0, 1, nodes=2, hosts="node[1-2]")
-    rig.here.tasks["7"] = Tasks("alice", steps=frozenset({2, 3}), processes=2)
+    rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({2, 3}), processes=2)
     rig.socket("7", "0")
     assert rig.held() == {"GPU-2": "7", "GPU-3": "7"}
 
@@ -305,7 +305,7 @@ def test_an_index_that_leads_to_no_gpu_is_a_fault_not_a_guess(rig: Rig) -> None:
     assert any("index 3 of gres/gpu" in f for f in rig.faults()), "as long as it is so"
     for _ in range(130):
         rig.tick()
-    assert 2 <= rig.here.places_read <= 4, "the list is read again, at most once a minute"
+    assert 2 <= rig.here.gpu_map_read <= 4, "the list is read again, at most once a minute"
 
 
 def test_an_array_a_het_job_and_rules(rig: Rig) -> None:
@@ -321,7 +321,7 @@ def test_an_array_a_het_job_and_rules(rig: Rig) -> None:
 
 def test_with_a_silent_controller_the_node_s_own_truth_is_told(rig: Rig) -> None:
     rig.answers.silent = "scontrol: no answer within 5 s"
-    rig.here.tasks["7"] = Tasks("alice", "bash train.sh", batch=(0,), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", "bash train.sh", batch=(0,), processes=1)
     rig.socket("7")
     rig.tick()
     (fault,) = (fault for fault in rig.faults() if fault.startswith("controller_silent"))
@@ -356,7 +356,7 @@ def test_a_job_without_a_step_is_kept_while_nobody_can_say(rig: Rig) -> None:
 
 def test_text_that_may_be_another_s_words_is_refused_and_the_job_is_still_held(rig: Rig) -> None:
     rig.answers.refuse["7"] = "ambiguous: a name with line breaks"
-    rig.here.tasks["7"] = Tasks("alice", batch=(0,), processes=1)
+    rig.here.tasks["7"] = JobTasks("alice", batch=(0,), processes=1)
     rig.socket("7")
     (held,) = rig.told()
     assert (held.owner.user, held.owner.account) == ("alice", "")
@@ -391,7 +391,7 @@ def test_a_slurmstepd_that_was_killed_is_found_out(rig: Rig) -> None:
 
 def test_a_job_that_is_over_but_still_there_holds_its_gpus(rig: Rig) -> None:
     """As after a node was set down and up again: its processes are not gone because the controller has no such job."""
-    rig.here.tasks["7"] = Tasks("alice", batch=(0,), processes=3)
+    rig.here.tasks["7"] = JobTasks("alice", batch=(0,), processes=3)
     rig.socket("7")
     assert rig.held() == {"GPU-0": "7"}
     assert rig.held(120.0) == {"GPU-0": "7"}
@@ -489,9 +489,9 @@ def test_another_node_s_sockets_are_pointed_out(rig: Rig) -> None:
 
 def test_nothing_is_said_before_it_is_known_which_gpu_is_which(rig: Rig) -> None:
     rig.socket("7")
-    assert rig.scheduler.look(rig.now, DEVICES, ()) is None
+    assert rig.scheduler.poll(rig.now, DEVICES, ()) is None
     rig.work()
-    assert rig.scheduler.look(rig.now, DEVICES, ()) is not None
+    assert rig.scheduler.poll(rig.now, DEVICES, ()) is not None
 
 
 def test_a_spool_that_cannot_be_read_is_an_error_and_forgets_nobody(rig: Rig) -> None:
@@ -509,7 +509,7 @@ def test_a_storm_of_jobs_leaves_nothing_behind(rig: Rig) -> None:
     rig.answers.silent = "too much"
     for number in range(300):
         step = rig.socket(str(number), "0")
-        rig.scheduler.look(rig.now, DEVICES, ())
+        rig.scheduler.poll(rig.now, DEVICES, ())
         rig.now += SECOND // 100
         rig.end(step)
     rig.tick()
@@ -538,14 +538,14 @@ def test_processes_are_their_job_s_with_their_rank(
 ) -> None:
     rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
     proc.add(60, environ=environ, cgroup=cgroup)
-    scheduler = SlurmScheduler(NODE, rig.scheduler._traces, rig.controller, proc=proc.root)
+    scheduler = SlurmScheduler(NODE, rig.scheduler._spool, rig.controller, proc=proc.root)
     rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
     rig.socket("7")
     rig.socket("8")
     reading = Reading("GPU-0", BEGIN - SECOND, BEGIN, processes=(Process(60),))
-    scheduler.look(BEGIN, DEVICES, (reading,))
+    scheduler.poll(BEGIN, DEVICES, (reading,))
     rig.work()
-    word = scheduler.look(BEGIN, DEVICES, (reading,))
+    word = scheduler.poll(BEGIN, DEVICES, (reading,))
     assert word is not None
     assert word.members == ({60: Member(expected, "3")} if expected else {})
 
@@ -568,14 +568,14 @@ def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(
     rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
     proc.add(60, environ=environ, cgroup=cgroup)
     scheduler = SlurmScheduler(
-        NODE, rig.scheduler._traces, rig.controller, proc=proc.root, user_of={os.getuid(): user}.__getitem__
+        NODE, rig.scheduler._spool, rig.controller, proc=proc.root, user_of={os.getuid(): user}.__getitem__
     )
     rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
     rig.socket("7")
     rig.socket("8")
     assert scheduler.members([60]) == {}, "no job is known yet"
     for _ in range(2):
-        scheduler.look(BEGIN, DEVICES, ())
+        scheduler.poll(BEGIN, DEVICES, ())
         rig.work()
     assert scheduler.members([60, 61]) == ({60: Member(expected, environ.get("SLURM_PROCID", ""))} if expected else {})
 
@@ -583,10 +583,10 @@ def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(
 def test_a_job_whose_user_nobody_knows_is_spoken_for_by_its_cgroup_alone(tmp_path: Path) -> None:
     rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
     proc.add(60, environ={"SLURM_JOB_ID": "7"}, cgroup="0::/user.slice")
-    scheduler = SlurmScheduler(NODE, rig.scheduler._traces, rig.controller, proc=proc.root, user_of=lambda _: "")
+    scheduler = SlurmScheduler(NODE, rig.scheduler._spool, rig.controller, proc=proc.root, user_of=lambda _: "")
     rig.answers.silent = "gone"
     rig.socket("7")
-    scheduler.look(BEGIN, DEVICES, ())
+    scheduler.poll(BEGIN, DEVICES, ())
     rig.work()
     assert scheduler.members([60]) == {}
 
@@ -602,9 +602,11 @@ def slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     def write(text: str = "", **slurm: object) -> Config:
         path = tmp_path / "slurm.conf"
         path.write_text(f"SlurmdSpoolDir={tmp_path}/spool/%n\n{text}")
-        host = Host(proc=str(tmp_path / "proc"), cgroup=str(tmp_path / "cgroup"))
-        said = Slurm(**({"conf": str(path), "bin_dir": str(tmp_path)} | slurm))  # type: ignore[arg-type]
-        return replace(Config(), slurm=said, host=host, workload=Workload((WorkloadRule("serving", account="nlp"),)))
+        host = HostSettings(proc=str(tmp_path / "proc"), cgroup=str(tmp_path / "cgroup"))
+        said = SlurmSettings(**({"conf": str(path), "bin_dir": str(tmp_path)} | slurm))  # type: ignore[arg-type]
+        return replace(
+            Config(), slurm=said, host=host, workload=WorkloadSettings((WorkloadRule("serving", account="nlp"),))
+        )
 
     return write
 
@@ -633,7 +635,7 @@ def test_it_opens_on_a_node_and_closes(slurm_conf: Callable[..., Config], tmp_pa
     (tmp_path / "spool/a1").mkdir(parents=True)
     (tmp_path / "proc").mkdir()
     scheduler = open_slurm(slurm_conf(f"NodeName=a1 NodeHostname={host} CPUs=1\n"))
-    assert scheduler.look(BEGIN, DEVICES, ()) is not None or scheduler.look(BEGIN, DEVICES, ()) is not None
+    assert scheduler.poll(BEGIN, DEVICES, ()) is not None or scheduler.poll(BEGIN, DEVICES, ()) is not None
     thread = scheduler._controller._thread
     assert thread is not None
     scheduler.close()
@@ -648,7 +650,7 @@ def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_f
     rig.answers.silent = "down"
     rig.socket("8")
     assert rig.held() == {"GPU-0": "7"} | dict.fromkeys(sorted({d.uuid for d in DEVICES} - {"GPU-0"}), "unknown")
-    rig.here.tasks["8"] = Tasks("bob", "sleep", processes=1)
+    rig.here.tasks["8"] = JobTasks("bob", "sleep", processes=1)
     for _ in range(3):
         rig.tick()
     assert rig.held() == {"GPU-0": "7"}, "its processes say that it has none"

@@ -11,12 +11,11 @@ from typing import ClassVar
 import pytest
 
 from exporter.core.model import SECOND
-from exporter.schedulers.slurm.asking import ByCommands, GoneError
-from exporter.schedulers.slurm.commands import Commands, SilentError
-from exporter.schedulers.slurm.controller import Controller, News
-from exporter.schedulers.slurm.jobs import Job
-from exporter.schedulers.slurm.places import Places
-from exporter.schedulers.slurm.restd import Restd
+from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmUnavailableError, UnknownJobError
+from exporter.schedulers.slurm.controller import ControllerQueries, Updates
+from exporter.schedulers.slurm.local_node import GpuMap
+from exporter.schedulers.slurm.parsing import SlurmJob
+from exporter.schedulers.slurm.restd import RestClient
 from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recorded
 
 
@@ -48,8 +47,8 @@ def script(tmp_path: Path) -> Script:
 
 
 @pytest.fixture
-def commands(script: Script) -> Iterator[ByCommands]:
-    made = ByCommands(Commands(bin_dir=str(script.folder), timeout=20.0))
+def commands(script: Script) -> Iterator[CommandClient]:
+    made = CommandClient(Commands(bin_dir=str(script.folder), timeout=20.0))
     yield made
     made.close()
 
@@ -58,7 +57,7 @@ def cat(name: str) -> str:
     return f"cat {RECORDED / name}"
 
 
-def test_old_versions_are_asked_for_text(script: Script, commands: ByCommands) -> None:
+def test_old_versions_are_asked_for_text(script: Script, commands: CommandClient) -> None:
     script.answer(
         "22.05.8",
         ("'--local show job 2'", cat("slurm-22.05/running.txt")),
@@ -73,7 +72,7 @@ def test_old_versions_are_asked_for_text(script: Script, commands: ByCommands) -
 
 
 def test_text_that_may_be_forged_is_asked_for_again_in_columns_that_cannot_be(
-    script: Script, commands: ByCommands
+    script: Script, commands: CommandClient
 ) -> None:
     script.answer("22.05.8", ("'--local show job 5'", cat("slurm-22.05/evil_name.txt")))
     script.write("squeue", cat("slurm-22.05/spoof.columns.txt"))
@@ -87,14 +86,14 @@ def test_text_that_may_be_forged_is_asked_for_again_in_columns_that_cannot_be(
         commands.job("5")
 
 
-def test_new_versions_are_asked_for_json_and_need_no_detail(script: Script, commands: ByCommands) -> None:
+def test_new_versions_are_asked_for_json_and_need_no_detail(script: Script, commands: CommandClient) -> None:
     script.answer("24.11.5", ("'--local show job 2 --json'", cat("slurm-24.11/running.json")))
     assert commands.job("2").given is not None
     assert commands.detail("2") is None
     assert script.asked == ["scontrol --local show job 2 --json"]
 
 
-def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, commands: ByCommands) -> None:
+def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, commands: CommandClient) -> None:
     script.answer(
         "24.11.5", ("*--json", "echo no plugin; exit 0"), ("'--local show job 2'", cat("slurm-24.11/running.txt"))
     )
@@ -103,39 +102,39 @@ def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, 
 
 
 @pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
-def test_a_job_that_the_controller_does_not_know(script: Script, commands: ByCommands, version: str) -> None:
+def test_a_job_that_the_controller_does_not_know(script: Script, commands: CommandClient, version: str) -> None:
     text = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"
     script.answer(version, ("*--json", cat("slurm-24.11/unknown.json")), ("*", text))
-    with pytest.raises(GoneError):
+    with pytest.raises(UnknownJobError):
         commands.job("2")
 
 
-def test_silence_is_told_in_the_command_s_own_words(script: Script, commands: ByCommands) -> None:
+def test_silence_is_told_in_the_command_s_own_words(script: Script, commands: CommandClient) -> None:
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     script.answer("22.05.8", ("*", f"echo '{said}' >&2; exit 1"))
-    with pytest.raises(SilentError, match=r"scontrol --local show job 2: exit 1: .*\(connect failure\)"):
+    with pytest.raises(SlurmUnavailableError, match=r"scontrol --local show job 2: exit 1: .*\(connect failure\)"):
         commands.job("2")
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(script: Script, tmp_path: Path) -> None:
     script.answer("22.05.8", ("*", f"sleep 600 & echo $! > {tmp_path}/child; wait"))
     hasty = Commands(bin_dir=str(tmp_path), timeout=20.0)
-    hasty.printed("scontrol", "--version")
+    hasty.output("scontrol", "--version")
     hasty._timeout = 0.3
-    with pytest.raises(SilentError, match=r"no answer within 0.3 s: is slurmctld up"):
-        hasty.printed("scontrol", "show", "job")
+    with pytest.raises(SlurmUnavailableError, match=r"no answer within 0.3 s: is slurmctld up"):
+        hasty.output("scontrol", "show", "job")
     child = int((tmp_path / "child").read_text())
     until(lambda: not alive(child))
 
 
-def test_close_ends_a_question_in_the_middle(script: Script, commands: ByCommands, tmp_path: Path) -> None:
+def test_close_ends_a_question_in_the_middle(script: Script, commands: CommandClient, tmp_path: Path) -> None:
     script.answer("22.05.8", ("*", f"echo > {tmp_path}/asked; sleep 600"))
     failed: list[Exception] = []
 
     def ask() -> None:
         try:
             commands.job("2")
-        except SilentError as err:
+        except SlurmUnavailableError as err:
             failed.append(err)
 
     thread = threading.Thread(target=ask)
@@ -145,27 +144,27 @@ def test_close_ends_a_question_in_the_middle(script: Script, commands: ByCommand
     thread.join(10)
     assert not thread.is_alive()
     assert failed
-    with pytest.raises(SilentError, match="being stopped"):
+    with pytest.raises(SlurmUnavailableError, match="being stopped"):
         commands.job("2")
 
 
 def test_a_missing_command_says_which_and_what_to_set(tmp_path: Path) -> None:
-    with pytest.raises(SilentError, match=r"no/scontrol: cannot be started: .*Set slurm.bin_dir"):
-        ByCommands(Commands(bin_dir=str(tmp_path / "no"))).job("2")
+    with pytest.raises(SlurmUnavailableError, match=r"no/scontrol: cannot be started: .*Set slurm.bin_dir"):
+        CommandClient(Commands(bin_dir=str(tmp_path / "no"))).job("2")
 
 
-def test_the_environment_is_our_own(script: Script, commands: ByCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_our_own(script: Script, commands: CommandClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "all")
-    made = ByCommands(Commands(bin_dir=str(script.folder), conf="/etc/other.conf", timeout=20.0))
+    made = CommandClient(Commands(bin_dir=str(script.folder), conf="/etc/other.conf", timeout=20.0))
     script.write("slurmd", "env >&2")
-    said = made.places("n1").splitlines()
+    said = made.slurmd_gpus("n1").splitlines()
     assert {"TZ=UTC0", "LC_ALL=C", "SLURM_CONF=/etc/other.conf"} <= set(said)
     assert not any(line.startswith("SLURM_CLUSTERS") for line in said)
-    assert commands.places("n1")
+    assert commands.slurmd_gpus("n1")
     assert script.asked == ["slurmd -N n1 -G"] * 2
 
 
-def test_the_node_is_asked_for_with_sinfo(script: Script, commands: ByCommands) -> None:
+def test_the_node_is_asked_for_with_sinfo(script: Script, commands: CommandClient) -> None:
     script.write("sinfo", cat("slurm-22.05/sinfo.draining.txt"))
     assert commands.node("node1").condition == "draining"
     assert script.asked == ["sinfo -h -N -n node1 -O NodeList:|,StateLong:|,Reason:|"]
@@ -227,19 +226,19 @@ def restd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
-    asker = Restd(restd, token_file=str(tmp_path / "token"), timeout=20.0)
+    asker = RestClient(restd, token_file=str(tmp_path / "token"), timeout=20.0)
     said = asker.job("27")
     assert (said.user, said.given is not None, asker.detail("27")) == ("alice", True, None)
     probed = len(Handler.asked)
     assert asker.node("node1").condition == ""
-    with pytest.raises(GoneError):
+    with pytest.raises(UnknownJobError):
         asker.job("424242")
     with pytest.raises(ValueError, match=r"set slurm\.node_name"):
         asker.node("n9")
     assert (probed, len(Handler.asked)) == (7, 10)
     assert set(Handler.tokens) == {"secret"}
     asker.close()
-    with pytest.raises(SilentError):
+    with pytest.raises(SlurmUnavailableError):
         asker.job("27")
 
 
@@ -251,12 +250,12 @@ def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
         (restd, f"{tmp_path}/token", r"restd_token_file: .*/token: cannot be read"),
         ("http://127.0.0.1:1", "", "is slurmrestd up"),
     ):
-        asker = Restd(url, token_file=token, timeout=20.0)
-        with pytest.raises(SilentError, match=why):
+        asker = RestClient(url, token_file=token, timeout=20.0)
+        with pytest.raises(SlurmUnavailableError, match=why):
             asker.job("1")
         asker.close()
     with pytest.raises(ValueError, match="neither http"):
-        Restd("slurm:6820")
+        RestClient("slurm:6820")
 
 
 # The thread.
@@ -282,47 +281,47 @@ def answers() -> Answers:
 
 
 @pytest.fixture
-def controller(answers: Answers) -> Iterator[Controller]:
-    made = Controller(answers, Here(), node=NODE, clock=time.monotonic_ns)
+def controller(answers: Answers) -> Iterator[ControllerQueries]:
+    made = ControllerQueries(answers, Here(), node=NODE, clock=time.monotonic_ns)
     yield made
     made.close()
     assert answers.closed
 
 
-def collected(controller: Controller, *, until_holds: Callable[[News], bool]) -> None:
-    until(lambda: until_holds(controller.take()))
+def collected(controller: ControllerQueries, *, until_holds: Callable[[Updates], bool]) -> None:
+    until(lambda: until_holds(controller.take_updates()))
 
 
-def test_the_thread_answers_and_settle_waits_for_it(controller: Controller, answers: Answers) -> None:
+def test_the_thread_answers_and_settle_waits_for_it(controller: ControllerQueries, answers: Answers) -> None:
     answers.jobs["7"] = job("7", 0)
-    controller.ask_places()
-    controller.ask("7", 1)
-    controller.ask("8", 2)
-    controller.ask_node()
-    controller.settle(20.0)
-    news = controller.take()
+    controller.request_gpu_map()
+    controller.query("7", 1)
+    controller.query("8", 2)
+    controller.request_node_state()
+    controller.wait_settled(20.0)
+    news = controller.take_updates()
     assert {(a.job_id, a.run) for a in news.answers if a.job or a.gone} == {("7", 1), ("8", 2)}
     assert sum(a.tasks is not None for a in news.answers) == 2
-    assert news.places is not None
+    assert news.gpu_map is not None
     if news.node is None:
         collected(controller, until_holds=lambda n: n.node is not None)
-    assert controller.take() == News()
+    assert controller.take_updates() == Updates()
 
 
 def test_settle_waits_for_what_is_being_done(answers: Answers) -> None:
     begun = threading.Event()
 
     class Slow(Here):
-        def places(self) -> Places:
+        def gpu_map(self) -> GpuMap:
             begun.set()
             time.sleep(0.1)
-            return super().places()
+            return super().gpu_map()
 
-    slow = Controller(answers, Slow(), node=NODE, clock=time.monotonic_ns)
-    slow.ask_places()
+    slow = ControllerQueries(answers, Slow(), node=NODE, clock=time.monotonic_ns)
+    slow.request_gpu_map()
     assert begun.wait(20)
-    slow.settle(20.0)
-    assert slow.take().places is not None
+    slow.wait_settled(20.0)
+    assert slow.take_updates().gpu_map is not None
     slow.close()
 
 
@@ -330,30 +329,30 @@ def test_settle_is_bounded_and_does_not_wait_for_the_silent(answers: Answers) ->
     release = threading.Event()
 
     class Slow(Answers):
-        def job(self, job_id: str) -> Job:
+        def job(self, job_id: str) -> SlurmJob:
             release.wait(20)
             return super().job(job_id)
 
-    slow = Controller(Slow(), Here(), node=NODE, clock=time.monotonic_ns)
-    slow.ask("7", 1)
-    slow.settle(0.05)
-    assert not [a for a in slow.take().answers if a.gone]
+    slow = ControllerQueries(Slow(), Here(), node=NODE, clock=time.monotonic_ns)
+    slow.query("7", 1)
+    slow.wait_settled(0.05)
+    assert not [a for a in slow.take_updates().answers if a.gone]
     release.set()
     collected(slow, until_holds=lambda n: any(a.gone for a in n.answers))
     slow.close()
     answers.silent = "down"
-    quiet = Controller(answers, Here(), node=NODE, clock=time.monotonic_ns)
-    quiet.ask("7", 1)
-    quiet.settle(20.0)
-    assert [fault.kind for fault in quiet.take().faults] == ["controller_silent"]
+    quiet = ControllerQueries(answers, Here(), node=NODE, clock=time.monotonic_ns)
+    quiet.query("7", 1)
+    quiet.wait_settled(20.0)
+    assert [fault.kind for fault in quiet.take_updates().faults] == ["controller_silent"]
     quiet.close()
 
 
 def test_pauses_double_and_end_with_an_answer(answers: Answers) -> None:
     now = [0]
-    made = Controller(answers, Here(), node=NODE, clock=lambda: now[0], threaded=False)
+    made = ControllerQueries(answers, Here(), node=NODE, clock=lambda: now[0], threaded=False)
     answers.silent = "down"
-    made.ask("7", 1)
+    made.query("7", 1)
     tries = []
     for second in range(2000):
         now[0] = second * SECOND
@@ -368,14 +367,14 @@ def test_pauses_double_and_end_with_an_answer(answers: Answers) -> None:
     while made.step():
         pass
     assert made.unanswered_since is None
-    assert any(a.gone for a in made.take().answers)
+    assert any(a.gone for a in made.take_updates().answers)
 
 
 def test_questions_about_jobs_that_are_gone_are_dropped(answers: Answers) -> None:
-    made = Controller(answers, Here(), node=NODE, clock=lambda: 0, threaded=False)
+    made = ControllerQueries(answers, Here(), node=NODE, clock=lambda: 0, threaded=False)
     for number in range(100):
-        made.ask(str(number), number)
-    made.keep(["7"])
+        made.query(str(number), number)
+    made.drop_others(["7"])
     while made.step():
         pass
     assert answers.asked == ["7"]

@@ -8,12 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import Device
-from exporter.schedulers.slurm.commands import SilentError
-from exporter.schedulers.slurm.conf import Conf, find_conf, read_conf
-from exporter.schedulers.slurm.local import LocalNode
-from exporter.schedulers.slurm.places import Places, Slot, parse_slots, read_instances, read_uuids
-from exporter.schedulers.slurm.tasks import Node, Tasks
-from exporter.schedulers.slurm.traces import Traces
+from exporter.schedulers.slurm.client import SlurmUnavailableError
+from exporter.schedulers.slurm.local_node import (
+    GpuMap,
+    JobTasks,
+    LocalNode,
+    NodeProcesses,
+    Slot,
+    SlurmConf,
+    SpoolReader,
+    find_conf,
+    parse_slots,
+    read_conf,
+    read_instances,
+    read_uuids,
+)
 from tests.schedulers.slurm_rig import BATCH, DEVICES, EXTERN, Proc, bind, recorded
 
 UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(6)]
@@ -29,20 +38,20 @@ def test_a_job_has_a_socket_a_step(tmp_path: Path) -> None:
     (tmp_path / "n1_11.0").write_text("no socket")
     (tmp_path / "cred_state").write_text("")
     (tmp_path / "job00007").mkdir()
-    seen = Traces("n1", spool=tmp_path, mapping=None).read(0)
+    seen = SpoolReader("n1", spool=tmp_path, mapping=None).read(0)
     assert {job: {name for name, _, _ in trace.sockets} for job, trace in seen.jobs.items()} == {
         "7": {f"n1_7.{BATCH}", "n1_7.0", "n1_7.1"},
         "8": {f"n1_8.{EXTERN}"},
         "9": {"n1_9.0.1"},
     }
-    assert {job: bool(trace.whole) for job, trace in seen.jobs.items()} == {"7": True, "8": True, "9": False}
-    assert seen.strangers == ("n2", "x")
+    assert {job: bool(trace.lasting) for job, trace in seen.jobs.items()} == {"7": True, "8": True, "9": False}
+    assert seen.foreign_nodes == ("n2", "x")
 
 
 def test_node_names_may_hold_what_separates(tmp_path: Path) -> None:
     bind(tmp_path / "gpu_1.a_12.0")
-    assert set(Traces("gpu_1.a", spool=tmp_path, mapping=None).read(0).jobs) == {"12"}
-    assert Traces("gpu", spool=tmp_path, mapping=None).read(0).jobs == {}
+    assert set(SpoolReader("gpu_1.a", spool=tmp_path, mapping=None).read(0).jobs) == {"12"}
+    assert SpoolReader("gpu", spool=tmp_path, mapping=None).read(0).jobs == {}
 
 
 def test_mapping_files_are_traces_too(tmp_path: Path) -> None:
@@ -50,7 +59,7 @@ def test_mapping_files_are_traces_too(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("7\n")
     os.utime(tmp_path / "1", ns=(5, 5))
     (tmp_path / "notes").write_text("9\n")
-    jobs = Traces("n1", spool=None, mapping=tmp_path).read(10**18).jobs
+    jobs = SpoolReader("n1", spool=None, mapping=tmp_path).read(10**18).jobs
     assert {job: trace.files for job, trace in jobs.items()} == {"7": ("0", "1"), "8": ("0",)}
     assert jobs["7"].written == 5
 
@@ -58,7 +67,7 @@ def test_mapping_files_are_traces_too(tmp_path: Path) -> None:
 def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     for spool, mapping in ((tmp_path / "no", None), (None, tmp_path / "no")):
         with pytest.raises(OSError, match="no"):
-            Traces("n1", spool=spool, mapping=mapping).read(0)
+            SpoolReader("n1", spool=spool, mapping=mapping).read(0)
 
 
 # Processes.
@@ -69,8 +78,8 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path / "proc")
 
 
-def look(proc: Proc, *jobs: str, name: str = "n1") -> dict[str, Tasks]:
-    return Node(name, proc=proc.root, cgroup=proc.root.parent / "cgroup").look(jobs)
+def look(proc: Proc, *jobs: str, name: str = "n1") -> dict[str, JobTasks]:
+    return NodeProcesses(name, proc=proc.root, cgroup=proc.root.parent / "cgroup").inspect_jobs(jobs)
 
 
 def environ(job: str, **said: str) -> dict[str, str]:
@@ -84,7 +93,7 @@ def test_a_batch_script_says_all_its_gpus_a_step_its_own(proc: Proc) -> None:
     found = look(proc, "7", "8", "9")
     assert (found["7"].batch, found["7"].steps, found["7"].processes) == ((0, 2), frozenset({2}), 2)
     assert (found["8"].batch, found["8"].steps) == (None, frozenset({3, 4})), "inherited from another node: wrong here"
-    assert found["9"] == Tasks()
+    assert found["9"] == JobTasks()
     assert "train.py" in found["7"].command
     assert found["7"].user
 
@@ -106,7 +115,7 @@ def test_a_user_s_process_of_that_name_is_not_slurmstepd(proc: Proc, monkeypatch
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 1234)
     proc.add(71, parent=70, environ=environ("7", SLURM_JOB_GPUS="3"))
-    assert look(proc, "7")["7"] == Tasks()
+    assert look(proc, "7")["7"] == JobTasks()
 
 
 def test_other_slurmds_on_the_host_are_not_ours(proc: Proc) -> None:
@@ -148,7 +157,7 @@ def test_visible_devices_count_only_as_uuids(proc: Proc) -> None:
 
 
 def test_sockets_that_are_bound(proc: Proc) -> None:
-    node = Node("n1", proc=proc.root)
+    node = NodeProcesses("n1", proc=proc.root)
     assert node.listening() == frozenset()
     proc.sockets("/var/spool/slurmd/n1_7.0", "@/tmp/.X11", "/run/systemd/notify")
     assert "n1_7.0" in node.listening()
@@ -184,7 +193,7 @@ def test_other_shapes_of_slurmd_s_list() -> None:
 
 
 @pytest.fixture
-def places(proc: Proc) -> Places:
+def places(proc: Proc) -> GpuMap:
     """Boards whose minors are not the driver's order, one of them cut."""
     for minor in range(4):
         proc.board(minor, UUIDS[minor])
@@ -193,7 +202,7 @@ def places(proc: Proc) -> Places:
     proc.capability(2, "gi7/ci0", 22)
     proc.capability(2, "gi9", 30)
     slots = {"gpu": (Slot(1), Slot(0), Slot(2, (21, 22)), Slot(2, (30,)), Slot(2), Slot(), Slot(5), Slot(3, (99,)))}
-    return Places(slots, read_uuids(proc.root), read_instances(proc.root))
+    return GpuMap(slots, read_uuids(proc.root), read_instances(proc.root))
 
 
 CUT = (
@@ -213,9 +222,9 @@ CUT = (
         (4, ("MIG-seven", "MIG-nine")),
     ],
 )
-def test_from_index_to_uuid(places: Places, index: int, expected: tuple[str, ...]) -> None:
-    assert places.find("gpu", index, CUT) == expected
-    assert places.find("mps", index, CUT) == expected, "counts the same list"
+def test_from_index_to_uuid(places: GpuMap, index: int, expected: tuple[str, ...]) -> None:
+    assert places.uuids_at("gpu", index, CUT) == expected
+    assert places.uuids_at("mps", index, CUT) == expected, "counts the same list"
 
 
 @pytest.mark.parametrize(
@@ -227,36 +236,38 @@ def test_from_index_to_uuid(places: Places, index: int, expected: tuple[str, ...
         (8, "lists 8"),
     ],
 )
-def test_what_leads_nowhere_is_a_reason(places: Places, index: int, why: str) -> None:
+def test_what_leads_nowhere_is_a_reason(places: GpuMap, index: int, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        places.find("gpu", index, CUT)
+        places.uuids_at("gpu", index, CUT)
 
 
-def test_a_gpu_that_the_source_does_not_see_is_a_reason(places: Places) -> None:
+def test_a_gpu_that_the_source_does_not_see_is_a_reason(places: GpuMap) -> None:
     with pytest.raises(ValueError, match="no GPU that the source sees"):
-        places.find("gpu", 0, DEVICES)
+        places.uuids_at("gpu", 0, DEVICES)
     with pytest.raises(ValueError, match="GPU instance 9 of /dev/nvidia2 is no device"):
-        places.find("gpu", 3, CUT[:5])
+        places.uuids_at("gpu", 3, CUT[:5])
 
 
 def test_without_the_driver_s_proc_a_minor_is_the_driver_s_ordinal() -> None:
-    assert Places({"gpu": (Slot(3),)}).find("gpu", 0, DEVICES) == ("GPU-3",)
-    assert Places(None).find("gpu", 2, DEVICES) == ("GPU-2",)
+    assert GpuMap({"gpu": (Slot(3),)}).uuids_at("gpu", 0, DEVICES) == ("GPU-3",)
+    assert GpuMap(None).uuids_at("gpu", 2, DEVICES) == ("GPU-2",)
 
 
 def test_slurmd_s_list_is_read_or_taken_for_granted_or_empty(proc: Proc) -> None:
-    def places(slots: str | Exception) -> Places:
+    def places(slots: str | Exception) -> GpuMap:
         def say() -> str:
             if isinstance(slots, str):
                 return slots
             raise slots
 
-        return LocalNode(Node("n1", proc=proc.root), proc=proc.root, slots=say).places()
+        return LocalNode(NodeProcesses("n1", proc=proc.root), proc=proc.root, slots=say).gpu_map()
 
-    assert places(recorded("slurm-22.05/slurmd-G.reordered.txt")).find("gpu", 0, (*CUT[:1], Device("G", "4"))) == ("G",)
-    assert places(SilentError("no slurmd")).find("gpu", 2, DEVICES) == ("GPU-2",)
+    assert places(recorded("slurm-22.05/slurmd-G.reordered.txt")).uuids_at("gpu", 0, (*CUT[:1], Device("G", "4"))) == (
+        "G",
+    )
+    assert places(SlurmUnavailableError("no slurmd")).uuids_at("gpu", 2, DEVICES) == ("GPU-2",)
     with pytest.raises(ValueError, match="lists 0"):
-        places("slurmd: fatal: nothing").find("gpu", 0, DEVICES)
+        places("slurmd: fatal: nothing").uuids_at("gpu", 0, DEVICES)
 
 
 # slurm.conf.
@@ -275,7 +286,7 @@ def test_slurm_conf_with_includes_and_continued_lines(tmp_path: Path) -> None:
     assert read_conf(path, host="b2").nodes == ("a2",)
     assert read_conf(path, host="c0").nodes == ("c1", "c2")
     assert read_conf(path, host="gpu02").spool_dir("gpu02", host="h") == Path("/var/spool/h/gpu02")
-    assert Conf("x").spool_dir("n") == Path("/var/spool/slurmd")
+    assert SlurmConf("x").spool_dir("n") == Path("/var/spool/slurmd")
 
 
 def test_a_conf_that_includes_itself_ends(tmp_path: Path) -> None:

@@ -9,31 +9,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.schedulers import CONDITIONS
-from exporter.schedulers.slurm.gres import Gres, gpus_of, parse_asked, parse_count, parse_gres, parse_tres
-from exporter.schedulers.slurm.hostlist import expand_hostlist
-from exporter.schedulers.slurm.jobs import Job
+from exporter.schedulers.base import CONDITIONS
+from exporter.schedulers.slurm.local_node import parse_slots
+from exporter.schedulers.slurm.notation import (
+    Gres,
+    expand_hostlist,
+    parse_count,
+    parse_gres,
+    parse_requested_gres,
+    parse_tres,
+    tres_gpus,
+)
 from exporter.schedulers.slurm.parsing import (
-    condition,
+    SlurmJob,
+    node_condition,
     parse_duration,
     parse_job_columns,
+    parse_job_json,
     parse_job_text,
+    parse_node_json,
     parse_node_states,
     parse_time,
 )
-from exporter.schedulers.slurm.parsing_json import parse_job_json, parse_node_json
-from exporter.schedulers.slurm.places import parse_slots
 from tests.schedulers.slurm_rig import recorded
 
 VERSIONS = ("slurm-22.05", "slurm-24.11")
 
 
-def text(version: str, name: str) -> Job:
+def text(version: str, name: str) -> SlurmJob:
     said = recorded(f"{version}/{name}.txt")
     return parse_job_text(said, said.split()[0].removeprefix("JobId="))
 
 
-def from_json(name: str, job_id: str | None = None) -> Job:
+def from_json(name: str, job_id: str | None = None) -> SlurmJob:
     jobs = parse_job_json(recorded(f"slurm-24.11/{name}.json"))
     return next(job for job in jobs if job_id in {None, job.job_id})
 
@@ -50,7 +58,7 @@ def test_a_running_job_is_told_whole(version: str, detail: str) -> None:
     assert (job.command, job.batch, job.nodes, job.hosts) == ("/home/alice/train.sh", True, 1, "node1")
     assert (job.time_limit_seconds, job.restarts, job.gpus, job.gpus_here, job.on_gpus) == (1800.0, 0, 2, 2, True)
     assert job.given == ({"node1": (Gres("gpu", "h100", 2, (0, 1)),)} if detail else None)
-    assert not job.over
+    assert not job.ended
 
 
 def test_a_start_is_read_as_utc() -> None:
@@ -97,7 +105,7 @@ def test_types_keep_their_dots(version: str) -> None:
 )
 def test_states(version: str, name: str, state: str, over: bool) -> None:
     job = text(version, name)
-    assert (job.states, job.over) == ((state,), over)
+    assert (job.states, job.ended) == ((state,), over)
     assert job.restarts == (1 if name.startswith("requeued") else 0)
 
 
@@ -214,7 +222,7 @@ def test_a_text_that_is_cut_is_refused(name: str, cut: int) -> None:
 )
 def test_json_says_what_text_says(name: str) -> None:
     said, read = from_json(name), text("slurm-24.11", f"{name}.d")
-    for field in Job.__struct_fields__:
+    for field in SlurmJob.__struct_fields__:
         if field not in {"command", "given"}:
             assert getattr(said, field) == getattr(read, field), field
     assert said.given is not None
@@ -230,7 +238,7 @@ def test_json_has_arrays_het_jobs_and_no_doubt_about_names() -> None:
     assert from_json("evil_comment").comment == "x"
     assert parse_job_json(recorded("slurm-24.11/unknown.json")) == ()
     assert from_json("cancelled").given is None
-    assert from_json("cancelled").over
+    assert from_json("cancelled").ended
 
 
 def test_slurmrestd_of_22_05_writes_plain_numbers() -> None:
@@ -294,14 +302,14 @@ def test_gres_that_are_none(said: str) -> None:
     ],
 )
 def test_asked_gres(said: str, expected: tuple[Gres, ...]) -> None:
-    assert parse_asked(said) == expected
+    assert parse_requested_gres(said) == expected
 
 
 def test_tres_strings() -> None:
     said = parse_tres("cpu=4,mem=8G,node=1,billing=4,gres/gpu=2,gres/gpu:h100=2")
-    assert (said["mem"], gpus_of(said)) == (8 * 1024**3, 2)
-    assert gpus_of(parse_tres("gres/gpu:h100=2,gres/gpu:a100=1")) == 3
-    assert gpus_of(parse_tres("cpu=4,mem=1.50G")) is None
+    assert (said["mem"], tres_gpus(said)) == (8 * 1024**3, 2)
+    assert tres_gpus(parse_tres("gres/gpu:h100=2,gres/gpu:a100=1")) == 3
+    assert tres_gpus(parse_tres("cpu=4,mem=1.50G")) is None
     assert (parse_count("1.50G"), parse_count("1K")) == (3 * 1024**3 // 2, 1024)
 
 
@@ -359,7 +367,7 @@ def test_recorded_node_states(version: str) -> None:
     ],
 )  # fmt: skip
 def test_conditions(states: list[str], expected: str) -> None:
-    assert condition(states) == expected
+    assert node_condition(states) == expected
 
 
 # Garbage.
@@ -379,7 +387,7 @@ PARSERS: list[Callable[[str], Any]] = [
     parse_node_json,
     parse_node_states,
     parse_gres,
-    parse_asked,
+    parse_requested_gres,
     parse_tres,
     parse_count,
     expand_hostlist,
@@ -398,7 +406,7 @@ def test_garbage_is_a_value_or_a_value_error(parse: Callable[[str], Any], said: 
 
 @given(said=st.lists(GARBAGE))
 def test_a_condition_is_one_of_the_known_ones(said: list[str]) -> None:
-    assert condition(said) in {"", *CONDITIONS}
+    assert node_condition(said) in {"", *CONDITIONS}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

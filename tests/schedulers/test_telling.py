@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.agent.hands import Hands
+from exporter.agent.sampler import Collector
 from exporter.cli import main
-from exporter.config import ConfigError, Exemption, Privacy, Workload, WorkloadRule
+from exporter.config import ConfigError, Exemption, PrivacySettings, WorkloadRule, WorkloadSettings
 from exporter.core.model import SECOND, Fault, Owner, Process
-from exporter.schedulers import Member, SchedulerError, Word
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
+from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
 from exporter.schedulers.processes import ProcessesScheduler
 from exporter.schedulers.rules import Rules
-from exporter.schedulers.telling import Mask, Telling, open_mask
 from tests.rigs import FakeScheduler, FakeSource, Rig, ladder
 from tests.schedulers.test_processes import ALICE, BOB, Proc, gpu
 from tests.worlds import held
@@ -31,33 +31,33 @@ def owner(user: str = "alice", scheduler: str = "slurm", **more: object) -> Owne
 
 
 @pytest.fixture(name="hashed")
-def _hashed() -> Mask:
-    return Mask(KEY)
+def _hashed() -> UserMask:
+    return UserMask(KEY)
 
 
 @pytest.fixture(name="dropped")
-def _dropped() -> Mask:
-    return Mask(os.urandom(32), drop=True)
+def _dropped() -> UserMask:
+    return UserMask(os.urandom(32), drop=True)
 
 
 # One name.
 
 
-def test_the_same_person_is_the_same_hash_with_the_same_key_and_another_with_another(hashed: Mask) -> None:
+def test_the_same_person_is_the_same_hash_with_the_same_key_and_another_with_another(hashed: UserMask) -> None:
     told = hashed.user("alice")
-    assert told == Mask(KEY).user("alice") != Mask(b"other" * 8).user("alice")
+    assert told == UserMask(KEY).user("alice") != UserMask(b"other" * 8).user("alice")
     assert (len(told), set(told) <= set("0123456789abcdef")) == (12, True)
     assert told != hashed.user("bob")
 
 
-def test_who_has_no_name_gets_none(hashed: Mask, dropped: Mask) -> None:
+def test_who_has_no_name_gets_none(hashed: UserMask, dropped: UserMask) -> None:
     assert (hashed.user(""), dropped.user(""), dropped.user("alice")) == ("", "", "")
     assert hashed.owner(owner("")) == owner("")
 
 
 @given(st.text(string.ascii_letters + string.digits + "._-@\\", min_size=1))
 def test_no_name_is_left_in_what_is_told_of_its_owner(user: str) -> None:
-    mask = Mask(KEY)
+    mask = UserMask(KEY)
     said = Owner(
         f"{user}/train.service", "processes", user, user, "p", user, f"jupyter-{user}", f"{user}-run", comment=user
     )
@@ -72,7 +72,7 @@ def test_no_name_is_left_in_what_is_told_of_its_owner(user: str) -> None:
 # Whole owners.
 
 
-def test_a_job_s_number_is_never_touched_though_a_user_is_called_so(hashed: Mask) -> None:
+def test_a_job_s_number_is_never_touched_though_a_user_is_called_so(hashed: UserMask) -> None:
     told = hashed.owner(Owner("1000", "slurm", "1000", partition="1000", name="run 1000", array_id="1000"))
     assert (told.job_id, told.partition, told.array_id) == ("1000", "1000", "1000")
     assert told.name == f"run {hashed.user('1000')}"
@@ -85,13 +85,13 @@ def test_a_job_s_number_is_never_touched_though_a_user_is_called_so(hashed: Mask
         ("alice2.service", "alice2.service"), ("session-3.scope", "session-3.scope"), ("pod-1001", "pod-1001"),
     ],
 )  # fmt: skip
-def test_a_unit_named_after_its_user(hashed: Mask, unit: str, told: str) -> None:
+def test_a_unit_named_after_its_user(hashed: UserMask, unit: str, told: str) -> None:
     found = hashed.owner(Owner(f"alice/{unit}", "processes", "alice", name=unit))
     mine = hashed.user("alice")
     assert (found.name, found.job_id) == (told.format(mine), f"{mine}/{told.format(mine)}")
 
 
-def test_a_notebook_s_pod_is_named_after_its_user(hashed: Mask) -> None:
+def test_a_notebook_s_pod_is_named_after_its_user(hashed: UserMask) -> None:
     said = Owner(
         "hub/notebook/jupyter-alice", "kubernetes", "alice", namespace="hub", pod="jupyter-alice", name="jupyter-alice"
     )
@@ -100,21 +100,21 @@ def test_a_notebook_s_pod_is_named_after_its_user(hashed: Mask) -> None:
     assert (told.job_id, told.pod, told.namespace) == (f"hub/notebook/jupyter-{mine}", f"jupyter-{mine}", "hub")
 
 
-def test_dropped_is_not_even_a_hash_but_two_people_s_jobs_stay_two(dropped: Mask) -> None:
+def test_dropped_is_not_even_a_hash_but_two_people_s_jobs_stay_two(dropped: UserMask) -> None:
     alice, bob = (
         dropped.owner(Owner(f"{user}/no-unit", "processes", user, name=f"{user} x")) for user in ("alice", "bob")
     )
     assert (alice.user, alice.name) == ("", "user x")
     assert alice.job_id != bob.job_id
     assert "alice" not in repr(alice)
-    again = Mask(os.urandom(32), drop=True).owner(Owner("alice/no-unit", "processes", "alice"))
+    again = UserMask(os.urandom(32), drop=True).owner(Owner("alice/no-unit", "processes", "alice"))
     assert again.job_id != alice.job_id  # good for one run of the daemon, so it cannot be followed
 
 
 # Texts.
 
 
-def test_in_texts_the_names_of_those_who_were_seen_are_told_likewise(hashed: Mask, dropped: Mask) -> None:
+def test_in_texts_the_names_of_those_who_were_seen_are_told_likewise(hashed: UserMask, dropped: UserMask) -> None:
     words = "log_owner /home/alice/run.out: alice's, not alice2's or malice's"
     assert hashed.text(words) == words
     for mask, name in ((hashed, hashed.user("alice")), (dropped, "user")):
@@ -122,13 +122,13 @@ def test_in_texts_the_names_of_those_who_were_seen_are_told_likewise(hashed: Mas
         assert mask.text(words) == f"log_owner /home/{name}/run.out: {name}'s, not alice2's or malice's"
 
 
-def test_a_number_and_root_stand_in_texts_for_other_things(hashed: Mask) -> None:
+def test_a_number_and_root_stand_in_texts_for_other_things(hashed: UserMask) -> None:
     hashed.owner(owner("1000"))
     hashed.owner(owner("root"))
     assert hashed.text("run as root: 1000 lines") == "run as root: 1000 lines"
 
 
-def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: Mask) -> None:
+def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: UserMask) -> None:
     for n in range(1100):
         hashed.owner(owner(f"user{n}x"))
     assert hashed.text("user0x") == "user0x"
@@ -141,7 +141,7 @@ def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: 
 class Fixed(FakeScheduler):
     """Says one word, and knows its members."""
 
-    def __init__(self, word: Word) -> None:
+    def __init__(self, word: SchedulerState) -> None:
         super().__init__(*word.allocations)
         self.word = word
 
@@ -152,11 +152,11 @@ class Fixed(FakeScheduler):
 ALICES = Owner("alice/a.service", "processes", "alice")
 
 
-def test_allocations_and_members_name_one_job_in_one_way(hashed: Mask) -> None:
+def test_allocations_and_members_name_one_job_in_one_way(hashed: UserMask) -> None:
     others = {8: Member("unknown/x"), 9: Member("hub/notebook/jupyter-alice")}
-    word = Word((held(owner=ALICES),), 0, members={7: Member("alice/a.service", "3"), **others})
-    telling = Telling(Fixed(word), hashed)
-    said = telling.look(0, (), ())
+    word = SchedulerState((held(owner=ALICES),), 0, members={7: Member("alice/a.service", "3"), **others})
+    telling = MaskedScheduler(Fixed(word), hashed)
+    said = telling.poll(0, (), ())
     assert said is not None
     job = f"{hashed.user('alice')}/a.service"
     assert [one.owner.job_id for one in said.allocations] == [job]
@@ -166,33 +166,34 @@ def test_allocations_and_members_name_one_job_in_one_way(hashed: Mask) -> None:
     assert (telling.name, telling.node) == ("fake", "fake")
 
 
-def test_rules_and_exemptions_speak_of_true_names(hashed: Mask) -> None:
-    telling = Telling(Fixed(Word((held(owner=ALICES),), 0)), hashed)
+def test_rules_and_exemptions_speak_of_true_names(hashed: UserMask) -> None:
+    telling = MaskedScheduler(Fixed(SchedulerState((held(owner=ALICES),), 0)), hashed)
     rules = Rules(
-        Workload((WorkloadRule(team="hep", user="alice"),)), [Exemption("x", "r", date(2999, 1, 1), user="alice")]
+        WorkloadSettings((WorkloadRule(team="hep", user="alice"),)),
+        [Exemption("x", "r", date(2999, 1, 1), user="alice")],
     )
-    telling.adopt(rules)
-    said = telling.look(0, (), ())
+    telling.update(rules)
+    said = telling.poll(0, (), ())
     assert said is not None
     assert (said.allocations[0].owner.team, said.allocations[0].owner.exemption) == ("hep", "x")
     assert said.allocations[0].owner.user == hashed.user("alice")
 
 
-def test_nothing_that_comes_home_has_a_name(hashed: Mask) -> None:
+def test_nothing_that_comes_home_has_a_name(hashed: UserMask) -> None:
     """Readings, faults, reasons: what is recorded, logged and served is made of these alone."""
     source = FakeSource()
     source.signals_of = {"GPU-0": {"processes": (Process(5, name="/home/alice/venv/bin/python"),)}}
     source.faults = (Fault("x", "cannot read /home/alice/x\udcff, http://u:secret@h/"),)
-    scheduler = Fixed(Word((held(owner=ALICES, start=1000.0),), 0, members={5: Member("alice/a.service")}))
-    hands = Hands(ladder(source), scheduler, mask=hashed)
+    scheduler = Fixed(SchedulerState((held(owner=ALICES, start=1000.0),), 0, members={5: Member("alice/a.service")}))
+    hands = Collector(ladder(source), scheduler, mask=hashed)
     try:
-        hands.first(1)
-        hands.ask(10**9, resync=False)
-        answer = hands.answer(60)
+        hands.collect_now(1)
+        hands.request(10**9, resync=False)
+        answer = hands.result(60)
         assert answer is not None
         scheduler.trouble = SchedulerError("alice has it")
-        hands.ask(2 * 10**9, resync=False)
-        failed = hands.answer(60)
+        hands.request(2 * 10**9, resync=False)
+        failed = hands.result(60)
     finally:
         hands.close()
     for brought in (answer, failed):
@@ -210,13 +211,13 @@ def test_without_a_mask_all_is_as_it_was(rigs: Callable[..., Rig]) -> None:
     assert set(rig.ledger.jobs) == {"alice/a.service"}
 
 
-def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, dropped: Mask) -> None:
+def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, dropped: UserMask) -> None:
     """Both run what systemd calls the same; what a process of the one says must never be booked for the other."""
     proc = Proc(tmp_path)
     users = {ALICE: "alice", BOB: "bob"}
-    scheduler = ProcessesScheduler(proc=tmp_path, user_of=lambda uid: users[uid], asleep=lambda: 0)
-    telling = Telling(scheduler, dropped)
-    word = telling.look(100 * SECOND, (), [gpu(0, proc.add(10), proc.add(11, uid=BOB))])
+    scheduler = ProcessesScheduler(proc=tmp_path, user_of=lambda uid: users[uid], suspended=lambda: 0)
+    telling = MaskedScheduler(scheduler, dropped)
+    word = telling.poll(100 * SECOND, (), [gpu(0, proc.add(10), proc.add(11, uid=BOB))])
     assert word is not None
     jobs = {one.owner.job_id for one in word.allocations}
     assert len(jobs) == 2
@@ -230,8 +231,8 @@ def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, 
 
 
 def test_keep_needs_no_secret_and_drop_none_either(tmp_path: Path) -> None:
-    assert open_mask(Privacy()) is None
-    mask = open_mask(Privacy("drop", f"{tmp_path}/none"))
+    assert open_mask(PrivacySettings()) is None
+    mask = open_mask(PrivacySettings("drop", f"{tmp_path}/none"))
     assert mask is not None
     assert mask.user("alice") == ""
 
@@ -242,10 +243,10 @@ def test_the_secret_is_read_from_its_file_and_white_space_around_it_is_none_of_i
     for content in (KEY, KEY + b"\n", b"x" * 100, b"x" * 101):
         path.write_bytes(content)
         path.chmod(0o400)
-        mask = open_mask(Privacy("hash", f"{path}"))
+        mask = open_mask(PrivacySettings("hash", f"{path}"))
         assert mask is not None
         told.append(mask.user("alice"))
-    assert told[0] == told[1] == Mask(KEY).user("alice")
+    assert told[0] == told[1] == UserMask(KEY).user("alice")
     assert len({*told}) == 3
 
 
@@ -260,7 +261,7 @@ def test_a_secret_that_cannot_be_used_is_refused_with_the_cure(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError) as told:
-        open_mask(Privacy("hash", f"{path}"))
+        open_mask(PrivacySettings("hash", f"{path}"))
     assert f"privacy.key_file: {path}: {words}" in str(told.value)
     assert "openssl rand -hex 32" in str(told.value)
     assert "short" not in str(told.value)
@@ -276,7 +277,7 @@ def test_a_secret_that_all_can_read_is_warned_of(
     path.write_bytes(KEY)
     path.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        open_mask(Privacy("hash", f"{path}"))
+        open_mask(PrivacySettings("hash", f"{path}"))
     assert any("chmod 0400" in line for line in caplog.messages) is warned
     assert KEY.decode() not in caplog.text
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from exporter.core.model import SECOND, Reading
-from exporter.sources import Batch, Source
+from exporter.sources.base import ReadResult, TelemetrySource
 
 START = 100 * SECOND
 
@@ -22,7 +22,7 @@ class Rig(Protocol):
     """A source just opened over a world of at least two healthy, busy GPUs that the law may move and break."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> TelemetrySource:
         """The source under test."""
         ...
 
@@ -49,16 +49,16 @@ class Rig(Protocol):
 Law = Callable[[Rig], None]
 
 
-def _step(rig: Rig, now: int) -> Batch:
+def _step(rig: Rig, now: int) -> ReadResult:
     rig.run(now)
     return rig.source.read(now)
 
 
-def _steps(rig: Rig, *seconds: int) -> list[Batch]:
+def _steps(rig: Rig, *seconds: int) -> list[ReadResult]:
     return [_step(rig, START + second * SECOND) for second in seconds]
 
 
-def _by_uuid(batch: Batch) -> dict[str, Reading]:
+def _by_uuid(batch: ReadResult) -> dict[str, Reading]:
     return {reading.uuid: reading for reading in batch.readings}
 
 

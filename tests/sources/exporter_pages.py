@@ -1,8 +1,8 @@
 """Pages of a dcgm-exporter, written by hand, and a source that reads them."""
 
 from exporter.core.model import SECOND, Fault, Reading, Spec
-from exporter.sources import SourceError
-from exporter.sources.dcgm_exporter import DcgmExporterSource
+from exporter.sources.base import SourceError
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 SPECS = {

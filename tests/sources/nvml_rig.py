@@ -17,8 +17,8 @@ import pynvml
 import pytest
 
 from exporter.core.model import MS, SECOND, Device, Health, Reading
-from exporter.sources import Batch
-from exporter.sources.nvml import NvmlSource, open_nvml
+from exporter.sources.base import ReadResult
+from exporter.sources.nvml.source import NvmlSource, open_nvml
 from tests.nvml_stub.build import LIBRARY, build
 from tests.shared_library import compiler
 from tests.sources.conformance import START
@@ -90,7 +90,7 @@ class NvmlRig:
         self.source = open_nvml(None)
         return self.source
 
-    def read(self, second: float) -> Batch:
+    def read(self, second: float) -> ReadResult:
         now = START + int(second * SECOND)
         self.run(now)
         return self.source.read(now)
@@ -106,39 +106,39 @@ def number(uuid: str) -> int:
     return int(uuid.partition("/")[0].rsplit("-", 1)[1])
 
 
-def one(batch: Batch, gpu: int = 0) -> Reading:
+def one(batch: ReadResult, gpu: int = 0) -> Reading:
     """The reading of a GPU as a whole, or of what is left of it."""
     (reading,) = [each for each in batch.readings if each.uuid.startswith("GPU-") and number(each.uuid) == gpu]
     return reading
 
 
-def read_of(batch: Batch) -> list[str]:
+def read_of(batch: ReadResult) -> list[str]:
     """Which devices were read, as people name them: "0", "1:2"."""
     named = {device.uuid: device.index for device in batch.devices}
     return [named[reading.uuid] for reading in batch.readings]
 
 
-def device(batch: Batch, index: str) -> Device:
+def device(batch: ReadResult, index: str) -> Device:
     (found,) = [each for each in batch.devices if each.index == index]
     return found
 
 
-def reading_of(batch: Batch, index: str) -> Reading:
+def reading_of(batch: ReadResult, index: str) -> Reading:
     uuid = device(batch, index).uuid
     (found,) = [each for each in batch.readings if each.uuid == uuid]
     return found
 
 
-def health_of(batch: Batch, gpu: int = 0) -> Health:
+def health_of(batch: ReadResult, gpu: int = 0) -> Health:
     (found,) = [each for each in batch.health if number(each.uuid) == gpu]
     return found
 
 
-def kinds(batch: Batch) -> list[tuple[int, str]]:
+def kinds(batch: ReadResult) -> list[tuple[int, str]]:
     return [(number(fault.uuid), fault.kind) for fault in batch.faults]
 
 
-def conditions(batch: Batch) -> list[str]:
+def conditions(batch: ReadResult) -> list[str]:
     return [each.condition for each in batch.devices]
 
 

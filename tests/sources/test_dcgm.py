@@ -10,10 +10,9 @@ from exporter.clock import JumpClock
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, PPM, SECOND, Observation, Reading, State
 from exporter.core.pipeline import advance
-from exporter.sources import Batch, SourceError
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.dcgm.bindings import Bindings, connect, load
-from exporter.sources.dcgm.engine import Engine
+from exporter.sources.base import ReadResult, SourceError
+from exporter.sources.dcgm.client import Bindings, DcgmClient, connect, load_bindings
+from exporter.sources.dcgm.source import DcgmSource
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import Stub, stand_in
 from tests.shared_library import compiler
@@ -52,11 +51,11 @@ class DcgmRig:
         self.run(at)
         handle = connect(self.bindings, ADDRESS, timeout_seconds=1.0)
         self.source = DcgmSource(
-            Engine(self.bindings, handle, address=ADDRESS), period_seconds=period, clock=self.clock
+            DcgmClient(self.bindings, handle, address=ADDRESS), period_seconds=period, clock=self.clock
         )
         return self.source
 
-    def read(self, second: float) -> Batch:
+    def read(self, second: float) -> ReadResult:
         now = START + round(second * 1000) * MS
         self.run(now)
         return self.source.read(now)
@@ -82,7 +81,7 @@ def _gpu(uuid: str) -> int:
     return int(uuid.rsplit("-", 1)[1])
 
 
-def kinds(batch: Batch) -> set[str]:
+def kinds(batch: ReadResult) -> set[str]:
     return {fault.kind for fault in batch.faults}
 
 
@@ -99,7 +98,7 @@ def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def closed(bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DcgmRig]:
     """A world nobody has connected to."""
     with stand_in(tmp_path, monkeypatch, bindings) as stub:
-        rig = DcgmRig(stub, load(str(bindings), str(stub.folder)))
+        rig = DcgmRig(stub, load_bindings(str(bindings), str(stub.folder)))
         yield rig
         if hasattr(rig, "source"):
             rig.source.close()

@@ -22,13 +22,25 @@ from exporter.config import load as load_config
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import MS, SECOND, Device, Observation, Reading
 from exporter.core.pipeline import advance
-from exporter.sources import Batch, SourceError
-from exporter.sources.dcgm import DcgmSource, open_dcgm
-from exporter.sources.dcgm.bindings import PATHS, Bindings, connect, load
-from exporter.sources.dcgm.clocks import Clocks
-from exporter.sources.dcgm.engine import Engine
-from exporter.sources.dcgm.fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE, Blank, Value
-from exporter.sources.dcgm.series import Cycles, Series
+from exporter.sources.base import ReadResult, SourceError
+from exporter.sources.dcgm.client import (
+    BINDINGS_PATHS,
+    CYCLES,
+    GAUGES,
+    HEALTH,
+    RATES,
+    RATIOS,
+    STATIC,
+    VISIBLE,
+    Bindings,
+    Blank,
+    DcgmClient,
+    Value,
+    connect,
+    load_bindings,
+)
+from exporter.sources.dcgm.intervals import CycleCounters, SampleSeries
+from exporter.sources.dcgm.source import DcgmSource, HostEngineClock, open_dcgm
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
 from tests.shared_library import compiler
@@ -61,11 +73,11 @@ class World:
 
     def open(self, period: float = 1.0) -> DcgmSource:
         handle = connect(self.bindings, ADDRESS, timeout_seconds=1.0)
-        engine = Engine(self.bindings, handle, address=ADDRESS)
+        engine = DcgmClient(self.bindings, handle, address=ADDRESS)
         self.source = DcgmSource(engine, period_seconds=period, clock=self.clock)
         return self.source
 
-    def read(self, ms: int = 1000) -> Batch:
+    def read(self, ms: int = 1000) -> ReadResult:
         """Wait so long, then read."""
         self.wait(ms)
         return self.source.read(self.clock.now())
@@ -91,7 +103,7 @@ def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="world")
 def _world(bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with stand_in(tmp_path, monkeypatch, bindings) as stub:
-        world = World(stub, load(str(bindings), str(stub.folder)))
+        world = World(stub, load_bindings(str(bindings), str(stub.folder)))
         yield world
         if hasattr(world, "source"):
             world.source.close()
@@ -130,7 +142,7 @@ class Truth:
         spans = pairwise([*self.levels, (end, ())])
         return sum(max(0, min(b, end) - max(a, start)) * levels[place] / 100 for (a, levels), (b, _) in spans)
 
-    def hear(self, batch: Batch) -> None:
+    def hear(self, batch: ReadResult) -> None:
         """Check what no batch may break, then let the ledger have it as the observer does."""
         now = self.world.clock.now()
         for reading in batch.readings:
@@ -148,9 +160,9 @@ class Truth:
         for _ in range(times):
             self.hear(self.world.read())
 
-    def take_in(self, settled: int, batch: Batch | None) -> None:
+    def take_in(self, settled: int, batch: ReadResult | None) -> None:
         now, wall = self.world.clock.now(), self.world.clock.wall()
-        batch = batch or Batch(self.devices or ())
+        batch = batch or ReadResult(self.devices or ())
         changed = batch.devices if batch.devices != self.devices else None
         self.devices = batch.devices
         advance(self.ledger, Observation(now, wall, batch.readings, settled, changed, faults=batch.faults))
@@ -645,7 +657,7 @@ def test_names_on_the_engine_are_ours_alone(world: World, monkeypatch: pytest.Mo
     monkeypatch.setattr("os.getpid", lambda: 1)
     for number in range(5):
         world.stub.agent.dcgmFieldGroupCreate(other, [155], f"gpu-efficiency-1-{number}")
-    monkeypatch.setattr("exporter.sources.dcgm.engine._numbers", iter(range(100)))
+    monkeypatch.setattr("exporter.sources.dcgm.client._numbers", iter(range(100)))
     world.open()
     assert world.reads(4)
 
@@ -736,11 +748,11 @@ class Sleepy:
 
 def test_a_thread_that_is_put_to_sleep_between_two_clocks_sees_no_step() -> None:
     clock = Sleepy(JumpClock(5 * SECOND, wall=WALL))
-    clocks = Clocks(clock)
+    clocks = HostEngineClock(clock)
     clock.sleeps = 2
-    assert clocks.follow() == 0
-    assert clocks.host(WALL // 1000) == 5 * SECOND
-    assert clocks.stamped(6 * SECOND) == (WALL + SECOND) // 1000
+    assert clocks.update() == 0
+    assert clocks.to_monotonic(WALL // 1000) == 5 * SECOND
+    assert clocks.to_stamp(6 * SECOND) == (WALL + SECOND) // 1000
 
 
 # -- one entity's values, by themselves --
@@ -749,8 +761,8 @@ ENGINE, SM, TENSOR = 1001, 1002, 1004
 S = 1_000_000
 
 
-def line(rows: Iterable[tuple[int, int, Value]], *, counters: tuple[int, ...] = ()) -> Series:
-    series = Series((ENGINE, SM, TENSOR), period=S, since=0, counters=counters)
+def line(rows: Iterable[tuple[int, int, Value]], *, counters: tuple[int, ...] = ()) -> SampleSeries:
+    series = SampleSeries((ENGINE, SM, TENSOR), period=S, since=0, counters=counters)
     for field, at, value in rows:
         series.add(field, at, value)
     return series
@@ -766,21 +778,21 @@ def test_the_newest_stamp_is_of_any_field() -> None:
 
 def test_a_field_that_ceases_is_waited_for_a_while_and_then_no_more() -> None:
     series = line([*cycles(ENGINE, SM, TENSOR, to=3), *cycles(ENGINE, SM, to=5)])
-    assert series.ripe(5 * S + 20) < 4 * S
+    assert series.complete_until(5 * S + 20) < 4 * S
     series = line([*cycles(ENGINE, SM, TENSOR, to=3), *cycles(ENGINE, SM, to=6)])
-    assert series.ripe(6 * S + 20) >= 6 * S
+    assert series.complete_until(6 * S + 20) >= 6 * S
 
 
 def test_values_that_cease_all_at_once_are_not_waited_for_for_ever() -> None:
     series = line([*cycles(ENGINE, SM, TENSOR, to=3), (ENGINE, 4 * S + 10, 0.5)])
-    assert series.ripe(4 * S + 20) < 4 * S
-    assert series.ripe(7 * S) >= 4 * S + 10
+    assert series.complete_until(4 * S + 20) < 4 * S
+    assert series.complete_until(7 * S) >= 4 * S + 10
 
 
 def test_a_field_that_exists_again_does_not_speak_for_the_time_it_did_not() -> None:
     absent = [(ENGINE, second * S + 10, Blank.NOT_SUPPORTED) for second in (3, 4, 5)]
     series = line([*cycles(ENGINE, SM, TENSOR, to=2), *absent, *cycles(SM, TENSOR, to=6), (ENGINE, 6 * S + 10, 0.9)])
-    taken = series.take(7 * S)
+    taken = series.intervals_until(7 * S)
     assert [(i.end, i.values.get(ENGINE)) for i in taken] == [
         (second * S + 10, value) for second, value in ((2, 0.5), (3, None), (4, None), (5, None), (6, 0.9))
     ]
@@ -788,20 +800,20 @@ def test_a_field_that_exists_again_does_not_speak_for_the_time_it_did_not() -> N
 
 def test_a_value_from_before_a_field_ceased_to_exist_is_still_told() -> None:
     series = line([*cycles(ENGINE, SM, TENSOR, to=2), (ENGINE, 3 * S + 10, Blank.NOT_SUPPORTED)])
-    (only,) = series.take(2 * S + 20)
+    (only,) = series.intervals_until(2 * S + 20)
     assert only.values[ENGINE] == 0.5
 
 
 def test_of_a_counter_the_value_at_the_end_counts_and_one_far_from_it_does_not() -> None:
     rows: list[tuple[int, int, Value]] = [(ENGINE, S, 0.5), (ENGINE, 2 * S, 0.5), (ENGINE, 3 * S, 0.5)]
     rows += [(TENSOR, at, at) for at in (S, 3 * S // 2, 2 * S + 5, 5 * S // 2)]
-    first, second = line(rows, counters=(TENSOR,)).take(3 * S)
+    first, second = line(rows, counters=(TENSOR,)).intervals_until(3 * S)
     assert first.values[TENSOR] == 2 * S + 5
     assert TENSOR not in second.values
 
 
 def test_more_cycles_than_there_were_are_not_believed() -> None:
-    counted = Cycles(SM, {TENSOR: ENGINE})
+    counted = CycleCounters(SM, {TENSOR: ENGINE})
     for tick in range(20):
         values = {ENGINE: 1.0, SM: 100.0 * tick, TENSOR: 101.0 * tick}
         counted.correct(values)
@@ -854,11 +866,11 @@ COUNTERS = {
 """Cumulative since DCGM 4.6."""
 
 
-def story(folder: Path, monkeypatch: pytest.MonkeyPatch, bindings: Path, *lines: str) -> list[Batch]:
+def story(folder: Path, monkeypatch: pytest.MonkeyPatch, bindings: Path, *lines: str) -> list[ReadResult]:
     """What a node with a cut board and a whole one comes to."""
     folder.mkdir()
     with stand_in(folder, monkeypatch, bindings) as stub:
-        world = World(stub, load(str(bindings), str(stub.folder)))
+        world = World(stub, load_bindings(str(bindings), str(stub.folder)))
         world.start("gpu 0 mig 3g.40gb 2g.20gb", "gpu 1 ecc_dbe 1", "gpu 1 nvlink_replay 2", *lines)
         world.open()
         batches = [world.read() for _ in range(3)]
@@ -991,7 +1003,9 @@ def folder_of(path: Path, agent: str = AGENT) -> str:
 
 def test_the_places_of_every_packaging_are_looked_at() -> None:
     """The packages of DCGM 4, of DCGM 3, and of distributions."""
-    assert {"/usr/share/datacenter-gpu-manager-4/bindings/python3", "/usr/local/dcgm/bindings/python3"} <= set(PATHS)
+    assert {"/usr/share/datacenter-gpu-manager-4/bindings/python3", "/usr/local/dcgm/bindings/python3"} <= set(
+        BINDINGS_PATHS
+    )
 
 
 @pytest.mark.usefixtures("bare")
@@ -1000,10 +1014,10 @@ def test_bindings_are_found_wherever_a_package_puts_them(
     there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [tmp_path / f"{place}" for place in range(3)]
-    monkeypatch.setattr("exporter.sources.dcgm.bindings.PATHS", tuple(map(str, places)))
+    monkeypatch.setattr("exporter.sources.dcgm.client.BINDINGS_PATHS", tuple(map(str, places)))
     wanted = folder_of(places[there])
-    found = load()
-    assert (found.place, found.agent.FOUND) == (wanted, f"{wanted}/dcgm_agent.py")
+    found = load_bindings()
+    assert (found.location, found.agent.FOUND) == (wanted, f"{wanted}/dcgm_agent.py")
 
 
 @pytest.mark.usefixtures("bare")
@@ -1011,8 +1025,8 @@ def test_the_first_place_of_several_wins_and_the_configuration_before_the_enviro
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged, environment, configured = (folder_of(tmp_path / name) for name in ("a", "b", "c"))
-    monkeypatch.setattr("exporter.sources.dcgm.bindings.PATHS", (str(tmp_path / "none"), packaged, environment))
-    assert load().place == packaged
+    monkeypatch.setattr("exporter.sources.dcgm.client.BINDINGS_PATHS", (str(tmp_path / "none"), packaged, environment))
+    assert load_bindings().location == packaged
     _forget_bindings()
     monkeypatch.setenv("DCGM_BINDINGS", environment)
     assert found_by() == f"{environment}/dcgm_agent.py"
@@ -1023,7 +1037,7 @@ def test_the_first_place_of_several_wins_and_the_configuration_before_the_enviro
 
 def found_by(wanted: str = "") -> str:
     """The file of the module that was loaded."""
-    return str(load(wanted).agent.FOUND)
+    return str(load_bindings(wanted).agent.FOUND)
 
 
 def _forget_bindings() -> None:
@@ -1047,13 +1061,13 @@ def test_bindings_that_are_installed_as_modules_need_no_place_unless_one_is_want
 @pytest.mark.usefixtures("bare")
 def test_no_bindings_are_told_with_every_place_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = tuple(str(tmp_path / name) for name in ("one", "two"))
-    monkeypatch.setattr("exporter.sources.dcgm.bindings.PATHS", places)
+    monkeypatch.setattr("exporter.sources.dcgm.client.BINDINGS_PATHS", places)
     with pytest.raises(SourceError) as said:
-        load()
+        load_bindings()
     for word in (*places, "dcgm_agent.py", "datacenter-gpu-manager-4-core", "DCGM_BINDINGS", "dcgm.bindings"):
         assert word in str(said.value)
     with pytest.raises(SourceError, match=re.escape(f"not in {tmp_path}/mine:")):
-        load(f"{tmp_path}/mine")
+        load_bindings(f"{tmp_path}/mine")
 
 
 @pytest.mark.usefixtures("bare")
@@ -1061,20 +1075,20 @@ def test_no_bindings_are_told_with_every_place_and_what_to_do(tmp_path: Path, mo
 def test_broken_bindings_are_told_with_their_place_and_the_cause(agent: str, tmp_path: Path) -> None:
     place = folder_of(tmp_path / "broken", agent)
     with pytest.raises(SourceError, match=rf"in {re.escape(place)} cannot be imported: \w+Error"):
-        load(place)
+        load_bindings(place)
 
 
 @pytest.mark.usefixtures("bare")
 def test_the_library_is_looked_for_where_it_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"libdcgm cannot be loaded \(no library\): the bindings in"):
-        load(folder_of(tmp_path / "bindings"), "broken")
+        load_bindings(folder_of(tmp_path / "bindings"), "broken")
 
 
 @pytest.mark.usefixtures("bare")
 def test_a_library_that_is_missing_is_told_with_what_to_install(bindings: Path, tmp_path: Path) -> None:
     """NVIDIA's own modules, and a folder without libdcgm."""
     with pytest.raises(SourceError, match="libdcgm cannot be loaded") as said:
-        load(str(bindings), str(tmp_path))
+        load_bindings(str(bindings), str(tmp_path))
     for word in (str(bindings), "datacenter-gpu-manager-4-core", "dcgm.library", "libdcgm.so.4"):
         assert word in str(said.value)
 
@@ -1082,7 +1096,7 @@ def test_a_library_that_is_missing_is_told_with_what_to_install(bindings: Path, 
 def test_a_tcp_engine_is_connected_to_once_it_listens(world: World) -> None:
     address = world.stub.listen()
     handle = connect(world.bindings, address, timeout_seconds=1.0)
-    assert Engine(world.bindings, handle, address=address).gpus() == [0, 1]
+    assert DcgmClient(world.bindings, handle, address=address).gpus() == [0, 1]
 
 
 def test_nobody_listening_is_told_with_what_to_do(world: World) -> None:
@@ -1174,7 +1188,7 @@ def test_vsock_is_connected_to_by_its_url(world: World, monkeypatch: pytest.Monk
 
 
 def test_an_engine_of_our_own_is_started_read_and_stopped(world: World) -> None:
-    engine = Engine(world.bindings, connect(world.bindings, "embedded", timeout_seconds=1.0), address="embedded")
+    engine = DcgmClient(world.bindings, connect(world.bindings, "embedded", timeout_seconds=1.0), address="embedded")
     world.source = DcgmSource(engine, period_seconds=1.0, clock=world.clock)
     assert world.reads(4)
     world.source.close()

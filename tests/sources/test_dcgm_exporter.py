@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.core.model import PPM, SECOND, Device, Reading
-from exporter.sources import SourceError
-from exporter.sources.dcgm_exporter import DcgmExporterSource
+from exporter.sources.base import SourceError
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from tests.sources.conformance import LAWS, Law
 from tests.sources.exporter_pages import BUSY, ENERGY, H100, L4, SPECS, gpu, kinds, reading, source
 

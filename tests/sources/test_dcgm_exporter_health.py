@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.core.model import SECOND, Health
-from exporter.sources.dcgm_exporter import DcgmExporterSource
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from tests.sources.exporter_pages import BUSY, gpu, source
 
 XID = "DCGM_FI_DEV_XID_ERRORS"

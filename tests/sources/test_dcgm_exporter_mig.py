@@ -8,8 +8,8 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, SECOND, Device, Observation, Reading, Spec
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.sources import Batch
-from exporter.sources.dcgm_exporter import DcgmExporterSource
+from exporter.sources.base import ReadResult
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from tests.sources.exporter_pages import H100, Pages, gpu
 
 A30 = "NVIDIA A30"
@@ -265,7 +265,7 @@ def test_of_a_board_without_slices_left_nothing_is_stranded() -> None:
 # Changes while running.
 
 
-def seen(batch: Batch) -> list[tuple[str, int]]:
+def seen(batch: ReadResult) -> list[tuple[str, int]]:
     return [(r.uuid, r.start // SECOND) for r in batch.readings]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from exporter.config import Board, Config, DcgmExporter
+from exporter.config import BoardSettings, Config
 from exporter.core.model import SECOND, Health
-from exporter.sources import SourceError
-from exporter.sources.dcgm_exporter import DcgmExporterSource, open_dcgm_exporter
-from exporter.sources.dcgm_exporter.web import HttpPage
+from exporter.registry import DcgmExporterSettings
+from exporter.sources.base import SourceError
+from exporter.sources.dcgm_exporter.source import DcgmExporterSource, HttpPageFetcher, open_dcgm_exporter
 from tests.sources.exporter_pages import SPECS, Pages, gpu
 
 SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
@@ -76,7 +76,7 @@ def server() -> Iterator[Server]:
 
 
 def config(url: str, timeout_seconds: float = 5.0) -> Config:
-    return Config(dcgm_exporter=DcgmExporter(url=url, timeout_seconds=timeout_seconds))
+    return Config(dcgm_exporter=DcgmExporterSettings(url=url, timeout_seconds=timeout_seconds))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_real_scrapes_over_http(server: Server, sample: str, gpus: int, power: f
 
 def test_the_operator_s_figures_for_a_board_win_and_an_unknown_board_is_told_once(server: Server) -> None:
     server.answer = whole((gpu(0, modelName="NVIDIA A10G") + gpu(1, modelName="Mine") + gpu(2, modelName="X")).encode())
-    boards = {"NVIDIA A10G": Board(peak_flops=125e12), "Mine": Board(peak_flops=1e12)}
-    src = open_dcgm_exporter(Config(dcgm_exporter=DcgmExporter(url=server.url), specs=boards))
+    boards = {"NVIDIA A10G": BoardSettings(peak_flops=125e12), "Mine": BoardSettings(peak_flops=1e12)}
+    src = open_dcgm_exporter(Config(dcgm_exporter=DcgmExporterSettings(url=server.url), specs=boards))
     batches = [src.read(n * SECOND) for n in range(2)]
     src.close()
     known, mine, stranger = (device.spec for device in batches[1].devices)
@@ -152,7 +152,7 @@ def test_silence_is_a_timeout(server: Server) -> None:
         server.release.wait()
 
     server.answer = silent
-    page = HttpPage(server.url, timeout_seconds=0.2)
+    page = HttpPageFetcher(server.url, timeout_seconds=0.2)
     with pytest.raises(SourceError, match=r"no whole page within 0.2 s.*timeout_seconds"):
         page()
     page.close()
@@ -172,7 +172,7 @@ def test_a_page_that_drips_is_a_timeout(server: Server) -> None:
         handler.close_connection = True
 
     server.answer = drip
-    page = HttpPage(server.url, timeout_seconds=0.3)
+    page = HttpPageFetcher(server.url, timeout_seconds=0.3)
     with pytest.raises(SourceError, match="no whole page within"):
         page()
     page.close()
@@ -180,7 +180,7 @@ def test_a_page_that_drips_is_a_timeout(server: Server) -> None:
 
 def test_a_page_without_end_is_cut_off(server: Server) -> None:
     server.answer = whole(b"#" * 5000)
-    page = HttpPage(server.url, timeout_seconds=5, limit_bytes=4096)
+    page = HttpPageFetcher(server.url, timeout_seconds=5, limit_bytes=4096)
     with pytest.raises(SourceError, match="longer than 4096 bytes"):
         page()
     page.close()

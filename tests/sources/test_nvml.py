@@ -12,8 +12,8 @@ import pynvml
 import pytest
 
 from exporter.core.model import MS, SECOND, Process, Spec
-from exporter.sources import SourceError
-from exporter.sources.nvml import NvmlSource, open_nvml
+from exporter.sources.base import SourceError
+from exporter.sources.nvml.source import NvmlSource, open_nvml
 from tests.nvml_stub.build import LIBRARY, build
 from tests.shared_library import compiler
 from tests.sources.conformance import LAWS, START, Law
@@ -501,7 +501,7 @@ def test_samples_are_freed_when_a_gpu_was_lost_with_them(opened: NvmlRig) -> Non
 
 def test_a_machine_without_the_driver_is_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / LIBRARY).write_bytes(b"not a library")  # found first, so a driver on this machine does not matter
-    code = "from exporter.sources.nvml import open_nvml; open_nvml(None)"
+    code = "from exporter.sources.nvml.source import open_nvml; open_nvml(None)"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -510,7 +510,7 @@ def test_a_machine_without_the_driver_is_told_what_to_do(tmp_path: Path) -> None
 
 _LIVE = """
 import json, time
-from exporter.sources.nvml import open_nvml
+from exporter.sources.nvml.source import open_nvml
 source = open_nvml(None)
 source.read(0)
 time.sleep(0.3)

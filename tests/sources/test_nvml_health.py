@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from exporter.core.model import SECOND, Health
-from exporter.sources import SourceError
+from exporter.sources.base import SourceError
 from tests.sources.conformance import START
 from tests.sources.nvml_rig import (
     LOST,

@@ -9,8 +9,8 @@ import pytest
 from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, SECOND, Observation, Process, Spec
 from exporter.core.pipeline import advance
-from exporter.sources import Batch
-from exporter.sources.nvml import NvmlSource
+from exporter.sources.base import ReadResult
+from exporter.sources.nvml.source import NvmlSource
 from exporter.specs import find_spec
 from tests.sources.conformance import LAWS, START, Law
 from tests.sources.nvml_rig import (
@@ -492,7 +492,7 @@ def test_a_board_that_cannot_be_cut_is_whole(rig: NvmlRig) -> None:
     rig.say(f"error nvmlDeviceGetMigMode {NOT_SUPPORTED}")
     rig.open()
     rig.read(0)
-    batch: Batch = rig.read(1)
+    batch: ReadResult = rig.read(1)
     assert read_of(batch) == ["0", "1", "2"]
     assert rig.calls("nvmlDeviceGetMaxMigDeviceCount") == 0
 

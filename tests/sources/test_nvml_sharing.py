@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import MS, SECOND, Process
-from exporter.sources.nvml.sharing import Taken, with_use
+from exporter.sources.nvml.calls import SampleCursor, with_sm_active
 from tests.sources.conformance import START
 from tests.sources.nvml_rig import (
     LOST,
@@ -251,7 +251,7 @@ _SAMPLES = st.lists(
     readings=st.lists(_SAMPLES | st.sampled_from([NOT_FOUND, UNKNOWN, 0]), max_size=8), pids=st.sets(st.integers(0, 4))
 )
 def test_whatever_the_driver_gives_the_list_stays_and_shares_are_shares(readings: list[Any], pids: set[int]) -> None:
-    listed, taken = tuple(Process(pid, 7, "python") for pid in sorted(pids)), Taken()
+    listed, taken = tuple(Process(pid, 7, "python") for pid in sorted(pids)), SampleCursor()
     for given_now in readings:
         before = taken.stamp
 
@@ -262,10 +262,10 @@ def test_whatever_the_driver_gives_the_list_stays_and_shares_are_shares(readings
 
         if given_now == UNKNOWN:
             with pytest.raises(pynvml.NVMLError):
-                with_use(Codes, samples, handle=None, taken=taken, listed=listed)
+                with_sm_active(Codes, samples, handle=None, cursor=taken, listed=listed)
             assert taken.stamp is None
             continue
-        found = with_use(Codes, samples, handle=None, taken=taken, listed=listed)
+        found = with_sm_active(Codes, samples, handle=None, cursor=taken, listed=listed)
         assert [(each.pid, each.memory_bytes, each.name) for each in found] == [(p.pid, 7, "python") for p in listed]
         shares = [each.sm_active for each in found if each.sm_active is not None]
         assert all(0 <= share <= 1 for share in shares)
@@ -278,7 +278,7 @@ def test_a_driver_that_calls_nothing_a_success_said_nothing() -> None:
         raise pynvml.NVMLError(pynvml.NVML_SUCCESS)  # what the binding makes of it
 
     listed = (Process(1), Process(2))
-    assert with_use(Codes, nothing, handle=None, taken=Taken(), listed=listed) == listed
+    assert with_sm_active(Codes, nothing, handle=None, cursor=SampleCursor(), listed=listed) == listed
 
 
 # -- errors --

@@ -6,10 +6,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from exporter.config import Board, Config
+from exporter.config import BoardSettings, Config
 from exporter.core.model import PPM, SECOND, Spec
-from exporter.sources import SourceError
-from exporter.sources.nvml import NvmlSource, open_nvml
+from exporter.sources.base import SourceError
+from exporter.sources.nvml.source import NvmlSource, open_nvml
 from tests.sources.conformance import START
 from tests.sources.nvml_rig import (
     INVALID,
@@ -244,7 +244,7 @@ def test_a_part_of_a_board_has_not_the_peaks_of_the_whole(rig: NvmlRig) -> None:
 def test_a_guests_peaks_may_be_configured(rig: NvmlRig) -> None:
     rig.say("gpu 0 vgpu", "gpu 0 name NVIDIA H100-20C")
     rig.run(START)
-    config = Config(specs={"NVIDIA H100-20C": Board(peak_flops=2e14)})
+    config = Config(specs={"NVIDIA H100-20C": BoardSettings(peak_flops=2e14)})
     rig.source = open_nvml(config)
     batch = rig.read(0)
     assert device(batch, "0").spec == Spec(name="NVIDIA H100-20C", peak_flops=2e14)

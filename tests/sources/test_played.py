@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core.model import MS, SECOND, Device, Fault, Observation, Reading
-from exporter.simulate import simulate
-from exporter.sources import Batch
-from exporter.trace import Header, TraceWriter, read_trace
+from exporter.simulate.simulation import simulate
+from exporter.sources.base import ReadResult
+from exporter.trace import TraceHeader, TraceWriter, read_trace
 from tests.sources.conformance import LAWS, START, Law
 
 
@@ -32,7 +32,7 @@ class Played:
         fields = set(Reading.__struct_fields__) - {"uuid", "start", "end", "distrust"}
         return frozenset(field for field in fields if any(getattr(one, field) is not None for one in told))
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         since, self._since = self._since, now
         for observation in self._story:
             if observation.at <= now and observation.devices is not None:
@@ -40,7 +40,7 @@ class Played:
         faults = tuple(Fault("gpu_lost", f"{uuid} does not answer", uuid) for uuid in sorted(self.failing))
         readings = () if since is None else tuple(self._between(since, now))
         self._back = set(self.failing)
-        return Batch(self._devices, readings, faults)
+        return ReadResult(self._devices, readings, faults)
 
     def _between(self, since: int, now: int) -> Iterator[Reading]:
         for observation in self._story:
@@ -85,7 +85,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A minute and a half of two GPUs, as `record` writes it."""
     path = tmp_path_factory.mktemp("trace") / "played.jsonl.gz"
     story = simulate("healthy_training", gpus=2, duration_seconds=90, start=START - 5 * SECOND)
-    with TraceWriter(path, Header(simulated=True)) as trace:
+    with TraceWriter(path, TraceHeader(simulated=True)) as trace:
         for observation in story.observations:
             trace.append(observation)
     return path

@@ -7,9 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core.model import SECOND, Device, Process, Reading
-from exporter.sources import Batch, Source, SourceError
-from exporter.sources.nvml.listing import ProcessList, open_processes
-from exporter.sources.processes import WithProcesses, with_processes
+from exporter.sources.base import ReadResult, SourceError, SourceWithProcesses, TelemetrySource, with_processes
+from exporter.sources.nvml.source import ProcessList, open_nvml_processes
 from tests.sources.conformance import START
 from tests.sources.nvml_rig import LOST, NOT_SUPPORTED, TIMEOUT, NvmlRig, rigged
 
@@ -23,9 +22,9 @@ class Plain:
     def __init__(self, *uuids: str) -> None:
         self.uuids, self.told = uuids, list[str]()
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         devices = tuple(Device(uuid) for uuid in self.uuids)
-        return Batch(devices, tuple(Reading(uuid, now - SECOND, now, gr_engine_active=0.5) for uuid in self.uuids))
+        return ReadResult(devices, tuple(Reading(uuid, now - SECOND, now, gr_engine_active=0.5) for uuid in self.uuids))
 
     def resync(self) -> None:
         self.told.append("resync")
@@ -56,7 +55,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
 
 
 def test_readings_say_who_is_there_and_that_nobody_is() -> None:
-    source = WithProcesses(Plain("a", "b", "c"), Listed(a=(Process(7),), b=()))
+    source = SourceWithProcesses(Plain("a", "b", "c"), Listed(a=(Process(7),), b=()))
     found = {reading.uuid: reading.processes for reading in source.read(SECOND).readings}
     assert found == {"a": (Process(7),), "b": (), "c": None}
     assert source.signals == {"gr_engine_active", "processes"}
@@ -64,25 +63,25 @@ def test_readings_say_who_is_there_and_that_nobody_is() -> None:
 
 def test_what_a_source_says_itself_is_left_alone() -> None:
     class Knows(Plain):
-        def read(self, now: int) -> Batch:
+        def read(self, now: int) -> ReadResult:
             batch = super().read(now)
             return replace(batch, readings=tuple(replace(one, processes=()) for one in batch.readings))
 
-    (reading,) = WithProcesses(Knows("a"), Listed(a=(Process(7),))).read(SECOND).readings
+    (reading,) = SourceWithProcesses(Knows("a"), Listed(a=(Process(7),))).read(SECOND).readings
     assert reading.processes == ()
 
 
 def test_without_the_list_the_readings_come_without_it_and_it_is_told() -> None:
     listing = Listed(a=())
     listing.broken = "the driver is gone"
-    batch = WithProcesses(Plain("a"), listing).read(SECOND)
+    batch = SourceWithProcesses(Plain("a"), listing).read(SECOND)
     assert [reading.processes for reading in batch.readings] == [None]
     assert [(fault.kind, fault.message) for fault in batch.faults] == [("processes_unseen", "the driver is gone")]
 
 
 def test_everything_else_is_the_sources() -> None:
     inner, listing = Plain("a"), Listed()
-    source = WithProcesses(inner, listing)
+    source = SourceWithProcesses(inner, listing)
     source.resync()
     source.pause()
     source.close()
@@ -94,7 +93,7 @@ def test_where_there_is_no_list_or_no_need_of_one_the_source_is_left_as_it_is() 
     def none() -> Listed:
         raise SourceError("no driver library")
 
-    plain: Source = Plain("a")
+    plain: TelemetrySource = Plain("a")
     assert with_processes(plain, none) is plain
     seen = with_processes(plain, Listed)
     assert seen is not plain
@@ -104,7 +103,7 @@ def test_where_there_is_no_list_or_no_need_of_one_the_source_is_left_as_it_is() 
 def test_the_drivers_list_by_gpu(rig: NvmlRig) -> None:
     rig.say("gpu 1 idle", "gpu 2 idle", "gpu 2 process 4711 1024")
     rig.run(rig.now)
-    listing = open_processes()
+    listing = open_nvml_processes()
     listed = listing()
     listing.close()
     by_gpu = {int(uuid[-1]): [(each.pid, each.memory_bytes) for each in found] for uuid, found in listed.items()}
@@ -117,7 +116,7 @@ def shared(rig: NvmlRig) -> Iterator[ProcessList]:
     """The list over a world in which processes 1 and 2 share GPU 0, where 1 works."""
     rig.say("gpu 0 idle", "gpu 0 process 1", "gpu 0 process 2", "gpu 0 use 1 60")
     rig.run(START)
-    listing = open_processes()
+    listing = open_nvml_processes()
     yield listing
     listing.close()
 
@@ -139,7 +138,7 @@ def test_several_on_one_gpu_have_their_shares_since_the_last_time(rig: NvmlRig, 
 
 def test_shares_reach_the_readings(rig: NvmlRig, shared: ProcessList) -> None:
     uuid = "GPU-5700b000-0000-0000-0000-000000000000"
-    source = WithProcesses(Plain(uuid), shared)
+    source = SourceWithProcesses(Plain(uuid), shared)
     source.read(START)
     rig.run(START + SECOND)
     (reading,) = source.read(START + SECOND).readings
@@ -190,19 +189,19 @@ def test_instances_have_no_shares(rig: NvmlRig, shared: ProcessList) -> None:
 def test_a_gpu_in_trouble_shows_none_and_the_others_do(rig: NvmlRig) -> None:
     rig.say("gpu 0 lost", f"gpu 1 error nvmlDeviceGetMigMode {LOST}")
     rig.run(rig.now)
-    listing = open_processes()
+    listing = open_nvml_processes()
     assert sorted(int(uuid[-1]) for uuid in listing()) == [1, 2]
     listing.close()
 
 
 def test_a_driver_that_is_gone_is_an_error_that_says_so(rig: NvmlRig) -> None:
-    listing = open_processes()
+    listing = open_nvml_processes()
     rig.say("driver gone")
     rig.run(rig.now)
     with pytest.raises(SourceError, match="process list could not be read"):
         listing()
     with pytest.raises(SourceError, match="cannot be had"):
-        open_processes()
+        open_nvml_processes()
     listing.close()
 
 
@@ -210,7 +209,7 @@ def test_instances_are_named_as_the_sources_name_them(rig: NvmlRig) -> None:
     rig.say("gpu 0 mig 3g.40gb 1g.10gb")
     rig.open()
     batch = rig.read(0)
-    listing = open_processes()
+    listing = open_nvml_processes()
     listed = listing()
     listing.close()
     board, *parts = [device for device in batch.devices if device.index.split(":")[0] == "0"]

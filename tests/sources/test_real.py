@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.clock import SystemClock
-from exporter.config import Config, Sampling
+from exporter.config import Config, SamplingSettings
 from exporter.core.model import MS, SECOND
-from exporter.sources import Batch, Source, SourceError
-from exporter.sources.dcgm import open_dcgm
-from exporter.sources.nvml import open_nvml
+from exporter.sources.base import ReadResult, SourceError, TelemetrySource
+from exporter.sources.dcgm.source import open_dcgm
+from exporter.sources.nvml.source import open_nvml
 from tests.sources import conformance
 from tests.sources.conformance import START, Law
 
@@ -29,7 +29,7 @@ UNBROKEN: tuple[Law, ...] = (
 class RealTime:
     """A source whose world cannot be moved: it is waited for, and its times are told as from START."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TelemetrySource) -> None:
         self.inner, self.name = source, source.name
         self._clock = SystemClock()
         self._ahead = self._clock.now() - START
@@ -41,7 +41,7 @@ class RealTime:
     def wait(self, until: int) -> None:
         time.sleep(max(0.0, (until + self._ahead - self._clock.now()) / SECOND))
 
-    def read(self, now: int) -> Batch:
+    def read(self, now: int) -> ReadResult:
         batch = self.inner.read(now + self._ahead)
         back = tuple(replace(one, start=one.start - self._ahead, end=one.end - self._ahead) for one in batch.readings)
         settled = None if batch.settled is None else batch.settled - self._ahead
@@ -60,7 +60,7 @@ class RealTime:
 class RealRig:
     """As much of a `Rig` as real hardware lets itself be."""
 
-    def __init__(self, source: Source, *, lag: int) -> None:
+    def __init__(self, source: TelemetrySource, *, lag: int) -> None:
         self.source, self.lag = RealTime(source), lag
 
     def run(self, until: int) -> None:
@@ -76,9 +76,9 @@ class RealRig:
         raise NotImplementedError(uuid)
 
 
-def _opened(opener: Callable[[Config], Source], reason: str) -> Source:
+def _opened(opener: Callable[[Config], TelemetrySource], reason: str) -> TelemetrySource:
     try:
-        return opener(Config(sampling=Sampling(interval_seconds=1.0)))
+        return opener(Config(sampling=SamplingSettings(interval_seconds=1.0)))
     except SourceError as error:
         pytest.skip(f"{reason}: {error}")
 

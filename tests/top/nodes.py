@@ -12,14 +12,10 @@ from msgspec.structs import replace
 
 from exporter.core.ledger import Ledger
 from exporter.core.pipeline import advance
-from exporter.core.snapshot import Meta, Snapshot, take_snapshot
-from exporter.http.account import accounts_out
-from exporter.http.api import gpus_out, jobs_out
-from exporter.simulate import simulate
-from exporter.top.answers import Accounts, Gpus, Jobs
-from exporter.top.seen import Seen, View, names
-from exporter.top.signs import UNICODE, Signs
-from exporter.top.trend import Trends
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.simulate.simulation import simulate
+from exporter.top.view import UNICODE, Glyphs, PolledNode, TopView, Trends, host_names
+from exporter.web.api import AccountsOut, GpusOut, JobsOut, accounts_out, gpus_out, jobs_out
 
 NOW, WALL = 1000.0, 1_767_225_600.0
 ADDRESS = "http://gpu-node-00:19400"
@@ -32,7 +28,7 @@ def snapshot(seconds: int = 1500, *, node: int = 0, scenario: str = "demo") -> S
     ledger = Ledger()
     for observation in story.observations:
         advance(ledger, observation)
-    meta = Meta(version="9", source="simulation", simulated=True, host=story.host)
+    meta = DaemonMetadata(version="9", source="simulation", simulated=True, host=story.host)
     return take_snapshot(ledger, meta)
 
 
@@ -42,21 +38,21 @@ def answers(taken: Snapshot) -> Any:
     return tuple(json.loads(msgspec.json.encode(one)) for one in found)
 
 
-def seen(taken: Snapshot | None = None, *, address: str = ADDRESS, told: Any = None, **changes: Any) -> Seen:
+def seen(taken: Snapshot | None = None, *, address: str = ADDRESS, told: Any = None, **changes: Any) -> PolledNode:
     """A node that answered a second ago; `told` instead of the snapshot's answers."""
     gpus, jobs, node = told or answers(taken or snapshot())
-    made = Seen(
+    made = PolledNode(
         address=address,
-        gpus=msgspec.convert(gpus, Gpus),
-        jobs=msgspec.convert(jobs, Jobs),
-        accounts=msgspec.convert(node, Accounts),
+        gpus=msgspec.convert(gpus, GpusOut),
+        jobs=msgspec.convert(jobs, JobsOut),
+        accounts=msgspec.convert(node, AccountsOut),
         at=NOW - 1,
     )
     return replace(made, **changes)
 
 
-def view(*nodes: Seen, signs: Signs = UNICODE, now: float = NOW, trends: Trends | None = None) -> View:
+def view(*nodes: PolledNode, signs: Glyphs = UNICODE, now: float = NOW, trends: Trends | None = None) -> TopView:
     """Those nodes at that moment; without any, the simulated one."""
     shown = nodes or (seen(),)
     watched = trends or Trends(now - 60, 4.0)
-    return View(nodes=shown, now=now, wall=WALL, trends=watched, signs=signs, names=names(shown, signs))
+    return TopView(nodes=shown, now=now, wall=WALL, trends=watched, glyphs=signs, names=host_names(shown, signs))

@@ -3,18 +3,18 @@
 import pytest
 from msgspec.structs import replace
 
-from exporter.top.asked import KEYS, MAX_FILTER, Asked, Before, pressed
-from exporter.top.rows import SORTS, Key
+from exporter.top.columns import SORTS, RowKey
+from exporter.top.screen import KEYS, MAX_FILTER, ScreenContext, ViewState, handle_key
 
-ROWS: list[Key] = [("gpu", "a", f"{number}") for number in range(8)]
-JOB: Key = ("job", "a", "4711")
-BEFORE = Before(rows=ROWS, page=4, lines=20, job_of=lambda key: JOB if key[2] == "2" else None)
+ROWS: list[RowKey] = [("gpu", "a", f"{number}") for number in range(8)]
+JOB: RowKey = ("job", "a", "4711")
+BEFORE = ScreenContext(rows=ROWS, page=4, lines=20, job_of=lambda key: JOB if key[2] == "2" else None)
 
 
-def keys(*pressed_ones: str, start: Asked | None = None, before: Before = BEFORE) -> Asked:
-    asked = start or Asked(chosen=ROWS[0])
+def keys(*pressed_ones: str, start: ViewState | None = None, before: ScreenContext = BEFORE) -> ViewState:
+    asked = start or ViewState(chosen=ROWS[0])
     for key in pressed_ones:
-        asked = pressed(asked, key, before, sign={"space": " "}.get(key, key if len(key) == 1 else None))
+        asked = handle_key(asked, key, before, char={"space": " "}.get(key, key if len(key) == 1 else None))
     return asked
 
 
@@ -31,8 +31,8 @@ def test_the_cursor_moves_and_stops_at_the_ends(moves: tuple[str, ...], at: int)
 
 
 def test_the_cursor_moves_on_from_its_row_wherever_sorting_has_put_it() -> None:
-    turned = Before(rows=ROWS[::-1], page=4)
-    assert keys("down", start=Asked(chosen=ROWS[5]), before=turned).chosen == ROWS[4]
+    turned = ScreenContext(rows=ROWS[::-1], page=4)
+    assert keys("down", start=ViewState(chosen=ROWS[5]), before=turned).chosen == ROWS[4]
 
 
 def test_enter_opens_the_job_and_where_there_is_none_the_gpu() -> None:
@@ -76,12 +76,12 @@ def test_while_a_filter_is_typed_the_arrows_move() -> None:
 
 
 def test_a_filter_has_an_end_and_takes_no_control_characters() -> None:
-    asked = Asked(typing=True)
+    asked = ViewState(typing=True)
     for sign in ("\x1b", "\x00", "\n"):
-        asked = pressed(asked, "x", BEFORE, sign=sign)
+        asked = handle_key(asked, "x", BEFORE, char=sign)
     assert asked.text == ""
     for _ in range(2 * MAX_FILTER):
-        asked = pressed(asked, "x", BEFORE, sign="x")
+        asked = handle_key(asked, "x", BEFORE, char="x")
     assert asked.text == "x" * MAX_FILTER
 
 
@@ -112,10 +112,10 @@ def test_help_is_over_everything_and_goes_again() -> None:
 
 
 def test_without_a_row_no_key_fails() -> None:
-    nothing = Before(rows=[], page=1)
+    nothing = ScreenContext(rows=[], page=1)
     for names, *_ in KEYS:
         for key in names:
-            keys(key, "enter", start=Asked(), before=nothing)
+            keys(key, "enter", start=ViewState(), before=nothing)
 
 
 def test_no_key_means_two_things_and_each_is_explained() -> None:

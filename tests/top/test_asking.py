@@ -10,22 +10,28 @@ import bcrypt
 import httpx
 import pytest
 
-from exporter.http import create_app
-from exporter.http.guarding import Guarding
-from exporter.top import asking as module
-from exporter.top.asking import AddressError, Asking, SilentError, place_of, trusting
-from exporter.top.watching import Watched
+from exporter.top import client as module
+from exporter.top.client import (
+    NodeAddressError,
+    NodeClient,
+    NodePoller,
+    NodeUnavailableError,
+    parse_target,
+    tls_verification,
+)
+from exporter.web.app import create_app
+from exporter.web.security import WebConfigWatcher
 from tests.certificates import Authority
-from tests.http.serving import served
 from tests.top.nodes import seen, snapshot
+from tests.web.serving import served
 
 
-def place(url: str, **headers: str) -> module.Place:
-    return place_of(url, headers=headers, ca_file=None)
+def place(url: str, **headers: str) -> module.NodeTarget:
+    return parse_target(url, headers=headers, ca_file=None)
 
 
-def answering(answer: httpx.Response) -> Asking:
-    return Asking(place("node:19400"), transport=httpx.MockTransport(lambda _: answer))
+def answering(answer: httpx.Response) -> NodeClient:
+    return NodeClient(place("node:19400"), transport=httpx.MockTransport(lambda _: answer))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def answering(answer: httpx.Response) -> Asking:
     ],
 )
 def test_an_answer_that_is_none_is_told_in_one_sentence(answer: httpx.Response, why: str) -> None:
-    with answering(answer) as asking, pytest.raises(SilentError, match=why) as told:
+    with answering(answer) as asking, pytest.raises(NodeUnavailableError, match=why) as told:
         asking.gpus()
     assert "\n" not in str(told.value)
     assert len(str(told.value)) < 500
@@ -52,7 +58,7 @@ def test_an_answer_that_is_none_is_told_in_one_sentence(answer: httpx.Response, 
 def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
     answer = httpx.Response(200, content=b" " * (1 << 21))
-    with answering(answer) as asking, pytest.raises(SilentError, match="larger than 1 MiB"):
+    with answering(answer) as asking, pytest.raises(NodeUnavailableError, match="larger than 1 MiB"):
         asking.gpus()
 
 
@@ -81,8 +87,8 @@ def talking(say: Callable[[socket.socket], None]) -> Iterator[str]:
 def test_a_node_that_takes_the_question_and_is_silent_is_not_waited_for() -> None:
     with (
         talking(lambda _: None) as url,
-        Asking(place(url), timeout=0.2) as asking,
-        pytest.raises(SilentError, match=r"no answer within 0\.2 s"),
+        NodeClient(place(url), timeout=0.2) as asking,
+        pytest.raises(NodeUnavailableError, match=r"no answer within 0\.2 s"),
     ):
         asking.gpus()
 
@@ -98,8 +104,8 @@ def test_a_node_that_drips_is_not_waited_for_either() -> None:
             except OSError:
                 return
 
-    with talking(drip) as url, Asking(place(url), timeout=0.2) as asking:
-        with pytest.raises(SilentError, match=r"not complete after 0\.6 s"):
+    with talking(drip) as url, NodeClient(place(url), timeout=0.2) as asking:
+        with pytest.raises(NodeUnavailableError, match=r"not complete after 0\.6 s"):
             asking.gpus()
         stop.set()
 
@@ -108,15 +114,15 @@ def test_the_daemon_says_why_it_has_no_answer() -> None:
     app = create_app(lambda: None, now=lambda: 0, max_age_seconds=10.0, why_not=lambda: "the driver is gone")
     with (
         served(app) as site,
-        Asking(place(f"127.0.0.1:{site.ports[0]}")) as asking,
-        pytest.raises(SilentError, match="the driver is gone"),
+        NodeClient(place(f"127.0.0.1:{site.ports[0]}")) as asking,
+        pytest.raises(NodeUnavailableError, match="the driver is gone"),
     ):
         asking.gpus()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://node", "http://", "http://no de", "node:port", "http://[::1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(AddressError, match="no address of a node"):
+    with pytest.raises(NodeAddressError, match="no address of a node"):
         place(url)
 
 
@@ -136,12 +142,12 @@ def test_user_and_password_of_the_address_and_headers_are_sent_and_never_shown()
         return httpx.Response(500)
 
     where = place("http://ada:s3cret@node:1", Team="ml")
-    with Asking(where, transport=httpx.MockTransport(note)) as asking, pytest.raises(SilentError) as told:
+    with NodeClient(where, transport=httpx.MockTransport(note)) as asking, pytest.raises(NodeUnavailableError) as told:
         asking.gpus()
     assert asked[0].headers["authorization"].startswith("Basic ")
     assert asked[0].headers["team"] == "ml"
     assert "s3cret" not in f"{told.value}{where.address}"
-    with Asking(place("http://ada:s3cret@127.0.0.1:1")) as asking, pytest.raises(SilentError) as told:
+    with NodeClient(place("http://ada:s3cret@127.0.0.1:1")) as asking, pytest.raises(NodeUnavailableError) as told:
         asking.gpus()
     assert "s3cret" not in str(told.value)
 
@@ -151,16 +157,16 @@ def test_a_proxy_is_not_asked_for_what_is_on_this_host(monkeypatch: pytest.Monke
     monkeypatch.delenv("NO_PROXY", raising=False)
     taken = snapshot()
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)
-    with served(app) as site, Asking(place(f"127.0.0.1:{site.ports[0]}")) as asking:
+    with served(app) as site, NodeClient(place(f"127.0.0.1:{site.ports[0]}")) as asking:
         assert asking.gpus().gpus
 
 
 def test_authorities_are_read_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        trusting(tmp_path / "absent.pem")
+        tls_verification(tmp_path / "absent.pem")
     (tmp_path / "no.pem").write_text("no certificate")
-    with pytest.raises(AddressError, match="no certificates"):
-        trusting(tmp_path / "no.pem")
+    with pytest.raises(NodeAddressError, match="no certificates"):
+        tls_verification(tmp_path / "no.pem")
 
 
 def test_with_tls_and_a_password_it_is_read_when_both_are_given_and_told_what_is_missing_else(tmp_path: Path) -> None:
@@ -172,32 +178,32 @@ def test_with_tls_and_a_password_it_is_read_when_both_are_given_and_told_what_is
     )
     taken = snapshot()
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)
-    with served(app, guarding=Guarding(tmp_path / "web.yml")) as site:
+    with served(app, guarding=WebConfigWatcher(tmp_path / "web.yml")) as site:
         told = []
         for user, ca_file in (("", None), ("", authority.certificate), ("ada:s3cret@", authority.certificate)):
-            node = Watched(place_of(f"https://{user}127.0.0.1:{site.ports[0]}", headers={}, ca_file=ca_file))
-            with Asking(node.place) as asking:
-                node.look(asking)
-            told.append(node.seen.problem)
+            node = NodePoller(parse_target(f"https://{user}127.0.0.1:{site.ports[0]}", headers={}, ca_file=ca_file))
+            with NodeClient(node.target) as asking:
+                node.poll(asking)
+            told.append(node.state.problem)
     assert "--ca-file" in told[0]
     assert "HTTP 401" in told[1]
     assert told[2] == ""
 
 
 def test_the_last_answer_stays_when_a_node_falls_silent_and_goes_when_it_is_back() -> None:
-    node = Watched(place("node:19400"))
-    node.seen = before = seen()
+    node = NodePoller(place("node:19400"))
+    node.state = before = seen()
     with answering(httpx.Response(500)) as asking:
-        node.look(asking)
-        first = node.seen
-        node.look(asking)
+        node.poll(asking)
+        first = node.state
+        node.poll(asking)
     assert first.gpus is before.gpus
     assert first.at == before.at
     assert not first.live
-    assert node.seen.since == first.since
+    assert node.state.since == first.since
     taken = snapshot()
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)
-    with served(app) as site, Asking(place(f"127.0.0.1:{site.ports[0]}")) as asking:
-        node.look(asking)
-    assert node.seen.live
-    assert node.seen.problem == ""
+    with served(app) as site, NodeClient(place(f"127.0.0.1:{site.ports[0]}")) as asking:
+        node.poll(asking)
+    assert node.state.live
+    assert node.state.problem == ""

@@ -1,16 +1,17 @@
 """A row's own page: every leak with what to do, and all that the node says of a job or a GPU."""
 
-from exporter.core.leaks import LEAKS, NAMES
-from exporter.top.answers import Part, Receipts
-from exporter.top.asked import Asked
-from exporter.top.screen import screen
-from exporter.top.words import FIX
+from exporter.core.job_record import JobRecord
+from exporter.core.leaks import LEAK_NAMES, LEAKS
+from exporter.core.model import Owner
+from exporter.top.screen import ViewState, render_screen
+from exporter.top.view import FIX_BY_LEAK
+from exporter.web.api import ReceiptsOut
 from tests.top.nodes import answers, seen, snapshot, view
 from tests.top.test_screen import text, typed
 
 
 def test_every_leak_is_shown_with_what_to_do() -> None:
-    assert set(FIX) | {"useful"} == set(NAMES)
+    assert set(FIX_BY_LEAK) | {"useful"} == set(LEAK_NAMES)
     told = answers(snapshot())
     job = told[1]["jobs"][0]
     job["last_5_minutes"].update(seconds=100.0, leaks={leak.name: 1.0 for leak in LEAKS})
@@ -25,15 +26,18 @@ def test_a_jobs_page_says_its_own_word_its_gpus_its_whole_time_and_its_other_nod
     job = told[1]["jobs"][0]
     owner = job["owner"]["job_id"]
     job["training"] = job["training"] or told[1]["jobs"][0]["training"]
-    part = Part(
-        node="gpu-node-00", start=0.0, end=1.0, running=True, paid=4 * 3600 * 10**9, money={"USD": 12.5},
+    part = JobRecord(
+        node="gpu-node-00", life="a", owner=Owner(owner), energy={}, start=0.0, end=1.0, running=True,
+        paid=4 * 3600 * 10**9, money={"USD": 12.5},
         parts={"useful": 3600 * 10**9, "hung": 3 * 3600 * 10**9}, happened={"hung": 2},
     )  # fmt: skip
-    here = seen(told=told, receipts=Receipts([part]))
+    here = seen(told=told, receipts=ReceiptsOut(receipts=[part]))
     shown = view(here, seen(address="http://b:1"))
     lines = "\n".join(
         line.text
-        for line in screen(Asked(kind="jobs", opened=("job", here.address, owner)), shown, width=120, height=60).lines
+        for line in render_screen(
+            ViewState(kind="jobs", opened=("job", here.address, owner)), shown, width=120, height=60
+        ).lines
     )
     for words in (
         f"job {owner} on", "training", "step ", "GPUs ", "in all ", "on b:1", "4.0 GPU-hours, 12.50 USD, useful 25 %",

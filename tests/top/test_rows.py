@@ -4,22 +4,23 @@ from typing import Any
 
 import pytest
 
-from exporter.top.rows import SORTS, Kind, Row, gpu_rows, job_rows, listed, urgency
+from exporter.top.columns import SORTS, ListKind, ListRow, filter_and_sort, gpu_rows, job_rows, urgency
+from exporter.top.view import lost_share
 from tests.top.nodes import NOW, answers, seen, snapshot, view
 
 SHORT = "last_5_minutes"
 
 
-def gpus(**changes: Any) -> list[Row]:
+def gpus(**changes: Any) -> list[ListRow]:
     return gpu_rows(view(seen(**changes)), SHORT)
 
 
-def sorts(kind: Kind) -> list[str]:
+def sorts(kind: ListKind) -> list[str]:
     return [name for name, _, _ in SORTS[kind]]
 
 
-def by(name: str, rows: list[Row], kind: Kind = "gpus", *, reverse: bool = False) -> list[Row]:
-    return listed(rows, kind, sort=sorts(kind).index(name), reverse=reverse)
+def by(name: str, rows: list[ListRow], kind: ListKind = "gpus", *, reverse: bool = False) -> list[ListRow]:
+    return filter_and_sort(rows, kind, sort=sorts(kind).index(name), reverse=reverse)
 
 
 def test_a_gpu_is_as_old_in_its_state_as_the_daemon_says_and_what_passed_since() -> None:
@@ -47,19 +48,19 @@ def test_indices_are_numbers_and_devices_without_one_come_last() -> None:
     told = answers(snapshot())
     for gpu, index in zip(told[0]["gpus"], ("10", "9", "", "1", "0", "2", "3", "4"), strict=True):
         gpu["index"] = index
-    assert [row.gpu.index for row in listed(gpus(told=told), "gpus") if row.gpu] == [*"012349", "10", ""]
+    assert [row.gpu.index for row in filter_and_sort(gpus(told=told), "gpus") if row.gpu] == [*"012349", "10", ""]
 
 
 @pytest.mark.parametrize(
     "text", ["ada", "ADA", "41001", "pretrain", "research ada", "active 41001", "memory_bound ada", "node-00 pretrain"]
 )
 def test_a_search_finds_rows_with_all_of_its_words(text: str) -> None:
-    found = listed(gpus(), "gpus", text=text)
+    found = filter_and_sort(gpus(), "gpus", text=text)
     assert {row.owner.job_id for row in found} == {"41001"}
 
 
 def test_a_search_for_what_is_not_there_finds_nothing() -> None:
-    assert listed(gpus(), "gpus", text="ada nobody") == []
+    assert filter_and_sort(gpus(), "gpus", text="ada nobody") == []
 
 
 def test_by_product_the_least_comes_first_and_none_last() -> None:
@@ -71,7 +72,7 @@ def test_by_product_the_least_comes_first_and_none_last() -> None:
 
 
 def test_by_lost_the_gpu_that_lost_most_time_comes_first() -> None:
-    found = [row.window.lost() * row.window.seconds for row in by("lost", gpus())]
+    found = [lost_share(row.window) * row.window.seconds for row in by("lost", gpus())]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 

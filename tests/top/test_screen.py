@@ -9,34 +9,33 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.top import columns
-from exporter.top.asked import KEYS, Asked, pressed
-from exporter.top.columns import COLUMNS
-from exporter.top.rows import SORTS, Kind, Row
-from exporter.top.screen import Screen, rows_of, screen
-from exporter.top.seen import View
-from exporter.top.signs import ASCII, UNICODE, cells
+from exporter.top.columns import COLUMNS, SORTS, ListKind, ListRow
+from exporter.top.screen import KEYS, RenderedScreen, ViewState, handle_key, list_rows, render_screen
+from exporter.top.view import ASCII, UNICODE, TopView, cell_width
 from tests.top.nodes import NOW, answers, seen, snapshot, view
 from tests.top.test_signs import HOSTILE
 
 SIZES = [(80, 24), (200, 60), (40, 12), (24, 5), (132, 43), (81, 25)]
 
 
-def drawn(shown: View | None = None, *, width: int = 80, height: int = 24, **asked: Any) -> Screen:
-    return screen(Asked(**asked), shown or view(), width=width, height=height)
+def drawn(shown: TopView | None = None, *, width: int = 80, height: int = 24, **asked: Any) -> RenderedScreen:
+    return render_screen(ViewState(**asked), shown or view(), width=width, height=height)
 
 
-def text(shown: View | None = None, **given_: Any) -> str:
+def text(shown: TopView | None = None, **given_: Any) -> str:
     return "\n".join(line.text for line in drawn(shown, **given_).lines)
 
 
-def typed(*keys: str, shown: View | None = None, width: int = 80, height: int = 24) -> str:
+def typed(*keys: str, shown: TopView | None = None, width: int = 80, height: int = 24) -> str:
     """The screen after some keys."""
-    asked, known = Asked(), shown or view()
+    asked, known = ViewState(), shown or view()
     for key in keys:
-        now = screen(asked, known, width=width, height=height)
+        now = render_screen(asked, known, width=width, height=height)
         sign = key if len(key) == 1 else None
-        asked = pressed(replace(asked, chosen=now.chosen) if not asked.opened else asked, key, now.before, sign=sign)
-    return "\n".join(line.text for line in screen(asked, known, width=width, height=height).lines)
+        asked = handle_key(
+            replace(asked, chosen=now.selected) if not asked.opened else asked, key, now.context, char=sign
+        )
+    return "\n".join(line.text for line in render_screen(asked, known, width=width, height=height).lines)
 
 
 def hostile() -> Any:
@@ -63,16 +62,16 @@ def hostile() -> Any:
     problem=st.sampled_from(["", "it is gone"]),
 )
 def test_every_screen_has_its_size_and_no_line_is_wider(
-    width: int, height: int, kind: Kind, count: int, *, opened: bool, ascii_only: bool, problem: str
+    width: int, height: int, kind: ListKind, count: int, *, opened: bool, ascii_only: bool, problem: str
 ) -> None:
     nodes = [seen(told=hostile(), address=f"http://n{n}:1", problem=problem, since=NOW) for n in range(count)]
     shown = view(*nodes, signs=ASCII if ascii_only else UNICODE)
     first = drawn(shown, width=width, height=height, kind=kind)
-    asked = Asked(kind=kind, opened=first.chosen if opened else None)
-    lines = screen(asked, shown, width=width, height=height).lines
+    asked = ViewState(kind=kind, opened=first.selected if opened else None)
+    lines = render_screen(asked, shown, width=width, height=height).lines
     assert len(lines) == height
     for line in lines:
-        assert cells(line.text) <= width, line.text
+        assert cell_width(line.text) <= width, line.text
         assert line.text.isprintable()
         assert not ascii_only or line.text.isascii()
 
@@ -80,11 +79,11 @@ def test_every_screen_has_its_size_and_no_line_is_wider(
 @pytest.mark.parametrize("kind", ["gpus", "jobs"])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 132, 200])
-def test_every_cell_stands_below_its_head_and_none_touches_the_next(kind: Kind, count: int, width: int) -> None:
+def test_every_cell_stands_below_its_head_and_none_touches_the_next(kind: ListKind, count: int, width: int) -> None:
     shown = view(*(seen(address=f"http://n{n}:1") for n in range(count)))
     first = drawn(shown, kind=kind, width=width)
     rows = screen_rows(first)
-    found = columns.table(rows_in(shown, kind), kind, shown, width=width)
+    found = columns.layout_columns(rows_in(shown, kind), kind, shown, width=width)
     upto = columns.MARGIN
     for _, size in found.columns:
         upto += size
@@ -94,15 +93,15 @@ def test_every_cell_stands_below_its_head_and_none_touches_the_next(kind: Kind, 
     assert upto <= width
 
 
-def rows_in(shown: View, kind: Kind) -> list[Row]:
-    return rows_of(Asked(kind=kind), shown)
+def rows_in(shown: TopView, kind: ListKind) -> list[ListRow]:
+    return list_rows(ViewState(kind=kind), shown)
 
 
-def screen_rows(first: Screen) -> list[str]:
+def screen_rows(first: RenderedScreen) -> list[str]:
     """Texts of the list's rows."""
     lines = [line.text for line in first.lines]
     at = next(place for place, line in enumerate(lines) if "[GPUs]" in line or "[jobs]" in line)
-    return [line for line in lines[at + 2 :][: first.before.page] if line.strip()]
+    return [line for line in lines[at + 2 :][: first.context.page] if line.strip()]
 
 
 def test_at_80_columns_all_that_was_asked_for_is_there() -> None:
@@ -112,12 +111,12 @@ def test_at_80_columns_all_that_was_asked_for_is_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpus", "jobs"])
-def test_columns_come_with_width_and_none_goes_that_a_narrower_screen_had(kind: Kind) -> None:
+def test_columns_come_with_width_and_none_goes_that_a_narrower_screen_had(kind: ListKind) -> None:
     shown = view()
     rows = rows_in(shown, kind)
     before: set[str] = set()
     for width in range(24, 240):
-        names = {column.name for column, _ in columns.table(rows, kind, shown, width=width).columns}
+        names = {column.name for column, _ in columns.layout_columns(rows, kind, shown, width=width).columns}
         assert before <= names, width
         before = names
     assert len(before) >= len(COLUMNS[kind]) - 2
@@ -147,9 +146,9 @@ def test_what_is_nothing_unseen_and_tiny_looks_different() -> None:
     assert [figure.strip() for figure in figures] == ["0", "-", "?", "<1"]
 
 
-def columns_at(shown: View, name: str) -> slice:
+def columns_at(shown: TopView, name: str) -> slice:
     upto = columns.MARGIN
-    for column, size in columns.table(rows_in(shown, "gpus"), "gpus", shown, width=80).columns:
+    for column, size in columns.layout_columns(rows_in(shown, "gpus"), "gpus", shown, width=80).columns:
         if column.name == name:
             return slice(upto, upto + size)
         upto += size + columns.GAP
@@ -168,7 +167,7 @@ def test_a_suspected_hang_is_told_by_a_sign_and_a_word() -> None:
 
 def test_every_state_has_a_sign_of_its_own() -> None:
     for signs in (UNICODE, ASCII):
-        assert len(set(signs.marks.values())) == len(signs.marks)
+        assert len(set(signs.states.values())) == len(signs.states)
         assert len(set(signs.fills.values())) == len(signs.fills)
         assert len(set(signs.levels)) == len(signs.levels)
 
@@ -228,7 +227,7 @@ def test_the_column_it_is_sorted_by_is_marked_and_named() -> None:
     for number, (name, column, _) in enumerate(SORTS["gpus"]):
         shown = typed(*["s"] * number, width=200)
         assert f"by {name}" in shown
-        head = next(one.head for one in COLUMNS["gpus"] if one.name == column).split()[-1]
+        head = next(one.heading for one in COLUMNS["gpus"] if one.name == column).split()[-1]
         assert re.search(rf"▾{head}\b|\b{head}▾", shown), shown
         assert re.search(rf"▴{head}\b|\b{head}▴", typed(*["s"] * number, "r", width=200))
 

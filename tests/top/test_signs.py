@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.top.signs import ASCII, UNICODE, Signs, cells, cut, middle, padded
+from exporter.top.view import ASCII, UNICODE, Glyphs, cell_width, pad, truncate, truncate_middle
 
 HOSTILE = (
     "\x1b[2J\x1b[31mred", "\x9b31m", "a\rb\nc\td", "\x07bell", "\u202eright to left", "\u2066isolate",
@@ -15,20 +15,20 @@ HOSTILE = (
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("signs", [UNICODE, ASCII])
-def test_no_name_reaches_the_terminal_as_a_command(name: str, signs: Signs) -> None:
-    shown = signs.name(name)
+def test_no_name_reaches_the_terminal_as_a_command(name: str, signs: Glyphs) -> None:
+    shown = signs.printable(name)
     assert shown.isprintable()
     assert shown.encode()
     assert not signs.ascii or shown.isascii()
 
 
 def test_markup_is_text() -> None:
-    assert UNICODE.name("[bold red]x[/] [link=http://a]") == "[bold red]x[/] [link=http://a]"
+    assert UNICODE.printable("[bold red]x[/] [link=http://a]") == "[bold red]x[/] [link=http://a]"
 
 
 def test_letters_of_two_marks_are_shown_as_one_and_lone_marks_are_not() -> None:
-    assert UNICODE.name("e\u0301") == "é"
-    assert UNICODE.name("\u0301") == "?"
+    assert UNICODE.printable("e\u0301") == "é"
+    assert UNICODE.printable("\u0301") == "?"
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_letters_of_two_marks_are_shown_as_one_and_lone_marks_are_not() -> None:
     ],
 )
 def test_what_is_too_long_is_cut_and_says_so(text: str, width: int, begin: str, both: str) -> None:
-    assert cut(text, width, UNICODE) == begin
-    assert middle(text, width, UNICODE) == both
+    assert truncate(text, width, UNICODE) == begin
+    assert truncate_middle(text, width, UNICODE) == both
 
 
 @given(st.text(), st.integers(0, 30), st.sampled_from([UNICODE, ASCII]))
-def test_nothing_is_ever_wider_than_its_room(text: str, width: int, signs: Signs) -> None:
-    name = signs.name(text)
-    for shown in (cut(name, width, signs), middle(name, width, signs)):
-        assert cells(shown) <= width
-        assert cells(padded(shown, width)) == width
-    assert cut(name, cells(name), signs) == middle(name, cells(name), signs) == name
+def test_nothing_is_ever_wider_than_its_room(text: str, width: int, signs: Glyphs) -> None:
+    name = signs.printable(text)
+    for shown in (truncate(name, width, signs), truncate_middle(name, width, signs)):
+        assert cell_width(shown) <= width
+        assert cell_width(pad(shown, width)) == width
+    assert truncate(name, cell_width(name), signs) == truncate_middle(name, cell_width(name), signs) == name

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from exporter.cli import main
-from exporter.http import create_app
+from exporter.web.app import create_app
 from tests.e2e.running import ROOT, environment
-from tests.http.serving import served
 from tests.top.nodes import snapshot
+from tests.web.serving import served
 
 
 @pytest.fixture(name="url", scope="module")

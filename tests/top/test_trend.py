@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.top.signs import ASCII, UNICODE
-from exporter.top.trend import MOST, Trends, spark
+from exporter.top.view import ASCII, MAX_INTERVALS, UNICODE, Trends, sparkline
 
 
 def watched(*figures: float | None, stretch: float = 2.0) -> Trends:
@@ -29,7 +28,7 @@ def test_several_looks_within_a_stretch_are_one_mean() -> None:
 def test_time_without_an_answer_is_a_gap_and_what_was_before_the_first_look_is_nothing() -> None:
     trends = watched(0.1, None, None, 0.4)
     assert trends.points("row", 8) == [0.1, None, None, 0.4]
-    assert spark(trends.points("row", 8), 0.5, UNICODE) == "▂··▇"
+    assert sparkline(trends.points("row", 8), 0.5, UNICODE) == "▂··▇"
     assert trends.points("other", 8) == [None] * 4
 
 
@@ -50,7 +49,7 @@ def test_a_week_of_watching_takes_no_more_memory_than_an_hour() -> None:
     for at in range(0, 7 * 86400, 60):
         trends.add("row", 0.25 if at < 3.5 * 86400 else 0.75, float(at))
     points = trends.points("row", 10_000)
-    assert MOST / 2 <= len(points) <= MOST
+    assert MAX_INTERVALS / 2 <= len(points) <= MAX_INTERVALS
     assert points[0] == 0.25
     assert points[-1] == 0.75
     assert 0.45 <= points.index(0.75) / len(points) <= 0.55
@@ -58,16 +57,16 @@ def test_a_week_of_watching_takes_no_more_memory_than_an_hour() -> None:
 
 def test_rows_share_one_scale_of_round_figures() -> None:
     trends = watched(0.02)
-    assert trends.top(["row"]) == 0.1
+    assert trends.scale_of(["row"]) == 0.1
     trends.add("other", 0.3, 1.0)
-    assert trends.top(["row", "other"]) == 0.5
-    assert trends.top([]) == 0.1
+    assert trends.scale_of(["row", "other"]) == 0.5
+    assert trends.scale_of([]) == 0.1
 
 
 def test_rows_that_are_gone_are_forgotten() -> None:
     trends = watched(0.1)
     trends.add("gone", 0.9, 0.0)
-    trends.keep(["row"])
+    trends.retain(["row"])
     assert trends.points("gone", 4) == [None]
     assert trends.points("row", 4) == [0.1]
 
@@ -77,12 +76,12 @@ def test_a_trend_fits_its_room_whatever_came(figures: list[float | None], width:
     points = watched(*figures).points("row", width)
     assert len(points) <= width
     for signs in (UNICODE, ASCII):
-        assert len(spark(points, 0.1, signs)) == len(points)
+        assert len(sparkline(points, 0.1, signs)) == len(points)
 
 
 def test_the_ends_of_the_scale_are_the_lowest_and_the_highest_sign() -> None:
-    assert spark([0.0, 1.0, 5.0], 1.0, UNICODE) == "▁██"
+    assert sparkline([0.0, 1.0, 5.0], 1.0, UNICODE) == "▁██"
 
 
 def test_before_a_rows_first_figure_there_is_nothing_and_not_a_gap() -> None:
-    assert spark([None, None, 0.0, None, 1.0], 1.0, UNICODE) == "  ▁·█"
+    assert sparkline([None, None, 0.0, None, 1.0], 1.0, UNICODE) == "  ▁·█"

@@ -1,11 +1,7 @@
-"""The API server, asked as little as can be: for each kind of object a list, then one watch that is kept open.
+"""A read-only client of the API server: one list for each kind of object, then one watch that is kept open.
 
-Owns the requests: address, certificate, token, resource versions, and when to ask again. Refuses to write, and to list
-what does not belong to this node.
-
-Sources: Kubernetes' "API Concepts" (efficient detection of changes, bookmarks, 410 Gone) and "Accessing the API from a
-Pod". A list asks for any version (`resourceVersion=0`), which servers have in their cache; only after a 410 for the
-newest.
+Owns address, certificate, token, resource versions and back-off. Never writes. Sources: Kubernetes' "API Concepts"
+(efficient detection of changes, bookmarks, 410 Gone), "Accessing the API from a Pod".
 """
 
 import asyncio
@@ -13,7 +9,7 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -22,22 +18,24 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from exporter.schedulers.kubernetes.objects import Event, Listed, Metadata, Status
-from exporter.wording import without_secrets
+from exporter.clock import Backoff
+from exporter.redact import redact_secrets
+from exporter.registry import KubernetesSettings as Settings
+from exporter.schedulers.kubernetes.objects import ApiStatus, ObjectList, ObjectMeta, WatchEvent
 
 
-class Thing(Protocol):
+class ApiObject(Protocol):
     """An object of the API, of which only some fields are read."""
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> ObjectMeta:
         """Its name, uid and version."""
         ...
 
 
-T = TypeVar("T", bound=Thing)
+T = TypeVar("T", bound=ApiObject)
 log = logging.getLogger(__name__)
-_CHANCE = random.SystemRandom()
+_RANDOM = random.SystemRandom()
 """The kernel's: nodes that start together from one image must not wait alike."""
 _WATCH_SECONDS = (300, 600)
 """How long a watch is asked to last, spread so that nodes do not all come back at once."""
@@ -50,8 +48,8 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A server that vanished without a word is noticed within half a minute."""
-_REFUSALS = {
+"""A server that vanished is noticed within half a minute."""
+_ADVICE = {
     _UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
     _FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
 }
@@ -62,38 +60,46 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class ApiError(Exception):
-    """The API server did not answer, or not with what was asked; the message says what to do."""
+    """The API server did not answer, or not with what was asked; the message has what to do."""
 
 
-class Pace(Struct, frozen=True):
+class ApiTimeouts(Struct, frozen=True):
     """How patient the client is, in seconds."""
 
     first: float = 1.0
     """Before a second try, and between two watches."""
     most: float = 30.0
     """Before any try."""
-    answer: float = 10.0
+    response: float = 10.0
     """For a connection, or an answer to begin."""
-    quiet: float = 90.0
-    """A watch that says nothing for so long is asked anew; servers send a bookmark about every minute."""
+    watch_idle: float = 90.0
+    """A watch that is silent for so long is asked anew; servers send a bookmark about every minute."""
 
 
-class Access(Struct, frozen=True):
+def spread_pause(seconds: float) -> float:
+    """Between a half and all of it, at random: a server that comes up again is not met by all nodes at once."""
+    return seconds * _RANDOM.uniform(0.5, 1.0)
+
+
+class ApiServer(Struct, frozen=True):
     """Where the API server is, and what it wants to see."""
 
     url: str
     token_file: str
     ca_file: str
-    pace: Pace = Pace()
+    timeouts: ApiTimeouts = ApiTimeouts()
+
+    def tls(self) -> ssl.SSLContext:
+        """Read the certificate as it is now; raises ApiError."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_file if self.url.startswith("https:") else None)
+        except OSError as err:
+            raise ApiError(f"{self.ca_file} cannot be used as the API server's CA: {err}") from err
 
     def client(self) -> httpx.AsyncClient:
         """A client of its own, with the certificate as it is now; raises ApiError."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file if self.url.startswith("https:") else None)
-        except OSError as err:
-            raise ApiError(f"{self.ca_file} cannot be used as the API server's CA: {err}") from err
-        transport = httpx.AsyncHTTPTransport(verify=context, socket_options=_KEEPALIVE)
-        timeout = httpx.Timeout(self.pace.answer)
+        transport = httpx.AsyncHTTPTransport(verify=self.tls(), socket_options=_KEEPALIVE)
+        timeout = httpx.Timeout(self.timeouts.response)
         return httpx.AsyncClient(base_url=self.url, transport=transport, timeout=timeout, trust_env=False)
 
     def headers(self) -> dict[str, str]:
@@ -105,39 +111,40 @@ class Access(Struct, frozen=True):
         return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
 
-class Store(Generic[T]):
+class Informer(Generic[T]):
     """The selected objects of one kind as the API server has them; all on one event loop."""
 
     def __init__(
         self,
-        access: Access,
+        api_server: ApiServer,
         kind: type[T],
         *,
         paths: tuple[str, ...],
         selector: str,
-        matters: Callable[[T], object],
-        news: Callable[[], None],
-        moved: Callable[[], None],
         now: Callable[[], int],
-        wanted: Callable[[T], bool] = lambda _: True,
+        significant: Callable[[T], object] = lambda _: None,
+        on_update: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
+        accepts: Callable[[T], bool] = lambda _: True,
     ) -> None:
-        """`paths` are tried in turn; `news` is called after any word, `moved` if an object comes, goes or `matters`.
+        """`paths` are tried in turn. `on_update` is called after any answer or failure.
 
-        What is not `wanted` is not kept.
+        `on_change` is called if an object comes, goes, or `significant` gives another value of it. An object that
+        `accepts` refuses is not kept.
         """
-        self._wanted: Callable[[T], bool] = wanted
-        self._access, self._paths, self._selector = access, paths, selector
-        self._news, self._moved, self._now = news, moved, now
-        self._matters: Callable[[T], object] = matters
+        self._accepts: Callable[[T], bool] = accepts
+        self._api_server, self._paths, self._selector = api_server, paths, selector
+        self._on_update, self._on_change, self._now = on_update, on_change, now
+        self._significant: Callable[[T], object] = significant
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._version, self._asked = "", now()
+        self._version, self._requested_at = "", now()
         self.objects: dict[str, T] = {}
         """By uid."""
         self.synced = asyncio.Event()
         """A list has come."""
         self.unanswered_since: int | None = None
-        self.trouble = ""
-        """Why there is no answer, in words; empty while there is."""
+        self.error = ""
+        """Why there is no answer; empty while there is."""
         self.refused = ""
         """The last object that could not be read, and why."""
 
@@ -148,61 +155,58 @@ class Store(Generic[T]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        failures, fresh = 0, "0"
+        backoff, fresh = Backoff(self._api_server.timeouts.first, self._api_server.timeouts.most), "0"
         while True:
             try:
-                async with self._access.client() as client:
-                    await self._follow(client, fresh)
-                failures, fresh = 0, ""
+                async with self._api_server.client() as client:
+                    await self._list_and_watch(client, fresh)
+                fresh = ""
+                backoff.reset()
             except (ApiError, httpx.HTTPError, httpx.InvalidURL, OSError, *UNREADABLE) as err:
-                failures = 0 if self.unanswered_since is None else failures + 1
-                self._fail(err)
-            await self._pause(failures)
+                if self.unanswered_since is None:
+                    backoff.reset()
+                self._record_failure(err)
+            await _pause(backoff.fail())
 
-    def _fail(self, err: Exception) -> None:
+    def _record_failure(self, err: Exception) -> None:
         if isinstance(err, (ApiError, *UNREADABLE)):
             self._version = ""  # an answer, but not one to go on from
         if self.unanswered_since is None:
-            self.unanswered_since = self._asked
-        self.trouble = without_secrets(f"{self._access.url}{self._paths[0]}: {str(err) or type(err).__name__}")
-        self._news()
+            self.unanswered_since = self._requested_at
+        self.error = redact_secrets(f"{self._api_server.url}{self._paths[0]}: {str(err) or type(err).__name__}")
+        self._on_update()
 
-    async def _pause(self, failures: int) -> None:
-        """Wait at random, longer with each failure: a server that comes up again is not met by all nodes at once."""
-        pace = self._access.pace
-        await asyncio.sleep(min(pace.most, pace.first * 2 ** min(failures, 10)) * _CHANCE.uniform(0.5, 1.0))
+    def _record_answer(self) -> None:
+        self.unanswered_since, self.error = None, ""
 
-    def _answered(self) -> None:
-        self.unanswered_since, self.trouble = None, ""
-
-    async def _follow(self, client: httpx.AsyncClient, fresh: str) -> None:
+    async def _list_and_watch(self, client: httpx.AsyncClient, fresh: str) -> None:
         """List where nothing is known, then watch until the server no longer knows our version."""
         if not self._version:
             await self._list(client, fresh)
         while await self._watch(client):
-            await self._pause(0)
+            await _pause(self._api_server.timeouts.first)
         self._version = ""
 
     async def _list(self, client: httpx.AsyncClient, fresh: str) -> None:
-        listed = msgspec.json.decode(await self._get(client, fresh), type=Listed)
-        things = [thing for raw in listed.items or () if (thing := self._read(raw)) is not None]
-        self.objects = {thing.metadata.uid: thing for thing in things if self._wanted(thing)}
+        listed = msgspec.json.decode(await self._get_list(client, fresh), type=ObjectList)
+        objects = [obj for raw in listed.items or () if (obj := self._decode(raw)) is not None]
+        self.objects = {obj.metadata.uid: obj for obj in objects if self._accepts(obj)}
         self._version = listed.metadata.resource_version
-        self._answered()
+        self._record_answer()
         self.synced.set()
-        self._moved()
-        self._news()
+        self._on_change()
+        self._on_update()
 
-    async def _get(self, client: httpx.AsyncClient, fresh: str) -> bytes:
+    async def _get_list(self, client: httpx.AsyncClient, fresh: str) -> bytes:
         """Give the list's text; a path that is not there gives way to the next one for good."""
         params = {"fieldSelector": self._selector, "resourceVersion": fresh}
-        self._asked = self._now()
-        answer = await client.get(self._paths[0], params=params, headers=self._access.headers())
-        if answer.status_code == _NOT_FOUND and len(self._paths) > 1:
+        self._requested_at = self._now()
+        response = await client.get(self._paths[0], params=params, headers=self._api_server.headers())
+        if response.status_code == _NOT_FOUND and len(self._paths) > 1:
             self._paths = self._paths[1:]
-            return await self._get(client, fresh)
-        judge(answer)
-        return answer.content
+            return await self._get_list(client, fresh)
+        check_response(response)
+        return response.content
 
     async def _watch(self, client: httpx.AsyncClient) -> bool:
         """Take in changes until the watch ends; False when the server no longer knows our version."""
@@ -211,57 +215,57 @@ class Store(Generic[T]):
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            "timeoutSeconds": str(_CHANCE.randint(*_WATCH_SECONDS)),
+            "timeoutSeconds": str(_RANDOM.randint(*_WATCH_SECONDS)),
         }
-        pace = self._access.pace
-        timeout = httpx.Timeout(pace.answer, read=pace.quiet)
-        self._asked, headers = self._now(), self._access.headers()
-        async with client.stream("GET", self._paths[0], params=params, headers=headers, timeout=timeout) as answer:
-            if answer.status_code == _GONE:
+        timeouts = self._api_server.timeouts
+        timeout = httpx.Timeout(timeouts.response, read=timeouts.watch_idle)
+        self._requested_at, headers = self._now(), self._api_server.headers()
+        async with client.stream("GET", self._paths[0], params=params, headers=headers, timeout=timeout) as response:
+            if response.status_code == _GONE:
                 return False
-            if answer.status_code != _OK:
-                await answer.aread()
-            judge(answer)
-            self._answered()
-            self._news()
-            return await self._take_in(answer)
+            if response.status_code != _OK:
+                await response.aread()
+            check_response(response)
+            self._record_answer()
+            self._on_update()
+            return await self._read_events(response)
 
-    async def _take_in(self, answer: httpx.Response) -> bool:
-        """A stream that breaks is a watch that ended: whether the server is there the next one tells."""
+    async def _read_events(self, response: httpx.Response) -> bool:
+        """A stream that breaks is a watch that ended: the next one shows whether the server is there."""
         try:
-            async with aclosing(_lines(answer.aiter_bytes())) as lines:
+            async with aclosing(_read_lines(response.aiter_bytes())) as lines:
                 async for line in lines:
-                    if not self._event(msgspec.json.decode(line, type=Event)):
+                    if not self._apply_event(msgspec.json.decode(line, type=WatchEvent)):
                         return False
         except (httpx.TransportError, OSError) as err:  # TLS that breaks off is an SSLError, which httpx passes on
             log.debug("%s: the watch ended: %s", self._paths[0], str(err) or type(err).__name__)
         return True
 
-    def _event(self, event: Event) -> bool:
-        """Take in one change; False for the word that our version is too old. Raises ApiError."""
+    def _apply_event(self, event: WatchEvent) -> bool:
+        """Take in one change; False where our version is too old. Raises ApiError."""
         if event.type == "ERROR":
-            status = msgspec.json.decode(event.object, type=Status)
+            status = msgspec.json.decode(event.object, type=ApiStatus)
             if status.code == _GONE:
                 return False
             raise ApiError(f"the watch ended with {status.code} {status.message}")
-        thing = self._read(event.object)
-        if thing is not None:
-            self._version = thing.metadata.resource_version or self._version
+        obj = self._decode(event.object)
+        if obj is not None:
+            self._version = obj.metadata.resource_version or self._version
             if event.type != "BOOKMARK":
-                self._keep(thing, there=event.type != "DELETED" and self._wanted(thing))
+                self._apply(obj, there=event.type != "DELETED" and self._accepts(obj))
         return True
 
-    def _keep(self, thing: T, *, there: bool) -> None:
-        before = self.objects.pop(thing.metadata.uid, None)
+    def _apply(self, obj: T, *, there: bool) -> None:
+        before = self.objects.pop(obj.metadata.uid, None)
         if there:
-            self.objects[thing.metadata.uid] = thing
+            self.objects[obj.metadata.uid] = obj
         elif before is None:
             return
-        if before is None or not there or self._matters(before) != self._matters(thing):
-            self._moved()
-        self._news()
+        if before is None or not there or self._significant(before) != self._significant(obj):
+            self._on_change()
+        self._on_update()
 
-    def _read(self, raw: msgspec.Raw) -> T | None:
+    def _decode(self, raw: msgspec.Raw) -> T | None:
         try:
             return self._decoder.decode(raw)
         except UNREADABLE as err:
@@ -269,20 +273,24 @@ class Store(Generic[T]):
             return None
 
 
-def judge(answer: httpx.Response) -> None:
-    """Raise ApiError for anything but a good answer, with the server's own words."""
-    code = answer.status_code
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(spread_pause(seconds))
+
+
+def check_response(response: httpx.Response) -> None:
+    """Raise ApiError for anything but a good answer, with the server's own message."""
+    code = response.status_code
     if code == _OK:
         return
     try:
-        said = msgspec.json.decode(answer.content, type=Status).message
+        message = msgspec.json.decode(response.content, type=ApiStatus).message
     except UNREADABLE:
-        said = answer.text
-    advice = _REFUSALS.get(code)
-    raise ApiError(f"{code} {said[:500].strip()}" + (f": {advice}" if advice else ""))
+        message = response.text
+    advice = _ADVICE.get(code)
+    raise ApiError(f"{code} {message[:500].strip()}" + (f": {advice}" if advice else ""))
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _read_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Whole lines, however the stream is cut; what follows the last one is the beginning of one that never came."""
     parts: list[bytes] = []
     size = 0
@@ -297,3 +305,51 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         size += len(rest)
         if size > _LINE_BYTES:
             raise ApiError(f"a line of more than {_LINE_BYTES >> 20} MiB")
+
+
+NODE_OBJECTS = (("pods", "/api/v1/pods", "spec.nodeName"), ("nodes", "/api/v1/nodes", "metadata.name"))
+"""What the scheduler lists of its node: a name, the path, the field that selects the node."""
+
+
+def try_api(api_server: ApiServer, node: str) -> dict[str, str]:
+    """Of pods and nodes: what is wrong with asking for them, empty where nothing is."""
+    return asyncio.run(_try_all(api_server, node))
+
+
+async def _try_all(api_server: ApiServer, node: str) -> dict[str, str]:
+    try:
+        async with api_server.client() as client:
+            return {
+                name: await _try_kind(client, api_server, path, f"{field}={node}") for name, path, field in NODE_OBJECTS
+            }
+    except ApiError as err:
+        return {"": str(err)}
+
+
+async def _try_kind(client: httpx.AsyncClient, api_server: ApiServer, path: str, selector: str) -> str:
+    try:
+        params = {"fieldSelector": selector, "resourceVersion": "0", "limit": "1"}
+        check_response(await client.get(path, params=params, headers=api_server.headers()))
+    except (ApiError, httpx.HTTPError, httpx.InvalidURL, OSError) as err:
+        return str(err) or type(err).__name__
+    return ""
+
+
+def api_url(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Address of the API server; empty where it is not to be asked, or "auto" finds none."""
+    if settings.api_url != "auto":
+        return settings.api_url.rstrip("/")
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT") or "443"
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else ""
+
+
+def find_api_server(settings: Settings, environ: Mapping[str, str], timeouts: ApiTimeouts) -> ApiServer | None:
+    """Where the API server is; None where it is not to be asked, which is logged."""
+    url = api_url(settings, environ)
+    if url and (settings.api_url != "auto" or Path(settings.token_file).exists()):
+        return ApiServer(url, settings.token_file, settings.ca_file, timeouts)
+    log.info(
+        "scheduler kubernetes: the API server is not asked (kubernetes.api_url): pods are known by namespace and name;"
+        " their jobs, labels, users and ends in a terminal phase, and a cordon of the node, are not"
+    )
+    return None

@@ -1,21 +1,101 @@
-"""The kubelet's pod-resources service, asked over its unix socket.
+"""Asks the kubelet's pod-resources service which pod holds which device, and maps device ids to GPU UUIDs.
 
-Owns the connection: a new one when the socket is replaced or a call failed, and a deadline on each call. Refuses to
-keep an answer: what was said last is the caller's.
-
-Sources: Kubernetes' "Monitoring device plugin resources" (the service is v1 since 1.20); kubelet limits it to 100 calls
-a second with bursts of 10, and answers more with RESOURCE_EXHAUSTED.
+Owns the gRPC connection, the messages (podresources.proto) and the device ids of NVIDIA's and GKE's device plugins and
+NVIDIA's DRA driver. Refuses to guess: an ambiguous id is reported as unknown, and a message that cannot be decoded is
+refused as a whole. Loads protobuf: import it only where a kubelet is asked.
 """
 
 import asyncio
-from collections.abc import Callable
+import errno
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from exporter.schedulers import SchedulerError
-from exporter.schedulers.kubernetes import wire
+from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
+
+from exporter.core.model import Device
+from exporter.schedulers.base import SchedulerError
+from exporter.schedulers.kubernetes import podresources_pb2 as wire
+from exporter.schedulers.kubernetes.objects import DeviceAttribute, ResourceSlice, SliceDevice
+
+LIST_METHOD = "/v1.PodResourcesLister/List"
+ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
+M = TypeVar("M", bound=Message)
+_MOST_PODS = 10_000
+"""A kubelet's own limit is some hundreds (maxPods)."""
+
+
+class ContainerDevices(Struct, frozen=True):
+    """ContainerDevices: ids as the device plugin that offers `resource` made them."""
+
+    resource: str
+    ids: tuple[str, ...]
+
+
+class ClaimResource(Struct, frozen=True):
+    """ClaimResource of a DynamicResource: a device that a DRA driver gave to a claim."""
+
+    cdi: tuple[str, ...] = ()
+    """Container Device Interface names, `vendor/class=device`."""
+    driver: str = ""
+    """Empty from kubelets before 1.34."""
+    pool: str = ""
+    device: str = ""
+
+
+class PodResources(Struct, frozen=True):
+    """PodResources: all that a pod's containers hold, init and sidecar containers included."""
+
+    namespace: str
+    name: str
+    devices: tuple[ContainerDevices, ...] = ()
+    claims: tuple[ClaimResource, ...] = ()
+
+
+def read_list(message: bytes) -> tuple[PodResources, ...]:
+    """Read a ListPodResourcesResponse; raises ValueError for one that cannot be decoded."""
+    pods = _decode(wire.ListPodResourcesResponse, message).pod_resources
+    if len(pods) > _MOST_PODS:
+        raise ValueError(f"{len(pods)} pods, and no node has so many")
+    return tuple(map(_pod_resources, pods))
+
+
+def read_allocatable(message: bytes) -> tuple[ContainerDevices, ...]:
+    """Read the devices of an AllocatableResourcesResponse; raises ValueError for one that cannot be decoded."""
+    return tuple(map(_container_devices, _decode(wire.AllocatableResourcesResponse, message).devices))
+
+
+def _pod_resources(pod: wire.PodResources) -> PodResources:
+    dynamic = (each for container in pod.containers for each in container.dynamic_resources)
+    return PodResources(
+        pod.namespace,
+        pod.name,
+        tuple(_container_devices(each) for container in pod.containers for each in container.devices),
+        tuple(_claim_resource(claim) for each in dynamic for claim in each.claim_resources),
+    )
+
+
+def _container_devices(message: wire.ContainerDevices) -> ContainerDevices:
+    return ContainerDevices(message.resource_name, tuple(message.device_ids))
+
+
+def _claim_resource(message: wire.ClaimResource) -> ClaimResource:
+    cdi = tuple(device.name for device in message.cdi_devices)
+    return ClaimResource(cdi, message.driver_name, message.pool_name, message.device_name)
+
+
+def _decode(kind: type[M], message: bytes) -> M:
+    try:
+        return kind.FromString(message)
+    except DecodeError as err:
+        raise ValueError(f"{len(message)} bytes that are no {kind.DESCRIPTOR.name}: {err}") from err
+
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 2.0
@@ -34,33 +114,33 @@ _MOUNT = (
 
 
 class KubeletError(SchedulerError):
-    """The kubelet did not answer; the message says what was tried and what to do."""
+    """The kubelet did not answer; the message has what was tried and what to do."""
 
 
 class Kubelet:
     """Asks the kubelet behind `socket`; used on one event loop."""
 
-    def __init__(self, socket: str, *, deadline: float = DEADLINE_SECONDS) -> None:
+    def __init__(self, socket_path: str, *, deadline: float = DEADLINE_SECONDS) -> None:
         """Raises KubeletError where grpcio is not installed."""
-        self._socket, self._deadline, self._grpc = socket, deadline, _grpc()
-        self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kubelet")
+        self._socket_path, self._deadline, self._grpc = socket_path, deadline, _grpc()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kubelet")
         self._channel: Any = None
         self.connections = 0
         """Made so far: one more, and the kubelet may be another."""
-        self._met: tuple[int, int, int] | None = None
+        self._socket_identity: tuple[int, int, int] | None = None
 
-    async def held(self) -> tuple[wire.Held, ...]:
+    async def list_pods(self) -> tuple[PodResources, ...]:
         """What each pod of the node holds (List); raises KubeletError."""
-        return self._read(await self._call(wire.LIST), wire.read_list)
+        return self._read(await self._call(LIST_METHOD), read_list)
 
-    async def allocatable(self) -> tuple[wire.Devices, ...]:
+    async def allocatable(self) -> tuple[ContainerDevices, ...]:
         """What device plugins offer to pods (GetAllocatableResources); raises KubeletError."""
-        return self._read(await self._call(wire.ALLOCATABLE), wire.read_allocatable)
+        return self._read(await self._call(ALLOCATABLE_METHOD), read_allocatable)
 
     def close(self) -> None:
         """Let the connection go, and with it a call that is under way."""
         self._disconnect()
-        self._caller.shutdown()
+        self._executor.shutdown()
 
     def _disconnect(self) -> None:
         if self._channel is not None:
@@ -71,34 +151,34 @@ class Kubelet:
         try:
             return read(message)
         except ValueError as err:
-            raise KubeletError(f"{self._socket}: the kubelet's answer cannot be read: {err}") from err
+            raise KubeletError(f"{self._socket_path}: the kubelet's answer cannot be read: {err}") from err
 
     async def _call(self, method: str) -> bytes:
-        self._meet()
+        self._connect()
         # Blocking in a thread of our own: grpc's call that blocks nobody starts a thread each time, at 2 ms of CPU.
-        ask = partial(self._channel.unary_unary(method), b"", timeout=self._deadline)
+        call = partial(self._channel.unary_unary(method), b"", timeout=self._deadline)
         try:
-            answer: bytes = await asyncio.get_running_loop().run_in_executor(self._caller, ask)
+            answer: bytes = await asyncio.get_running_loop().run_in_executor(self._executor, call)
         except self._grpc.RpcError as err:
             self._disconnect()
-            raise KubeletError(self._told(method, err)) from err
+            raise KubeletError(self._error_message(method, err)) from err
         return answer
 
-    def _meet(self) -> None:
+    def _connect(self) -> None:
         """Connect, or anew where another socket is in the old one's place; raises KubeletError where there is none."""
         try:
-            found = Path(self._socket).stat()
+            found = Path(self._socket_path).stat()
         except OSError as err:
-            raise KubeletError(f"{self._socket}: no kubelet there: {err.strerror}: {_MOUNT}") from err
+            raise KubeletError(f"{self._socket_path}: no kubelet there: {err.strerror}: {_MOUNT}") from err
         identity = (found.st_dev, found.st_ino, found.st_mtime_ns)  # inode numbers are used again
-        if self._channel is None or self._met != identity:
+        if self._channel is None or self._socket_identity != identity:
             self._disconnect()
-            self._met = identity
+            self._socket_identity = identity
             self.connections += 1
-            address = f"unix:{Path(self._socket).absolute()}"
+            address = f"unix:{Path(self._socket_path).absolute()}"
             self._channel = self._grpc.insecure_channel(address, options=_OPTIONS)
 
-    def _told(self, method: str, err: Any) -> str:
+    def _error_message(self, method: str, err: Any) -> str:
         code = self._grpc.StatusCode
         advice = {
             code.UNAVAILABLE: f"is the kubelet running, and this its socket? {_MOUNT}",
@@ -107,7 +187,7 @@ class Kubelet:
             code.RESOURCE_EXHAUSTED: "others on this node ask it too often, or its answer is too long",
         }.get(err.code(), "look at the kubelet's log")
         name = method.rpartition("/")[2]
-        return f"{self._socket}: {name} failed: {err.code().name}: {err.details()}: {advice}"
+        return f"{self._socket_path}: {name} failed: {err.code().name}: {err.details()}: {advice}"
 
 
 def _grpc() -> Any:
@@ -117,3 +197,191 @@ def _grpc() -> Any:
         message = f"grpcio is missing ({err}): pip install 'gpu-efficiency-exporter[kubernetes]'"
         raise KubeletError(message) from err
     return grpc
+
+
+DRIVER = "gpu.nvidia.com"
+"""NVIDIA's DRA driver for GPUs; its other one, compute-domain.nvidia.com, gives no GPU."""
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_REPLICA = re.compile(r"(.+)::\d+")
+_OLD_MIG = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+")
+_GKE = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")
+_CDI = re.compile(rf"(?:k8s\.{re.escape(DRIVER)}|nvidia\.com)/(\w+)=(.+)")
+_CLAIM_CDI = re.compile(rf"{_UUID}-(.+)")
+_NAMED = re.compile(rf"(gpu|mig)-({_UUID})")
+_NUMBERED = re.compile(r"gpu-(\d+)")
+_INFORMATION = "driver/nvidia/gpus/*/information"
+DraDevices = Mapping[tuple[str, str], SliceDevice]
+"""DRA devices by pool and name."""
+
+
+class UnknownIdError(Exception):
+    """A device id that is no GPU of this node as far as is known; the message has the reason."""
+
+
+class DeviceResolver:
+    """The GPUs that the source sees, found by what a kubelet calls them."""
+
+    def __init__(self, devices: Sequence[Device], *, proc: str | Path = "/proc") -> None:
+        self._devices = {device.uuid: device for device in devices}
+        self._ordinals = {d.index: d.uuid for d in devices if not d.parent}
+        self._minors = {number: uuid for number, uuid in _minors(Path(proc)) if uuid in self._devices}
+
+    def resolve(
+        self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices
+    ) -> tuple[list[str], list[str]]:
+        """UUIDs of what a pod holds, each once, and of what cannot be resolved the name and the reason."""
+        found: dict[str, None] = {}
+        unknown: list[str] = []
+        for name in names:
+            try:
+                found |= dict.fromkeys(self.resolve_id(name))
+            except UnknownIdError as err:
+                unknown.append(f"{name!r}: {err}")
+        for claim in claims:
+            try:
+                found |= dict.fromkeys(self.resolve_claim(claim, offered))
+            except UnknownIdError as err:
+                unknown.append(f"{claim.device or ' '.join(claim.cdi)!r} of DRA pool {claim.pool!r}: {err}")
+        return list(found), unknown
+
+    def resolve_id(self, name: str) -> tuple[str, ...]:
+        """UUIDs of a device plugin's id, one but for a whole board in MIG mode; raises UnknownIdError."""
+        replica = _REPLICA.fullmatch(name)
+        name = replica[1] if replica else name
+        if name in self._devices:
+            return self._whole(name)
+        if old := _OLD_MIG.fullmatch(name):
+            return (self._instance(old[1], old[2]),)
+        if gke := _GKE.fullmatch(name):
+            board = self._minor(gke[1])
+            return (self._instance(board, gke[2]),) if gke[2] else self._whole(board)
+        if name in self._ordinals:
+            return self._whole(self._ordinals[name])
+        raise UnknownIdError("no GPU that the source sees is called so")
+
+    def resolve_claim(self, claim: ClaimResource, offered_devices: DraDevices) -> tuple[str, ...]:
+        """UUIDs of what a DRA driver gave to a claim, none for what is no GPU; raises UnknownIdError."""
+        names = _claim_names(claim)
+        offered = next(
+            (offered_devices[claim.pool, name] for name in names if (claim.pool, name) in offered_devices), None
+        )
+        if offered is not None:
+            return self._resolve_attributes(offered)
+        if not names:
+            raise UnknownIdError("the kubelet does not name it")
+        return self._resolve_name(names[0])
+
+    def _whole(self, uuid: str) -> tuple[str, ...]:
+        """A board in MIG mode is all its instances to who was given it: nothing else of it can be held."""
+        return tuple(d.uuid for d in self._devices.values() if d.parent == uuid) or (uuid,)
+
+    def _instance(self, board: str, number: str) -> str:
+        found = (d.uuid for d in self._devices.values() if d.parent == board and d.index.endswith(f":{number}"))
+        uuid = next(found, "")
+        if not uuid:
+            raise UnknownIdError(f"{board} has no GPU instance {number} that the source sees")
+        return uuid
+
+    def _minor(self, number: str) -> str:
+        numbers = self._minors or self._ordinals
+        if number not in numbers:
+            raise UnknownIdError(f"no GPU that the source sees has the minor number {number}")
+        return numbers[number]
+
+    def _resolve_attributes(self, device: SliceDevice) -> tuple[str, ...]:
+        """By the attributes that the driver publishes; a MIG device made on demand has only its board and profile."""
+        uuid, parent, profile = (_attribute(device, name) for name in ("uuid", "parentUUID", "profile"))
+        if uuid:
+            return self.resolve_id(uuid)
+        alike = [d.uuid for d in self._devices.values() if parent and (d.parent, d.profile) == (parent, profile)]
+        if len(alike) != 1:
+            raise UnknownIdError(
+                f"its ResourceSlice gives no uuid, and {parent or 'no board'} has {len(alike)} {profile}"
+            )
+        return (alike[0],)
+
+    def _resolve_name(self, name: str) -> tuple[str, ...]:
+        """By the name alone: a number in it is the minor since 2025 and was the ordinal before, so both must agree."""
+        if named := _NAMED.fullmatch(name):
+            return self.resolve_id(f"{named[1].upper()}-{named[2]}")
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered and numbered[1] in self._ordinals:
+            ordinal = self._ordinals[numbered[1]]
+            if len(self._ordinals) == 1 or self._minors.get(numbered[1]) == ordinal:
+                return self._whole(ordinal)
+        raise UnknownIdError("its name alone does not tell which GPU it is: let the daemon list resourceslices")
+
+
+def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:
+    """Devices of NVIDIA's driver by pool and name, of each pool's newest generation only."""
+    ours = [one.spec for one in slices if one.spec.driver == DRIVER]
+    newest: dict[str, int] = {}
+    for spec in ours:
+        newest[spec.pool.name] = max(spec.pool.generation, newest.get(spec.pool.name, spec.pool.generation))
+    valid = (spec for spec in ours if spec.pool.generation == newest[spec.pool.name])
+    return {(spec.pool.name, device.name): device for spec in valid for device in spec.devices or ()}
+
+
+def is_gpu(claim: ClaimResource) -> bool:
+    """Whether the claim's device is one of NVIDIA's GPU driver; older kubelets give its CDI name only."""
+    return claim.driver == DRIVER or (not claim.driver and any(map(_CDI.fullmatch, claim.cdi)))
+
+
+def _claim_names(claim: ClaimResource) -> list[str]:
+    """What the device may be called: as the kubelet names it, else as the CDI name ends, after the claim's UID."""
+    if claim.device:
+        return [claim.device]
+    names = [found[2] for found in map(_CDI.fullmatch, claim.cdi) if found]
+    return [of_claim[1] if (of_claim := _CLAIM_CDI.fullmatch(name)) else name for name in names]
+
+
+def _attribute(device: SliceDevice, name: str) -> str:
+    given = device.attributes or (device.basic.attributes if device.basic else None) or {}
+    found = given.get(name) or given.get(f"{DRIVER}/{name}") or DeviceAttribute()
+    return found.string or ""
+
+
+def _minors(proc: Path) -> list[tuple[str, str]]:
+    """Minor numbers and UUIDs as the driver shows them; empty where it does not (a container without the host's)."""
+    return [found for file in sorted(proc.glob(_INFORMATION)) if (found := _minor_of(file))]
+
+
+def _minor_of(file: Path) -> tuple[str, str] | None:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    number, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
+    return (number, uuid) if number and uuid else None
+
+
+def try_kubelet(path: str) -> tuple[int, int]:
+    """How many pods the kubelet lists, and how many devices those have; raises SchedulerError."""
+    _probe_socket(path)
+    return asyncio.run(_list_once(path))
+
+
+def _probe_socket(path: str) -> None:
+    """Connect without grpc first, which reports "unavailable" for a socket that this user may not open."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
+        try:
+            probe.connect(path)
+        except PermissionError as err:
+            raise SchedulerError(
+                f"{path}: permission denied for uid {os.geteuid()}: the kubelet's socket is root's: run as root (no"
+                " capability is needed), or give the socket a group"
+            ) from err
+        except OSError as err:
+            if err.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+                raise SchedulerError(f"{path}: cannot be connected to: {err.strerror or err}") from err
+
+
+async def _list_once(path: str) -> tuple[int, int]:
+    kubelet = Kubelet(path)
+    try:
+        pods = await kubelet.list_pods()
+    finally:
+        kubelet.close()
+    return len(pods), sum(len(devices.ids) for one in pods for devices in one.devices)

@@ -1,13 +1,20 @@
-"""The parts of Kubernetes' API objects that say who holds a GPU and whether this node takes work.
+"""The parts of Kubernetes' API objects that are read, and what follows from them: a pod's job, a node's condition.
 
-Owns their shapes (Kubernetes API reference: Pod v1, Node v1, ResourceSlice resource.k8s.io). Everything else in an
-object is skipped unread. Refuses an object whose parts have other types than the reference says, by itself: the
-others of a list are still good.
+Everything else in an object is skipped undecoded; an object of the wrong types is refused by itself. The job's name
+comes from labels and owner references on the pod alone, without further requests. Taints that only some pods tolerate
+are no condition. Sources: Kubernetes API reference (Pod v1, Node v1, ResourceSlice), "Taints and Tolerations", "Node
+status".
 """
 
+import re
+from collections.abc import Iterator
 from datetime import datetime
+from typing import Generic, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
+
+from exporter.core.model import Owner
+from exporter.schedulers.rules import Rules
 
 
 class OwnerReference(Struct, frozen=True):
@@ -18,7 +25,7 @@ class OwnerReference(Struct, frozen=True):
     controller: bool | None = None
 
 
-class Metadata(Struct, frozen=True, rename="camel"):
+class ObjectMeta(Struct, frozen=True, rename="camel"):
     """ObjectMeta and ListMeta."""
 
     name: str = ""
@@ -32,26 +39,99 @@ class Metadata(Struct, frozen=True, rename="camel"):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class Variable(Struct, frozen=True):
+class EnvVar(Struct, frozen=True):
     """EnvVar of a container; `value` is empty where it comes from elsewhere."""
 
     name: str = ""
     value: str | None = None
 
 
-class Container(Struct, frozen=True):
-    """A container as the pod asks for it."""
+class ContainerProgram(Struct, frozen=True):
+    """Container, as the node's own daemon reads it: what runs in it."""
 
     command: tuple[str, ...] | None = None
     args: tuple[str, ...] | None = None
-    env: tuple[Variable, ...] | None = None
+    env: tuple[EnvVar, ...] | None = None
 
 
-class PodSpec(Struct, frozen=True, rename="camel"):
+class ResourceRequirements(Struct, frozen=True):
+    """ResourceRequirements; quantities as text or number."""
+
+    limits: dict[str, str | int] | None = None
+    requests: dict[str, str | int] | None = None
+
+
+class ContainerRequest(Struct, frozen=True, rename="camel"):
+    """Container, as the cluster's instance reads it: what it asks for. Its command and environment are not decoded."""
+
+    resources: ResourceRequirements = ResourceRequirements()
+    restart_policy: str = ""
+    """Always: an init container that runs beside the others."""
+
+
+class Toleration(Struct, frozen=True):
+    """A taint that the pod does not mind; no key and Exists: none at all."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSelectorRequirement(Struct, frozen=True):
+    """NodeSelectorRequirement."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class NodeSelectorTerm(Struct, frozen=True, rename="camel"):
+    """NodeSelectorTerm: all of its expressions."""
+
+    match_expressions: tuple[NodeSelectorRequirement, ...] | None = None
+    match_fields: tuple[NodeSelectorRequirement, ...] | None = None
+
+
+class NodeSelector(Struct, frozen=True, rename="camel"):
+    """One of its terms must hold."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
+
+
+class NodeAffinity(Struct, frozen=True, rename="camel"):
+    """Only what is required."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+
+
+class Affinity(Struct, frozen=True, rename="camel"):
+    """Of a pod; to other pods is skipped."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class PodSchedulingGate(Struct, frozen=True):
+    """PodSchedulingGate."""
+
+    name: str = ""
+
+
+C = TypeVar("C")
+
+
+class PodSpec(Struct, Generic[C], frozen=True, rename="camel"):
     """What was asked for."""
 
-    containers: tuple[Container, ...] | None = None
+    containers: tuple[C, ...] | None = None
+    init_containers: tuple[C, ...] | None = None
+    node_name: str = ""
+    priority: int | None = None
     priority_class_name: str = ""
+    node_selector: dict[str, str] | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    affinity: Affinity | None = None
+    scheduling_gates: tuple[PodSchedulingGate, ...] | None = None
     active_deadline_seconds: int | None = None
 
 
@@ -59,6 +139,14 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     """How a container fares."""
 
     restart_count: int = 0
+
+
+class PodCondition(Struct, frozen=True):
+    """One of a pod's conditions; `status` is True, False or Unknown, as text."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
@@ -69,13 +157,14 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     """When the kubelet took it in, which is when it gave it its devices, before any image was pulled."""
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
+    conditions: tuple[PodCondition, ...] | None = None
 
 
-class Pod(Struct, frozen=True):
-    """A pod of this node."""
+class PodObject(Struct, Generic[C], frozen=True):
+    """A pod, with so much of its containers as `C` has."""
 
-    metadata: Metadata
-    spec: PodSpec = PodSpec()
+    metadata: ObjectMeta
+    spec: PodSpec[C] = PodSpec()
     status: PodStatus = PodStatus()
 
     @property
@@ -83,11 +172,24 @@ class Pod(Struct, frozen=True):
         """Ended: its containers will not start again, so it holds nothing, whatever older kubelets list."""
         return self.status.phase in ("Succeeded", "Failed")
 
+    def condition(self, kind: str) -> PodCondition | None:
+        """Its condition of that type, if it is there."""
+        return next((each for each in self.status.conditions or () if each.type == kind), None)
+
+
+Pod = PodObject[ContainerProgram]
+"""A pod of this node."""
+
 
 class Taint(Struct, frozen=True):
     """What keeps pods off a node."""
 
     key: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}"
 
 
 class NodeSpec(Struct, frozen=True):
@@ -97,7 +199,7 @@ class NodeSpec(Struct, frozen=True):
     taints: tuple[Taint, ...] | None = None
 
 
-class Condition(Struct, frozen=True):
+class NodeCondition(Struct, frozen=True):
     """One of a node's conditions; `status` is True, False or Unknown, as text."""
 
     type: str = ""
@@ -107,18 +209,20 @@ class Condition(Struct, frozen=True):
 class NodeStatus(Struct, frozen=True):
     """How the node fares."""
 
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
+    capacity: dict[str, str | int] | None = None
+    allocatable: dict[str, str | int] | None = None
 
 
-class Node(Struct, frozen=True):
-    """This node."""
+class KubernetesNode(Struct, frozen=True):
+    """A node of the cluster."""
 
-    metadata: Metadata
+    metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
-class Attribute(Struct, frozen=True):
+class DeviceAttribute(Struct, frozen=True):
     """A DRA device's attribute; only texts matter here."""
 
     string: str | None = None
@@ -127,58 +231,213 @@ class Attribute(Struct, frozen=True):
 class BasicDevice(Struct, frozen=True):
     """Where resource.k8s.io/v1beta1 has a device's attributes."""
 
-    attributes: dict[str, Attribute] | None = None
+    attributes: dict[str, DeviceAttribute] | None = None
 
 
 class SliceDevice(Struct, frozen=True):
     """A device that a driver offers on this node."""
 
     name: str = ""
-    attributes: dict[str, Attribute] | None = None
+    attributes: dict[str, DeviceAttribute] | None = None
     basic: BasicDevice | None = None
 
 
-class Pool(Struct, frozen=True):
+class ResourcePool(Struct, frozen=True):
     """Which pool a slice belongs to; of a pool only the slices of its highest generation are valid."""
 
     name: str = ""
     generation: int = 0
 
 
-class SliceSpec(Struct, frozen=True):
+class ResourceSliceSpec(Struct, frozen=True):
     """What a slice offers."""
 
     driver: str = ""
-    pool: Pool = Pool()
+    pool: ResourcePool = ResourcePool()
     devices: tuple[SliceDevice, ...] | None = None
 
 
 class ResourceSlice(Struct, frozen=True):
     """Devices that a DRA driver offers on this node."""
 
-    metadata: Metadata
-    spec: SliceSpec = SliceSpec()
+    metadata: ObjectMeta
+    spec: ResourceSliceSpec = ResourceSliceSpec()
 
 
-class Listed(Struct, frozen=True):
+class ObjectList(Struct, frozen=True):
     """The answer to a list; items are read one by one, so that a bad one spoils no other."""
 
-    metadata: Metadata = Metadata()
+    metadata: ObjectMeta = ObjectMeta()
     items: tuple[Raw, ...] | None = None
 
 
-class Event(Struct, frozen=True):
+class WatchEvent(Struct, frozen=True):
     """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with the object or a Status."""
 
     type: str
     object: Raw
 
 
-class Status(Struct, frozen=True):
-    """What the API server says of a refusal."""
+class ApiStatus(Struct, frozen=True):
+    """The API server's reason for a refusal."""
 
     code: int = 0
     message: str = ""
 
 
-Thing = Pod | Node | ResourceSlice
+_JOB_LABELS: tuple[tuple[str, str], ...] = (
+    # Label with the job's name, its kind; outermost controller first, for its children carry both labels.
+    ("nvidia.com/dynamo-graph-deployment-name", "dynamographdeployment"),
+    ("jobset.sigs.k8s.io/jobset-name", "jobset"),
+    ("serving.kserve.io/inferenceservice", "inferenceservice"),
+    ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset"),
+    ("ray.io/cluster", "raycluster"),
+    ("volcano.sh/job-name", "vcjob"),
+    ("sparkoperator.k8s.io/app-name", "sparkapplication"),
+    ("spark-app-name", "spark"),
+    ("notebook-name", "notebook"),
+    ("serving.knative.dev/service", "ksvc"),
+    ("workflows.argoproj.io/workflow", "workflow"),
+    ("kueue.x-k8s.io/pod-group-name", "podgroup"),
+)
+_TRAINING, _TRAINING_OPERATOR = "training.kubeflow.org/job-name", "training.kubeflow.org/operator-name"
+_RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
+_USER_LABELS = ("hub.jupyter.org/username", "ray.io/user")
+"""JupyterHub's KubeSpawner and KubeRay's API server write who asked."""
+_QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "volcano.sh/queue-name")
+_SIZE_ANNOTATIONS = ("leaderworkerset.sigs.k8s.io/size", "kueue.x-k8s.io/pod-group-total-count")
+"""Annotations with the number of pods that work together."""
+_HASH_LABELS = (("rollouts-pod-template-hash", "rollout"), ("pod-template-hash", "deployment"))
+_CRON = re.compile(r"(.+)-(\d{8})")
+_LATE_MINUTES = 24 * 60
+"""A CronJob's Job is named after the minute it was due, and may be made late (startingDeadlineSeconds)."""
+_MOST_GPUS = 100_000
+"""GPUs of a job at most: a larger number is a slip."""
+
+
+def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
+    """Who holds what the pod holds; where the API server has not reported it (`pod` is None) the pod itself."""
+    bare = Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")
+    if pod is None:
+        return rules.apply(bare)
+    labels = pod.metadata.labels or {}
+    kind, job = job_of(pod.metadata)
+    owner = structs.replace(
+        bare,
+        job_id=f"{namespace}/{kind}/{job}",
+        name=job,
+        kind=kind,
+        user=next((labels[key] for key in _USER_LABELS if key in labels), ""),
+        partition=next((labels[key] for key in _QUEUE_LABELS if key in labels), ""),
+        qos=pod.spec.priority_class_name,
+        time_limit_seconds=pod.spec.active_deadline_seconds,
+    )
+    return rules.apply(owner, command=" ".join(_command_line(pod)), labels=labels)
+
+
+def size_of(pod: Pod | None) -> tuple[int, int]:
+    """Pods that work together and GPUs they have together, at least, as the group or its launcher wrote them; or 0."""
+    if pod is None:
+        return 0, 0
+    annotations, environ = pod.metadata.annotations or {}, _environ(pod)
+    pods = [annotations.get(key, "") for key in _SIZE_ANNOTATIONS] + [environ.get("PET_NNODES", "")]
+    return max(map(_number, pods)), _number(environ.get("WORLD_SIZE", ""))
+
+
+def restarts_of(pod: Pod | None) -> int:
+    """Restarts of the container that has had most."""
+    if pod is None:
+        return 0
+    statuses = (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
+    return max((max(0, each.restart_count) for each in statuses), default=0)
+
+
+def job_of(metadata: ObjectMeta) -> tuple[str, str]:
+    """Kind and name of a pod's job: the outermost controller that left its name on the pod, else the pod itself."""
+    labels = metadata.labels or {}
+    if _RAY_NAME in labels and _RAY_KIND in labels:
+        return labels[_RAY_KIND].lower(), labels[_RAY_NAME]
+    if _TRAINING in labels:
+        return _training_kind(metadata, labels), labels[_TRAINING]
+    if "hub.jupyter.org/username" in labels:
+        return "notebook", metadata.name
+    for label, kind in _JOB_LABELS:
+        if labels.get(label):
+            return kind, labels[label]
+    controller = _controller_of(metadata)
+    return ("pod", metadata.name) if controller is None else _job_of_controller(controller, metadata, labels)
+
+
+def _controller_of(metadata: ObjectMeta) -> OwnerReference | None:
+    """The controlling owner; a static pod's is its node, which is nobody's job."""
+    references = (each for each in metadata.owner_references or () if each.controller and each.kind != "Node")
+    return next(references, None)
+
+
+def _training_kind(metadata: ObjectMeta, labels: dict[str, str]) -> str:
+    """The kind from the operator's name, for an MPIJob's launcher is kept by a Job and its workers by the MPIJob."""
+    operator = re.sub(r"-(?:controller|operator)$", "", labels.get(_TRAINING_OPERATOR, ""))
+    if operator:
+        return operator if operator.endswith("job") else f"{operator}job"
+    controller = _controller_of(metadata)
+    return controller.kind.lower() if controller else "trainingjob"
+
+
+def _job_of_controller(controller: OwnerReference, metadata: ObjectMeta, labels: dict[str, str]) -> tuple[str, str]:
+    if controller.kind == "ReplicaSet":
+        for label, kind in _HASH_LABELS:
+            if labels.get(label) and controller.name.endswith(f"-{labels[label]}"):
+                return kind, controller.name.removesuffix(f"-{labels[label]}")
+    if controller.kind == "Job" and (cron := _cron_job(controller.name, metadata)):
+        return "cronjob", cron
+    return controller.kind.lower(), controller.name
+
+
+def _cron_job(job: str, metadata: ObjectMeta) -> str:
+    """The CronJob's name, if the Job's ends in the minute at which it was due; runs of it are one job to people."""
+    named, made = _CRON.fullmatch(job), metadata.creation_timestamp
+    if named is None or made is None:
+        return ""
+    return named[1] if 0 <= made.timestamp() // 60 - int(named[2]) <= _LATE_MINUTES else ""
+
+
+def _command_line(pod: Pod) -> Iterator[str]:
+    for container in pod.spec.containers or ():
+        yield from container.command or ()
+        yield from container.args or ()
+
+
+def _environ(pod: Pod) -> dict[str, str]:
+    variables = (each for container in pod.spec.containers or () for each in container.env or ())
+    return {each.name: each.value for each in variables if each.value}
+
+
+def _number(text: str) -> int:
+    """0 where it is none."""
+    return min(int(text), _MOST_GPUS) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else 0
+
+
+_TAINTS = {
+    "node.kubernetes.io/out-of-service": "down",
+    "node.cloudprovider.kubernetes.io/shutdown": "down",
+    "ToBeDeletedByClusterAutoscaler": "draining",
+    "node.kubernetes.io/unschedulable": "cordoned",
+    "node.kubernetes.io/not-ready": "not_ready",
+    "node.kubernetes.io/unreachable": "not_ready",
+    "node.kubernetes.io/network-unavailable": "not_ready",
+    "node.cloudprovider.kubernetes.io/uninitialized": "not_ready",
+}
+_CONDITIONS_BY_WEIGHT = ("down", "draining", "cordoned", "not_ready")
+"""What somebody decided comes before what happened to the node."""
+
+
+def node_condition(node: KubernetesNode | None) -> str:
+    """One of CONDITIONS; empty for a node that takes work, and for one that nothing is known of."""
+    if node is None:
+        return ""
+    found = {_TAINTS[taint.key] for taint in node.spec.taints or () if taint.key in _TAINTS}
+    if node.spec.unschedulable:
+        found.add("cordoned")
+    if any(each.type == "Ready" and each.status != "True" for each in node.status.conditions or ()):
+        found.add("not_ready")
+    return next((condition for condition in _CONDITIONS_BY_WEIGHT if condition in found), "")

@@ -1,7 +1,7 @@
-"""What may take its time: questions to the controller and walks through /proc, on a thread of their own.
+"""Runs the slow work on a thread of its own: queries to slurmctld and walks through /proc.
 
-Owns the queue of questions, the pauses while nobody answers, and the thread. Refuses to keep a question about a job
-that is gone, to ask twice what is being asked, and to make the reading thread wait: `settle` is bounded.
+Owns the queue of queries and the back-off while slurmctld does not answer. Never blocks the reading thread for longer
+than `wait_settled` allows, and drops queries about jobs that have left.
 """
 
 import threading
@@ -10,85 +10,83 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from exporter.clock import Backoff
 from exporter.core.model import SECOND, Fault
-from exporter.schedulers.slurm.asking import Asker, GoneError
-from exporter.schedulers.slurm.commands import SilentError
-from exporter.schedulers.slurm.jobs import Job
-from exporter.schedulers.slurm.parsing import NodeState
-from exporter.schedulers.slurm.places import Places
-from exporter.schedulers.slurm.tasks import Tasks
+from exporter.schedulers.slurm.client import SlurmClient, SlurmUnavailableError, UnknownJobError
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks
+from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
 
 FIRST_PAUSE, LONGEST_PAUSE = 5 * SECOND, 60 * SECOND
 
 
-class Local(Protocol):
+class LocalInspector(Protocol):
     """What can be learnt on this node without asking anybody."""
 
-    def look(self, jobs: Iterable[str]) -> dict[str, Tasks]:
-        """See tasks.Node."""
+    def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
+        """See NodeProcesses."""
         ...
 
     def listening(self) -> frozenset[str]:
-        """See tasks.Node."""
+        """See NodeProcesses."""
         ...
 
-    def places(self) -> Places:
+    def gpu_map(self) -> GpuMap:
         """Read Slurm's and the driver's lists of GPUs."""
         ...
 
 
-class Answer(Struct, frozen=True):
+class JobAnswer(Struct, frozen=True):
     """What was learnt of one job; each part may be missing."""
 
     job_id: str
     run: int
     """As the question had it."""
-    tasks: Tasks | None = None
+    tasks: JobTasks | None = None
     listening: frozenset[str] = frozenset()
     """Names of the sockets that were bound then; comes with `tasks`."""
-    job: Job | None = None
+    job: SlurmJob | None = None
     gone: bool = False
     refused: str = ""
     """Why the controller's answer is not believed."""
 
 
-class News(Struct, frozen=True):
+class Updates(Struct, frozen=True):
     """What came since the last time."""
 
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[JobAnswer, ...] = ()
     node: NodeState | None = None
-    places: Places | None = None
+    gpu_map: GpuMap | None = None
     faults: tuple[Fault, ...] = ()
 
 
-class _Question(Struct):
+class _JobQuery(Struct):
     job_id: str
     run: int
-    asked: int
+    asked_at: int
     detail: bool = False
-    silent: bool = False
+    unanswered: bool = False
 
 
-class Controller:
+class ControllerQueries:
     """The questions; `step` does one piece of work, the thread calls it as long as there is some."""
 
     def __init__(
-        self, asker: Asker, local: Local, *, node: str, clock: Callable[[], int], threaded: bool = True
+        self, client: SlurmClient, local: LocalInspector, *, node: str, clock: Callable[[], int], threaded: bool = True
     ) -> None:
         """`clock` gives monotonic nanoseconds. Not `threaded`: the caller steps."""
-        self._asker, self._local, self._node, self._clock = asker, local, node, clock
+        self._client, self._local, self._node, self._clock = client, local, node, clock
         self._changed = threading.Condition()
-        self._looks: dict[str, int] = {}
-        self._questions: dict[str, _Question] = {}
+        self._inspections: dict[str, int] = {}
+        self._queries: dict[str, _JobQuery] = {}
         self._node_asked: int | None = None
-        self._places_wanted = False
+        self._gpu_map_wanted = False
         self._node_silent = self._stopped = self._busy = False
-        self._answers: list[Answer] = []
+        self._answers: list[JobAnswer] = []
         self._faults: list[Fault] = []
         self._node_state: NodeState | None = None
-        self._places: Places | None = None
-        self._silence = ""
-        self._pause, self._try_at = FIRST_PAUSE, 0
+        self._gpu_map: GpuMap | None = None
+        self._silence_message = ""
+        self._backoff, self._retry_at = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True) if threaded else None
         if self._thread is not None:
             self._thread.start()
@@ -99,7 +97,7 @@ class Controller:
     def unanswered_since(self) -> int | None:
         """When the oldest question was asked that was put and has had no answer."""
         with self._changed:
-            waiting = [question.asked for question in self._questions.values() if question.silent]
+            waiting = [query.asked_at for query in self._queries.values() if query.unanswered]
             if self._node_asked is not None and self._node_silent:
                 waiting.append(self._node_asked)
             return min(waiting, default=None)
@@ -109,66 +107,66 @@ class Controller:
         """Whether anything is still asked."""
         return self._thread is None or self._thread.is_alive()
 
-    def ask(self, job_id: str, run: int, *, detail: bool = False) -> None:
+    def query(self, job_id: str, run: int, *, detail: bool = False) -> None:
         """Ask about a job: first the node, then the controller; `run` comes back with the answers."""
         with self._changed:
-            self._looks[job_id] = run
-            self._questions[job_id] = _Question(job_id, run, self._clock(), detail)
+            self._inspections[job_id] = run
+            self._queries[job_id] = _JobQuery(job_id, run, self._clock(), detail)
             self._changed.notify_all()
 
-    def look(self, job_id: str, run: int) -> None:
+    def inspect(self, job_id: str, run: int) -> None:
         """Ask the node alone."""
         with self._changed:
-            self._looks[job_id] = run
+            self._inspections[job_id] = run
             self._changed.notify_all()
 
-    def ask_node(self) -> None:
+    def request_node_state(self) -> None:
         """Ask for this node's state."""
         with self._changed:
             if self._node_asked is None:
                 self._node_asked = self._clock()
                 self._changed.notify_all()
 
-    def ask_places(self) -> None:
+    def request_gpu_map(self) -> None:
         """Ask which GPU is which."""
         with self._changed:
-            self._places_wanted = True
+            self._gpu_map_wanted = True
             self._changed.notify_all()
 
-    def keep(self, jobs: Iterable[str]) -> None:
+    def drop_others(self, jobs: Iterable[str]) -> None:
         """Drop what is asked about all others."""
         with self._changed:
-            for asked in (self._looks, self._questions):
-                for job_id in asked.keys() - set(jobs):
-                    del asked[job_id]
+            for queries in (self._inspections, self._queries):
+                for job_id in queries.keys() - set(jobs):
+                    del queries[job_id]
 
-    def settle(self, seconds: float) -> None:
+    def wait_settled(self, seconds: float) -> None:
         """Wait until all is answered, or the controller is silent, but no longer than this."""
         with self._changed:
             if self._thread is not None:
-                self._changed.wait_for(self._settled, seconds)
+                self._changed.wait_for(self._is_settled, seconds)
 
-    def take(self) -> News:
+    def take_updates(self) -> Updates:
         """What has come."""
         with self._changed:
-            silent = (Fault("controller_silent", self._silence),) if self._silence else ()
-            news = News(tuple(self._answers), self._node_state, self._places, (*self._faults, *silent))
-            self._answers, self._faults, self._node_state, self._places = [], [], None, None
-            return news
+            silent = (Fault("controller_silent", self._silence_message),) if self._silence_message else ()
+            updates = Updates(tuple(self._answers), self._node_state, self._gpu_map, (*self._faults, *silent))
+            self._answers, self._faults, self._node_state, self._gpu_map = [], [], None, None
+            return updates
 
     def close(self) -> None:
         """Stop, also in the middle of a question. Never raises."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._asker.close()
+        self._client.close()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def _settled(self) -> bool:
-        silent = self._clock() < self._try_at
+    def _is_settled(self) -> bool:
+        silent = self._clock() < self._retry_at
         return self._stopped or not (
-            self._busy or self._looks or self._places_wanted or (self._questions and not silent)
+            self._busy or self._inspections or self._gpu_map_wanted or (self._queries and not silent)
         )
 
     # -- the thread's side --
@@ -179,102 +177,103 @@ class Controller:
             with self._changed:
                 self._changed.notify_all()
                 if not worked and not self._stopped and not self._ready():
-                    self._changed.wait(self._seconds())
+                    self._changed.wait(self._idle_seconds())
 
     def _ready(self) -> bool:
-        due = self._clock() >= self._try_at and (self._questions or self._node_asked is not None)
-        return bool(self._looks or self._places_wanted or due)
+        due = self._clock() >= self._retry_at and (self._queries or self._node_asked is not None)
+        return bool(self._inspections or self._gpu_map_wanted or due)
 
-    def _seconds(self) -> float | None:
+    def _idle_seconds(self) -> float | None:
         """How long there is nothing to do; None: until somebody asks."""
-        if not self._questions and self._node_asked is None:
+        if not self._queries and self._node_asked is None:
             return None
-        return max(0.0, (self._try_at - self._clock()) / SECOND)
+        return max(0.0, (self._retry_at - self._clock()) / SECOND)
 
     def step(self) -> bool:
         """Do one piece of work, what is near before what is far; False: there was none."""
         with self._changed:
-            looks, self._looks = self._looks, {}
-            places, self._places_wanted = self._places_wanted, False
-            due = self._clock() >= self._try_at and not (looks or places)
-            question = next(iter(self._questions.values()), None) if due else None
-            node = due and question is None and self._node_asked is not None
-            self._busy = bool(looks or places or question or node)
+            inspections, self._inspections = self._inspections, {}
+            gpu_map, self._gpu_map_wanted = self._gpu_map_wanted, False
+            due = self._clock() >= self._retry_at and not (inspections or gpu_map)
+            query = next(iter(self._queries.values()), None) if due else None
+            node = due and query is None and self._node_asked is not None
+            self._busy = bool(inspections or gpu_map or query or node)
         try:
-            if places:
-                self._read_places()
-            if looks:
-                self._look(looks)
-            if question is not None:
-                self._put(question)
+            if gpu_map:
+                self._read_gpu_map()
+            if inspections:
+                self._inspect(inspections)
+            if query is not None:
+                self._query_job(query)
             elif node:
-                self._put_node()
+                self._query_node()
         finally:
             with self._changed:
                 self._busy = False
-        return bool(looks or places or question or node)
+        return bool(inspections or gpu_map or query or node)
 
-    def _look(self, looks: dict[str, int]) -> None:
-        found, listening = self._local.look(looks), self._local.listening()
+    def _inspect(self, inspections: dict[str, int]) -> None:
+        found, listening = self._local.inspect_jobs(inspections), self._local.listening()
         with self._changed:
             self._answers += [
-                Answer(job_id, run, tasks=found.get(job_id, Tasks()), listening=listening)
-                for job_id, run in looks.items()
+                JobAnswer(job_id, run, tasks=found.get(job_id, JobTasks()), listening=listening)
+                for job_id, run in inspections.items()
             ]
 
-    def _read_places(self) -> None:
-        places = self._local.places()
+    def _read_gpu_map(self) -> None:
+        gpu_map = self._local.gpu_map()
         with self._changed:
-            self._places = places
+            self._gpu_map = gpu_map
 
-    def _put(self, question: _Question) -> None:
+    def _query_job(self, query: _JobQuery) -> None:
         try:
-            answer = self._answer(question)
-        except SilentError as err:
-            question.silent = True
-            self._fell_silent(err, question.asked)
+            answer = self._answer_to(query)
+        except SlurmUnavailableError as err:
+            query.unanswered = True
+            self._record_silence(err, query.asked_at)
             return
-        self._heard()
+        self._record_answer()
         with self._changed:
             self._answers.append(answer)
-            if self._questions.get(question.job_id) is question:
-                del self._questions[question.job_id]
+            if self._queries.get(query.job_id) is query:
+                del self._queries[query.job_id]
 
-    def _answer(self, question: _Question) -> Answer:
-        job_id, run = question.job_id, question.run
+    def _answer_to(self, query: _JobQuery) -> JobAnswer:
+        job_id, run = query.job_id, query.run
         try:
-            job = self._asker.detail(job_id) if question.detail else None
-            return Answer(job_id, run, job=job or self._asker.job(job_id))
-        except GoneError:
-            return Answer(job_id, run, gone=True)
+            job = self._client.detail(job_id) if query.detail else None
+            return JobAnswer(job_id, run, job=job or self._client.job(job_id))
+        except UnknownJobError:
+            return JobAnswer(job_id, run, gone=True)
         except ValueError as err:
-            return Answer(job_id, run, refused=str(err))
+            return JobAnswer(job_id, run, refused=str(err))
 
-    def _put_node(self) -> None:
+    def _query_node(self) -> None:
         try:
-            state = self._asker.node(self._node)
-        except (SilentError, GoneError) as err:
+            state = self._client.node(self._node)
+        except (SlurmUnavailableError, UnknownJobError) as err:
             self._node_silent = True
-            self._fell_silent(err, self._node_asked or self._clock())
+            self._record_silence(err, self._node_asked or self._clock())
             return
         except ValueError as err:
-            self._tell(f"node state: {err}")
+            self._add_fault(f"node state: {err}")
             state = None
-        self._heard()
+        self._record_answer()
         with self._changed:
             self._node_state, self._node_asked, self._node_silent = state, None, False
 
-    def _heard(self) -> None:
-        self._pause, self._try_at, self._silence = FIRST_PAUSE, 0, ""
+    def _record_answer(self) -> None:
+        self._backoff.reset()
+        self._retry_at, self._silence_message = 0, ""
 
-    def _fell_silent(self, err: Exception, since: int) -> None:
-        now = self._clock()
-        self._silence = (
-            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {self._pause // SECOND} s). Until then what"
+    def _record_silence(self, err: Exception, since: int) -> None:
+        now, pause = self._clock(), self._backoff.fail()
+        self._retry_at = now + pause
+        self._silence_message = (
+            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then what"
             " this node itself shows is told: names and accounts of new jobs are missing"
         )
-        self._try_at, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
 
-    def _tell(self, message: str) -> None:
+    def _add_fault(self, message: str) -> None:
         with self._changed:
             self._faults.append(Fault("scheduler_refused", f"Slurm: {message}"))

@@ -1,11 +1,7 @@
-r"""What Slurm's commands print about jobs and nodes, as values; JSON is in `parsing_json`.
+"""Parses jobs and nodes from the text and JSON of scontrol, squeue, sinfo and slurmrestd, 22.05 to 25.11.
 
-Owns the text of `scontrol show job` and `sinfo`, times and durations. Refuses half of anything: ValueError, or the
-whole value.
-
-A job's name, comment and paths are its user's own and may hold line breaks, so text can look as if it were somebody
-else's (`-J $'a\n   UserId=root(0)'`). A line is believed only where it is the one and only of its kind; what comes
-from several lines of one kind is refused as ambiguous.
+Refuses partial values: raises ValueError instead. A job's name, comment and paths are written by its user and may hold
+line breaks that imitate other fields, so a line of text counts only where it is the only one of its kind.
 """
 
 import calendar
@@ -13,39 +9,138 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from exporter.schedulers.slurm.gres import Gres, parse_asked, parse_count, parse_gres, parse_tres
-from exporter.schedulers.slurm.hostlist import expand_hostlist
-from exporter.schedulers.slurm.jobs import LONGEST, Job, count, on_gpus
+from exporter.schedulers.slurm.notation import (
+    GPU_GRES,
+    Gres,
+    count_gpus,
+    expand_hostlist,
+    parse_count,
+    parse_gres,
+    parse_requested_gres,
+    parse_tres,
+    tres_gpus,
+)
+
+MOST_TEXT_CHARS = 256
+"""Characters kept of a name or a comment."""
+HOLDING_STATES = frozenset(
+    {"RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING"}
+)
+"""States in which resources are a job's (squeue(1), JOB STATE CODES); in all others it has none, or not yet."""
+
+
+class SlurmJob(Struct, frozen=True):
+    """One job as the controller reports it."""
+
+    job_id: str
+    states: tuple[str, ...]
+    """Upper case; the base state first."""
+    user: str = ""
+    uid: int | None = None
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    name: str = ""
+    comment: str = ""
+    command: str = ""
+    array_id: str = ""
+    het_id: str = ""
+    batch: bool | None = None
+    """False: srun or salloc, somebody waits at a terminal."""
+    nodes: int = 0
+    hosts: str = ""
+    """Nodes that it has, as a hostlist."""
+    start: int | None = None
+    """Unix seconds."""
+    time_limit_seconds: float | None = None
+    """None: without a limit, or not known."""
+    restarts: int = 0
+    gpus: int | None = None
+    """Of the whole job; None: not known. MIG instances count as one each."""
+    gpus_here: int | None = None
+    """On each of its nodes; None: not known, or not the same on all."""
+    on_gpus: bool = True
+    """It was asked for with GPUs, or that is not known."""
+    given: Mapping[str, tuple[Gres, ...]] | None = None
+    """What it has by node; None: not known."""
+
+    @property
+    def ended(self) -> bool:
+        """It has nothing any more and will not come back by itself."""
+        return not HOLDING_STATES.intersection(self.states)
+
+
+class _GpuFacts(Struct, frozen=True):
+    """What is known of a job's GPUs, from whichever text."""
+
+    requested: Mapping[str, tuple[Gres, ...]]
+    """By what it was asked for: Job, Node, Task, Socket."""
+    tres: dict[str, int]
+    given: Mapping[str, tuple[Gres, ...]] | None
+    nodes: int
+    tasks: int | None
+
+    def total(self) -> int | None:
+        """GPUs of the whole job, from the surest source to the weakest; None: not known."""
+        given = sum(map(count_gpus, (self.given or {}).values()))
+        whole = tres_gpus(self.tres) or given or count_gpus(self.requested["Job"])
+        per_node, per_task = count_gpus(self.requested["Node"]), count_gpus(self.requested["Task"])
+        return whole or per_node * self.nodes or per_task * (self.tasks or 0) or None
+
+    def on_gpus(self) -> bool:
+        """Whether GPUs or parts of them are named anywhere."""
+        names = {each.name for some in (*self.requested.values(), *(self.given or {}).values()) for each in some}
+        names |= {name.removeprefix("gres/").partition(":")[0] for name in self.tres if name.startswith("gres/")}
+        return not names.isdisjoint(GPU_GRES)
+
+    def fill(self, job: SlurmJob) -> SlurmJob:
+        """Give the job with its GPUs."""
+        total = self.total()
+        here = total if self.nodes == 1 else count_gpus(self.requested["Node"]) or None
+        return replace(job, nodes=self.nodes, gpus=total, gpus_here=here, on_gpus=self.on_gpus(), given=self.given)
+
 
 _HEAD = re.compile(r"JobId=(\d{1,10})((?: (?:Array|Het)\w+=\S+)*) JobName=(.*)")
 _USER = re.compile(r"   UserId=([^\s()]+)\((\d{1,10})\) GroupId=.*")
-_FACTS = re.compile(r"([A-Z][A-Za-z/]*)=(\S*)")
+_FIELD = re.compile(r"([A-Z][A-Za-z/]*)=(\S*)")
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
-_ONCE = ("UserId", "Priority", "JobState", "Requeue", "RunTime", "StartTime", "Partition", "NodeList", "NumNodes")
+_SINGLE_LINES = (
+    "UserId",
+    "Priority",
+    "JobState",
+    "Requeue",
+    "RunTime",
+    "StartTime",
+    "Partition",
+    "NodeList",
+    "NumNodes",
+)
 """Kinds of lines that each job has exactly once, in every version and state."""
-_NEEDED = frozenset(
+_REQUIRED = frozenset(
     {"Account", "QOS", "JobState", "BatchFlag", "Restarts", "TimeLimit", "StartTime", "Partition", "NodeList"}
 )
 
 
-def parse_job_text(text: str, job_id: str) -> Job:
+def parse_job_text(text: str, job_id: str) -> SlurmJob:
     """Give job `job_id` out of what `scontrol show job ID` printed with TZ=UTC, with or without -d.
 
     An array's or a heterogeneous job's leader is printed with all its other parts. Raises ValueError, also where
-    the text could be another's words: see above.
+    a user could have written the text of another job.
     """
     if not text.endswith("\n\n"):
         raise ValueError("the text is cut off")
-    blocks = _blocks(text.split("\n"))
+    blocks = _split_jobs(text.split("\n"))
     found = [block for block in blocks if block[0].startswith(f"JobId={job_id} ")]
     if len(found) != 1:
         raise ValueError(f"{len(found)} jobs of that number in the text")
     if len(blocks) > 1:
-        _check_alike(blocks)
-    return _job(found[0])
+        _check_same_owner(blocks)
+    return _parse_job_block(found[0])
 
 
 def parse_duration(text: str) -> float | None:
@@ -69,7 +164,7 @@ def parse_time(text: str) -> int | None:
 # -- text --
 
 
-def _blocks(lines: list[str]) -> list[list[str]]:
+def _split_jobs(lines: list[str]) -> list[list[str]]:
     """One list of lines a job; each begins with JobId= and has its UserId= where scontrol puts it."""
     starts = [place for place, line in enumerate(lines) if line.startswith("JobId=")]
     if starts[:1] != [0]:
@@ -82,17 +177,17 @@ def _blocks(lines: list[str]) -> list[list[str]]:
     return blocks
 
 
-def _check_alike(blocks: list[list[str]]) -> None:
+def _check_same_owner(blocks: list[list[str]]) -> None:
     """Parts of one array or heterogeneous job are one user's, on one account: else somebody may be imitated."""
     if not all(re.match(r"JobId=\d+ (Array|Het)JobId=", block[0]) for block in blocks):
         raise ValueError("ambiguous: several jobs where one was asked for")
     for kind, pattern in (("UserId", r"UserId=\S+"), ("Priority", r" Account=\S* QOS=\S*")):
-        said = {match[0] for b in blocks for match in [re.search(pattern, _line(b, kind))] if match}
-        if len(said) != 1:
+        values = {match[0] for b in blocks for match in [re.search(pattern, _single_line(b, kind))] if match}
+        if len(values) != 1:
             raise ValueError(f"ambiguous: several jobs that differ in {kind} where one was asked for")
 
 
-def _line(block: list[str], kind: str) -> str:
+def _single_line(block: list[str], kind: str) -> str:
     """Give the one line of that kind, without its indent."""
     found = [line for line in block if line.startswith(f"   {kind}=")]
     if len(found) != 1:
@@ -100,84 +195,80 @@ def _line(block: list[str], kind: str) -> str:
     return found[0].strip()
 
 
-def _first(block: list[str], kind: str) -> str:
-    """Give what the first line of that kind says, or nothing."""
+def _first_value(block: list[str], kind: str) -> str:
+    """Give the value of the first line of that kind, or nothing."""
     prefix = f"   {kind}="
     return next((line[len(prefix) :].strip() for line in block if line.startswith(prefix)), "")
 
 
-def _only(block: list[str], kind: str) -> str:
-    """Give what the only line of that kind says; nothing where there are several, for a comment comes before it."""
-    said = [line for line in block if line.startswith(f"   {kind}=")]
-    return said[0].partition("=")[2].strip() if len(said) == 1 else ""
+def _only_value(block: list[str], kind: str) -> str:
+    """Give the value of the only line of that kind; nothing where there are several, for a comment comes before it."""
+    lines = [line for line in block if line.startswith(f"   {kind}=")]
+    return lines[0].partition("=")[2].strip() if len(lines) == 1 else ""
 
 
-def _job(block: list[str]) -> Job:
-    head, user = _HEAD.fullmatch(block[0]), _USER.fullmatch("   " + _line(block, "UserId"))
+def _parse_job_block(block: list[str]) -> SlurmJob:
+    head, user = _HEAD.fullmatch(block[0]), _USER.fullmatch("   " + _single_line(block, "UserId"))
     if not head or not user:
         raise ValueError("its first lines are no job's")
-    lines = " ".join(_line(block, kind) for kind in _ONCE[1:])
-    facts = {key: "" if value == "(null)" else value for key, value in reversed(_FACTS.findall(lines))}
-    parts = dict(_FACTS.findall(head[2]))
-    missing = _NEEDED - facts.keys()
+    lines = " ".join(_single_line(block, kind) for kind in _SINGLE_LINES[1:])
+    fields = {key: "" if value == "(null)" else value for key, value in reversed(_FIELD.findall(lines))}
+    parts = dict(_FIELD.findall(head[2]))
+    missing = _REQUIRED - fields.keys()
     if missing:
         raise ValueError(f"cut off: no {', '.join(sorted(missing))}")
-    nodes = parse_count(facts["NumNodes"].partition("-")[0])
-    asked = {each: parse_asked(_only(block, f"TresPer{each}")) for each in ("Job", "Node", "Task", "Socket")}
-    given = _given(block)
-    tres = parse_tres(_first(block, "AllocTRES") or _first(block, "TRES"))
-    gpus, here = count(asked, tres, given, nodes=nodes, tasks=_tasks(facts))
-    return Job(
+    nodes = parse_count(fields["NumNodes"].partition("-")[0])
+    requested = {
+        each: parse_requested_gres(_only_value(block, f"TresPer{each}")) for each in ("Job", "Node", "Task", "Socket")
+    }
+    tres = parse_tres(_first_value(block, "AllocTRES") or _first_value(block, "TRES"))
+    job = SlurmJob(
         head[1],
-        (facts["JobState"],),
+        (fields["JobState"],),
         user=user[1],
         uid=int(user[2]),
-        account=facts["Account"],
-        partition=facts["Partition"],
-        qos=facts["QOS"],
-        name=head[3][:LONGEST],
-        comment=_first(block, "Comment")[:LONGEST],
-        command=_null(_first(block, "Command")),
+        account=fields["Account"],
+        partition=fields["Partition"],
+        qos=fields["QOS"],
+        name=head[3][:MOST_TEXT_CHARS],
+        comment=_first_value(block, "Comment")[:MOST_TEXT_CHARS],
+        command=_without_null(_first_value(block, "Command")),
         array_id=parts.get("ArrayJobId", ""),
         het_id=parts.get("HetJobId", ""),
-        batch=facts["BatchFlag"] != "0",
-        nodes=nodes,
-        hosts=facts["NodeList"],
-        start=parse_time(facts["StartTime"]),
-        time_limit_seconds=parse_duration(facts["TimeLimit"]),
-        restarts=int(facts["Restarts"]),
-        gpus=gpus,
-        gpus_here=here,
-        on_gpus=on_gpus(asked, tres, given),
-        given=given,
+        batch=fields["BatchFlag"] != "0",
+        hosts=fields["NodeList"],
+        start=parse_time(fields["StartTime"]),
+        time_limit_seconds=parse_duration(fields["TimeLimit"]),
+        restarts=int(fields["Restarts"]),
     )
+    return _GpuFacts(requested, tres, _parse_gres_by_node(block), nodes, _task_count(fields)).fill(job)
 
 
-def _null(text: str) -> str:
+def _without_null(text: str) -> str:
     return "" if text == "(null)" else text
 
 
-def _tasks(facts: Mapping[str, str]) -> int | None:
-    return parse_count(facts["NumTasks"].partition("-")[0]) if "NumTasks" in facts else None
+def _task_count(fields: Mapping[str, str]) -> int | None:
+    return parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
 
 
-def _given(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
+def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
     """Read the lines by node that -d puts after JOB_GRES=; those are before anything a user may write."""
     begin = next((place for place, line in enumerate(block) if line.startswith("   JOB_GRES=")), None)
     if begin is None:
         return None
-    given: dict[str, tuple[Gres, ...]] = {}
+    gres_by_node: dict[str, tuple[Gres, ...]] = {}
     for line in block[begin + 1 :]:
         if not line.startswith("     Nodes="):
             break
         hosts, _, rest = line.strip().removeprefix("Nodes=").partition(" ")
-        given |= dict.fromkeys(expand_hostlist(hosts), parse_gres(rest.rpartition("GRES=")[2]))
-    return given
+        gres_by_node |= dict.fromkeys(expand_hostlist(hosts), parse_gres(rest.rpartition("GRES=")[2]))
+    return gres_by_node
 
 
 # -- columns --
 
-COLUMNS = (
+SQUEUE_COLUMNS = (
     "JobID", "State", "UserName", "UserID", "Account", "Partition", "QOS", "BatchFlag", "NumNodes", "NodeList",
     "StartTime", "TimeLimit", "RestartCnt", "ArrayJobID", "HetJobID", "tres-per-job", "tres-per-node", "tres-per-task",
     "tres-alloc", "NumTasks",
@@ -185,55 +276,56 @@ COLUMNS = (
 """Of `squeue -O`: none that a user may write as they like."""
 
 
-def parse_job_columns(text: str, job_id: str) -> Job:
+def parse_job_columns(text: str, job_id: str) -> SlurmJob:
     """Give job `job_id` out of the lines of COLUMNS, each followed by `|`; raises ValueError."""
     rows = [line.split("|")[:-1] for line in text.splitlines()]
     found = [row for row in rows if row[:1] == [job_id]]
-    if len(found) != 1 or len(found[0]) != len(COLUMNS):
-        raise ValueError(f"{len(found)} lines of job {job_id}, or not {len(COLUMNS)} columns: {text[:80]!r}")
-    said = {name: "" if cell in {"(null)", "N/A"} else cell for name, cell in zip(COLUMNS, found[0], strict=True)}
-    nodes = parse_count(said["NumNodes"])
-    asked = {each: parse_asked(said.get(f"tres-per-{each.lower()}", "")) for each in ("Job", "Node", "Task", "Socket")}
-    tres = parse_tres(said["tres-alloc"])
-    gpus, here = count(asked, tres, None, nodes=nodes, tasks=parse_count(said["NumTasks"] or "1"))
-    return Job(
+    if len(found) != 1 or len(found[0]) != len(SQUEUE_COLUMNS):
+        raise ValueError(f"{len(found)} lines of job {job_id}, or not {len(SQUEUE_COLUMNS)} columns: {text[:80]!r}")
+    cells = {
+        name: "" if cell in {"(null)", "N/A"} else cell for name, cell in zip(SQUEUE_COLUMNS, found[0], strict=True)
+    }
+    nodes = parse_count(cells["NumNodes"])
+    requested = {
+        each: parse_requested_gres(cells.get(f"tres-per-{each.lower()}", ""))
+        for each in ("Job", "Node", "Task", "Socket")
+    }
+    tres = parse_tres(cells["tres-alloc"])
+    job = SlurmJob(
         job_id,
-        (said["State"],),
-        user=said["UserName"],
-        uid=int(said["UserID"]),
-        account=said["Account"],
-        partition=said["Partition"],
-        qos=said["QOS"],
-        array_id=said["ArrayJobID"] if said["ArrayJobID"] != job_id else "",
-        het_id=said["HetJobID"],
-        batch=said["BatchFlag"] != "0",
-        nodes=nodes,
-        hosts=said["NodeList"],
-        start=parse_time(said["StartTime"] or "N/A"),
-        time_limit_seconds=parse_duration(said["TimeLimit"] or "N/A"),
-        restarts=int(said["RestartCnt"] or 0),
-        gpus=gpus,
-        gpus_here=here,
-        on_gpus=on_gpus(asked, tres, None),
+        (cells["State"],),
+        user=cells["UserName"],
+        uid=int(cells["UserID"]),
+        account=cells["Account"],
+        partition=cells["Partition"],
+        qos=cells["QOS"],
+        array_id=cells["ArrayJobID"] if cells["ArrayJobID"] != job_id else "",
+        het_id=cells["HetJobID"],
+        batch=cells["BatchFlag"] != "0",
+        hosts=cells["NodeList"],
+        start=parse_time(cells["StartTime"] or "N/A"),
+        time_limit_seconds=parse_duration(cells["TimeLimit"] or "N/A"),
+        restarts=int(cells["RestartCnt"] or 0),
     )
+    return _GpuFacts(requested, tres, None, nodes, parse_count(cells["NumTasks"] or "1")).fill(job)
 
 
 # -- nodes --
 
 
 class NodeState(Struct, frozen=True):
-    """A node as sinfo tells it."""
+    """A node as sinfo reports it."""
 
     name: str
     condition: str
     """One of the schedulers' CONDITIONS; empty: it takes new work."""
     state: str
-    """As Slurm says it."""
+    """As Slurm writes it."""
     reason: str = ""
 
 
 _CONDITIONS = (
-    # The first that fits; the worse first. Long forms of sinfo(1), NODE STATE CODES, as words or as JSON's flags.
+    # The first that fits; the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
     (("down", "fail", "failed", "error", "future", "inval", "unknown", "not_responding", "reboot_issued", "rebooting",
       "powered_down", "powering_down", "powering_up", "power_down", "power_up", "powered_off", "no_respond"), "down"),
     (("maint", "maintenance"), "maintenance"),
@@ -244,7 +336,7 @@ _CONDITIONS = (
 )  # fmt: skip
 _SUFFIXES = {"*": "down", "~": "down", "#": "down", "%": "down", "^": "down", "$": "maintenance", "!": "draining",
              "@": "draining", "-": "planned", "+": ""}  # fmt: skip
-_AT_WORK = frozenset({"allocated", "mixed", "completing"})
+_BUSY_STATES = frozenset({"allocated", "mixed", "completing"})
 
 
 def parse_node_states(text: str) -> tuple[NodeState, ...]:
@@ -253,17 +345,195 @@ def parse_node_states(text: str) -> tuple[NodeState, ...]:
     if not all(len(line) == 3 and line[0] and line[1] for line in lines):  # noqa: PLR2004  name, state, reason
         raise ValueError(f"no lines of name|state|reason: {text[:80]!r}")
     return tuple(
-        NodeState(name, condition([state]), state, "" if reason.strip("|") == "none" else reason.strip("|"))
+        NodeState(name, node_condition([state]), state, "" if reason.strip("|") == "none" else reason.strip("|"))
         for name, state, reason in lines
     )
 
 
-def condition(states: Iterable[str]) -> str:
-    """Why nothing new may be placed on a node in these states: sinfo's one word, or JSON's state and flags."""
-    said = [state.lower() for state in states if state]
-    words = {word for state in said for word in state.rstrip("*~#!%$@^-+").split("+")}
-    if "drain" in words:
-        words.add("draining" if words & _AT_WORK else "drained")
-    suffixed = {_SUFFIXES[char] for state in said for char in state[len(state.rstrip("*~#!%$@^-+")) :]}
-    found = [name for names, name in _CONDITIONS if not words.isdisjoint(names) or name in suffixed]
+def node_condition(states: Iterable[str]) -> str:
+    """Why nothing new may be placed on a node in these states: sinfo's one name, or JSON's state and flags."""
+    lowered = [state.lower() for state in states if state]
+    flags = {flag for state in lowered for flag in state.rstrip("*~#!%$@^-+").split("+")}
+    if "drain" in flags:
+        flags.add("draining" if flags & _BUSY_STATES else "drained")
+    suffixed = {_SUFFIXES[char] for state in lowered for char in state[len(state.rstrip("*~#!%$@^-+")) :]}
+    found = [name for names, name in _CONDITIONS if not flags.isdisjoint(names) or name in suffixed]
     return found[0] if found else ""
+
+
+_UNSET = 0xFFFFFFFC
+"""NO_VAL, INFINITE and their like, where plain numbers are written."""
+
+
+class _OptionalNumber(Struct):
+    set: bool
+    infinite: bool = False
+    number: float = 0
+
+
+SlurmNumber = int | float | _OptionalNumber | None
+"""A number in either spelling: plain before 23.02, and since then beside a flag `set`."""
+
+
+class JobJson(Struct):
+    """The fields of a job in JSON that the node or the cluster reads; the others are skipped."""
+
+    job_id: int
+    job_state: str | list[str]
+    state_reason: str | None = ""
+    user_name: str | None = ""
+    user_id: int | None = None
+    account: str | None = ""
+    partition: str | None = ""
+    qos: str | None = ""
+    name: str | None = ""
+    comment: str | Mapping[str, str | None] | None = ""
+    command: str | None = ""
+    array_job_id: SlurmNumber = None
+    array_task_string: str | None = ""
+    het_job_id: SlurmNumber = None
+    batch_flag: bool | None = None
+    priority: SlurmNumber = None
+    submit_time: SlurmNumber = None
+    eligible_time: SlurmNumber = None
+    preempt_time: SlurmNumber = None
+    start_time: SlurmNumber = None
+    time_limit: SlurmNumber = None
+    restart_cnt: int | None = 0
+    node_count: SlurmNumber = None
+    max_nodes: SlurmNumber = None
+    tasks: SlurmNumber = None
+    sockets_per_node: SlurmNumber = None
+    nodes: str | None = ""
+    required_nodes: str | None = ""
+    excluded_nodes: str | None = ""
+    failed_node: str | None = ""
+    features: str | None = ""
+    resv_name: str | None = ""
+    tres_alloc_str: str | None = ""
+    tres_per_job: str | None = ""
+    tres_per_node: str | None = ""
+    tres_per_task: str | None = ""
+    tres_per_socket: str | None = ""
+    gres_detail: list[str] | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Upper case; the base state first."""
+        states = (self.job_state,) if isinstance(self.job_state, str) else self.job_state
+        return tuple(state.upper() for state in states)
+
+
+class JobsResponse(Struct):
+    """An answer about jobs; each is decoded by itself, so that one that cannot be read spoils no other."""
+
+    jobs: list[msgspec.Raw]
+    errors: list[msgspec.Raw] = []
+
+    @property
+    def error(self) -> str:
+        """The first error on one line; empty where there is none."""
+        return " ".join(bytes(self.errors[0]).decode(errors="replace").split()) if self.errors else ""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_JOB_DECODER = msgspec.json.Decoder(JobJson)
+
+
+def decode_jobs(data: bytes | str) -> JobsResponse:
+    """Decode what `scontrol show job --json` or `squeue --json` printed or slurmrestd sent; raises ValueError."""
+    try:
+        return msgspec.json.decode(data, type=JobsResponse)
+    except _UNREADABLE as err:
+        raise ValueError(f"no JSON of jobs: {err}") from err
+
+
+def decode_job(raw: msgspec.Raw) -> JobJson:
+    """Decode one job of a response; raises ValueError."""
+    try:
+        return _JOB_DECODER.decode(raw)
+    except _UNREADABLE as err:
+        raise ValueError(f"no JSON of a job: {err}") from err
+
+
+def read_number(value: SlurmNumber) -> int | None:
+    """A number in either spelling; None where it is not set, infinite, or one of Slurm's values for that."""
+    if isinstance(value, _OptionalNumber):
+        value = value.number if value.set and not value.infinite else None
+    return int(value) if value is not None and 0 <= value < _UNSET else None
+
+
+def _job_from_json(raw: JobJson) -> SlurmJob:
+    if not raw.states:
+        raise ValueError("a job without a state")
+    per = {"Job": raw.tres_per_job, "Node": raw.tres_per_node, "Task": raw.tres_per_task, "Socket": raw.tres_per_socket}
+    requested = {name: parse_requested_gres(text or "") for name, text in per.items()}
+    tres, nodes = parse_tres(raw.tres_alloc_str or ""), read_number(raw.node_count) or 0
+    limit = read_number(raw.time_limit)
+    comment = raw.comment if isinstance(raw.comment, str) else (raw.comment or {}).get("job")
+    job = SlurmJob(
+        str(raw.job_id),
+        raw.states,
+        user=raw.user_name or "",
+        uid=raw.user_id,
+        account=raw.account or "",
+        partition=raw.partition or "",
+        qos=raw.qos or "",
+        name=(raw.name or "").partition("\n")[0][:MOST_TEXT_CHARS],
+        comment=(comment or "").partition("\n")[0][:MOST_TEXT_CHARS],
+        command=raw.command or "",
+        array_id=str(read_number(raw.array_job_id) or ""),
+        het_id=str(read_number(raw.het_job_id) or ""),
+        batch=raw.batch_flag,
+        hosts=raw.nodes or "",
+        start=read_number(raw.start_time) or None,
+        time_limit_seconds=None if limit is None else limit * 60.0,
+        restarts=raw.restart_cnt or 0,
+    )
+    return _GpuFacts(requested, tres, gres_by_node_of(raw), nodes, read_number(raw.tasks)).fill(job)
+
+
+def gres_by_node_of(raw: JobJson) -> Mapping[str, tuple[Gres, ...]] | None:
+    """What a job has by node; `gres_detail` holds one text for each node, in their order (measured).
+
+    None where the number of texts is not that of the nodes. Raises ValueError.
+    """
+    hosts = expand_hostlist(raw.nodes or "")
+    if not raw.gres_detail or len(hosts) != len(raw.gres_detail):
+        return None
+    return dict(zip(hosts, map(parse_gres, raw.gres_detail), strict=True))
+
+
+class _NodeJson(Struct):
+    name: str
+    state: str | list[str]
+    state_flags: list[str] = []
+    reason: str | None = ""
+
+
+class _NodesResponse(Struct):
+    nodes: list[_NodeJson]
+    errors: list[msgspec.Raw] = []
+
+
+def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
+    """Give the jobs in what `scontrol show job --json` printed or slurmrestd answered; raises ValueError."""
+    response = decode_jobs(data)
+    if response.errors:
+        raise ValueError(f"the answer holds errors: {response.error[:200]}")
+    return tuple(_job_from_json(decode_job(raw)) for raw in response.jobs)
+
+
+def parse_node_json(data: bytes | str) -> tuple[NodeState, ...]:
+    """Give the nodes in slurmrestd's answer; raises ValueError."""
+    try:
+        response = msgspec.json.decode(data, type=_NodesResponse)
+    except _UNREADABLE as err:
+        raise ValueError(f"no JSON of nodes: {err}") from err
+    return tuple(_node_from_json(raw) for raw in response.nodes)
+
+
+def _node_from_json(raw: _NodeJson) -> NodeState:
+    base_states = [raw.state] if isinstance(raw.state, str) else raw.state
+    states = [*base_states, *raw.state_flags]
+    return NodeState(raw.name, node_condition(states), "+".join(states).lower(), raw.reason or "")

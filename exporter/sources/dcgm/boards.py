@@ -1,61 +1,168 @@
-"""What DCGM lists: boards and their MIG instances, as devices; and what is remembered of a board between surveys.
+"""Models the GPUs and MIG instances that DCGM lists: their identity, baselines and watched fields.
 
-Owns identity, shares and health. Refuses to ask for readings.
+It owns identity, weights and health, the choice of fields that a board can give at once, and the edges of its
+readings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import PPM, Device, Fault, Health, Spec
-from exporter.sources import shares
-from exporter.sources.dcgm.engine import Engine, Entity, Instance, Refusal, Sample
-from exporter.sources.dcgm.fields import RATES, STATIC, VISIBLE, Field
-from exporter.sources.dcgm.units import Unit
-from exporter.specs import find_spec, sliced, unknown_model
+from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
+from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
+from exporter.sources.dcgm.client import (
+    CYCLES,
+    GAUGES,
+    HEALTH,
+    INSTANCE,
+    RATES,
+    RATIOS,
+    STATIC,
+    VISIBLE,
+    DcgmClient,
+    DcgmRefusal,
+    DcgmSample,
+    EntityId,
+    Field,
+    GpuInstance,
+)
+from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
+from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
-NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
-_NOTHING_RUNS = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)
+UnitSpan = tuple[int, int, MeasuredInterval | None]
+"""Monotonic nanoseconds [start, end) and the values measured over it; None: there are only gauges."""
 
 
-class Found(Struct):
-    """One look at all that the engine lists."""
+class DcgmUnit:
+    """A board or an instance: a device with its entity, its series, and where its last reading ended."""
+
+    def __init__(self, device: Device, entity: EntityId) -> None:
+        self.device, self.entity = device, entity
+        self.series: SampleSeries | None = None
+        self.cycles: CycleCounters | None = None
+        self.latest: dict[int, DcgmSample] = {}
+        self.newest = 0
+        """Stamp of the newest of the latest values."""
+        self._ended_at, self._contiguous = NEVER, False
+        """End of the last reading, and whether the next begins there."""
+        self._gauged_at: int | None = None
+        self._counter: tuple[int, float] | None = None
+
+    def start_series(self, series: SampleSeries, cycles: CycleCounters | None) -> None:
+        """Expect profiling values, through a new series."""
+        self.series, self.cycles = series, cycles
+
+    def reset(self, since: int) -> None:
+        """Drop every baseline and values stamped before `since`, microseconds of the engine's clock."""
+        self._contiguous, self._counter = False, None
+        self.latest = {}
+        if self.series is not None:
+            self.series.reset(since)
+        if self.cycles is not None:
+            self.cycles.reset()
+
+    def number(self, field: int) -> float | int | None:
+        """The latest value of a field, if it is a number."""
+        sample = self.latest.get(field)
+        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
+
+    @property
+    def has_no_values(self) -> bool:
+        """Not one of its fields has a value."""
+        return not any(isinstance(sample.value, (int, float)) for sample in self.latest.values())
+
+    @property
+    def profiled(self) -> bool:
+        """Profiling values are expected."""
+        return self.series is not None and bool(self.series.fields)
+
+    def spans(
+        self, intervals: Iterable[MeasuredInterval], host: Callable[[int], int], *, slack: int, floor: int
+    ) -> Iterator[UnitSpan]:
+        """Intervals on the host's clock, each beginning where the last ended; never before `floor`.
+
+        Of an interval longer than `slack` only the last part counts.
+        """
+        for interval in intervals:
+            end = host(interval.end)
+            earliest = self._ended_at if self._contiguous else max(host(interval.start), self._ended_at)
+            start = max(earliest, end - slack, floor)
+            if end > start:
+                self._ended_at, self._contiguous = end, True
+                yield start, end, interval
+
+    def since_last(self, now: int, *, slack: int, floor: int) -> list[UnitSpan]:
+        """The time since the last read, for a unit without profiling; none while no gauge is new."""
+        newest = max((sample.stamp for sample in self.latest.values()), default=0)
+        if newest <= self.newest:
+            return []
+        before, self._gauged_at, self.newest = self._gauged_at, now, newest
+        start = now if before is None else max(before, self._ended_at, now - slack, floor)
+        if start >= now:
+            return []
+        self._ended_at, self._contiguous = now, False
+        return [(start, now, None)]
+
+    def energies(self, counter: tuple[int, float] | None, durations: Sequence[int]) -> list[float | None]:
+        """This unit's share of what the board's counter moved, at the rate between its last two values.
+
+        `counter` is its stamp (microseconds) and joules. Readings rarely cover just the time between two values.
+        """
+        if not durations:
+            return []
+        before, self._counter = self._counter, counter
+        if before is None or counter is None or counter[1] < before[1] or counter[0] <= before[0]:
+            return [None] * len(durations)
+        rate = (counter[1] - before[1]) / (counter[0] - before[0]) / 1000 * self.device.weight / PPM
+        return [rate * duration for duration in durations]
+
+    def reading(
+        self, start: int, end: int, values: Mapping[str, Any], gauges: Mapping[str, Any], joules: float | None
+    ) -> Reading:
+        """One reading: what was measured over it, and the latest gauges."""
+        return Reading(self.device.uuid, start, end, energy_joules=joules, **{**gauges, **values})
+
+
+class DcgmInventory(Struct):
+    """All that the engine lists at one time."""
 
     gpus: list[int]
     static: dict[int, dict[str, Any]]
-    instances: dict[int, list[Instance]]
+    instances: dict[int, list[GpuInstance]]
 
     def layout(self, gpu: int) -> tuple[Any, ...] | None:
-        """What must stay the same for a board to be the one that is watched; None: it does not say."""
+        """What must stay the same for the watches of a board to be good; None: not known."""
         mig = self.static[gpu].get("mig")
-        return None if mig is None else (mig, *((i.entity, i.number, i.slices) for i in self.instances.get(gpu, ())))
+        return (
+            None if mig is None else (mig, *((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ())))
+        )
 
 
-class Board:
-    """One GPU of the engine's: itself, and the instances it is cut into."""
+class DcgmBoard:
+    """One GPU of the engine's: itself, and its MIG instances."""
 
-    def __init__(self, gpu: int, layout: tuple[Any, ...] | None, units: list[Unit], doubts: list[Fault]) -> None:
-        self.gpu, self.layout, self.units, self.doubts = gpu, layout, units, doubts
+    def __init__(self, gpu: int, layout: tuple[Any, ...] | None, units: list[DcgmUnit], faults: list[Fault]) -> None:
+        self.gpu, self.layout, self.units, self.faults = gpu, layout, units, faults
         self.group: Any = None
         self.watched: list[Any] = []
         self.ratios: Any = None
         self.refused = ""
-        """Why profiling is not to be had, in words; empty when it is."""
-        self.hopeless = False
-        """The refusal is final."""
-        self.recovery = 0
-        self._xid_at: int | None = None
+        """Why there is no profiling, for people; empty where there is."""
+        self.permanently_refused = False
+        """The refusal is permanent."""
+        self.recovery_action = 0
+        self._xid_stamp: int | None = None
 
     @property
-    def whole(self) -> Unit:
+    def whole(self) -> DcgmUnit:
         """The board itself."""
         return self.units[0]
 
     @property
-    def cut(self) -> bool:
+    def partitioned(self) -> bool:
         """It is in MIG mode and has instances."""
         return len(self.units) > 1 or self.whole.device.weight != PPM
 
@@ -64,49 +171,49 @@ class Board:
         """Of the board, and so of its instances."""
         return self.whole.device.condition
 
-    def condemn(self, condition: str) -> None:
-        """Give the board and its instances a condition, or take it from them."""
+    def set_condition(self, condition: str) -> None:
+        """Set the condition of the board and its instances; empty: none."""
         for unit in self.units:
             unit.device = replace(unit.device, condition=condition)
 
-    def forget(self, wall: int) -> None:
+    def reset(self, since: int) -> None:
         """Drop the baselines of all units."""
         for unit in self.units:
-            unit.forget(wall)
+            unit.reset(since)
 
-    def xids(self, field: int) -> tuple[int, ...]:
-        """The error told since the last time: the field keeps the last one for ever, with the time it happened."""
+    def new_xids(self, field: int) -> tuple[int, ...]:
+        """The error since the last call: the field keeps the last one for ever, with the time at which it happened."""
         sample = self.whole.latest.get(field)
         if sample is None or not isinstance(sample.value, int) or sample.value <= 0:
-            self._xid_at = self._xid_at or 0
+            self._xid_stamp = self._xid_stamp or 0
             return ()
-        before, self._xid_at = self._xid_at, sample.at
-        return (sample.value,) if before is not None and sample.at > before else ()
+        before, self._xid_stamp = self._xid_stamp, sample.stamp
+        return (sample.value,) if before is not None and sample.stamp > before else ()
 
-    def carry(self, known: "Board") -> None:
-        """Keep what outlives a new layout."""
-        self._xid_at, self.recovery = known._xid_at, known.recovery  # noqa: SLF001
+    def carry_over(self, previous: "DcgmBoard") -> None:
+        """Take over from `previous` what a new layout does not change."""
+        self._xid_stamp, self.recovery_action = previous._xid_stamp, previous.recovery_action  # noqa: SLF001
 
 
-def survey(engine: Engine) -> Found:
-    """Ask for everything that has an identity."""
-    gpus = engine.gpus()
-    numbers = {field.number(engine.fields): field.name for field in STATIC}
-    asked = [number for number in numbers if number is not None]
+def read_inventory(client: DcgmClient) -> DcgmInventory:
+    """Read the GPUs, their static fields and their instances."""
+    gpus = client.gpus()
+    numbers = {field.field_id(client.fields): field.name for field in STATIC}
+    field_ids = [number for number in numbers if number is not None]
     static: dict[int, dict[str, Any]] = {gpu: {} for gpu in gpus}
-    for sample in engine.latest([(engine.gpu, gpu) for gpu in gpus], asked, live=True) if gpus else ():
+    for sample in client.latest([(client.gpu, gpu) for gpu in gpus], field_ids, live=True) if gpus else ():
         if isinstance(sample.value, (int, str)):
             static[sample.entity[1]][numbers[sample.field]] = sample.value
-    instances: dict[int, list[Instance]] = {}
+    instances: dict[int, list[GpuInstance]] = {}
     if any(facts.get("mig") == 1 for facts in static.values()):
-        for instance in sorted(engine.instances(), key=lambda instance: instance.number):
+        for instance in sorted(client.instances(), key=lambda instance: instance.instance_id):
             instances.setdefault(instance.gpu, []).append(instance)
-    return Found(gpus, static, instances)
+    return DcgmInventory(gpus, static, instances)
 
 
-def meet(engine: Engine, gpu: int, found: Found, *, overrides: Mapping[str, Spec]) -> Board:
-    """A board as it is met: its device and those of its instances, with their shares of it."""
-    facts = found.static[gpu]
+def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overrides: Mapping[str, Spec]) -> DcgmBoard:
+    """A board: its device and those of its instances, with their shares of it."""
+    facts = inventory.static[gpu]
     model, pci = str(facts.get("model", "")), facts.get("pci")
     spec = find_spec(model, f"{pci:08x}" if isinstance(pci, int) else None, overrides=overrides)
     uuid = str(facts.get("uuid") or f"unknown-{gpu}")
@@ -115,105 +222,294 @@ def meet(engine: Engine, gpu: int, found: Found, *, overrides: Mapping[str, Spec
         index=str(facts.get("index", gpu)),
         model=model,
         spec=spec,
-        lacks=() if spec is None or spec.nvlink_bytes_per_second else NVLINK,
+        lacks=() if spec is None or spec.nvlink_bytes_per_second else NVLINK_SIGNALS,
     )
-    cut = [instance for instance in found.instances.get(gpu, ()) if instance.computes] if facts.get("mig") == 1 else []
-    doubts = [unknown_model(uuid, model)] if spec is None and model else []
-    units = _units(engine, gpu, whole, cut, int(facts.get("slices") or 0), mig=facts.get("mig") == 1)
-    return Board(gpu, found.layout(gpu), units, doubts)
+    instances = (
+        [instance for instance in inventory.instances.get(gpu, ()) if instance.compute_instances]
+        if facts.get("mig") == 1
+        else []
+    )
+    faults = [unknown_model(uuid, model)] if spec is None and model else []
+    units = _units(client, gpu, whole, instances, int(facts.get("slices") or 0), mig=facts.get("mig") == 1)
+    return DcgmBoard(gpu, inventory.layout(gpu), units, faults)
 
 
-def _units(engine: Engine, gpu: int, whole: Device, cut: list[Instance], slices: int, *, mig: bool) -> list[Unit]:
+def _units(
+    client: DcgmClient, gpu: int, whole: Device, instances: list[GpuInstance], slices: int, *, mig: bool
+) -> list[DcgmUnit]:
     if not mig:
-        return [Unit(whole, (engine.gpu, gpu))]
-    counts = [instance.slices for instance in cut]
-    weights = shares(counts, max(slices, sum(counts), 1))
+        return [DcgmUnit(whole, (client.gpu, gpu))]
+    counts = [instance.slices for instance in instances]
+    weights = mig_weights(counts, max(slices, sum(counts), 1))
     parts = [
-        Unit(_part(engine, whole, instance, weight, max(slices, 1)), instance.entity)
-        for instance, weight in zip(cut, weights, strict=True)
+        DcgmUnit(_instance_device(client, whole, instance, weight, max(slices, 1)), instance.entity)
+        for instance, weight in zip(instances, weights, strict=True)
     ]
-    return [Unit(replace(whole, weight=PPM - sum(weights)), (engine.gpu, gpu)), *parts]
+    return [DcgmUnit(replace(whole, weight=PPM - sum(weights)), (client.gpu, gpu)), *parts]
 
 
-def _part(engine: Engine, whole: Device, instance: Instance, weight: int, slices: int) -> Device:
+def _instance_device(client: DcgmClient, whole: Device, instance: GpuInstance, weight: int, slices: int) -> Device:
     share = instance.slices / slices
-    return Device(
-        uuid=_mig_uuid(engine, whole, instance),
-        index=f"{whole.index}:{instance.number}",
-        model=whole.model,
-        spec=None if whole.spec is None else sliced(whole.spec, compute=share, memory=share),
-        lacks=NVLINK,
+    return instance_device(
+        whole,
+        instance.instance_id,
+        uuid=_mig_uuid(client, whole, instance),
+        profile=_profile(client, instance),
         weight=weight,
-        parent=whole.uuid,
-        profile=_profile(engine, instance),
+        spec=None if whole.spec is None else mig_instance_spec(whole.spec, compute=share, memory=share),
     )
 
 
-def _profile(engine: Engine, instance: Instance) -> str:
+def _profile(client: DcgmClient, instance: GpuInstance) -> str:
     """The profile as NVIDIA writes it, which DCGM gives as the name of the instance; else its slices alone."""
-    name = _text(engine, instance.entity, STATIC[0]).rpartition(" ")[2]
+    name = _static_text(client, instance.entity, STATIC[0]).rpartition(" ")[2]
     return name if "g." in name else f"{instance.slices}g"
 
 
-def _mig_uuid(engine: Engine, whole: Device, instance: Instance) -> str:
+def _mig_uuid(client: DcgmClient, whole: Device, instance: GpuInstance) -> str:
     """The MIG device's own UUID where the instance is one device; else the board's and the instance's number."""
-    name = _text(engine, instance.computes[0], VISIBLE) if len(instance.computes) == 1 else ""
-    return name if name.startswith("MIG-") else f"{whole.uuid}/{instance.number}"
+    name = _static_text(client, instance.compute_instances[0], VISIBLE) if len(instance.compute_instances) == 1 else ""
+    return name if name.startswith("MIG-") else f"{whole.uuid}/{instance.instance_id}"
 
 
-def _text(engine: Engine, entity: Entity, field: Field) -> str:
+def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
     """A static text of an entity; empty where there is none."""
-    number = field.number(engine.fields)
+    number = field.field_id(client.fields)
     if number is not None:
-        with suppress(Refusal):
-            (sample,) = engine.latest([entity], [number], live=True)
+        with suppress(DcgmRefusal):
+            (sample,) = client.latest([entity], [number], live=True)
             return sample.value if isinstance(sample.value, str) else ""
     return ""
 
 
 def health_of(
-    board: Board,
+    board: DcgmBoard,
     numbers: Mapping[str, int],
-    values: Mapping[int, Sample],
+    values: Mapping[int, DcgmSample],
     *,
     xids: tuple[int, ...],
     temperature: float | None,
 ) -> Health:
     """A board's Health from the latest values; what is blank is None."""
 
-    def told(name: str) -> int | float | None:
+    def number(name: str) -> int | float | None:
         sample = values.get(numbers.get(name, -1))
         return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
 
-    margin, slowdown = told("temperature_margin_celsius"), told("slowdown")
+    margin, slowdown = number("temperature_margin_celsius"), number("slowdown")
     if margin is None and slowdown is not None and temperature is not None:
         margin = slowdown - temperature
-    links = [told(f"nvlink_{kind}") for kind in ("crc_flit", "crc_data", "replay", "recovery")]
+    links = [number(f"nvlink_{kind}") for kind in ("crc_flit", "crc_data", "replay", "recovery")]
     seen = [int(count) for count in links if count is not None]
-    board.recovery = int(told("recovery_action") or 0)
+    board.recovery_action = int(number("recovery_action") or 0)
     return Health(
         uuid=board.whole.device.uuid,
         xids=xids,
-        recovery_action=_whole(told("recovery_action")),
-        ecc_corrected=_whole(told("ecc_corrected")),
-        ecc_uncorrected=_whole(told("ecc_uncorrected")),
-        row_remap_pending=_flag(told("row_remap_pending")),
-        row_remap_failed=_flag(told("row_remap_failed")),
+        recovery_action=_int_or_none(number("recovery_action")),
+        ecc_corrected=_int_or_none(number("ecc_corrected")),
+        ecc_uncorrected=_int_or_none(number("ecc_uncorrected")),
+        row_remap_pending=_bool_or_none(number("row_remap_pending")),
+        row_remap_failed=_bool_or_none(number("row_remap_failed")),
         nvlink_errors=sum(seen) if seen else None,
-        memory_temperature_celsius=told("memory_temperature_celsius") or None,
+        memory_temperature_celsius=number("memory_temperature_celsius") or None,
         temperature_margin_celsius=margin,
-        power_smoothing=_flag(told("power_smoothing")),
+        power_smoothing=_bool_or_none(number("power_smoothing")),
     )
 
 
-def _whole(value: float | None) -> int | None:
+def _int_or_none(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _flag(value: float | None) -> bool | None:
+def _bool_or_none(value: float | None) -> bool | None:
     return None if value is None else bool(value)
 
 
-def nothing_runs() -> dict[str, Any]:
-    """What is not partitioned runs nothing: no kernel can be started on it. Rates of the board are its instances'."""
-    return {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **_NOTHING_RUNS}
+def unpartitioned_values() -> dict[str, Any]:
+    """Fields of the unpartitioned part of a board: no activity, and no rates, which are those of its instances."""
+    return {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
+
+
+KEEP_SECONDS = 90.0
+"""How long the engine keeps values: longer than its own longest blocking call (60 s)."""
+HEALTH_PERIOD_US = 10_000_000
+_PRIORITY = ("tensor_active", "gr_engine_active", "sm_active", "dram_active")
+"""Fields to watch first where the counters cannot all be read at once."""
+REFUSAL_REASONS = {
+    "profiling_not_supported": "this board has no profiling counters that DCGM can read",
+    "module_not_loaded": "DCGM's profiling module is not loaded: see `dcgmi modules -l`; on DCGM 4 install the package"
+    " datacenter-gpu-manager-4-proprietary",
+    "requires_root": "the host engine does not run as root",
+    "no_permission": "the driver restricts profiling to administrators: run the host engine as root, or load the driver"
+    " with NVreg_RestrictProfilingToAdminUsers=0",
+    "profiling_library_error": "another program holds the counters (Nsight, CUPTI, a second host engine), or the"
+    " profiler broke: end it, or restart nvidia-dcgm",
+    "in_use": "another program holds the counters: end it",
+    "gpu_not_supported": "DCGM does not support this board",
+    "gpu_is_lost": "the driver does not reach this GPU",
+    "profiling_multi_pass": "another client watches counters that cannot be read together with ours",  # nosec B105
+}
+"""What a refusal of the profiling fields means, and what to do."""
+
+
+class SupportedFields:
+    """The fields this DCGM has, by id; and the groups of fields made on one engine, each made once.
+
+    The engine may be older than the bindings: one field it does not know spoils the whole group it is put into.
+    """
+
+    def __init__(self, client: DcgmClient) -> None:
+        self._client = client
+        self._groups: dict[tuple[int, ...], Any] = {}
+        tables = [self._numbered(table) for table in (RATIOS, CYCLES, RATES, GAUGES, HEALTH)]
+        known = set(client.supported([number for table in tables for number in table]))
+        self.ratios, self.cycles, self.rates, self.gauges_by_id, self.health = (
+            {number: field for number, field in table.items() if number in known} for table in tables
+        )
+        shown = {**self.rates, **self.gauges_by_id}
+        self._latest = shown
+        self._instance = {number: field for number, field in shown.items() if field.name in INSTANCE}
+        self.xid = next((number for number, field in self.gauges_by_id.items() if field.name == "xid"), -1)
+        self._energy = next((number for number, field in self.gauges_by_id.items() if field.name == "energy"), -1)
+
+    def _numbered(self, table: Iterable[Field]) -> dict[int, Field]:
+        numbered = ((field.field_id(self._client.fields), field) for field in table)
+        return {number: field for number, field in numbered if number is not None}
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """Fields of `Reading` that the latest values give."""
+        return frozenset(field.name for field in self._latest.values()) - {"energy", "xid"}
+
+    def group(self, ids: Sequence[int]) -> Any:
+        """The engine's group of these fields."""
+        key = tuple(ids)
+        if key not in self._groups:
+            self._groups[key] = self._client.field_group(key)
+        return self._groups[key]
+
+    def latest_queries(self, boards: Iterable[DcgmBoard]) -> list[tuple[list[EntityId], list[int]]]:
+        """(entities, fields) whose latest values are read: one request for boards, one for instances."""
+        units = [unit for board in boards for unit in board.units]
+        boards_only = [unit.entity for unit in units if not unit.device.parent]
+        instances = [unit.entity for unit in units if unit.device.parent]
+        queries = [(boards_only, list(self._latest)), (instances, list(self._instance))]
+        return [(entities, ids) for entities, ids in queries if entities]
+
+    def gauges(self, unit: DcgmUnit) -> dict[str, Any]:
+        """Fields of `Reading` from the latest values of one unit, energy and Xid apart."""
+        found: dict[str, Any] = {}
+        for number, field in (self._instance if unit.device.parent else self._latest).items():
+            value = unit.number(number)
+            if value is not None and number not in (self.xid, self._energy):
+                # Field 203 is an integer percentage, but a ratio where DCGM gives it as a double.
+                plain = field.name == "gpu_utilization" and isinstance(value, float)
+                found[field.name] = value if plain else value * field.scale
+        if "clock_event_reasons" in found:
+            found["clock_event_reasons"] = int(found["clock_event_reasons"])
+        return found
+
+    def energy(self, unit: DcgmUnit) -> tuple[int, float] | None:
+        """The board's energy counter: its stamp, microseconds, and joules."""
+        value = unit.number(self._energy)
+        return (
+            None if value is None else (unit.latest[self._energy].stamp, value * self.gauges_by_id[self._energy].scale)
+        )
+
+    def named(self, values: dict[int, float]) -> dict[str, float]:
+        """Ratios by the names of `Reading`."""
+        return {self.ratios[number].name: value for number, value in values.items() if number in self.ratios}
+
+
+def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
+    """Have a board and its instances watched; a refusal is kept in `board.refused`, and tried again.
+
+    A board that is lost, or that DCGM does not support, can be in no group: nothing of it is watched.
+    """
+    gauges, health = fields.group(list(fields.gauges_by_id)), fields.group(list(fields.health))
+    try:
+        board.group = client.group(unit.entity for unit in board.units)
+        for ids, every in ((gauges, period), (health, max(period, HEALTH_PERIOD_US))):
+            client.watch(board.group, ids, period=every, keep_seconds=KEEP_SECONDS)
+            board.watched.append(ids)
+    except DcgmRefusal as refusal:
+        board.refused = _reason(refusal)
+        client.unwatch(board.group, board.watched)
+        board.group = None
+        return
+    watch_profiling(client, fields, board, period=period, since=since)
+
+
+def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
+    """Have the remaining profiling fields watched, or set `board.refused` to the reason."""
+    chosen = _one_pass(fields, _metric_groups(client, board.gpu))
+    ratios = [number for number in chosen if number in fields.ratios or number in fields.cycles]
+    rates = [number for number in chosen if number in fields.rates]
+    try:
+        for ids in filter(None, (ratios, rates)):
+            group = fields.group(ids)
+            if group in board.watched:
+                continue
+            client.watch(board.group, group, period=period, keep_seconds=KEEP_SECONDS)
+            board.watched.append(group)
+            if ids is ratios:
+                board.ratios = group
+                _start_series(fields, board, ratios, period=period, since=since)
+    except DcgmRefusal as refusal:
+        board.refused = _reason(refusal)
+        board.permanently_refused = refusal.kind in ("profiling_not_supported", "not_supported", "gpu_not_supported")
+        return
+    board.refused = "" if ratios else REFUSAL_REASONS["profiling_not_supported"]
+
+
+def _start_series(fields: SupportedFields, board: DcgmBoard, ratios: Sequence[int], *, period: int, since: int) -> None:
+    """Start the series of the instances, or of a board without instances."""
+    for unit in board.units:
+        if unit is not board.whole or not board.partitioned:
+            counters = fields.cycles.keys() & set(ratios)
+            unit.start_series(
+                SampleSeries(ratios, period=period, since=since, counters=counters), _cycle_counters(fields, ratios)
+            )
+
+
+def _reason(refusal: DcgmRefusal) -> str:
+    return f"{REFUSAL_REASONS.get(refusal.kind, refusal.kind)} ({refusal})"
+
+
+def _metric_groups(client: DcgmClient, gpu: int) -> list[tuple[int, int, list[int]]]:
+    try:
+        return client.metric_groups(gpu)
+    except DcgmRefusal:
+        return []  # the watch itself reports the refusal
+
+
+def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]]) -> list[int]:
+    """The profiling fields to watch: all, or of groups that exclude each other the one with the most important field.
+
+    Boards before Hopper read some counters in turns (groups of one major id): watched together, each shows zeros while
+    another is read, or an extrapolation.
+    """
+    wanted = {**fields.ratios, **fields.rates, **fields.cycles}
+    ordered = sorted(wanted, key=lambda number: _priority(wanted[number].name))
+    if not groups:
+        return [number for number in wanted if number not in fields.cycles]
+    chosen_groups: dict[int, int] = {}
+    for number in ordered:
+        groups_with_field = [(major, minor) for major, minor, members in groups if number in members]
+        if groups_with_field and not any(chosen_groups.get(major) == minor for major, minor in groups_with_field):
+            free = [(major, minor) for major, minor in groups_with_field if major not in chosen_groups]
+            chosen_groups.update(free[:1])
+    readable = {number for major, minor, members in groups if chosen_groups.get(major) == minor for number in members}
+    return [number for number in wanted if number in readable]
+
+
+def _priority(name: str) -> int:
+    return _PRIORITY.index(name) if name in _PRIORITY else len(_PRIORITY)
+
+
+def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters | None:
+    by_name = {fields.ratios[number].name: number for number in ratios if number in fields.ratios}
+    counters = {fields.cycles[number].name: number for number in ratios if number in fields.cycles}
+    elapsed = counters.pop("elapsed", None)
+    pairs = {number: by_name[name] for name, number in counters.items() if name in by_name}
+    return None if elapsed is None or not pairs else CycleCounters(elapsed, pairs)

@@ -1,20 +1,116 @@
-"""A board's condition beside its work: memory errors, links, heat, what it needs to recover.
+"""Reads each board's health from NVML: Xid events, ECC and NVLink errors, temperatures and the recovery action.
 
-Owns which NVML fields say it, and how often they are asked. Refuses to judge, but for one thing: a board that asks
-for a recovery action says itself that it cannot work on.
+It owns the event set and which NVML fields are read how often. It does not judge an Xid: the policy knows which
+are fatal.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from ctypes import addressof
 from functools import partial
 from typing import Any
 
-from exporter.core.model import SECOND, Health
-from exporter.sources.nvml.asking import Asking
-from exporter.sources.nvml.events import Events
-from exporter.sources.nvml.probes import value_of
-from exporter.sources.nvml.units import Board, Fields, Unit
+from exporter.core.model import SECOND, Fault, Health
+from exporter.sources.nvml.calls import FieldValues, NvmlBoard, NvmlCalls, NvmlUnit, value_of
 
-EVERY = 10 * SECOND
+_MAX_EVENTS, _MAX_FINAL_EVENTS = 64, 4096
+"""Events taken in one read, as a storm can be reported over several; and from a set that is about to be freed."""
+
+
+class XidEvents:
+    """The event set of all boards; errors before a board was registered are not reported (NVML doc)."""
+
+    def __init__(self, calls: NvmlCalls) -> None:
+        self._calls, self._nvml = calls, calls.nvml
+        self._set: Any = None
+        self._registered: dict[int, str] = {}
+        self._broken = False
+        self._unregistered: list[tuple[NvmlBoard, int]] = []
+        """Boards that could not be registered, and why."""
+
+    def collect(self, boards: Iterable[NvmlBoard], *, changed: bool) -> dict[str, list[int]]:
+        """The Xids since the last call, by board, oldest first; 999 is one that NVML does not know.
+
+        Registers all boards again where handles have `changed`, or where the set is broken.
+        """
+        xids = self._drain(_MAX_FINAL_EVENTS if changed else _MAX_EVENTS)
+        if changed or self._broken:
+            self._unregistered = []
+            self._renew([board for board in boards if board.own.handle is not None])
+        for board, code in self._unregistered:
+            self._calls.signal_fault(board.own, "critical errors", code)
+        return xids
+
+    def _drain(self, limit: int) -> dict[str, list[int]]:
+        xids: dict[str, list[int]] = {}
+        for _ in range(limit if self._set is not None else 0):
+            event = self._next()
+            if event is None:
+                break
+            xids.setdefault(self._uuid_of(event), []).append(int(event.eventData))
+        for xid in xids.pop("", []):
+            self._calls.add_fault(
+                Fault("xid_unassigned", f"NVML: critical error (Xid) {xid} of a GPU that is not known")
+            )
+        return xids
+
+    def close(self) -> None:
+        """Free the set; never raises."""
+        event_set, self._set, self._registered = self._set, None, {}
+        if event_set is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(event_set)
+
+    def _next(self) -> Any:
+        try:
+            return self._nvml.nvmlEventSetWait_v2(self._set, 0)
+        except self._nvml.NVMLError as error:
+            if error.value != self._nvml.NVML_ERROR_TIMEOUT:
+                self._broken = True  # one lost board may keep the events of the others back
+                self._add_failure(error)
+            return None
+
+    def _uuid_of(self, event: Any) -> str:
+        return self._registered.get(addressof(event.device.contents), "") if event.device else ""
+
+    def _renew(self, boards: list[NvmlBoard]) -> None:
+        """Make a set of the boards that can be registered; an error other than "not supported" voids it (NVML doc)."""
+        self.close()
+        self._broken = False
+        try:
+            self._set = self._nvml.nvmlEventSetCreate()
+        except self._nvml.NVMLError as error:
+            self._broken = not self._calls.is_declined(error)
+            self._add_failure(error)
+            return
+        for board in boards:
+            try:
+                self._register(board)
+            except self._nvml.NVMLError as error:
+                self._unregistered.append((board, error.value))
+                self._renew([other for other in boards if other is not board])
+                return
+        if not self._registered:
+            self.close()
+
+    def _register(self, board: NvmlBoard) -> None:
+        own, nvml = board.own, self._nvml
+        try:
+            nvml.nvmlDeviceRegisterEvents(own.handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+        except nvml.NVMLError as error:
+            if not self._calls.is_declined(error):
+                raise
+            return
+        self._registered[addressof(own.handle.contents)] = own.device.uuid
+
+    def _add_failure(self, error: Any) -> None:
+        """Add a fault that critical errors are not reported; a lost GPU or driver has a fault of its own."""
+        if not self._calls.is_declined(error) and not self._calls.is_final(error):
+            message = f"NVML: critical errors (Xids) could not be asked for: {error} (error {error.value})"
+            self._calls.add_fault(Fault("xids_not_told", message))
+
+
+HEALTH_INTERVAL = 10 * SECOND
 """Between two examinations of a board, except that a critical error calls for one at once: counters of errors and
 the memory's heat change slowly, and a hundred fields of 18 links take the driver a millisecond."""
 _FIELDS = (
@@ -59,92 +155,96 @@ _RECOVERY = {
 """nvmlDeviceGpuRecoveryAction_t."""
 
 
-class Examiner:
-    """Asks after the boards' health, and keeps the conditions that follow from it."""
+class HealthReader:
+    """Reads the boards' health, and keeps the conditions that follow from it."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking, self._nvml = asking, asking.nvml
-        self._events = Events(asking)
+    def __init__(self, calls: NvmlCalls) -> None:
+        self._calls, self._nvml = calls, calls.nvml
+        self._events = XidEvents(calls)
         self._smoothing: int | None = None
 
-    def begin(self, boards: Iterable[Board]) -> None:
-        """Listen from now on for critical errors."""
+    def start(self, boards: Iterable[NvmlBoard]) -> None:
+        """Collect critical errors from now on."""
         self._smoothing = self._smoothing_field()
-        self._events.take(boards, changed=True)
+        self._events.collect(boards, changed=True)
 
-    def examine(self, boards: Iterable[Board], now: int, *, changed: bool) -> Iterator[Health]:
-        """Yield what is known anew, board by board; `changed` where a board was given a new handle.
+    def read(self, boards: Iterable[NvmlBoard], now: int, *, changed: bool) -> Iterator[Health]:
+        """Yield what is new, board by board; `changed`: a board has a new handle.
 
         Raises SourceError when the driver is gone.
         """
-        told = self._events.take(boards, changed=changed)
+        xids_by_board = self._events.collect(boards, changed=changed)
         for board in boards:
-            xids = told.get(board.own.device.uuid, [])
-            due = board.examined_at is None or now - board.examined_at >= EVERY
-            fields = self._look(board, now) if due or xids else {}
-            if board.recovery and board.own.handle is not None:
-                wanted = _RECOVERY.get(board.recovery, f"action {board.recovery}")
-                said = f"asks to be recovered: {wanted}: until then it is unavailable"
-                self._asking.fault(board.own, "gpu_recovery", said)
+            xids = xids_by_board.get(board.own.device.uuid, [])
+            due = board.health_read_at is None or now - board.health_read_at >= HEALTH_INTERVAL
+            fields = self._read_board(board, now) if due or xids else {}
+            if board.recovery_action and board.own.handle is not None:
+                wanted = _RECOVERY.get(board.recovery_action, f"action {board.recovery_action}")
+                message = f"asks to be recovered: {wanted}: until then it is unavailable"
+                self._calls.device_fault(board.own, "gpu_recovery", message)
             if fields or xids:
                 yield Health(board.own.device.uuid, xids=tuple(xids), **fields)
 
     def close(self) -> None:
-        """Stop listening; never raises."""
+        """Stop collecting critical errors; never raises."""
         self._events.close()
 
-    def _look(self, board: Board, now: int) -> Fields:
-        """Ask all at once, and nothing of a board without a handle: its last words are its critical errors."""
+    def _read_board(self, board: NvmlBoard, now: int) -> FieldValues:
+        """Read all fields in one call; none of a board without a handle, which only has critical errors."""
         if board.own.handle is None:
             return {}
-        board.examined_at = now
+        board.health_read_at = now
         if board.checks is None:
-            board.checks = {"health": [partial(self._ask_fields, board)], "margin": [self._margin, self._to_slowdown]}
+            board.checks = {"health": [partial(self._read_fields, board)], "margin": [self._margin, self._to_slowdown]}
         try:
-            fields: Fields = {}
+            fields: FieldValues = {}
             for what, calls in board.checks.items():
-                fields.update(self._asking.first(board.own, calls, what=what))
+                fields.update(self._calls.call_first(board.own, calls, what=what))
         except self._nvml.NVMLError as error:
-            self._asking.raise_if_fatal(error, "examined the GPUs")
+            self._calls.raise_if_fatal(error, "examined the GPUs")
             return {}  # the next read finds it lost
-        self._heed(board, fields.get("recovery_action"))
+        self._set_recovery(board, fields.get("recovery_action"))
         return fields
 
-    def _heed(self, board: Board, action: int | None) -> None:
-        """Keep the condition "recovery" from the first word of it to the first word against it."""
-        board.recovery = board.recovery if action is None else action
-        board.mark("recovery" if board.recovery else "")
+    def _set_recovery(self, board: NvmlBoard, action: int | None) -> None:
+        """Keep the condition "recovery" from when NVML first reports an action until it reports none."""
+        board.recovery_action = board.recovery_action if action is None else action
+        board.set_condition("recovery" if board.recovery_action else "")
 
-    def _ask_fields(self, board: Board, unit: Unit, _seconds: float) -> Fields:
-        if board.wanted is None:
-            board.wanted = list(self._all(board))
-        if not board.wanted:
+    def _read_fields(self, board: NvmlBoard, unit: NvmlUnit, _seconds: float) -> FieldValues:
+        if board.health_fields is None:
+            board.health_fields = list(self._all_fields(board))
+        if not board.health_fields:
             return {}
-        answers = self._nvml.nvmlDeviceGetFieldValues(unit.handle, [(field, scope) for _, field, scope in board.wanted])
-        seen, kept = self._sorted(board, answers)
+        answers = self._nvml.nvmlDeviceGetFieldValues(
+            unit.handle, [(field, scope) for _, field, scope in board.health_fields]
+        )
+        seen, kept = self._sort_answers(board, answers)
         links = next((name for name in _LINKS if seen.get(name)), None)
-        board.wanted = [want for want in kept if links is None or want[0] == links or want[0] not in _LINKS]
+        board.health_fields = [
+            field_key for field_key in kept if links is None or field_key[0] == links or field_key[0] not in _LINKS
+        ]
         return dict(_health(seen, links))
 
-    def _sorted(self, board: Board, answers: Any) -> tuple[dict[str, list[int]], list[tuple[str, int, int]]]:
-        """Give the values by name, without names of which one failed, and what is worth asking again."""
+    def _sort_answers(self, board: NvmlBoard, answers: Any) -> tuple[dict[str, list[int]], list[tuple[str, int, int]]]:
+        """The values by name, without names of which one failed, and the fields to read next time."""
         seen: dict[str, list[int]] = {}
         kept, failed = [], {}
-        for want, answer in zip(board.wanted or (), answers, strict=True):
+        for field_key, answer in zip(board.health_fields or (), answers, strict=True):
             code = answer.nvmlReturn
             if code in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_INVALID_ARGUMENT):
-                continue  # a driver that does not know a field says either
-            kept.append(want)
+                continue  # a driver that does not know a field gives either error
+            kept.append(field_key)
             if code:
-                failed[want[0]] = code
+                failed[field_key[0]] = code
             else:
-                seen.setdefault(want[0], []).append(value_of(answer))
+                seen.setdefault(field_key[0], []).append(value_of(answer))
         for name, code in failed.items():
             seen.pop(name, None)
-            self._asking.signal_fault(board.own, name, code)
+            self._calls.signal_fault(board.own, name, code)
         return seen, kept
 
-    def _all(self, board: Board) -> Iterator[tuple[str, int, int]]:
+    def _all_fields(self, board: NvmlBoard) -> Iterator[tuple[str, int, int]]:
         for name, constant in _FIELDS:
             yield name, getattr(self._nvml, constant), 0
         if self._smoothing is not None:
@@ -161,11 +261,11 @@ class Examiner:
             return None  # the same number means something else elsewhere
         return _SMOOTHING.get(branch, _SMOOTHING_ELSEWHERE)
 
-    def _margin(self, unit: Unit, _seconds: float) -> Fields:
+    def _margin(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
         return {"temperature_margin_celsius": float(self._nvml.nvmlDeviceGetMarginTemperature(unit.handle))}
 
-    def _to_slowdown(self, unit: Unit, _seconds: float) -> Fields:
-        """As boards before Ada and Hopper tell it: a threshold and a temperature."""
+    def _to_slowdown(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
+        """As boards before Ada and Hopper report it: a threshold and a temperature."""
         nvml, handle = self._nvml, unit.handle
         limit = nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         now = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
@@ -173,13 +273,13 @@ class Examiner:
 
 
 def _health(seen: dict[str, list[int]], links: str | None) -> Iterator[tuple[str, Any]]:
-    """Turn values into fields of `Health`; one that cannot be is not taken for an answer."""
+    """Turn values into fields of `Health`, without values that are impossible."""
     for name, values in seen.items():
         value = values[0]
         if name in ("row_remap_pending", "row_remap_failed"):
             yield name, bool(value)
         elif name == "memory_temperature_celsius":
-            if value:  # some boards answer 0 for a sensor they do not have
+            if value:  # some boards report 0 for a sensor they do not have
                 yield name, float(value)
         elif name == "power_smoothing":
             if value in _ON_OFF:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
-from tests.dashboards.stories import PRICE
-from tests.dashboards.world import Played
+from tests.dashboards.stories import PRICE, Played
 
 HOUR = 3600
 LOSSES = ("gau", "ectr", "emfu")

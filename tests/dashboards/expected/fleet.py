@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 PRICE = 2.5
 MONTH = 730

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from dashboards.losses import INFERENCE, losses
-from exporter.core.served import ServiceView
+from exporter.core.serving import ServingView
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.expected.training import of_a_hundred
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 STORIES = {
     "memory_bound": "memory_bound_decode",
@@ -19,7 +19,7 @@ STORIES = {
     "rejected_speculation": "rejected_speculation",
 }
 """In which the curve of one of the twelve ends with a loss, of servers alone."""
-TABLE = "What servers lose, whose it is, what must speak"
+TABLE = "What servers lose, whose it is, which signal it needs"
 
 
 def curves() -> Iterator[Expected]:
@@ -50,7 +50,7 @@ def of_the_idle_server(played: Played) -> float:
     return 100 * leaks["idle_allocation"] / sum(leaks.values())
 
 
-def served(what: Callable[[ServiceView], float | None]) -> Callable[[Played], float]:
+def served(what: Callable[[ServingView], float | None]) -> Callable[[Played], float]:
     """What the one server's engine said last."""
 
     def worth(played: Played) -> float:
@@ -62,7 +62,7 @@ def served(what: Callable[[ServiceView], float | None]) -> Callable[[Played], fl
     return worth
 
 
-def p99(kind: str) -> Callable[[ServiceView], float | None]:
+def p99(kind: str) -> Callable[[ServingView], float | None]:
     """The 99th percentile of a kind of latency."""
     return lambda view: next(each.p99 for each in view.latencies if each.kind == kind)
 

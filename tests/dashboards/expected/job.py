@@ -9,7 +9,7 @@ from statistics import median
 from exporter.core.model import SECOND
 from exporter.core.snapshot import JobView
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 PRICE = 2.5
 EXACTLY = 1e-6
@@ -159,7 +159,7 @@ RECEIPT = (
     row("Energy", REWORK, told(lambda job: sum(job.counters.energy) / 3.6e6)),
     row("GPU-hours", ("telemetry_outage", ALONE), lambda p: sum(p.leaks(job=ALONE).values()) / 3600),
     row("How long yet", REWORK, told(lambda job: 1200 / (job.owner.time_limit_seconds or 0)), letter="D"),
-    row("Is cut in", REWORK, told(lambda job: (job.owner.time_limit_seconds or 0) - 1200)),
+    row("Time limit in", REWORK, told(lambda job: (job.owner.time_limit_seconds or 0) - 1200)),
     row("What it costs and what to do first", JOBS["exposed_communication"],
         lambda p: PRICE * hours("exposed_communication", TRAINER)(p), letter="C", leak="exposed_communication",
         currency="USD"),

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from dashboards import words
-from exporter.core.leaks import LAYER_OF, NAMES
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.core.snapshot import GpuView
 from tests.dashboards.expected.fleet import PRICE, gpus, lost, of_a_hundred, share
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 USD = {"currency": "USD"}
 STATES = list(words.STATES)
-LAYER_OF_LEAK = dict(zip(NAMES, LAYER_OF, strict=True))
+LAYER_OF_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 LAYERS = ("useful", "unresolved", "emfu", "ectr", "gau", "unobserved")
 """In the order of the panels' queries."""
 

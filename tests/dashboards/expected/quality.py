@@ -5,8 +5,8 @@ from collections.abc import Callable
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.scheduler import DOWN
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
+from tests.dashboards.stories import Played
 from tests.dashboards.weeks import GPUS, OWNED
-from tests.dashboards.world import Played
 
 HOUR = 3600
 READ_SECONDS, CORE_SECONDS = 0.002, 0.0005

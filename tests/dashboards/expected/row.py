@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 
 class Expected(Struct, frozen=True, kw_only=True):

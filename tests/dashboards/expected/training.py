@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from dashboards.losses import TRAINING, losses
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 PRICE, MONTH = 2.5, 730
 STORIES = {
@@ -30,7 +30,7 @@ OTHERS = {
     "unattributed_stall": "carpenter",
 }
 """The same of the rest."""
-TABLE = "What training jobs lose, whose it is, what must speak"
+TABLE = "What training jobs lose, whose it is, which signal it needs"
 
 
 def of_a_hundred(rows: tuple[str, ...], minutes: float, whole: float = 100) -> Callable[[Played], float]:

@@ -7,7 +7,7 @@ from exporter.core.snapshot import JobView
 from tests.dashboards.expected.fleet import PRICE, in_state
 from tests.dashboards.expected.node import USD, gpu, reading, state
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.world import Played
+from tests.dashboards.stories import Played
 
 STUCK = {"job_id": "41001"}
 TROUBLE = "Jobs that hang, and jobs that hold GPUs for nothing"
@@ -39,7 +39,7 @@ def found(which: State) -> Callable[[Played], float]:
     """Mean seconds from the first sign to the state."""
 
     def worth(played: Played) -> float:
-        count, spent = next((n, ns) for name, n, ns in played.nodes[0].last.found if name is which)
+        count, spent = next((n, ns) for name, n, ns in played.nodes[0].last.detections if name is which)
         return spent / SECOND / count
 
     return worth

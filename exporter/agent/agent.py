@@ -1,0 +1,178 @@
+"""Runs the loop: takes each Observation, advances the ledger, publishes a Snapshot.
+
+Owns the ledger, and the one reference to the newest Snapshot that all readers share. Catches every exception of a step,
+as Sampler and Collector do, and counts it. Refuses to judge.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.agent.sampler import Sampler
+from exporter.clock import Clock
+from exporter.core.checkpoint import load_ledger
+from exporter.core.ledger import Ledger
+from exporter.core.model import Fault, Observation
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.prices import Terms
+from exporter.core.snapshot import DaemonMetadata, HistoryStatus, ReloadStatus, Snapshot, take_snapshot
+
+log = logging.getLogger(__name__)
+
+
+EXPORTER_DOWN = "exporter_down"
+"""Kind of the fault that the daemon's own absence is, and so the reason of its unobserved time."""
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    """What an agent may be given anew while it runs."""
+
+    terms: Terms
+    policy: Policy
+    by_model: Mapping[str, Policy]
+    reload: ReloadStatus
+
+
+class Agent:
+    """Advances one ledger by Observations and publishes an immutable Snapshot after each."""
+
+    def __init__(
+        self,
+        *,
+        meta: DaemonMetadata,
+        policy: Policy | None = None,
+        by_model: Mapping[str, Policy] | None = None,
+        record: Callable[[Observation], None] | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._policies = policy, by_model
+        self.ledger = Ledger(policy, by_model)
+        self.ledger_lock = threading.Lock()
+        """Whoever holds it may read the ledger, and has all that any Snapshot has told."""
+        self._on_snapshot: Callable[[Snapshot], None] | None = None
+        self._history_status: Callable[[], HistoryStatus | None] = lambda: None
+        self._downtime: Fault | None = None
+        """Why nobody saw the time before the first observation, if other books end before it."""
+        self._meta, self._record, self._sampler = meta, record, sampler
+        self._pending_settings: deque[AgentSettings] = deque(maxlen=1)
+        self._latest: Snapshot | None = None
+        self._errors: Counter[str] = Counter({"core": 0, "history": 0, "record": 0, "snapshot": 0})
+        self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
+
+    def latest(self) -> Snapshot | None:
+        """The newest Snapshot; safe from any thread."""
+        return self._latest
+
+    def last_error(self) -> str:
+        """What went wrong last, in words; empty while all is well."""
+        return self._last_error
+
+    def update(self, settings: AgentSettings) -> None:
+        """Judge and tell by these from the next observation on; from any thread. The newest is the one that counts."""
+        self._pending_settings.append(settings)
+
+    def set_history(
+        self, on_snapshot: Callable[[Snapshot], None], history_status: Callable[[], HistoryStatus | None]
+    ) -> None:
+        """Show every Snapshot to `keep`, which must not block; `keeping` says how it goes."""
+        self._on_snapshot, self._history_status = on_snapshot, history_status
+
+    def resume(self, checkpoint: bytes, *, now: int, reason: str) -> None:
+        """Count on from a checkpoint of this boot; before the first observation. Raises CheckpointError."""
+        ledger = Ledger(*self._policies)
+        load_ledger(ledger, checkpoint)
+        self.ledger, self._downtime = ledger, Fault(EXPORTER_DOWN, reason)
+        ledger.watched_since = now
+
+    def start_fresh(self, booked_until: Mapping[str, int], *, now: int, reason: str) -> None:
+        """Count from nothing, from where other books of the same GPUs end; before the first observation."""
+        self.ledger = Ledger(*self._policies)
+        self.ledger.paid_since, self._downtime = dict(booked_until), Fault(EXPORTER_DOWN, reason)
+        self.ledger.watched_since = now
+
+    def run(self, observations: Iterable[Observation]) -> None:
+        """Take in every observation; return when there are no more, or the feed itself breaks."""
+        try:
+            for observation in observations:
+                self.process(observation)
+        except Exception as err:
+            self._last_error = f"the feed of observations ended: {err}"
+            log.exception("the feed of observations broke; nothing more is sampled")
+
+    def process(self, observation: Observation) -> None:
+        """One tick. What fails is counted and logged; the next tick goes on."""
+        began = time.perf_counter()
+        if self._downtime is not None:
+            observation = replace(observation, faults=(self._downtime, *observation.faults))
+            self._downtime = None
+        messages = [fault.message for fault in observation.faults if fault.message]
+        self._last_error = messages[-1] if messages else ""
+        with self.ledger_lock:
+            if self._pending_settings:
+                self._guarded("core", self._apply_settings)
+            self._guarded("core", lambda: advance(self.ledger, observation))
+            self._core_seconds += time.perf_counter() - began
+            self._ticks += 1
+            if self._record is not None:
+                record = self._record
+                self._guarded("record", lambda: record(observation))
+            self._guarded("snapshot", self._publish)
+            self._guarded("history", self._record_history)
+
+    def _apply_settings(self) -> None:
+        """Between two observations: what was booked by the old thresholds stays."""
+        settings = self._pending_settings.popleft()
+        self._meta = replace(self._meta, terms=settings.terms, reload=settings.reload)
+        self.ledger.update_policy(settings.policy, settings.by_model)
+
+    def _publish(self) -> None:
+        self._latest = take_snapshot(self.ledger, self._daemon_metadata())
+
+    def _record_history(self) -> None:
+        if self._on_snapshot is not None and self._latest is not None:
+            self._on_snapshot(self._latest)
+
+    def _guarded(self, kind: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as err:  # a fault of ours must not stop the node's accounting
+            self._errors[kind] += 1
+            self._last_error = f"{kind}: {err}"
+            log.exception("the %s step failed; please report this", kind)
+
+    def _daemon_metadata(self) -> DaemonMetadata:
+        sampler = self._sampler
+        return replace(
+            self._meta,
+            source=self.ledger.source or self._meta.source,
+            source_reason=sampler.reason if sampler else self._meta.source_reason,
+            ticks=self._ticks,
+            late_ticks=sampler.late if sampler else 0,
+            messages=sampler.messages if sampler else (),
+            unanswered_seconds=sampler.unanswered_seconds if sampler else None,
+            read_seconds=sampler.read_seconds if sampler else 0.0,
+            core_seconds=self._core_seconds,
+            history=self._history_status(),
+            errors=tuple(sorted(self._errors.items())),
+            last_error=self._last_error,
+        )
+
+
+def paced(
+    observations: Iterable[Observation], clock: Clock, stop: threading.Event, *, speed: float = 1.0
+) -> Iterator[Observation]:
+    """Let recorded or simulated observations out at their own pace; the first comes at once."""
+    began: tuple[int, int] | None = None
+    for observation in observations:
+        if began is None:
+            began = clock.now(), observation.at
+        clock.wait(began[0] + round((observation.at - began[1]) / speed), stop)
+        if stop.is_set():
+            return
+        yield observation

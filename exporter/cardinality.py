@@ -1,0 +1,447 @@
+"""Counts the series of a fleet: scraped, recorded by the rules of alerts/, and kept by a relabelling profile.
+
+Owns the arithmetic. What one GPU, job or node exports is read from METRICS over a small node's snapshot that the core
+makes itself; rules come from data/recorded.csv and data/read_by_rules.csv. Refuses figures of its own, and to say what
+a series costs: the command does.
+"""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+
+from msgspec import Struct
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from exporter.core.leaks import LAYERS, LEAK_NAMES
+from exporter.core.ledger import Ledger
+from exporter.core.metrics import METRICS, UNHELD_LEAKS, UNOBSERVED_REASONS, Metric
+from exporter.core.model import PPM, SECOND, Allocation, Device, Health, Observation, Owner, Process, Reading, State
+from exporter.core.pipeline import advance
+from exporter.core.policy import Policy
+from exporter.core.snapshot import DaemonMetadata, HistoryStatus, take_snapshot
+from exporter.registry import PROFILING_SIGNALS, SOURCES
+from exporter.specs import find_spec
+from exporter.training.message import OUTCOMES
+
+Counts = Mapping[str, float]
+"""Series by metric."""
+SERIES_OF_A_SCRAPE = 5
+"""up, scrape_duration_seconds, scrape_samples_scraped, scrape_samples_post_metric_relabeling, scrape_series_added:
+Prometheus' own of every target ("Jobs and instances")."""
+REPORTING_OR_SERVING, REPORTED_MFU = "speaking job", "gpu_efficiency_job_reported_mfu_ratio"
+"""A job that reports or whose engine is found; what both can tell."""
+MISSING_SIGNALS: Mapping[str, tuple[str, ...]] = {
+    name: signals
+    for source, entry in SOURCES.items()
+    for name, signals in ((source, entry.unsupported_signals), *entry.limited_variants.items())
+}
+"""By source, or limited variant of one: fields of a Reading or a Health that it does not report of a whole board."""
+
+
+class FleetSize(Struct, frozen=True, kw_only=True):
+    """What there is. Numbers of the whole fleet at one moment, unless they say "a node"."""
+
+    nodes: int = 1
+    gpus: int = 8
+    """Boards a node."""
+    mig_boards: int = 0
+    """Of them cut into instances, a node."""
+    mig_instances: int = 0
+    """On all of these together, a node."""
+    jobs: int = 1
+    """Running."""
+    nodes_per_job: float = 1.0
+    reporting: int = 0
+    """Jobs that report."""
+    serving: int = 0
+    """Jobs whose engine is found."""
+    trouble: int = 0
+    """Jobs with a GPU that spins or lacks a process, an exemption or a limit of their own."""
+    spinning: int = 0
+    """GPUs."""
+    shared: int = 0
+    """GPUs that several jobs hold."""
+    sharers: int = 2
+    """Jobs on each of those."""
+    free: int = 0
+    """GPUs that nobody holds; counted as if held where the most is asked for."""
+    reasons: int = 1
+    """For which a GPU was not seen, since the daemon's start."""
+    churn: float = 0.0
+    """Jobs that end in a day."""
+    models: int = 1
+    """Of boards."""
+    models_per_node: int = 1
+    node_accounts: int = 1
+    """Triples of team, account and namespace that have held a GPU of a node since its daemon's start."""
+    owners: int = 1
+    """Such triples in the fleet."""
+    users: int = 1
+    pairs: int = 1
+    """Of an owner and a user."""
+    exemptions: int = 0
+    leaks: int = 0
+    """To which a job or a node loses at once; 0: to all there are."""
+    source: str = "dcgm"
+    listening: bool = True
+    """Jobs can report: reports.socket is not empty."""
+
+    @property
+    def devices(self) -> int:
+        """Of a node: boards, what instances leave of some, and the instances."""
+        return self.gpus + self.mig_instances
+
+    @property
+    def node_jobs(self) -> float:
+        """Jobs on nodes: one on three nodes is three."""
+        return self.jobs * self.nodes_per_job
+
+    @property
+    def lingering(self) -> float:
+        """Those that have ended and are still told of, as `node_jobs`; never more than a node keeps."""
+        ended = self.churn / 86_400 * Policy().job_linger_seconds * self.nodes_per_job
+        return min(ended, max(0.0, self.nodes * Policy().max_jobs - self.node_jobs))
+
+
+# -- what one thing shows --
+
+
+class SeriesCounts(Struct, frozen=True):
+    """Series by metric, as the catalogue reads them of a node in miniature where nothing has gone wrong."""
+
+    held: Counts
+    """Of a whole GPU."""
+    free: Counts
+    """Of one that somebody had minutes ago."""
+    instance: Counts
+    rest: Counts
+    """Of a board that is cut into instances."""
+    job: Counts
+    node: Counts
+    """Where no price of energy and no budget is configured."""
+
+
+@cache
+def series_counts(source: str) -> SeriesCounts:
+    """What things show where telemetry comes from a source of that kind, a name in LACKS."""
+    ledger = Ledger()
+    owner = Owner(job_id="job", time_limit_seconds=SECOND)
+    devices = tuple(_devices())
+    names = ("held", "instance", "free")
+    held = tuple(Allocation(uuid=uuid, owner=replace(owner, job_id=uuid), start=0) for uuid in names)
+    advance(ledger, Observation(0, 0, devices=devices, allocations=held))
+    for second in range(1, 4):
+        rows = tuple(_reading(device, second, MISSING_SIGNALS[source]) for device in devices)
+        health = tuple(_health(name, MISSING_SIGNALS[source]) for name in ("held", "free", "rest"))
+        now = held if second < 3 else held[:2]  # noqa: PLR2004  the last second
+        advance(ledger, Observation(second * SECOND, second * SECOND, readings=rows, health=health, allocations=now))
+    return _count_series(ledger)
+
+
+def _devices() -> Iterator[Device]:
+    model = "NVIDIA H100 80GB HBM3"
+    spec = find_spec(model)
+    yield Device("held", "0", model, spec)
+    yield Device("free", "1", model, spec)
+    yield Device("rest", "2", model, spec, weight=PPM - PPM // 7)
+    yield Device("instance", "2:0", model, spec, weight=PPM // 7, parent="rest", profile="1g.10gb")
+
+
+_BOARD_SIGNALS = frozenset({
+    "power_watts", "enforced_power_limit_watts", "temperature_celsius", "gpu_utilization", "clock_event_reasons",
+})  # fmt: skip
+"""No instance has these (`docs/sources.md`, MIG)."""
+
+
+def _reading(device: Device, second: int, missing_signals: tuple[str, ...]) -> Reading:
+    """A second in which all is busy that is held, and nothing else."""
+    busy = device.uuid in {"held", "instance"} or (device.uuid == "free" and second < 3)  # noqa: PLR2004
+    ratios = (*PROFILING_SIGNALS[:8], "gpu_utilization")
+    values = dict.fromkeys(ratios, 0.5 if busy else 0.0) | dict.fromkeys(
+        (*PROFILING_SIGNALS[8:], "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts",
+         "memory_used_bytes", "enforced_power_limit_watts", "energy_joules", "temperature_celsius"), 1.0,
+    )  # fmt: skip
+    missing = {*missing_signals, *(_BOARD_SIGNALS if device.parent else ())}
+    present = {name: value for name, value in values.items() if name not in missing}
+    more = {} if "clock_event_reasons" in missing else {"clock_event_reasons": 0}
+    # A process that the driver lists acquits what it is on of being unowned or bare.
+    processes = (Process(1),) if busy else ()
+    span = {"start": (second - 1) * SECOND, "end": second * SECOND}
+    return Reading(uuid=device.uuid, sm_clock_hz=1e9, processes=processes, **span, **present, **more)  # type: ignore[arg-type]
+
+
+def _health(uuid: str, missing_signals: tuple[str, ...]) -> Health:
+    values = {
+        "recovery_action": 0, "ecc_corrected": 0, "ecc_uncorrected": 0, "row_remap_failed": False, "nvlink_errors": 0,
+        "memory_temperature_celsius": 1.0, "temperature_margin_celsius": 1.0,
+    }  # fmt: skip
+    return Health(uuid, **{name: value for name, value in values.items() if name not in missing_signals})  # type: ignore[arg-type]
+
+
+def _count_series(ledger: Ledger) -> SeriesCounts:
+    found: dict[str, Counter[str]] = {name: Counter() for name in SeriesCounts.__struct_fields__}
+    errors = next(metric.max_series for metric in METRICS if metric.name == "gpu_efficiency_errors_total")
+    failed = tuple((str(n), 0) for n in range(errors))
+    snapshot = take_snapshot(
+        ledger, DaemonMetadata(unanswered_seconds=0.0, errors=failed, history=HistoryStatus(works=True))
+    )
+    for metric in METRICS:
+        for labels, _ in metric.read(snapshot):
+            if metric.scope == "gpu":
+                found[labels[0]][metric.name] += 1
+            elif metric.scope == "node" or (metric.scope == "job" and labels[0] == "held"):
+                found[metric.scope][metric.name] += 1
+    return SeriesCounts(**found)
+
+
+# -- what is scraped --
+
+
+def scraped_series(fleet: FleetSize, *, calm: bool = False) -> dict[str, float]:
+    """Series by metric of the whole fleet: at most; or, if `calm`, while nothing has ever gone wrong.
+
+    Beside the catalogue's names there are `process` and `scrape`: what the daemon's process and Prometheus add.
+    """
+    found = {metric.name: _metric_series(metric, fleet, calm=calm) for metric in METRICS}
+    found["process"] = float(fleet.nodes * _process_series())
+    found["scrape"] = float(fleet.nodes * SERIES_OF_A_SCRAPE)
+    return {name: count for name, count in found.items() if count}
+
+
+def _metric_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
+    if metric.scope == "gpu":
+        return fleet.nodes * _gpu_series(metric, fleet, calm=calm) + _sharer_series(metric, fleet)
+    if metric.scope == "job":
+        mixed = metric.name == "gpu_efficiency_job_state_gpus" and not calm
+        more = extra_states(fleet, fleet.node_jobs) if mixed else 0.0
+        return (fleet.node_jobs + fleet.lingering) * _series_of_one(
+            metric, series_counts(fleet.source).job, calm=calm
+        ) + more
+    if metric.name == "gpu_efficiency_workload_messages_total":
+        return float(fleet.nodes * len(OUTCOMES) * fleet.listening)
+    if calm and metric.scope == "node":
+        return float(fleet.nodes * series_counts(fleet.source).node.get(metric.name, 0))
+    # What is known of a job on one GPU is known late, and only if it is too large.
+    if calm and metric.scope == "job on one GPU":
+        return 0.0
+    return population(REPORTING_OR_SERVING if metric.name == REPORTED_MFU else metric.scope, fleet) * metric.max_series
+
+
+def _gpu_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
+    """Of one node, each GPU held by one job."""
+    kinds, free = series_counts(fleet.source), fleet.free / fleet.nodes if calm else 0.0
+    whole = fleet.gpus - fleet.mig_boards - free
+    each = (
+        (whole, kinds.held),
+        (free, kinds.free),
+        (fleet.mig_boards, kinds.rest),
+        (fleet.mig_instances, kinds.instance),
+    )
+    series = sum(count * _series_of_one(metric, counts, calm=calm) for count, counts in each)
+    if calm or metric.name != "gpu_efficiency_unobserved_seconds_total":
+        return series
+    return fleet.devices * fleet.reasons
+
+
+def _series_of_one(metric: Metric, counts: Counts, *, calm: bool) -> float:
+    """At most: what it shows, and what may yet occur of which even the best seen GPU shows nothing now."""
+    best = series_counts("dcgm").held if metric.scope == "gpu" else series_counts("dcgm").job
+    return counts.get(metric.name, 0) + (0 if calm else max(0, metric.max_series - best.get(metric.name, 0)))
+
+
+def _sharer_series(metric: Metric, fleet: FleetSize) -> float:
+    return float(fleet.shared * (fleet.sharers - 1)) if metric.name == "gpu_efficiency_allocation_info" else 0.0
+
+
+def population(scope: str, fleet: FleetSize) -> float:
+    """Things of that scope, on all nodes."""
+    return {
+        "node": fleet.nodes,
+        "model": fleet.nodes * fleet.models_per_node,
+        "account": fleet.nodes * min(fleet.node_accounts, Policy().max_accounts + 1),
+        "exemption": fleet.nodes * fleet.exemptions,
+        "spinning GPU": fleet.spinning,
+        "shared GPU": fleet.shared * 2,  # by SM time and, where that was not seen, by equal parts
+        "job in trouble": fleet.trouble * fleet.nodes_per_job,
+        "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
+        "reporting job": fleet.reporting * fleet.nodes_per_job,
+        REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,
+        "rank": fleet.reporting * fleet.nodes_per_job * _gpus_per_job(fleet),
+        "serving job": fleet.serving * fleet.nodes_per_job,
+    }[scope]
+
+
+def _gpus_per_job(fleet: FleetSize) -> float:
+    """On one of its nodes; a process each."""
+    held = fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
+    return min(float(fleet.devices), math.ceil(held / fleet.node_jobs)) if fleet.node_jobs else 0.0
+
+
+def extra_states(fleet: FleetSize, jobs: float) -> float:
+    """In which so many jobs' GPUs can be beside one of each job's: a GPU is in one, and a job cannot be in all."""
+    held = fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
+    return min(len(_HELD_STATES) * jobs, max(jobs, held)) - jobs
+
+
+_HELD_STATES = frozenset(State) - {State.UNOWNED, State.UNALLOCATED}
+
+
+@cache
+def _process_series() -> int:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return sum(len(family.samples) for family in registry.collect())
+
+
+class RecordingRule(Struct, frozen=True):
+    """A recording rule, as `alerts/build_recorded.py` describes it."""
+
+    record: str
+    interval: float
+    labels: frozenset[str]
+    scope: str
+    leaks: int
+    label_values: int
+    sparse: bool
+    rare: bool
+    window: float
+
+
+def _data_rows(name: str) -> Iterator[dict[str, str]]:
+    text = (files("exporter") / "data" / name).read_text(encoding="utf-8")
+    return csv.DictReader(text.splitlines())
+
+
+@cache
+def recording_rules() -> tuple[RecordingRule, ...]:
+    """Every rule that records."""
+    return tuple(
+        RecordingRule(
+            row["record"], float(row["interval"]), frozenset(row["labels"].split()), row["from"], int(row["leaks"]),
+            int(row["words"]), row["sparse"] == "1", row["rare"] == "1", float(row["window"]),
+        )
+        for row in _data_rows("recorded.csv")
+    )  # fmt: skip
+
+
+@cache
+def read_by_rules() -> Mapping[str, frozenset[str]]:
+    """The daemon's series that some rule reads -> the leaks asked for; none: whatever leak."""
+    return {row["metric"]: frozenset(row["leaks"].split()) for row in _data_rows("read_by_rules.csv")}
+
+
+def recorded_series(fleet: FleetSize, rule: RecordingRule, *, calm: bool = False) -> float:
+    """Series of one rule: at most; or, if `calm`, without what there is only in trouble."""
+    if (calm and rule.rare) or not _applies(rule.scope, fleet):
+        return 0.0
+    each = _series_by_leak(rule, fleet) * rule.label_values * (3 if "spread" in rule.labels else 1)
+    # Of a job's GPUs; requests of a server have states too, and these are words.
+    mixed = not calm and {"job_id", "state"} <= rule.labels and rule.label_values == 1
+    return _entities(rule, fleet) * each + (extra_states(fleet, fleet.jobs) if mixed else 0.0)
+
+
+def _applies(scope: str, fleet: FleetSize) -> bool:
+    return scope in {"cluster", "gpu", "job"} or population(scope, fleet) > 0
+
+
+def _entities(rule: RecordingRule, fleet: FleetSize) -> float:
+    """Jobs, nodes, or both, or owners: what the labels name."""
+    labels = rule.labels
+    if "gpu" in labels:
+        return fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
+    if "job_id" in labels:
+        return _jobs(rule, fleet) * (fleet.nodes_per_job if "instance" in labels else 1)
+    if labels & {"instance", "node"}:
+        return fleet.nodes * (fleet.models_per_node if "model" in labels else 1)
+    return _site_entities(labels, fleet)
+
+
+def _jobs(rule: RecordingRule, fleet: FleetSize) -> float:
+    """Of those that have ended, the ones it still tells of."""
+    jobs_by_scope = {
+        "reporting job": fleet.reporting, "rank": fleet.reporting, "serving job": fleet.serving,
+        REPORTING_OR_SERVING: fleet.reporting + fleet.serving, "job in trouble": fleet.trouble,
+    }  # fmt: skip
+    running = jobs_by_scope.get(rule.scope, fleet.jobs)
+    ended = fleet.churn / 86_400 * (rule.window + Policy().job_linger_seconds)
+    return running + ended * running / max(1, fleet.jobs)
+
+
+def _site_entities(labels: frozenset[str], fleet: FleetSize) -> float:
+    each = {
+        "model": fleet.models, "exemption": fleet.exemptions, "workload_class": len(_WORKLOAD_CLASSES),
+    }  # fmt: skip
+    owned, used = bool(labels & {"team", "account", "workload_namespace"}), "user" in labels
+    people = (1, fleet.users, fleet.owners, fleet.pairs)[2 * owned + used]
+    return math.prod((people, *(count for label, count in each.items() if label in labels)))
+
+
+_WORKLOAD_CLASSES = ("batch", "interactive", "serving")
+
+
+def _series_by_leak(rule: RecordingRule, fleet: FleetSize) -> int:
+    """A leak is of one layer; what took nothing has no sample."""
+    lost = fleet.leaks if fleet.leaks and rule.sparse else len(LEAK_NAMES)
+    if "leak" in rule.labels:
+        return min(lost, rule.leaks) + (len(UNHELD_LEAKS) if "held" in rule.labels else 0)
+    if "layer" in rule.labels:
+        return min(lost, len(LAYERS))
+    return 2 if "held" in rule.labels else 1
+
+
+PROFILES: Mapping[str, str] = {
+    "full": "everything",
+    "rules": "of single GPUs only what rules of alerts/ read",
+    "jobs": "nothing of single GPUs",
+    "nodes": "nothing of single GPUs and jobs",
+}
+"""Ways to drop detail at the scrape, each dropping more: name -> what is kept."""
+
+
+def kept_share(metric: str, profile: str) -> float:
+    """The share of a metric's series that a profile keeps."""
+    labels = next((each.labels for each in METRICS if each.name == metric and each.scope != "node"), ())
+    if profile == "full" or not {"uuid", "job_id"} & set(labels):
+        return 1.0  # what a node counts without a GPU has an empty uuid, and stays
+    if "uuid" not in labels:
+        return float(profile != "nodes")
+    if profile != "rules":
+        return 0.0
+    leaks = read_by_rules().get(metric)
+    return 0.0 if leaks is None else (len(leaks) / len(LEAK_NAMES) if leaks and "leak" in labels else 1.0)
+
+
+def relabel_configs(profile: str) -> list[dict[str, object]]:
+    """The profile as `metric_relabel_configs`."""
+    if profile == "rules":
+        return [*_unread_configs()]
+    gone = {"jobs": ("uuid",), "nodes": ("uuid", "job_id")}.get(profile, ())
+    return [{"source_labels": [label], "regex": ".+", "action": "drop"} for label in gone]
+
+
+def _unread_configs() -> Iterator[dict[str, object]]:
+    of_gpus = [metric for metric in METRICS if "uuid" in metric.labels]
+    names = [m.name.removeprefix("gpu_efficiency_") for m in of_gpus if not kept_share(m.name, "rules")]
+    yield {"source_labels": ["__name__"], "regex": f"gpu_efficiency_({'|'.join(names)})", "action": "drop"}
+    for metric in of_gpus:
+        if 0 < kept_share(metric.name, "rules") < 1:
+            unread = [name for name in LEAK_NAMES if name not in read_by_rules()[metric.name]]
+            regex = f"{metric.name};({'|'.join(unread)})"
+            yield {"source_labels": ["__name__", "leak"], "regex": regex, "action": "drop"}
+
+
+def max_samples(fleet: FleetSize, profile: str = "full") -> float:
+    """Samples that one scrape can keep with such GPUs: a job of its own on each, all in trouble, for every reason."""
+    jobs = fleet.devices * (fleet.sharers if fleet.shared else 1)
+    ended = math.ceil(fleet.lingering / fleet.nodes)
+    one = replace(
+        fleet, nodes=1, jobs=jobs + ended, nodes_per_job=1.0, churn=0.0, trouble=jobs, spinning=fleet.devices, free=0,
+        reporting=jobs if fleet.reporting else 0, serving=jobs if fleet.serving else 0,
+        shared=fleet.devices if fleet.shared else 0, reasons=len(UNOBSERVED_REASONS) + 1,
+        node_accounts=Policy().max_accounts + 1,
+    )  # fmt: skip
+    return sum(count * kept_share(name, profile) for name, count in scraped_series(one).items()) - SERIES_OF_A_SCRAPE

@@ -1,0 +1,274 @@
+"""Checks each scheduler that the configuration allows, and what it needs of this node.
+
+Owns the difference between a scheduler that is absent and one that is broken.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    Verdict,
+    findings_of,
+    split_advice,
+)
+from exporter.checkup.machine import rights
+from exporter.config import Config
+from exporter.registry import SCHEDULERS, section_of
+from exporter.schedulers.base import SchedulerError, open_scheduler
+from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient, SlurmUnavailableError
+from exporter.schedulers.slurm.local_node import find_conf, read_conf
+
+JOBS = "jobs"
+_HOST_PIDS = 0xEFFFFFFC
+"""Inode of /proc/PID/ns/pid in the host's own pid namespace (PROC_PID_INIT_INO, Linux' include/linux/proc_ns.h)."""
+_HIDEPID = re.compile(r"hidepid=(\w+)")
+
+
+def requires_scheduler(name: str) -> Callable[[Config], bool]:
+    """Whether the configuration names that scheduler."""
+    return lambda config: config.scheduler == name
+
+
+def _tries_scheduler(context: CheckContext, name: str) -> bool:
+    return context.config.scheduler in ("auto", name)
+
+
+def _refused(context: CheckContext, name: str, err: Exception, *, absent: bool = False) -> Finding:
+    verdict: Verdict = FAIL if requires_scheduler(name)(context.config) else INFO if absent else WARN
+    text = str(err).removeprefix(f"scheduler {name}: ")
+    return Finding(JOBS, name, verdict, *split_advice(text, f"set [{section_of(name)}] to what is here"))
+
+
+def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
+    if not _tries_scheduler(context, "slurm"):
+        return
+    slurm = context.config.slurm
+    there = bool(find_conf(slurm.conf, context.environ) or slurm.spool_dir or slurm.mapping_dir)
+    try:
+        scheduler = open_scheduler("slurm", context.config)
+    except SchedulerError as err:
+        yield _refused(context, "slurm", err, absent=not there)
+        return
+    scheduler.close()
+    yield Finding(JOBS, "slurm", OK, f"at home here: this is node {scheduler.node}")
+    yield from _directories(context, scheduler.node)
+    yield _controller(context, scheduler.node)
+
+
+def _directories(context: CheckContext, node: str) -> Iterator[Finding]:
+    slurm = context.config.slurm
+    path = find_conf(slurm.conf, context.environ)
+    spool = Path(slurm.spool_dir) if slurm.spool_dir else read_conf(path).spool_dir(node) if path else None
+    if spool is not None and (spool.is_dir() or not slurm.mapping_dir):
+        yield _readable(context, "slurm spool", spool, "SlurmdSpoolDir", _SPOOL_ADVICE)
+    if slurm.mapping_dir:
+        yield _readable(context, "slurm mapping", Path(slurm.mapping_dir), "the prolog's directory", _PROLOG_ADVICE)
+
+
+_PROLOG_ADVICE = "install slurm-prolog.sh and slurm-epilog.sh and have slurm.conf name them; see docs/bare-metal.md"
+_SPOOL_ADVICE = (
+    "let this user read it (its group, an ACL, CAP_DAC_READ_SEARCH), or use slurm.mapping_dir and the prolog"
+)
+
+
+def _readable(context: CheckContext, check: str, folder: Path, what: str, do: str) -> Finding:
+    try:
+        entries = len(os.listdir(folder))  # noqa: PTH208  its error names the folder, and only a count is wanted
+    except OSError as err:
+        verdict: Verdict = FAIL if requires_scheduler("slurm")(context.config) else WARN
+        return Finding(JOBS, check, verdict, f"{what} {folder} cannot be read: {err.strerror or err}", do)
+    return Finding(JOBS, check, OK, f"{what} {folder} can be read, {entries} entries")
+
+
+def _controller(context: CheckContext, node: str) -> Finding:
+    """One question about this node, in the way that questions about jobs go."""
+    try:
+        with closing(_controller_client(context)) as client:
+            state = client.node(node)
+    except (SlurmUnavailableError, ValueError) as err:
+        message, do = split_advice(str(err), "is slurmctld up and reachable from here? `scontrol ping`")
+        return Finding(
+            JOBS, "slurm controller", FAIL if requires_scheduler("slurm")(context.config) else WARN, message, do
+        )
+    return Finding(JOBS, "slurm controller", OK, f"answers; it knows {node}{_node_state_text(state.condition)}")
+
+
+def _controller_client(context: CheckContext) -> SlurmClient:
+    slurm = context.config.slurm
+    if slurm.restd_url:
+        from exporter.schedulers.slurm.restd import RestClient  # noqa: PLC0415  an HTTP client is 13 MiB
+
+        return RestClient(slurm.restd_url, token_file=slurm.restd_token_file, timeout=slurm.timeout_seconds)
+    conf = find_conf(slurm.conf, context.environ)
+    return CommandClient(Commands(bin_dir=slurm.bin_dir, conf=conf, timeout=slurm.timeout_seconds))
+
+
+def _node_state_text(condition: str) -> str:
+    return f", which takes no new work: {condition}" if condition else ", which takes work"
+
+
+def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """The kubelet's socket, and what the API server lets this service account ask."""
+    if not _tries_scheduler(context, "kubernetes"):
+        return
+    settings = context.config.kubernetes
+    absent = not _exists(Path(settings.pod_resources_socket))
+    if absent and not requires_scheduler("kubernetes")(context.config):
+        message = f"no kubelet at {settings.pod_resources_socket}"
+        yield Finding(JOBS, "kubernetes", INFO, message, "mount the host's /var/lib/kubelet/pod-resources, the folder")
+        return
+    try:
+        open_scheduler("kubernetes", context.config).close()
+        from exporter.schedulers.kubernetes.kubelet import try_kubelet  # noqa: PLC0415  grpc is 20 MiB
+
+        pods, devices = try_kubelet(settings.pod_resources_socket)
+    except SchedulerError as err:
+        yield _refused(context, "kubernetes", err)
+    else:
+        message = f"the kubelet answers: {pods} pods, which hold {devices} devices"
+        yield Finding(JOBS, "kubernetes", OK, message)
+    yield from _api(context)
+
+
+def _exists(path: Path) -> bool:
+    """Also where it may not be looked at: then it is there and broken, not absent."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _api(context: CheckContext) -> Iterator[Finding]:
+    try:
+        from exporter.schedulers.kubernetes.api import (  # noqa: PLC0415
+            ApiTimeouts,
+            find_api_server,
+            try_api,
+        )
+    except ImportError:
+        return
+    settings = context.config.kubernetes
+    found = find_api_server(settings, context.environ, ApiTimeouts(response=3.0))
+    if found is None:
+        message = "the API server is not asked: jobs, labels, users and a cordon of the node are not known"
+        do = "run in a pod with a service account, or set kubernetes.api_url"
+        yield Finding(JOBS, "kubernetes api", INFO, message, do)
+        return
+    node = settings.node_name or context.environ.get("NODE_NAME") or context.host
+    errors = try_api(found, node)
+    wrong = {name: text for name, text in errors.items() if text}
+    if not wrong:
+        message = f"{found.url} lets this service account list its node {node} and the pods on it"
+        yield Finding(JOBS, "kubernetes api", OK, message)
+        return
+    name, text = next(iter(wrong.items()))
+    message, do = split_advice(f"{found.url}: {name and f'{name}: '}{text}", "look at the API server and at the token")
+    yield Finding(JOBS, "kubernetes api", WARN, message, do)
+
+
+def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """The directory of the scheduler called mapping-dir."""
+    if not _tries_scheduler(context, "mapping-dir"):
+        return
+    path = Path(context.config.mapping_dir.path)
+    try:
+        open_scheduler("mapping-dir", context.config).close()
+    except SchedulerError as err:
+        yield _refused(context, "mapping-dir", err, absent=not _exists(path))
+        return
+    yield Finding(JOBS, "mapping-dir", OK, f"{path} can be read")
+
+
+def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
+    """What of other users' processes can be seen: without a scheduler all rests on it, with one the ranks do."""
+    proc = Path(context.config.host.proc)
+    others = [folder for folder in proc.glob("[0-9]*") if _owner(folder) not in (None, os.geteuid())]
+    bad = FAIL if requires_scheduler("processes")(context.config) else WARN
+    hidden = _hidden(context)
+    if hidden:
+        message = f"{proc} is mounted with hidepid={hidden}, which hides other users' processes"
+        do = "give the daemon's user the gid= of that mount, CAP_SYS_PTRACE, or mount the host's /proc without hidepid"
+        if not rights(context.proc).has("SYS_PTRACE"):
+            yield Finding(JOBS, "processes", bad, message, do)
+            return
+    if not _host_pids(context):
+        message = f"{proc} shows this container's processes alone: the driver's pids mean nothing here"
+        yield Finding(
+            JOBS, "processes", bad if _processes_only(context) else INFO, message, "in a pod set hostPID: true"
+        )
+        return
+    closed = [folder for folder in others if not _environ(folder)]
+    if others and len(closed) == len(others):
+        message = (
+            f"other users' processes are seen ({len(others)}), their environments may not be read: no ranks of jobs"
+        )
+        yield Finding(JOBS, "processes", INFO, message, "run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
+        return
+    yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are seen, with their environments")
+
+
+def _processes_only(context: CheckContext) -> bool:
+    return context.config.scheduler == "processes"
+
+
+def _owner(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_uid
+    except OSError:
+        return None
+
+
+def _environ(folder: Path) -> bool:
+    try:
+        with (folder / "environ").open("rb") as file:
+            file.read(1)
+    except OSError:
+        return False
+    return True
+
+
+def _hidden(context: CheckContext) -> str:
+    """The value of hidepid= of the mount that shows the host's processes; empty: nothing is hidden."""
+    try:
+        lines = (context.proc / "self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    mine = [line for line in lines if line.split()[4] == context.config.host.proc]
+    found = _HIDEPID.search(mine[-1]) if mine else None
+    return "" if found is None or found[1] in ("0", "off") else found[1]
+
+
+def _host_pids(context: CheckContext) -> bool:
+    """Whether the host's processes are seen: in its pid namespace, or by its /proc mounted elsewhere."""
+    if context.config.host.proc != f"{context.proc}":
+        return True
+    try:
+        return (context.proc / "self/ns/pid").stat().st_ino == _HOST_PIDS
+    except OSError:
+        return True
+
+
+def check_scheduler_choice(context: CheckContext, before: Findings) -> Iterator[Finding]:
+    """Which scheduler the daemon will take."""
+    names = [name for name in SCHEDULERS if name != "processes"]
+    works = [finding.check for finding in findings_of(before, *names) if finding.verdict is OK]
+    if context.config.scheduler in ("auto", "processes"):
+        chosen = works[0] if works and context.config.scheduler == "auto" else "processes"
+        more = "" if chosen != "processes" else ": whoever has a process on a GPU holds it"
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {chosen}{more}")
+    elif works:
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {works[0]}, as configured")
+    else:
+        message = f"the daemon will not start: {context.config.scheduler} is configured and does not work"
+        yield Finding(JOBS, "scheduler", FAIL, message, "see above, or set scheduler to another, or to auto")

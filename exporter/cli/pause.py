@@ -1,0 +1,87 @@
+"""Runs the commands `pause` and `resume`, which make a running daemon leave the hardware counters to a profiler.
+
+Writes or removes the pause file, which the daemon reads before each sample; it never talks to the daemon.
+"""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from exporter.agent.pause import LONGEST_SECONDS, Pause, clock_time, write_pause
+from exporter.cli.wiring import FAILED, config_file_argument, configure
+from exporter.config import ConfigError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_LONGEST_REASON = 200
+"""Characters, as many as the daemon repeats."""
+
+
+def pause(args: argparse.Namespace) -> int:
+    """Have the daemon read nothing for a while; the time is unobserved, for the reason "paused"."""
+    path = _pause_file(args)
+    until = time.time() + args.seconds
+    try:
+        write_pause(path, Pause(until, args.reason))
+    except OSError as err:
+        return _not_permitted(path, "cannot be written", err)
+    print(f"paused until {clock_time(until)}, at the daemon's next sample: {path}; `gpu-efficiency resume` ends it")
+    return 0
+
+
+def resume(args: argparse.Namespace) -> int:
+    """End a pause; one that is over, or never was, is no error."""
+    path = _pause_file(args)
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        print(f"nothing was paused: there is no {path}")
+        return 0
+    except OSError as err:
+        return _not_permitted(path, "cannot be removed", err)
+    print(f"the pause is over at the daemon's next sample: {path} is removed")
+    return 0
+
+
+def _pause_file(args: argparse.Namespace) -> Path:
+    file = configure(args).sampling.pause_file
+    if not file:
+        raise ConfigError("sampling.pause_file is empty, so that no daemon looks for a pause: name a file there")
+    return Path(file)
+
+
+def _not_permitted(path: Path, what: str, err: OSError) -> int:
+    print(
+        f"gpu-efficiency: {path} {what}: {err.strerror or err}: run this as root or as the daemon's user, or have"
+        " sampling.pause_file name a file that you may write, for the daemon too",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+def _duration(text: str) -> int:
+    """Seconds in "30s", "30m" or "2h"."""
+    found = re.fullmatch(r"([0-9]{1,9})([smh])", text)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time such as 30s, 30m or 2h, or longer than 24h: a pause that was forgotten must not"
+            " blind a node for good; pause again when it ends"
+        )
+    return seconds
+
+
+def _reason(text: str) -> str:
+    if len(text) > _LONGEST_REASON:
+        raise argparse.ArgumentTypeError(f"{len(text)} characters; {_LONGEST_REASON} at most")
+    return text
+
+
+def pause_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `pause`."""
+    config_file_argument(command)
+    command.add_argument(
+        "--for", dest="seconds", type=_duration, default="30m", metavar="TIME", help="30s, 30m or 2h; default 30m"
+    )
+    command.add_argument("--reason", type=_reason, default="", metavar="TEXT", help="told in the daemon's log")

@@ -1,0 +1,237 @@
+"""Runs the commands that read real hardware: `serve` and `record`.
+
+Owns opening the scheduler, the source and the listeners for workloads, and writing short job reports to Kubernetes
+when [receipts] asks for it. Exit status 3 where no source of telemetry works.
+"""
+
+import argparse
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from msgspec import Struct, structs
+
+from exporter.agent.agent import Agent
+from exporter.agent.inventory import Inventory, InventoryFile
+from exporter.agent.pause import PauseFile
+from exporter.agent.sampler import Collector, Sampler
+from exporter.cli.arguments import at_least
+from exporter.cli.progress import WAITED, ProgressBar, progress_arguments
+from exporter.cli.wiring import (
+    NO_SOURCE,
+    ConfigReloader,
+    config_arguments,
+    configure,
+    daemon_metadata,
+    fail,
+    live_settings,
+    on_sighup,
+    open_history,
+    open_reloader,
+    publish,
+    reload_in_background,
+)
+from exporter.clock import SystemClock
+from exporter.config import Config
+from exporter.core.job_record import JobRecord
+from exporter.core.model import Fault
+from exporter.core.snapshot import ReloadStatus
+from exporter.logs import set_redaction
+from exporter.redact import redact_secrets
+from exporter.schedulers.base import Scheduler, SchedulerError, choose_scheduler
+from exporter.schedulers.privacy import UserMask, open_mask
+from exporter.schedulers.rules import Rules
+from exporter.sources.selector import open_selector
+from exporter.trace import TraceHeader, TraceWriter
+from exporter.workloads import WorkloadListener
+
+log = logging.getLogger("gpu-efficiency")
+
+
+def _discard(_: JobRecord) -> None:
+    """Nobody has asked for more than the store."""
+
+
+@contextmanager
+def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord], None]]:
+    """What a history is to call with each statement of a job that has ended; it never waits."""
+    if config.receipts.kubernetes == "none":
+        yield _discard
+        return
+    from exporter.schedulers.kubernetes.api import (  # noqa: PLC0415  loaded only where it is configured
+        ApiTimeouts,
+        find_api_server,
+    )
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  likewise
+
+    server = find_api_server(config.kubernetes, os.environ, ApiTimeouts())
+    if server is None:
+        log.warning("receipts.kubernetes = %r and no API server is asked: none is placed", config.receipts.kubernetes)
+        yield _discard
+        return
+    writer = JobReportPublisher(server, config.receipts.kubernetes, node=node, render=short_report)
+    try:
+        yield writer.publish
+    finally:
+        writer.close()
+
+
+def short_report(record: JobRecord) -> str:
+    """One line of what this life of this node's books has of the job."""
+    from exporter.report.records import join_records  # noqa: PLC0415  only once a job has ended
+    from exporter.report.text import render_line  # noqa: PLC0415  likewise
+
+    return render_line(join_records([record], job_id=record.owner.job_id, at=record.end))
+
+
+class SampledNode(Struct, frozen=True):
+    """This node, as it is observed."""
+
+    config: Config
+    """With the scheduler that was found."""
+    collector: Collector
+    sampler: Sampler
+    node: str
+    """What the scheduler calls it."""
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Watch this node and serve; exit status 3 where there is nothing to watch."""
+    config = configure(args)
+    reloader = open_reloader(args, config)
+    with on_sighup(reloader):
+        return _with_sampler(config, lambda sampled: _serve(sampled, reloader))
+
+
+def record(args: argparse.Namespace) -> int:
+    """Write Observations to a trace until told to stop, or for a while; exit status as `serve`."""
+    return _with_sampler(configure(args), lambda sampled: _record(args, sampled.sampler))
+
+
+def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
+    """Find a scheduler and a source and let `use` have what is observed; where none works, say what was tried."""
+    clock, timing = SystemClock(), config.sampling
+    mask = open_mask(config.privacy)
+    if mask is not None:
+        set_redaction(lambda text: mask.text(redact_secrets(text)))
+    try:
+        scheduler = choose_scheduler(config)
+    except SchedulerError as err:
+        return fail(redact_secrets(str(err)))
+    file = InventoryFile(config.inventory.file) if config.inventory.file else None
+    collector = open_collector(
+        config, clock, scheduler, mask, inventory_file=file, listeners=_open_listeners(config, clock)
+    )
+    config = structs.replace(config, scheduler=scheduler.name)
+    try:
+        first = collector.collect_now(clock.now())
+        refusals = [fault for fault in first.faults if fault.kind == "source_failed"]
+        if refusals:
+            return _print_refusals(refusals)
+        interval, deadline = timing.interval_seconds, timing.deadline_seconds
+        sampler = Sampler(collector, clock, interval=interval, deadline=deadline, first=first)
+        return use(SampledNode(config, collector, sampler, scheduler.node))
+    finally:
+        collector.close()
+
+
+def open_collector(
+    config: Config,
+    clock: SystemClock,
+    scheduler: Scheduler,
+    mask: UserMask | None,
+    *,
+    inventory_file: InventoryFile | None = None,
+    listeners: Sequence[WorkloadListener] = (),
+) -> Collector:
+    """Hands over the sources that `config` names, and over what it says should be there."""
+    return Collector(
+        open_selector(config),
+        scheduler,
+        pause=PauseFile(config.sampling.pause_file, clock.wall) if config.sampling.pause_file else None,
+        inventory=Inventory(inventory_file.load() if inventory_file else (), expected=config.inventory.expected_gpus),
+        inventory_file=inventory_file,
+        listeners=listeners,
+        mask=mask,
+    )
+
+
+def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener]:
+    """Those who hear what workloads say, as far as they are wanted."""
+    wanted: list[WorkloadListener] = []
+    if config.reports.socket or config.reports.http or config.follow:
+        from exporter.training.receiver import open_receiver  # noqa: PLC0415  who listens to nobody pays for nothing
+
+        wanted.append(open_receiver(config, clock))
+    if config.engines.enabled:
+        from exporter.engines.scraper import open_engines  # noqa: PLC0415  likewise
+
+        wanted.append(open_engines(config, clock))
+    return wanted
+
+
+def _print_refusals(refusals: list[Fault]) -> int:
+    print("gpu-efficiency: no usable source of GPU telemetry:", file=sys.stderr)
+    for tried in (line for fault in refusals for line in fault.message.splitlines()):
+        print(f"  tried {tried}", file=sys.stderr)
+    print("  `gpu-efficiency demo` serves a simulated node instead.", file=sys.stderr)
+    return NO_SOURCE
+
+
+def _serve(sampled: SampledNode, reloader: ConfigReloader) -> int:
+    config, sampler, node = sampled.config, sampled.sampler, sampled.node
+    metadata = daemon_metadata(config, source=sampler.name, node=node, reload=reloader.status)
+    agent = Agent(meta=metadata, policy=config.policy, by_model=config.policies(), sampler=sampler)
+
+    def apply(config: Config, reload: ReloadStatus) -> None:
+        sampled.collector.update(Rules(config.workload, config.exemptions))
+        agent.update(live_settings(config, node, reload))
+
+    name = node or platform.node()
+    with reload_in_background(reloader, apply), job_report_writer(config, name) as write_report:
+        return publish(agent, config, sampler.observations, history=open_history(config, name, ended=write_report))
+
+
+def _record(args: argparse.Namespace, sampler: Sampler) -> int:
+    stop = _stop_after(args.duration)
+    header = TraceHeader(host=platform.node(), created_wall=time.time_ns())
+    quiet, began = args.quiet or args.duration is None, time.monotonic()  # what has no end is never some way on
+    with (
+        TraceWriter(args.output, header, overwrite=args.force) as trace,
+        ProgressBar(args.output, args.duration, unit=WAITED, quiet=quiet) as progress,
+    ):
+        for observation in sampler.observations(stop):
+            trace.append(observation)
+            progress.update(time.monotonic() - began)
+    print(f"{trace.observations} observations in {args.output}", file=sys.stderr)
+    return 0
+
+
+def _stop_after(seconds: float | None) -> threading.Event:
+    """An event that SIGINT and SIGTERM set, or time."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not set() itself: the main thread may be inside this event's own lock, waiting, when the signal comes.
+        signal.signal(number, lambda *_: threading.Timer(0, stop.set).start())
+    if seconds is not None:
+        timer = threading.Timer(seconds, stop.set)
+        timer.daemon = True
+        timer.start()
+    return stop
+
+
+def record_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `record`."""
+    config_arguments(command)
+    command.add_argument("output", metavar="TRACE", help="JSON lines; gzip if the name ends in .gz")
+    command.add_argument(
+        "--duration", type=at_least(0), metavar="S", help="stop after so many seconds; default: on Ctrl-C"
+    )
+    command.add_argument("--force", action="store_true", help="overwrite TRACE")
+    progress_arguments(command)

@@ -1,0 +1,364 @@
+"""Runs the commands that print tables of this program: `metrics`, `leaks` and `check-config`.
+
+Owns their forms for a terminal, as Markdown, JSON and TOML. The facts are in exporter.core and exporter.config.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from exporter.cli.wiring import configure, open_web_config
+from exporter.cluster.metrics import METRICS as OF_CLUSTER
+from exporter.config import Config
+from exporter.core.leak_guide import (
+    EXAMPLE_WATERFALLS,
+    EXPECTED_USEFUL,
+    LEAK_GUIDE,
+    LITERATURE,
+    OTHER_LEAKS,
+    ExpectedLoss,
+    LeakGuideEntry,
+    OtherLeak,
+)
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS
+from exporter.core.metrics import METRICS, SERIES_BUDGET, Metric, max_series_of_scope
+from exporter.redact import redact_secrets
+from exporter.schedulers.privacy import open_mask
+
+_METRICS_INTRO = """# Metrics
+
+Printed by `gpu-efficiency metrics --markdown` (`make docs`) from the table in `exporter/core/metrics.py`.
+"""
+_METRIC_HEAD = """
+| metric | type | labels | per | meaning |
+|---|---|---|---|---|"""
+_LEAK_HEAD = """
+## Values of `leak`
+
+In the order of pouring. Evidence: measured and estimated leaks take from hardware counters alone; what is reported by
+a workload or an engine takes nothing until one speaks.
+
+| leak | layer | evidence | takes | watch | do first |
+|---|---|---|---|---|---|"""
+_OUTCOMES = """\
+| `useful` | useful | measured | the rest of tensor time at full clock | GAU x ECTR x eMFU | |
+| `unresolved` | unresolved | | kernel time whose worth cannot be known: no tensor counter, or an unknown board | | |
+| `unobserved` | unobserved | | time nobody saw, or saw and could not believe | coverage | |
+"""
+
+
+_CLUSTER_HEAD = """\
+## Of a whole cluster: `gpu-efficiency cluster`
+
+| metric | type | labels | per | meaning |
+|---|---|---|---|---|"""
+
+
+def check_config(args: argparse.Namespace) -> int:
+    """Print the configuration as it will be used, as TOML; the files of certificates and secrets are tried as well."""
+    config = configure(args)
+    open_mask(config.privacy)
+    note = open_web_config(config).current.note
+    if note:
+        print(f"gpu-efficiency: {config.web.config_file}: {note}", file=sys.stderr)
+    print(as_toml(config))
+    return 0
+
+
+def as_toml(config: Config) -> str:
+    """The configuration as its file would have it."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    return "\n".join(_toml_table("", tree)).strip()
+
+
+def _toml_table(path: str, values: dict[str, Any]) -> Iterator[str]:
+    """One TOML table and those inside it; what is not set is left out."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
+    if path and (plain or not values):
+        yield f"\n[{path}]"
+    yield from (f"{key} = {_toml_value(value)}" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, dict):
+            bare = key.isascii() and key.replace("_", "").isalnum()
+            name = key if bare else _toml_value(key)
+            yield from _toml_table(f"{path}.{name}" if path else name, value)
+
+
+def _toml_value(value: object) -> str:
+    """Strings, numbers, booleans and lists as TOML writes them: as JSON does; tables in a list differ."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(v)}" for key, v in value.items() if v is not None) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(redact_secrets(value) if isinstance(value, str) else value, ensure_ascii=False)
+
+
+def metrics(args: argparse.Namespace) -> int:
+    """Print the catalogue."""
+    if args.markdown:
+        sys.stdout.write(_metrics_markdown())
+        return 0
+    width = shutil.get_terminal_size((120, 24)).columns
+    for metric in METRICS:
+        labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
+        print(f"{metric.name}{labels} ({metric.type})"[:width])
+        print(f"    {metric.help}")
+    return 0
+
+
+def _metric_rows(metrics: Iterable[Metric]) -> list[str]:
+    return [
+        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"
+        for m in metrics
+    ]
+
+
+def _metrics_markdown() -> str:
+    budget = (
+        f"Series at most: {max_series_of_scope('gpu')} per GPU (budget {SERIES_BUDGET['gpu']}), "
+        f"{max_series_of_scope('job')} per job on a node (budget {SERIES_BUDGET['job']}), "
+        f"{max_series_of_scope('node') + max_series_of_scope('model')} per node with one model of GPU and the daemon's "
+        f"own `process_*` (budget {SERIES_BUDGET['node']}); beside them {max_series_of_scope('account')} per account "
+        "(at most `policy.max_accounts` and one), one an exemption, and on a GPU that several jobs share one "
+        "`allocation_info` for each of them and two `shared_seconds_total`. Trouble adds to it while it lasts: "
+        f"{max_series_of_scope('spinning GPU')} on a GPU that spins, "
+        f"{max_series_of_scope('job in trouble')} of its job. A training job that reports has "
+        f"{max_series_of_scope('reporting job')} more and {max_series_of_scope('rank')} for each of its processes "
+        f"here, a server whose engine is found {max_series_of_scope('serving job')}."
+    )
+    leak_rows = [f"| `{k.name}` | {k.layer} | {k.evidence} | {k.description} | {k.watch} | {k.fix} |" for k in LEAKS]
+    return "\n".join(
+        [
+            _METRICS_INTRO,
+            budget,
+            _METRIC_HEAD,
+            *_metric_rows(METRICS),
+            _LEAK_HEAD,
+            *leak_rows,
+            _OUTCOMES,
+            _CLUSTER_HEAD,
+            *_metric_rows(OF_CLUSTER),
+            "",
+        ]
+    )
+
+
+def metrics_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `metrics`."""
+    command.add_argument("--markdown", action="store_true", help="as docs/metrics.md")
+
+
+_NARROWEST, _WIDEST = 40, 120
+"""Columns: no line is cut, and none is too long to read."""
+_LABEL_WIDTH = 9
+
+_LEAKS_INTRO = """\
+# The twelve leaks
+
+Printed by `gpu-efficiency leaks --markdown` (`make docs`) from the table in `exporter/core/leak_guide.py`;
+`gpu-efficiency leaks` prints it for a terminal, `--json` for programs.
+
+What people call a leak is here one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and
+its money can be asked for by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
+`cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`.
+
+| # | leak | layer | team | booked as | do first |
+|---|---|---|---|---|---|"""
+_WATCH_HEAD = """
+## What to watch
+
+In the documents this project started from, the metric column of the inference table had slipped by some rows (KV-cache
+pressure was given the unoccupied GPU-hour ratio); here each leak has the metric that fits it: 9 KV-cache use,
+preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
+batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
+
+Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, told by the serving *engine*,
+or *estimated* by a formula. What is reported or told takes nothing until somebody speaks.
+
+| # | metric to watch | series | evidence | what must speak | runbook |
+|---|---|---|---|---|---|"""
+_EXPECT_HEAD = """
+## What to expect
+
+GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should lie in it. The figures
+beside it are what it was drawn after; each was measured on a system of its own.
+
+| # | leak | training | inference |
+|---|---|---|---|"""
+_OTHER_ROWS = """
+## Rows that are none of the twelve
+
+| row | layer | what it is | training | inference | runbook |
+|---|---|---|---|---|---|"""
+_LITERATURE_HEAD = """
+## Literature
+
+| | who | figure |
+|---|---|---|"""
+
+
+def leaks(args: argparse.Namespace) -> int:
+    """Print the map."""
+    if args.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(_json_tree()), indent=2).decode() + "\n")
+    elif args.markdown:
+        sys.stdout.write("\n".join(_leaks_markdown()) + "\n")
+    else:
+        columns = shutil.get_terminal_size((80, 24)).columns
+        print("\n".join(_terminal_lines(min(max(columns, _NARROWEST), _WIDEST))))
+    return 0
+
+
+def leaks_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `leaks`."""
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="as docs/leaks.md")
+    form.add_argument("--json", action="store_true", help="for programs, with the example waterfalls")
+
+
+# -- for programs --
+
+
+def _json_tree() -> dict[str, object]:
+    return {
+        "twelve": LEAK_GUIDE,
+        "others": OTHER_LEAKS,
+        "useful": dict(EXPECTED_USEFUL),
+        "literature": dict(LITERATURE),
+        "waterfalls": {name: dict(hours) for name, hours in EXAMPLE_WATERFALLS.items()},
+    }
+
+
+# -- for a terminal --
+
+
+def _terminal_lines(width: int) -> Iterator[str]:
+    yield from _wrapped(
+        "Where paid GPU time is lost: twelve leaks, and the rows of the ledger that book each. Expected: GPU-hours of"
+        " 100 paid, all engineering estimates (E), with the figures they were drawn after; see the end.",
+        width,
+        indent=0,
+    )
+    yield from chain.from_iterable(_entry_lines(entry, width) for entry in LEAK_GUIDE)
+    yield from ("", "Rows that are none of the twelve")
+    yield from chain.from_iterable(_other_lines(other, width) for other in OTHER_LEAKS)
+    yield from (
+        "",
+        "What is left",
+        "",
+        "  useful",
+        *_ranges(EXPECTED_USEFUL["training"], EXPECTED_USEFUL["inference"], width),
+    )
+    yield from ("", "Drawn after")
+    for key, source in LITERATURE.items():
+        yield from ("", f"  {key}", *_wrapped(f"{source.work}: {source.figure}", width, indent=4))
+
+
+def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
+    yield ""
+    yield from textwrap.wrap(f"{entry.number:2} {entry.name}", width, subsequent_indent="   ")
+    yield from _fact("layer", f"{', '.join(entry.layers)}; team {entry.team}", width)
+    yield from _fact("booked", ", ".join(entry.rows), width)
+    yield from _fact("watch", entry.watch, width)
+    yield from chain.from_iterable(_wrapped(name, width, indent=6) for name in entry.series)
+    yield from _fact("first", entry.fix, width)
+    yield from _fact("evidence", f"{', '.join(entry.evidence)}: {entry.needs}", width)
+    yield from _ranges(entry.training, entry.inference, width)
+    yield from _runbook(entry, width)
+
+
+def _other_lines(other: OtherLeak, width: int) -> Iterator[str]:
+    yield from ("", f"  {other.row}", *_wrapped(f"{other.what} ({_layer(other.row)})", width, indent=4))
+    yield from _ranges(other.training, other.inference, width)
+    yield from _runbook(other, width)
+
+
+def _ranges(training: ExpectedLoss | None, inference: ExpectedLoss | None, width: int) -> list[str]:
+    return [
+        *_fact("training", _expected(training, " h of 100"), width),
+        *_fact("infer.", _expected(inference, " h of 100"), width),
+    ]
+
+
+def _runbook(of: LeakGuideEntry | OtherLeak, width: int) -> list[str]:
+    return _fact("runbook", f"docs/runbooks/{of.runbook}.md", width) if of.runbook else []
+
+
+def _fact(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"    {label:<{_LABEL_WIDTH}}",
+        subsequent_indent=" " * (4 + _LABEL_WIDTH),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
+    """Lines of a text; a series' name stays whole, so that it can be copied."""
+    gap = " " * indent
+    return textwrap.wrap(
+        text, width, initial_indent=gap, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# -- for docs/leaks.md --
+
+
+def _leaks_markdown() -> Iterator[str]:
+    yield _LEAKS_INTRO
+    for s in LEAK_GUIDE:
+        yield _markdown_row(f"{s.number}", s.name, ", ".join(s.layers), s.team, _coded(s.rows), s.fix)
+    yield _WATCH_HEAD
+    for s in LEAK_GUIDE:
+        yield _markdown_row(f"{s.number}", s.watch, _coded(s.series), ", ".join(s.evidence), s.needs, _linked(s))
+    yield _EXPECT_HEAD
+    for s in LEAK_GUIDE:
+        yield _markdown_row(f"{s.number}", s.name, _expected(s.training), _expected(s.inference))
+    yield _markdown_row(
+        "", "**useful**", _expected(EXPECTED_USEFUL["training"]), _expected(EXPECTED_USEFUL["inference"])
+    )
+    yield _OTHER_ROWS
+    for o in OTHER_LEAKS:
+        yield _markdown_row(
+            f"`{o.row}`", _layer(o.row), o.what, _expected(o.training), _expected(o.inference), _linked(o)
+        )
+    yield _LITERATURE_HEAD
+    yield from (_markdown_row(f"[{key}]", source.work, source.figure) for key, source in LITERATURE.items())
+    yield "\nTwo example waterfalls within these ranges, in hours and in money: [worked example](worked-example.md)."
+
+
+def _markdown_row(*cells: str) -> str:
+    """One row of a table; a bar in a cell, as in a selector, would end it."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _coded(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _linked(of: LeakGuideEntry | OtherLeak) -> str:
+    return f"[{of.runbook}](runbooks/{of.runbook}.md)" if of.runbook else ""
+
+
+# -- words for both --
+
+
+def _layer(row: str) -> str:
+    return LAYER_OF[LEAK_NAMES.index(row)]
+
+
+def _expected(of: ExpectedLoss | None, unit: str = "") -> str:
+    """Its hours, and what they were drawn after."""
+    if of is None:
+        return "does not occur"
+    drawn = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
+    return f"{of.low:g} to {of.high:g}{unit} ({drawn})"

@@ -1,0 +1,387 @@
+"""Computes from jobs and nodes which pending jobs would fit, which jobs were interrupted, and how far jobs are spread.
+
+Fitting weighs GPUs alone, not CPUs, memory or limits. Interruptions compare two successive answers; a preemption counts
+only where the scheduler reports one. Placement gives nothing for a level that is not known of all nodes involved.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from msgspec import Struct
+
+from exporter.cluster.model import (
+    BLOCKED,
+    LEVELS,
+    ClusterJob,
+    ClusterNode,
+    Demand,
+    NodeRequirements,
+    PendingJob,
+    Reservation,
+)
+
+FreeGpus = dict[str, dict[str, int]]
+"""By node, then by type."""
+TakenGpus = list[tuple[str, str, int]]
+"""Node, type, GPUs."""
+
+
+def fitting_jobs(
+    pending: Iterable[PendingJob], free: Mapping[str, Mapping[str, int]], *, usable: Mapping[str, frozenset[str]]
+) -> list[tuple[PendingJob, int]]:
+    """Each job of which something fits, and how many of its tasks do; `usable` is nodes by `Demand.place`."""
+    left: FreeGpus = {node: dict(kinds) for node, kinds in free.items() if kinds}
+    hopeless: set[tuple[Demand, ...]] = set()
+    found: list[tuple[PendingJob, int]] = []
+    ready = (job for job in pending if job.parts and job.reason not in BLOCKED)
+    for job in sorted(ready, key=lambda job: (-job.priority, job.since or 0.0)):
+        # What is left only shrinks: what did not fit once never will.
+        if job.parts in hopeless:
+            continue
+        count = _fitting_tasks(job, left, usable)
+        if count < job.count:
+            hopeless.add(job.parts)
+        if count:
+            found.append((job, count))
+    return found
+
+
+def allowed_nodes(
+    places: Mapping[str, NodeRequirements],
+    nodes: Sequence[ClusterNode],
+    *,
+    reservations: Sequence[Reservation],
+    now: float,
+) -> dict[str, frozenset[str]]:
+    """Nodes by place. A reservation's nodes are its jobs' alone, while it lasts."""
+    active = [reservation for reservation in reservations if _active(reservation, now)]
+    kept = {each.name: frozenset(each.nodes) for each in active}
+    shared = frozenset(name for each in active if not each.whole for name in each.nodes)
+    # A node of which only some cores are reserved is reported as reserved all the same (measured, 22.05).
+    shared -= {name for each in active if each.whole for name in each.nodes}
+    usable = [node for node in nodes if node.free]
+    return {
+        key: frozenset(node.name for node in usable if _may_use(place, node, kept, shared=shared))
+        for key, place in places.items()
+    }
+
+
+def _active(reservation: Reservation, now: float) -> bool:
+    start, end = reservation.start, reservation.end
+    return start is not None and end is not None and start <= now < end
+
+
+def _may_use(
+    place: NodeRequirements, node: ClusterNode, kept: Mapping[str, frozenset[str]], *, shared: frozenset[str]
+) -> bool:
+    if not place.known or (place.reservation and node.name not in kept.get(place.reservation, ())):
+        return False
+    if node.state == "reserved" and not place.reservation and node.name not in shared:
+        return False
+    return (
+        (not place.partitions or not set(place.partitions).isdisjoint(node.open_partitions))
+        and place.features <= node.features
+        and all(not choice.isdisjoint(node.features) for choice in place.choices)
+        and node.taints <= place.tolerated
+        and (not place.required or node.name in place.required)
+        and node.name not in place.excluded
+    )
+
+
+def _fitting_tasks(job: PendingJob, left: FreeGpus, usable: Mapping[str, frozenset[str]]) -> int:
+    """How many of the job's tasks fit; takes what they need from `left`."""
+    count = 0
+    while count < job.count and _allocate(job.parts, left, usable):
+        count += 1
+    return count
+
+
+def _allocate(parts: tuple[Demand, ...], left: FreeGpus, usable: Mapping[str, frozenset[str]]) -> bool:
+    """All parts or none."""
+    done: TakenGpus = []
+    for part in parts:
+        taken = _choose_nodes(part, left, usable.get(part.place, frozenset()))
+        if taken is None:
+            for node, kind, count in done:
+                kinds = left.setdefault(node, {})
+                kinds[kind] = kinds.get(kind, 0) + count
+            return False
+        for node, kind, count in taken:
+            _deduct(left, node, kind, count=count)
+        done += taken
+    return True
+
+
+def _deduct(left: FreeGpus, node: str, kind: str, *, count: int) -> None:
+    kinds = left[node]
+    kinds[kind] -= count
+    if not kinds[kind]:
+        del kinds[kind]
+    if not kinds:
+        del left[node]
+
+
+def _choose_nodes(part: Demand, left: FreeGpus, nodes: frozenset[str]) -> TakenGpus | None:
+    """Where one part goes; None: nowhere."""
+    counts = ((_free_of_type(left[name], part.type), name) for name in left if name in nodes)
+    offers = sorted(offer for offer in counts if offer[0])
+    shares = _equal_shares(part, offers) if part.per_node else _any_shares(part, offers)
+    if shares is None:
+        return None
+    return [one for name, count in shares for one in _split_by_type(left[name], name, part.type, count=count)]
+
+
+def _free_of_type(kinds: Mapping[str, int], wanted: str) -> int:
+    return kinds.get(wanted, 0) if wanted else sum(kinds.values())
+
+
+def _equal_shares(part: Demand, offers: list[tuple[int, str]]) -> list[tuple[str, int]] | None:
+    """The same on each node, from the nodes that have the least to spare."""
+    enough = [name for count, name in offers if count >= part.per_node][: part.nodes]
+    return [(name, part.per_node) for name in enough] if len(enough) == part.nodes else None
+
+
+def _any_shares(part: Demand, offers: list[tuple[int, str]]) -> list[tuple[str, int]] | None:
+    """Any split: the tightest single node that has all, else the fewest nodes, the emptiest first."""
+    if part.nodes == 1:
+        whole = next((name for count, name in offers if count >= part.gpus), None)
+        if whole is not None:
+            return [(whole, part.gpus)]
+    shares: list[tuple[str, int]] = []
+    missing = part.gpus
+    for count, name in reversed(offers[-part.most_nodes :] if part.most_nodes else offers):
+        others = max(0, part.nodes - len(shares) - 1)
+        share = min(count, max(0, missing - others))
+        shares.append((name, share))
+        missing -= share
+        if not missing and len(shares) >= part.nodes:
+            return shares
+    return None
+
+
+def _split_by_type(kinds: Mapping[str, int], name: str, wanted: str, *, count: int) -> TakenGpus:
+    """Split a node's share over its types, where any will do."""
+    taken: TakenGpus = []
+    for kind in (wanted,) if wanted else sorted(kinds):
+        share = min(count, kinds.get(kind, 0))
+        if share:
+            taken.append((name, kind, share))
+            count -= share
+    return taken
+
+
+MOST_PARTITIONS_COUNTED = 199
+"""Partitions counted under their own names; all others, however many come and go, as "other"."""
+MOST_FAILURES = 50
+"""Node failures remembered by name."""
+_MOST_OPEN = 100_000
+"""Interruptions that wait for an answer about the nodes, at most."""
+_SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, "not_ready": 2}
+
+
+class Interruption(Struct, frozen=True):
+    """What happened to one job."""
+
+    job_id: str
+    partition: str
+    nodes: Mapping[str, int]
+    """Where it ran, and how bad each was then."""
+    gpus: int
+    times: int
+    outcome: str
+    cause: str
+    culprit: str
+    at: float
+    """Unix seconds of the answer that showed it."""
+
+
+class NodeFailure(Struct, frozen=True):
+    """A node that failed a job."""
+
+    node: str
+    job_id: str
+    partition: str
+    at: float
+    """Unix seconds."""
+
+
+class _JobBefore(Struct, frozen=True):
+    restarts: int
+    ended: bool
+    nodes: Mapping[str, int]
+    gpus: int
+
+
+class InterruptionCounter:
+    """Fed with every answer, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[tuple[str, str, str], int] = {}
+        """By partition, cause and outcome."""
+        self.gpus: dict[tuple[str, str, str], int] = {}
+        """GPUs those jobs had."""
+        self.failures: deque[NodeFailure] = deque(maxlen=MOST_FAILURES)
+        self._past: dict[str, _JobBefore] | None = None
+        self._severity: dict[str, int] = {}
+        self._partitions: set[str] = set()
+        """Those counted under their own names: the first ones."""
+        self._open: deque[Interruption] = deque(maxlen=_MOST_OPEN)
+
+    def update_jobs(self, runs: Iterable[ClusterJob], *, at: float) -> None:
+        """Compare with the last answer; `at` is Unix seconds."""
+        now: dict[str, _JobBefore] = {}
+        for run in runs:
+            before = None if self._past is None else self._past.get(run.job_id)
+            if before is not None:
+                self._compare(run, before, at=at)
+            now[run.job_id] = self._remember(run, before)
+        self._past = now
+
+    def update_nodes(self, nodes: Iterable[ClusterNode]) -> None:
+        """See which nodes are bad, and decide what waits for it."""
+        self._severity = {node.name: _SEVERITY[node.state] for node in nodes if node.state in _SEVERITY}
+        while self._open:
+            self._decide(self._open.popleft())
+
+    def _remember(self, run: ClusterJob, before: _JobBefore | None) -> _JobBefore:
+        """Where it was last seen at work, and how these nodes were then as far as was known."""
+        if run.running:
+            nodes = {name: self._severity.get(name, 0) for name in run.nodes}
+            return _JobBefore(run.restarts, run.ended, nodes, sum(run.gpus.values()))
+        return _JobBefore(run.restarts, run.ended, before.nodes if before else {}, before.gpus if before else 0)
+
+    def _compare(self, run: ClusterJob, before: _JobBefore, *, at: float) -> None:
+        times = run.restarts - before.restarts
+        if times > 0:
+            self._record(run, before, times=times, outcome="requeued", at=at)
+        elif run.ended and not before.ended and run.cause:
+            self._record(run, before, times=1, outcome="ended", at=at)
+
+    def _record(self, run: ClusterJob, before: _JobBefore, *, times: int, outcome: str, at: float) -> None:
+        self._decide_or_wait(
+            Interruption(
+                run.job_id,
+                run.partition,
+                before.nodes,
+                run.each or before.gpus,
+                times,
+                outcome,
+                run.cause,
+                run.culprit,
+                at,
+            )
+        )
+
+    def _decide_or_wait(self, what: Interruption) -> None:
+        """Decide it where the reason is known by now; else it waits for the next answer about the nodes."""
+        if what.cause or self._worse_nodes(what):
+            self._decide(what)
+        else:
+            self._open.append(what)
+
+    def _worse_nodes(self, what: Interruption) -> list[str]:
+        return [name for name, then in what.nodes.items() if self._severity.get(name, 0) > then]
+
+    def _decide(self, what: Interruption) -> None:
+        node = what.culprit or max(self._worse_nodes(what), key=lambda name: self._severity[name], default="")
+        cause = what.cause or ("node_failure" if node else "unknown")
+        key = (self._name(what.partition), cause, what.outcome)
+        self.jobs[key] = self.jobs.get(key, 0) + what.times
+        self.gpus[key] = self.gpus.get(key, 0) + what.times * what.gpus
+        if cause == "node_failure" and node:
+            self.failures.append(NodeFailure(node, what.job_id, what.partition, what.at))
+
+    def _name(self, partition: str) -> str:
+        if len(self._partitions) < MOST_PARTITIONS_COUNTED:
+            self._partitions.add(partition)
+        return partition if partition in self._partitions else "other"
+
+
+class Placement(Struct, frozen=True):
+    """Of one job at one level."""
+
+    job_id: str
+    level: str
+    """One of LEVELS."""
+    spans: int
+    fewest: int
+
+
+class Spread(Struct, frozen=True):
+    """Of all jobs that are exported."""
+
+    placements: tuple[Placement, ...] = ()
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Job id and its GPUs, for each job that is exported."""
+    left_out: int = 0
+    """Jobs of two GPUs or more beyond the bound, the smallest ones."""
+
+
+def spread(
+    runs: Iterable[ClusterJob], nodes: Sequence[ClusterNode], *, groups: Mapping[str, Mapping[str, str]], most: int
+) -> Spread:
+    """Placement of running jobs of two GPUs or more, the `most` largest; `groups` by level, then node."""
+    sizes = ((sum(run.gpus.values()), run) for run in runs if run.running)
+    several = sorted(((gpus, run) for gpus, run in sizes if gpus > 1), key=lambda pair: (-pair[0], pair[1].job_id))
+    topology = _TopologyIndex(nodes, groups)
+    reported = several[:most]
+    return Spread(
+        tuple(one for gpus, run in reported for one in _placements(run, gpus, topology)),
+        tuple((run.job_id, gpus) for gpus, run in reported),
+        len(several) - len(reported),
+    )
+
+
+class _TopologyIndex:
+    """Groups of nodes by level, and what the nodes of a kind come to there."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], groups: Mapping[str, Mapping[str, str]]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._groups = groups
+        self._sums: dict[tuple[str, frozenset[str], str], tuple[int, ...] | None] = {}
+
+    def group(self, level: str, name: str) -> str:
+        """What the node belongs to; empty: not known."""
+        if level == "node":
+            return name
+        node = self._nodes.get(name)
+        return self._groups.get(level, {}).get(name) or (node.groups.get(level, "") if node else "")
+
+    def kinds(self, run: ClusterJob) -> frozenset[str]:
+        """Types of GPU on the job's nodes; empty where a node is not known."""
+        found = [self._nodes.get(name) for name in run.gpus]
+        return frozenset(kind for node in found if node for kind in node.gpus) if all(found) else frozenset()
+
+    def fewest(self, level: str, run: ClusterJob, gpus: int) -> int | None:
+        """How few groups have so many GPUs; None: not known, or they do not."""
+        sums = self._running_sums(level, run.partition, self.kinds(run))
+        if sums is None or not sums or sums[-1] < gpus:
+            return None
+        return bisect_left(sums, gpus) + 1
+
+    def _running_sums(self, level: str, partition: str, kinds: frozenset[str]) -> tuple[int, ...] | None:
+        """GPUs of the largest group, of the two largest, and so on."""
+        key = (level, kinds, partition)
+        if key not in self._sums:
+            self._sums[key] = self._add_up(level, partition, kinds)
+        return self._sums[key]
+
+    def _add_up(self, level: str, partition: str, kinds: frozenset[str]) -> tuple[int, ...] | None:
+        sizes: dict[str, int] = {}
+        for node in self._nodes.values():
+            if (not node.partitions or partition in node.partitions) and not kinds.isdisjoint(node.gpus):
+                group = self.group(level, node.name)
+                if not group:
+                    return None
+                sizes[group] = sizes.get(group, 0) + sum(node.gpus[kind] for kind in kinds & node.gpus.keys())
+        return tuple(accumulate(sorted(sizes.values(), reverse=True)))
+
+
+def _placements(run: ClusterJob, gpus: int, topology: _TopologyIndex) -> Iterable[Placement]:
+    for level in LEVELS:
+        groups = {topology.group(level, name) for name in run.gpus}
+        fewest = None if "" in groups else topology.fewest(level, run, gpus)
+        if fewest is not None:
+            yield Placement(run.job_id, level, len(groups), fewest)

@@ -1,0 +1,194 @@
+"""Defines a node's record of one job, and builds it from a Snapshot's view of the job.
+
+A job whose daemon restarted with a new ledger has several records of one node, one for each ledger: their times
+and seconds do not overlap, and together they are the node's part. Joins no nodes, and judges nothing.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.model import SECOND, Owner
+from exporter.core.serving import ServingView
+from exporter.core.snapshot import JobView, Layers, layers
+from exporter.core.workload import TrainingView
+
+
+class JobSample(Struct, frozen=True, array_like=True):
+    """Of a job's coarse history: its counters at a moment. They only grow."""
+
+    at: float
+    """Unix seconds."""
+    paid: float
+    """GPU-seconds, as all below but the last."""
+    seen: float
+    occupied: float
+    computing: float
+    useful: float
+    joules: float
+
+
+class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node's part of a job. Times are Unix seconds; nanoseconds are of whole GPUs, integers, and add up exactly."""
+
+    node: str
+    life: str
+    """Of the books; no two lives of any daemon have the same."""
+    owner: Owner
+    start: float
+    """When it was given its first GPU here, as far as this life knows."""
+    end: float
+    """Up to when anything is booked."""
+    running: bool
+    paid: int
+    """GPU-nanoseconds."""
+    parts: dict[str, int]
+    """The same by leak, useful, unresolved, unobserved; those that are 0 are left out."""
+    energy: dict[str, float]
+    """Joules by leak."""
+    money: dict[str, float] = {}
+    """What it cost, by currency; empty: no price is known."""
+    gpus: dict[str, str] = {}
+    """Those it has held here, UUID to the driver's index."""
+    models: tuple[str, ...] = ()
+    whole_gpus: float = 0.0
+    """The most whole GPUs that it had here at once: instances and shared GPUs count as their part."""
+    engine: int = 0
+    """GPU-nanoseconds with a kernel."""
+    flops: float = 0.0
+    """By the tensor pipes' activity."""
+    tensor_seen: float = 0.0
+    """GPU-seconds in which that was seen."""
+    reported: float = 0.0
+    """Model FLOPs, by the job's own count."""
+    reportable: float = 0.0
+    """What its GPUs could have done in the time that these speak of."""
+    first_work: float | None = None
+    """Seconds from the start to the first kernel; None: none, or it was not seen."""
+    fitting: str = ""
+    """The smallest MIG slice that would have held it."""
+    unneeded: int = 0
+    """GPU-nanoseconds beyond that slice."""
+    happened: dict[str, int] = {}
+    """Times that one of its GPUs hung, became a zombie or told a critical error: hung, zombie, xid."""
+    training: TrainingView | None = None
+    service: ServingView | None = None
+    samples: tuple[JobSample, ...] = ()
+    simulated: bool = False
+
+    @property
+    def layers(self) -> Layers:
+        """Of this part alone."""
+        return layers(self.parts.get(name, 0) for name in LEAK_NAMES)
+
+
+class NodeEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened on this node, at a moment."""
+
+    at: float
+    """Unix seconds."""
+    kind: str
+    """hung, zombie, xid, unavailable, and the same with _over; started, stopped, began_anew."""
+    uuid: str = ""
+    gpu: str = ""
+    """The driver's index."""
+    job_id: str = ""
+    text: str = ""
+    """One sentence for people."""
+
+
+class JobRecordQuery(Struct, frozen=True, kw_only=True):
+    """Which statements are asked for; empty fields pick all."""
+
+    job_id: str = ""
+    user: str = ""
+    account: str = ""
+    namespace: str = ""
+    since: float = 0.0
+    """Unix seconds: those that ended before are left out."""
+    until: float = float("inf")
+    """Those that began after are left out."""
+    limit: int = 1000
+    """The latest so many."""
+
+    def matches(self, record: JobRecord) -> bool:
+        """Whether it is one of those."""
+        owner = record.owner
+        return (
+            self.job_id in ("", owner.job_id)
+            and self.user in ("", owner.user)
+            and self.account in ("", owner.account)
+            and self.namespace in ("", owner.namespace)
+            and record.end >= self.since
+            and record.start <= self.until
+        )
+
+
+def job_sample(job: JobView, wall: int) -> JobSample:
+    """The job's counters at the Unix time `wall`, nanoseconds."""
+    parts = job.counters.now.parts
+    ratios, paid = layers(parts), sum(parts) / SECOND
+    seen = paid * (ratios.coverage or 0.0)
+    occupied = seen * (ratios.gau or 0.0)
+    useful = (ratios.floor or 0.0) * seen
+    return JobSample(
+        at=wall / SECOND,
+        paid=paid,
+        seen=seen,
+        occupied=occupied,
+        computing=occupied * (ratios.ectr or 0.0),
+        useful=useful,
+        joules=sum(job.counters.energy),
+    )
+
+
+def nonzero_by_leak(values: tuple[int, ...]) -> dict[str, int]:
+    """By leak, without those that are 0; of a column in the order of NAMES."""
+    return {name: value for name, value in zip(LEAK_NAMES, values, strict=True) if value}
+
+
+def build_job_record(
+    job: JobView,
+    *,
+    node: str,
+    life: str,
+    until: float,
+    money: Mapping[str, float],
+    gpus: Mapping[str, str],
+    models: tuple[str, ...],
+    whole_gpus: float,
+    happened: Mapping[str, int],
+    samples: tuple[JobSample, ...],
+    simulated: bool,
+) -> JobRecord:
+    """A job's view, with what was remembered of it along the way. `until`: Unix seconds up to which it is booked."""
+    now = job.counters.now
+    return JobRecord(
+        node=node,
+        life=life,
+        owner=job.owner,
+        start=min(job.start / SECOND, until),
+        end=until,
+        running=bool(job.gpus),
+        paid=now.paid,
+        parts=nonzero_by_leak(now.parts),
+        energy={name: joules for name, joules in zip(LEAK_NAMES, job.counters.energy, strict=True) if joules},
+        money=dict(money),
+        gpus=dict(gpus),
+        models=models,
+        whole_gpus=whole_gpus,
+        engine=now.engine,
+        flops=now.flops,
+        tensor_seen=now.tensor_seen,
+        reported=now.reported,
+        reportable=now.reportable,
+        first_work=None if job.first_work is None else job.first_work / SECOND,
+        fitting="" if job.smallest_slice is None else job.smallest_slice.profile,
+        unneeded=job.excess or 0,
+        happened={kind: times for kind, times in happened.items() if times},
+        training=job.progress,
+        service=job.service,
+        samples=samples,
+        simulated=simulated,
+    )

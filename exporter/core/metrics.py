@@ -1,0 +1,1187 @@
+"""METRICS lists every series the exporter publishes, one row each: name, type, help, labels, unit, stability, read.
+
+`docs/metrics.md` is generated from it. Values leave as floats, or as exact decimals where the ledger's law must survive
+the trip. Knows no exposition format.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+
+from msgspec import Struct
+
+from exporter.core.evidence import HANG_SIGNS
+from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES
+from exporter.core.model import PPM, SECOND, State
+from exporter.core.policy import EXPORTED_THRESHOLDS
+from exporter.core.serving import TOKEN_KINDS, ServingView
+from exporter.core.snapshot import (
+    Counters,
+    GpuView,
+    HistoryStatus,
+    JobView,
+    Layers,
+    ModelView,
+    ReloadStatus,
+    Snapshot,
+    price_of,
+    sum_by_leak,
+    valid_value,
+)
+from exporter.core.states import CLOCK_LIMITERS
+from exporter.core.workload import LOSS_EVENTS, WALL_TIME_PHASES, TrainingView
+
+MetricSample = tuple[tuple[str, ...], float | str]
+MetricReader = Callable[[Snapshot], Iterable[MetricSample]]
+_LEAK_LABELS = tuple(zip(LEAK_NAMES, LAYER_OF, strict=True))
+UNOBSERVED_REASONS = frozenset({
+    "starting", "gap", "stale", "blank", "zero_filled", "multiplexed", "no_engine_signal", "owner_unknown", "paused",
+    "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "clock_step",
+    "mig_layout", "handle_stale", "exporter_down",
+})  # fmt: skip
+"""Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
+
+
+class Metric(Struct, frozen=True):
+    """One row. `scope` says what a series belongs to: a gpu, a job on the node, an account on it, a model, the node."""
+
+    name: str
+    type: str
+    help: str
+    read: MetricReader
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    scope: str = "node"
+    stability: str = "stable"
+    max_series: int = 1
+    """Series that one thing of its scope has at most; of what only occurs (reasons, states) one."""
+
+
+def seconds(nanoseconds: int) -> str:
+    """Exact decimal seconds: floats would break the ledger's sum in the last digit."""
+    whole, rest = divmod(nanoseconds, SECOND)
+    return f"{whole}.{rest:09d}" if rest else f"{whole}.0"
+
+
+def _gpus(value: Callable[[GpuView], float | str | None]) -> MetricReader:
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for gpu in snapshot.gpus:
+            found = value(gpu)
+            if found is not None:
+                yield (gpu.device.uuid, gpu.device.index), found
+
+    return read
+
+
+def _jobs(value: Callable[[JobView], float | str | None]) -> MetricReader:
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for job in snapshot.jobs:
+            found = value(job)
+            if found is not None:
+                yield (job.owner.job_id,), found
+
+    return read
+
+
+def _node(value: Callable[[Snapshot], float | str | None]) -> MetricReader:
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        found = value(snapshot)
+        if found is not None:
+            yield (), found
+
+    return read
+
+
+def _history(value: Callable[[HistoryStatus], float]) -> MetricReader:
+    return _node(lambda s: None if s.meta.history is None else value(s.meta.history))
+
+
+def _reload(value: Callable[[ReloadStatus], float]) -> MetricReader:
+    return _node(lambda s: None if s.meta.reload is None else value(s.meta.reload))
+
+
+def _gpu_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu in snapshot.gpus:
+        key = (gpu.device.uuid, gpu.device.index)
+        for names, part in zip(_LEAK_LABELS, gpu.counters.now.parts, strict=True):
+            yield key + names, seconds(part)
+
+
+def _job_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for job in snapshot.jobs:
+        for names, part in zip(_LEAK_LABELS, job.counters.now.parts, strict=True):
+            yield (job.owner.job_id, *names), seconds(part)
+
+
+def _account_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for account, parts in snapshot.account_totals:
+        sums = dict.fromkeys(LAYERS, 0)
+        for layer, part in zip(LAYER_OF, parts, strict=True):
+            sums[layer] += part
+        for layer, part in sums.items():
+            yield (*account, layer), seconds(part)
+
+
+def _timestamp(nanoseconds: int | None) -> float | None:
+    """Unix seconds."""
+    return None if nanoseconds is None else nanoseconds / SECOND
+
+
+def _hang_signs(gpu: GpuView) -> Iterator[MetricSample]:
+    for name, agrees in gpu.hang_signs if gpu.hang_suspected else ():
+        yield (gpu.device.uuid, gpu.device.index, name), int(agrees)
+
+
+def _spin_dram(gpu: GpuView) -> float | None:
+    return valid_value(gpu.reading, "dram_active") if gpu.live and gpu.spin_since is not None else None
+
+
+_LINKS = ("nvlink", "pcie")
+
+
+def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
+    """Of each link the busier direction."""
+    if not gpu.live or gpu.spin_since is None:
+        return
+    for link in _LINKS:
+        each = (valid_value(gpu.reading, f"{link}_{way}_bytes_per_second") for way in ("tx", "rx"))
+        rates = [float(rate) for rate in each if rate is not None]
+        if rates:
+            yield (gpu.device.uuid, gpu.device.index, link), max(rates)
+
+
+def _job_states(job: JobView) -> Iterator[MetricSample]:
+    for state, count in job.states:
+        yield (job.owner.job_id, state.value), count
+
+
+def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for job in snapshot.jobs:
+        if job.owner.exemption and snapshot.wall < job.owner.exempt_until * SECOND:
+            yield (job.owner.job_id, job.owner.exemption), 1
+
+
+def _job_costs(job: JobView) -> Iterator[MetricSample]:
+    for currency, cost in job.costs:
+        yield (job.owner.job_id, currency), cost
+
+
+def _job_slices(job: JobView) -> Iterator[MetricSample]:
+    if job.smallest_slice is not None:
+        yield (job.owner.job_id, job.smallest_slice.profile), job.smallest_slice.compute / PPM
+
+
+def _training(value: Callable[[TrainingView], float | str | None]) -> MetricReader:
+    return _jobs(lambda j: None if j.progress is None else value(j.progress))
+
+
+def _serving(value: Callable[[ServingView], float | str | None]) -> MetricReader:
+    return _jobs(lambda j: None if j.service is None else value(j.service))
+
+
+def _each_report(samples: Callable[[TrainingView], Iterable[MetricSample]]) -> MetricReader:
+    """Samples of what jobs report, each under its job."""
+
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for job in snapshot.jobs:
+            for labels, value in () if job.progress is None else samples(job.progress):
+                yield (job.owner.job_id, *labels), value
+
+    return read
+
+
+def _each_serving(samples: Callable[[ServingView], Iterable[MetricSample]]) -> MetricReader:
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for job in snapshot.jobs:
+            for labels, value in () if job.service is None else samples(job.service):
+                yield (job.owner.job_id, *labels), value
+
+    return read
+
+
+def _hfu(job: JobView) -> float | None:
+    """By the job's word of its recomputation: the reported MFU, times FLOPs with it over FLOPs without."""
+    mfu, training = job.counters.short_ratio("reported", "reportable"), job.progress
+    if mfu is None or training is None or not training.flops:
+        return None
+    return mfu * training.hardware_flops / training.flops
+
+
+def _quality(pick: int) -> MetricReader:
+    def samples(view: TrainingView) -> Iterator[MetricSample]:
+        value = None if view.quality is None else view.quality[pick]
+        if view.quality is not None and value is not None:
+            yield (view.quality[0],), value
+
+    return _each_report(samples)
+
+
+def _parallelism(view: TrainingView) -> Iterator[MetricSample]:
+    for name in () if view.parallel is None else view.parallel.__struct_fields__:
+        yield (name,), getattr(view.parallel, name)
+
+
+def _requests(view: ServingView) -> Iterator[MetricSample]:
+    for state, count in (("running", view.running), ("waiting", view.waiting)):
+        if count is not None:
+            yield (state,), count
+
+
+def _latencies(view: ServingView) -> Iterator[MetricSample]:
+    for latency in view.latencies:
+        for percentile, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99)):
+            yield (latency.kind, percentile), value
+
+
+def _mbu(job: JobView) -> float | None:
+    rate = None if job.service is None else job.service.bytes_per_second
+    return rate / job.bandwidth if rate is not None and job.bandwidth else None
+
+
+def _advice(job: JobView) -> Iterator[MetricSample]:
+    if job.service is not None and job.service.undrafted:
+        yield (job.owner.job_id, "speculative_decoding"), seconds(job.service.undrafted)
+
+
+def _gau_without_oversized(snapshot: Snapshot) -> float | None:
+    """GAU with what was too large counted as if it had fitted."""
+    parts = sum_by_leak(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)
+    seen = sum(parts) - parts[LEAK_NAMES.index("unobserved")]
+    lost = sum(
+        p for p, name, layer in zip(parts, LEAK_NAMES, LAYER_OF, strict=True) if layer == "gau" and name != _OVERSIZED
+    )
+    return (seen - lost) / seen if seen else None
+
+
+def _models(value: Callable[[ModelView], float | str | None]) -> MetricReader:
+    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for view in snapshot.models:
+            found = value(view)
+            if found is not None:
+                yield (view.model,), found
+
+    return read
+
+
+def _model_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
+    """The held and the unheld part of each leak; nobody's time can only be the latter's few."""
+    for view in snapshot.models:
+        unheld = view.unheld
+        for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
+            yield (view.model, "true", *names), seconds(part - unheld.get(index, 0))
+            if names[0] in UNHELD_LEAKS:
+                yield (view.model, "false", *names), seconds(unheld.get(index, 0))
+
+
+def _model_energy(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for view in snapshot.models:
+        for layer, joules in view.energy.items():
+            yield (view.model, layer), joules
+
+
+def _prices(snapshot: Snapshot) -> Iterator[MetricSample]:
+    terms = snapshot.meta.terms
+    for view in snapshot.models:
+        price = price_of(terms, model=view.model, spec=view.spec, wall=snapshot.wall)
+        for held, amount in (("true", price.per_gpu_hour), ("false", price.per_unheld_hour)):
+            yield (view.model, terms.pool, price.currency, price.basis, held), amount
+
+
+def _per_kwh(snapshot: Snapshot) -> Iterator[MetricSample]:
+    terms = snapshot.meta.terms
+    if terms.per_kwh is not None:
+        yield (terms.per_kwh_currency,), terms.per_kwh
+
+
+def _idle_budget(snapshot: Snapshot) -> Iterator[MetricSample]:
+    terms = snapshot.meta.terms
+    if terms.idle_budget is not None:
+        yield (terms.idle_budget_currency,), terms.idle_budget
+
+
+def _exemptions(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for name, reason, expiry in snapshot.meta.terms.exemptions:
+        yield (name, reason), expiry
+
+
+def _node_info(snapshot: Snapshot) -> Iterator[MetricSample]:
+    terms = snapshot.meta.terms
+    yield (terms.node or snapshot.meta.host, terms.pool), 1
+
+
+def _energy(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu in snapshot.gpus:
+        for layer, joules in gpu.counters.energy_by_layer().items():
+            yield (gpu.device.uuid, gpu.device.index, layer), joules
+
+
+def _state(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu in snapshot.gpus:
+        yield (gpu.device.uuid, gpu.device.index, gpu.state.value, gpu.reason), 1
+
+
+def _gpu_info(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu in snapshot.gpus:
+        spec = gpu.device.spec
+        device = gpu.device
+        named = spec.name if spec else "unknown"
+        smooths = gpu.health.power_smoothing if gpu.health is not None else None
+        smoothing = "" if smooths is None else ("yes" if smooths else "no")
+        yield (device.uuid, device.index, device.model, named, device.profile, device.parent, smoothing), 1
+
+
+def _allocation_info(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu in snapshot.gpus:
+        for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True):
+            yield (gpu.device.uuid, gpu.device.index, owner.job_id, ranks), 1
+
+
+def _job_info(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for job in snapshot.jobs:
+        o = job.owner
+        yield (
+            o.job_id, o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id,
+            o.workload_class, o.scheduler,
+        ), 1  # fmt: skip
+
+
+def _job_spread(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for job in snapshot.jobs:
+        for label, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+            value = job.counters.percentile(share)
+            if value is not None:
+                yield (job.owner.job_id, label), value
+
+
+def _window(name: str) -> Callable[[GpuView | JobView], float | None]:
+    pick: Callable[[Layers], float | None] = attrgetter(name)
+    return lambda view: pick(view.counters.recent)
+
+
+def _ofu(view: GpuView | JobView) -> float | None:
+    return view.counters.short_ratio("ofu", "tensor_seen")
+
+
+def _reading(name: str) -> MetricReader:
+    """The latest value, while it is fresh: an old one is never served as live."""
+    return _gpus(lambda gpu: valid_value(gpu.reading, name) if gpu.live else None)
+
+
+def _sum_layers(name: str) -> MetricReader:
+    pick: Callable[[Layers], float | None] = attrgetter(name)
+    return _node(lambda snapshot: pick(snapshot.recent))
+
+
+def _intensity(counters: Counters) -> float | None:
+    return counters.short_ratio("flops", "bytes")
+
+
+def _by_reason(
+    field: str, *, scale: Callable[[int], float | str] = float
+) -> Callable[[GpuView], Iterator[MetricSample]]:
+    """Counts of one GPU by reason: those that have occurred, for a healthy GPU would have dozens of zeros."""
+
+    def read(gpu: GpuView) -> Iterator[MetricSample]:
+        known: dict[str, int] = {}
+        for reason, count in getattr(gpu, field):
+            reason = reason if reason in _KNOWN_REASONS[field] else "other"  # noqa: PLW2901  so that no input adds series
+            known[reason] = known.get(reason, 0) + count
+        for reason, count in sorted(known.items()):
+            yield (gpu.device.uuid, gpu.device.index, reason), scale(count)
+
+    return read
+
+
+def _each_gpu(samples: Callable[[GpuView], Iterator[MetricSample]]) -> MetricReader:
+    return lambda snapshot: (sample for gpu in snapshot.gpus for sample in samples(gpu))
+
+
+def _each_job(samples: Callable[[JobView], Iterator[MetricSample]]) -> MetricReader:
+    return lambda snapshot: (sample for job in snapshot.jobs for sample in samples(job))
+
+
+def _rejected(snapshot: Snapshot) -> Iterator[MetricSample]:
+    refused = dict.fromkeys(_KNOWN_REFUSALS, 0) | dict(snapshot.refused)
+    for reason in _KNOWN_REFUSALS:
+        yield ("", "", reason), refused[reason]
+    yield from _each_gpu(_by_reason("rejected"))(snapshot)
+
+
+def _faults(snapshot: Snapshot) -> Iterator[MetricSample]:
+    """Counts by kind; all known kinds from the start, all others together."""
+    counts: dict[str, int] = dict.fromkeys(sorted(_KNOWN_FAULTS), 0) | {"other": 0}
+    for kind, count in snapshot.faults:
+        counts[kind if kind in counts else "other"] += count
+    for kind, count in counts.items():
+        yield (kind,), count
+
+
+def _health(name: str, *, lasting: bool = True) -> MetricReader:
+    """A figure of the latest Health; absent where the board does not say, and where it may no longer hold."""
+
+    def read(gpu: GpuView) -> float | None:
+        if gpu.health is None or not (lasting or gpu.live):
+            return None
+        value: float | None = getattr(gpu.health, name)
+        return None if value is None else float(value)
+
+    return _gpus(read)
+
+
+def _ecc(gpu: GpuView) -> Iterator[MetricSample]:
+    for kind in ("corrected", "uncorrected"):
+        count = None if gpu.health is None else getattr(gpu.health, f"ecc_{kind}")
+        if count is not None:
+            yield (gpu.device.uuid, gpu.device.index, kind), count
+
+
+def _row_remap(gpu: GpuView) -> int | None:
+    health = gpu.health
+    if health is None or health.row_remap_pending is health.row_remap_failed is None:
+        return None
+    return 2 if health.row_remap_failed else int(bool(health.row_remap_pending))
+
+
+def _limited(gpu: GpuView) -> Iterator[MetricSample]:
+    if gpu.device.parent:
+        return
+    for group, nanoseconds in gpu.limited:
+        yield (gpu.device.uuid, gpu.device.index, group), seconds(nanoseconds)
+
+
+def _shared(gpu: GpuView) -> Iterator[MetricSample]:
+    for basis, nanoseconds in gpu.shared:
+        yield (gpu.device.uuid, gpu.device.index, basis), seconds(nanoseconds)
+
+
+_OVERSIZED = "oversized_allocation"
+_KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
+UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
+"""Where a second can go in which nobody has the GPU."""
+_KNOWN_REASONS = {
+    "rejected": frozenset({
+        "overlap", "bad_interval", "future", "not_finite", "negative", "clamped", "above_one", "too_large", "order",
+    }),
+    "unobserved": UNOBSERVED_REASONS,
+}  # fmt: skip
+_KNOWN_FAULTS = frozenset({
+    "source_failed", "source_hung", "scheduler_failed", "gpu_lost", "gpu_missing", "malformed_line",
+    "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
+    "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
+    "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused", "engine_failed", "listening_failed",
+    "reports_failed", "exporter_down",
+})  # fmt: skip
+
+
+def _errors(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for kind, count in snapshot.meta.errors:
+        yield (kind,), count
+
+
+def _build(snapshot: Snapshot) -> Iterator[MetricSample]:
+    meta = snapshot.meta
+    yield (meta.version,), 1
+
+
+def _source(snapshot: Snapshot) -> Iterator[MetricSample]:
+    meta = snapshot.meta
+    yield (meta.source, meta.scheduler, meta.source_reason), 1
+
+
+_GPU_LABELS = ("uuid", "gpu")
+_P = "gpu_efficiency_"
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        _P + "seconds_total", "counter",
+        "Paid GPU-seconds by where they went: each to exactly one leak, or useful, unresolved (computing, worth "
+        "unknown), unobserved. Over all values of leak they add up to gpu_efficiency_paid_seconds_total.",
+        _gpu_seconds, (*_GPU_LABELS, "leak", "layer"), "seconds", "gpu", max_series=len(LEAK_NAMES),
+    ),
+    Metric(
+        _P + "paid_seconds_total", "counter",
+        "GPU-seconds in the inventory, and so paid for; of a MIG instance, its share of the board's.",
+        _gpus(lambda g: seconds(g.counters.now.paid)), _GPU_LABELS, "seconds", "gpu",
+    ),
+    Metric(
+        _P + "kernel_seconds_total", "counter",
+        "GPU-seconds with a kernel on the GPU; over paid seconds this is GPU Kernel Utilization.",
+        _gpus(lambda g: seconds(g.counters.now.engine)), _GPU_LABELS, "seconds", "gpu",
+    ),
+    Metric(
+        _P + "gau_ratio", "gauge",
+        "GPU Allocation Utilization over the last 5 minutes: allocated and working / paid and seen.",
+        _gpus(_window("gau")), _GPU_LABELS, "ratio", "gpu",
+    ),
+    Metric(
+        _P + "ectr_ratio", "gauge", "Effective Compute Time Ratio over the last 5 minutes: computing / occupied.",
+        _gpus(_window("ectr")), _GPU_LABELS, "ratio", "gpu",
+    ),
+    Metric(
+        _P + "emfu_ratio", "gauge",
+        "Effective Model FLOPs Utilization over the last 5 minutes: useful / computing. Without workload reports it "
+        "is the hardware's upper bound.",
+        _gpus(_window("emfu")), _GPU_LABELS, "ratio", "gpu",
+    ),
+    Metric(
+        _P + "ofu_ratio", "gauge",
+        "Share of the dense tensor peak delivered over the last 5 minutes: tensor activity x clock / reference clock.",
+        _gpus(_ofu), _GPU_LABELS, "ratio", "gpu",
+    ),
+    Metric(
+        _P + "driver_utilization_ratio", "gauge",
+        "The driver's own utilisation over the last 5 minutes, as nvidia-smi shows it.",
+        _gpus(lambda g: g.counters.short_ratio("utilization", "utilization_seen")), _GPU_LABELS, "ratio", "gpu",
+    ),
+    Metric(
+        _P + "state", "gauge",
+        "1 for the state the GPU is in: unavailable, unobserved, unowned, unallocated, hung, zombie, stalled, active; "
+        "with the reason in one word.",
+        _state, (*_GPU_LABELS, "state", "reason"), "", "gpu",
+    ),
+    Metric(
+        _P + "state_since_timestamp_seconds", "gauge", "Unix time since which the GPU has been in its state.",
+        _gpus(lambda g: g.since / SECOND), _GPU_LABELS, "seconds", "gpu",
+    ),
+    Metric(
+        _P + "hang_suspected", "gauge",
+        "1 once the GPU has spun without progress for longer than the suspicion threshold, 0 before; absent while it "
+        "does not spin.",
+        _gpus(lambda g: None if g.spin_since is None else int(g.hang_suspected)), _GPU_LABELS, "", "spinning GPU",
+    ),
+    Metric(
+        _P + "spin_since_timestamp_seconds", "gauge",
+        "Unix time since which the GPU has spun without progress; absent while it does not.",
+        _gpus(lambda g: _timestamp(g.spin_since)), _GPU_LABELS, "seconds", "spinning GPU",
+    ),
+    Metric(
+        _P + "hang_confidence_ratio", "gauge",
+        "While the GPU spins: of the eight signs of a hang the share that were seen and agree.",
+        _gpus(lambda g: g.hang_confidence), _GPU_LABELS, "ratio", "spinning GPU",
+    ),
+    Metric(
+        _P + "hang_sign", "gauge",
+        "While a hang is suspected: 1 for a sign that speaks for it, 0 against; absent where it cannot be seen. "
+        "engine_busy, tensor_rest, dram_rest, fp_rest, nvlink_rest, pcie_rest, power_flat, temperature_falling.",
+        _each_gpu(_hang_signs), (*_GPU_LABELS, "sign"), "", "spinning GPU", max_series=len(HANG_SIGNS),
+    ),
+    Metric(
+        _P + "spin_dram_active_ratio", "gauge",
+        "While the GPU spins: share of the time in which its memory was read or written, as last read.",
+        _gpus(_spin_dram), _GPU_LABELS, "ratio", "spinning GPU",
+    ),
+    Metric(
+        _P + "spin_link_bytes_per_second", "gauge",
+        "While the GPU spins: traffic on nvlink and pcie, of each the busier direction, as last read.",
+        _each_gpu(_spin_links), (*_GPU_LABELS, "link"), "bytes_per_second", "spinning GPU", max_series=len(_LINKS),
+    ),
+    Metric(
+        _P + "last_work_timestamp_seconds", "gauge",
+        "Unix time at which the present holder last did effective work, or got the GPU; absent while nobody has it.",
+        _gpus(lambda g: _timestamp(g.worked_at)), _GPU_LABELS, "seconds", "gpu",
+    ),
+    Metric(
+        _P + "power_watts", "gauge", "Board power draw.", _reading("power_watts"), _GPU_LABELS, "watts", "gpu",
+    ),
+    Metric(
+        _P + "temperature_celsius", "gauge", "GPU temperature.",
+        _reading("temperature_celsius"), _GPU_LABELS, "celsius", "gpu",
+    ),
+    Metric(
+        _P + "power_limit_watts", "gauge", "Power limit the driver enforces: what power draw is to be compared with.",
+        _reading("enforced_power_limit_watts"), _GPU_LABELS, "watts", "gpu",
+    ),
+    Metric(
+        _P + "memory_temperature_celsius", "gauge", "Temperature of the device memory, where the board has a sensor.",
+        _health("memory_temperature_celsius", lasting=False), _GPU_LABELS, "celsius", "gpu",
+    ),
+    Metric(
+        _P + "temperature_margin_celsius", "gauge", "Degrees left until the board slows itself down.",
+        _health("temperature_margin_celsius", lasting=False), _GPU_LABELS, "celsius", "gpu",
+    ),
+    Metric(
+        _P + "clock_limited_seconds_total", "counter",
+        "Seconds in which the clock was held down, as sampled, by reason: power (the software power cap), thermal, "
+        "hardware (slowdown, power brake), settings (application or display clocks, sync boost).",
+        _each_gpu(_limited), (*_GPU_LABELS, "reason"), "seconds", "gpu", max_series=len(CLOCK_LIMITERS),
+    ),
+    Metric(
+        _P + "xid_errors_total", "counter",
+        "Critical errors (Xid) the driver has told since the daemon saw the GPU first.",
+        _gpus(lambda g: None if g.health is None else g.xids), _GPU_LABELS, "", "gpu",
+    ),
+    Metric(
+        _P + "last_xid", "gauge", "Code of the last of them; absent while there was none.",
+        _gpus(lambda g: g.last_xid or None), _GPU_LABELS, "", "gpu",
+    ),
+    Metric(
+        _P + "recovery_action", "gauge",
+        "What the driver wants done, as NVML numbers it: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peers, "
+        "4 drain and reset; later drivers have more.",
+        _health("recovery_action"), _GPU_LABELS, "", "gpu",
+    ),
+    Metric(
+        _P + "ecc_errors_total", "counter",
+        "Memory errors since the driver was loaded: corrected ones, and those that could not be.",
+        _each_gpu(_ecc), (*_GPU_LABELS, "type"), "", "gpu", max_series=2,
+    ),
+    Metric(
+        _P + "row_remap", "gauge",
+        "Spare memory rows: 0 none wanted, 1 a remap waits for a reset, 2 one failed: replace the board.",
+        _gpus(_row_remap), _GPU_LABELS, "", "gpu",
+    ),
+    Metric(
+        _P + "nvlink_errors_total", "counter",
+        "CRC, replay and recovery errors of all NVLinks since the driver was loaded.",
+        _health("nvlink_errors"), _GPU_LABELS, "", "gpu",
+    ),
+    Metric(
+        _P + "memory_used_bytes", "gauge", "Device memory in use.",
+        _reading("memory_used_bytes"), _GPU_LABELS, "bytes", "gpu",
+    ),
+    Metric(
+        _P + "energy_joules_total", "counter",
+        "Energy by what it was spent on: a loss of one layer, or useful, unresolved, unobserved.",
+        _energy, (*_GPU_LABELS, "layer"), "joules", "gpu", max_series=len(LAYERS),
+    ),
+    Metric(
+        _P + "reading_age_seconds", "gauge", "Age of the newest accepted reading; within one interval on a live GPU.",
+        _gpus(lambda g: None if g.age is None else g.age / SECOND), _GPU_LABELS, "seconds", "gpu",
+    ),
+    Metric(
+        _P + "gpu_info", "gauge",
+        "Board as the driver names it, and its row in the specification table; of a MIG instance its profile and the "
+        "board it is cut from; whether the board smooths its power draw.",
+        _gpu_info, (*_GPU_LABELS, "model", "spec", "profile", "parent", "power_smoothing"), "", "gpu",
+    ),
+    Metric(
+        _P + "allocation_info", "gauge",
+        "1 for each job that holds the GPU now, with the ranks of the job whose processes are on it.",
+        _allocation_info, (*_GPU_LABELS, "job_id", "rank"), "", "gpu",
+    ),
+    Metric(
+        _P + "job_seconds_total", "counter",
+        "GPU-seconds a job held on this node by where they went; they add up to gpu_efficiency_job_paid_seconds_total.",
+        _job_seconds, ("job_id", "leak", "layer"), "seconds", "job", max_series=len(LEAK_NAMES),
+    ),
+    Metric(
+        _P + "job_paid_seconds_total", "counter", "GPU-seconds a job held on this node.",
+        _jobs(lambda j: seconds(j.counters.now.paid)), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_info", "gauge", "Who a job is: join on job_id.", _job_info,
+        ("job_id", "name", "user", "account", "team", "partition", "qos", "workload_namespace", "workload_pod", "kind",
+         "array_id", "workload_class", "scheduler"), "", "job",
+    ),
+    Metric(
+        _P + "job_state_gpus", "gauge",
+        "GPUs of this node a job holds, by the state they are in; states without any are absent.",
+        _each_job(_job_states), ("job_id", "state"), "", "job",
+    ),
+    Metric(
+        _P + "job_hang_suspected_gpus", "gauge", "GPUs of a job that hang or are suspected to; absent while none is.",
+        _jobs(lambda j: j.suspected or None), ("job_id",), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_spin_since_timestamp_seconds", "gauge",
+        "Unix time since which the first of those has spun.", _jobs(lambda j: _timestamp(j.spin_since)), ("job_id",),
+        "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_last_work_timestamp_seconds", "gauge",
+        "Unix time at which a GPU the job holds here last did effective work, or was given to it.",
+        _jobs(lambda j: _timestamp(j.worked_at)), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_no_process_gpus", "gauge",
+        "GPUs a job holds on which the driver lists no process; absent where it lists one on each.",
+        _jobs(lambda j: j.without_process or None), ("job_id",), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_no_process_since_timestamp_seconds", "gauge",
+        "Unix time since which that is so of the first of them.", _jobs(lambda j: _timestamp(j.without_process_since)),
+        ("job_id",), "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_zombie_limit_seconds", "gauge",
+        "How long a job may rest before it is a zombie, where that is not what its class may.",
+        _jobs(lambda j: j.owner.zombie_seconds), ("job_id",), "seconds", "job in trouble",
+    ),
+    Metric(
+        _P + "job_exempt", "gauge", "1 while one of the operator's exemptions covers the job.", _job_exempt,
+        ("job_id", "exemption"), "", "job in trouble",
+    ),
+    Metric(
+        _P + "job_price_per_hour", "gauge",
+        "What the GPUs that a job holds on this node cost an hour; those it shares, by equal parts.",
+        _each_job(_job_costs), ("job_id", "currency"), "", "job",
+    ),
+    Metric(
+        _P + "job_fitting_slice_ratio", "gauge",
+        "Of a job with one GPU, an hour old, a server or a notebook a day: the smallest MIG slice that would have held "
+        "the most it has needed, as a share of the GPU; absent where only the whole would.",
+        _each_job(_job_slices), ("job_id", "profile"), "ratio", "job on one GPU",
+    ),
+    Metric(
+        _P + "job_unneeded_seconds_total", "counter", "GPU-seconds beyond that slice since it was known.",
+        _jobs(lambda j: None if j.excess is None else seconds(j.excess)), ("job_id",), "seconds", "job on one GPU",
+    ),
+    Metric(
+        _P + "job_reported_mfu_ratio", "gauge",
+        "Model FLOPs Utilization over the last 5 minutes by the job's own count; absent while it reports nothing.",
+        _jobs(lambda j: j.counters.short_ratio("reported", "reportable")), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_reported_hfu_ratio", "gauge",
+        "Hardware FLOPs Utilization over the last 5 minutes by the job's own count: MFU with recomputation. The gap "
+        "between the two is what recomputation costs.",
+        _jobs(_hfu), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_reported_gpu_seconds_total", "counter",
+        "GPU-seconds on this node of which a job's reports speak: what its tokens, samples and FLOPs are to be divided "
+        "by.",
+        _training(lambda p: seconds(p.gpu_time)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_model_flops_total", "counter",
+        "FLOPs of the model's own passes by the job's count: the share of the GPUs here that reports speak of; absent, "
+        "as the next three, while none are told.",
+        _training(lambda p: p.flops or None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_tokens_total", "counter", "Training tokens, padding included: the same share.",
+        _training(lambda p: p.tokens or None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_padding_tokens_total", "counter", "Of them those that only fill up.",
+        _training(lambda p: p.padding if p.tokens else None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_samples_total", "counter", "Training samples: the same share.",
+        _training(lambda p: p.samples or None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_steps_total", "counter", "Optimiser steps, repeated ones included, as one process of the job counts.",
+        _training(lambda p: p.steps), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_rework_steps_total", "counter", "Of them those that the run had made before.",
+        _training(lambda p: p.rework_steps), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_step", "gauge", "The last step that ended.", _training(lambda p: p.step), ("job_id",), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_epoch", "gauge", "Passes over the data so far.", _training(lambda p: p.epoch), ("job_id",), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_world_size", "gauge", "GPUs of the whole job, by its own word.",
+        _training(lambda p: p.world or None), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_run_seconds_total", "counter",
+        "Wall time of a job by what it did, as one of its processes says: startup, restore, data, compute, "
+        "communication, bubble, checkpoint, evaluation, idle; rework (steps made before); unreported.",
+        _each_report(lambda p: (((name,), seconds(spent)) for name, spent in p.phases)), ("job_id", "phase"), "seconds",
+        "reporting job", max_series=len(WALL_TIME_PHASES),
+    ),
+    Metric(
+        _P + "job_goodput_ratio", "gauge",
+        "Of a run's time so far, restarts included, the share spent in steps that were new.",
+        _training(lambda p: p.goodput), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_progress_ratio", "gauge", "Of all steps the share that the run had not made before.",
+        _training(lambda p: 1.0 - p.rework_steps / p.steps if p.steps else None), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_checkpoints_total", "counter", "Checkpoints made.", _training(lambda p: p.checkpoints), ("job_id",),
+        "", "reporting job",
+    ),
+    Metric(
+        _P + "job_restarts_total", "counter", "Times the program began anew from a checkpoint.",
+        _training(lambda p: p.restarts), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_recovery_seconds_total", "counter",
+        "From the last new step before each restart to the first after it; over restarts: the mean time to recover.",
+        _training(lambda p: seconds(p.recovery)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_bubble_ratio", "gauge", "Share of its steps that a job's pipeline leaves empty; absent without one.",
+        _training(lambda p: p.bubble), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_step_seconds", "gauge", "Mean time of a step of each process, in its latest report.",
+        _each_report(lambda p: (((rank,), step) for rank, step, _ in p.ranks)), ("job_id", "rank"), "seconds", "rank",
+    ),
+    Metric(
+        _P + "job_rank_busy_seconds", "gauge",
+        "The same without communication and bubbles: a rank that is busy longer is the one the others wait for.",
+        _each_report(lambda p: (((rank,), busy) for rank, _, busy in p.ranks)), ("job_id", "rank"), "seconds", "rank",
+    ),
+    Metric(
+        _P + "job_loss", "gauge", "The latest loss that was reported; may be NaN.", _training(lambda p: p.loss),
+        ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_loss_spread_ratio", "gauge", "Standard deviation of recent losses over their mean.",
+        _training(lambda p: p.loss_spread), ("job_id",), "ratio", "reporting job",
+    ),
+    Metric(
+        _P + "job_loss_events_total", "counter",
+        "What broke a smooth convergence: spike, not_finite (NaN or infinite losses), rollback (steps going back "
+        "without a restart).",
+        _each_report(lambda p: (((event,), count) for event, count in p.events)), ("job_id", "event"), "",
+        "reporting job", max_series=len(LOSS_EVENTS),
+    ),
+    Metric(
+        _P + "job_quality", "gauge", "The figure of merit that a job reports, by its own name for it.", _quality(1),
+        ("job_id", "name"), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_quality_start", "gauge", "The first value of it.", _quality(2), ("job_id", "name"), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_quality_target", "gauge", "The value that is wanted.", _quality(3), ("job_id", "name"), "",
+        "reporting job",
+    ),
+    Metric(
+        _P + "job_target_reached_timestamp_seconds", "gauge", "Unix time at which it was reached; absent until then.",
+        _training(lambda p: _timestamp(p.target_at)), ("job_id",), "seconds", "reporting job",
+    ),
+    Metric(
+        _P + "job_parallelism", "gauge", "Degrees of parallelism: tensor, pipeline, data, context, expert.",
+        _each_report(_parallelism), ("job_id", "dimension"), "", "reporting job", max_series=5,
+    ),
+    Metric(
+        _P + "job_tensor_parallel_lost_bytes_per_second", "gauge",
+        "What each GPU loses at least because tensor-parallel groups are larger than what NVLink joins; absent where "
+        "they are not.",
+        _jobs(lambda j: j.tensor_parallel_lost), ("job_id",), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_run_info", "gauge", "The run that a job and its restarts have in common.",
+        _each_report(lambda p: (((p.run,), 1),) if p.run else ()), ("job_id", "run"), "", "reporting job",
+    ),
+    Metric(
+        _P + "job_requests", "gauge", "Requests of a server on this node: running in its batches, waiting for a place.",
+        _each_serving(_requests), ("job_id", "state"), "", "serving job", max_series=2,
+    ),
+    Metric(
+        _P + "job_batch_fill_ratio", "gauge", "Requests in the batch over its slots; absent where these are not told.",
+        _serving(lambda v: v.fill), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_kv_cache_ratio", "gauge", "Use of the fullest replica's KV cache.", _serving(lambda v: v.kv_use),
+        ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_preemptions_total", "counter", "Requests put out of the batch for want of KV cache.",
+        _serving(lambda v: v.preemptions), ("job_id",), "", "serving job",
+    ),
+    Metric(
+        _P + "job_engine_tokens_total", "counter",
+        "Tokens of a serving engine: prompt (computed), cached (not computed), generated, recomputed (after eviction), "
+        "drafted, accepted.",
+        _each_serving(lambda v: (((kind,), count) for kind, count in v.tokens)), ("job_id", "kind"), "", "serving job",
+        max_series=len(TOKEN_KINDS),
+    ),
+    Metric(
+        _P + "job_draft_acceptance_ratio", "gauge", "Draft tokens accepted over drafted, at the last look.",
+        _serving(lambda v: v.acceptance), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_tokens_per_pass_ratio", "gauge",
+        "Tokens a sequence gains at each forward pass, at the last look: 1 without drafts.",
+        _serving(lambda v: v.per_pass), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_latency_seconds", "gauge",
+        "Latency of the slowest replica, of the requests that ended last: ttft (to the first token), itl (between "
+        "tokens), queue, e2e.",
+        _each_serving(_latencies), ("job_id", "kind", "percentile"), "seconds", "serving job", max_series=12,
+    ),
+    Metric(
+        _P + "job_mbu_ratio", "gauge",
+        "Memory Bandwidth Utilization by the engine's own estimate of its bytes, at the last look.",
+        _jobs(_mbu), ("job_id",), "ratio", "serving job",
+    ),
+    Metric(
+        _P + "job_engine_info", "gauge", "The serving engine of a job.",
+        _each_serving(lambda v: (((v.engine,), 1),)), ("job_id", "engine"), "", "serving job",
+    ),
+    Metric(
+        _P + "job_advice_seconds_total", "counter",
+        "GPU-seconds that a change might save, which stay booked where they were lost: speculative_decoding (half of "
+        "the waits for memory of a server that uses no drafts).",
+        _each_job(_advice), ("job_id", "advice"), "seconds", "serving job",
+    ),
+    Metric(
+        _P + "job_start_timestamp_seconds", "gauge", "Unix time at which a job was given its first GPU on this node.",
+        _jobs(lambda j: j.start / SECOND), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_time_limit_seconds", "gauge", "Time the scheduler allows a job; absent where there is no limit.",
+        _jobs(lambda j: j.owner.time_limit_seconds), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_first_work_seconds", "gauge",
+        "From a job's first GPU on this node to its first kernel; absent until then, and where it was not seen.",
+        _jobs(lambda j: None if j.first_work is None else j.first_work / SECOND), ("job_id",), "seconds", "job",
+    ),
+    Metric(
+        _P + "job_ectr_ratio", "gauge", "Effective Compute Time Ratio of a job over the last 5 minutes.",
+        _jobs(_window("ectr")), ("job_id",), "ratio", "job",
+    ),
+    Metric(
+        _P + "job_emfu_ratio", "gauge", "Effective Model FLOPs Utilization of a job over the last 5 minutes.",
+        _jobs(_window("emfu")), ("job_id",), "ratio", "job",
+    ),
+    Metric(
+        _P + "job_ofu_ratio", "gauge", "Compute use of a job over the last 5 minutes: share of the dense tensor peak.",
+        _jobs(_ofu), ("job_id",), "ratio", "job",
+    ),
+    Metric(
+        _P + "job_dram_active_ratio", "gauge", "Memory bandwidth use of a job over the last 5 minutes.",
+        _jobs(lambda j: j.counters.short_ratio("dram", "dram_seen")), ("job_id",), "ratio", "job",
+    ),
+    Metric(
+        _P + "job_memory_used_bytes", "gauge", "Device memory in use on the GPUs a job holds on this node.",
+        _jobs(lambda j: j.memory_used), ("job_id",), "bytes", "job",
+    ),
+    Metric(
+        _P + "job_arithmetic_intensity_flops_per_byte", "gauge",
+        "Tensor FLOPs per byte of DRAM traffic over the last 5 minutes, from activity and the board's peaks.",
+        _jobs(lambda j: _intensity(j.counters)), ("job_id",), "", "job",
+    ),
+    Metric(
+        _P + "job_energy_joules_total", "counter", "Energy used by a job on this node.",
+        _jobs(lambda j: sum(j.counters.energy)), ("job_id",), "joules", "job",
+    ),
+    Metric(
+        _P + "job_activity_ratio", "gauge",
+        "Spread of engine activity over the last 5 minutes: 10th, 50th and 90th percentile of time, to 5 %.",
+        _job_spread, ("job_id", "percentile"), "ratio", "job", max_series=3,
+    ),
+    Metric(
+        _P + "account_seconds_total", "counter",
+        "GPU-seconds held on this node by who is billed and what they counted as; what is past of a job stays here "
+        "when its own series are gone. Beyond policy.max_accounts all others are one: other.",
+        _account_seconds, ("team", "account", "workload_namespace", "layer"), "seconds", "account",
+        max_series=len(LAYERS),
+    ),
+    Metric(
+        _P + "node_seconds_total", "counter",
+        "Paid GPU-seconds of the node by where they went, like gpu_efficiency_seconds_total, summed by model; apart "
+        "those in which nobody had the GPU (held=false), for prices that do not count them. What fleet rules read.",
+        _model_seconds, ("model", "held", "leak", "layer"), "seconds", "model",
+        max_series=len(LEAK_NAMES) + len(UNHELD_LEAKS),
+    ),
+    Metric(
+        _P + "node_kernel_seconds_total", "counter", "GPU-seconds with a kernel on the node's GPUs of a model.",
+        _models(lambda m: seconds(m.engine)), ("model",), "seconds", "model",
+    ),
+    Metric(
+        _P + "node_energy_joules_total", "counter", "Energy used by the node's GPUs of a model, by layer.",
+        _model_energy, ("model", "layer"), "joules", "model", max_series=len(LAYERS),
+    ),
+    Metric(
+        _P + "node_gpus", "gauge", "GPUs of a model in the node's inventory.",
+        _models(lambda m: m.weight / PPM), ("model",), "", "model",
+    ),
+    Metric(
+        _P + "model_peak_flops", "gauge", "Dense 16-bit peak of one GPU of a model, FLOP/s; absent where not known.",
+        _models(lambda m: m.peak_flops), ("model",), "", "model",
+    ),
+    Metric(
+        _P + "price_per_gpu_hour", "gauge",
+        "What an hour of a GPU costs here now; held=false: while nobody has it, 0 where only allocated time is paid. "
+        "Without a price it is 1 GPU-hours.",
+        _prices, ("model", "pool", "currency", "basis", "held"), "", "model", max_series=2,
+    ),
+    Metric(
+        _P + "price_per_kwh", "gauge", "What a kilowatt-hour costs; absent where it is not configured.", _per_kwh,
+        ("currency",), "", "node",
+    ),
+    Metric(
+        _P + "grams_co2_per_kwh", "gauge", "Carbon dioxide of a kilowatt-hour; absent where it is not configured.",
+        _node(lambda s: s.meta.terms.grams_co2_per_kwh),
+    ),
+    Metric(
+        _P + "idle_budget_per_hour", "gauge",
+        "What GPUs of the whole cluster that nobody has, or that rest, may cost an hour; absent where it is not "
+        "configured.",
+        _idle_budget, ("currency",), "", "node",
+    ),
+    Metric(
+        _P + "exemption_expiry_timestamp_seconds", "gauge", "Unix time at which a configured exemption ends.",
+        _exemptions, ("exemption", "reason"), "seconds", "exemption",
+    ),
+    Metric(
+        _P + "threshold", "gauge", "Thresholds of this node's policy that alert rules compare with.",
+        lambda s: (((name,), value) for name, value in s.thresholds), ("name",), max_series=len(EXPORTED_THRESHOLDS),
+    ),
+    Metric(
+        _P + "state_entries_total", "counter", "Times a GPU of the node entered a state.",
+        lambda s: (((state.value,), count) for state, count in s.state_entries), ("state",), max_series=len(State),
+    ),
+    Metric(
+        _P + "detections_total", "counter", "Hangs (of GPUs that spin) and zombies that were found on the node.",
+        lambda s: (((state.value,), count) for state, count, _ in s.detections), ("state",), max_series=2,
+    ),
+    Metric(
+        _P + "detection_seconds_total", "counter",
+        "Seconds from the first sign of each to the state; over gpu_efficiency_detections_total: the mean time to "
+        "detect.",
+        lambda s: (((state.value,), seconds(spent)) for state, _, spent in s.detections), ("state",), "seconds",
+        max_series=2,
+    ),
+    Metric(
+        _P + "node_info", "gauge", "The node's name, as its scheduler calls it, and its pool.", _node_info,
+        ("node", "pool"),
+    ),
+    Metric(
+        _P + "observation_timestamp_seconds", "gauge", "The node's clock at its newest observation, Unix seconds.",
+        _node(lambda s: s.wall / SECOND), (), "seconds",
+    ),
+    Metric(
+        _P + "node_gau_ratio", "gauge", "GPU Allocation Utilization of the node over the last 5 minutes.",
+        _sum_layers("gau"), (), "ratio",
+    ),
+    Metric(
+        _P + "node_gau_held_ratio", "gauge",
+        "The same as if no allocation were larger than its job needs: GAU without oversized_allocation.",
+        _node(_gau_without_oversized), (), "ratio",
+    ),
+    Metric(
+        _P + "node_ectr_ratio", "gauge", "Effective Compute Time Ratio of the node over the last 5 minutes.",
+        _sum_layers("ectr"), (), "ratio",
+    ),
+    Metric(
+        _P + "node_emfu_ratio", "gauge", "Effective Model FLOPs Utilization of the node over the last 5 minutes.",
+        _sum_layers("emfu"), (), "ratio",
+    ),
+    Metric(
+        _P + "node_coverage_ratio", "gauge", "Share of the last 5 minutes' paid time that was seen.",
+        _sum_layers("coverage"), (), "ratio",
+    ),
+    Metric(
+        _P + "conservation_errors_total", "counter",
+        "Times a GPU's parts did not add up to what was paid. Anything but 0 is a bug: please report it.",
+        _node(lambda s: s.conservation_errors),
+    ),
+    Metric(
+        _P + "rejected_total", "counter",
+        "Readings or fields refused, by GPU and reason, those that occurred; without a GPU: what no one GPU did.",
+        _rejected, (*_GPU_LABELS, "reason"), max_series=len(_KNOWN_REFUSALS),
+    ),
+    Metric(
+        _P + "unobserved_seconds_total", "counter",
+        "GPU-seconds nobody could see, by GPU and reason: those that occurred.",
+        _each_gpu(_by_reason("unobserved", scale=seconds)), (*_GPU_LABELS, "reason"), "seconds", "gpu",
+    ),
+    Metric(
+        _P + "faults_total", "counter", "Failures to read something, by kind; one that lasts counts at every tick.",
+        _faults, ("kind",), max_series=len(_KNOWN_FAULTS) + 1,
+    ),
+    Metric(
+        _P + "allocations_age_seconds", "gauge", "Age of what is known about who holds which GPU.",
+        _node(lambda s: None if s.allocations_age is None else s.allocations_age / SECOND), (), "seconds",
+    ),
+    Metric(
+        _P + "shared_seconds_total", "counter",
+        "Seconds in which several jobs held the GPU, by how they were told apart: sm (SM time of their processes) or "
+        "equal; only where it occurred.",
+        _each_gpu(_shared), (*_GPU_LABELS, "basis"), "seconds", "shared GPU",
+    ),
+    Metric(
+        _P + "scheduler_unanswered_seconds", "gauge",
+        "For how long a question to the scheduler's controller or API server has had no answer; 0: none is open.",
+        _node(lambda s: s.meta.unanswered_seconds), (), "seconds",
+    ),
+    Metric(
+        _P + "ticks_total", "counter", "Sampling ticks.", _node(lambda s: s.meta.ticks),
+    ),
+    Metric(
+        _P + "late_ticks_total", "counter", "Ticks that began more than half an interval late.",
+        _node(lambda s: s.meta.late_ticks),
+    ),
+    Metric(
+        _P + "read_seconds_total", "counter", "Wall time spent in the source and the scheduler.",
+        _node(lambda s: s.meta.read_seconds), (), "seconds",
+    ),
+    Metric(
+        _P + "core_seconds_total", "counter", "Wall time spent between an observation and its ledger entries.",
+        _node(lambda s: s.meta.core_seconds), (), "seconds",
+    ),
+    Metric(
+        _P + "workload_messages_total", "counter",
+        "What workloads have said of themselves, by what became of it: taken, or why it was refused.",
+        lambda s: (((outcome,), count) for outcome, count in s.meta.messages), ("outcome",),
+        max_series=0,  # as many as there are outcomes where jobs can report, else none
+    ),
+    Metric(
+        _P + "errors_total", "counter", "Failures the sampling loop caught, by kind.", _errors, ("kind",), max_series=4,
+    ),
+    Metric(
+        _P + "config_last_reload_successful", "gauge",
+        "0 while the configuration's file says what was refused, which the log tells; the one before it holds.",
+        _reload(lambda view: int(not view.refused)),
+    ),
+    Metric(
+        _P + "config_last_reload_success_timestamp_seconds", "gauge",
+        "Unix time at which the configuration that holds was taken, at the start or since.",
+        _reload(lambda view: view.at), (), "seconds",
+    ),
+    Metric(
+        _P + "config_restart_needed", "gauge",
+        "1 while the configuration's file has changes that hold only after a restart; the log names them.",
+        _reload(lambda view: int(bool(view.restart))),
+    ),
+    Metric(
+        _P + "history_up", "gauge",
+        "Whether the latest write to this node's store of history worked; 0: a crash would lose what came after it.",
+        _history(lambda view: int(view.works)),
+    ),
+    Metric(
+        _P + "history_last_checkpoint_timestamp_seconds", "gauge",
+        "Unix time of the latest checkpoint in the store; 0 before the first.",
+        _history(lambda view: view.saved_at), (), "seconds",
+    ),
+    Metric(
+        _P + "history_failures_total", "counter", "Writes to the store that failed, since the start; the log says why.",
+        _history(lambda view: view.failures),
+    ),
+    Metric(
+        _P + "history_size_bytes", "gauge", "What the store takes on the disk.",
+        _history(lambda view: view.bytes), (), "bytes",
+    ),
+    Metric(
+        _P + "simulated", "gauge", "1 if the figures come from a simulation or a replay, not from hardware.",
+        _node(lambda s: int(s.meta.simulated)),
+    ),
+    Metric(
+        _P + "source_info", "gauge",
+        "Where telemetry and allocations come from, and in one sentence why that source.",
+        _source, ("source", "scheduler", "reason"),
+    ),
+    Metric(
+        _P + "build_info", "gauge", "Version of the exporter.", _build, ("version",),
+    ),
+)  # fmt: skip
+
+
+SERIES_BUDGET = {"gpu": 64, "job": 45, "node": 150}
+"""Series that METRICS may have at most: of one GPU, of one job on a node, and of a node with one model of GPU."""
+
+
+def max_series_of_scope(scope: str) -> int:
+    """Series one gpu, one job on a node, or a node can have at most, process_* metrics not counted.
+
+    A shared GPU has one `allocation_info` more for each further owner.
+    """
+    return sum(metric.max_series for metric in METRICS if metric.scope == scope)

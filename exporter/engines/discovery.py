@@ -1,0 +1,391 @@
+"""Finds the metrics endpoints of this node's serving engines, starting from the processes on its GPUs.
+
+It reads process trees and listening sockets from /proc, and tries only configured ports on which a process of the
+same job listens. It opens no connection.
+"""
+
+import os
+import re
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from math import prod
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from exporter.config import ConfigError, EngineSettings
+from exporter.engines.base import Engine, option_number
+from exporter.engines.registry import DEFAULT_PATHS, engine_of_command
+from exporter.engines.replica import ReplicaPlacement
+from exporter.procfs import parent_pid
+from exporter.redact import redact_secrets
+from exporter.workloads import WorkloadProcess
+
+MAX_ANCESTORS = 8
+"""Ancestors of a process that are considered."""
+MAX_RELATIVES = 512
+"""Relatives that are considered, of all processes on GPUs together."""
+_COMMAND_BYTES = 16384
+
+
+class ProcessTree(Struct, frozen=True):
+    """Parents and children by pid, as they are now."""
+
+    parents: Mapping[int, int]
+    children: Mapping[int, tuple[int, ...]]
+
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """From the parent upwards, without init."""
+        for _ in range(MAX_ANCESTORS):
+            pid = self.parents.get(pid, 0)
+            if pid <= 1:
+                return
+            yield pid
+
+    def descendants(self, pid: int) -> set[int]:
+        """The process and all its descendants."""
+        return set(self._walk([pid]))
+
+    def relatives(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """These, their ancestors, and the descendants of those, the nearest first."""
+        found: dict[int, None] = {}
+        for start in (ancestor for pid in pids for ancestor in (pid, *self.ancestors(pid))):
+            found.update(dict.fromkeys(self._walk([start])))
+            if len(found) >= MAX_RELATIVES:
+                break
+        return tuple(found)[:MAX_RELATIVES]
+
+    def _walk(self, start: list[int]) -> Iterator[int]:
+        queue, seen = deque(start), 0
+        while queue and seen < MAX_RELATIVES:
+            pid = queue.popleft()
+            seen += 1
+            yield pid
+            queue.extend(self.children.get(pid, ()))
+
+
+def read_process_tree(proc: Path) -> ProcessTree:
+    """The parent of every process. Raises OSError where `proc` is no process tree."""
+    parents = {int(folder.name): parent_pid(folder) for folder in proc.iterdir() if folder.name.isdecimal()}
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    return ProcessTree(parents, {parent: tuple(sorted(born)) for parent, born in children.items()})
+
+
+def command_line(proc: Path, pid: int) -> str:
+    """The command line with a space for each NUL; empty when it may not be read."""
+    try:
+        with (proc / str(pid) / "cmdline").open("rb") as file:
+            return file.read(_COMMAND_BYTES).decode(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+_LISTEN = "0A"
+"""State TCP_LISTEN, as the kernel writes it; listening sockets come first in the file."""
+_MOST_LISTENERS = 4096
+_MOST_FILES = 65536
+"""File descriptors of one process that are searched for sockets."""
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_LOCAL = re.compile(r"\|-- (\d{1,3}(?:\.\d{1,3}){3})\n\s+/32 host LOCAL")
+_GLOBAL_SCOPE = "00"
+
+
+class ListeningSocket(Struct, frozen=True):
+    """A listening TCP socket."""
+
+    address: str
+    port: int
+    inode: int
+
+
+def listeners(folder: Path) -> list[ListeningSocket]:
+    """Listening TCP sockets in the network namespace of the process with this folder; raises OSError."""
+    return [listening_socket for name in ("tcp", "tcp6") for listening_socket in _table(folder / "net" / name)]
+
+
+def _table(path: Path) -> list[ListeningSocket]:
+    try:
+        file = path.open(encoding="ascii", errors="replace")
+    except FileNotFoundError:  # tcp6, where there is no IPv6
+        return []
+    found: list[ListeningSocket] = []
+    with file:
+        for line in islice(file, 1, _MOST_LISTENERS):
+            fields = line.split()
+            if len(fields) < 10 or fields[3] != _LISTEN:  # noqa: PLR2004  inode is the tenth (proc(5))
+                break
+            address, _, port = fields[1].rpartition(":")
+            found.append(ListeningSocket(_decode_address(address), int(port, 16), int(fields[9])))
+    return found
+
+
+def _decode_address(text: str) -> str:
+    """Decode hexadecimal 32-bit groups in the byte order of the machine."""
+    groups = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    packed = struct.pack(f"={len(groups)}I", *groups)
+    return socket.inet_ntop(socket.AF_INET if len(groups) == 1 else socket.AF_INET6, packed)
+
+
+def socket_inodes(folder: Path) -> set[int]:
+    """Inodes of a process's sockets; empty where they may not be read."""
+    try:
+        with os.scandir(folder / "fd") as entries:
+            links = [_link(entry.path) for entry in islice(entries, _MOST_FILES)]
+    except OSError:
+        return set()
+    return {int(match[1]) for link in links if (match := _SOCKET.fullmatch(link))}
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115  thousands of files: a Path each would cost more than the call
+    except OSError:
+        return ""
+
+
+def network_namespace(folder: Path) -> str:
+    """The network namespace of a process; raises OSError where it may not be read."""
+    return str((folder / "ns" / "net").readlink())
+
+
+def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: bool) -> str:
+    """The host part of a URL that leads to the socket, empty where none does.
+
+    `here`: the daemon is in the same network namespace as the process with this folder. An address that is none of
+    the namespace's own leads elsewhere: any process may bind it (IP_FREEBIND, ip(7)). One of link-local scope, such as
+    169.254.169.254, where clouds serve secrets, may be given to a namespace that a workload made.
+    """
+    loopback = listening_socket.address.startswith(("127.", "::ffff:127.")) or listening_socket.address == "::1"
+    anywhere = listening_socket.address in ("0.0.0.0", "::")  # noqa: S104  what a workload has bound, not we
+    if loopback and not here:
+        return ""
+    if anywhere:
+        return "127.0.0.1" if here else next(iter(addresses(folder)), "")
+    host = _bracketed(listening_socket.address.removeprefix("::ffff:"))
+    return host if loopback or host in addresses(folder) else ""
+
+
+def addresses(folder: Path) -> list[str]:
+    """Of the network namespace of the process with this folder, without loopback and link-local ones.
+
+    IPv4 first, IPv6 in brackets.
+    """
+    found = dict.fromkeys(_LOCAL.findall(_read_text(folder / "net" / "fib_trie")))
+    ipv6_rows = (line.split() for line in _read_text(folder / "net" / "if_inet6").splitlines())
+    return [
+        *(address for address in found if not address.startswith(("127.", "169.254."))),
+        *_ipv6_addresses(fields for fields in ipv6_rows if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE),  # noqa: PLR2004  columns
+    ]
+
+
+def _ipv6_addresses(rows: Iterable[list[str]]) -> list[str]:
+    return [_bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows]
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+class MetricsEndpoint(Struct, frozen=True):
+    """One address to scrape."""
+
+    base: str
+    """http://host:port, or the whole address where the operator gave it."""
+    placement: ReplicaPlacement
+    paths: tuple[str, ...]
+    command_lines: str = ""
+    """Command lines of the process that listens and of those that started it, a line each."""
+    pid: int = 0
+    """Pid of the process that listens; 0: the operator's address."""
+
+
+class DiscoveredEngines(Struct, frozen=True):
+    """The result of one discovery."""
+
+    endpoints: tuple[MetricsEndpoint, ...] = ()
+    not_listening: tuple[tuple[str, str], ...] = ()
+    """Jobs whose engine is known by its command line and listens on none of the ports: (job id, engine)."""
+    unreachable: tuple[tuple[str, int], ...] = ()
+    """Jobs that listen on the loopback of a network namespace of their own: (job id, port)."""
+
+
+class EngineDiscovery:
+    """Discovers in two steps: processes that the scheduler must identify, then where those of the job listen."""
+
+    def __init__(self, engines: EngineSettings, *, proc: str | Path = "/proc", own: str | Path = "/proc/self") -> None:
+        """`own` is this daemon's folder. Raises ConfigError for a pattern or an address that cannot be used."""
+        self._proc, self._own = Path(proc), Path(own)
+        self._ports = {port: rank for rank, port in enumerate(engines.ports)}
+        self._configured = tuple(
+            (_check_url(index, e.url), _compile_pattern(index, e.job_id)) for index, e in enumerate(engines.endpoints)
+        )
+        self._tree = ProcessTree({}, {})
+        self._not_serving: frozenset[int] = frozenset()
+        """Processes on GPUs none of which serves: this does not change."""
+
+    def relatives(self, processes: Sequence[WorkloadProcess]) -> tuple[int, ...]:
+        """Pids around the serving ones of these, which may be of the same job."""
+        pids = frozenset(process.pid for process in processes)
+        if pids == self._not_serving and not any(process.workload_class == "serving" for process in processes):
+            return ()
+        try:
+            self._tree = read_process_tree(self._proc)
+        except OSError:
+            return ()
+        serving = self._serving_processes(processes)
+        self._not_serving = pids if not serving else frozenset()
+        return self._tree.relatives(process.pid for process in serving)
+
+    def discover(
+        self, processes: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]
+    ) -> DiscoveredEngines:
+        """Endpoints of the engines; `members` are the relatives that the scheduler has identified as a job's."""
+        serving = self._serving_processes(processes)
+        jobs = sorted({process.job_id for process in serving})
+        results = [self._discover_job(job, [g for g in processes if g.job_id == job], members) for job in jobs]
+        configured = tuple(self._configured_endpoints(processes))
+        taken = {_netloc(target.base) for target in configured}
+        endpoints = tuple(t for one in results for t in one.endpoints if _netloc(t.base) not in taken)
+        claimed = {target.placement.job_id for target in configured}
+        return DiscoveredEngines(
+            configured + endpoints,
+            tuple(s for one in results for s in one.not_listening if s[0] not in claimed),
+            tuple(u for one in results for u in one.unreachable if u[0] not in claimed),
+        )
+
+    def _serving_processes(self, processes: Sequence[WorkloadProcess]) -> list[WorkloadProcess]:
+        return [
+            g
+            for g in processes
+            if g.workload_class == "serving" or engine_of_command(self._command_lines(g.pid)) is not None
+        ]
+
+    def _command_lines(self, pid: int) -> str:
+        """Its own and its ancestors' command lines."""
+        return "\n".join(command_line(self._proc, one) for one in (pid, *self._tree.ancestors(pid)))
+
+    def _configured_endpoints(self, processes: Sequence[WorkloadProcess]) -> Iterator[MetricsEndpoint]:
+        jobs = sorted({process.job_id for process in processes})
+        for url, pattern in self._configured:
+            job = next((job for job in jobs if pattern.fullmatch(job)), None)
+            if job is not None:
+                yield MetricsEndpoint(url, _placement(job, [g for g in processes if g.job_id == job], (), ""), ("",))
+
+    def _discover_job(
+        self, job: str, processes: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]
+    ) -> DiscoveredEngines:
+        pids = list(dict.fromkeys([g.pid for g in processes] + [p for p, who in members.items() if who.job_id == job]))
+        owners = self._sockets_by_pid(pids)
+        reached = {pid: [(one, self._address(pid, one)) for one in owned] for pid, owned in owners.items()}
+        endpoints = {
+            f"http://{host}:{one.port}": (pid, one) for pid, owned in reached.items() for one, host in owned if host
+        }
+        blocked = tuple((job, one.port) for owned in reached.values() for one, host in owned if not host)
+        first = sorted(endpoints, key=lambda base: self._ports[endpoints[base][1].port])
+        made = tuple(self._endpoint(base, endpoints[base][0], job, processes, owners) for base in first)
+        engine = engine_of_command("\n".join(self._command_lines(process.pid) for process in processes))
+        not_listening = ((job, engine.name),) if engine is not None and not made and not blocked else ()
+        return DiscoveredEngines(made, not_listening, blocked)
+
+    def _sockets_by_pid(self, pids: Sequence[int]) -> dict[int, list[ListeningSocket]]:
+        """The sockets on configured ports, by the first of these processes that has them."""
+        tables: dict[str, list[ListeningSocket]] = {}
+        owners: dict[int, list[ListeningSocket]] = {}
+        for pid in pids:
+            for one in self._sockets_of(pid, tables):
+                owners.setdefault(pid, []).append(one)
+        return owners
+
+    def _sockets_of(self, pid: int, tables: dict[str, list[ListeningSocket]]) -> list[ListeningSocket]:
+        """Those of one process, which are removed from the table of its network namespace."""
+        folder = self._proc / str(pid)
+        try:
+            network_ns = network_namespace(folder)
+            if network_ns not in tables:
+                tables[network_ns] = [one for one in listeners(folder) if one.port in self._ports]
+        except (OSError, ValueError):  # it has just ended, or may not be read
+            return []
+        if not tables[network_ns]:
+            return []
+        inodes = socket_inodes(folder)
+        mine = [one for one in tables[network_ns] if one.inode in inodes]
+        ports = {one.port for one in mine}
+        tables[network_ns] = [one for one in tables[network_ns] if one.port not in ports]
+        return list({one.port: one for one in reversed(mine)}.values())
+
+    def _address(self, pid: int, one: ListeningSocket) -> str:
+        folder = self._proc / str(pid)
+        try:
+            return reachable_host(one, folder, here=network_namespace(folder) == network_namespace(self._own))
+        except OSError:
+            return ""
+
+    def _endpoint(
+        self, base: str, pid: int, job: str, processes: Sequence[WorkloadProcess], owners: Mapping[int, object]
+    ) -> MetricsEndpoint:
+        commands = self._command_lines(pid)
+        engine = engine_of_command(commands)
+        uuids = self._gpus(pid, processes, owners)
+        return MetricsEndpoint(
+            base,
+            _placement(job, processes, uuids, commands, engine),
+            engine.paths if engine else DEFAULT_PATHS,
+            commands,
+            pid,
+        )
+
+    def _gpus(self, owner: int, processes: Sequence[WorkloadProcess], owners: Iterable[int]) -> tuple[str, ...]:
+        """GPUs of the processes that it started, or that were started with it; empty: all of the job's.
+
+        It goes up the tree until a descendant is on a GPU, but not to an ancestor of another server of the job.
+        """
+        everything = {uuid for process in processes for uuid in process.uuids}
+        for root in (owner, *self._tree.ancestors(owner)):
+            below = self._tree.descendants(root)
+            if any(other in below for other in owners if other != owner) and root != owner:
+                return ()
+            uuids = {uuid for process in processes if process.pid in below for uuid in process.uuids}
+            if uuids:
+                return () if uuids == everything else tuple(sorted(uuids))
+        return ()
+
+
+def _placement(
+    job: str, processes: Sequence[WorkloadProcess], uuids: tuple[str, ...], commands: str, engine: Engine | None = None
+) -> ReplicaPlacement:
+    here = len(uuids or {uuid for process in processes for uuid in process.uuids})
+    whole = int(prod(option_number(commands, *names) or 1 for names in engine.parallel)) if engine else 1
+    return ReplicaPlacement(job, uuids, gpus=whole if whole > here else 0, shared=max(whole, here) if here else 0)
+
+
+def _netloc(base: str) -> str:
+    return urlsplit(base).netloc
+
+
+def _check_url(index: int, url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"engines.endpoints[{index}].url: {redact_secrets(url)!r} is no address (example: http://10.0.0.7:8000/metrics)"
+        )
+    return url
+
+
+def _compile_pattern(index: int, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"engines.endpoints[{index}].job_id: {text!r} is no regular expression: {error}") from error

@@ -1,0 +1,35 @@
+"""Loads the engines of `exporter.registry`, and finds the engine of a metrics page or of a command line."""
+
+from exporter import registry
+from exporter.engines.base import Engine, EngineMetrics, ScrapeFailure
+from exporter.engines.page import MetricsPage
+
+ENGINES: tuple[Engine, ...] = tuple(registry.import_object(entry.engine) for entry in registry.ENGINES.values())
+DEFAULT_PATHS = ("/metrics", "/prometheus/metrics")
+"""Paths of a metrics page whose engine is not known."""
+_SHOWN = 5
+"""Unknown names that an error shows."""
+
+
+def engine_of_command(command: str) -> Engine | None:
+    """The engine to which a command line belongs; None: it is of none."""
+    return next((engine for engine in ENGINES if engine.command.search(command)), None)
+
+
+def read_metrics(page: MetricsPage, command: str) -> EngineMetrics:
+    """The metrics of a page. Raises ScrapeFailure where it is of no engine, or has none of the names that are known."""
+    candidates = [(engine, names) for engine in ENGINES if (names := page.names(engine.prefixes))]
+    for engine, _ in candidates:
+        metrics = engine.read(page, command)
+        if metrics.recognized:
+            return metrics
+    if not candidates:
+        raise ScrapeFailure(
+            "not_an_engine", "has no metrics of an engine that is known", "name the engine's metrics page"
+        )
+    engine, names = candidates[0]
+    raise ScrapeFailure(
+        "dialect",
+        f"is a page of {engine.name}, in names that are not known here ({', '.join(sorted(names)[:_SHOWN])}, ...)",
+        "update this exporter, or tell its makers the engine's version",
+    )

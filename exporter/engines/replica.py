@@ -1,0 +1,215 @@
+"""Turns consecutive metrics pages of one replica into what it served between them.
+
+It owns differences, restarts, and estimates from the engine's own metrics. What an engine does not report is
+None, never 0.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import quantiles
+from typing import Any
+
+from msgspec import Struct
+
+from exporter.config import ServedModel
+from exporter.core.model import SECOND, Latency, ServingReport
+from exporter.engines.base import LATENCIES, EngineMetrics
+from exporter.engines.page import Histogram
+
+BASELINE_WINDOW = 600 * SECOND
+"""How long an interval is kept."""
+PREFILL_SHARE = 0.01
+"""Share of prompt tokens in the computed ones below which an interval has no prefills (E)."""
+BATCH_SHARE = 0.25
+"""By which share of the batch another may differ to be compared: the time of a pass grows with the batch (E)."""
+MIN_INTERVALS = 3
+"""Intervals without prefills that a baseline needs."""
+
+
+class BaselineLatency:
+    """Intervals of one replica without prefills: (end, requests in the batch, mean seconds between tokens)."""
+
+    def __init__(self) -> None:
+        self._intervals: deque[tuple[int, float, float]] = deque()
+
+    def add(
+        self, at: int, *, running: float | None, inter_token: float | None, prompt: float | None, generated: float
+    ) -> None:
+        """Add an interval that ended `at`: `prompt` tokens were computed, `generated` tokens generated."""
+        while self._intervals and at - self._intervals[0][0] > BASELINE_WINDOW:
+            self._intervals.popleft()
+        if not running or inter_token is None or prompt is None or generated <= 0:
+            return
+        if prompt < PREFILL_SHARE * (prompt + generated):
+            self._intervals.append((at, running, inter_token))
+
+    def inter_token_seconds(self, running: float | None) -> float | None:
+        """The lower quartile of the mean seconds between tokens at about that batch; None before three intervals.
+
+        The lower quartile, because other things slow an interval too: a long context, a neighbour.
+        """
+        if not running:
+            return None
+        near = [
+            inter_token for _, batch, inter_token in self._intervals if abs(batch - running) <= BATCH_SHARE * running
+        ]
+        return quantiles(near, n=4, method="inclusive")[0] if len(near) >= MIN_INTERVALS else None
+
+
+MAX_INTERVAL = 120 * SECOND
+"""Longest time between two pages over which differences count; three intervals, where those are longer."""
+FLOPS_PER_TOKEN = 2
+"""FLOPs of one parameter for one token: a multiplication and an addition (accounting, section 9)."""
+
+
+class ReplicaPlacement(Struct, frozen=True):
+    """The job of a replica, and where it runs."""
+
+    job_id: str
+    uuids: tuple[str, ...] = ()
+    """Its GPUs on this node; empty: all that the job has here."""
+    gpus: int = 0
+    """GPUs of the replica on all nodes, where its command line has more than are here."""
+    shared: int = 0
+    """GPUs that compute its tokens together; 0: not known."""
+
+
+class Replica:
+    """Turns the pages of one replica into reports."""
+
+    def __init__(self, models: Mapping[str, ServedModel], *, interval: int = 0) -> None:
+        """`interval`: nanoseconds between two scrapes."""
+        self._models, self._max_interval = models, max(MAX_INTERVAL, 3 * interval)
+        self._last: EngineMetrics | None = None
+        self._at = 0
+        self._baseline = BaselineLatency()
+        self.restarts = 0
+
+    def update(self, metrics: EngineMetrics, at: int, *, placement: ReplicaPlacement) -> ServingReport:
+        """The report from the page before to the one scraped `at`; on the first, and after a restart, of gauges alone.
+
+        Such a report has an empty interval: its start is its end. A counter that went back means a restart.
+        """
+        before, start = self._last, self._at
+        self._last, self._at = metrics, at
+        if before is None or not 0 < at - start <= self._max_interval or before.engine != metrics.engine:
+            return _serving(metrics, (at, at), placement, {})
+        if _went_back(before, metrics):
+            self.restarts += 1
+            self._baseline = BaselineLatency()
+            return _serving(metrics, (at, at), placement, {})
+        # A series that was not there before began in between, at 0: most are made when they first move.
+        grown = {name: value - before.counters.get(name, 0.0) for name, value in metrics.counters.items()}
+        values = _tokens(grown, metrics) | _direct_values(grown) | self._latencies(before, metrics)
+        if values.get("flops") is None:
+            values["flops"] = self._flops(metrics.model, values, placement)
+        self._update_baseline(values, metrics.running, at)
+        return _serving(metrics, (start, at), placement, values)
+
+    def _latencies(self, before: EngineMetrics, now: EngineMetrics) -> dict[str, Any]:
+        found = {kind: _grown_histogram(before, now, kind) for kind in LATENCIES}
+        latencies = [histogram.latency(kind) for kind, histogram in found.items() if histogram is not None]
+        inter_token = found["itl"]
+        return {
+            "latencies": tuple(histogram for histogram in latencies if isinstance(histogram, Latency)),
+            "inter_token_seconds": None if inter_token is None else inter_token.mean,
+        }
+
+    def _flops(self, model: str, values: Mapping[str, Any], placement: ReplicaPlacement) -> float | None:
+        """FLOPs of one GPU: 2N a computed token; None where the model's size is not configured."""
+        served, prompt, generated = self._models.get(model), values.get("prompt_tokens"), values.get("generated_tokens")
+        if served is None or prompt is None or generated is None or not placement.shared:
+            return None
+        drafted, accepted = values.get("drafted_tokens") or 0.0, values.get("accepted_tokens") or 0.0
+        computed = prompt + drafted + max(0.0, generated - accepted)
+        return float(FLOPS_PER_TOKEN * served.active_parameters * computed / placement.shared)
+
+    def _update_baseline(self, values: dict[str, Any], running: float | None, at: int) -> None:
+        prompt, generated = values.get("prompt_tokens"), values.get("generated_tokens") or 0.0
+        self._baseline.add(
+            at, running=running, inter_token=values["inter_token_seconds"], prompt=prompt, generated=generated
+        )
+        values["calm_inter_token_seconds"] = self._baseline.inter_token_seconds(running)
+
+
+def _went_back(before: EngineMetrics, now: EngineMetrics) -> bool:
+    fell = any(now.counters[name] < value for name, value in before.counters.items() if name in now.counters)
+    both = ((histogram, before.histograms.get(kind)) for kind, histogram in now.histograms.items())
+    return fell or any(previous is not None and histogram.count < previous.count for histogram, previous in both)
+
+
+def _grown_histogram(before: EngineMetrics, now: EngineMetrics, kind: str) -> Histogram | None:
+    histogram, previous = now.histograms.get(kind), before.histograms.get(kind)
+    return histogram if histogram is None or previous is None else histogram.since(previous)
+
+
+def _direct_values(grown: Mapping[str, float]) -> dict[str, Any]:
+    """Values that need no estimate."""
+    return {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
+
+
+def _tokens(grown: Mapping[str, float], now: EngineMetrics) -> dict[str, Any]:
+    """Tokens by kind."""
+    recomputed, prompt = _recomputed(grown, now), grown.get("prefilled")
+    if prompt is None and "prompt" in grown:
+        # Engines count a prompt once: what is computed again after an eviction comes on top.
+        prompt = max(0.0, grown["prompt"] - grown.get("cached", 0.0)) + (recomputed or 0.0)
+    drafted, accepted = _draft_tokens(grown, now)
+    return {
+        "prompt_tokens": prompt,
+        "cached_tokens": grown.get("cached"),
+        "generated_tokens": grown.get("generated"),
+        "recomputed_tokens": None if recomputed is None or prompt is None else min(recomputed, prompt),
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+    }
+
+
+def _recomputed(grown: Mapping[str, float], now: EngineMetrics) -> float | None:
+    """Tokens evicted while their request ran: as reported, else the mean tokens of a request for each preemption.
+
+    On average half of the answer exists at a preemption. All of it is computed again unless the prefix cache still has
+    it: this is an upper bound.
+    """
+    if "evicted" in grown:
+        return grown["evicted"]
+    preemptions = grown.get("preemptions")
+    if not preemptions:
+        return preemptions
+    lengths, ended = (grown if grown.get("ended") else now.counters).get("lengths"), grown.get("ended")
+    ended = ended or now.counters.get("ended")
+    return preemptions * lengths / ended if lengths is not None and ended else None
+
+
+def _draft_tokens(grown: Mapping[str, float], now: EngineMetrics) -> tuple[float | None, float | None]:
+    """(drafted, accepted) tokens: as reported, else by the engine's mean draft length and acceptance."""
+    if "drafted" in grown:
+        return grown["drafted"], grown.get("accepted")
+    if "accepted" in grown:
+        drafted = None if now.draft_length is None else now.draft_length * grown.get("verified", 0.0)
+        return drafted, grown["accepted"]
+    if now.accept_length is None or not ("verified" in grown or "generated" in grown):
+        return None, None
+    passes = grown["verified"] if "verified" in grown else grown["generated"] / max(1.0, now.accept_length)
+    accepted = passes * max(0.0, now.accept_length - 1)
+    if now.draft_length is not None:
+        return max(accepted, passes * now.draft_length), accepted
+    return (accepted / now.accept_rate if now.accept_rate else None), accepted
+
+
+def _serving(
+    metrics: EngineMetrics, interval: tuple[int, int], placement: ReplicaPlacement, values: Mapping[str, Any]
+) -> ServingReport:
+    return ServingReport(
+        job_id=placement.job_id,
+        start=interval[0],
+        end=interval[1],
+        engine=metrics.engine,
+        gpus=placement.gpus,
+        uuids=placement.uuids,
+        running=metrics.running,
+        waiting=metrics.waiting,
+        slots=metrics.slots,
+        kv_use=metrics.kv_use,
+        **values,
+    )

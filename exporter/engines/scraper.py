@@ -1,0 +1,423 @@
+"""Scrapes the serving engines of this node in a thread of its own, each at its own pace with backoff.
+
+It bounds each page in time, size and unpacked size, follows no redirect, and counts failures by kind. Metrics of
+a front end count only where no worker of the same job answers.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import httpx
+
+from exporter.clock import Backoff, Clock
+from exporter.config import Config
+from exporter.core.model import SECOND, Fault, ServingReport
+from exporter.engines.base import FAILURE_KINDS, EngineMetrics, ScrapeFailure
+from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery, MetricsEndpoint
+from exporter.engines.page import MetricsPage
+from exporter.engines.registry import engine_of_command, read_metrics
+from exporter.engines.replica import Replica
+from exporter.redact import redact_secrets
+from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
+
+LIMIT_BYTES = 4 << 20
+"""Unpacked. A vLLM page with 8 engines is about 0.5 MB."""
+_REDIRECTS = range(300, 400)
+
+
+async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: int = LIMIT_BYTES) -> str:
+    """The whole text of the page. Raises ScrapeFailure for anything else."""
+    try:
+        # httpx times each wait, not the whole: an engine that drips its headers would hold a connection for ever.
+        async with asyncio.timeout(seconds), client.stream("GET", url) as response:
+            _refuse(response)
+            body = await _body(response, limit)
+    except (TimeoutError, httpx.TimeoutException):
+        raise ScrapeFailure(
+            "timeout", f"gave no whole page within {seconds:g} s", "see whether it hangs, or raise timeout_seconds"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        what = f"could not be read ({str(error) or type(error).__name__})"
+        kind = "half_page" if isinstance(error, httpx.RemoteProtocolError) else "refused"
+        raise ScrapeFailure(kind, what, "see whether it runs, and read its log") from error
+    return _text(body)
+
+
+def _refuse(response: httpx.Response) -> None:
+    status = response.status_code
+    if status in _REDIRECTS:
+        raise ScrapeFailure(
+            "redirect", f"sends elsewhere (HTTP {status})", "give its real address in engines.endpoints"
+        )
+    if status != httpx.codes.OK:
+        raise ScrapeFailure(
+            "status", f"answered HTTP {status}", "switch its metrics on, or give their address in engines.endpoints"
+        )
+
+
+async def _body(response: httpx.Response, limit: int) -> bytes:
+    """Unpacked here, for a library would unpack a whole piece at once, whatever that is."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", ""):
+        raise ScrapeFailure(
+            "encoding", f"is packed as {encoding[:20]!r}, and gzip was asked for", "look for a proxy before it"
+        )
+    unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk if unpack is None else _unpacked(unpack, chunk, limit + 1 - len(body))
+        if len(body) > limit:
+            raise ScrapeFailure(
+                "too_large", f"is longer than {limit} bytes", "look for another server behind its address"
+            )
+    if unpack is not None and not unpack.eof:
+        raise ScrapeFailure("half_page", "ends in the middle of its packing", "see whether it runs, and read its log")
+    return bytes(body)
+
+
+def _unpacked(unpack: "zlib._Decompress", chunk: bytes, max_length: int) -> bytes:
+    try:
+        return unpack.decompress(chunk, max_length)
+    except zlib.error as error:
+        raise ScrapeFailure("encoding", f"is not gzip, as it says ({error})", "look for a proxy before it") from error
+
+
+def _text(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    if text.lstrip()[:1] == "<":
+        raise ScrapeFailure(
+            "html", "is an HTML page, not metrics", "name the engine's metrics page in engines.endpoints"
+        )
+    if text and not text.endswith("\n"):
+        # The text format ends every line with a line feed: a number cut short would be another number.
+        kind = "not_an_engine" if text.lstrip()[:1] in "{[" else "half_page"
+        raise ScrapeFailure(
+            kind, "does not end with a whole line", "see whether it is a metrics page, and read its log"
+        )
+    return text
+
+
+NOT_AN_ENGINE_WAIT = 300 * SECOND
+"""How long an address that is no engine's is left alone."""
+MAX_RETRY_WAIT = 60 * SECOND
+"""The longest wait between two scrapes of an engine that has answered before, or that starts."""
+STARTUP_GRACE = 600 * SECOND
+"""How long a known engine may give no page: large weights take minutes to load."""
+JITTER = 0.1
+"""Share of the interval, to either side: engines on many nodes are not all scraped at once."""
+_STARTING = ("refused", "timeout", "half_page")
+"""Failures of an engine that is not ready yet."""
+
+
+class ScrapeSchedule:
+    """An endpoint, its replica, and when it is scraped next."""
+
+    def __init__(
+        self, endpoint: MetricsEndpoint, replica: Replica, *, interval: int, chance: Callable[[], float]
+    ) -> None:
+        """`interval` in nanoseconds; `chance` gives 0-1."""
+        self.endpoint, self.replica = endpoint, replica
+        self.due_at = 0
+        self.busy = False
+        self.frontend = False
+        self.path_index = 0
+        self.scraped_at: int | None = None
+        """When the last page of an engine came; None: there was none."""
+        self.failure: ScrapeFailure | None = None
+        self._failing_since = 0
+        self._interval, self._random = interval, chance
+        self._backoff = Backoff(2 * interval, max(MAX_RETRY_WAIT, interval))
+
+    def answers(self, now: int) -> bool:
+        """Whether it gave an engine's page lately."""
+        return self.scraped_at is not None and now - self.scraped_at <= NOT_AN_ENGINE_WAIT
+
+    def succeeded(self, now: int, *, frontend: bool) -> None:
+        """Record a page that came at `now`."""
+        self.scraped_at, self.failure, self.frontend = now, None, frontend
+        self._backoff.reset()
+        self._schedule(now, self._interval)
+
+    def failed(self, now: int, failure: ScrapeFailure) -> None:
+        """Record a failure. Waits double up to MAX_RETRY_WAIT; an address that is no engine's is left alone."""
+        self._failing_since = now if self.failure is None else self._failing_since
+        self.failure, pause = failure, self._backoff.fail()
+        if self.scraped_at is None and failure.kind not in _STARTING:
+            pause = NOT_AN_ENGINE_WAIT
+        self._schedule(now, pause)
+
+    def fault(self, now: int, *, alone: bool) -> Fault | None:
+        """The failure of an engine that answered before, or of an address that the operator gave.
+
+        Also that of a process whose command line is an engine's, after STARTUP_GRACE, where nothing else of its job
+        answers (`alone`). None for the others: a port of something else is no fault.
+        """
+        failure = self.failure
+        if failure is None:
+            return None
+        expected = self.scraped_at is not None or not self.endpoint.pid or failure.kind == "dialect"
+        late = (
+            alone
+            and now - self._failing_since >= STARTUP_GRACE
+            and engine_of_command(self.endpoint.command_lines) is not None
+        )
+        if not (expected or late):
+            return None
+        address = redact_secrets(f"{self.endpoint.base}{self.endpoint.paths[self.path_index]}")
+        where = f"serving engine of job {self.endpoint.placement.job_id}: {address}"
+        consequence = "Its job's efficiency comes from hardware counters alone until then"
+        return Fault("engine_failed", f"{where} {failure.what}: {failure.remedy}. {consequence}")
+
+    def _schedule(self, now: int, span: int) -> None:
+        self.due_at = now + int(span * (1 + JITTER * (2 * self._random() - 1)))
+
+
+log = logging.getLogger(__name__)
+TICK_SECONDS = 0.2
+DISCOVERY_INTERVAL = 30 * SECOND
+"""Time between two discoveries while the same processes are on the GPUs."""
+MAX_PENDING = 4096
+"""Reports that wait for the next `poll`; beyond it, the oldest are dropped."""
+OUTCOMES = ("engine_page", "engine_restart", *(f"engine_{kind}" for kind in FAILURE_KINDS))
+"""All outcomes that are counted."""
+
+
+class _NoEngines:
+    """Scrapes nothing: engines are switched off."""
+
+    def poll(self, _now: int, _processes: Sequence[WorkloadProcess], _whose: ProcessLookup) -> WorkloadUpdate:
+        return WorkloadUpdate()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def open_engines(config: Config, clock: Clock) -> WorkloadListener:
+    """The listener of this node's engines, by [engines]. Raises ConfigError for an endpoint that cannot be used."""
+    return EngineScraper(config, clock) if config.engines.enabled else _NoEngines()
+
+
+class EngineScraper:
+    """The WorkloadListener of serving engines; its thread starts with the first processes and ends with `close`."""
+
+    def __init__(self, config: Config, clock: Clock, *, discovery: EngineDiscovery | None = None) -> None:
+        self._config, self._clock = config.engines, clock
+        self._discovery = discovery or EngineDiscovery(config.engines, proc=config.host.proc)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._processes: tuple[WorkloadProcess, ...] = ()
+        self._pids_to_identify: tuple[int, ...] | None = None
+        self._members: Mapping[int, WorkloadProcess] | None = None
+        self._pending: list[ServingReport] = []
+        self._faults: tuple[Fault, ...] = ()
+        self._counts = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._schedules: dict[tuple[str, str], ScrapeSchedule] = {}
+        self._discovered, self._discovered_for = DiscoveredEngines(), frozenset[tuple[int, str]]()
+        self._discovered_at: int | None = None
+        self._unreachable_since: dict[tuple[str, str], int] = {}
+        """Since when a job listens on no port, or cannot be reached."""
+        self._thread: threading.Thread | None = None
+
+    def poll(self, _now: int, processes: Sequence[WorkloadProcess], whose: ProcessLookup) -> WorkloadUpdate:
+        """See WorkloadListener. Calls `whose` once a discovery, for at most 512 processes."""
+        with self._lock:
+            self._processes = tuple(processes)
+            pids, self._pids_to_identify = self._pids_to_identify, None
+        members = whose(pids) if pids is not None else None
+        with self._lock:
+            self._members = members if members is not None else self._members
+            pending, self._pending = self._pending, []
+            collected = WorkloadUpdate((), tuple(pending), self._faults, tuple(self._counts.items()))
+        if processes and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+            self._thread.start()
+        return collected
+
+    def close(self) -> None:
+        """See WorkloadListener. Waits for the thread, which gives up its requests."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(self._config.timeout_seconds + 5)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._scrape_loop())
+        except Exception as error:  # noqa: BLE001  a thread that ended in silence would leave its last faults standing
+            with self._lock:
+                self._faults = (Fault("engine_failed", f"serving engines are asked no more ({error!r}): restart"),)
+
+    async def _scrape_loop(self) -> None:
+        # No proxy from the environment: engines are on this node. No kept connections: they would keep a server that
+        # wants to end from ending.
+        headers = {"Accept-Encoding": "gzip", "Accept": "text/plain", "Connection": "close"}
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # nosec B113  # noqa: S113  `fetch` times the whole
+            asyncio.TaskGroup() as group,
+        ):
+            tasks: set[asyncio.Task[None]] = set()
+            while not self._stop.is_set():
+                self._discover(self._clock.now())
+                for schedule in self._due(self._clock.now()):
+                    schedule.busy = True
+                    tasks.add(group.create_task(self._scrape(client, schedule)))
+                tasks = {task for task in tasks if not task.done()}
+                await asyncio.sleep(TICK_SECONDS)
+            for task in tasks:
+                task.cancel()
+
+    def _discover(self, now: int) -> None:
+        """Collect processes that the scheduler must identify; once it has, discover where they listen."""
+        with self._lock:
+            processes, members, self._members = self._processes, self._members, None
+        if members is not None:
+            self._discovered = self._discovery.discover(processes, members)
+            self._update_schedules(self._discovered.endpoints, {process.job_id for process in processes})
+        seen = frozenset((process.pid, process.job_id) for process in processes)
+        if (
+            self._discovered_at is None
+            or now - self._discovered_at >= DISCOVERY_INTERVAL
+            or seen != self._discovered_for
+        ):
+            self._discovered_at, self._discovered_for = now, seen
+            pids = self._discovery.relatives(processes)
+            with self._lock:
+                self._pids_to_identify = pids
+        self._update_faults(now)
+
+    def _update_schedules(self, endpoints: Sequence[MetricsEndpoint], jobs: set[str]) -> None:
+        """Scrape these from now on, with the state that they have; those of `jobs` that have answered stay."""
+        schedules = {
+            k: a for k, a in self._schedules.items() if a.scraped_at is not None and a.endpoint.placement.job_id in jobs
+        }
+        for endpoint in endpoints:
+            key = (endpoint.base, endpoint.placement.job_id)
+            schedule = self._schedules.get(key)
+            if schedule is None or schedule.endpoint.pid != endpoint.pid:
+                schedule = self._new_schedule(endpoint)
+            schedule.endpoint = endpoint
+            schedules[key] = schedule
+        self._schedules = schedules
+
+    def _new_schedule(self, endpoint: MetricsEndpoint) -> ScrapeSchedule:
+        interval = int(self._config.interval_seconds * SECOND)
+        return ScrapeSchedule(
+            endpoint, Replica(self._config.models, interval=interval), interval=interval, chance=random.random
+        )
+
+    def _due(self, now: int) -> Iterator[ScrapeSchedule]:
+        """Yield what is due, without other ports of a process that already answers on one."""
+        answering = {a.endpoint.pid: a for a in self._schedules.values() if a.endpoint.pid and a.answers(now)}
+        for schedule in self._schedules.values():
+            if (
+                schedule.due_at <= now
+                and not schedule.busy
+                and answering.get(schedule.endpoint.pid, schedule) is schedule
+            ):
+                yield schedule
+
+    async def _scrape(self, client: httpx.AsyncClient, schedule: ScrapeSchedule) -> None:
+        try:
+            await self._scrape_page(client, schedule)
+        except ScrapeFailure as failure:
+            schedule.failed(self._clock.now(), failure)
+            self._count(f"engine_{failure.kind}")
+        except Exception as error:  # one page must not end the scrapes of the others
+            if schedule.failure is None:
+                log.exception(
+                    "reading the page of %s failed; please report this", redact_secrets(schedule.endpoint.base)
+                )
+            schedule.failed(
+                self._clock.now(), ScrapeFailure("malformed", f"cannot be read ({error!r})", "please report this")
+            )
+            self._count("engine_malformed")
+        finally:
+            schedule.busy = False
+
+    async def _scrape_page(self, client: httpx.AsyncClient, schedule: ScrapeSchedule) -> None:
+        endpoint = schedule.endpoint
+        metrics = await self._fetch_page(client, schedule)
+        now = self._clock.now()
+        restarts = schedule.replica.restarts
+        serving = schedule.replica.update(metrics, now, placement=endpoint.placement)
+        schedule.succeeded(now, frontend=metrics.frontend)
+        self._count("engine_page")
+        self._count("engine_restart", schedule.replica.restarts - restarts)
+        if not (metrics.frontend and self._has_replica(endpoint.placement.job_id, now)):
+            with self._lock:
+                self._pending = [*self._pending, serving][-MAX_PENDING:]
+
+    async def _fetch_page(self, client: httpx.AsyncClient, schedule: ScrapeSchedule) -> EngineMetrics:
+        """Scrape the path that answered last; before one has, try all."""
+        paths = range(len(schedule.endpoint.paths)) if schedule.scraped_at is None else (schedule.path_index,)
+        failure: ScrapeFailure | None = None
+        for schedule.path_index in paths:
+            url = f"{schedule.endpoint.base}{schedule.endpoint.paths[schedule.path_index]}"
+            try:
+                return _parse_page(
+                    await fetch(client, url, seconds=self._config.timeout_seconds), schedule.endpoint.command_lines
+                )
+            except ScrapeFailure as error:
+                if error.kind in ("refused", "timeout"):
+                    raise
+                failure = error
+        raise failure or ScrapeFailure("not_an_engine", "has no path to ask", "give its address in engines.endpoints")
+
+    def _has_replica(self, job: str, now: int) -> bool:
+        others = (schedule for schedule in self._schedules.values() if schedule.endpoint.placement.job_id == job)
+        return any(other.answers(now) and not other.frontend for other in others)
+
+    def _count(self, outcome: str, times: int = 1) -> None:
+        with self._lock:
+            self._counts[outcome] += times
+
+    def _update_faults(self, now: int) -> None:
+        """Publish the faults as they are now."""
+        answering = {a.endpoint.placement.job_id for a in self._schedules.values() if a.answers(now)}
+        each = (a.fault(now, alone=a.endpoint.placement.job_id not in answering) for a in self._schedules.values())
+        faults = [fault for fault in each if fault is not None] + self._unreachable_faults(now)
+        with self._lock:
+            self._faults = tuple(faults)
+
+    def _unreachable_faults(self, now: int) -> list[Fault]:
+        """Faults of jobs that cannot be scraped: on another network's loopback at once, where none listens, late."""
+        found = {("unreachable", f"{job} port {port}"): (job, port) for job, port in self._discovered.unreachable}
+        not_listening = {("silent", f"{job} {engine}"): (job, engine) for job, engine in self._discovered.not_listening}
+        for kind, _ in (found.keys() | not_listening.keys()) - self._unreachable_since.keys():
+            self._count(f"engine_{kind}")
+        self._unreachable_since = {key: self._unreachable_since.get(key, now) for key in (*found, *not_listening)}
+        late = [who for key, who in not_listening.items() if now - self._unreachable_since[key] >= STARTUP_GRACE]
+        return [_unreachable_fault(job, port) for job, port in found.values()] + [
+            _not_listening_fault(job, engine) for job, engine in late
+        ]
+
+
+def _parse_page(text: str, command: str) -> EngineMetrics:
+    """The metrics of a page. Raises ScrapeFailure where a line cannot be parsed: sums without it would be wrong."""
+    page = MetricsPage(text)
+    metrics = read_metrics(page, command)
+    if page.bad:
+        raise ScrapeFailure(
+            "malformed",
+            f"has {page.bad} lines that are no metrics, or more or longer ones than any engine writes",
+            "see what is between it and its address",
+        )
+    return metrics
+
+
+def _unreachable_fault(job: str, port: int) -> Fault:
+    what = f"listens on port {port} of its own loopback only, or of no address it has: let it listen on 0.0.0.0"
+    return _fault(job, f"{what}, or give engines.endpoints an address that leads there")
+
+
+def _not_listening_fault(job: str, engine: str) -> Fault:
+    what = f"runs {engine}, none of whose processes listens on a port of engines.ports: add its port there"
+    return _fault(job, f"{what}, or its address to engines.endpoints")
+
+
+def _fault(job: str, what: str) -> Fault:
+    return Fault("engine_failed", f"serving engine of job {job} {what}")

@@ -1,0 +1,214 @@
+"""Tracks each job across Snapshots: its cost, GPUs, incidents and samples, which one Snapshot alone does not have.
+
+Also derives events from two consecutive Snapshots. Costs a few microseconds per GPU and job. Refuses disk access.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from exporter.core.job_record import JobRecord, JobSample, NodeEvent, build_job_record, job_sample
+from exporter.core.model import NEVER, PPM, SECOND, State
+from exporter.core.prices import NO_PRICE
+from exporter.core.snapshot import GpuView, JobView, Snapshot
+
+MOST_SAMPLES = 96
+"""Of one job: where there are more, every other one goes, and from then on they lie twice as far apart."""
+MOST_CLOSED = 1024
+_HOUR = 3600.0
+_UPDATE_EVERY = 60 * SECOND
+_EVENT_STATES = (State.HUNG, State.ZOMBIE, State.UNAVAILABLE)
+"""States whose beginning and end are events."""
+
+
+class JobTally(Struct, kw_only=True):
+    """What must be known of a job beside its book."""
+
+    start: float
+    """Unix seconds. Fixed: with it, the job and the life it is the statement's name."""
+    paid: int = 0
+    """GPU-nanoseconds that are in `money`."""
+    money: dict[str, float] = {}
+    gpus: dict[str, str] = {}
+    models: dict[str, None] = {}
+    whole_gpus: float = 0.0
+    rates: dict[str, float] = {}
+    """What a GPU-hour of it costs, by currency, as far as was seen last."""
+    happened: dict[str, int] = {}
+    apart: float = 0.0
+    """Seconds between its samples, at least."""
+    ended: bool = False
+    """It holds no GPU any more, and its statement was made."""
+
+
+class JobTracker:
+    """Tallies and courses of all jobs that a node's Snapshots show."""
+
+    def __init__(self, *, node: str, ledger_id: str, sample_seconds: float = 300.0) -> None:
+        self.node, self.ledger_id, self.sample_seconds = node, ledger_id, sample_seconds
+        self.tallies: dict[str, JobTally] = {}
+        self.samples: dict[str, list[JobSample]] = {}
+        self.closed_until: dict[str, float] = {}
+        """Up to when jobs are booked whose books are closed: Unix seconds."""
+        self._states: dict[str, State] = {}
+        self._xids: dict[str, int] = {}
+        self._holding: frozenset[str] = frozenset()
+        self._next_update = NEVER
+
+    def update(self, snapshot: Snapshot) -> tuple[list[NodeEvent], list[JobRecord]]:
+        """Compare with the Snapshot before: what happened, and the statements of jobs that have ended."""
+        events = [event for gpu in snapshot.gpus for event in self._events(gpu, snapshot)]
+        holding = frozenset(job.owner.job_id for job in snapshot.jobs if job.gpus)
+        if snapshot.at >= self._next_update:
+            self._next_update = snapshot.at + _UPDATE_EVERY
+            self.update_jobs(snapshot)
+        elif holding != self._holding:
+            self._update_gpus(snapshot)
+        ended = [
+            self._ended_record(job, snapshot)
+            for job in snapshot.jobs
+            if not job.gpus and (job.owner.job_id in self._holding or not self._tally(job).ended)
+        ]
+        ended += [self._departed_record(job, snapshot) for job in snapshot.departed]
+        self._holding = holding
+        return events, ended
+
+    def update_jobs(self, snapshot: Snapshot) -> None:
+        """What need not be done at every tick: see what is held, count money, take samples."""
+        self._update_gpus(snapshot)
+        for job in snapshot.jobs:
+            tally = self._tally(job)
+            self._add_cost(job, tally)
+            samples = self.samples.setdefault(job.owner.job_id, [])
+            apart = max(tally.apart, self.sample_seconds)
+            if job.gpus and (not samples or snapshot.wall / SECOND - samples[-1].at >= apart):
+                samples.append(job_sample(job, snapshot.wall))
+                if len(samples) > MOST_SAMPLES:
+                    del samples[1:-1:2]
+                    tally.apart = 2 * apart
+
+    def running_records(self, snapshot: Snapshot) -> Iterator[JobRecord]:
+        """Of the jobs that hold a GPU now: what would be said if they ended here."""
+        return (self._record(job, snapshot) for job in snapshot.jobs if job.gpus)
+
+    def all_records(self, snapshot: Snapshot) -> list[JobRecord]:
+        """Of all jobs, as ended: nobody counts on from here."""
+        return [msgspec.structs.replace(self._record(job, snapshot), running=False) for job in snapshot.jobs]
+
+    # -- jobs --
+
+    def _tally(self, job: JobView) -> JobTally:
+        tally = self.tallies.get(job.owner.job_id)
+        if tally is None:
+            start = max(job.start / SECOND, self.closed_until.get(job.owner.job_id, 0.0))
+            tally = self.tallies[job.owner.job_id] = JobTally(start=start)
+        if job.gpus:  # again, perhaps: its book goes on, and so does its statement
+            tally.ended = False
+        return tally
+
+    def _ended_record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
+        self._tally(job).ended = True
+        return self._record(job, snapshot)
+
+    def _departed_record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
+        """Its book is closed. If it comes back, it is another statement's, which must not take this one's name."""
+        record, name = self._ended_record(job, snapshot), job.owner.job_id
+        del self.tallies[name]
+        self.samples.pop(name, None)
+        self.closed_until[name] = record.end
+        while len(self.closed_until) > MOST_CLOSED:
+            del self.closed_until[next(iter(self.closed_until))]
+        return record
+
+    def _record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
+        tally = self._tally(job)
+        self._add_cost(job, tally)
+        until = (snapshot.wall - (snapshot.at - job.counters.now.until)) / SECOND
+        last = job_sample(job, round(until * SECOND))
+        samples = [sample for sample in self.samples.get(job.owner.job_id, ()) if sample.at < last.at]
+        record = build_job_record(
+            job,
+            node=self.node,
+            life=self.ledger_id,
+            until=until,
+            money=tally.money,
+            gpus=tally.gpus,
+            models=tuple(tally.models),
+            whole_gpus=tally.whole_gpus,
+            happened=tally.happened,
+            samples=(*samples, last),
+            simulated=snapshot.meta.simulated,
+        )
+        return msgspec.structs.replace(record, start=min(tally.start, until))
+
+    def _add_cost(self, job: JobView, tally: JobTally) -> None:
+        """Put a price to what was paid since the last time."""
+        hours = (job.counters.now.paid - tally.paid) / SECOND / _HOUR
+        tally.paid = job.counters.now.paid
+        for currency, rate in tally.rates.items():
+            tally.money[currency] = tally.money.get(currency, 0.0) + hours * rate
+
+    def _update_gpus(self, snapshot: Snapshot) -> None:
+        """Which GPUs each job has, how many that is, and what an hour of them costs."""
+        holders: dict[str, list[GpuView]] = {}
+        for gpu in snapshot.gpus:
+            for owner in gpu.owners:
+                holders.setdefault(owner.job_id, []).append(gpu)
+        for job in snapshot.jobs:
+            held = holders.get(job.owner.job_id, ())
+            tally = self._tally(job)
+            tally.gpus.update((gpu.device.uuid, gpu.device.index) for gpu in held)
+            tally.models.update((gpu.device.model, None) for gpu in held)
+            share = sum(gpu.device.weight / PPM / len(gpu.owners) for gpu in held)
+            if share:
+                if tally.whole_gpus:  # what was paid before its price was first looked up is priced like what follows
+                    self._add_cost(job, tally)
+                tally.whole_gpus = max(tally.whole_gpus, share)
+                tally.rates = {of: cost / share for of, cost in job.costs if of != NO_PRICE.currency}
+
+    # -- events --
+
+    def _events(self, gpu: GpuView, snapshot: Snapshot) -> Iterator[NodeEvent]:
+        uuid = gpu.device.uuid
+        before, self._states[uuid] = self._states.get(uuid), gpu.state
+        xids_before, self._xids[uuid] = self._xids.get(uuid, gpu.xids), gpu.xids
+        if gpu.xids > xids_before:
+            yield self._event("xid", gpu, snapshot, f"the driver told critical error {gpu.last_xid}")
+        if before is gpu.state or before is None:
+            return
+        if before in _EVENT_STATES:
+            yield self._event(f"{before}_over", gpu, snapshot, f"{before} is over; now {gpu.state}")
+        if gpu.state in _EVENT_STATES:
+            yield self._event(gpu.state, gpu, snapshot, gpu.reason)
+
+    def _event(self, kind: str, gpu: GpuView, snapshot: Snapshot, text: str) -> NodeEvent:
+        for owner in gpu.owners:
+            tally = self.tallies.get(owner.job_id)
+            if tally is not None and not kind.endswith("_over"):
+                tally.happened[kind] = tally.happened.get(kind, 0) + 1
+        return NodeEvent(
+            at=snapshot.wall / SECOND,
+            kind=kind,
+            uuid=gpu.device.uuid,
+            gpu=gpu.device.index,
+            job_id=",".join(owner.job_id for owner in gpu.owners),
+            text=text,
+        )
+
+    # -- over a restart --
+
+    def dump_tallies(self) -> bytes:
+        """Tallies as bytes, and the ends of jobs that are gone."""
+        return msgspec.msgpack.encode((self.tallies, self.closed_until))
+
+    def dump_samples(self) -> bytes:
+        """Courses as bytes: larger, and worth less."""
+        return msgspec.msgpack.encode(self.samples)
+
+    def load(self, tallies: bytes, samples: bytes) -> None:
+        """Go on with those; raises msgspec.DecodeError."""
+        self.tallies, self.closed_until = msgspec.msgpack.decode(
+            tallies, type=tuple[dict[str, JobTally], dict[str, float]]
+        )
+        self.samples = msgspec.msgpack.decode(samples, type=dict[str, list[JobSample]])

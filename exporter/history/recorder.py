@@ -1,0 +1,439 @@
+"""Writes checkpoints, records of ended jobs and events to the store, in a thread of its own.
+
+What a scrape returns is saved first (`checkpointed_view`), so that no restart falls behind it: while the file may hold
+a checkpoint inside the resume window, scrapes get the latest checkpointed Snapshot. Owns the order and pace of writes.
+Refuses to block sampling, or a scrape for more than a quarter of a second.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from msgspec.structs import replace
+
+from exporter.agent.agent import Agent
+from exporter.clock import Clock
+from exporter.config import HistorySettings as Settings
+from exporter.core.checkpoint import dump_ledger
+from exporter.core.job_record import JobRecord, JobRecordQuery, NodeEvent
+from exporter.core.model import NEVER, SECOND
+from exporter.core.snapshot import HistoryStatus, Snapshot
+from exporter.history.job_tracker import JobTracker
+from exporter.history.resume import (
+    HostTime,
+    StartFresh,
+    encode_info,
+    resume_or_start_fresh,
+    start_after_read_only,
+    unclosed_books,
+)
+from exporter.history.store import (
+    ClosedBook,
+    DamagedError,
+    HistoryError,
+    HistoryStore,
+    UnwritableError,
+    open_if_readable,
+    open_or_replace,
+)
+
+
+def resume_window(settings: Settings) -> int:
+    """Nanoseconds for which a checkpoint that nobody closed may be gone on from: two of them, and time to start."""
+    return round((2 * settings.checkpoint_seconds + 30) * SECOND)
+
+
+class CheckpointCoverage:
+    """Up to when everything is saved, and what follows for a scrape."""
+
+    def __init__(self, window: int) -> None:
+        self._resume_window = window
+        self._checkpointed: Snapshot | None = None
+        """The latest that a checkpoint covers."""
+        self._attempted_at = NEVER
+        """The moment of the latest checkpoint that may be in the file: one that failed may be there all the same."""
+        self.requested_at = self.saved_at = NEVER
+        """Up to when somebody wants all to be saved, and up to when it is."""
+
+    def inherit(self, at: int) -> None:
+        """The file holds a checkpoint of that moment, which another daemon has written."""
+        self._attempted_at = at
+
+    def attempt(self, snapshot: Snapshot, now: int) -> None:
+        """From now on the file may hold a checkpoint of the newest Snapshot, and a restart go on from there.
+
+        Who was free to be told anything was told no more than this, and must not be told less from here on.
+        """
+        if self.cannot_resume(now):
+            self._checkpointed = snapshot
+        self._attempted_at = snapshot.at
+
+    def succeed(self, snapshot: Snapshot) -> None:
+        """It does."""
+        self._checkpointed, self.saved_at = snapshot, snapshot.at
+
+    def mark_stale(self) -> None:
+        """The file says that nobody may go on from it."""
+        self._attempted_at = NEVER
+
+    def cannot_resume(self, now: int) -> bool:
+        """Whether nobody would go on from the file, whatever it holds."""
+        return now - self._attempted_at > self._resume_window
+
+    def view(self, snapshot: Snapshot, now: int) -> Snapshot | None:
+        """What may be told in its place; None: nothing yet."""
+        if self.saved_at >= snapshot.at or self.cannot_resume(now):
+            return snapshot
+        return None if self._checkpointed is None else replace(self._checkpointed, meta=snapshot.meta)
+
+
+MOST_QUEUED = 10_000
+"""Statements, and events; beyond it the oldest go."""
+
+
+class WriteBatch(NamedTuple):
+    """What one write takes along."""
+
+    job_records: tuple[JobRecord, ...]
+    events: tuple[NodeEvent, ...]
+    closed: tuple[ClosedBook, ...]
+
+
+class WriteQueue:
+    """Everything that is not on the disk yet."""
+
+    def __init__(self) -> None:
+        self.job_records: dict[tuple[str, str, float], JobRecord] = {}
+        self._events: deque[NodeEvent] = deque(maxlen=MOST_QUEUED)
+        self._closed: dict[tuple[str, str], ClosedBook] = {}
+
+    def add(
+        self,
+        *,
+        job_records: Iterable[JobRecord] = (),
+        events: Iterable[NodeEvent] = (),
+        closed: Iterable[ClosedBook] = (),
+    ) -> None:
+        """Keep them until they are written; a later statement of the same name takes the place of the one before."""
+        self._events.extend(events)
+        self._closed |= {(book.uuid, book.life): book for book in closed}
+        for record in job_records:
+            self.job_records[record_key(record)] = record
+        while len(self.job_records) > MOST_QUEUED:
+            del self.job_records[next(iter(self.job_records))]
+
+    def events_since(self, at: float) -> list[NodeEvent]:
+        """Those since that Unix time, the latest first."""
+        return [event for event in reversed(self._events) if event.at >= at]
+
+    def batch(self) -> WriteBatch:
+        """All of it, as it is now."""
+        return WriteBatch(tuple(self.job_records.values()), tuple(self._events), tuple(self._closed.values()))
+
+    def remove_written(self, written: WriteBatch) -> None:
+        """What was written waits no more; what came since goes on waiting."""
+        for record in written.job_records:
+            if self.job_records.get(record_key(record)) is record:
+                del self.job_records[record_key(record)]
+        ours = {id(event) for event in written.events}
+        while self._events and id(self._events[0]) in ours:
+            self._events.popleft()
+        for book in written.closed:
+            self._closed.pop((book.uuid, book.life), None)
+
+
+def record_key(record: JobRecord) -> tuple[str, str, float]:
+    """What no two statements of a node share, unless one takes the other's place."""
+    return record.owner.job_id, record.life, record.start
+
+
+log = logging.getLogger(__name__)
+CHECKPOINT_WAIT_SECONDS = 0.25
+"""The longest that a scrape waits for the disk."""
+_JOB_END_SECONDS = 5.0
+"""Between two checkpoints because jobs have ended."""
+_RETRY_SECONDS = 10.0
+"""After a write that failed, at most."""
+_DISK_TIMEOUT_SECONDS = 5.0
+"""A write that takes longer is told as one that fails; and the longest that a stop waits for the last one."""
+_TRIM_SECONDS, _NEVER = 3600.0, float("-inf")
+_DAY, _MEBIBYTE = 86_400, 1 << 20
+
+
+class HistoryRecorder:
+    """Keeps one node's history in a file; what fails is counted, told, and tried again."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        *,
+        node: str,
+        boot: str,
+        clock: Clock,
+        ended: Callable[[JobRecord], None] = lambda _: None,
+    ) -> None:
+        """`boot` names this boot of the host. `ended` is told each job that has ended; it must not block."""
+        self._path, self._settings, self._clock, self._boot, self._on_end = path, settings, clock, boot, ended
+        self._tracker = JobTracker(node=node, ledger_id=uuid.uuid4().hex[:12], sample_seconds=settings.sample_seconds)
+        self._agent: Agent | None = None
+        self._store: HistoryStore | None = None
+        self._lock = threading.Lock()
+        """Over all that both threads have; never held while the disk works. An agent's comes before it."""
+        self._wake = threading.Condition(self._lock)
+        self._latest: Snapshot | None = None
+        self._queue, self._coverage = WriteQueue(), CheckpointCoverage(resume_window(settings))
+        self._stop = self._job_ended = self._damaged = False
+        self._status = HistoryStatus(works=True, problem="nothing was written yet")
+        self._writing_since: float | None = None
+        """Since when the disk has been at work; None: it is not."""
+        self._saved_at = self._durable_at = self._sampled_at = self._trimmed_at = _NEVER
+        """By the clock of this thread."""
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    # -- from other threads --
+
+    def begin(self, agent: Agent) -> None:
+        """Give the agent what was remembered, and remember what it tells from now on; before it samples."""
+        self._agent = agent
+        self._add_event("started", "the exporter began to watch")
+        self._guard(lambda: self._begin(agent))
+        agent.set_history(self._on_snapshot, self.status)
+        self._thread.start()
+
+    def _begin(self, agent: Agent) -> None:
+        try:
+            self._store = open_or_replace(self._path)
+        except UnwritableError:
+            with closing(HistoryStore(self._path, read_only=True)) as store:
+                start_after_read_only(store, agent, self._host_time, node=self._tracker.node)
+            raise
+        self._tracker, at, old_books = resume_or_start_fresh(
+            self._store, agent, self._tracker, self._host_time, resume_window=resume_window(self._settings)
+        )
+        if at is not None:
+            self._coverage.inherit(at)
+        if old_books is not None:
+            self._queue_old_books(old_books)
+
+    def end(self) -> None:
+        """Save all that there is; after the last observation and the last scrape."""
+        with self._wake:
+            self._add_event("stopped", "the exporter was told to stop")
+            self._stop = True
+            self._wake.notify_all()
+        self._thread.join(timeout=_DISK_TIMEOUT_SECONDS)
+
+    def checkpointed_view(self, snapshot: Snapshot) -> Snapshot | None:
+        """What a scrape may be told in its place: itself, once it is saved. None: nothing yet, the disk hangs."""
+        with self._wake:
+            if self._coverage.saved_at < snapshot.at and self.status().works:
+                self._coverage.requested_at = max(self._coverage.requested_at, snapshot.at)
+                self._wake.notify_all()
+                self._wake.wait_for(
+                    lambda: self._coverage.saved_at >= snapshot.at or not self._status.works, CHECKPOINT_WAIT_SECONDS
+                )
+            return self._coverage.view(snapshot, self._clock.now())
+
+    def status(self) -> HistoryStatus:
+        """How it goes; a disk that does not answer is one that fails."""
+        writing, status = self._writing_since, self._status
+        busy_seconds = 0.0 if writing is None else time.monotonic() - writing
+        if busy_seconds < _DISK_TIMEOUT_SECONDS or not status.works:
+            return status
+        return replace(status, works=False, problem=f"history: {self._path}: its disk has not answered for a while")
+
+    def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
+        """Of running jobs, and of those that have ended; what ended last first."""
+        with self._lock:
+            found = (
+                {}
+                if self._latest is None
+                else {record_key(record): record for record in self._tracker.running_records(self._latest)}
+            )
+            found = self._queue.job_records | found
+        found = {name: record for name, record in found.items() if wanted.matches(record)}
+        with open_if_readable(self._path) as store:
+            for record in store.job_records(wanted) if store else ():
+                found.setdefault(record_key(record), record)
+        return sorted(found.values(), key=lambda record: (not record.running, -record.end))[: wanted.limit]
+
+    def events(self, since: float, limit: int) -> list[NodeEvent]:
+        """The latest first."""
+        with self._lock:
+            waiting = self._queue.events_since(since)
+        with open_if_readable(self._path) as store:
+            return [*waiting, *(store.events(since, limit) if store else ())][:limit]
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        """On the sampler's thread, while the ledger rests."""
+        with self._wake:
+            first, self._latest = self._latest is None, snapshot
+            events, ended = self._tracker.update(snapshot)
+            self._queue.add(job_records=ended, events=events)
+            self._job_ended = self._job_ended or bool(ended)
+            if ended or first:
+                self._wake.notify_all()
+        for record in ended:
+            self._on_end(record)
+
+    def _add_event(self, kind: str, text: str) -> None:
+        self._queue.add(events=[NodeEvent(at=self._wall, kind=kind, text=text)])
+
+    @property
+    def _wall(self) -> float:
+        return self._clock.wall() / SECOND
+
+    @property
+    def _host_time(self) -> HostTime:
+        return HostTime(self._clock.now(), self._clock.wall(), self._boot)
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        while not self._wait_until_due():
+            self._guard(self._save)
+            if time.monotonic() - self._trimmed_at >= _TRIM_SECONDS:
+                self._guard(self._trim)
+        self._guard(lambda: self._save(clean=True))
+        if self._store is not None:
+            self._store.close()
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except HistoryError as err:
+            self._handle_failure(err)
+        except Exception as err:  # a fault of ours must not be the last that was kept
+            log.exception("history failed; please report this")
+            self._handle_failure(HistoryError(f"{self._path}: {err}"))
+
+    def _wait_until_due(self) -> bool:
+        """Until there is something to do; True: it is the last."""
+        with self._wake:
+            while not self._stop and (seconds := self._seconds_left()) > 0:
+                self._wake.wait(seconds)
+            return self._stop
+
+    def _seconds_left(self) -> float:
+        """Seconds until the next checkpoint is due."""
+        pace = self._settings.checkpoint_seconds
+        if self._latest is None:
+            return pace
+        if not self._status.works:
+            pace = min(pace, _RETRY_SECONDS)
+        elif self._coverage.requested_at > self._coverage.saved_at:
+            pace = 0.0
+        elif self._job_ended:
+            pace = min(pace, _JOB_END_SECONDS)
+        return self._saved_at + pace - time.monotonic()
+
+    def _save(self, *, clean: bool = False) -> None:
+        """One checkpoint. What could not be written waits for the next."""
+        agent, began = self._agent, time.monotonic()
+        if agent is None or self._latest is None:
+            return
+        self._writing_since = began
+        try:
+            self._store = store = self._open_store()
+            if not self._status.works:  # a checkpoint that seems to fail may be in the file: first say that it is old
+                self._mark_stale(store)
+            durable = clean or self._job_ended or began - self._durable_at >= self._settings.checkpoint_seconds
+            sampled = clean or began - self._sampled_at >= self._settings.sample_seconds
+            snapshot, state, batch = self._collect(agent, clean=clean, sampled=sampled)
+            store.write(state=state, durable=durable, **batch._asdict())
+            size = store.bytes
+        finally:
+            self._writing_since = None
+        self._durable_at = began if durable else self._durable_at
+        self._sampled_at = began if sampled else self._sampled_at
+        self._mark_written(snapshot, batch, size)
+
+    def _open_store(self) -> HistoryStore:
+        """The store; one that another life has left is closed first, one that was taken away is begun anew."""
+        if self._store is not None and self._store.is_current:
+            return self._store
+        if self._store is not None:
+            log.error("history: %s is not the file any more that was opened; it is opened again", self._path)
+            self._store.close()
+        self._store = store = open_or_replace(self._path, damaged=self._damaged)
+        self._damaged = False
+        old_books = unclosed_books(store, self._tracker, self._host_time)
+        if old_books is not None:
+            self._queue_old_books(old_books)
+        return store
+
+    def _queue_old_books(self, old_books: StartFresh) -> None:
+        """Write with the next checkpoint what other books came to."""
+        with self._lock:
+            self._queue.add(job_records=old_books.job_records, events=old_books.events, closed=old_books.closed)
+
+    def _collect(
+        self, agent: Agent, *, clean: bool, sampled: bool
+    ) -> tuple[Snapshot, list[tuple[str, bytes]], WriteBatch]:
+        """What is to be written, all of one moment."""
+        with agent.ledger_lock, self._lock:
+            snapshot, self._job_ended = cast("Snapshot", self._latest), False  # who saves has seen one
+            self._coverage.attempt(snapshot, self._clock.now())
+            self._tracker.update_jobs(snapshot)
+            info = encode_info(self._tracker.ledger_id, self._boot, clean=clean)
+            state = [info, ("ledger", dump_ledger(agent.ledger)), ("tallies", self._tracker.dump_tallies())]
+            if sampled:
+                state.append(("courses", self._tracker.dump_samples()))
+            return snapshot, state, self._queue.batch()
+
+    def _mark_written(self, snapshot: Snapshot, written: WriteBatch, size: int) -> None:
+        """What was written waits no more; who waited for it goes on."""
+        with self._wake:
+            self._queue.remove_written(written)
+            self._coverage.succeed(snapshot)
+            if not self._status.works:
+                log.info("history: %s can be written again", self._path)
+            self._status = replace(self._status, works=True, saved_at=self._wall, bytes=size, problem="")
+            self._saved_at = time.monotonic()
+            self._wake.notify_all()
+
+    def _mark_stale(self, store: HistoryStore) -> None:
+        store.write(state=[encode_info(self._tracker.ledger_id, self._boot, outrun=True)], durable=False)
+        with self._lock:
+            self._coverage.mark_stale()
+
+    def _handle_failure(self, err: HistoryError) -> None:
+        """Say so, and let nobody wait. The file is opened anew the next time, for it may be another by then.
+
+        From here on scrapes are told what is: nothing old may look live for a file's sake. That a restart must not go
+        on is said in the file, if that much can be written.
+        """
+        if self._store is not None:
+            with suppress(HistoryError):
+                self._mark_stale(self._store)
+        with self._wake:
+            self._coverage.mark_stale()
+            if self._status.problem != f"history: {err}":
+                log.error("history: %s; the daemon goes on, and tries again", err)
+            self._status = replace(
+                self._status, works=False, failures=self._status.failures + 1, problem=f"history: {err}"
+            )
+            self._saved_at = time.monotonic()
+            self._wake.notify_all()
+        self._damaged = isinstance(err, DamagedError)
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _trim(self) -> None:
+        """Forget what is too old, or too much."""
+        self._trimmed_at, settings = time.monotonic(), self._settings
+        if self._store is None:
+            return
+        gone = self._store.trim(
+            before=self._wall - settings.keep_days * _DAY, most_bytes=round(settings.max_mebibytes * _MEBIBYTE)
+        )
+        if gone:
+            log.info("history: %d statements and events of long ago were forgotten", gone)

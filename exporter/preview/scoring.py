@@ -1,0 +1,365 @@
+"""Parses the thresholds to try, adds up what each would have freed, and renders the result as text.
+
+Times are Unix seconds, durations seconds.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from textwrap import wrap
+
+import msgspec
+from msgspec import Struct, structs
+
+from exporter import formatting
+from exporter.config import ConfigError
+from exporter.core.policy import Policy
+from exporter.core.prices import Price
+from exporter.formatting import format_time, shorten
+
+SHORT_NAMES = {
+    "zombie.batch": "zombie_batch_seconds",
+    "zombie.interactive": "zombie_interactive_seconds",
+    "zombie.serving": "zombie_serving_seconds",
+    "zombie.duty": "zombie_duty",
+    "hang": "hang_seconds",
+    "no_process": "no_process_seconds",
+}
+BASELINE = "as configured"
+MAX_ROWS = 24
+"""Each row is a whole ledger, or a pass over all samples."""
+ZOMBIE, HUNG, NO_PROCESS = "zombie", "hung", "no_process"
+_TIME_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
+
+
+class PolicyRow(Struct, frozen=True):
+    """One line of the answer: a policy, and what it is called."""
+
+    label: str
+    settings: dict[str, float]
+    """The thresholds that differ from the configuration, by their own names."""
+    policy: Policy
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "90s", "30m", "2h", "1d" or "1800"; raises ValueError."""
+    match = _DURATION_PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time such as 90s, 30m, 2h, 1d, or seconds")
+    return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def policy_rows(configured: Policy, policy_texts: Iterable[str]) -> list[PolicyRow]:
+    """The configured policy, then one row for each combination of the values wanted; raises ConfigError."""
+    choices: dict[str, list[tuple[str, float]]] = {}
+    for text in policy_texts:
+        name, values = _parse_choice(text)
+        choices.setdefault(name, []).extend(values)
+    rows = [PolicyRow(BASELINE, {}, configured)]
+    for combination in product(*choices.values()):
+        settings = {_policy_field(name): value for name, (_, value) in zip(choices, combination, strict=True)}
+        label = " ".join(f"{name}={text}" for name, (text, _) in zip(choices, combination, strict=True))
+        rows.append(PolicyRow(label, settings, _policy_with(configured, settings, label)))
+    if len(rows) > MAX_ROWS:
+        raise ConfigError(f"--policy: {len(rows) - 1} combinations of values; {MAX_ROWS - 1} at most")
+    return rows
+
+
+def _parse_choice(text: str) -> tuple[str, list[tuple[str, float]]]:
+    """A name and its values, each as it was written and as a number."""
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"--policy {text}: is not NAME=VALUE (example: zombie.batch=30m)")
+    return name, [(value.strip(), _parse_value(text, _policy_field(name), value)) for value in values.split(",")]
+
+
+def _policy_field(name: str) -> str:
+    field = SHORT_NAMES.get(name, name)
+    if field not in _numeric_fields():
+        known = ", ".join((*SHORT_NAMES, *sorted(set(_numeric_fields()) - set(SHORT_NAMES.values()))))
+        raise ConfigError(f"--policy: there is no threshold {name!r}; known are {known}")
+    return field
+
+
+def _numeric_fields() -> list[str]:
+    """Thresholds that are one number."""
+    return [field.name for field in structs.fields(Policy) if not isinstance(field.default, tuple)]
+
+
+def _parse_value(text: str, field: str, value: str) -> float:
+    try:
+        return parse_duration(value) if field.endswith("_seconds") else float(value)
+    except ValueError as err:
+        reason = str(err) if field.endswith("_seconds") else f"{value!r} is not a number"
+        raise ConfigError(f"--policy {text}: {reason}") from err
+
+
+def _policy_with(configured: Policy, settings: dict[str, float], label: str) -> Policy:
+    try:
+        return msgspec.convert(structs.asdict(configured) | settings, Policy, strict=False)
+    except msgspec.ValidationError as err:
+        raise ConfigError(f"--policy {label}: {err}") from err
+
+
+def trigger_states(rows: Sequence[PolicyRow]) -> frozenset[str]:
+    """Which states take a GPU back, the same in every row: those that the thresholds tried lead to."""
+    names = {name for row in rows for name in row.settings}
+    return frozenset(_trigger_state(name) for name in names)
+
+
+def _trigger_state(field: str) -> str:
+    if field == SHORT_NAMES["no_process"]:
+        return NO_PROCESS
+    return HUNG if field.startswith(("hang_", "spin_")) else ZOMBIE
+
+
+HOUR_SECONDS = 3600.0
+
+
+class PreviewJob(Struct, frozen=True):
+    """A job, as its owner knows it."""
+
+    job_id: str
+    name: str = ""
+    user: str = ""
+    cluster: str = ""
+    """Whose job ids these are, where several clusters are looked at."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Unlike any other job's."""
+        return self.cluster, self.job_id
+
+
+class Episode(Struct, frozen=True, kw_only=True):
+    """A GPU taken back once: from whom, when, and what came of it."""
+
+    uuid: str
+    jobs: tuple[PreviewJob, ...]
+    start: float
+    seconds: float
+    """Until the job worked again, or its hold or the recording ended."""
+    worked: bool
+    """It worked again."""
+    weight: float = 1.0
+    """Share of a GPU, for a MIG instance."""
+    price: Price | None = None
+    """That held when it was taken; None: there are no prices."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours, of a MIG instance its share."""
+        return self.seconds * self.weight / HOUR_SECONDS
+
+
+class Hit(Struct, kw_only=True):
+    """A job that would have lost a GPU and worked on it again."""
+
+    job_id: str
+    name: str
+    user: str
+    cluster: str
+    taken_at: float
+    after_seconds: float
+    """From there until it worked again; of several times the shortest."""
+    gpus: set[str]
+    times: int = 0
+    gpu_hours: float = 0.0
+    """Wrongly freed."""
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """One row of the answer."""
+
+    label: str
+    settings: dict[str, float]
+    episodes: int
+    gpu_hours_freed: float
+    money_freed: dict[str, float]
+    """By currency; empty without prices."""
+    gpu_hours_wrongly_freed: float
+    money_wrongly_freed: dict[str, float]
+    jobs_reclaimed: int
+    jobs_hit: int
+    hits: tuple[Hit, ...]
+    """Those hit soonest first, all of them."""
+
+
+class PreviewResult(Struct, frozen=True, kw_only=True):
+    """The whole preview."""
+
+    source: str
+    since: float
+    until: float
+    gpu_hours_held: float
+    taken_back_when: tuple[str, ...]
+    """States that take a GPU back."""
+    rows: tuple[Score, ...]
+    notes: tuple[str, ...] = ()
+
+    def json(self) -> bytes:
+        """The same for programs."""
+        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2)
+
+
+class EpisodeScorer:
+    """Adds up the episodes of one row, over any number of recordings."""
+
+    def __init__(self, label: str, settings: dict[str, float]) -> None:
+        self._label, self._settings = label, settings
+        self._episodes = 0
+        self._hours = {False: 0.0, True: 0.0}
+        self._money: dict[bool, dict[str, float]] = {False: {}, True: {}}
+        """By whether it was wrong."""
+        self._reclaimed: set[tuple[str, str]] = set()
+        self._hits: dict[tuple[str, str], Hit] = {}
+
+    def add(self, episode: Episode) -> None:
+        """Count an episode whose end is known."""
+        self._episodes += 1
+        self._hours[episode.worked] += episode.gpu_hours
+        self._reclaimed |= {job.key for job in episode.jobs}
+        if episode.price is not None:
+            money, price = self._money[episode.worked], episode.price
+            money[price.currency] = money.get(price.currency, 0.0) + episode.gpu_hours * price.per_gpu_hour
+        if episode.worked:
+            for job in episode.jobs:
+                self._hit(job, episode)
+
+    def _hit(self, job: PreviewJob, episode: Episode) -> None:
+        hit = self._hits.get(job.key)
+        if hit is None:
+            hit = self._hits[job.key] = Hit(
+                job_id=job.job_id, name=job.name, user=job.user, cluster=job.cluster,
+                taken_at=episode.start, after_seconds=episode.seconds, gpus=set(),
+            )  # fmt: skip
+        elif episode.seconds < hit.after_seconds:
+            hit.taken_at, hit.after_seconds = episode.start, episode.seconds
+        hit.gpus.add(episode.uuid)
+        hit.times += 1
+        hit.gpu_hours += episode.gpu_hours / len(episode.jobs)
+
+    def score(self) -> Score:
+        """What it came to."""
+        return Score(
+            label=self._label,
+            settings=self._settings,
+            episodes=self._episodes,
+            gpu_hours_freed=self._hours[False],
+            money_freed=self._money[False],
+            gpu_hours_wrongly_freed=self._hours[True],
+            money_wrongly_freed=self._money[True],
+            jobs_reclaimed=len(self._reclaimed),
+            jobs_hit=len(self._hits),
+            hits=tuple(sorted(self._hits.values(), key=_hit_order)),
+        )
+
+
+def _hit_order(hit: Hit) -> tuple[float, str, str]:
+    return hit.after_seconds, hit.cluster, hit.job_id
+
+
+def known_price(price: Price) -> Price | None:
+    """None where the table of prices had nothing that fits: no sum of money may hold it."""
+    return None if price.currency == "GPU-hours" else price
+
+
+def name_some(jobs: Iterable[str]) -> str:
+    """Some of the names, for a note."""
+    names = sorted(jobs)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  as shown
+
+
+WIDTH = 80
+MAX_HITS = 10
+"""Of a row."""
+_LABEL_WIDTH = 30
+_STATE_TEXTS = {
+    "zombie": "it is a zombie",
+    "hung": "it hangs",
+    "no_process": "it has had no process for too long",
+}
+
+
+def preview_text(result: PreviewResult) -> str:
+    """Lines for a terminal: what was looked at, the table, whom each row hits, and what to keep in mind."""
+    return (
+        "\n".join(
+            [
+                *_heading_lines(result),
+                "",
+                *_score_lines(result.rows),
+                *_hits_lines(result.rows),
+                *_note_lines(result.notes),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _heading_lines(result: PreviewResult) -> Iterator[str]:
+    yield from wrap(result.source, WIDTH)
+    yield f"{format_time(result.since)} to {format_time(result.until)}, {result.gpu_hours_held:,.1f} GPU-hours held"
+    yield from wrap(
+        "A GPU is taken back when " + " or ".join(_STATE_TEXTS[s] for s in result.taken_back_when) + ".", WIDTH
+    )
+
+
+def _score_lines(rows: Sequence[Score]) -> Iterator[str]:
+    priced = any(row.money_freed or row.money_wrongly_freed for row in rows)
+    money = f"{'money':>16}" if priced else ""
+    yield f"{'':{_LABEL_WIDTH}}{'':>6}{'GPU-hours freed':>20}{'':{len(money)}}{'jobs':>8}"
+    yield f"{'threshold':{_LABEL_WIDTH}}{'times':>6}{'rightly':>10}{'wrongly':>10}{money}{'hit':>8}"
+    for row in rows:
+        yield from _score_row(row, priced=priced)
+
+
+def _score_row(row: Score, *, priced: bool) -> Iterator[str]:
+    """A long label has lines of its own; so has each further currency."""
+    *lines, label = wrap(row.label, _LABEL_WIDTH, break_long_words=True) or [""]
+    yield from lines
+    sums = [f"{amount:,.2f} {currency}" for currency, amount in sorted(row.money_freed.items())] or ["0"]
+    money = f"{sums[0]:>16}" if priced else ""
+    hours = f"{row.gpu_hours_freed:>10,.1f}{row.gpu_hours_wrongly_freed:>10,.1f}"
+    hit = f"{row.jobs_hit}/{row.jobs_reclaimed}"
+    yield f"{label:{_LABEL_WIDTH}}{row.episodes:>6}{hours}{money}{hit:>8}"
+    for more in sums[1:]:
+        yield f"{more:>{_LABEL_WIDTH + 42}}"
+
+
+def _hits_lines(rows: Sequence[Score]) -> Iterator[str]:
+    for row in rows:
+        if row.hits:
+            yield ""
+            yield from wrap(f"{row.label} would have hit, soonest first:", WIDTH)
+            for hit in row.hits[:MAX_HITS]:
+                yield from _hit_lines(hit)
+        if len(row.hits) > MAX_HITS:
+            yield f"  and {len(row.hits) - MAX_HITS} more; --json lists them all"
+
+
+def _hit_lines(hit: Hit) -> Iterator[str]:
+    name_and_user = f"{shorten(hit.name or hit.job_id, 28):28} {shorten(hit.user or '-', 12):12}"
+    yield f"  {name_and_user} worked {elapsed_text(hit.after_seconds)} later"
+    times = f", {hit.times} times" if hit.times > 1 else ""
+    gpus = "1 GPU" if len(hit.gpus) == 1 else f"{len(hit.gpus)} GPUs"
+    where = f" in {shorten(hit.cluster, 16)}" if hit.cluster else ""
+    yield from wrap(
+        f"job {shorten(hit.job_id, 24)}{where}, taken back {format_time(hit.taken_at)}, {gpus}{times}",
+        WIDTH,
+        initial_indent="    ",
+        subsequent_indent="    ",
+    )
+
+
+def elapsed_text(seconds: float) -> str:
+    """As everywhere, but below a minute in whole seconds: that is how far apart two samples are."""
+    return f"{seconds:.0f} s" if seconds < 60 else formatting.format_duration(seconds)  # noqa: PLR2004  a minute
+
+
+def _note_lines(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        yield ""
+    for note in notes:
+        yield from wrap(f"- {note}", WIDTH, subsequent_indent="  ")

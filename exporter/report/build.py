@@ -1,0 +1,620 @@
+"""Builds a JobReport from the accounts and metrics of one run, whichever source they come from.
+
+Owns the accounts by leak and node (nanoseconds of whole GPUs; one division, at the end), the layer ratios, and the
+summaries of training, serving and failures. Refuses to read Prometheus, stores or nodes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from statistics import median
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
+from exporter.core.model import SECOND
+from exporter.core.policy import Policy
+from exporter.formatting import format_percent
+from exporter.report.model import (
+    CourseInterval,
+    FailureCost,
+    JobIdentity,
+    JobReport,
+    LatencySummary,
+    LayerRatios,
+    NodeShare,
+    QualityMetric,
+    RankSummary,
+    RunPeriod,
+    ServingSummary,
+    TargetReached,
+    TrainingSummary,
+    WaterfallPart,
+)
+
+Key = TypeVar("Key")
+
+
+def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Mean of (value, weight); None where nothing weighs anything."""
+    weighted = [(value, weight) for value, weight in pairs if weight > 0 and isfinite(value)]
+    total = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / total if total else None
+
+
+def latest_maximum(values: Sequence[float]) -> float | None:
+    """The greatest of the last values of several nodes; one that is not finite only if there is no other."""
+    return max((value for value in values if isfinite(value)), default=values[0] if values else None)
+
+
+def utilization_means(
+    mfu: Mapping[Key, float], hfu: Mapping[Key, float], weights: Mapping[Key, float]
+) -> dict[str, float | None]:
+    """Weighted means of MFU and HFU by daemon. The gap is that of daemons that report both."""
+    gap = {daemon: hfu[daemon] - mfu[daemon] for daemon in hfu if daemon in mfu}
+    return {
+        name: weighted_mean((value, weights.get(daemon, 0.0)) for daemon, value in values.items())
+        for name, values in (("mfu", mfu), ("hfu", hfu), ("gap", gap))
+    }
+
+
+def sum_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Values that have one key, added up."""
+    totals: dict[Key, float] = defaultdict(float)
+    for key, value in pairs:
+        totals[key] += value
+    return dict(totals)
+
+
+NANOSECONDS_PER_HOUR = 3600 * SECOND
+LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
+_LEAK_BY_NAME = {leak.name: leak for leak in LEAKS}
+NOT_LOST = ("useful", "unresolved", "unobserved")
+REPORTED_PHASE = {
+    "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
+    "exposed_communication": "communication",
+}  # fmt: skip
+"""The phase in which a job tells of a leak that is otherwise measured or estimated."""
+
+
+class JobBooks:
+    """The books of all nodes: GPU-nanoseconds by node and leak, integers where ledgers told them."""
+
+    def __init__(
+        self,
+        *,
+        parts: Mapping[str, Mapping[str, float]],
+        seen: Mapping[str, float],
+        unseen: Mapping[str, float],
+        gpus: Mapping[str, float],
+        currency: str,
+        rates: Mapping[str, float],
+        layer_of: Mapping[str, str],
+        reported_phases: Collection[str],
+    ) -> None:
+        """`rates`: money of a GPU-hour by node; `reported_phases`: those in which the job itself reported time."""
+        self.seen, self.unseen, self.gpus = dict(seen), dict(unseen), dict(gpus)
+        """What daemons counted; what is in nobody's books; GPUs, the most at once. By node."""
+        self.currency, self._rates = currency, dict(rates)
+        self._layer_of, self._reported_phases = layer_of, reported_phases
+        """Layers by the daemons' word: theirs may be a newer version with other leaks."""
+        self.parts = {node: _with_unobserved(parts[node], unseen.get(node, 0)) for node in parts}
+
+    @property
+    def held(self) -> float:
+        """The time the job held GPUs."""
+        return sum(self.seen.values()) + sum(self.unseen.values())
+
+    def money(self, time: Mapping[str, float]) -> float | None:
+        """What so much GPU time costs, by node; None without a price."""
+        if not self.currency:
+            return None
+        return (
+            sum(nanoseconds_held * self._rates.get(node, 0.0) for node, nanoseconds_held in time.items())
+            / NANOSECONDS_PER_HOUR
+        )
+
+    def cost(self, time: Mapping[str, float]) -> float:
+        """The same, in GPU-hours where there is no price."""
+        money = self.money(time)
+        return sum(time.values()) / NANOSECONDS_PER_HOUR if money is None else money
+
+    def cost_per_hour(self) -> float:
+        """What the job costs an hour, in money or GPU-hours."""
+        return self.cost({node: gpus * NANOSECONDS_PER_HOUR for node, gpus in self.gpus.items()})
+
+    # -- what is told of it --
+
+    def by_leak(self) -> dict[str, float]:
+        """GPU time by leak, of all nodes."""
+        by_leak: dict[str, float] = defaultdict(int)
+        for parts in self.parts.values():
+            for leak, time in parts.items():
+                by_leak[leak] += time
+        return dict(by_leak)
+
+    def layer_ratios(self) -> LayerRatios:
+        """Of all nodes."""
+        return layer_ratios(self.by_leak(), self._layer_of)
+
+    def leak_by_node(self, leak: str) -> dict[str, float]:
+        """GPU time of one leak, by node."""
+        return {node: parts.get(leak, 0) for node, parts in self.parts.items()}
+
+    def waterfall(self) -> tuple[WaterfallPart, ...]:
+        """Losses, the largest first, then what is none."""
+        sums = self.by_leak()
+        return tuple(self._waterfall_part(leak, sums[leak]) for leak in waterfall_order(sums))
+
+    def _waterfall_part(self, leak: str, time: float) -> WaterfallPart:
+        return waterfall_part(
+            leak,
+            self._layer_of[leak],
+            gpu_hours=time / NANOSECONDS_PER_HOUR,
+            share=time / self.held,
+            money=self.money(self.leak_by_node(leak)),
+            evidence=self._evidence_grade,
+            nanoseconds=round(time),
+        )
+
+    def _evidence_grade(self, definition: Leak) -> str:
+        """How this job's loss is known: what can be told is otherwise measured or estimated."""
+        *reported, otherwise = definition.evidence.split(" or ")
+        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self._reported_phases else otherwise
+
+    def node_shares(self) -> tuple[NodeShare, ...]:
+        """The one with the least product first."""
+        shares = [self._node_share(name) for name in self.seen]
+        return tuple(sorted(shares, key=lambda node: (node.product if node.product is not None else 2.0, node.name)))
+
+    def _node_share(self, name: str) -> NodeShare:
+        parts = self.parts[name]
+        total, ratios = sum(parts.values()), layer_ratios(parts, self._layer_of)
+        losses = {leak: seconds for leak, seconds in parts.items() if leak not in NOT_LOST}
+        worst = min(losses, key=lambda leak: (-losses[leak], leak), default="")
+        return NodeShare(
+            name=name,
+            gpus=self.gpus.get(name, 0.0),
+            gpu_hours=total / NANOSECONDS_PER_HOUR,
+            product=ratios.product,
+            gau=ratios.gau,
+            worst=worst,
+            worst_share=losses.get(worst, 0.0) / total if total else 0.0,
+            unseen_gpu_hours=self.unseen.get(name, 0.0) / NANOSECONDS_PER_HOUR,
+        )
+
+
+def waterfall_order(sums: Mapping[str, float]) -> list[str]:
+    """Sort leaks by size, the largest first; useful, unresolved and unobserved come last."""
+    return sorted(sums, key=lambda leak: (NOT_LOST.index(leak) if leak in NOT_LOST else -1, -sums[leak], leak))
+
+
+def waterfall_part(
+    leak: str,
+    layer: str,
+    *,
+    gpu_hours: float,
+    share: float,
+    money: float | None,
+    evidence: Callable[[Leak], str],
+    nanoseconds: int = 0,
+) -> WaterfallPart:
+    """Add what the table of leaks has about a leak; nothing about one that only a newer daemon knows."""
+    definition = _LEAK_BY_NAME.get(leak)
+    return WaterfallPart(
+        name=leak,
+        layer=layer,
+        gpu_hours=gpu_hours,
+        share=share,
+        money=money,
+        evidence=evidence(definition) if definition else "",
+        team=definition.team if definition else "",
+        watch=definition.watch if definition else "",
+        fix=definition.fix if definition else "",
+        nanoseconds=nanoseconds,
+    )
+
+
+def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER_BY_LEAK) -> LayerRatios:
+    """Three ratios and their product, of GPU time by leak (accounting, section 1)."""
+    by_layer: dict[str, float] = defaultdict(int)
+    for leak, time in parts.items():
+        by_layer[layer_of[leak]] += time
+    resolved = by_layer["emfu"] + by_layer["useful"]
+    computing = resolved + by_layer["unresolved"]
+    occupied = computing + by_layer["ectr"]
+    observed = occupied + by_layer["gau"]
+    gau, ectr, emfu = (
+        _share_of(occupied, observed),
+        _share_of(computing, occupied),
+        _share_of(by_layer["useful"], resolved),
+    )
+    floor = _share_of(by_layer["useful"], observed)
+    product = None if gau is None or ectr is None or emfu is None else gau * ectr * emfu
+    return LayerRatios(gau=gau, ectr=ectr, emfu=emfu, product=product if computing else floor, floor=floor)
+
+
+def _share_of(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def to_nanoseconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by whatever, as books have them."""
+    return {key: value * SECOND for key, value in seconds.items()}
+
+
+def _with_unobserved(parts: Mapping[str, float], unseen: float) -> dict[str, float]:
+    """What is in nobody's books is unobserved."""
+    with_unobserved = dict(parts)
+    if unseen:
+        with_unobserved["unobserved"] = with_unobserved.get("unobserved", 0) + unseen
+    return {leak: time for leak, time in with_unobserved.items() if time > 0}
+
+
+_GOODPUT_PHASES = ("compute", "communication", "bubble")
+"""Phases of a new step: what is repeated is `rework`."""
+
+
+class TrainingTotals(Struct, frozen=True, kw_only=True):
+    """What a job's training reports add up to in one run. None: no node reported it. Times are in seconds.
+
+    Time, tokens, samples and phases are those of all nodes. Steps, checkpoints, restarts and events belong to the whole
+    job: they are those of the node that counted most.
+    """
+
+    gpu_seconds: float | None = None
+    gpu_seconds_by_node: Mapping[str, float] = {}
+    phase_seconds: Mapping[str, float] = {}
+    tokens: float | None = None
+    padding_tokens: float | None = None
+    samples: float | None = None
+    steps: float | None = None
+    rework_steps: float | None = None
+    checkpoints: float | None = None
+    checkpoint_seconds: float | None = None
+    restarts: float | None = None
+    recovery_seconds: float | None = None
+    loss_events: Mapping[str, float] = {}
+    mfu: float | None = None
+    """The mean of the run, as are the next two, weighted by the GPU time that reports cover."""
+    hfu: float | None = None
+    gap: float | None = None
+    step: float | None = None
+    """The last value reported, as are all below; the greatest of all nodes."""
+    world_size: float | None = None
+    bubble: float | None = None
+    loss: float | None = None
+    loss_spread: float | None = None
+    lost_bytes_per_second: float | None = None
+    target_at: float | None = None
+    """Unix seconds at which the first node reported that the target was reached."""
+
+
+def training_summary(run: "RunData") -> TrainingSummary | None:
+    """None: it reported nothing."""
+    totals, books = run.training, run.books
+    if not totals.gpu_seconds:
+        return None
+    return TrainingSummary(
+        told_share=min(1.0, totals.gpu_seconds * SECOND / sum(books.seen.values())),
+        mfu=totals.mfu,
+        hfu=totals.hfu,
+        gap=totals.gap,
+        checkpoint_gpu_hours=books.by_leak().get("checkpoint", 0.0) / NANOSECONDS_PER_HOUR,
+        checkpoint_money=books.money(books.leak_by_node("checkpoint")),
+        bubble=totals.bubble,
+        loss=totals.loss,
+        loss_spread=totals.loss_spread,
+        loss_events={event: count for event, count in sorted(totals.loss_events.items()) if count},
+        lost_bytes_per_second=totals.lost_bytes_per_second,
+        qualities=run.qualities,
+        target=_target_reached(run),
+        phases=_phase_shares(totals),
+        **_goodput_and_interruptions(totals),
+        **_step_progress(totals),
+        **_throughput(totals, books, totals.gpu_seconds),
+    )
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """None where either is not told or there is nothing to divide by."""
+    return part / whole if part is not None and whole else None
+
+
+def _phase_shares(totals: TrainingTotals) -> dict[str, float]:
+    """Share of the time of all nodes, the largest first."""
+    total = sum(totals.phase_seconds.values())
+    largest_first = sorted(totals.phase_seconds.items(), key=lambda item: -item[1])
+    return {phase: seconds / total for phase, seconds in largest_first if seconds}
+
+
+def _goodput_and_interruptions(totals: TrainingTotals) -> dict[str, float | None]:
+    phases = totals.phase_seconds
+    return {
+        "goodput": ratio(sum(phases.get(phase, 0.0) for phase in _GOODPUT_PHASES), sum(phases.values())),
+        "checkpoints": totals.checkpoints or None,
+        "checkpoint_seconds": ratio(totals.checkpoint_seconds, totals.checkpoints),
+        "restarts": totals.restarts or None,
+        "recovery_seconds": ratio(totals.recovery_seconds, totals.restarts),
+    }
+
+
+def _step_progress(totals: TrainingTotals) -> dict[str, float | None]:
+    repeated = ratio(totals.rework_steps, totals.steps)
+    return {
+        "step": totals.step,
+        "steps": totals.steps or None,
+        "rework_steps": totals.rework_steps,
+        "progress": None if repeated is None else 1.0 - repeated,
+    }
+
+
+def _throughput(totals: TrainingTotals, books: JobBooks, gpu_seconds: float) -> dict[str, float | None]:
+    tokens, samples = totals.tokens or None, totals.samples or None
+    spent = books.cost(to_nanoseconds(totals.gpu_seconds_by_node))
+    tokens_per_gpu_second = ratio(tokens, gpu_seconds)
+    return {
+        "tokens": tokens,
+        "tokens_per_gpu_second": tokens_per_gpu_second,
+        "tokens_per_second": None
+        if tokens_per_gpu_second is None
+        else tokens_per_gpu_second * sum(books.gpus.values()),
+        "samples": samples,
+        "samples_per_gpu_second": ratio(samples, gpu_seconds),
+        "padding": ratio(totals.padding_tokens, tokens),
+        "cost_per_step": ratio(books.cost(books.seen), totals.steps),
+        "cost_per_token": ratio(spent, tokens),
+        "cost_per_sample": ratio(spent, samples),
+        "tokens_per_cost": ratio(tokens, spent),
+    }
+
+
+def _target_reached(run: "RunData") -> TargetReached | None:
+    if run.training.target_at is None:
+        return None
+    seconds = run.training.target_at - run.period.start
+    cost = run.books.cost_per_hour() * seconds * SECOND / NANOSECONDS_PER_HOUR
+    return TargetReached(seconds=seconds, cost=cost)
+
+
+def quality_metric(
+    name: str,
+    values: Sequence[float],
+    *,
+    start: float,
+    target: float | None,
+    cost: float,
+    series: tuple[tuple[float, float], ...],
+) -> QualityMetric:
+    """What became of a figure that had these values, the last of them last; less is better where the target says so."""
+    last = values[-1]
+    rises = last >= start if target is None or target == start else target > start
+    gain = last - start if rises else start - last
+    return QualityMetric(
+        name=name,
+        start=start,
+        last=last,
+        best=max(values) if rises else min(values),
+        rises=rises,
+        target=target,
+        gained=gain,
+        cost_per_unit=cost / gain if gain > 0 else None,
+        track=series,
+    )
+
+
+def rank_summaries(busy_seconds: Iterable[tuple[str, str, float]]) -> tuple[RankSummary, ...]:
+    """Rank how long a step keeps each rank busy, the slowest first. Of (rank, node, seconds); empty for one rank."""
+    busy: dict[str, tuple[float, str]] = {}
+    for rank, node, seconds in busy_seconds:
+        busy[rank] = max((seconds, node), busy.get(rank, (0.0, "")))
+    if len(busy) < 2:  # noqa: PLR2004  nothing to compare it with
+        return ()
+    median_seconds = median(seconds for seconds, _ in busy.values())
+    summaries = [
+        RankSummary(
+            rank=rank, node=node, busy_seconds=seconds, of_median=seconds / median_seconds if median_seconds else 1.0
+        )
+        for rank, (seconds, node) in busy.items()
+    ]
+    return tuple(sorted(summaries, key=lambda summary: (-summary.busy_seconds, summary.rank)))
+
+
+_LATENCY_ORDER = ("ttft", "itl", "queue", "e2e")
+LatencyValue = tuple[str, str, float]
+"""Kind, percentile, seconds."""
+
+
+def latency_summaries(*, last: Iterable[LatencyValue], maximum: Iterable[LatencyValue]) -> tuple[LatencySummary, ...]:
+    """Of the slowest replica: the last values reported, and the greatest of the run."""
+    last_values, worst = _worst_latencies(last), _worst_latencies(maximum)
+    order = sorted(
+        worst, key=lambda key: (_LATENCY_ORDER.index(key[0]) if key[0] in _LATENCY_ORDER else len(_LATENCY_ORDER), key)
+    )
+    return tuple(
+        LatencySummary(kind=key[0], percentile=key[1], last=last_values.get(key), worst=worst[key]) for key in order
+    )
+
+
+def _worst_latencies(values: Iterable[LatencyValue]) -> dict[tuple[str, str], float]:
+    worst: dict[tuple[str, str], float] = {}
+    for kind, percentile, seconds in values:
+        worst[kind, percentile] = max(worst.get((kind, percentile), 0.0), seconds)
+    return worst
+
+
+def mean_tokens_per_pass(counts: Iterable[tuple[float, float]]) -> float | None:
+    """All tokens over all passes. Of (tokens generated, tokens a pass) of each daemon."""
+    known = [(generated, per_pass) for generated, per_pass in counts if per_pass > 0]
+    return ratio(sum(generated for generated, _ in known), sum(generated / per_pass for generated, per_pass in known))
+
+
+def with_tokens(summary: ServingSummary, tokens: Mapping[str, float], books: JobBooks) -> ServingSummary:
+    """Add the tokens by kind, the acceptance of drafts, and what the tokens cost."""
+    return replace(
+        summary,
+        tokens={kind: count for kind, count in sorted(tokens.items()) if count},
+        acceptance=ratio(tokens.get("accepted"), tokens.get("drafted")),
+        generated_per_cost=ratio(tokens.get("generated"), books.cost(books.seen)),
+    )
+
+
+_LEAK_BY_FAILURE = {
+    "hung": "hung", "zombie": "idle_allocation", "xid": "", "unavailable": "unavailable", "restart": "failure_recovery",
+    "rework": "rework",
+}  # fmt: skip
+"""The leak in which the cost of each kind of failure is booked."""
+
+
+def failure_costs(run: "RunData", waterfall: Iterable[WaterfallPart]) -> tuple[FailureCost, ...]:
+    """Those that happened, or cost something, the most expensive first."""
+    parts = {part.name: part for part in waterfall}
+    times_by_kind = {**run.happened, "restart": run.training.restarts, "rework": run.training.rework_steps}
+    failures = _occurred(times_by_kind, parts)
+    return tuple(sorted(failures, key=lambda failure: -(failure.gpu_hours or 0.0)))
+
+
+def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, WaterfallPart]) -> Iterator[FailureCost]:
+    no_cost = 0.0 if any(part.money is not None for part in parts.values()) else None
+    for kind, leak in _LEAK_BY_FAILURE.items():
+        times, part = times_by_kind.get(kind), parts.get(leak)
+        if kind == "zombie" and not times:  # a job may pause, or wait for requests, without being one
+            continue
+        if times or part is not None:
+            yield FailureCost(
+                kind=kind,
+                times=times,
+                leak=leak,
+                gpu_hours=part.gpu_hours if part else 0.0 if leak else None,
+                money=part.money if part else no_cost if leak else None,
+            )
+
+
+_FULL_SHARE = 0.999
+"""What one digit shows as less than all."""
+JOULES_PER_KWH = 3.6e6
+
+
+class RunData(Struct, frozen=True, kw_only=True):
+    """One run of a job over all its nodes, whichever source it was read from. None or empty: not reported."""
+
+    source: str
+    """Prometheus, stores or nodes."""
+    identity: JobIdentity
+    period: RunPeriod
+    books: JobBooks
+    models: tuple[str, ...]
+    joules: float | None
+    ofu: float | None
+    training: TrainingTotals
+    qualities: tuple[QualityMetric, ...]
+    serving: ServingSummary | None
+    has_engine: bool
+    """A serving engine was found, even if it reported no tokens and no requests."""
+    ranks: tuple[RankSummary, ...]
+    happened: Mapping[str, float]
+    """Number of failures of GPUs by kind: hung, zombie, xid, unavailable."""
+    unseen: tuple[str, ...]
+    """What the source could not see, in sentences."""
+    grams_co2_per_kwh: float | None = None
+    energy_useful: float | None = None
+    activity: dict[str, float] = {}
+    activity_deviation: float | None = None
+    smallest_slice: str = ""
+    excess_gpu_hours: float = 0.0
+    expected_nodes: int = 0
+    course: tuple[CourseInterval, ...] = ()
+    simulated: bool = False
+
+
+def build_report(run: RunData) -> JobReport:
+    """Derive all figures of the report."""
+    books, training = run.books, training_summary(run)
+    waterfall, by_leak = books.waterfall(), books.by_leak()
+    kwh = None if run.joules is None else run.joules / JOULES_PER_KWH
+    return JobReport(
+        who=run.identity,
+        when=run.period,
+        nodes=books.node_shares(),
+        models=run.models,
+        gpus=sum(books.gpus.values()),
+        gpu_hours=books.held / NANOSECONDS_PER_HOUR,
+        seen_gpu_hours=sum(books.seen.values()) / NANOSECONDS_PER_HOUR,
+        coverage=1.0 - by_leak.get("unobserved", 0) / books.held if books.held else None,
+        currency=books.currency,
+        money=books.money({node: sum(parts.values()) for node, parts in books.parts.items()}),
+        energy_kwh=kwh,
+        layers=books.layer_ratios(),
+        parts=waterfall,
+        evidence=_evidence_shares(waterfall),
+        ofu=run.ofu,
+        activity=run.activity,
+        activity_deviation=run.activity_deviation,
+        truth=training,
+        served=run.serving,
+        ranks=run.ranks if training else (),
+        unseen=tuple(_unseen_notes(run, training)),
+        source=run.source,
+        simulated=run.simulated,
+        failures=failure_costs(run, waterfall),
+        energy_useful=run.energy_useful,
+        co2_kg=None if kwh is None or run.grams_co2_per_kwh is None else kwh * run.grams_co2_per_kwh / 1000,
+        expected_nodes=run.expected_nodes,
+        expected_gpus=int(run.training.world_size or 0),
+        fitting=run.smallest_slice,
+        unneeded_gpu_hours=run.excess_gpu_hours,
+        course=run.course,
+    )
+
+
+def _evidence_shares(waterfall: tuple[WaterfallPart, ...]) -> dict[str, float]:
+    """Share of all that was lost, by how a leak is known."""
+    losses = [part for part in waterfall if part.evidence]
+    total = sum(part.gpu_hours for part in losses)
+    kinds = {part.evidence for part in losses}
+    shares = {kind: sum(part.gpu_hours for part in losses if part.evidence == kind) / total for kind in kinds}
+    return dict(sorted(shares.items(), key=lambda item: (-round(item[1], 6), item[0])))
+
+
+def _unseen_notes(run: RunData, training: TrainingSummary | None) -> Iterator[str]:
+    books = run.books
+    for node, time in sorted(books.unseen.items()):
+        reason = "not scraped" if run.source == "Prometheus" else "has not told the rest"
+        yield (
+            f"node {node}: {time / NANOSECONDS_PER_HOUR:,.2f} GPU-hours are in nobody's books:"
+            f" its daemon was down or {reason}"
+        )
+    yield from run.unseen
+    if not books.currency:
+        yield "no price, or several currencies: amounts are GPU-hours"
+    world_size, gpus = run.training.world_size, sum(books.gpus.values())
+    if world_size and world_size > gpus and run.expected_nodes <= len(books.seen):
+        yield f"the job speaks of {world_size:g} GPUs, {gpus:g} were seen: the rest is on nodes without a daemon"
+    yield from _missing_reports(run, training)
+    yield from _mfu_contradiction(training, run.ofu)
+
+
+def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator[str]:
+    if training is None:
+        if not run.has_engine:
+            yield "the job reported nothing: useful is the hardware's upper bound, padding and recomputation are in it"
+    elif training.told_share < _FULL_SHARE:
+        yield (
+            f"reports speak of {format_percent(training.told_share)} of its GPU time; figures by token are of that part"
+        )
+
+
+def _mfu_contradiction(training: TrainingSummary | None, ofu: float | None) -> Iterator[str]:
+    """Tensor cores cannot have done less than the model needed."""
+    if (
+        training is not None
+        and training.mfu is not None
+        and ofu is not None
+        and training.mfu > ofu * Policy().flops_excess
+    ):
+        yield (
+            f"the job's count of FLOPs is wrong: it reports {format_percent(training.mfu)} of peak,"
+            f" and the tensor cores delivered {format_percent(ofu)}"
+        )

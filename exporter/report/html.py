@@ -1,0 +1,214 @@
+"""Renders a report, a comparison or a summary as one self-contained HTML page: headline, charts, advice, all tables.
+
+The page has no script and loads nothing: its Content-Security-Policy allows one style sheet by its hash. Every name
+that people chose is escaped. Refuses to choose figures.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from exporter.formatting import NO_VALUE, format_percent
+from exporter.report import charts
+from exporter.report.charts import lost_parts, part_kind, waterfall_total
+from exporter.report.model import JobReport, LayerRatios, ReportComparison
+from exporter.report.summary import SummaryRow, UsageSummary
+from exporter.report.svg import escaped, spaced_name
+from exporter.report.text import ReportTable, TableRow, plural
+
+LIGHT_COLOURS = {
+    "bg": "#faf9f7", "card": "#ffffff", "ink": "#1d1c1a", "mute": "#67635d", "line": "#e5e2dc", "track": "#f1eee9",
+    "paid": "#4a4844", "busy": "#5b6b8c", "gau": "#d55e00", "ectr": "#b8568f", "emfu": "#2f88c2", "useful": "#00805d",
+    "grey": "#8a867f", "pale": "#d8d4cd", "known": "#66a893", "kept": "#8b95a8", "lost": "#9c2a10",
+}  # fmt: skip
+DARK_COLOURS = {
+    "bg": "#131312", "card": "#1c1b1a", "ink": "#ebe8e3", "mute": "#a5a099", "line": "#33312e", "track": "#2b2927",
+    "paid": "#b9b4ac", "busy": "#9fb0d4", "gau": "#e8793a", "ectr": "#d68ab8", "emfu": "#56b4e9", "useful": "#2bb68c",
+    "grey": "#8a867f", "pale": "#45423e", "known": "#1e6b54", "kept": "#727f99", "lost": "#f0866a",
+}  # fmt: skip
+FILL_COLOURS = ("paid", "busy", "kept", "lost", "gau", "ectr", "emfu", "useful")
+"""Fills of one colour; `unresolved` and `unobserved` are hatched."""
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("exporter.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: value if isinstance(value, Markup) else _safe_text(str(value)),
+)
+
+
+def _safe_text(text: str) -> Markup:
+    """Escape a value of a template; control characters are replaced, too."""
+    return Markup(escaped(text))  # noqa: S704  it is escaped  # nosec B704
+
+
+def _css_variables(colours: dict[str, str]) -> str:
+    return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
+
+
+STYLESHEET = (
+    ":root{color-scheme:light dark;"
+    + _css_variables(LIGHT_COLOURS)
+    + "}@media screen and (prefers-color-scheme:dark){:root{"
+    + _css_variables(DARK_COLOURS)
+    + "}}"
+    + "".join(f".fill.{name}{{fill:var(--{name})}}" for name in FILL_COLOURS)
+    + "\n"
+    + (resources.files("exporter.report") / "templates" / "style.css").read_text(encoding="utf-8")
+)
+
+
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLESHEET.encode()).digest()).decode()}'; "
+    "base-uri 'none'; form-action 'none'"
+)
+ADVICE_TITLE = "What to do first"
+"""The table that a job's page shows as cards."""
+_MAX_CARDS = 3
+_FULL_COVERAGE = 0.995
+"""Coverage that rounds to 100 % needs no word."""
+_NUMBER_PATTERN = re.compile(r"[+\-]?\d.{0,19}")
+"""With its unit."""
+AnyReport = JobReport | ReportComparison | UsageSummary
+
+
+def render_html(report: AnyReport, tables: Sequence[ReportTable]) -> str:
+    """Render the whole file."""
+    heading, *others = tables if tables and _is_heading(tables[0]) else (ReportTable(), *tables)
+    context = {
+        "title": heading.title or _page_title(report),
+        "facts": heading.prose,
+        "policy": Markup(CONTENT_SECURITY_POLICY),  # noqa: S704  a constant  # nosec B704
+        "stylesheet": Markup(STYLESHEET),  # noqa: S704  likewise  # nosec B704
+        "simulated": _is_simulated(report),
+        "charts": [Markup(chart) for chart in _charts(report)],  # noqa: S704  each text in it is escaped (svg.py)  # nosec B704
+        "advice_title": ADVICE_TITLE,
+        "advice": None,
+        "comparison": None,
+        "tables": others,
+    }
+    return _TEMPLATES.get_template("report.html").render(context | _headline(report) | _advice(report, others)) + "\n"
+
+
+def _is_simulated(report: AnyReport) -> bool:
+    reports = (report.first, report.second) if isinstance(report, ReportComparison) else (report,)
+    return any(single.simulated for single in reports)
+
+
+def _is_heading(table: ReportTable) -> bool:
+    """It only names what the report is about."""
+    return bool(table.title and table.prose and not table.rows)
+
+
+def _page_title(report: AnyReport) -> str:
+    match report:
+        case JobReport():
+            return f"Job {report.who.job_id}"
+        case ReportComparison():
+            return f"Job {report.first.who.job_id} and job {report.second.who.job_id}"
+        case UsageSummary():
+            return f"GPU efficiency: {report.about}"
+
+
+def _charts(report: AnyReport) -> list[str]:
+    match report:
+        case JobReport():
+            return charts.job_charts(report)
+        case ReportComparison():
+            return charts.comparison_charts(report)
+        case UsageSummary():
+            return charts.summary_charts(report)
+
+
+# -- one sentence --
+
+
+def _headline(report: AnyReport) -> dict[str, object]:
+    match report:
+        case JobReport():
+            size = [plural(len(report.nodes), "node"), plural(report.gpus, "GPU")]
+            return _useful_part(report, size, report.currency) | {"running": report.when.running}
+        case ReportComparison():
+            return {
+                "comparison": [_compared(each) for each in (report.first, report.second)],
+                "change": _change(report),
+            }
+        case UsageSummary():
+            return _useful_part(report.whole, [plural(report.whole.jobs, "job")], report.currency) | {"running": False}
+
+
+def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str) -> dict[str, object]:
+    """How much there was, and what of it was useful."""
+    money = [] if totals.money is None else [f"{totals.money:,.2f} {currency}"]
+    return {
+        "size": [*size, f"{totals.gpu_hours:,.2f} GPU-hours", *money],
+        "shares": _useful_shares(totals.layers),
+        "partly_seen": totals.coverage is not None and totals.coverage < _FULL_COVERAGE,
+        "currency": currency,
+    }
+
+
+def _useful_shares(ratios: LayerRatios) -> list[str]:
+    """The share, or the least and the most it can be; empty: not known."""
+    shares = [format_percent(share) for share in (ratios.floor, ratios.product) if share is not None]
+    return [] if ratios.product is None else list(dict.fromkeys(shares))
+
+
+def _compared(report: JobReport) -> dict[str, object]:
+    return {"job_id": report.who.job_id, "shares": _useful_shares(report.layers)}
+
+
+def _change(comparison: ReportComparison) -> str:
+    first, second = comparison.first.layers.product, comparison.second.layers.product
+    if first is None or second is None:
+        return ""
+    change = round(100 * (second - first), 1)
+    return f": {abs(change):.1f} points {'more' if change > 0 else 'less'}" if change else ": as much"
+
+
+# -- what to do, and tables --
+
+
+def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, object]:
+    """The largest leaks as cards, instead of the table that names them."""
+    if isinstance(report, ReportComparison):
+        return {}
+    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:_MAX_CARDS]
+    return {
+        "advice": largest if report.parts else None,
+        "tables": [table for table in tables if table.title != ADVICE_TITLE],
+    }
+
+
+def _numeric_columns(rows: Iterable[TableRow]) -> set[int]:
+    """Columns after the first that have figures, and nothing else."""
+    rows = tuple(rows)
+    columns = range(1, max(len(row) for row in rows))
+    return {n for n in columns if _all_numbers([row[n] for row in rows if len(row) > n])}
+
+
+def _all_numbers(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell not in ("", NO_VALUE)]
+    return bool(filled) and all(_NUMBER_PATTERN.fullmatch(cell) for cell in filled)
+
+
+def _breakable(cell: str) -> Markup:
+    """Text that may be broken at underscores: names of leaks are long, a phone is not wide."""
+    return _safe_text(cell).replace("_", Markup("_<wbr>"))
+
+
+_TEMPLATES.filters |= {
+    "breakable": _breakable,
+    "hundredths": "{:,.2f}".format,
+    "numeric_columns": _numeric_columns,
+    "part_kind": part_kind,
+    "percent": format_percent,
+    "spaced_name": spaced_name,
+}

@@ -1,0 +1,164 @@
+"""Fetches JobRecords from the HTTP API of many daemons at once.
+
+A daemon that does not answer is listed with the reason, and costs only its own part of a report. Refuses redirects.
+"""
+
+import ssl
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import isfinite
+from pathlib import Path
+
+import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.job_record import JobRecord, JobRecordQuery
+from exporter.redact import redact_secrets
+
+TIMEOUT_SECONDS = 10.0
+_MAX_PARALLEL = 16
+_MAX_BYTES = 64 << 20
+_MAX_RECORDS = 5000
+"""In one answer: the API gives no more."""
+_MIN_SPLIT_SECONDS = 60.0
+"""Seconds of a time that is not cut any further."""
+_HTTP_DENIED = (401, 403)
+_HTTP_NOT_FOUND = 404
+_HTTP_OK = 200
+
+
+class NodeQueryError(Exception):
+    """Nobody can be asked like this; the message says why."""
+
+
+class NodeRecords(Struct, frozen=True, kw_only=True):
+    """What nodes said."""
+
+    records: tuple[JobRecord, ...]
+    unanswered: tuple[str, ...]
+    """Who gave no answer that could be used, and why: a sentence each."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of those that did."""
+
+
+class _RecordsResponse(Struct, frozen=True):
+    """GET /api/v1/receipts."""
+
+    receipts: tuple[JobRecord, ...]
+    at: float = 0.0
+    kept: bool = True
+    cut: bool = False
+
+
+class _NoAnswer(Exception):  # noqa: N818  no error of the program's: it is told
+    """Why one node says nothing, in a sentence."""
+
+
+def fetch_records(
+    urls: Sequence[str],
+    wanted: JobRecordQuery,
+    *,
+    headers: Mapping[str, str] | None = None,
+    ca_file: Path | None = None,
+) -> NodeRecords:
+    """Statements of all nodes that answer. Raises NodesError where the authority's file is of no use."""
+    with (
+        httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=_tls_verification(ca_file)) as client,
+        ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
+    ):
+        answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted), dict.fromkeys(urls)))
+    return NodeRecords(
+        records=_without_duplicates(
+            record for answer in answers for record in answer.records if wanted.matches(record)
+        ),
+        unanswered=tuple(sentence for answer in answers for sentence in answer.unanswered),
+        notes=tuple(sentence for answer in answers for sentence in answer.notes),
+    )
+
+
+def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
+    """As the API's parameters; what picks all is left out."""
+    names = ("job_id", "user", "account", "namespace")
+    filters = {name: value for name in names if (value := getattr(wanted, name))}
+    times = {name: repr(value) for name in ("since", "until") if isfinite(value := getattr(wanted, name)) and value > 0}
+    return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
+
+
+def _without_duplicates(records: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
+    """Two times that touch tell of the same job."""
+    return tuple({(record.node, record.life, record.owner.job_id, record.start): record for record in records}.values())
+
+
+def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as err:
+        raise NodeQueryError(f"--ca-file {ca_file}: no certificate can be read of it: {err}") from err
+
+
+# -- one node --
+
+
+def _fetch_node(client: httpx.Client, url: str, wanted: JobRecordQuery) -> NodeRecords:
+    try:
+        pages = _fetch_pages(client, url, wanted)
+    except _NoAnswer as error:
+        return NodeRecords(records=(), unanswered=(str(error),))
+    name, notes = redact_secrets(url), []
+    if not all(page.kept for page in pages):
+        notes.append(f"{name} keeps no history: it tells only of jobs since its daemon began")
+    if any(page.cut for page in pages):
+        notes.append(f"{name} has more than it tells at once: ask for less with --since")
+    return NodeRecords(
+        records=tuple(record for page in pages for record in page.receipts), unanswered=(), notes=tuple(notes)
+    )
+
+
+def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery) -> list[_RecordsResponse]:
+    """Where there is more than one answer holds, halves of the time are asked for."""
+    page = _request(client, url, query_parameters(wanted))
+    until = wanted.until if isfinite(wanted.until) else page.at
+    incomplete = page.cut or len(page.receipts) >= _MAX_RECORDS
+    if not incomplete or until - wanted.since < _MIN_SPLIT_SECONDS:
+        return [page]
+    middle = wanted.since + (until - wanted.since) / 2
+    halves = (replace(wanted, until=middle), replace(wanted, since=middle))
+    return [page for half in halves for page in _fetch_pages(client, url, half)]
+
+
+def _request(client: httpx.Client, url: str, params: Mapping[str, str]) -> _RecordsResponse:
+    """One question; raises _Silence."""
+    name = redact_secrets(url)
+    content = bytearray()
+    try:
+        with client.stream("GET", f"{url}/api/v1/receipts", params=dict(params)) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > _MAX_BYTES:
+                    raise _NoAnswer(f"{name} answered with more than {_MAX_BYTES >> 20} MiB: is it a daemon of ours?")
+    except httpx.TimeoutException as err:
+        raise _NoAnswer(f"{name} gave no answer within {TIMEOUT_SECONDS:g} s") from err
+    except (httpx.HTTPError, httpx.InvalidURL) as err:
+        reason = redact_secrets(str(err)) or type(err).__name__
+        raise _NoAnswer(f"{name} cannot be reached ({reason})") from err
+    return _parse_response(name, response.status_code, bytes(content))
+
+
+def _parse_response(name: str, status: int, content: bytes) -> _RecordsResponse:
+    if status in _HTTP_DENIED:
+        raise _NoAnswer(
+            f"{name} answered HTTP {status}: it tells who is known to it (--header), or asks from its own host"
+            " (docs/web.md)"
+        )
+    if status == _HTTP_NOT_FOUND:
+        raise _NoAnswer(f"{name} answered HTTP 404: it has no receipts; is it a daemon of ours, and new enough?")
+    if status != _HTTP_OK:
+        raise _NoAnswer(f"{name} answered HTTP {status}")
+    try:
+        return msgspec.json.decode(content, type=_RecordsResponse)
+    except msgspec.MsgspecError as err:
+        raise _NoAnswer(f"{name} answered with what is no list of receipts ({err}): is it a daemon of ours?") from err

@@ -1,0 +1,408 @@
+"""Reads one run of a job from the series that Prometheus has stored, and builds its report.
+
+GPU time that no daemon counted is unobserved, so that the parts add up to the time held.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.core.prices import NO_PRICE
+from exporter.formatting import format_time
+from exporter.report.build import (
+    LAYER_BY_LEAK,
+    JobBooks,
+    LatencyValue,
+    RunData,
+    TrainingTotals,
+    build_report,
+    latency_summaries,
+    mean_tokens_per_pass,
+    quality_metric,
+    rank_summaries,
+    to_nanoseconds,
+    utilization_means,
+    weighted_mean,
+    with_tokens,
+)
+from exporter.report.model import JobIdentity, JobReport, QualityMetric, ReportError, RunPeriod, ServingSummary
+from exporter.report.prometheus_run import PrometheusRunData
+from exporter.report.query import (
+    DAY_SECONDS,
+    IDENTITY_LABELS,
+    InstanceKey,
+    InstanceRun,
+    JobQuery,
+    VectorSample,
+    find_run,
+)
+
+
+class CounterSegment(Struct, frozen=True, kw_only=True):
+    """Paid seconds between a daemon's start and its next: the first sample and the last."""
+
+    first: float
+    paid_at_first: float
+    """Paid seconds at the first sample."""
+    last: float
+    paid_at_last: float
+    end_known: bool = True
+    """What came after it is known."""
+    scrape_interval: float = 0.0
+
+    @property
+    def gpus(self) -> float:
+        """Paid seconds a second."""
+        return (self.paid_at_last - self.paid_at_first) / (self.last - self.first) if self.last > self.first else 0.0
+
+
+def prometheus_books(data: PrometheusRunData) -> JobBooks:
+    """Of all its nodes."""
+    gpus, seen = data.max_gpus(), data.metrics.by_node("paid_seconds")
+    first_samples = data.first_samples()
+    unseen = {
+        node: seconds
+        for node in seen
+        if (seconds := _node_uncounted(data, node, first_samples, gpus.get(node, 0.0))) > 0
+    }
+    currency, rates = _hourly_rates(data, seen)
+    reported_layers = {
+        counter.labels.get("leak", ""): counter.labels.get("layer", "") for counter in data.metrics.counters("seconds")
+    }
+    return JobBooks(
+        parts=_seconds_by_leak(data, seen),
+        seen=to_nanoseconds(seen),
+        unseen=to_nanoseconds(unseen),
+        gpus=gpus,
+        currency=currency,
+        rates=rates,
+        layer_of=LAYER_BY_LEAK | reported_layers,
+        reported_phases={phase for phase, spent in data.metrics.by_label("phase", "run_seconds").items() if spent},
+    )
+
+
+def _seconds_by_leak(data: PrometheusRunData, nodes: Iterable[str]) -> dict[str, dict[str, float]]:
+    seconds_by_node: dict[str, dict[str, float]] = {node: defaultdict(float) for node in nodes}
+    for counter in data.metrics.counters("seconds"):
+        seconds_by_node[counter.node][counter.labels.get("leak", "")] += counter.value
+    return {node: to_nanoseconds(parts) for node, parts in seconds_by_node.items()}
+
+
+def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, dict[str, float]]:
+    """The one currency, and a GPU-hour's price by node; one that tells none has the mean of the rest."""
+    prices = [price for price in data.hourly_prices() if price.instance in data.node_names]
+    currencies = {price.labels.get("currency", "") for price in prices}
+    if len(currencies) != 1 or currencies == {NO_PRICE.currency}:
+        return "", {}
+    paid_seconds, gpus_held = data.metrics.by_instance("paid_seconds"), _gpus_held(data)
+    weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for price in prices:
+        if gpus_held.get(price.instance):
+            weights[data.node_names[price.instance]].append(
+                (price.value / gpus_held[price.instance], paid_seconds.get(price.instance, 0.0))
+            )
+    rates = {node: rate for node, pairs in weights.items() if (rate := weighted_mean(pairs)) is not None}
+    mean_rate = weighted_mean([weighted_rate for pairs in weights.values() for weighted_rate in pairs]) or 0.0
+    return currencies.pop(), {node: rates.get(node, mean_rate) for node in nodes}
+
+
+_SHARED_TOLERANCE = 0.15
+"""A scrape at either end makes the seconds paid a second so much too few of a short run; smaller shares are meant."""
+
+
+def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
+    """GPUs by daemon, as they are paid for: an instance, or a GPU that others have too, is less than one."""
+    segments_by_instance: dict[InstanceKey, list[CounterSegment]] = defaultdict(list)
+    first_samples = data.first_samples()
+    for node in set(data.node_names.values()):
+        for instance, segment in _instance_segments(data, node, first_samples):
+            segments_by_instance[instance].append(segment)
+    gpus_by_instance = dict(data.mean_gpus())
+    for instance, segments in segments_by_instance.items():
+        duration = sum(each.last - each.first for each in segments)
+        mean_gpus = sum(each.paid_at_last - each.paid_at_first for each in segments) / duration if duration > 0 else 0.0
+        if 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * gpus_by_instance.get(instance, 0.0):
+            gpus_by_instance[instance] = mean_gpus
+    return gpus_by_instance
+
+
+# -- time that nobody counted --
+
+FirstSamples = Mapping[InstanceKey, tuple[float, float]]
+"""The first sample of each daemon: Unix seconds, paid seconds."""
+
+
+def _node_uncounted(data: PrometheusRunData, node: str, first_samples: FirstSamples, gpus: float) -> float:
+    """GPU-seconds a node had the job's GPUs for, and no daemon counted."""
+    run = data.run
+    first_start = min(
+        instance_run.start for instance_run in run.instance_runs if data.node_names[instance_run.instance] == node
+    )
+    return uncounted_gpu_seconds(_node_segments(data, node, first_samples), start=first_start, end=run.end, gpus=gpus)
+
+
+def _node_segments(data: PrometheusRunData, node: str, first_samples: FirstSamples) -> Iterator[CounterSegment]:
+    return (segment for _, segment in _instance_segments(data, node, first_samples))
+
+
+def _instance_segments(
+    data: PrometheusRunData, node: str, first_samples: FirstSamples
+) -> Iterator[tuple[InstanceKey, CounterSegment]]:
+    paid = data.metrics.by_instance("paid_seconds")
+    for instance_run in data.run.instance_runs:
+        if data.node_names[instance_run.instance] != node:
+            continue
+        if instance_run.instance in data.restarted:
+            yield from (
+                (instance_run.instance, segment)
+                for segment in _split_at_restarts(data.restarted[instance_run.instance].points, instance_run)
+            )
+        else:
+            first, paid_at_first = first_samples.get(
+                instance_run.instance, (instance_run.end, paid[instance_run.instance])
+            )
+            yield (
+                instance_run.instance,
+                CounterSegment(
+                    first=first,
+                    paid_at_first=paid_at_first,
+                    last=instance_run.end,
+                    paid_at_last=paid[instance_run.instance],
+                    end_known=instance_run.ended,
+                    scrape_interval=instance_run.scrape_interval,
+                ),
+            )
+
+
+def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, end: float, gpus: float) -> float:
+    """GPU-seconds of a node from `start` to `end` that are in none of its stretches; `gpus` where these do not tell.
+
+    Less than an interval at the start and two at the end are how clocks and scrapes differ.
+    """
+    ordered = sorted(segments, key=lambda segment: segment.first)
+    mean_rate = max((segment.gpus for segment in ordered), default=0.0) or gpus
+    late_seconds, last = _gap_gpu_seconds(ordered[0], start, mean_rate), ordered[-1]
+    total = late_seconds if late_seconds > mean_rate * ordered[0].scrape_interval else 0.0
+    total += sum(_gap_gpu_seconds(after, before.last, mean_rate) for before, after in pairwise(ordered))
+    silence = end - last.last
+    return total + (mean_rate * silence if not last.end_known and silence > 2 * last.scrape_interval else 0.0)
+
+
+def _gap_gpu_seconds(segment: CounterSegment, before: float, mean_rate: float) -> float:
+    """GPU-seconds from a moment to its first sample that are not in it."""
+    return max(0.0, (segment.gpus or mean_rate) * (segment.first - before) - segment.paid_at_first)
+
+
+def _split_at_restarts(points: list[tuple[float, float]], instance_run: InstanceRun) -> Iterator[CounterSegment]:
+    """One stretch for each life of the daemon."""
+    first = points[0]
+    for before, after in pairwise(points):
+        if after[1] < before[1]:
+            yield CounterSegment(
+                first=first[0],
+                paid_at_first=first[1],
+                last=before[0],
+                paid_at_last=before[1],
+                scrape_interval=instance_run.scrape_interval,
+            )
+            first = after
+    yield CounterSegment(
+        first=first[0],
+        paid_at_first=first[1],
+        last=instance_run.end,
+        paid_at_last=points[-1][1],
+        end_known=instance_run.ended,
+        scrape_interval=instance_run.scrape_interval,
+    )
+
+
+DEFAULT_LOOKBACK_SECONDS = 30 * DAY_SECONDS
+"""How far back a job is looked for, unless said."""
+
+
+def report_from_prometheus(job_query: JobQuery, at: float, *, since: float = DEFAULT_LOOKBACK_SECONDS) -> JobReport:
+    """The receipt of a job's last run that began before `at`. Raises ReceiptError."""
+    run = find_run(job_query, at, since=since)
+    data = PrometheusRunData(job_query, run)
+    if not data.metrics.counters("seconds"):
+        raise ReportError(
+            f"job {job_query.job_id} is stored there without gpu_efficiency_job_seconds_total: does the scrape drop it?"
+        )
+    return _report_of(data, prometheus_books(data))
+
+
+def _report_of(data: PrometheusRunData, books: JobBooks) -> JobReport:
+    run, metrics = data.run, data.metrics
+    paid_seconds = metrics.by_instance("paid_seconds")
+    training = _training_totals(data)
+    run_data = RunData(
+        source="Prometheus",
+        identity=_identity(data),
+        period=RunPeriod(start=run.start, end=run.end, running=run.running),
+        books=books,
+        models=data.gpu_models(),
+        joules=metrics.total("energy_joules"),
+        grams_co2_per_kwh=data.grams_co2_per_kwh(),
+        ofu=data.weighted_mean("ofu_ratio", weights=paid_seconds),
+        activity=_activity_percentiles(data),
+        activity_deviation=data.weighted_mean("activity_deviation_ratio", weights=paid_seconds),
+        training=training,
+        qualities=quality_metrics(data, books),
+        serving=_serving_summary(data, books),
+        has_engine=bool(metrics.gauges("engine_info")),
+        ranks=rank_summaries(_busy_seconds(data)) if training.gpu_seconds else (),
+        happened=metrics.by_label("kind", "happened"),
+        smallest_slice=next((sample.labels.get("profile", "") for sample in metrics.gauges("fitting_slice_ratio")), ""),
+        excess_gpu_hours=(metrics.total("unneeded_seconds") or 0.0) / 3600,
+        unseen=tuple(_unseen_notes(data)),
+    )
+    return build_report(run_data)
+
+
+def _training_totals(data: PrometheusRunData) -> TrainingTotals:
+    metrics = data.metrics
+    reached = [sample.value for sample in metrics.gauges("target_reached_timestamp_seconds")]
+    totals = TrainingTotals(
+        gpu_seconds=metrics.total("reported_gpu_seconds"),
+        gpu_seconds_by_node=metrics.by_node("reported_gpu_seconds"),
+        phase_seconds=metrics.by_label("phase", "run_seconds"),
+        tokens=metrics.total("tokens"),
+        padding_tokens=metrics.total("padding_tokens"),
+        samples=metrics.total("samples"),
+        steps=metrics.node_maximum("steps"),
+        rework_steps=metrics.node_maximum("rework_steps"),
+        checkpoints=metrics.node_maximum("checkpoints"),
+        checkpoint_seconds=metrics.node_maximum("run_seconds", phase="checkpoint"),
+        restarts=metrics.node_maximum("restarts"),
+        recovery_seconds=metrics.node_maximum("recovery_seconds"),
+        loss_events={
+            event: metrics.node_maximum("loss_events", event=event) or 0.0
+            for event in metrics.by_label("event", "loss_events")
+        },
+        step=metrics.latest("step"),
+        world_size=metrics.latest("world_size"),
+        bubble=metrics.latest("bubble_ratio"),
+        loss=metrics.latest("loss"),
+        loss_spread=metrics.latest("loss_spread_ratio"),
+        lost_bytes_per_second=metrics.latest("tensor_parallel_lost_bytes_per_second"),
+        target_at=min(reached, default=None),
+    )
+    return replace(totals, **_utilization(data)) if totals.gpu_seconds else totals
+
+
+def _utilization(data: PrometheusRunData) -> dict[str, float | None]:
+    mfu = {sample.instance: sample.value for sample in data.mean("reported_mfu_ratio")}
+    hfu = {sample.instance: sample.value for sample in data.mean("reported_hfu_ratio")}
+    return utilization_means(mfu, hfu, weights=data.metrics.by_instance("reported_gpu_seconds"))
+
+
+def _busy_seconds(data: PrometheusRunData) -> Iterator[tuple[str, str, float]]:
+    for sample in data.mean("rank_busy_seconds", series=8):
+        yield sample.labels.get("rank", ""), data.node_names.get(sample.instance, ""), sample.value
+
+
+def _serving_summary(data: PrometheusRunData, books: JobBooks) -> ServingSummary | None:
+    """None: no engine reported tokens or requests."""
+    metrics, requests = data.metrics, data.mean("requests", series=2)
+    tokens, weights = metrics.by_label("kind", "engine_tokens"), metrics.by_instance("paid_seconds")
+    if not tokens and not requests:
+        return None
+    generated = {
+        counter.instance: counter.value
+        for counter in metrics.counters("engine_tokens")
+        if counter.labels.get("kind") == "generated"
+    }
+    summary = ServingSummary(
+        engines=tuple(sorted({sample.labels.get("engine", "") for sample in metrics.gauges("engine_info")})),
+        running=_sum_by_state(requests, "running"),
+        waiting=_sum_by_state(requests, "waiting"),
+        batch_fill=data.weighted_mean("batch_fill_ratio", weights=weights),
+        kv_mean=data.weighted_mean("kv_cache_ratio", weights=weights),
+        kv_most=max((sample.value for sample in data.maximum("kv_cache_ratio")), default=None),
+        preemptions=metrics.total("preemptions"),
+        tokens_per_pass=mean_tokens_per_pass(
+            (generated[sample.instance], sample.value)
+            for sample in data.mean("tokens_per_pass_ratio")
+            if sample.instance in generated
+        ),
+        mbu=data.weighted_mean("mbu_ratio", weights=weights),
+        latencies=latency_summaries(
+            last=_latency_values(metrics.gauges("latency_seconds")),
+            maximum=_latency_values(data.maximum("latency_seconds", series=12)),
+        ),
+        advice={
+            name: seconds / 3600 for name, seconds in metrics.by_label("advice", "advice_seconds").items() if seconds
+        },
+    )
+    return with_tokens(summary, tokens, books)
+
+
+def _sum_by_state(samples: list[VectorSample], state: str) -> float | None:
+    values = [sample.value for sample in samples if sample.labels.get("state") == state]
+    return sum(values) if values else None
+
+
+def _latency_values(samples: list[VectorSample]) -> Iterator[LatencyValue]:
+    for sample in samples:
+        yield sample.labels.get("kind", ""), sample.labels.get("percentile", ""), sample.value
+
+
+def _identity(data: PrometheusRunData) -> JobIdentity:
+    """What most of its nodes say."""
+    most_common = Counter(
+        tuple(sample.labels.get(label, "") for label in IDENTITY_LABELS.values())
+        for sample in data.metrics.gauges("info")
+    ).most_common(1)
+    identity = dict(zip(IDENTITY_LABELS, most_common[0][0], strict=True)) if most_common else {}
+    return JobIdentity(job_id=data.job_query.job_id, cluster=next(iter(data.node_names))[0], **identity)
+
+
+def _activity_percentiles(data: PrometheusRunData) -> dict[str, float]:
+    """Means over the run and all nodes of what each five minutes' percentiles were."""
+    paid_seconds = data.metrics.by_instance("paid_seconds")
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for sample in data.mean("activity_ratio", series=3):
+        pairs.setdefault(sample.labels.get("percentile", ""), []).append(
+            (sample.value, paid_seconds.get(sample.instance, 0.0))
+        )
+    means = {percentile: weighted_mean(values) for percentile, values in sorted(pairs.items())}
+    return {percentile: mean for percentile, mean in means.items() if mean is not None}
+
+
+def _unseen_notes(data: PrometheusRunData) -> Iterator[str]:
+    run = data.run
+    if run.previous_end is not None:
+        yield (
+            f"an earlier run under the same id ended {format_time(run.previous_end)}: --at with a time before shows it"
+        )
+    if data.restarted:
+        names = sorted({data.node_names[instance] for instance in data.restarted})
+        yield f"daemons that began anew in the run: {', '.join(names)}; what they had counted before is added"
+
+
+def quality_metrics(data: PrometheusRunData, books: JobBooks) -> tuple[QualityMetric, ...]:
+    """Each with its whole track."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for series in data.range_samples("quality"):
+        points.setdefault(series.labels.get("name", ""), []).extend(series.points)
+    starts: dict[str, tuple[float, float]] = {}
+    for series in data.range_samples("quality_start"):
+        name = series.labels.get("name", "")
+        starts[name] = min(series.points[0], starts.get(name, series.points[0]))
+    targets = {sample.labels.get("name", ""): sample.value for sample in data.metrics.gauges("quality_target")}
+    cost, start_time = books.cost(books.seen), data.run.start
+    metrics: list[QualityMetric] = []
+    for name in sorted(points):
+        run = [(at - start_time, value) for at, value in sorted(points[name])]
+        start = starts[name][1] if name in starts else run[0][1]
+        values, changes = [value for _, value in run], tuple(_changed_points(run))
+        metrics.append(quality_metric(name, values, start=start, target=targets.get(name), cost=cost, series=changes))
+    return tuple(metrics)
+
+
+def _changed_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Only the first of equal values that follow one another."""
+    return [next(equal) for _, equal in groupby(points, key=lambda point: point[1])]

@@ -1,0 +1,372 @@
+"""Queries the series of one job in Prometheus, and finds when and on which instances the job ran.
+
+Splits ranges until each answer is small enough. A daemon exports the series of an ended job for some minutes with
+counters that stand still: the run ends at the first sample that has the last value. Refuses to interpret metrics.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from exporter.report.model import ReportError
+
+SCRAPE_INTERVAL_SECONDS = 15.0
+"""A usual interval between two scrapes."""
+MAX_SAMPLES_RETURNED = 500_000
+"""In one answer: some 15 MB on the way."""
+MAX_SAMPLES_READ = 20_000_000
+"""Samples that one question reads; Prometheus refuses 50 million (`--query.max-samples`)."""
+LOOKBACK_SECONDS = 300.0
+"""How old a series' last sample may be."""
+_RANGE_GAP_SECONDS = 0.001
+"""Seconds between a part and the next."""
+IDENTITY_LABELS = {
+    "name": "name", "user": "user", "account": "account", "team": "team", "partition": "partition",
+    "namespace": "workload_namespace", "workload_class": "workload_class",
+}  # fmt: skip
+"""Fields of JobIdentity, and the labels of `job_info` that hold them."""
+InstanceKey = tuple[str, str]
+"""Cluster and instance: one daemon under one address."""
+
+
+class QueriedSeries(Protocol):
+    """A series of an answer: of a range its values, of an instant its value; both with Unix seconds."""
+
+    @property
+    def metric(self) -> dict[str, str]:
+        """Its labels."""
+        ...
+
+    @property
+    def values(self) -> tuple[tuple[float, str], ...]:
+        """Of a range."""
+        ...
+
+    @property
+    def value(self) -> tuple[float, str]:
+        """Of an instant."""
+        ...
+
+
+class QueryServer(Protocol):
+    """Whoever answers a question of PromQL for a moment in Unix seconds."""
+
+    def instant_query(self, query: str, at: float) -> Sequence[QueriedSeries]:
+        """All series of the answer."""
+        ...
+
+
+class VectorSample(NamedTuple):
+    """One value and whose it is."""
+
+    labels: dict[str, str]
+    value: float
+
+    @property
+    def name(self) -> str:
+        """Without the project's prefix and `job_`."""
+        return self.labels.get("__name__", "").removeprefix("gpu_efficiency_job_")
+
+    @property
+    def instance(self) -> InstanceKey:
+        """Where it was scraped."""
+        return instance_of(self.labels)
+
+
+class RangeSamples(NamedTuple):
+    """All samples of a series, in their order: Unix seconds, value."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
+
+    @property
+    def instance(self) -> InstanceKey:
+        """Where it was scraped."""
+        return instance_of(self.labels)
+
+
+def instance_of(labels: dict[str, str]) -> InstanceKey:
+    """Labels that name a daemon."""
+    return labels.get("cluster", ""), labels.get("instance", "")
+
+
+class JobQuery:
+    """Asks one server about one job. `matchers` narrow it, as in a selector, without braces."""
+
+    def __init__(self, server: QueryServer, job_id: str, *, matchers: str = "") -> None:
+        self._server, self.job_id = server, job_id
+        self._matchers = without_braces(matchers)
+
+    def job_selector(self, name: str, *matchers: str) -> str:
+        """Selector of a job's series by the end of its name."""
+        return self.selector(f"gpu_efficiency_job_{name}", *matchers)
+
+    def selector(self, name: str, *matchers: str) -> str:
+        """Selector of any series that has the job's id; an empty name: of those that `more` picks."""
+        return f"{name}{{{self._joined_matchers(f'job_id={promql_string(self.job_id)}', *matchers)}}}"
+
+    def unscoped_selector(self, name: str) -> str:
+        """Selector of a series of nobody's in particular."""
+        return f"{name}{{{self._joined_matchers()}}}"
+
+    def _joined_matchers(self, *matchers: str) -> str:
+        return ",".join(filter(None, (*matchers, self._matchers)))
+
+    def instant_query(self, query: str, at: float) -> list[VectorSample]:
+        """The value of each series at a moment."""
+        return [VectorSample(row.metric, float(row.value[1])) for row in self._server.instant_query(query, at)]
+
+    def range_samples(self, selector: str, start: float, end: float, *, series: int = 1) -> list[RangeSamples]:
+        """Every sample from `start` to `end`, of about so many series."""
+        points: dict[frozenset[tuple[str, str]], dict[float, float]] = defaultdict(dict)
+        for a, b in split_range(start, end, series=series, max_samples=MAX_SAMPLES_RETURNED):
+            for row in self._server.instant_query(f"{selector}[{range_duration(a, b)}]", b):
+                points[frozenset(row.metric.items())] |= {at: float(text) for at, text in row.values}
+        return [RangeSamples(dict(key), sorted(samples.items())) for key, samples in points.items()]
+
+    def maximum(self, selector: str, start: float, end: float, *, series: int = 1) -> list[VectorSample]:
+        """The greatest value of each series in a time."""
+        return self._over_time("max_over_time", selector, start, end, series=series)
+
+    def mean(self, selector: str, start: float, end: float, *, series: int = 1, step: float = 0) -> list[VectorSample]:
+        """The mean of all samples of each series in a time; of what is no selector but a question, with a `step`."""
+        sums = self._over_time("sum_over_time", selector, start, end, series=series, step=step)
+        counts = self._over_time("count_over_time", selector, start, end, series=series, step=step)
+        count_by_labels = {frozenset(count.labels.items()): count.value for count in counts}
+        return [
+            VectorSample(total.labels, total.value / count_by_labels[frozenset(total.labels.items())]) for total in sums
+        ]
+
+    def _over_time(
+        self, function: str, selector: str, start: float, end: float, *, series: int, step: float = 0
+    ) -> list[VectorSample]:
+        values: dict[frozenset[tuple[str, str]], float] = {}
+        for a, b in split_range(start, end, series=series, max_samples=MAX_SAMPLES_READ):
+            resolution = f":{math.ceil(step)}s" if step else ""
+            for sample in self.instant_query(f"{function}({selector}[{range_duration(a, b)}{resolution}])", b):
+                key = frozenset(sample.labels.items())
+                previous = values.get(key)
+                if previous is None:
+                    values[key] = sample.value
+                else:
+                    values[key] = (
+                        max(previous, sample.value) if function == "max_over_time" else previous + sample.value
+                    )
+        return [VectorSample(dict(key), value) for key, value in values.items()]
+
+
+def without_braces(matchers: str) -> str:
+    """Give the matchers of a selector alone, so that others can be added."""
+    return matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+
+
+def promql_string(text: str) -> str:
+    """As PromQL writes a string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def range_duration(start: float, end: float) -> str:
+    """A range's length."""
+    return f"{max(1, round((end - start) * 1000))}ms"
+
+
+def split_range(start: float, end: float, *, series: int, max_samples: int) -> Iterator[tuple[float, float]]:
+    """[start, end] in parts of about `most` samples."""
+    length = max(60.0, max_samples * SCRAPE_INTERVAL_SECONDS / max(1, series))
+    at = start
+    while at + length + _RANGE_GAP_SECONDS < end:
+        yield at, at + length
+        at += length + _RANGE_GAP_SECONDS
+    yield at, end
+
+
+DAY_SECONDS = 86400.0
+_LOOKBACK_STEPS = (600.0, 6 * 3600.0, 2 * DAY_SECONDS, 14 * DAY_SECONDS)
+"""How far back a job is looked for, first to last: a short look is cheap."""
+_MAX_SUBQUERY_POINTS = 1000
+_TAIL_SECONDS = 900.0
+"""More than a daemon keeps a job that has ended."""
+_SAME_RUN_SECONDS = 60.0
+"""Stays closer than this are one run."""
+
+
+class InstanceRun(Struct, frozen=True, kw_only=True):
+    """A job's time at one daemon. Unix seconds."""
+
+    instance: InstanceKey
+    start: float
+    end: float
+    """When its paid seconds grew last."""
+    last_sample: float
+    """The last sample."""
+    scrape_interval: float
+    """Between two samples."""
+
+    @property
+    def ended(self) -> bool:
+        """The daemon has seen its end."""
+        return self.last_sample > self.end
+
+
+class PrometheusRun(Struct, frozen=True, kw_only=True):
+    """A job's time, over all its nodes."""
+
+    start: float
+    end: float
+    running: bool
+    instance_runs: tuple[InstanceRun, ...]
+    previous_end: float | None = None
+    """End of another run under the same id, before this one."""
+
+    @property
+    def query_start(self) -> float:
+        """Where to ask from: a little before, as clocks differ."""
+        return self.start - _SAME_RUN_SECONDS
+
+    @property
+    def query_end(self) -> float:
+        """Where to ask to."""
+        return max(instance_run.last_sample for instance_run in self.instance_runs)
+
+
+def find_run(job_query: JobQuery, at: float, *, since: float) -> PrometheusRun:
+    """The job's last run that began before `at`, looked for `since` seconds back. Raises ReceiptError."""
+    starts = _find_starts(job_query, at, since)
+    clusters = sorted({instance[0] for instance in starts})
+    if len(clusters) > 1:
+        raise ReportError(
+            f"job {job_query.job_id} is there in several clusters ({', '.join(clusters)}): pick one with --match"
+            f" 'cluster=\"{clusters[0]}\"'"
+        )
+    instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda instance_run: -instance_run.last_sample)
+    if not instance_runs:
+        raise ReportError(
+            f"job {job_query.job_id} has a start and no time: its daemon is too old to be asked, update it"
+        )
+    return _last_run(instance_runs, at)
+
+
+def _last_run(instance_runs: list[InstanceRun], at: float) -> PrometheusRun:
+    """The newest stay and those that touch it; the rest is an earlier run."""
+    start, same_run = instance_runs[0].start, list[InstanceRun]()
+    for instance_run in instance_runs:
+        if instance_run.last_sample >= start - _SAME_RUN_SECONDS:
+            same_run.append(instance_run)
+            start = min(start, instance_run.start)
+    earlier_ends = [instance_run.end for instance_run in instance_runs if instance_run not in same_run]
+    running = any(
+        not instance_run.ended and at - instance_run.last_sample <= LOOKBACK_SECONDS for instance_run in same_run
+    )
+    end = max(instance_run.end for instance_run in same_run)
+    return PrometheusRun(
+        start=start,
+        end=end,
+        running=running,
+        instance_runs=tuple(same_run),
+        previous_end=max(earlier_ends, default=None),
+    )
+
+
+def _find_starts(job_query: JobQuery, at: float, since: float) -> dict[InstanceKey, float]:
+    """When the job was given its first GPU, by daemon. Looks further back until it is there, then to its start."""
+    for lookback in (*(seconds for seconds in _LOOKBACK_STEPS if seconds < since), since):
+        starts = _starts_within(job_query, at, lookback)
+        if starts:
+            needed = min(since, at - min(starts.values()) + _SAME_RUN_SECONDS)
+            return _starts_within(job_query, at, needed) if needed > lookback else starts
+    raise ReportError(_no_job_message(job_query, at, since))
+
+
+def _starts_within(job_query: JobQuery, at: float, lookback: float) -> dict[InstanceKey, float]:
+    """Piece by piece, for a Prometheus keeps no more samples in mind than those of one piece."""
+    step = range_duration(0, max(60.0, lookback / _MAX_SUBQUERY_POINTS))
+    recent = f"last_over_time({job_query.job_selector('start_timestamp_seconds')}[{step}])"
+    rows = job_query.instant_query(f"{recent} or last_over_time({recent}[{range_duration(0, lookback)}:{step}])", at)
+    return {row.instance: row.value for row in rows if row.value <= at}
+
+
+def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
+    stored = job_query.instant_query(
+        f"count(last_over_time({job_query.unscoped_selector('gpu_efficiency_build_info')}[1h]))", at
+    )
+    if stored:
+        return (
+            f"no job {job_query.job_id} is stored there in the {since / DAY_SECONDS:g} days before: is the id as"
+            " gpu_efficiency_job_info has it (Kubernetes: namespace/pod)? Try --since, --at or --match"
+        )
+    return (
+        "nothing of gpu-efficiency is stored there in the hour before: does that Prometheus scrape the daemons? Try"
+        " --at with a time at which it did, or another --match"
+    )
+
+
+def _instance_runs(job_query: JobQuery, starts: dict[InstanceKey, float], at: float) -> Iterator[InstanceRun]:
+    """One for each daemon whose paid seconds are stored."""
+    lookback = at - min(starts.values()) + _SAME_RUN_SECONDS
+    step = max(SCRAPE_INTERVAL_SECONDS, lookback / _MAX_SUBQUERY_POINTS)
+    for last_seen, instances in _instances_by_last_sample(job_query, at, lookback, step).items():
+        tail = _TAIL_SECONDS + step
+        for samples in _tail_samples(job_query, instances, min(last_seen, at), tail, lookback):
+            yield _instance_run(samples, starts[samples.instance])
+
+
+def _instances_by_last_sample(
+    job_query: JobQuery, at: float, lookback: float, step: float
+) -> dict[float, set[InstanceKey]]:
+    """About when each daemon told of the job last: by the moment after it, to one step."""
+    inner = f"timestamp(last_over_time({job_query.job_selector('paid_seconds_total')}[{range_duration(0, step)}]))"
+    query = (
+        "max by (cluster, instance)"
+        f" (max_over_time({inner}[{range_duration(0, lookback + 2 * step)}:{range_duration(0, step)}]))"
+    )
+    instances: dict[float, set[InstanceKey]] = defaultdict(set)
+    for row in job_query.instant_query(query, at + step):
+        instances[row.value].add(row.instance)
+    return instances
+
+
+def _tail_samples(
+    job_query: JobQuery, instances: set[InstanceKey], last_seen: float, tail: float, lookback: float
+) -> Iterator[RangeSamples]:
+    """The last samples of some daemons, from before they stood still."""
+    remaining = instances
+    while remaining:
+        series = job_query.range_samples(
+            job_query.job_selector("paid_seconds_total"), last_seen - tail, last_seen, series=len(remaining)
+        )
+        for samples in series:
+            if samples.instance in remaining and (samples.points[0][1] != samples.points[-1][1] or tail >= lookback):
+                remaining = remaining - {samples.instance}
+                yield samples
+        if tail >= lookback:
+            return
+        tail *= 4
+
+
+def _instance_run(samples: RangeSamples, start: float) -> InstanceRun:
+    times = [at for at, _ in samples.points]
+    gaps = [b - a for a, b in pairwise(times)]
+    interval = median(gaps or [SCRAPE_INTERVAL_SECONDS])
+    return InstanceRun(
+        instance=samples.instance,
+        start=start,
+        end=_last_increase(samples),
+        last_sample=times[-1],
+        scrape_interval=interval,
+    )
+
+
+def _last_increase(samples: RangeSamples) -> float:
+    """The first sample that has the last value."""
+    end, last = samples.points[-1]
+    for at, value in reversed(samples.points):
+        if value != last:
+            break
+        end = at
+    return end

@@ -1,0 +1,556 @@
+"""Joins the JobRecords of all nodes, from stores or from daemons, into the report of the last run of a job.
+
+Nanoseconds are summed as integers until the last division. Refuses to fetch records.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import TypeVar
+
+from msgspec import Struct
+
+from exporter.core.job_record import JobRecord, JobSample
+from exporter.core.model import SECOND
+from exporter.core.prices import NO_PRICE
+from exporter.core.serving import ServingView
+from exporter.core.workload import TrainingView
+from exporter.formatting import format_amount, format_percent, format_time
+from exporter.report.build import (
+    LAYER_BY_LEAK,
+    NANOSECONDS_PER_HOUR,
+    JobBooks,
+    LatencyValue,
+    RunData,
+    TrainingTotals,
+    build_report,
+    latency_summaries,
+    latest_maximum,
+    mean_tokens_per_pass,
+    quality_metric,
+    rank_summaries,
+    sum_by_key,
+    utilization_means,
+    weighted_mean,
+    with_tokens,
+)
+from exporter.report.model import (
+    CourseInterval,
+    JobIdentity,
+    JobReport,
+    QualityMetric,
+    ReportError,
+    RunPeriod,
+    ServingSummary,
+)
+from exporter.report.usage import job_identity
+from exporter.specs import find_spec
+
+View = TypeVar("View", TrainingView, ServingView)
+_SAME_RUN_SECONDS = 60.0
+"""Statements closer than this are of one run."""
+_STALE_SECONDS = 180.0
+"""A statement of a job that runs may be so much older than the newest: a store is written once a minute."""
+_MAX_CLOCK_GAP_SECONDS = 5.0
+"""Less between two lives is how clocks differ."""
+
+
+class NodeRun(Struct, frozen=True, kw_only=True):
+    """A job's time on one node: lives of its daemon's books, in their order."""
+
+    node: str
+    records: tuple[JobRecord, ...]
+
+    @property
+    def last(self) -> JobRecord:
+        """What was told last."""
+        return self.records[-1]
+
+    @property
+    def max_gpus(self) -> float:
+        """The most at once."""
+        return max(record.whole_gpus for record in self.records)
+
+
+class JobRun(Struct, frozen=True, kw_only=True):
+    """One run, over all nodes that tell of it. Unix seconds."""
+
+    start: float
+    end: float
+    running: bool
+    node_runs: tuple[NodeRun, ...]
+    previous_end: float | None = None
+    """End of another run under the same id, before this one."""
+
+    @property
+    def records(self) -> tuple[JobRecord, ...]:
+        """All of them."""
+        return tuple(record for node_run in self.node_runs for record in node_run.records)
+
+
+def find_last_run(records: Iterable[JobRecord], *, job_id: str, at: float) -> JobRun:
+    """The last that began before `at`. Raises ReceiptError."""
+    matching = _latest_records(record for record in records if record.owner.job_id == job_id and record.start <= at)
+    if not matching:
+        raise ReportError(
+            f"nobody who was asked knows a job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
+            " namespace/pod)? Try --since, --at, or other nodes and stores"
+        )
+    start, same_run = (
+        matching[0].start,
+        [matching[0]],
+    )  # the last one is of the run, whatever a damaged row says of its end
+    for record in matching[1:]:
+        if record.end >= start - _SAME_RUN_SECONDS:
+            same_run.append(record)
+            start = min(start, record.start)
+    earlier_ends = [record.end for record in matching if record not in same_run]
+    end = max(record.end for record in same_run)
+    node_runs = tuple(
+        NodeRun(node=node, records=_records_of_node(same_run, node))
+        for node in sorted({record.node for record in same_run})
+    )
+    running = any(node_run.last.running and node_run.last.end >= end - _STALE_SECONDS for node_run in node_runs)
+    return JobRun(
+        start=start, end=end, running=running, node_runs=node_runs, previous_end=max(earlier_ends, default=None)
+    )
+
+
+def _latest_records(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """Of one life told several times, from a copy and from the node say, the latest word; newest end first."""
+    latest: list[JobRecord] = []
+    for record in sorted(records, key=lambda candidate: (-candidate.end, candidate.running)):
+        if not any(_same_job(record, kept) for kept in latest):
+            latest.append(record)
+    return latest
+
+
+def _same_job(record: JobRecord, kept: JobRecord) -> bool:
+    """One job of one life: two runs of it under one id do not overlap."""
+    return (record.node, record.life) == (kept.node, kept.life) and record.end > kept.start
+
+
+def _records_of_node(same_run: Iterable[JobRecord], node: str) -> tuple[JobRecord, ...]:
+    return tuple(sorted((record for record in same_run if record.node == node), key=lambda candidate: candidate.end))
+
+
+# -- what is in nobody's books --
+
+
+def uncounted_nanoseconds(node_run: NodeRun, run: JobRun) -> int:
+    """GPU-nanoseconds in which the node had the job's GPUs, and no life of its books counted."""
+    seconds, before = 0.0, node_run.records[0].start
+    for number, record in enumerate(node_run.records):
+        gap = books_start(record, before) - before
+        seconds += record.whole_gpus * gap if gap > (_MAX_CLOCK_GAP_SECONDS if number else _SAME_RUN_SECONDS) else 0.0
+        before = record.end
+    silence = run.end - before
+    if node_run.last.running and silence > _STALE_SECONDS:
+        seconds += node_run.last.whole_gpus * silence
+    return round(seconds * SECOND)
+
+
+def books_start(record: JobRecord, before: float) -> float:
+    """When its books begin, of which the scheduler's start says nothing: the first sample was taken soon after."""
+    if len(record.samples) > 1 and record.whole_gpus:
+        return record.samples[0].at - record.samples[0].paid / record.whole_gpus
+    return max(record.start, before)
+
+
+# -- training and serving: counters of all records, and of gauges each node's last --
+
+ViewsByNode = Mapping[str, Sequence[View]]
+
+
+def _training_totals(run: JobRun) -> TrainingTotals:
+    views = _views_by_node(run, attrgetter("training"))
+    gpu_seconds = _sum_by_node(views, lambda view: view.gpu_time / SECOND)
+    phases = _labels_by_node(views, lambda view: [(phase, spent / SECOND) for phase, spent in view.phases])
+    last = [node_run.last.training for node_run in run.node_runs if node_run.last.training is not None]
+    return TrainingTotals(
+        gpu_seconds=_total(gpu_seconds),
+        gpu_seconds_by_node=gpu_seconds,
+        phase_seconds=_sum_labels(phases),
+        tokens=_total(_sum_by_node(views, attrgetter("tokens"))),
+        padding_tokens=_total(_sum_by_node(views, attrgetter("padding"))),
+        samples=_total(_sum_by_node(views, attrgetter("samples"))),
+        steps=_maximum(_sum_by_node(views, attrgetter("steps"))),
+        rework_steps=_maximum(_sum_by_node(views, attrgetter("rework_steps"))),
+        checkpoints=_maximum(_sum_by_node(views, attrgetter("checkpoints"))),
+        checkpoint_seconds=max((node["checkpoint"] for node in phases if "checkpoint" in node), default=None),
+        restarts=_maximum(_sum_by_node(views, attrgetter("restarts"))),
+        recovery_seconds=_maximum(_sum_by_node(views, lambda view: view.recovery / SECOND)),
+        loss_events=_maximum_labels(_labels_by_node(views, attrgetter("events"))),
+        step=_latest(last, "step"),
+        world_size=_latest(last, "world"),
+        bubble=_latest(last, "bubble"),
+        loss=_latest(last, "loss"),
+        loss_spread=_latest(last, "loss_spread"),
+        target_at=min((view.target_at / SECOND for view in last if view.target_at is not None), default=None),
+        **utilization_means(*_mfu_and_hfu(run), weights=gpu_seconds),
+    )
+
+
+def _views_by_node(run: JobRun, view_of: Callable[[JobRecord], View | None]) -> dict[str, list[View]]:
+    views = {
+        node_run.node: [view for record in node_run.records if (view := view_of(record)) is not None]
+        for node_run in run.node_runs
+    }
+    return {node: of_node for node, of_node in views.items() if of_node}
+
+
+def _sum_by_node(views: ViewsByNode[View], value: Callable[[View], float]) -> dict[str, float]:
+    return sum_by_key((node, value(view)) for node, of_node in views.items() for view in of_node)
+
+
+def _labels_by_node(
+    views: ViewsByNode[View], pairs: Callable[[View], Iterable[tuple[str, float]]]
+) -> list[dict[str, float]]:
+    """The sums of each node by label."""
+    return [sum_by_key(pair for view in of_node for pair in pairs(view)) for of_node in views.values()]
+
+
+def _sum_labels(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    return sum_by_key(item for node in nodes for item in node.items())
+
+
+def _maximum_labels(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """For each label the value of the node that has most."""
+    maximum: dict[str, float] = {}
+    for label, value in (item for node in nodes for item in node.items()):
+        maximum[label] = max(value, maximum.get(label, value))
+    return maximum
+
+
+def _total(by_node: Mapping[str, float]) -> float | None:
+    return sum(by_node.values()) if by_node else None
+
+
+def _maximum(by_node: Mapping[str, float]) -> float | None:
+    return max(by_node.values(), default=None)
+
+
+def _latest(last: Iterable[TrainingView], field: str) -> float | None:
+    return latest_maximum([float(value) for view in last if (value := getattr(view, field)) is not None])
+
+
+def _mfu_and_hfu(run: JobRun) -> tuple[dict[str, float], dict[str, float]]:
+    """By node, over all the time that reports, or an engine, cover."""
+    mfu, hfu = dict[str, float](), dict[str, float]()
+    for node_run in run.node_runs:
+        reportable = sum(record.reportable for record in node_run.records)
+        if not reportable:
+            continue
+        mfu[node_run.node] = sum(record.reported for record in node_run.records) / reportable
+        training = [record.training for record in node_run.records if record.training is not None]
+        flops = sum(view.flops for view in training)
+        if flops:
+            hfu[node_run.node] = mfu[node_run.node] * sum(view.hardware_flops for view in training) / flops
+    return mfu, hfu
+
+
+def _busy_seconds(run: JobRun) -> Iterator[tuple[str, str, float]]:
+    for node_run in run.node_runs:
+        if node_run.last.training is not None:
+            yield from ((rank, node_run.node, busy) for rank, _, busy in node_run.last.training.ranks)
+
+
+def _serving_summary(run: JobRun, books: JobBooks) -> ServingSummary | None:
+    """None: no engine reported tokens or requests. A node keeps no maximum of its KV cache and no estimate of MBU."""
+    views = _views_by_node(run, attrgetter("service"))
+    last = {node_run.node: node_run.last.service for node_run in run.node_runs if node_run.last.service is not None}
+    tokens = _labels_by_node(views, attrgetter("tokens"))
+    running, waiting = _sum_known(last, "running"), _sum_known(last, "waiting")
+    if not any(tokens) and running is None and waiting is None:
+        return None
+    latencies = [value for view in last.values() for value in _latency_values(view)]
+    undrafted = _total(_sum_by_node(views, lambda view: view.undrafted / SECOND))
+    summary = ServingSummary(
+        engines=tuple(sorted({view.engine for view in last.values()})),
+        running=running,
+        waiting=waiting,
+        batch_fill=_weighted_by_paid(run, last, "fill"),
+        kv_mean=_weighted_by_paid(run, last, "kv_use"),
+        preemptions=_total(_sum_by_node(views, attrgetter("preemptions"))),
+        tokens_per_pass=mean_tokens_per_pass(
+            (generated["generated"], last[node].per_pass or 0.0)
+            for node, generated in zip(views, tokens, strict=True)
+            if node in last and "generated" in generated
+        ),
+        latencies=latency_summaries(last=latencies, maximum=latencies),
+        advice={"speculative_decoding": undrafted / 3600} if undrafted else {},
+    )
+    return with_tokens(summary, _sum_labels(tokens), books)
+
+
+def _sum_known(last: Mapping[str, ServingView], field: str) -> float | None:
+    values = [value for view in last.values() if (value := getattr(view, field)) is not None]
+    return sum(values) if values else None
+
+
+def _weighted_by_paid(run: JobRun, last: Mapping[str, ServingView], field: str) -> float | None:
+    paid = sum_by_key((record.node, record.paid / SECOND) for record in run.records)
+    values = ((getattr(view, field), paid[node]) for node, view in last.items())
+    return weighted_mean((value, weight) for value, weight in values if value is not None)
+
+
+def _latency_values(view: ServingView) -> Iterator[LatencyValue]:
+    for latency in view.latencies:
+        for percentile in ("p50", "p95", "p99"):
+            yield latency.kind, percentile, float(getattr(latency, percentile))
+
+
+# -- the course --
+
+MAX_INTERVALS = 96
+"""Pieces."""
+_COUNTERS = ("paid", "seen", "occupied", "computing", "useful", "joules")
+
+
+def run_course(run: JobRun) -> tuple[CourseInterval, ...]:
+    """In pieces from its start to its end; none where no more than the ends are known."""
+    start, end = run.start, run.end
+    series = [samples for node_run in run.node_runs for samples in _node_samples(node_run)]
+    sample_times = sorted({sample.at for samples in series for sample in samples if start < sample.at < end})
+    if not sample_times:
+        return ()
+    stride = max(1, -(-(len(sample_times) + 1) // MAX_INTERVALS))
+    edges = [start, *sample_times[stride - 1 :: stride], end]
+    edges = [a for a, b in pairwise(edges) if b - a >= 1.0] + [end]
+    counters = [
+        [sum(values) for values in zip(*(_interpolate(samples, edge) for samples in series), strict=True)]
+        for edge in edges
+    ]
+    increases = zip(pairwise(edges), pairwise(counters), strict=True)
+    return tuple(
+        _course_intervals(
+            (a - start, b - start, dict(zip(_COUNTERS, _increase(x, y), strict=True))) for (a, b), (x, y) in increases
+        )
+    )
+
+
+def _node_samples(node_run: NodeRun) -> Iterator[list[JobSample]]:
+    """Of each life, from when its books begin."""
+    before = node_run.records[0].start
+    for record in node_run.records:
+        if record.samples:
+            origin = JobSample(min(books_start(record, before), record.samples[0].at), *(0.0,) * len(_COUNTERS))
+            yield [origin, *record.samples]
+        before = record.end
+
+
+def _interpolate(samples: list[JobSample], at: float) -> list[float]:
+    """Counters at a moment."""
+    after = bisect_right(samples, at, key=attrgetter("at"))
+    if after == 0:
+        return [0.0] * len(_COUNTERS)
+    before, following = samples[after - 1], samples[min(after, len(samples) - 1)]
+    fraction = (at - before.at) / (following.at - before.at) if following.at > before.at else 0.0
+    return [(1 - fraction) * getattr(before, name) + fraction * getattr(following, name) for name in _COUNTERS]
+
+
+def _increase(before: list[float], after: list[float]) -> list[float]:
+    return [max(0.0, b - a) for a, b in zip(before, after, strict=True)]
+
+
+def _course_intervals(increases: Iterable[tuple[float, float, dict[str, float]]]) -> Iterator[CourseInterval]:
+    for start, end, increase in increases:
+        if end <= start:  # two samples of one moment: a damaged row
+            continue
+        yield CourseInterval(
+            start=start,
+            end=end,
+            gpus=increase["paid"] / (end - start),
+            coverage=_capped_ratio(increase["seen"], increase["paid"]),
+            gau=_capped_ratio(increase["occupied"], increase["seen"]),
+            ectr=_capped_ratio(increase["computing"], increase["occupied"]),
+            floor=_capped_ratio(increase["useful"], increase["seen"]),
+            watts=increase["joules"] / (end - start),
+        )
+
+
+def _capped_ratio(fraction: float, whole: float) -> float | None:
+    return min(1.0, fraction / whole) if whole > 0 else None
+
+
+class RecordSources(Struct, frozen=True, kw_only=True):
+    """Who was asked, as far as the receipt has to say it."""
+
+    source: str = "stores"
+    """stores or nodes."""
+    unanswered: tuple[str, ...] = ()
+    """Who gave no answer, and why: a sentence each."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of those who did."""
+    grams_co2_per_kwh: float | None = None
+
+
+_FROM_STORES = RecordSources()
+
+
+def join_records(
+    records: Sequence[JobRecord], *, job_id: str, at: float, sources: RecordSources = _FROM_STORES
+) -> JobReport:
+    """The receipt of the job's last run that began before `at`, Unix seconds. Raises ReceiptError."""
+    run = _find_run(records, job_id, at, sources)
+    books, run_records = record_books(run), run.records
+    energy = _sum_labels(record.energy for record in run_records)
+    joules = sum(energy.values())
+    data = RunData(
+        source=sources.source,
+        identity=_identity(run),
+        period=RunPeriod(start=run.start, end=run.end, running=run.running),
+        books=books,
+        models=tuple(sorted({model for record in run_records for model in record.models})),
+        joules=joules or None,
+        energy_useful=energy.get("useful", 0.0) / joules if joules else None,
+        grams_co2_per_kwh=sources.grams_co2_per_kwh,
+        ofu=_ofu(run_records),
+        training=_training_totals(run),
+        qualities=tuple(_quality_metrics(run, books)),
+        serving=_serving_summary(run, books),
+        has_engine=any(node_run.last.service is not None for node_run in run.node_runs),
+        ranks=rank_summaries(_busy_seconds(run)),
+        happened=_sum_labels(record.happened for record in run_records),
+        smallest_slice=next((node_run.last.fitting for node_run in run.node_runs if node_run.last.fitting), ""),
+        excess_gpu_hours=sum(record.unneeded for record in run_records) / NANOSECONDS_PER_HOUR,
+        expected_nodes=max(record.owner.nodes for record in run_records),
+        course=run_course(run),
+        simulated=any(record.simulated for record in run_records),
+        unseen=tuple(_unseen_notes(run, sources)),
+    )
+    return build_report(data)
+
+
+def _find_run(records: Sequence[JobRecord], job_id: str, at: float, sources: RecordSources) -> JobRun:
+    try:
+        return find_last_run(records, job_id=job_id, at=at)
+    except ReportError as err:
+        raise ReportError("; ".join((str(err), *sources.unanswered))) from None
+
+
+def record_books(run: JobRun) -> JobBooks:
+    """Parts by node: exactly what the ledgers hold."""
+    parts: dict[str, dict[str, int]] = {node_run.node: _sum_parts(node_run.records) for node_run in run.node_runs}
+    uncounted = {
+        node_run.node: time for node_run in run.node_runs if (time := uncounted_nanoseconds(node_run, run)) > 0
+    }
+    seen = {node_run.node: sum(record.paid for record in node_run.records) for node_run in run.node_runs}
+    currency, rates = _hourly_rates(run, seen)
+    return JobBooks(
+        parts=parts,
+        seen=seen,
+        unseen=uncounted,
+        gpus={node_run.node: node_run.max_gpus for node_run in run.node_runs},
+        currency=currency,
+        rates=rates,
+        layer_of=defaultdict(lambda: "emfu", LAYER_BY_LEAK),
+        reported_phases=_reported_phases(run),
+    )
+
+
+def _reported_phases(run: JobRun) -> frozenset[str]:
+    """Those in which the job reported any time."""
+    views = (record.training for record in run.records if record.training is not None)
+    return frozenset(phase for view in views for phase, spent in view.phases if spent)
+
+
+def _sum_parts(records: Sequence[JobRecord]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for record in records:
+        totals.update(record.parts)
+    return dict(totals)
+
+
+def _hourly_rates(run: JobRun, seen: Mapping[str, int]) -> tuple[str, dict[str, float]]:
+    """The one currency, and a GPU-hour's price by node; one that tells none has the mean of the rest."""
+    currencies = {currency for record in run.records for currency in record.money} - {NO_PRICE.currency}
+    if len(currencies) != 1:
+        return "", {}
+    currency = currencies.pop()
+    money_by_node = {
+        node_run.node: sum(node_record.money.get(currency, 0.0) for node_record in node_run.records)
+        for node_run in run.node_runs
+    }
+    priced_time = {
+        node_run.node: sum(node_record.paid for node_record in node_run.records if currency in node_record.money)
+        for node_run in run.node_runs
+    }
+    mean_rate = (
+        sum(money_by_node.values()) * NANOSECONDS_PER_HOUR / sum(priced_time.values())
+        if any(priced_time.values())
+        else 0.0
+    )
+    return currency, {
+        node: money_by_node[node] * NANOSECONDS_PER_HOUR / priced_time[node] if priced_time[node] else mean_rate
+        for node in seen
+    }
+
+
+def _identity(run: JobRun) -> JobIdentity:
+    """What most of its nodes say."""
+    owner = Counter(node_run.last.owner for node_run in run.node_runs).most_common(1)[0][0]
+    return job_identity(owner)
+
+
+def _ofu(records: Sequence[JobRecord]) -> float | None:
+    """Delivered FLOPs over what the boards could have done while that was seen; None of boards of several kinds."""
+    models = {model for record in records for model in record.models}
+    spec = find_spec(models.pop()) if len(models) == 1 else None
+    seen = sum(record.tensor_seen for record in records)
+    if spec is None or not spec.peak_flops or not seen:
+        return None
+    return sum(record.flops for record in records) / (seen * spec.peak_flops)
+
+
+def _quality_metrics(run: JobRun, books: JobBooks) -> Iterator[QualityMetric]:
+    """Of a figure a node keeps the first value, the last, and when the target was reached: nothing between."""
+    node_run_by_name = {node_run.last.training.quality[0]: node_run for node_run in run.node_runs
+            if node_run.last.training is not None and node_run.last.training.quality is not None}  # fmt: skip
+    for name, node_run in sorted(node_run_by_name.items()):
+        first = next(record.training for record in node_run.records if record.training is not None)
+        last = node_run.last.training
+        if last is None or last.quality is None:
+            continue
+        _, value, start, target = last.quality
+        start = first.quality[2] if first.quality is not None and first.quality[0] == name else start
+        seconds_to_target = None if last.target_at is None else last.target_at / 1e9 - run.start
+        track = ((seconds_to_target, target),) if seconds_to_target is not None and target is not None else ()
+        yield quality_metric(
+            name, (start, value), start=start, target=target, cost=books.cost(books.seen), series=track
+        )
+
+
+# -- what was not seen --
+
+
+def _unseen_notes(run: JobRun, sources: RecordSources) -> Iterator[str]:
+    yield from (f"{sentence}: what it saw of the job is not in this receipt" for sentence in sources.unanswered)
+    yield from sources.notes
+    yield from _absent_nodes(run)
+    for node_run in run.node_runs:
+        if len(node_run.records) > 1:
+            yield f"the daemon of {node_run.node} began anew in the run: its {len(node_run.records)} parts are added"
+    if run.previous_end is not None:
+        yield (
+            f"an earlier run under the same id ended {format_time(run.previous_end)}: --at with a time before shows it"
+        )
+    if any(record.service is not None for record in run.records):
+        yield "requests, batch fill, KV cache and latencies are those told last: a node keeps no mean of them"
+
+
+def _absent_nodes(run: JobRun) -> Iterator[str]:
+    """How much of the job nobody tells of, as far as its other nodes can say."""
+    expected, node_count = max(record.owner.nodes for record in run.records), len(run.node_runs)
+    if node_count < expected:
+        gpus = sum(node_run.max_gpus for node_run in run.node_runs)
+        world_size = max((record.training.world for record in run.records if record.training is not None), default=0)
+        missing_gpus = world_size - gpus if world_size > gpus else gpus / node_count * (expected - node_count)
+        hours = missing_gpus * (run.end - run.start) / 3600
+        yield (
+            f"{expected - node_count} of the job's {expected} nodes told nothing:"
+            f" about {format_amount(missing_gpus)} GPUs, {hours:,.2f} GPU-hours,"
+            f" {format_percent(missing_gpus / (missing_gpus + gpus))} of the job; all figures are of the others"
+        )

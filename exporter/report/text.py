@@ -1,0 +1,582 @@
+"""Renders a job report or a comparison as tables in text (80 columns) and Markdown, as eight lines, and as one line.
+
+A value that nobody reported has no row. Refuses to compute.
+"""
+
+from collections.abc import Iterable, Iterator
+from textwrap import wrap
+
+from msgspec import Struct
+
+from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
+from exporter.report.model import (
+    FailureCost,
+    JobReport,
+    LayerRatios,
+    QualityMetric,
+    QualityReached,
+    ReportComparison,
+    ServingSummary,
+    TrainingSummary,
+    WaterfallPart,
+    WhatIf,
+)
+
+TableRow = tuple[str, ...]
+
+
+class ReportTable(Struct, frozen=True, kw_only=True):
+    """`head` empty: rows of a figure's name and its value. `prose` comes below."""
+
+    title: str = ""
+    head: TableRow = ()
+    rows: tuple[TableRow, ...] = ()
+    prose: tuple[str, ...] = ()
+
+
+_MAX_LEAKS = 3
+_FAILURE_LABELS = {
+    "hung": "hung", "zombie": "zombie (time at rest)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
+    "restart": "restarts, and what recovery took", "rework": "steps made again",
+}  # fmt: skip
+
+
+def advice_table(report: JobReport) -> ReportTable:
+    """The biggest leaks, and what to do about each."""
+    return ReportTable(title="What to do first", prose=tuple(_advice_lines(report)))
+
+
+def _advice_lines(report: JobReport) -> Iterator[str]:
+    if not report.losses:
+        yield "Nothing was lost."
+    for number, part in enumerate(report.losses[:_MAX_LEAKS], 1):
+        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{_money_suffix(report, part.money)}"
+        yield from (f"   {label}: {value}" for label, value in _advice_details(part) if value)
+
+
+def _advice_details(part: WaterfallPart) -> tuple[tuple[str, str], ...]:
+    """Empty for a leak that a newer daemon has and this program does not know."""
+    return ("team", part.team), ("do", part.fix), ("watch", part.watch)
+
+
+def _money_suffix(report: JobReport, money: float | None) -> str:
+    return "" if money is None else f", {money:,.2f} {report.currency}"
+
+
+# -- what if --
+
+
+def what_if_table(report: JobReport) -> ReportTable:
+    """What each change alone would gain."""
+    lines = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
+    return (
+        ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=lines)
+        if lines
+        else ReportTable()
+    )
+
+
+def _what_if_lines(report: JobReport, change: WhatIf) -> Iterator[str]:
+    yield f"{_change_label(report, change)}:"
+    saved = (
+        f"{change.gpu_hours:,.2f} GPU-hours less ({format_percent(change.share)}){_money_suffix(report, change.money)}"
+    )
+    yield f"   the same work with {saved}:"
+    sooner = "" if change.sooner is None else f", or done {format_duration(change.sooner)} sooner"
+    yield f"   {format_amount(_rounded_gpus(change.fewer_gpus))} GPUs fewer{sooner}"
+    if change.gained_gpus is not None:
+        money = "" if change.gained_money is None else f", which cost {change.gained_money:,.2f} {report.currency}"
+        gained = format_amount(_rounded_gpus(change.gained_gpus))
+        yield f"   or, in the same time, more work: that of {gained} GPUs at their peak{money}"
+
+
+def _change_label(report: JobReport, change: WhatIf) -> str:
+    match change.kind:
+        case "right_size":
+            return change.of if change.of.startswith("without") else f"MIG slice {change.of} instead of a whole GPU"
+        case "fix_leak":
+            return f"no {change.of}"
+        case _:
+            return f"eMFU {change.of} instead of {format_percent(report.layers.emfu)}"
+
+
+def _rounded_gpus(gpus: float) -> float:
+    return round(gpus, 2)
+
+
+# -- what failed --
+
+
+def failure_table(report: JobReport) -> ReportTable:
+    """How often, and what it cost."""
+    priced = report.money is not None
+    rows = tuple(_failure_row(failure, priced=priced) for failure in report.failures)
+    head = ("What failed", "times", "GPU-hours", *((report.currency,) if priced else ()))
+    return ReportTable(head=head, rows=rows) if rows else ReportTable()
+
+
+def _failure_row(failure: FailureCost, *, priced: bool) -> TableRow:
+    hours = NO_VALUE if failure.gpu_hours is None else f"{failure.gpu_hours:,.2f}"
+    money = (NO_VALUE if failure.money is None else f"{failure.money:,.2f}",) if priced else ()
+    return (_FAILURE_LABELS.get(failure.kind, failure.kind), format_amount(failure.times), hours, *money)
+
+
+MAX_NODES, MAX_RANKS, MAX_DIFFERENCES = 10, 3, 10
+"""Shown; --json has all."""
+
+
+def report_tables(report: JobReport) -> Iterator[ReportTable]:
+    """All that is said of one job, in order."""
+    yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
+    yield _waterfall_table(report)
+    yield from (advice_table(report), what_if_table(report), failure_table(report))
+    if report.truth is not None:
+        yield ReportTable(
+            title="Reported by the job", rows=tuple(_rows_with_values(_training_rows(report.truth, report)))
+        )
+        yield from _quality_tables(report.truth, report.cost_unit)
+    if report.served is not None:
+        yield ReportTable(
+            title="Told by its engines", rows=tuple(_rows_with_values(_serving_rows(report.served, report.cost_unit)))
+        )
+        yield from _latency_tables(report.served)
+    yield from _node_and_rank_tables(report)
+    yield ReportTable(title="How it is known", prose=tuple(_evidence_lines(report)))
+
+
+def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
+    """All that is said of two jobs, in order."""
+    head = ("", *(f"job {difference.who.job_id}" for difference in (comparison.first, comparison.second)))
+    yield ReportTable(
+        title="Two jobs", head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
+    )
+    rows = [
+        (
+            difference.name,
+            format_percent(difference.first),
+            format_percent(difference.second),
+            f"{100 * difference.change:+.1f}",
+        )
+        for difference in comparison.differences[:MAX_DIFFERENCES]
+    ]
+    more = len(comparison.differences) - len(rows)
+    prose = (f"and {more} more; --json has them all",) if more > 0 else ()
+    yield ReportTable(title="Share of their time", head=(*head, "points"), rows=tuple(rows), prose=prose)
+    if comparison.same:
+        reached = tuple(row for quality in comparison.same for row in _quality_reached_rows(quality, comparison))
+        yield ReportTable(title="To the quality both reached", head=head, rows=reached)
+    unseen = [
+        f"job {difference.who.job_id}: {line}"
+        for difference in (comparison.first, comparison.second)
+        for line in difference.unseen
+    ]
+    yield ReportTable(title="How it is known", prose=tuple(unseen))
+
+
+# -- one job --
+
+
+def _report_title(report: JobReport) -> str:
+    identity = report.who
+    name = f' "{identity.name}"' if identity.name else ""
+    user = f" of {identity.user}" if identity.user else ""
+    where = f" in {identity.cluster}" if identity.cluster else ""
+    simulated = " (SIMULATED)" if report.simulated else ""
+    return f"Job {identity.job_id}{name}{user}{where}{simulated}"
+
+
+def _report_facts(report: JobReport) -> Iterator[str]:
+    identity, period = report.who, report.when
+    more = ("account", "team", "partition", "namespace")
+    owner_labels = [f"{label} {getattr(identity, label)}" for label in more if getattr(identity, label)]
+    if owner_labels:
+        yield ", ".join(owner_labels)
+    state = "still running" if period.running else "ended"
+    yield f"{format_time(period.start)} to {format_time(period.end)} ({format_duration(period.seconds)}), {state}"
+    models = f" ({', '.join(report.models)})" if report.models else ""
+    node_count, expected = len(report.nodes), report.expected_nodes
+    nodes = f"{node_count} of {expected} nodes" if node_count < expected else plural(node_count, "node")
+    yield f"{nodes}, {plural(report.gpus, 'GPU')}{models}"
+    money = f", {report.money:,.2f} {report.currency}" if report.money is not None else ""
+    energy = f", {report.energy_kwh:,.1f} kWh" if report.energy_kwh is not None else ""
+    yield f"{report.gpu_hours:,.2f} GPU-hours allocated{money}{energy}, {format_percent(report.coverage)} observed"
+    spent = [f"{format_percent(report.energy_useful)} useful"] if report.energy_useful is not None else []
+    spent += [f"{format_amount(report.co2_kg)} kg of CO2"] if report.co2_kg is not None else []
+    if spent:
+        yield f"of the energy: {', '.join(spent)}"
+    yield _product_equation(report.layers)
+    if report.equivalent_gpus is not None:
+        yield (
+            f"useful work: that of {format_amount(round(report.equivalent_gpus, 1))}"
+            f" of {plural(report.gpus, 'GPU')} at their peak"
+        )
+
+
+def plural(count: float, noun: str) -> str:
+    """Format a count with its noun: 1 node, 2 nodes."""
+    return f"{format_amount(count)} {noun}" + ("" if count == 1 else "s")
+
+
+def _product_equation(layers: LayerRatios) -> str:
+    equation = (
+        f"GAU {format_percent(layers.gau)} x ECTR {format_percent(layers.ectr)} x eMFU {format_percent(layers.emfu)}"
+    )
+    floor = (
+        f" (at least {format_percent(layers.floor)})"
+        if format_percent(layers.floor) != format_percent(layers.product)
+        else ""
+    )
+    return f"{equation} = {format_percent(layers.product)}{floor}"
+
+
+def _waterfall_table(report: JobReport) -> ReportTable:
+    priced = report.money is not None
+    head = ("Where the time went", "layer", "evidence", "GPU-hours", "share", *((report.currency,) if priced else ()))
+    rows = [_waterfall_row(part, priced=priced) for part in report.parts]
+    total = ("allocated", "", "", f"{report.gpu_hours:,.2f}", "100.0 %")
+    return ReportTable(head=head, rows=(*rows, (*total, *((f"{report.money:,.2f}",) if priced else ()))))
+
+
+def _waterfall_row(part: WaterfallPart, *, priced: bool) -> TableRow:
+    layer = part.layer if part.evidence else ""
+    money = (f"{part.money or 0:,.2f}",) if priced else ()
+    return (part.name, layer, part.evidence, f"{part.gpu_hours:,.2f}", format_percent(part.share), *money)
+
+
+def _rows_with_values(rows: Iterable[tuple[str, str]]) -> Iterator[TableRow]:
+    return (row for row in rows if row[1] and NO_VALUE not in row[1].split())
+
+
+def _training_rows(training: TrainingSummary, report: JobReport) -> Iterator[tuple[str, str]]:
+    yield "MFU", format_percent(training.mfu)
+    yield "HFU", format_percent(training.hfu)
+    yield "HFU - MFU (recomputation)", format_percent(training.gap)
+    yield "goodput", format_percent(training.goodput)
+    yield "time by phase", ", ".join(f"{phase} {format_percent(share)}" for phase, share in training.phases.items())
+    yield "steps", format_amount(training.steps)
+    yield "steps repeated", format_amount(training.rework_steps)
+    yield "progress (steps not repeated)", format_percent(training.progress)
+    yield "tokens", format_amount(training.tokens)
+    yield "tokens a second", format_amount(training.tokens_per_second)
+    yield "tokens a second and GPU", format_amount(training.tokens_per_gpu_second)
+    yield "samples", format_amount(training.samples)
+    yield "padding", format_percent(training.padding)
+    yield "pipeline bubble", format_percent(training.bubble)
+    yield from _interruption_rows(training, report)
+    yield from _outcome_rows(training, report.cost_unit)
+
+
+def _outcome_rows(training: TrainingSummary, unit: str) -> Iterator[tuple[str, str]]:
+    yield "cost a step", f"{format_amount(training.cost_per_step)} {unit}"
+    yield "cost a token", f"{format_amount(training.cost_per_token)} {unit}"
+    yield "cost a sample", f"{format_amount(training.cost_per_sample)} {unit}"
+    yield "loss", format_amount(training.loss)
+    yield "loss events", ", ".join(f"{event} {format_amount(count)}" for event, count in training.loss_events.items())
+    if training.lost_bytes_per_second is not None:
+        lost = (
+            f"{format_amount(training.lost_bytes_per_second)}B/s of each GPU: groups are larger than what NVLink joins"
+        )
+        yield "tensor parallelism loses", lost
+    if training.target is not None:
+        yield "time to target", format_duration(training.target.seconds)
+        yield "cost to target", f"{format_amount(training.target.cost)} {unit}"
+
+
+def _interruption_rows(training: TrainingSummary, report: JobReport) -> Iterator[tuple[str, str]]:
+    if training.checkpoints is not None:
+        duration = (
+            "" if training.checkpoint_seconds is None else f", {format_duration(training.checkpoint_seconds)} each"
+        )
+        money = "" if training.checkpoint_money is None else f", {training.checkpoint_money:,.2f} {report.currency}"
+        yield (
+            "checkpoints",
+            f"{format_amount(training.checkpoints)}{duration}, {training.checkpoint_gpu_hours:,.2f} GPU-hours{money}",
+        )
+    if training.restarts is not None:
+        duration = (
+            "" if training.recovery_seconds is None else f", {format_duration(training.recovery_seconds)} to recover"
+        )
+        yield "restarts", f"{format_amount(training.restarts)}{duration}"
+
+
+def _quality_tables(training: TrainingSummary, unit: str) -> Iterator[ReportTable]:
+    if training.qualities:
+        head = ("Quality", "start", "last", "best", "target", f"{unit} a unit")
+        yield ReportTable(head=head, rows=tuple(map(_quality_row, training.qualities)))
+
+
+def _quality_row(quality: QualityMetric) -> TableRow:
+    figures = (quality.start, quality.last, quality.best, quality.target, quality.cost_per_unit)
+    return (quality.name or "quality", *map(format_amount, figures))
+
+
+def _serving_rows(serving: ServingSummary, unit: str) -> Iterator[tuple[str, str]]:
+    yield "engines", ", ".join(serving.engines)
+    yield "requests running", format_amount(serving.running)
+    yield "requests waiting", format_amount(serving.waiting)
+    yield "batch fill", format_percent(serving.batch_fill)
+    if serving.kv_mean is not None:
+        yield "KV cache in use", f"{format_percent(serving.kv_mean)}, {format_percent(serving.kv_most)} at most"
+    yield "preemptions", format_amount(serving.preemptions)
+    yield "tokens", ", ".join(f"{kind} {format_amount(count)}" for kind, count in serving.tokens.items())
+    yield "draft acceptance", format_percent(serving.acceptance)
+    yield "tokens a pass", format_amount(serving.tokens_per_pass)
+    yield "memory bandwidth used (MBU)", format_percent(serving.mbu)
+    yield f"tokens generated per {unit.removesuffix('s')}", format_amount(serving.generated_per_cost)
+    for name, hours in serving.advice.items():
+        yield name.replace("_", " "), f"might save {hours:,.2f} GPU-hours"
+
+
+def _latency_tables(serving: ServingSummary) -> Iterator[ReportTable]:
+    if serving.latencies:
+        rows = [
+            (f"{latency.kind} {latency.percentile}", _seconds_text(latency.last), _seconds_text(latency.worst))
+            for latency in serving.latencies
+        ]
+        yield ReportTable(head=("Latency of the worst replica", "last", "worst"), rows=tuple(rows))
+
+
+def _seconds_text(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{format_amount(value)} s"
+
+
+def _node_and_rank_tables(report: JobReport) -> Iterator[ReportTable]:
+    rows = [
+        (node.name, format_amount(node.gpus), f"{node.gpu_hours:,.2f}", format_percent(node.product),
+         node.worst or NO_VALUE, format_percent(node.worst_share))
+        for node in report.nodes[:MAX_NODES]
+    ]  # fmt: skip
+    more = len(report.nodes) - len(rows)
+    prose = (f"and {more} more; --json has them all",) if more > 0 else ()
+    yield ReportTable(
+        head=("Node", "GPUs", "GPU-hours", "product", "worst leak", "share"), rows=tuple(rows), prose=prose
+    )
+    if report.ranks:
+        slowest = [
+            (rank.rank, rank.node, f"{format_amount(rank.busy_seconds)} s", f"{rank.of_median:.2f}")
+            for rank in report.ranks[:MAX_RANKS]
+        ]
+        yield ReportTable(head=("Slowest rank", "node", "busy a step", "of median"), rows=tuple(slowest))
+
+
+def _evidence_lines(report: JobReport) -> Iterator[str]:
+    if report.evidence:
+        yield "of the loss: " + ", ".join(f"{kind} {format_percent(share)}" for kind, share in report.evidence.items())
+    if report.ofu is not None:
+        yield f"by the hardware {format_percent(report.ofu)} of the dense tensor peak were delivered (OFU)"
+    if report.activity:
+        yield f"engine activity within five minutes: {_activity_text(report)}"
+    yield from report.unseen
+
+
+def _activity_text(report: JobReport) -> str:
+    return ", ".join(f"{name} {format_percent(value)}" for name, value in report.activity.items())
+
+
+# -- two jobs --
+
+
+def _comparison_rows(comparison: ReportComparison) -> Iterator[TableRow]:
+    reports = comparison.first, comparison.second
+    yield ("GPUs", *(format_amount(report.gpus) for report in reports))
+    yield ("GPU-hours", *(f"{report.gpu_hours:,.2f}" for report in reports))
+    yield ("cost", *(f"{report.cost:,.2f} {report.cost_unit}" for report in reports))
+    yield ("time", *(format_duration(report.when.seconds) for report in reports))
+    yield from _row_unless_empty("energy, kWh", (format_amount(report.energy_kwh) for report in reports))
+    if comparison.per_gpu is not None:
+        yield (f"{comparison.of} a second and GPU", *map(format_amount, comparison.per_gpu))
+    if comparison.per_cost is not None:
+        yield (
+            f"{comparison.of} per {reports[0].cost_unit.removesuffix('s')}",
+            *map(format_amount, comparison.per_cost),
+        )
+    yield from _row_unless_empty(
+        "MFU", (format_percent(report.truth.mfu) if report.truth else NO_VALUE for report in reports)
+    )
+    for name in ("gau", "ectr", "emfu", "product"):
+        shown = {"emfu": "eMFU", "product": "GAU x ECTR x eMFU"}.get(name, name.upper())
+        yield (shown, *(format_percent(getattr(report.layers, name)) for report in reports))
+    for cost in ("step", "token", "sample"):
+        yield from _row_unless_empty(f"cost a {cost}", (_cost_text(report, cost) for report in reports))
+    for percentile in sorted({name for report in reports for name in report.activity}):
+        yield (f"activity {percentile}", *(format_percent(report.activity.get(percentile)) for report in reports))
+    yield from _row_unless_empty(
+        "activity, deviation", (format_percent(report.activity_deviation) for report in reports)
+    )
+
+
+def _row_unless_empty(name: str, cells: Iterable[str]) -> Iterator[TableRow]:
+    """A line, unless there is nothing in it."""
+    row = (name, *cells)
+    if set(row[1:]) != {NO_VALUE}:
+        yield row
+
+
+def _cost_text(report: JobReport, unit: str) -> str:
+    value = getattr(report.truth, f"cost_per_{unit}", None)
+    return NO_VALUE if value is None else f"{format_amount(value)} {report.cost_unit}"
+
+
+def _scaling_lines(comparison: ReportComparison) -> Iterator[str]:
+    if comparison.scaling is not None:
+        small, large = sorted((comparison.first, comparison.second), key=lambda report: report.gpus)
+        yield (
+            f"scaling efficiency {format_percent(comparison.scaling)}: {comparison.of} a second and GPU"
+            f" on {format_amount(large.gpus)} GPUs over those on {format_amount(small.gpus)}"
+        )
+
+
+def _quality_reached_rows(quality: QualityReached, comparison: ReportComparison) -> Iterator[TableRow]:
+    name = f"{quality.name or 'quality'} {format_amount(quality.quality)}"
+    yield (f"{name}: time", *map(format_duration, quality.seconds))
+    units = comparison.first.cost_unit, comparison.second.cost_unit
+    yield (f"{name}: cost", *(f"{format_amount(cost)} {unit}" for cost, unit in zip(quality.cost, units, strict=True)))
+
+
+WIDTH = 80
+_COLUMN_GAP = 2
+_LABEL_WIDTH = 30
+
+
+def render_text(tables: Iterable[ReportTable]) -> str:
+    """Lines for a terminal."""
+    blocks = ["\n".join(_text_block(table)) for table in tables]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _text_block(table: ReportTable) -> Iterator[str]:
+    if not (table.rows or table.prose):
+        return
+    if table.title:
+        yield from wrap(printable(table.title), WIDTH)
+    yield from _text_columns(table) if table.head else _text_pairs(table.rows)
+    for line in table.prose:
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield from wrap(printable(line.lstrip()), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def _text_pairs(rows: Iterable[TableRow]) -> Iterator[str]:
+    for name, value in rows:
+        start = f"  {name:{_LABEL_WIDTH}}  "
+        yield from wrap(printable(value), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _text_columns(table: ReportTable) -> Iterator[str]:
+    """Columns as wide as they need to be; where that is too much, the widest give."""
+    rows = [tuple(map(printable, row)) for row in (table.head, *table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
+    while sum(widths) + _COLUMN_GAP * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    left_columns = {0} | {column for column in range(len(widths)) if _without_digits(table.rows, column)}
+    for row in rows:
+        cells = [
+            _text_cell(cell, width, left=n in left_columns)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield (" " * _COLUMN_GAP).join(cells).rstrip()
+
+
+def _without_digits(rows: Iterable[TableRow], column: int) -> bool:
+    """No number in it."""
+    return not any(character.isdigit() for row in rows for character in row[column])
+
+
+def _text_cell(cell: str, width: int, *, left: bool) -> str:
+    fitted = shorten(cell, width)
+    return fitted.ljust(width) if left else fitted.rjust(width)
+
+
+def printable(text: str) -> str:
+    """What a terminal, or a line of a comment, would obey is not passed on to it."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+# -- Markdown --
+
+
+def render_markdown(tables: Iterable[ReportTable]) -> str:
+    """A page with headings and tables."""
+    return "\n\n".join("\n".join(_markdown_section(table)) for table in tables if table.rows or table.prose) + "\n"
+
+
+def _markdown_section(table: ReportTable) -> Iterator[str]:
+    if table.title:
+        yield f"## {_markdown_escaped(table.title)}"
+        yield ""
+    if table.rows:
+        head = table.head or ("", "")
+        yield _markdown_row(head)
+        yield "|---" + "|---:" * (len(head) - 1) + "|"
+        yield from map(_markdown_row, table.rows)
+    if table.rows and table.prose:
+        yield ""
+    yield from (f"- {_markdown_escaped(line.strip())}" for line in table.prose)
+
+
+def _markdown_row(cells: TableRow) -> str:
+    return "| " + " | ".join(map(_markdown_escaped, cells)) + " |"
+
+
+def _markdown_escaped(text: str) -> str:
+    """Names are text, whatever signs they have."""
+    return "".join(f"\\{character}" if character in "\\`*_|<>[]" else character for character in printable(text))
+
+
+def render_line(report: JobReport) -> str:
+    """One line, without its end."""
+    worst = "".join(f"; most lost to {part.name}, {format_percent(part.share)}" for part in report.losses[:1])
+    money = "" if report.money is None else f"; {report.money:,.2f} {report.currency}"
+    observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
+    nodes = f"; {len(report.nodes)} of {report.expected_nodes} nodes" if _nodes_missing(report) else ""
+    return printable(
+        f"job {report.who.job_id}: {format_percent(report.layers.product)} useful ({_layer_product(report)}) of"
+        f" {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')} in {format_duration(report.when.seconds)}"
+        f"{worst}{money}{observed}{nodes}"
+    )
+
+
+def render_short(report: JobReport) -> str:
+    """Eight lines at most, 80 columns."""
+    return "".join(f"{shorten(line, WIDTH)}\n" for line in _short_lines(report))
+
+
+def _short_lines(report: JobReport) -> Iterator[str]:
+    identity, state = report.who, "so far" if report.when.running else "ended"
+    user = f" of {identity.user}" if identity.user else ""
+    yield (
+        f"GPU efficiency of job {identity.job_id}{user}: {format_duration(report.when.seconds)} {state}"
+        f"{_simulated_suffix(report)}"
+    )
+    money = "" if report.money is None else f", {report.money:,.2f} {report.currency}"
+    energy = "" if report.energy_kwh is None else f", {format_amount(report.energy_kwh)} kWh"
+    yield f"  {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')}{money}{energy}"
+    yield f"  {format_percent(report.layers.product)} useful = {_layer_product(report)}"
+    for part in report.losses[:1]:
+        cost = "" if part.money is None else f", {part.money:,.2f} {report.currency}"
+        yield f"  lost most to {part.name}: {format_percent(part.share)}, {part.gpu_hours:,.2f} GPU-hours{cost}"
+        if part.fix:
+            yield f"    do: {part.fix}"
+    failed = [f"{failure.kind} {format_amount(failure.times)}" for failure in report.failures if failure.times]
+    if failed:
+        yield f"  failed: {', '.join(failed)}"
+    if not _fully_observed(report) or _nodes_missing(report):
+        nodes = f", {len(report.nodes)} of {report.expected_nodes} nodes told of it" if _nodes_missing(report) else ""
+        yield f"  {format_percent(report.coverage)} of the time was observed{nodes}"
+    yield f"  all of it: gpu-efficiency report {identity.job_id}"
+
+
+def _simulated_suffix(report: JobReport) -> str:
+    return " (SIMULATED)" if report.simulated else ""
+
+
+def _layer_product(report: JobReport) -> str:
+    layers = report.layers
+    return f"GAU {format_percent(layers.gau)} x ECTR {format_percent(layers.ectr)} x eMFU {format_percent(layers.emfu)}"
+
+
+def _fully_observed(report: JobReport) -> bool:
+    return format_percent(report.coverage) == "100.0 %"
+
+
+def _nodes_missing(report: JobReport) -> bool:
+    return len(report.nodes) < report.expected_nodes

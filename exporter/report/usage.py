@@ -1,0 +1,267 @@
+"""Defines the GPU time that one job, or nobody, held in a period (UsageRecord), and cuts JobRecords into periods.
+
+A record that spans several periods is split by its samples, layer by layer; the parts add up to the whole.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from exporter.core.job_record import JobSample
+from exporter.core.model import SECOND, Owner
+from exporter.report.build import LAYER_BY_LEAK
+from exporter.report.model import JobIdentity
+
+PERIOD_SECONDS = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
+_FIRST_MONDAY = 4 * 86_400.0
+"""1970-01-05, Unix seconds: where weeks begin."""
+_LONGEST_BY_PERIOD = (("hour", 2 * 86_400.0), ("day", 35 * 86_400.0))
+"""Up to how long a time is shown by what."""
+_SAMPLE_GROUPS = {"gau": 0, "ectr": 1, "emfu": 2, "unresolved": 2, "useful": 3, "unobserved": 4}
+"""What samples tell apart."""
+
+
+class Period(NamedTuple):
+    """Unix seconds."""
+
+    start: float
+    end: float
+
+
+class GpuHolding(Protocol):
+    """GPUs that somebody had for a time: Unix seconds."""
+
+    @property
+    def start(self) -> float:
+        """From when on."""
+
+    @property
+    def end(self) -> float:
+        """Until when."""
+
+    @property
+    def whole_gpus(self) -> float:
+        """The most at once."""
+
+
+class UsageInput(GpuHolding, Protocol):
+    """What a node told of a job, as far as sums need it: a Statement has it all, and so has what is short of one."""
+
+    @property
+    def node(self) -> str:
+        """Whose word it is."""
+
+    @property
+    def life(self) -> str:
+        """Of its books."""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose job it was."""
+
+    @property
+    def paid(self) -> int:
+        """GPU-nanoseconds."""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The same by leak, useful, unresolved, unobserved."""
+
+    @property
+    def money(self) -> Mapping[str, float]:
+        """By currency."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Of its GPUs."""
+
+    @property
+    def samples(self) -> tuple[JobSample, ...]:
+        """Needed only of one that lies in several periods."""
+
+    @property
+    def simulated(self) -> bool:
+        """It is of a simulated node."""
+
+
+class UsageRecord(Struct, frozen=True, kw_only=True):
+    """One holder's part of a node in a period."""
+
+    period: int
+    """Its number."""
+    identity: JobIdentity
+    """Without a job's id: nobody had them."""
+    seconds: dict[str, float]
+    """GPU-seconds by leak, useful, unresolved, unobserved."""
+    money: dict[str, float] = {}
+    """By currency; empty: it has no price."""
+    attributed: bool = True
+    """False: somebody had them, and no job's series tell whose they were."""
+    models: tuple[str, ...] = ()
+
+
+class _Holding(NamedTuple):
+    start: float
+    end: float
+    whole_gpus: float
+
+
+class UsageInputs:
+    """What was told, each to be looked at once, and what has to be known of all of it when all have passed by."""
+
+    def __init__(self, inputs: Iterable[UsageInput], *, team: str = "") -> None:
+        """`team`: only this one's; nobody else keeps a team's apart."""
+        self._inputs, self._team = inputs, team
+        self.holdings: list[GpuHolding] = []
+        self.simulated = False
+
+    def __iter__(self) -> Iterator[UsageInput]:
+        for usage_input in self._inputs:
+            if self._team in ("", usage_input.owner.team):
+                self.holdings.append(_Holding(usage_input.start, usage_input.end, usage_input.whole_gpus))
+                self.simulated = self.simulated or usage_input.simulated
+                yield usage_input
+
+    def clip(self, period: Period) -> Period:
+        """The part of a time from the first one's start to the last one's end."""
+        first, last = min(holding.start for holding in self.holdings), max(holding.end for holding in self.holdings)
+        return Period(max(period.start, first), min(period.end, last))
+
+
+def default_period(seconds: float) -> str:
+    """By what a time of that length is shown."""
+    return next((name for name, longest in _LONGEST_BY_PERIOD if seconds <= longest), "week")
+
+
+def split_periods(start: float, end: float, *, every: str) -> tuple[Period, ...]:
+    """From `start` to `end`, cut at full hours, days or Mondays, UTC."""
+    length = PERIOD_SECONDS[every]
+    offset = _FIRST_MONDAY if every == "week" else 0.0
+    at = ((start - offset) // length + 1) * length + offset
+    cuts = [start]
+    while at < end:
+        cuts.append(at)
+        at += length
+    return tuple(Period(a, b) for a, b in pairwise([*cuts, end]))
+
+
+def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iterator[UsageRecord]:
+    """What they held in these periods, which rise; those that held nothing in one have no lot there."""
+    starts, ends = [period.start for period in times], [period.end for period in times]
+    for usage_input in inputs:
+        first, end = bisect_right(ends, usage_input.start), bisect_left(starts, usage_input.end)
+        if first >= end:
+            continue
+        identity, total = job_identity(usage_input.owner), usage_input.paid / SECOND
+        for number in range(first, end):
+            seconds = _seconds_within(usage_input, times[number])
+            share = sum(seconds.values()) / total if total else 0.0
+            if share > 0:
+                money = {currency: share * amount for currency, amount in usage_input.money.items()}
+                yield UsageRecord(
+                    period=number, identity=identity, seconds=seconds, money=money, models=usage_input.models
+                )
+
+
+def job_identity(owner: Owner) -> JobIdentity:
+    """The owner's part that is shown. A node does not know its cluster."""
+    return JobIdentity(
+        job_id=owner.job_id, name=owner.name, user=owner.user, account=owner.account, team=owner.team,
+        partition=owner.partition, namespace=owner.namespace, workload_class=owner.workload_class,
+    )  # fmt: skip
+
+
+def _seconds_within(usage_input: UsageInput, period: Period) -> dict[str, float]:
+    """GPU-seconds by leak."""
+    by_leak = {leak: value / SECOND for leak, value in usage_input.parts.items()}
+    if period.start <= usage_input.start and usage_input.end <= period.end:
+        return by_leak
+    points = _cumulative_points(usage_input, by_leak)
+    before, after = _interpolate(points, period.start), _interpolate(points, period.end)
+    shares = [
+        (late - early) / total if total else 0.0
+        for early, late, total in zip(before, after, points[-1][1], strict=True)
+    ]
+    within = {leak: value * shares[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] for leak, value in by_leak.items()}
+    return {leak: value for leak, value in within.items() if value > 0}
+
+
+_Point = tuple[float, tuple[float, ...]]
+
+
+def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float]) -> list[_Point]:
+    """What each group had come to, from nothing at the start to all at the end; it never shrinks."""
+    sums: dict[int, float] = defaultdict(float)
+    for leak, value in by_leak.items():
+        sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value
+    total = tuple(sums[group] for group in range(5))
+    points: list[_Point] = [(usage_input.start, (0.0,) * 5)]
+    for sample in usage_input.samples:
+        if points[-1][0] < sample.at < usage_input.end:
+            sample_groups = (
+                sample.seen - sample.occupied,
+                sample.occupied - sample.computing,
+                sample.computing - sample.useful,
+                sample.useful,
+                sample.paid - sample.seen,
+            )
+            points.append((sample.at, tuple(map(_clamp, points[-1][1], sample_groups, total))))
+    return [*points, (usage_input.end, total)]
+
+
+def _clamp(least: float, value: float, maximum: float) -> float:
+    return min(max(least, value), maximum)
+
+
+def _interpolate(points: Sequence[_Point], when: float) -> tuple[float, ...]:
+    """At a moment, on the line between two points."""
+    after = bisect_left(points, when, key=lambda point: point[0])
+    if after == 0:
+        return points[0][1]
+    if after == len(points):
+        return points[-1][1]
+    (a, low), (b, high) = points[after - 1], points[after]
+    share = (when - a) / (b - a)
+    return tuple(x + share * (y - x) for x, y in zip(low, high, strict=True))
+
+
+def peak_gpus(holdings: Iterable[GpuHolding], period: Period) -> float:
+    """The most whole GPUs that were held at once."""
+    steps: dict[float, float] = defaultdict(float)
+    for holding in holdings:
+        start, end = max(holding.start, period.start), min(holding.end, period.end)
+        if start < end:
+            steps[start] += holding.whole_gpus
+            steps[end] -= holding.whole_gpus
+    maximum = current = 0.0
+    for when in sorted(steps):
+        current += steps[when]
+        maximum = max(maximum, current)
+    return maximum
+
+
+def unheld_usage(
+    usage: Sequence[UsageRecord], times: Sequence[Period], whole_period: Period, *, gpus: float
+) -> Iterator[UsageRecord]:
+    """Of so many GPUs what no lot has, at the lots' mean price, in each period of the span."""
+    held_seconds, paid_seconds = [0.0] * len(times), 0.0
+    money: dict[str, float] = defaultdict(float)
+    for record in usage:
+        seconds = sum(record.seconds.values())
+        held_seconds[record.period] += seconds
+        paid_seconds += seconds
+        for currency, amount in record.money.items():
+            money[currency] += amount
+    for number, period in enumerate(times):
+        free_seconds = (
+            gpus * (min(period.end, whole_period.end) - max(period.start, whole_period.start)) - held_seconds[number]
+        )
+        if free_seconds > 0:
+            price = {currency: amount * free_seconds / paid_seconds for currency, amount in money.items()}
+            yield UsageRecord(
+                period=number, identity=JobIdentity(job_id=""), seconds={"idle_allocation": free_seconds}, money=price
+            )

@@ -1,0 +1,452 @@
+"""Reads the GPU time of many jobs, and of unallocated GPUs, from Prometheus; needs no recording rule.
+
+Growth of a counter is taken from its samples, so that periods add up; `increase` is used only after a restart. What is
+too much for one answer is split by leak with recording rules, where there are any. Refuses to rank.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from exporter.report.model import JobIdentity, ReportError
+from exporter.report.query import (
+    DAY_SECONDS,
+    IDENTITY_LABELS,
+    LOOKBACK_SECONDS,
+    MAX_SAMPLES_READ,
+    SCRAPE_INTERVAL_SECONDS,
+    InstanceKey,
+    QueryServer,
+    VectorSample,
+    promql_string,
+    range_duration,
+    without_braces,
+)
+from exporter.report.summary import FleetUsage
+from exporter.report.usage import Period, UsageRecord
+
+LEAK_SERIES_FACTOR = 30
+"""Series by leak for one of all."""
+_READS_PER_SAMPLE = 4
+"""Times that a question reads each sample."""
+UNSPLIT_LEAK = "unresolved"
+"""What no rule has split."""
+QueryFunction = Callable[[str, float], list[VectorSample]]
+LabelValues = tuple[str, ...]
+
+INSTANCE_LABELS = "cluster, instance"
+
+
+def growth_query(selector: str, start: float, end: float, *, lookback: float, older: str, on: str) -> str:
+    """By series, the counters' growth from `start` to `end`, asked at `end`.
+
+    `back`: how far before the start a sample counts as what was there then, seconds. `older`: a question whose series,
+    by the labels `on`, are of what is older than the start.
+    """
+    duration, before = range_duration(start, end), range_duration(0, lookback)
+    last = f"last_over_time({selector}[{duration}])"
+    previous_value = f"last_over_time({selector}[{before}] offset {duration})"
+    fell = f"(resets({selector}[{range_duration(start - lookback, end)}]) > 0)"
+    first = f"min_over_time({selector}[{duration}])"
+    known = f"(({last} - {previous_value}) unless {fell})"
+    new = f"({last} unless {previous_value} unless {fell} unless on ({on}) {older})"
+    late = f"((({last} - {first}) unless {previous_value} unless {fell}) and on ({on}) {older})"
+    increased_again = f"(increase({selector}[{duration}]) and {fell})"
+    return f"({known} or {new} or {late} or {increased_again})"
+
+
+def peak_query(query: str, start: float, end: float, *, resolution: float) -> str:
+    """The greatest value of a question between two moments, looked at every so many seconds."""
+    return f"max_over_time(({query})[{range_duration(start, end)}:{range_duration(0, resolution)}])"
+
+
+class TimeCounters(NamedTuple):
+    """What is to be counted: selectors, and labels."""
+
+    by_leak: str
+    paid: str
+    """The same time, one series instead of one for each leak."""
+    recorded: str
+    """Of a rule that sums it by leak."""
+    owner_labels: LabelValues
+    """Whose time it is."""
+    recorded_owner_labels: LabelValues
+    """Whose it is for the rule: some of these."""
+    split_labels: LabelValues
+    """What it is split by; the last is the leak."""
+    start_metric: str
+    """Of a gauge: when that began whose time it is, Unix seconds; empty: always before."""
+    daemon_start_metric: str = ""
+    """The same of its daemon."""
+
+
+class TimeCounter:
+    """Counts. `interval`: seconds between two scrapes."""
+
+    def __init__(self, query: QueryFunction, *, interval: float) -> None:
+        self._query, self._interval = query, interval
+        self.used_recording_rules = False
+        """Whether anything was split by what rules have recorded."""
+
+    def seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
+        """Seconds by whose they are and what they are split by, once or several times each."""
+        samples = sum(
+            sample.value
+            for sample in self._query(f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))", period.end)
+        )
+        period_parts = list(self._split_period(period, samples * LEAK_SERIES_FACTOR))
+        shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
+        if not shares:
+            for part in period_parts:
+                samples_by_label = self._growth(
+                    counters.by_leak, (*counters.owner_labels, *counters.split_labels), counters, part
+                )
+                yield from (
+                    (_label_values(sample, (*counters.owner_labels, *counters.split_labels)), sample.value)
+                    for sample in samples_by_label
+                )
+            return
+        self.used_recording_rules = True
+        unsplit = {("true",) * (len(counters.split_labels) - 1) + (UNSPLIT_LEAK,): 1.0}
+        for part in self._split_period(period, samples):
+            for sample in self._growth(counters.paid, counters.owner_labels, counters, part):
+                split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
+                yield from (
+                    ((*_label_values(sample, counters.owner_labels), *into), sample.value * share)
+                    for into, share in split.items()
+                )
+
+    def _growth(self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period) -> list[VectorSample]:
+        older = (
+            self._older_query(counters, part)
+            if counters.start_metric
+            else f"count_over_time({counter}[{range_duration(*part)}])"
+        )
+        growth = growth_query(
+            counter, *part, lookback=max(3600.0, 4 * self._interval), older=older, on=", ".join(counters.owner_labels)
+        )
+        return self._query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
+
+    def _older_query(self, counters: TimeCounters, part: Period) -> str:
+        """Of what is older than a part, or than its daemon: that may go on counting under another address."""
+        began = f"last_over_time({counters.start_metric}[{range_duration(*part)}])"
+        daemon = f"max by ({INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
+        return f"({began} < {part.start!r} or {began} < on ({INSTANCE_LABELS}) group_left () {daemon})"
+
+    def _recorded_shares(self, counters: TimeCounters, period: Period) -> dict[LabelValues, dict[LabelValues, float]]:
+        """Empty where there is no such rule."""
+        labels = (*counters.recorded_owner_labels, *counters.split_labels)
+        query = f"sum by ({', '.join(labels)}) (sum_over_time({counters.recorded}[{range_duration(*period)}]))"
+        sums: dict[LabelValues, dict[LabelValues, float]] = defaultdict(dict)
+        for sample in self._query(query, period.end):
+            sums[_label_values(sample, counters.recorded_owner_labels)][
+                _label_values(sample, counters.split_labels)
+            ] = sample.value
+        return {key: _normalized(amounts) for key, amounts in sums.items()}
+
+    def _split_period(self, period: Period, samples: float) -> Iterator[Period]:
+        """In parts of about as many samples as one answer may read."""
+        number = max(1, math.ceil(samples * _READS_PER_SAMPLE / MAX_SAMPLES_READ))
+        length = max(4 * self._interval, (period.end - period.start) / number)
+        start = period.start
+        while start + 1.5 * length < period.end:
+            yield Period(start, start + length)
+            start += length
+        yield Period(start, period.end)
+
+
+def _label_values(sample: VectorSample, labels: Iterable[str]) -> LabelValues:
+    return tuple(sample.labels.get(label, "") for label in labels)
+
+
+def _normalized(amounts: dict[LabelValues, float]) -> dict[LabelValues, float]:
+    total = sum(amounts.values())
+    return {key: value / total for key, value in amounts.items() if total > 0}
+
+
+_JOBS_PER_QUERY = 200
+"""Jobs that one question names."""
+_MIN_PEAK_GRAIN_SECONDS = 300.0
+"""The peak of what is held is of means over so long, at least."""
+_UNATTRIBUTED_SHARE = 0.01
+"""Share of what a node's jobs had from which on it is worth saying that their own series do not tell of it."""
+ProgressCallback = Callable[[float, float], None]
+MoneyByCurrency = dict[str, float]
+
+
+class UsageFilter(Struct, frozen=True, kw_only=True):
+    """Whose jobs; empty fields pick all."""
+
+    user: str = ""
+    account: str = ""
+    namespace: str = ""
+    team: str = ""
+
+    @property
+    def matchers(self) -> str:
+        """Of `job_info`."""
+        own = {"user": self.user, "account": self.account, "workload_namespace": self.namespace, "team": self.team}
+        return ",".join(f"{label}={promql_string(value)}" for label, value in own.items() if value)
+
+    def __str__(self) -> str:
+        chosen = [f"{field} {getattr(self, field)}" for field in self.__struct_fields__ if getattr(self, field)]
+        return ", ".join(chosen) or "all"
+
+
+class StoredUsage(Struct, frozen=True, kw_only=True):
+    """What is stored of a time."""
+
+    usage: tuple[UsageRecord, ...]
+    known_period: Period
+    """Of which anything is known."""
+    fleet: FleetUsage | None
+    """Only of all."""
+    daemon_restarts: int
+    """Times that daemons began anew."""
+    from_recording_rules: bool
+    """Whether recording rules told what was too much to be counted leak by leak."""
+    simulated: bool = False
+    """Any of the daemons that were heard at the end serves a simulated node."""
+
+
+class PrometheusUsage:
+    """Asks one server about a time. `matchers` narrow it, as in a selector, without braces."""
+
+    def __init__(self, server: QueryServer, usage_filter: UsageFilter, *, matchers: str = "") -> None:
+        self._server, self._filter = server, usage_filter
+        self._matchers = without_braces(matchers)
+        self._interval = SCRAPE_INTERVAL_SECONDS
+        self._time_counter = TimeCounter(self._instant_query, interval=SCRAPE_INTERVAL_SECONDS)
+        self.daemon_restarts = 0
+
+    def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
+        """Of these periods, which follow one another. Raises ReceiptError."""
+        known_period = self._known_period(Period(times[0].start, times[-1].end))
+        usage: list[UsageRecord] = []
+        for number, period in enumerate(times):
+            progress(number, len(times))
+            if period.end > known_period.start and period.start < known_period.end:
+                usage += self._usage(number, period)
+        fleet = None if self._filter.matchers else self._fleet_usage(usage, known_period)
+        return StoredUsage(
+            usage=tuple(usage), known_period=known_period, fleet=fleet, daemon_restarts=self.daemon_restarts,
+            from_recording_rules=self._time_counter.used_recording_rules,
+            simulated=bool(
+                self._single_value(f"max(last_over_time({self._selector('simulated')}[1h]))", known_period.end)
+            ),
+        )  # fmt: skip
+
+    # -- selectors and answers --
+
+    def _selector(self, name: str, *matchers: str) -> str:
+        inside = ",".join(filter(None, (*matchers, self._matchers)))
+        return f"gpu_efficiency_{name}{{{inside}}}"
+
+    def _instant_query(self, query: str, at: float) -> list[VectorSample]:
+        return [VectorSample(sample.metric, float(sample.value[1])) for sample in self._server.instant_query(query, at)]
+
+    def _single_value(self, query: str, at: float) -> float | None:
+        return next((sample.value for sample in self._instant_query(query, at)), None)
+
+    # -- what time is known --
+
+    def _known_period(self, requested: Period) -> Period:
+        """From the first sample to the last; to the edges where these are as near as scrapes are."""
+        days = list(_split_days(requested))
+        first = next((at for day in days if (at := self._tick_time("min", day)) is not None), None)
+        last = next((at for day in days[::-1] if (at := self._tick_time("max", day)) is not None), None)
+        if first is None or last is None:
+            raise ReportError(
+                "nothing of gpu-efficiency is stored there in that time: does that Prometheus scrape the daemons? Try"
+                " --at with a time at which it did, a longer --since, or another --match"
+            )
+        day = Period(first - 1, min(last, first + DAY_SECONDS))
+        sample_count = (
+            self._single_value(
+                f"max(count_over_time({self._selector('ticks_total')}[{range_duration(*day)}]))", day.end
+            )
+            or 1.0
+        )
+        self._interval = max(1.0, (day.end - first) / max(1.0, sample_count - 1))
+        self._time_counter = TimeCounter(self._instant_query, interval=self._interval)
+        tolerance = 2 * self._interval
+        return Period(
+            requested.start if first - requested.start <= tolerance else first,
+            requested.end if requested.end - last <= tolerance else last,
+        )
+
+    def _tick_time(self, extreme: str, day: Period) -> float | None:
+        """When any daemon was first or last heard on a day, by Prometheus' clock: nodes' own may be wrong."""
+        when = f"timestamp({self._selector('ticks_total')})"
+        coarse = f"{extreme}_over_time({when}[{range_duration(*day)}:{range_duration(0, LOOKBACK_SECONDS)}])"
+        approximate = self._single_value(f"{extreme}({extreme}({coarse}) or {extreme}({when}))", day.end)
+        if approximate is None or extreme == "max":
+            return approximate
+        fine = f"min_over_time({when}[{range_duration(0, LOOKBACK_SECONDS)}:5s])"
+        return max(day.start, min(approximate, self._single_value(f"min({fine})", approximate) or approximate))
+
+    @property
+    def _peak_grain(self) -> float:
+        return max(_MIN_PEAK_GRAIN_SECONDS, 4 * self._interval)
+
+    # -- a period --
+
+    def _usage(self, number: int, period: Period) -> Iterator[UsageRecord]:
+        identities, prices = self._identities(period), self._gpu_hour_prices(period)
+        held: dict[InstanceKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for (instance_key, job_id), seconds in self._job_seconds(period, identities).items():
+            for leak, value in seconds.items():
+                held[instance_key][leak] += value
+            identity = identities.get((instance_key[0], job_id), JobIdentity(job_id=job_id, cluster=instance_key[0]))
+            yield self._usage_record(number, identity, seconds, prices.get((instance_key, "true"), {}))
+        if not self._filter.matchers:
+            yield from self._unassigned_usage(number, period, held, prices)
+
+    def _usage_record(
+        self,
+        number: int,
+        identity: JobIdentity,
+        seconds: dict[str, float],
+        price: MoneyByCurrency,
+        *,
+        attributed: bool = True,
+    ) -> UsageRecord:
+        hours = sum(seconds.values()) / 3600
+        money = {currency: hours * amount for currency, amount in price.items()}
+        return UsageRecord(period=number, identity=identity, seconds=seconds, money=money, attributed=attributed)
+
+    def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
+        info = self._selector("job_info", self._filter.matchers)
+        samples = self._instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
+        return {
+            (sample.labels.get("cluster", ""), sample.labels.get("job_id", "")): JobIdentity(
+                job_id=sample.labels.get("job_id", ""),
+                cluster=sample.labels.get("cluster", ""),
+                **{field: sample.labels.get(label, "") for field, label in IDENTITY_LABELS.items()},
+            )
+            for sample in samples
+        }
+
+    def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:
+        """Of a GPU-hour, by node, and whether somebody has it; on a node with several models, of its mean GPU."""
+        duration = range_duration(*period)
+        price_metric = self._selector("price_per_gpu_hour")
+        price = f"max by ({INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
+        gpus = f"max by ({INSTANCE_LABELS}, model) (avg_over_time({self._selector('node_gpus')}[{duration}]))"
+        query = (
+            f"sum by ({INSTANCE_LABELS}, held, currency) ({price} * on ({INSTANCE_LABELS}, model) group_left () {gpus})"
+            f" / on ({INSTANCE_LABELS}) group_left () sum by ({INSTANCE_LABELS}) ({gpus})"
+        )
+        found: dict[tuple[InstanceKey, str], MoneyByCurrency] = defaultdict(dict)
+        for sample in self._instant_query(query, period.end):
+            found[sample.instance, sample.labels.get("held", "")][sample.labels.get("currency", "")] = sample.value
+        return found
+
+    def _job_seconds(
+        self, period: Period, identities: dict[tuple[str, str], JobIdentity]
+    ) -> dict[tuple[InstanceKey, str], dict[str, float]]:
+        """GPU-seconds by daemon, job and leak."""
+        found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for matcher in self._job_matchers(sorted({job for _, job in identities})):
+            counters = TimeCounters(
+                by_leak=self._selector("job_seconds_total", matcher),
+                paid=self._selector("job_paid_seconds_total", matcher),
+                recorded=f"job_leak:{self._selector('seconds:rate5m', matcher)}",
+                owner_labels=("cluster", "instance", "job_id"),
+                recorded_owner_labels=("cluster", "job_id"),
+                split_labels=("leak",),
+                start_metric=self._selector("job_start_timestamp_seconds", matcher),
+                daemon_start_metric=f"process_start_time_seconds{{{self._matchers}}}",
+            )
+            for (cluster, instance, job, leak), seconds in self._time_counter.seconds(counters, period):
+                if not self._filter.matchers or (cluster, job) in identities:
+                    found[(cluster, instance), job][leak] += seconds
+        return found
+
+    def _job_matchers(self, job_ids: list[str]) -> Iterator[str]:
+        """Matchers of all jobs that are asked for; of all there are, none is needed."""
+        if not self._filter.matchers:
+            yield ""
+            return
+        for first in range(0, len(job_ids), _JOBS_PER_QUERY):
+            yield f"job_id=~{promql_string('|'.join(map(re.escape, job_ids[first : first + _JOBS_PER_QUERY])))}"
+
+    # -- what no job had --
+
+    def _unassigned_usage(
+        self,
+        number: int,
+        period: Period,
+        seconds_by_instance: dict[InstanceKey, dict[str, float]],
+        prices: dict[tuple[InstanceKey, str], MoneyByCurrency],
+    ) -> Iterator[UsageRecord]:
+        """Of each node what nobody had, and what somebody had of whom no series tells."""
+        for (instance_key, held), seconds in self._node_seconds(period).items():
+            price = prices.get((instance_key, held), {})
+            if held == "false":
+                yield self._usage_record(number, JobIdentity(job_id="", cluster=instance_key[0]), seconds, price)
+                continue
+            job_seconds = seconds_by_instance.get(instance_key, {})
+            remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
+            remaining = {leak: value for leak, value in remaining.items() if value > 0}
+            if sum(remaining.values()) > max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values())):
+                yield self._usage_record(
+                    number, JobIdentity(job_id="", cluster=instance_key[0]), remaining, price, attributed=False
+                )
+
+    def _node_seconds(self, period: Period) -> dict[tuple[InstanceKey, str], dict[str, float]]:
+        """GPU-seconds by daemon, whether somebody had them, and leak."""
+        found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        ticks = self._selector("ticks_total")
+        self.daemon_restarts += round(
+            self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end) or 0.0
+        )
+        counters = TimeCounters(
+            by_leak=self._selector("node_seconds_total"),
+            paid=self._selector("paid_seconds_total"),
+            recorded=f"node_model_leak:{self._selector('seconds:rate5m')}",
+            owner_labels=("cluster", "instance"),
+            recorded_owner_labels=("cluster", "instance"),
+            split_labels=("held", "leak"),
+            start_metric="",
+        )
+        for (cluster, instance, held, leak), seconds in self._time_counter.seconds(counters, period):
+            found[(cluster, instance), held][leak] += seconds
+        return found
+
+    # -- GPUs --
+
+    def _fleet_usage(self, usage: Sequence[UsageRecord], known_period: Period) -> FleetUsage:
+        length = known_period.end - known_period.start
+        paid = sum(sum(record.seconds.values()) for record in usage)
+        unallocated_seconds = sum(
+            sum(record.seconds.values()) for record in usage if not record.identity.job_id and record.attributed
+        )
+        rate = f"sum(rate({self._selector('job_paid_seconds_total')}[{range_duration(0, self._peak_grain)}]))"
+        gpu_count = f"sum(last_over_time({self._selector('node_gpus')}[{range_duration(0, self._peak_grain)}]))"
+        return FleetUsage(
+            gpus=paid / length,
+            gpus_peak=self._peak_value(gpu_count, known_period),
+            held=(paid - unallocated_seconds) / length,
+            held_peak=self._peak_value(rate, known_period),
+            grain_seconds=self._peak_grain,
+        )
+
+    def _peak_value(self, query: str, known_period: Period) -> float | None:
+        """Day by day."""
+        peaks = (
+            self._single_value(peak_query(query, *day, resolution=self._peak_grain / 2), day.end)
+            for day in _split_days(known_period)
+        )
+        return max((most for most in peaks if most is not None), default=None)
+
+
+def _split_days(period: Period) -> Iterator[Period]:
+    start = period.start
+    while start < period.end:
+        yield Period(start, min(period.end, start + DAY_SECONDS))
+        start += DAY_SECONDS

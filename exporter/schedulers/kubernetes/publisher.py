@@ -1,0 +1,240 @@
+"""Publishes the report of an ended job as an Event about its pod, or as an annotation on it.
+
+Writes on a thread of its own, at a limited rate; what cannot be written is counted and logged once. The text comes from
+the caller. Sources: Kubernetes API reference, Event v1 and Pod v1; kube-apiserver --event-ttl.
+"""
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from exporter.clock import Backoff
+from exporter.core.job_record import JobRecord
+from exporter.redact import redact_secrets
+from exporter.schedulers.kubernetes.api import ApiError, ApiServer, check_response, spread_pause
+from exporter.schedulers.kubernetes.objects import ObjectList, Pod
+
+ANNOTATION = "gpu-efficiency.io/receipt"
+REASON = "GPUEfficiency"
+COMPONENT = "gpu-efficiency"
+_MOST_TEXT_BYTES = 1024
+"""Of the text."""
+_MOST_WAITING = 256
+"""Receipts that may wait; further ones are dropped."""
+_SECONDS_BETWEEN = 1.0
+"""Seconds between two that are written: a node whose jobs all end at once is no burden for the API server."""
+_TRIES = 3
+_OK, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _BUSY, _SERVER = 200, 403, 404, 409, 429, 500
+_NAME_CHARACTERS = 230
+"""Of a pod's name in its Event's, which may have 253."""
+_JOIN_SECONDS = 5.0
+Destination = Literal["event", "annotation"]
+log = logging.getLogger(__name__)
+
+
+class _RetryError(Exception):
+    """The API server may take it another time."""
+
+
+class JobReportPublisher:
+    """From construction to `close`; a history calls `publish` with each record of a job that has ended."""
+
+    def __init__(
+        self,
+        api_server: ApiServer,
+        destination: Destination,
+        *,
+        node: str,
+        render: Callable[[JobRecord], str],
+        between: float = _SECONDS_BETWEEN,
+    ) -> None:
+        """`render` gives one line; it is called on this object's thread."""
+        self._api_server, self._destination, self._node, self._render, self._between = (
+            api_server,
+            destination,
+            node,
+            render,
+            between,
+        )
+        self._queue: queue.Queue[JobRecord | None] = queue.Queue(_MOST_WAITING)
+        self._stopped = threading.Event()
+        self._failing = False
+        self.published = 0
+        self.failed = 0
+        """That could not be written: gone pods, refusals, no answer."""
+        self.dropped = 0
+        """For which there was no room to wait."""
+        self._thread = threading.Thread(target=self._run, name="receipts", daemon=True)
+        self._thread.start()
+
+    def publish(self, record: JobRecord) -> None:
+        """Take in the record of a job that has ended; returns at once, whatever the API server does."""
+        owner = record.owner
+        if record.running or owner.scheduler != "kubernetes" or not (owner.namespace and owner.pod):
+            return
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+            self._log_failure(f"{_MOST_WAITING} receipts wait for the API server: {owner.job_id}'s is dropped")
+
+    def close(self) -> None:
+        """End the thread; what waits is not written."""
+        self._stopped.set()
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            log.debug("the thread finds out by itself")
+        self._thread.join(timeout=_JOIN_SECONDS)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread goes on."""
+        return self._thread.is_alive()
+
+    def idle(self) -> bool:
+        """Whether nothing waits or is being written."""
+        return self._queue.unfinished_tasks == 0
+
+    # -- all that follows is done on the thread --
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            record = self._queue.get()
+            if record is not None:
+                self._publish_one(record)
+            self._queue.task_done()
+            self._stopped.wait(self._between if record is not None else 0)
+
+    def _publish_one(self, record: JobRecord) -> None:
+        try:
+            self._publish_with_retries(record)
+        except Exception as err:  # noqa: BLE001  a receipt is never worth more than the thread that writes the next
+            self.failed += 1
+            self._log_failure(str(err) or type(err).__name__)
+        else:
+            self.published += 1
+            self._failing = False
+
+    def _log_failure(self, why: str) -> None:
+        """Once, until one is written again."""
+        level = logging.DEBUG if self._failing else logging.WARNING
+        self._failing = True
+        log.log(level, "no receipt could be placed in Kubernetes (%s): %s", self._destination, redact_secrets(why))
+
+    def _publish_with_retries(self, record: JobRecord) -> None:
+        """Raises ApiError or httpx.HTTPError where it cannot be written, in the end."""
+        timeouts = self._api_server.timeouts
+        backoff = Backoff(2 * timeouts.first, timeouts.most)
+        while True:
+            try:
+                with self._client() as client:
+                    return self._write(client, record)
+            except (_RetryError, httpx.TransportError, OSError) as err:
+                pause = spread_pause(backoff.fail())
+                if backoff.failures == _TRIES or self._stopped.wait(pause):
+                    raise ApiError(f"{self._api_server.url}: {str(err) or type(err).__name__}") from err
+
+    def _client(self) -> httpx.Client:
+        server = self._api_server
+        timeout, headers = httpx.Timeout(server.timeouts.response), server.headers()
+        return httpx.Client(base_url=server.url, verify=server.tls(), timeout=timeout, headers=headers, trust_env=False)
+
+    def _write(self, client: httpx.Client, record: JobRecord) -> None:
+        uid = _pod_uid(client, record)
+        message = _truncate(self._render(record))
+        if self._destination == "event":
+            _check_written(
+                client.post(_path(record, "events"), json=event_body(record, message, node=self._node, uid=uid))
+            )
+        elif uid:
+            _check_written(
+                client.patch(
+                    _path(record, "pods", record.owner.pod),
+                    content=msgspec.json.encode({"metadata": {"uid": uid, "annotations": {ANNOTATION: message}}}),
+                    headers={"Content-Type": "application/merge-patch+json"},
+                )
+            )
+        else:
+            owner = record.owner
+            raise ApiError(f"pod {owner.namespace}/{owner.pod} is gone, and with it the place of an annotation")
+
+
+def event_body(record: JobRecord, message: str, *, node: str, uid: str) -> dict[str, Any]:
+    """The Event as the API takes it: its name follows from the record, so it is made once however often it is tried."""
+    owner, at = record.owner, _timestamp(record.end)
+    about = {"apiVersion": "v1", "kind": "Pod", "name": owner.pod, "namespace": owner.namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": _event_name(record), "namespace": owner.namespace},
+        "involvedObject": about | ({"uid": uid} if uid else {}),
+        "reason": REASON,
+        "message": message,
+        "type": "Normal",
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+
+
+def _event_name(record: JobRecord) -> str:
+    identity = f"{record.node}\n{record.life}\n{record.owner.job_id}\n{record.start}"
+    pod = record.owner.pod[:_NAME_CHARACTERS].rstrip(".-")
+    return f"{pod}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _truncate(text: str) -> str:
+    """One line of so many bytes at most, of whole characters."""
+    return " ".join(text.split()).encode()[:_MOST_TEXT_BYTES].decode(errors="ignore")
+
+
+def _path(record: JobRecord, *parts: str) -> str:
+    return "/api/v1/namespaces/" + "/".join(quote(part, safe="") for part in (record.owner.namespace, *parts))
+
+
+def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
+    """Of the job's pod; empty where that is gone. By a list, which the daemon may ask for; it may get no pod alone.
+
+    A StatefulSet gives its next pod the same name: one that was made after the job's end is another.
+    """
+    response = client.get(_path(record, "pods"), params={"fieldSelector": f"metadata.name={record.owner.pod}"})
+    if response.status_code == _NOT_FOUND:
+        return ""
+    _check_written(response)
+    for raw in msgspec.json.decode(response.content, type=ObjectList).items or ():
+        metadata = msgspec.json.decode(raw, type=Pod).metadata
+        made = metadata.creation_timestamp
+        if metadata.name == record.owner.pod and (made is None or made.timestamp() <= record.end):
+            return metadata.uid
+    return ""
+
+
+def _check_written(response: httpx.Response) -> None:
+    """Raise ApiError for what will never go, `_RetryError` for what may; an Event that is there already is good."""
+    code = response.status_code
+    if _OK <= code < 300 or (code == _CONFLICT and response.request.method == "POST"):  # noqa: PLR2004  all 2xx
+        return
+    if code == _BUSY or code >= _SERVER:
+        raise _RetryError(f"{code} {response.text[:200]}")
+    if code == _FORBIDDEN and response.request.method != "GET":
+        kind = "create events" if response.request.method == "POST" else "patch pods"
+        raise ApiError(
+            f"403: the service account may not {kind}: the chart's receipts.kubernetes grants it; {response.text[:300]}"
+        )
+    check_response(response)

@@ -1,0 +1,612 @@
+"""The `Scheduler` of a Kubernetes node: joins the kubelet's list of devices with the API server's pods.
+
+A thread asks both and publishes a whole `KubernetesState`; the reading thread never waits. Without the API server a pod
+is known by namespace and name only. A GPU is held from when the kubelet admits the pod until it no longer lists it or
+the pod is in a terminal phase. Refuses to guess: a device id that cannot be resolved yields a fault, not an owner.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from exporter.clock import Clock, SystemClock
+from exporter.config import Config
+from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Owner, Reading
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, find_api_server
+from exporter.schedulers.kubernetes.kubelet import (
+    ClaimResource,
+    ContainerDevices,
+    DeviceResolver,
+    DraDevices,
+    Kubelet,
+    KubeletError,
+    PodResources,
+    dra_devices,
+    is_gpu,
+)
+from exporter.schedulers.kubernetes.objects import (
+    KubernetesNode,
+    Pod,
+    ResourceSlice,
+    node_condition,
+    owner_of,
+    restarts_of,
+    size_of,
+)
+from exporter.schedulers.procfs import JobMembers, ProcessInfo
+from exporter.schedulers.rules import Rules
+
+PodName = tuple[str, str]
+"""A pod's namespace and name."""
+
+
+class GpuPod(Struct, frozen=True):
+    """A pod that holds devices."""
+
+    owner: Owner
+    device_ids: tuple[str, ...]
+    """Of device plugins."""
+    claims: tuple[ClaimResource, ...] = ()
+    started: int | None = None
+    """When the kubelet took the pod in, which is when it gave it its devices; Unix nanoseconds."""
+    restarts: int = 0
+    pods: int = 0
+    """That work together, at least."""
+    world_size: int = 0
+    """GPUs of them all, at least."""
+
+
+class PodTable:
+    """The newest list and what is known of the pods on it."""
+
+    def __init__(self, rules: Rules, resources: tuple[str, ...]) -> None:
+        """`resources` are patterns of the names under which GPUs are given out."""
+        self._rules, self._resources = rules, resources
+        self._listed: tuple[PodResources, ...] = ()
+        self._known: dict[PodName, Pod] = {}
+        self._owners: dict[PodName, tuple[Pod | None, Owner]] = {}
+        self._ended: set[str] = set()
+        """Uids of pods that ended and left the list: whoever has their name now is another pod."""
+
+    def update_rules(self, rules: Rules) -> None:
+        """Apply these from now on, and to those that are known."""
+        self._rules = rules
+        self._owners = {name: (pod, owner_of(*name, pod, rules)) for name, (pod, _) in self._owners.items()}
+
+    def with_gpus(self, held: Iterable[PodResources]) -> tuple[PodResources, ...]:
+        """Those of a list that hold GPUs, with nothing but those."""
+        ours = (
+            PodResources(h.namespace, h.name, self._gpu_devices(h.devices), tuple(filter(is_gpu, h.claims)))
+            for h in held
+        )
+        return tuple(each for each in ours if each.devices or each.claims)
+
+    def count_devices(self, offered: Iterable[ContainerDevices]) -> dict[str, int]:
+        """How many there are of each resource that is GPUs."""
+        counts: dict[str, int] = {}
+        for devices in self._gpu_devices(offered):
+            counts[devices.resource] = counts.get(devices.resource, 0) + len(devices.ids)
+        return counts
+
+    def unknown_pods(self, holding: Iterable[PodResources], api_pods: Mapping[PodName, Pod]) -> set[PodName]:
+        """Holders that are new, and which the API server has not reported."""
+        return {(h.namespace, h.name) for h in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
+
+    def missing(self, listed: Iterable[PodResources], api_pods: Mapping[PodName, Pod] | None) -> list[PodName]:
+        """Holders that are not on the list; without those that the API server, if it answers, reports as ended."""
+        gone = {(h.namespace, h.name) for h in self._listed} - {(h.namespace, h.name) for h in listed}
+        pods = self._known if api_pods is None else api_pods
+        return sorted(name for name in gone if not (pods[name].terminal if name in pods else api_pods is not None))
+
+    def replace_list(self, holding: tuple[PodResources, ...], *, listed: Iterable[PodResources], silent: bool) -> None:
+        """Take a new list; `silent`: the API server does not show what became of the pods that left it."""
+        names = {(each.namespace, each.name) for each in listed}
+        if silent:
+            self._ended |= {p.metadata.uid for name, p in self._known.items() if p.terminal and name not in names}
+        self._listed = holding
+        self._known = {name: pod for name, pod in self._known.items() if name in names}
+        self._owners = {name: known for name, known in self._owners.items() if name in names}
+
+    def gpu_pods(self, api_pods: Mapping[PodName, Pod]) -> tuple[GpuPod, ...]:
+        """Who holds devices now."""
+        self._ended &= {pod.metadata.uid for pod in api_pods.values()}
+        self._known |= {name: pod for name, pod in api_pods.items() if pod.metadata.uid not in self._ended}
+        found = ((each, self._known.get((each.namespace, each.name))) for each in self._listed)
+        return tuple(self._gpu_pod(each, pod) for each, pod in found if pod is None or not pod.terminal)
+
+    def jobs(self) -> dict[str, str]:
+        """Job id by uid, of the pods that hold devices."""
+        known = ((self._known.get(name), owner) for name, (_, owner) in self._owners.items())
+        return {pod.metadata.uid: owner.job_id for pod, owner in known if pod is not None}
+
+    def _gpu_devices(self, devices: Iterable[ContainerDevices]) -> tuple[ContainerDevices, ...]:
+        return tuple(d for d in devices if any(fnmatchcase(d.resource, name) for name in self._resources))
+
+    def _gpu_pod(self, held: PodResources, pod: Pod | None) -> GpuPod:
+        pods, world_size = size_of(pod)
+        begun = pod.status.start_time if pod is not None else None
+        return GpuPod(
+            owner=self._owner((held.namespace, held.name), pod),
+            device_ids=tuple(name for devices in held.devices for name in devices.ids),
+            claims=held.claims,
+            started=round(begun.timestamp()) * SECOND if begun is not None else None,
+            restarts=restarts_of(pod),
+            pods=pods,
+            world_size=world_size,
+        )
+
+    def _owner(self, name: PodName, pod: Pod | None) -> Owner:
+        """The rules are applied once for each version of the pod."""
+        before = self._owners.get(name)
+        if before is None or before[0] is not pod:
+            before = self._owners[name] = (pod, owner_of(*name, pod, self._rules))
+        return before[1]
+
+
+T = TypeVar("T", Pod, KubernetesNode, ResourceSlice)
+log = logging.getLogger(__name__)
+_SLICES = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1"))
+_JOIN_SECONDS = 5.0
+
+
+class WatchIntervals(Struct, frozen=True):
+    """How long is waited for what, in seconds."""
+
+    refresh: float = 10.0
+    """Between two lists of the kubelet's, where nothing calls for one sooner."""
+    sync: float = 5.0
+    """At the start, for the API server: a job that is reported before it answers is reported under two names."""
+    grace: float = 2.0
+    """For the API server's report of a pod that the kubelet names for the first time."""
+    settle: float = 0.2
+    """After a change, for others that come with it."""
+    retry: float = 1.0
+    """After the kubelet did not answer."""
+    publish: float = 0.05
+    """After a change from the API server, for more of them."""
+    restart_grace: float = 20.0
+    """After another kubelet was met, for it to list the pods that there were: one that starts knows none at first."""
+
+
+class KubernetesState(Struct, frozen=True):
+    """All that was last reported, joined."""
+
+    at: int
+    """When the kubelet was asked for its list; monotonic nanoseconds."""
+    gpu_pods: tuple[GpuPod, ...]
+    dra_devices: DraDevices
+    jobs: Mapping[str, str]
+    """Job id by pod uid."""
+    condition: str = ""
+    faults: tuple[Fault, ...] = ()
+    unanswered_since: int | None = None
+
+
+class KubernetesWatcher:
+    """A thread of its own from construction to `close`."""
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        api_server: ApiServer | None,
+        *,
+        node: str,
+        pod_table: PodTable,
+        clock: Clock,
+        intervals: WatchIntervals,
+    ) -> None:
+        """Without `access` the API server is not asked."""
+        self._kubelet, self._api_server, self.node = kubelet, api_server, node
+        self._pod_table, self._clock, self._intervals = pod_table, clock, intervals
+        self._at: int | None = None
+        self._seen_connections, self._grace_until = 0, 0.0
+        self._wake, self._updated, self._publish_due = asyncio.Event(), asyncio.Event(), False
+        self.state: KubernetesState | None = None
+        """The newest; None until the kubelet has answered."""
+        self.error = ""
+        """Why the kubelet does not answer; empty while it does."""
+        self.refusals: deque[str] = deque(maxlen=100)
+        """Objects that could not be read; whoever reports them takes them out."""
+        self._pods = self._informer(Pod, ("/api/v1/pods",), "spec.nodeName", significant=_pod_lifecycle)
+        self._nodes = self._informer(KubernetesNode, ("/api/v1/nodes",), "metadata.name")
+        self._slices: Informer[ResourceSlice] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._main = self._loop.create_task(self._run())
+        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is still asking."""
+        return self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Have the kubelet asked now; from any thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def update_rules(self, rules: Rules) -> None:
+        """Apply these to all pods, without asking anybody; from any thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._apply_rules, rules)
+
+    def close(self) -> None:
+        """End the thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._main.cancel)
+            self._thread.join(timeout=_JOIN_SECONDS)
+
+    # -- all that follows is done on the thread --
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            log.debug("kubelet and API server are no longer asked")
+        finally:
+            self._kubelet.close()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(asyncio.sleep(0))  # connections just closed are let go in the next round
+            self._loop.close()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            for informer in self._informers():
+                self._group.create_task(informer.run())
+            await self._synced()
+            while True:
+                self._wake.clear()
+                answered = await self._refresh()
+                await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
+
+    async def _synced(self) -> None:
+        deadline = self._loop.time() + self._intervals.sync
+        for informer in self._informers():
+            await _wait_event(informer.synced, deadline - self._loop.time())
+
+    async def _sleep(self, seconds: float) -> None:
+        if await _wait_event(self._wake, seconds):
+            await asyncio.sleep(self._intervals.settle)
+
+    async def _refresh(self) -> bool:
+        """Ask the kubelet once; False when it did not answer."""
+        asked = self._clock.now()
+        try:
+            listed = await self._kubelet.list_pods()
+        except KubeletError as err:
+            self.error = str(err)
+            self._publish()
+            return False
+        holding = self._pod_table.with_gpus(listed)
+        await self._wait_for_new_pods(holding)
+        if missing := self._missing(listed):
+            self.error = f"the kubelet has just started and does not list {', '.join(map('/'.join, missing))} yet"
+            self._publish()
+            return False
+        if self._at is None:
+            await self._log_offered()
+        self._pod_table.replace_list(holding, listed=listed, silent=self._pods is None or not self._pods.live)
+        self._at, self.error = asked, ""
+        self._publish()
+        return True
+
+    async def _log_offered(self) -> None:
+        """Say once what the kubelet has to give: with none, GPUs lie idle because no pod can have one."""
+        try:
+            counts = self._pod_table.count_devices(await self._kubelet.allocatable())
+        except KubeletError as err:
+            log.debug("what the kubelet offers is not known: %s", err)
+            return
+        if counts:
+            log.info("the kubelet offers %s", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
+        else:
+            log.warning(
+                "the kubelet offers no GPU to pods: is the device plugin running? A DRA driver's are not told here;"
+                " kubernetes.resources says which resources are GPUs"
+            )
+
+    def _missing(self, listed: tuple[PodResources, ...]) -> list[PodName]:
+        """Pods that a kubelet just met does not list though nothing shows that they ended."""
+        if self._kubelet.connections != self._seen_connections:
+            self._seen_connections = self._kubelet.connections
+            self._grace_until = self._loop.time() + (self._intervals.restart_grace if self._at is not None else 0.0)
+        if self._loop.time() >= self._grace_until:
+            return []
+        api_pods = self._api_pods() if self._pods is not None and self._pods.live else None
+        return self._pod_table.missing(listed, api_pods)
+
+    async def _wait_for_new_pods(self, holding: tuple[PodResources, ...]) -> None:
+        """Wait a little for the API server's report of new pods, so that none appears under two names."""
+        if self._slices is None and any(each.claims for each in holding):
+            # Most nodes have no claims, and need no right to list slices.
+            self._slices = self._informer(ResourceSlice, _SLICES, "spec.nodeName")
+            for informer in self._informers()[2:]:
+                self._group.create_task(informer.run())
+        deadline = self._loop.time() + self._intervals.grace
+        while self._is_waiting(holding) and (left := deadline - self._loop.time()) > 0:
+            self._updated.clear()
+            await _wait_event(self._updated, left)
+
+    def _is_waiting(self, holding: tuple[PodResources, ...]) -> bool:
+        if self._slices is not None and not self._slices.synced.is_set() and not self._slices.error:
+            return True
+        return (
+            self._pods is not None and self._pods.live and bool(self._pod_table.unknown_pods(holding, self._api_pods()))
+        )
+
+    def _informer(
+        self, kind: type[T], paths: tuple[str, ...], field: str, *, significant: Callable[[T], object] = lambda _: None
+    ) -> Informer[T] | None:
+        if self._api_server is None:
+            return None
+        return Informer(
+            self._api_server,
+            kind,
+            paths=paths,
+            selector=f"{field}={self.node}",
+            significant=significant,
+            on_update=self._on_update,
+            on_change=self._wake.set,
+            now=self._clock.now,
+        )
+
+    def _informers(self) -> list[Informer[Pod] | Informer[KubernetesNode] | Informer[ResourceSlice]]:
+        return [informer for informer in (self._pods, self._nodes, self._slices) if informer is not None]
+
+    def _on_update(self) -> None:
+        self._updated.set()
+        if not self._publish_due:
+            self._publish_due = True
+            self._loop.call_later(self._intervals.publish, self._publish)
+
+    def _apply_rules(self, rules: Rules) -> None:
+        self._pod_table.update_rules(rules)
+        self._publish()
+
+    def _api_pods(self) -> dict[PodName, Pod]:
+        pods = self._pods.objects.values() if self._pods is not None else ()
+        return {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
+
+    def _publish(self) -> None:
+        """Join what is known into a new State; nothing before the kubelet's first list."""
+        self._publish_due = False
+        for informer in self._informers():
+            self.refusals.extend([informer.refused] if informer.refused else [])
+            informer.refused = ""
+        if self._at is None:
+            return
+        silent = [informer.unanswered_since for informer in self._informers() if informer.unanswered_since is not None]
+        gpu_pods = self._pod_table.gpu_pods(self._api_pods())
+        self.state = KubernetesState(
+            at=self._at,
+            gpu_pods=gpu_pods,
+            dra_devices=dra_devices(tuple(self._slices.objects.values())) if self._slices is not None else {},
+            jobs=self._pod_table.jobs(),
+            condition=node_condition(
+                next(iter(self._nodes.objects.values()), None) if self._nodes is not None else None
+            ),
+            faults=tuple(self._faults()),
+            unanswered_since=min(silent, default=None),
+        )
+
+    def _faults(self) -> Iterator[Fault]:
+        """What stands in the way now."""
+        if self.error:
+            yield Fault("scheduler_failed", self.error)
+        silent = "; ".join(informer.error for informer in self._informers() if informer.error)
+        if silent:
+            yield Fault("controller_silent", f"{silent}; the kubelet still says which pod holds which GPU")
+        if self._nodes is not None and self._nodes.live and not self._nodes.objects:
+            yield Fault(
+                "scheduler_refused",
+                f"the API server knows no node {self.node!r}: set kubernetes.node_name, or NODE_NAME from the pod's"
+                " spec.nodeName",
+            )
+
+
+async def _wait_event(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it is set within that time. Python 3.11's `wait_for` may forget that it was cancelled; this does not."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def _pod_lifecycle(pod: Pod) -> object:
+    """What of a pod changes when it comes to hold devices, or to hold them no more."""
+    return pod.status.phase, pod.status.start_time, pod.metadata.deletion_timestamp
+
+
+_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.MULTILINE)
+"""A pod's uid in a cgroup path, by either of the kubelet's cgroup drivers: with "-" (cgroupfs) or "_" (systemd)."""
+_BUSY_RATIO = 0.01
+AllocationKey = tuple[str, str]
+"""UUID and job id."""
+
+
+class KubernetesScheduler:
+    """The `Scheduler` of a node of a cluster."""
+
+    name = "kubernetes"
+
+    def __init__(self, watcher: KubernetesWatcher, *, clock: Clock, proc: str | Path = "/proc") -> None:
+        self.node = watcher.node
+        self._watcher, self._clock, self._proc = watcher, clock, proc
+        self._members = JobMembers(self._job_of, proc=proc)
+        self._devices: tuple[Device, ...] = ()
+        self._resolver = DeviceResolver(())
+        self._state: KubernetesState | None = None
+        self._gpu_pods: list[tuple[GpuPod, list[str]]] = []
+        self._unresolved = ""
+        self._reported: dict[AllocationKey, Allocation] = {}
+        self._reported_at: int | None = None
+        self._previous_at: int | None = None
+        """When the kubelet was asked for the list before the newest."""
+        self._unallocated_busy: frozenset[str] = frozenset()
+
+    def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
+        """See `Scheduler.poll`: the newest state, and of when it is."""
+        if not self._watcher.alive:
+            raise SchedulerError("scheduler kubernetes: its thread has ended: please report what the log says of it")
+        state = self._watcher.state
+        if state is None:
+            if self._watcher.error:
+                raise SchedulerError(f"scheduler kubernetes: {self._watcher.error}")
+            return None
+        changed = self._resolve_gpus(state, tuple(devices))
+        allocations = self._allocations(state, now) if changed else tuple(self._reported.values())
+        self._wake(readings)
+        return SchedulerState(
+            allocations=allocations,
+            at=state.at,
+            condition=state.condition,
+            members=self._members.of_readings(readings) if state.jobs else {},
+            faults=(*state.faults, *self._refused()),
+            unanswered_since=state.unanswered_since,
+        )
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`: by the pod in the cgroup, which nobody in a container can write."""
+        return self._members.of_pids(pids)
+
+    def update(self, rules: Rules) -> None:
+        """See `Scheduler.update`: the thread that keeps the pods applies them at once."""
+        self._watcher.update_rules(rules)
+
+    def close(self) -> None:
+        """See `Scheduler.close`."""
+        self._watcher.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether kubelet and API server are still asked."""
+        return self._watcher.alive
+
+    def _job_of(self, process: ProcessInfo) -> str:
+        uids = _POD.findall(process.cgroup.replace(r"\x2d", "-"))
+        jobs = self._state.jobs if self._state is not None else {}
+        return next((jobs[uid] for uid in (found.replace("_", "-") for found in reversed(uids)) if uid in jobs), "")
+
+    def _resolve_gpus(self, state: KubernetesState, devices: tuple[Device, ...]) -> bool:
+        """Say which GPUs the holders have, where either has changed; False: neither has."""
+        if state is self._state and devices == self._devices:
+            return False
+        if devices != self._devices:
+            self._devices, self._resolver = devices, DeviceResolver(devices, proc=self._proc)
+        found = [
+            (one, *self._resolver.resolve(one.device_ids, one.claims, state.dra_devices)) for one in state.gpu_pods
+        ]
+        self._gpu_pods = [(holder, uuids) for holder, uuids, _ in found]
+        unresolved = (
+            f"{one.owner.namespace}/{one.owner.pod} holds {what}" for one, _, problems in found for what in problems
+        )
+        self._state, self._unresolved = state, "; ".join(unresolved)
+        return True
+
+    def _refused(self) -> Iterator[Fault]:
+        if self._unresolved:
+            yield Fault("scheduler_refused", f"devices that are nobody's therefore: {self._unresolved}")
+        while self._watcher.refusals:
+            yield Fault("scheduler_refused", self._watcher.refusals.popleft())
+
+    def _allocations(self, state: KubernetesState, now: int) -> tuple[Allocation, ...]:
+        """All that are held, and once, with its end, each that no longer is."""
+        if self._reported_at is None or state.at > self._reported_at:
+            self._previous_at, self._reported_at = self._reported_at, state.at
+        held = self._held(now)
+        gone = [self._ended(self._reported[key], held, now) for key in self._reported if key not in held]
+        self._reported = held
+        return (*held.values(), *gone)
+
+    def _held(self, now: int) -> dict[AllocationKey, Allocation]:
+        held: dict[AllocationKey, Allocation] = {}
+        owners, sizes = self._owners(), self._sizes()
+        for holder, uuids in self._gpu_pods:
+            owner = owners[holder.owner.job_id]
+            for uuid in uuids:
+                key = uuid, owner.job_id
+                one = Allocation(uuid, owner, self._start(key, holder, now), None, sizes[owner.job_id], holder.restarts)
+                held[key] = _merged(held.get(key), one)
+        return held
+
+    def _owners(self) -> dict[str, Owner]:
+        """By job, as its first pod on this node has it: a job has one owner on all its GPUs."""
+        owners: dict[str, Owner] = {}
+        for owner in sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod):
+            owners.setdefault(owner.job_id, owner)
+        return owners
+
+    def _sizes(self) -> dict[str, int]:
+        """GPUs of each whole job: those it has here, or more where its pods show that."""
+        here: dict[str, set[str]] = {}
+        least: dict[str, int] = {}
+        for holder, uuids in self._gpu_pods:
+            job = holder.owner.job_id
+            here.setdefault(job, set()).update(uuids)
+            least[job] = max(least.get(job, 1), holder.pods * len(uuids), holder.world_size)
+        return {job: max(least[job], len(uuids)) for job, uuids in here.items()}
+
+    def _start(self, key: AllocationKey, holder: GpuPod, now: int) -> int:
+        """When the kubelet gave the pod its devices, but after it listed them without this one; it then stays."""
+        if key in self._reported:
+            return self._reported[key].start
+        begun = now if holder.started is None else now - max(0, self._clock.wall() - holder.started)
+        return max(begun, self._previous_at if self._previous_at is not None else begun) // MS * MS
+
+    def _ended(self, allocation: Allocation, held: Mapping[AllocationKey, Allocation], now: int) -> Allocation:
+        """The end is when it is noticed, or when the next owner of the GPU began: one after another is not sharing."""
+        next_ones = [held[key].start for key in held if key[0] == allocation.uuid and key not in self._reported]
+        return structs.replace(allocation, end=max(allocation.start, min([now, *next_ones])))
+
+    def _wake(self, readings: Iterable[Reading]) -> None:
+        """Have the kubelet asked at once when a GPU begins to work that nobody holds."""
+        owned = {uuid for uuid, _ in self._reported}
+        unallocated_busy = frozenset(r.uuid for r in readings if r.uuid not in owned and _is_busy(r))
+        if unallocated_busy - self._unallocated_busy:
+            self._watcher.wake()
+        self._unallocated_busy = unallocated_busy
+
+
+def open_kubernetes(
+    config: Config,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    clock: Clock | None = None,
+    intervals: WatchIntervals | None = None,
+    timeouts: ApiTimeouts | None = None,
+) -> KubernetesScheduler:
+    """Open on this node's kubelet, which need not be there yet; raises SchedulerError where it cannot be asked."""
+    settings, clock = config.kubernetes, clock or SystemClock()
+    watcher = KubernetesWatcher(
+        Kubelet(settings.pod_resources_socket),
+        find_api_server(settings, environ, timeouts or ApiTimeouts()),
+        node=settings.node_name or environ.get("NODE_NAME") or platform.node(),
+        pod_table=PodTable(Rules(config.workload, config.exemptions), settings.resources),
+        clock=clock,
+        intervals=intervals or WatchIntervals(refresh=settings.refresh_seconds),
+    )
+    return KubernetesScheduler(watcher, clock=clock, proc=config.host.proc)
+
+
+def _merged(one: Allocation | None, other: Allocation) -> Allocation:
+    """Two pods of one job on one GPU are one owner, since the first of them."""
+    if one is None:
+        return other
+    return structs.replace(one, start=min(one.start, other.start), restarts=max(one.restarts, other.restarts))
+
+
+def _is_busy(reading: Reading) -> bool:
+    return bool(reading.processes) or (reading.gr_engine_active or 0.0) > _BUSY_RATIO

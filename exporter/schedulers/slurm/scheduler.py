@@ -1,0 +1,266 @@
+"""The `Scheduler` of a Slurm node: reads two small directories each poll, and queries only when a job comes or goes.
+
+Refuses to poll slurmctld: ten thousand nodes must not load it. A GPU is held as long as anything of its job is left
+here. A job whose last step ended has itself ended where its batch script, extern step (PrologFlags=Contain) or mapping
+file was seen; otherwise it may be an allocation between two steps and is queried, ever less often. While slurmctld does
+not answer, known allocations stay and `unanswered_since` is set.
+"""
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, user_name
+from exporter.schedulers.rules import Rules
+from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient
+from exporter.schedulers.slurm.controller import ControllerQueries
+from exporter.schedulers.slurm.job_table import AllocationTracker, JobTable
+from exporter.schedulers.slurm.local_node import (
+    GpuMap,
+    LocalNode,
+    NodeProcesses,
+    SlurmConf,
+    SpoolReader,
+    SpoolState,
+    find_conf,
+    read_conf,
+    short_hostname,
+)
+
+FIRST_ANSWER_SECONDS = 0.2
+"""Waited for the answer about a new job, so that one of a few seconds is billed to its account."""
+_GPU_MAP_EVERY = 60 * SECOND
+_NODE_STATE_AGAIN = 30 * SECOND
+"""From one question about the node's state to the next, however many jobs leave: it is two calls."""
+_FIRST_NODE_STATE = 10.0
+"""Seconds within which it is first asked: not all nodes at once, though all daemons may start together."""
+_UNKNOWN = Owner(UNKNOWN_JOB, "slurm", name="a job of which nobody can say what it has")
+_JOB = re.compile(r"/job_(\d{1,10})(?=/|$)", re.MULTILINE)
+
+
+class SlurmScheduler:
+    """The `Scheduler` of a Slurm node."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        node: str,
+        spool: SpoolReader,
+        controller: ControllerQueries,
+        *,
+        rules: Rules | None = None,
+        proc: str | Path = "/proc",
+        node_state_seconds: float = 300.0,
+        wall: Callable[[], int] = time.time_ns,
+        phase: Callable[[], float] = random.random,
+        user_of: Callable[[int], str] = user_name,
+    ) -> None:
+        """`wall` gives Unix nanoseconds, `phase` a number in [0, 1) that differs from node to node.
+
+        `user_of` names a uid.
+        """
+        self.node, self._spool, self._controller, self._wall = node, spool, controller, wall
+        self._jobs = JobTable(controller, node)
+        self._tracker = AllocationTracker(rules or Rules())
+        self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
+        self._user_of = cache(user_of)
+        self._gpu_map: GpuMap | None = None
+        self._gpu_map_at: int | None = None
+        self._every, self._phase = int(node_state_seconds * SECOND), phase
+        self._node_state_at = self._node_state_again = 0
+        self._condition = ""
+        self._pending_faults: tuple[Fault, ...] = ()
+
+    def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
+        """Give one allocation for each job on each GPU, and once, with `end=now`, each that is gone.
+
+        None before it is known which GPU is which. Raises SchedulerError while the directories cannot be read: then
+        nobody knows who came and who went.
+        """
+        if not self._controller.alive:
+            raise SchedulerError("scheduler slurm: its thread has ended: please report what the log says of it")
+        spool, wall = self._read(), self._wall()
+        first = self._gpu_map_at is None
+        if first:
+            self._request_gpu_map(now)
+        if self._jobs.update(spool.jobs, now) or first:
+            self._controller.wait_settled(FIRST_ANSWER_SECONDS)
+        updates = self._controller.take_updates()
+        self._gpu_map, self._condition = (
+            updates.gpu_map or self._gpu_map,
+            updates.node.condition if updates.node else self._condition,
+        )
+        self._jobs.apply_answers(updates.answers, now=now, wall=wall)
+        self._jobs.follow_up(now)
+        allocations = self._tracker.update(self._jobs, self._gpu_map, devices, now=now, wall=wall)
+        self._jobs.recheck(self._tracker.contested, now)
+        if self._tracker.problems and now - (self._gpu_map_at or 0) >= _GPU_MAP_EVERY:
+            self._request_gpu_map(now)
+        self._request_node_state(now, devices)
+        self._pending_faults += (*updates.faults, *self._faults(spool))
+        if self._gpu_map is None:
+            return None
+        faults, self._pending_faults = self._pending_faults, ()
+        return SchedulerState(
+            (*allocations, *self._unidentified(now, devices)),
+            now,
+            self._condition,
+            self._members.of_readings(readings),
+            faults,
+            self._controller.unanswered_since,
+        )
+
+    def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
+        """See `Scheduler.members`."""
+        return self._members.of_pids(pids)
+
+    def update(self, rules: Rules) -> None:
+        """See `Scheduler.update`: each poll applies them to what the controller has reported of a job."""
+        self._tracker.update_rules(rules)
+
+    def close(self) -> None:
+        """End the thread and what it has started. Never raises."""
+        self._controller.close()
+
+    def _unidentified(self, now: int, devices: Sequence[Device]) -> Iterator[Allocation]:
+        """While it is not known what a job has, what seems free may be that job's."""
+        if any(entry.unidentified for entry in self._jobs):
+            held = self._tracker.held_uuids()
+            for device in devices:
+                if device.uuid not in held and not device.unpartitioned:
+                    yield Allocation(device.uuid, _UNKNOWN, now)
+
+    def _read(self) -> SpoolState:
+        try:
+            return self._spool.read(self._wall())
+        except OSError as err:
+            raise SchedulerError(
+                f"scheduler slurm: {err.filename or 'the spool directory'}: {err.strerror or err}. Is slurmd at home"
+                " here, and may this daemon read its SlurmdSpoolDir? Set slurm.spool_dir, slurm.mapping_dir"
+            ) from err
+
+    def _request_gpu_map(self, now: int) -> None:
+        self._gpu_map_at = now
+        self._controller.request_gpu_map()
+
+    def _request_node_state(self, now: int, devices: Sequence[Device]) -> None:
+        """Ask for the node's state after a job has left, and now and then while a GPU is free."""
+        if not self._every or not devices:
+            return
+        if not self._node_state_at:
+            self._node_state_at = now + int(self._phase() * min(self._every, _FIRST_NODE_STATE * SECOND))
+        held = self._tracker.held_uuids()
+        free = any(device.uuid not in held for device in devices if not device.unpartitioned)
+        if free and (now >= self._node_state_at or (self._jobs.job_left and now >= self._node_state_again)):
+            self._node_state_at = now + self._every // 2 + int(self._phase() * self._every)
+            self._node_state_again = now + min(self._every, _NODE_STATE_AGAIN)
+            self._jobs.job_left = False
+            self._controller.request_node_state()
+
+    def _faults(self, spool: SpoolState) -> Iterator[Fault]:
+        """One fault with all complaints, as long as there are any."""
+        problems = {*self._tracker.problems, *spool.problems, *self._foreign_sockets(spool)}
+        problems |= {_refused_message(e.job_id, e.refused) for e in self._jobs if e.refused}
+        problems |= {_stale_message(e.job_id) for e in self._jobs if e.stale}
+        if problems:
+            yield Fault("scheduler_refused", f"Slurm: {'; '.join(sorted(problems))}")
+
+    def _foreign_sockets(self, spool: SpoolState) -> list[str]:
+        if not spool.foreign_nodes or spool.jobs:
+            return []
+        return [
+            f"the spool directory has steps of node {spool.foreign_nodes[0]}, not of {self.node}: set slurm.node_name"
+        ]
+
+    def _job_of(self, process: ProcessInfo) -> str:
+        """The control group counts before the environment, which is the user's to change.
+
+        Tasks of a heterogeneous step have its leader's id as theirs; their own is among those of the groups.
+        """
+        names = (*_JOB.findall(process.cgroup), process.environ.get("SLURM_JOB_ID", ""))
+        groups = (job for name, job in process.environ.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
+        return next((name for name in (*names, *groups) if name in self._jobs), "")
+
+    def _proven(self, process: ProcessInfo) -> str:
+        """The environment counts where the process is run by the job's user."""
+        job = self._job_of(process)
+        if not job or job in _JOB.findall(process.cgroup):
+            return job
+        user = self._jobs.user(job)
+        return job if user and process.uid is not None and self._user_of(process.uid) == user else ""
+
+
+def open_slurm(config: Any) -> SlurmScheduler:
+    """Open this node's Slurm; raises SchedulerError where there is neither a spool nor a mapping directory."""
+    slurm = config.slurm
+    conf = _conf(find_conf(slurm.conf, os.environ))
+    node = _node_name(slurm.node_name, conf)
+    spool = Path(slurm.spool_dir) if slurm.spool_dir else conf.spool_dir(node) if conf else None
+    mapping = Path(slurm.mapping_dir) if slurm.mapping_dir else None
+    if mapping is None and (spool is None or not spool.is_dir()):
+        raise SchedulerError(
+            f"scheduler slurm: {spool or 'SlurmdSpoolDir'} is not there"
+            f" ({conf.path if conf else 'no slurm.conf was found'}). On a Slurm node set slurm.conf or slurm.spool_dir,"
+            " or slurm.mapping_dir where the prolog writes one"
+        )
+    proc = Path(config.host.proc)
+    commands = CommandClient(
+        Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
+    )
+    here = NodeProcesses(node, proc=proc, cgroup=config.host.cgroup)
+    local = LocalNode(here, proc=proc, slots=lambda: commands.slurmd_gpus(node))
+    controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
+    return SlurmScheduler(
+        node,
+        SpoolReader(node, spool=spool if spool is not None and spool.is_dir() else None, mapping=mapping),
+        controller,
+        rules=Rules(config.workload, config.exemptions),
+        proc=proc,
+        node_state_seconds=slurm.node_state_seconds,
+    )
+
+
+def _client(slurm: Any, commands: CommandClient) -> SlurmClient:
+    if not slurm.restd_url:
+        return commands
+    from exporter.schedulers.slurm.restd import RestClient  # noqa: PLC0415  an HTTP client is 13 MiB
+
+    try:
+        return RestClient(slurm.restd_url, token_file=slurm.restd_token_file, timeout=slurm.timeout_seconds)
+    except ValueError as err:
+        raise SchedulerError(f"scheduler slurm: {err}") from err
+
+
+def _conf(path: str) -> SlurmConf | None:
+    try:
+        return read_conf(path) if path else None
+    except (OSError, ValueError) as err:
+        raise SchedulerError(f"scheduler slurm: {path}: {err}. Set slurm.conf, or make it readable") from err
+
+
+def _node_name(configured: str, conf: SlurmConf | None) -> str:
+    name = configured or os.environ.get("SLURMD_NODENAME", "")
+    if name or conf is None or not conf.nodes:
+        return name or short_hostname()
+    if len(conf.nodes) > 1:
+        names = ", ".join(conf.nodes[:4])
+        raise SchedulerError(
+            f"scheduler slurm: several nodes of {conf.path} are this host ({names}): set slurm.node_name"
+        )
+    return conf.nodes[0]
+
+
+def _refused_message(job_id: str, why: str) -> str:
+    return f"what the controller says of job {job_id} is not believed: {why}. It is held without name and account"
+
+
+def _stale_message(job_id: str) -> str:
+    return f"job {job_id} has left a socket or a mapping file here and is over: it holds nothing"

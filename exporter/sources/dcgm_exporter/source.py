@@ -1,0 +1,444 @@
+"""Fetches the page of a dcgm-exporter over HTTP and turns consecutive pages into readings and health.
+
+A reading covers the time between two successful scrapes, or after a gap one collect interval alone. A page that
+stops changing is distrusted as stale. It refuses to drive DCGM, to use `pod` labels (the scheduler's job), and
+`DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose units changed between releases.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from math import inf
+from time import monotonic
+from typing import Any, Protocol
+
+import httpx
+from msgspec import Struct, structs
+
+from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
+from exporter.redact import redact_secrets
+from exporter.sources.base import NVLINK_SIGNALS, ReadResult, SourceError
+from exporter.sources.dcgm_exporter.page import (
+    XID_COUNTS,
+    DcgmExporterPage,
+    GpuLines,
+    devices_of,
+    figures_of,
+    instance_figures,
+    layout_of,
+    unpartitioned_figures,
+    whole_number,
+)
+from exporter.specs import find_spec, unknown_model
+
+LIMIT_BYTES = 8 << 20
+"""Far above any real page: 8 GPUs, 60 fields and 10 pods each make about 2 MB."""
+
+
+class PageFetcher(Protocol):
+    """Fetches the page's bytes."""
+
+    def __call__(self) -> bytes:
+        """The page as it is now. Raises SourceError."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources. Never raises."""
+        ...
+
+
+class HttpPageFetcher:
+    """Fetches one URL over one kept connection; bounded in time and size."""
+
+    def __init__(self, url: str, *, timeout_seconds: float, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._url, self._timeout, self._limit = url, timeout_seconds, limit_bytes
+        self._display_url = redact_secrets(url)
+        # No proxy from the environment: the exporter is on this node, a proxy would answer for another.
+        self._client = httpx.Client(timeout=timeout_seconds, trust_env=False)
+
+    def __call__(self) -> bytes:
+        """Raise SourceError for anything but a whole page with status 200."""
+        try:
+            with self._client.stream("GET", self._url) as response:
+                return self._body(response)
+        except httpx.TimeoutException as error:
+            raise self._timed_out() from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            detail = redact_secrets(str(error)) or type(error).__name__
+            raise SourceError(
+                f"{self._display_url} could not be read ({detail}): is dcgm-exporter running"
+                " on this node and is this its address? Try `curl` on it, or set dcgm_exporter.url"
+            ) from error
+
+    def _body(self, response: httpx.Response) -> bytes:
+        if response.status_code != httpx.codes.OK:
+            raise SourceError(
+                f"{self._display_url} answered HTTP {response.status_code}, not 200: read the exporter's log, and"
+                " check that dcgm_exporter.url is its metrics page (it ends in /metrics)"
+            )
+        body, deadline = bytearray(), monotonic() + self._timeout
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > self._limit:
+                raise SourceError(
+                    f"{self._display_url} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
+                    " dcgm_exporter.url to this node's own exporter, not to a federating Prometheus"
+                )
+            # httpx times each wait, not the whole: a page that drips would hold the reading thread for ever.
+            if monotonic() > deadline:
+                raise self._timed_out()
+        return bytes(body)
+
+    def _timed_out(self) -> SourceError:
+        return SourceError(
+            f"{self._display_url} gave no whole page within {self._timeout:g} s: the exporter hangs or the node is"
+            " overloaded; restart dcgm-exporter, or raise dcgm_exporter.timeout_seconds"
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+_MAX_XIDS_PER_CODE = 16
+"""Errors of one code reported for one page: more would tell nothing new of a board in trouble, and a broken counter
+cannot flood the daemon."""
+_NVLINK = (
+    ("nvlink_crc_flit", "nvlink_crc_data", "nvlink_replay", "nvlink_recovery"),
+    ("nvlink_dl_crc", "nvlink_dl_replay", "nvlink_dl_recovery"),
+)
+"""Two sets of counters for the same errors: the first set of which anything is shown counts."""
+_PLAIN: dict[str, Callable[[float], float]] = {
+    "recovery_action": int,
+    "ecc_corrected": int,
+    "ecc_uncorrected": int,
+    "row_remap_pending": bool,
+    "row_remap_failed": bool,
+    "memory_temperature_celsius": float,
+    "power_smoothing": bool,
+}
+"""Fields of `Health` that are one figure of the page, and their types."""
+
+
+class XidTracker:
+    """The critical errors of one board that came after the first page.
+
+    The gauge (DCGM_FI_DEV_XID_ERRORS) keeps the last error for ever: only its change is new, and the same error again
+    is not seen. Where the exporter counts errors by code, the counts are used instead; counts within a window fall
+    when errors leave it, so that they give the least number of new ones.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] | None = None
+        self._counts: dict[str, dict[int, int]] = {}
+        self._counted_from_gauge: Counter[int] = Counter()
+
+    def new_xids(self, gpu: GpuLines) -> tuple[int, ...]:
+        """The new errors of a page that changed; the first page gives none."""
+        first, before = self._last is None, self._last or {}
+        counting = next((name for name in XID_COUNTS if name in gpu.xid_counts), "")
+        new = self._newly_counted(counting, gpu.xid_counts[counting]) if counting else _changed(before, gpu.xids)
+        new = [] if first else new
+        # A count may come one collection after the gauge, or its line only with the first error.
+        self._last, self._counts, self._counted_from_gauge = gpu.xids, gpu.xid_counts, Counter(() if counting else new)
+        return tuple(new)
+
+    def _newly_counted(self, name: str, counts: dict[int, int]) -> list[int]:
+        before = self._counts.get(name, {})
+        new: list[int] = []
+        for code, count in sorted(counts.items()):
+            known = before.get(code, 0)
+            restarted = count < known and name == XID_COUNTS[0]
+            rise = (count if restarted else count - known) - self._counted_from_gauge[code]
+            if code:
+                new += [code] * min(rise, _MAX_XIDS_PER_CODE)
+        return new
+
+
+def _changed(before: dict[str, int], now: dict[str, int]) -> list[int]:
+    """Codes on lines that changed; the line of a new instance repeats what those of the board's others had before."""
+    old = set(before.values())
+    changed = ((line, code) for line, code in now.items() if code and code != before.get(line))
+    return sorted({code for line, code in changed if line in before or code not in old})
+
+
+def health_of(uuid: str, gpu: GpuLines, xids: tuple[int, ...] = ()) -> Health | None:
+    """The board's health by the page; None when the page has none of its fields."""
+    page_figures = gpu.figures
+    figures: dict[str, Any] = {name: kind(page_figures[name]) for name, kind in _PLAIN.items() if name in page_figures}
+    errors, margin = _nvlink_errors(page_figures), _margin(page_figures)
+    health = Health(uuid, xids=xids, nvlink_errors=errors, temperature_margin_celsius=margin, **figures)
+    return None if health == Health(uuid) else health
+
+
+def _nvlink_errors(page_figures: dict[str, float]) -> int | None:
+    for names in _NVLINK:
+        shown = [page_figures[name] for name in names if name in page_figures]
+        if shown:
+            return int(sum(shown))
+    return None
+
+
+def _margin(page_figures: dict[str, float]) -> float | None:
+    """Degrees Celsius to the slowdown: as DCGM reports them, else by the threshold."""
+    if "temperature_margin_celsius" in page_figures:
+        return page_figures["temperature_margin_celsius"]
+    if {"slowdown_celsius", "temperature_celsius"} <= page_figures.keys():
+        return page_figures["slowdown_celsius"] - page_figures["temperature_celsius"]
+    return None
+
+
+MAX_GAP_SECONDS = 90.0
+COLLECT_SECONDS = 30.0
+"""dcgm-exporter's default `--collect-interval` (30000 ms)."""
+
+_BUSY = ("gr_engine_active", "sm_active", "tensor_active", "dram_active", "gpu_utilization")
+
+
+class _BoardState(Struct):
+    """What is kept of a board, and of its MIG instances, from page to page."""
+
+    devices: tuple[Device, ...]
+    """The board, then its instances."""
+    xids: XidTracker
+    layout: tuple[tuple[str, str], ...] = ()
+    scraped_at: int | None = None
+    """The last scrape that showed it; None: the next one is a baseline."""
+    lines: set[tuple[str, ...]] = set()
+    changed_at: int = 0
+    """When its lines last changed."""
+    energy_counter: float | None = None
+    """The energy counter, joules."""
+    unreported_joules: float | None = None
+    """Joules that the counter has moved and no reading has reported yet; None until it has moved once."""
+
+    def reset(self) -> None:
+        self.scraped_at = self.energy_counter = self.unreported_joules = None
+
+
+class DcgmExporterSource:
+    """The TelemetrySource of one dcgm-exporter URL. Ratios are passed on as they are; blanks are missing.
+
+    `hostname` chooses one host of a page that carries several. `collect_interval_seconds` is the exporter's
+    own: it sets how long an unchanged page is believed and how a late energy counter is spread.
+    """
+
+    name = "dcgm-exporter"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_seconds: float = 5.0,
+        max_gap_seconds: float = MAX_GAP_SECONDS,
+        collect_interval_seconds: float = COLLECT_SECONDS,
+        hostname: str = "",
+        lookup: Callable[[str], Spec | None] = find_spec,
+        fetch: PageFetcher | None = None,
+    ) -> None:
+        self._url, self._lookup = redact_secrets(url), cache(lookup)
+        self._fetch = HttpPageFetcher(url, timeout_seconds=timeout_seconds) if fetch is None else fetch
+        self._page = DcgmExporterPage(self._url, hostname=hostname)
+        self._max_gap, self._collect_interval = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
+        self._boards: dict[str, _BoardState] = {}
+        self._signals: frozenset[str] = frozenset()
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """Fields of `Reading` seen on any page so far: profiling fields may appear some collections late.
+
+        Stock dcgm-exporter gives neither `sm_active` nor NVLink rates.
+        """
+        return self._signals
+
+    def probe(self) -> None:
+        """Get the page once, for `signals`; sets no baseline. Raises SourceError."""
+        self._gpus([])
+
+    def read(self, now: int) -> ReadResult:
+        """Get the page; returns one reading for each GPU and MIG instance that the last page had too.
+
+        Faults: malformed_line, conflicting_series, gpu_missing (was there before, other GPUs still are), mig_layout
+        (the instances do not add up to a board, which then has no reading) and, once a GPU, unknown_model. Health is
+        reported of each page that changed. Raises SourceError.
+        """
+        faults: list[Fault] = []
+        readings: list[Reading] = []
+        health: list[Health] = []
+        gpus = self._gpus(faults)
+        for uuid, gpu in gpus.items():
+            state = self._update_board(uuid, gpu, faults)
+            if gpu.lines != state.lines:
+                state.lines, state.changed_at = gpu.lines, now
+                board_health = health_of(uuid, gpu, state.xids.new_xids(gpu))
+                health += [board_health] if board_health else []
+            readings += self._readings(state, gpu, now)
+        faults += [self._missing(uuid) for uuid in sorted(self._boards.keys() - gpus.keys())]
+        boards = sorted((state.devices for state in self._boards.values()), key=lambda devices: _sort_key(devices[0]))
+        return ReadResult(
+            tuple(d for devices in boards for d in devices), tuple(readings), tuple(faults), tuple(health)
+        )
+
+    def resync(self) -> None:
+        """Drop the baseline; the last page is kept, to recognise one that stops changing."""
+        for state in self._boards.values():
+            state.reset()
+
+    def pause(self) -> None:
+        """Drop the baseline; there is nothing else to release: the counters are the exporter's.
+
+        A profiler that needs them must have the exporter's own DCGM give them up: `dcgmi profile --pause`, and
+        `--resume` afterwards. The exporter then shows no profiling fields.
+        """
+        self.resync()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._fetch.close()
+
+    def _gpus(self, faults: list[Fault]) -> dict[str, GpuLines]:
+        gpus = self._page.read(self._fetch(), faults, known=self._boards.keys())
+        for gpu in gpus.values():
+            board = unpartitioned_figures(gpu) if gpu.instances else figures_of(gpu)
+            parts = (instance_figures(gpu, instance) for instance in gpu.instances)
+            self._signals = self._signals.union(board, *parts, {"energy_joules"} if _gives_energy(gpu) else ())
+        return gpus
+
+    def _update_board(self, uuid: str, gpu: GpuLines, faults: list[Fault]) -> _BoardState:
+        """Update the state of a board by this page; a new MIG layout begins with a new baseline."""
+        spec = self._lookup(gpu.model)
+        if uuid not in self._boards:
+            self._boards[uuid] = _BoardState((), XidTracker())
+            faults += [unknown_model(uuid, gpu.model)] if spec is None else []
+        state, new = self._boards[uuid], layout_of(gpu)
+        if new != state.layout:
+            state.layout = new
+            state.reset()
+        lacks = NVLINK_SIGNALS if spec is not None and not spec.nvlink_bytes_per_second else ()
+        condition = "recovery" if gpu.figures.get("recovery_action") else ""
+        board = Device(uuid, gpu.index, gpu.model, spec, lacks, condition)
+        state.devices = devices_of(board, gpu) if gpu.instances else (board,)
+        if not state.devices:
+            state.devices = (board,)
+            faults.append(_layout_fault(board, new))
+        return state
+
+    def _readings(self, state: _BoardState, gpu: GpuLines, now: int) -> Iterator[Reading]:
+        before, state.scraped_at = state.scraped_at, now
+        unreadable = gpu.instances and len(state.devices) == 1
+        if unreadable or before is None or before >= now:
+            state.energy_counter, state.unreported_joules = gpu.figures.get("energy"), None
+            return
+        start = before if now - before <= self._max_gap else now - min(self._collect_interval, self._max_gap)
+        joules = self._joules(state, gpu.figures.get("energy"), covers=now - start, whole=start == before)
+        stale = self._stale(gpu, still=now - state.changed_at)
+        if not gpu.instances:
+            doubt = stale if gpu.has_figures else "blank"
+            whole: dict[str, Any] = figures_of(gpu)
+            yield Reading(
+                uuid=state.devices[0].uuid, start=start, end=now, energy_joules=joules, distrust=doubt, **whole
+            )
+            return
+        if joules is None and "power_watts" in gpu.figures:
+            joules = gpu.figures["power_watts"] * (now - start) / SECOND
+        for device in state.devices:
+            yield _mig_reading(device, gpu, (start, now), joules, stale)
+
+    def _missing(self, uuid: str) -> Fault:
+        state = self._boards[uuid]
+        state.devices = tuple(structs.replace(device, condition="missing") for device in state.devices)
+        state.reset()
+        state.lines = set()  # its return is a change, even with the figures it left with
+        return Fault(
+            "gpu_missing",
+            f"GPU {state.devices[0].index} is gone from {self._url} while others are there: it fell off the bus"
+            " or was taken from the exporter; look at `nvidia-smi` and `dmesg`",
+            uuid,
+        )
+
+    def _stale(self, gpu: GpuLines, *, still: int) -> str:
+        """Returns "stale" when a GPU's lines have not changed for longer than a live exporter can explain.
+
+        An energy counter moves with every collection of a powered board, and a board at work never repeats
+        power and ratios to the last digit: 3 collections. An idle one without that counter may well repeat
+        itself, but its power sensor, in milliwatts, hardly 20 times running. Without power nothing need move.
+        """
+        figures = gpu.figures
+        busy = any(one.figures.get(name) for one in (gpu, *gpu.instances.values()) for name in _BUSY)
+        collections = 3.0 if busy or figures.get("energy") else 20.0 if "power_watts" in figures else inf
+        return "stale" if still > collections * self._collect_interval else ""
+
+    def _joules(self, state: _BoardState, counter: float | None, *, covers: int, whole: bool) -> float | None:
+        """Energy for a reading: what the counter moved, spread over about one collect interval.
+
+        Scraped more often than collected, the counter stands still and then leaps: as it comes, that is
+        0 W, 0 W, 2100 W. The sum over readings is the counter's own. None until it has moved, where the
+        reading leaves out part of the time since the last one, and where the counter fell (driver reloaded).
+        """
+        if counter is None:
+            return None
+        before, state.energy_counter = state.energy_counter, counter
+        if before is None or counter < before or not whole:
+            state.unreported_joules = None
+            return None
+        if state.unreported_joules is None and counter == before:
+            return None
+        unreported = (state.unreported_joules or 0.0) + counter - before
+        reported = unreported * min(1.0, covers / self._collect_interval)
+        state.unreported_joules = unreported - reported
+        return reported
+
+
+def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
+    """Open what `config.dcgm_exporter` names. Raises SourceError if the page cannot be read now."""
+    section = config.dcgm_exporter
+    source = DcgmExporterSource(
+        section.url,
+        timeout_seconds=section.timeout_seconds,
+        max_gap_seconds=section.max_gap_seconds,
+        collect_interval_seconds=section.collect_interval_seconds,
+        hostname=section.hostname,
+        lookup=partial(find_spec, overrides=config.overrides()),
+    )
+    try:
+        source.probe()
+    except SourceError:
+        source.close()
+        raise
+    return source
+
+
+def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: float | None, stale: str) -> Reading:
+    """The reading of a MIG instance, or of the unpartitioned part. Its energy is not measured: it is its share."""
+    if device.parent:
+        instance = device.uuid.removeprefix(device.parent + "/")
+        figures: dict[str, Any] = instance_figures(gpu, instance)
+        has_figures = bool(gpu.instances[instance].figures)
+    else:
+        figures, has_figures = unpartitioned_figures(gpu), gpu.has_figures
+    share = None if joules is None else joules * device.weight / PPM
+    distrust = stale if has_figures else "blank"
+    return Reading(device.uuid, *span, energy_joules=share, distrust=distrust, **figures)
+
+
+def _gives_energy(gpu: GpuLines) -> bool:
+    return "energy" in gpu.figures or (bool(gpu.instances) and "power_watts" in gpu.figures)
+
+
+def _layout_fault(board: Device, parts: tuple[tuple[str, str], ...]) -> Fault:
+    shown = ", ".join(f"{instance or '?'} {profile or '?'}" for instance, profile in parts)
+    return Fault(
+        "mig_layout",
+        f"GPU {board.index} is in MIG mode, and its instances ({shown}) do not add up to a {board.model or 'board'}: it"
+        " is not observed. Compare with `nvidia-smi mig -lgi`; after a change of instances restart dcgm-exporter",
+        board.uuid,
+    )
+
+
+def _sort_key(device: Device) -> tuple[int, str, str]:
+    index = whole_number(device.index)
+    return (1 << 30 if index is None else index, device.index, device.uuid)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * SECOND / MS) * MS

@@ -1,0 +1,432 @@
+"""Picks the first source that reports tensor activity, logs why, and retries with growing waits if it fails.
+
+Candidates are opened in the order of SOURCES; one without tensor activity is kept as a fallback while the rest
+are tried. It refuses to read two sources at once, and it may catch any exception: one broken vendor library must
+not hide the others. NVML is opened beside DCGM only where DCGM gives no profiling, so that it holds no counter
+which DCGM needs.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct
+
+from exporter.config import Config
+from exporter.core.model import NEVER, SECOND
+from exporter.registry import SOURCES, section_of
+from exporter.sources.base import (
+    ReadResult,
+    SourceError,
+    TelemetrySource,
+    open_source,
+    with_processes,
+)
+
+log = logging.getLogger(__name__)
+MAX_READS = 5
+"""Reads after which a GPU that has shown no tensor activity counts as one that does not: a profiler's first values of
+several boards come in different cycles."""
+
+
+class Selection(Struct, frozen=True):
+    """Which source was selected, and what became of the others."""
+
+    name: str
+    location: str = ""
+    announces_tensor: bool = False
+    """Its signals include tensor activity."""
+    without_tensor: tuple[str, ...] = ()
+    """Sources that were opened and not selected, because their signals do not."""
+    failed: tuple[tuple[str, str], ...] = ()
+    """Sources that could not be opened: name and error."""
+    untried: tuple[str, ...] = ()
+    only: bool = False
+    """The configuration names this source."""
+    replaces: str = ""
+    """The source in use until now."""
+
+
+class TensorCheck:
+    """A selection, and on how many GPUs it has shown tensor activity so far; logged once."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection, self._logged, self._reads = selection, not selection.name, 0
+        self._boards: set[str] = set()
+        self._active_boards: set[str] = set()
+        self.text = _explanation(selection, _announcement(selection)) if selection.name else ""
+        """The sentence as it stands; empty where nothing was selected."""
+
+    def add_read(self, result: ReadResult, *, announces_tensor: bool) -> None:
+        """Add one read; `announces_tensor` is what the source announces now."""
+        if self._logged:
+            return
+        self._reads += 1
+        self._boards = {device.uuid for device in result.devices if not device.parent}
+        self._active_boards |= _boards_with_tensor(result) & self._boards
+        if not announces_tensor or self._active_boards >= self._boards or self._reads >= MAX_READS:
+            self.text = _explanation(self._selection, self._observed(announces_tensor=announces_tensor))
+            self.log_once()
+
+    def log_once(self) -> None:
+        """Log the sentence as it stands, unless it has been logged."""
+        if not self._logged:
+            self._logged = True
+            log.info("source %s", self.text)
+
+    def _observed(self, *, announces_tensor: bool) -> str:
+        gpus = len(self._boards)
+        if self._active_boards:
+            return f"sees tensor activity on {len(self._active_boards)} of {gpus} GPUs"
+        if announces_tensor:
+            return f"should see tensor activity, but showed it on none of {gpus} GPUs in {self._reads} reads"
+        return f"sees tensor activity on none of {gpus} GPUs, so that their kernel time stays unresolved"
+
+
+def _boards_with_tensor(result: ReadResult) -> set[str]:
+    """Boards with tensor activity: their own, or where there are MIG instances, that of one of those."""
+    board_of = {device.uuid: device.parent for device in result.devices if device.parent}
+    partitioned = set(board_of.values())
+    active = {reading.uuid for reading in result.readings if reading.tensor_active is not None}
+    return {board_of.get(uuid, uuid) for uuid in active if uuid not in partitioned}
+
+
+def _announcement(selection: Selection) -> str:
+    return "announces tensor activity" if selection.announces_tensor else "announces no tensor activity"
+
+
+def _explanation(selection: Selection, observed: str) -> str:
+    location = f" ({selection.location})" if selection.location else ""
+    failed = "; ".join(f"{name}: {_one_line(error)}" for name, error in selection.failed)
+    others = (
+        ("in place of", selection.replaces),
+        ("opened but without tensor activity:", ", ".join(selection.without_tensor)),
+        ("refused:", failed),
+        ("not asked:", ", ".join(selection.untried)),
+        ("no other one is configured", " " if selection.only else ""),
+    )
+    clauses = [f"{label} {what}".rstrip() for label, what in others if what]
+    return f"{selection.name}{location}: {'; '.join([observed, *clauses])}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+_T = TypeVar("_T")
+MAX_WAIT = 60 * SECOND
+SAME_SOURCE_TRIES = 3
+"""Tries to open the source that failed, after 1, 2 and 4 s, before the others are tried: a host engine restarts in that
+time."""
+JITTER = 0.2
+"""A thousand nodes that lost the same thing at once must not come back for it at once."""
+
+
+class RetryTimer:
+    """When sources may be opened again after a failure: the wait doubles with each, up to MAX_WAIT."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        """`chance` gives 0 to 1."""
+        self._random = chance
+        self.failures = 0
+        """Failures in a row."""
+        self._at, self._error = NEVER, ""
+
+    def require_due(self, now: int) -> None:
+        """Raise SourceError with the last error where it is too early."""
+        if now < self._at:
+            raise SourceError(f"{self._error} (next try in {(self._at - now) / SECOND:.0f} s)")
+
+    def add_failure(self, error: SourceError, now: int) -> None:
+        """Set the time of the next try."""
+        self.failures += 1
+        wait = min(MAX_WAIT, SECOND << min(self.failures - 1, 6))
+        self._at = now + min(MAX_WAIT, round(wait * (1 - JITTER + 2 * JITTER * self._random())))
+        self._error = str(error)
+
+
+RECHECK_INTERVAL = 300 * SECOND
+"""Between two rounds over better candidates: each try opens a connection and closes it again, and a better source is
+worth waiting five minutes for, but not a reconnect a minute for ever."""
+MAX_RECHECK_INTERVAL = 12 * RECHECK_INTERVAL
+"""An hour, where a better candidate opens each time and then cannot be read."""
+
+
+class RecheckTimer:
+    """When candidates better than the source in use are tried: a round each interval, one candidate a call."""
+
+    def __init__(self) -> None:
+        self._at, self._interval, self._tried = NEVER, RECHECK_INTERVAL, 0
+
+    def schedule(self, now: int) -> None:
+        """Begin the next round one interval from now."""
+        self._at, self._tried = now + self._interval, 0
+
+    def next_candidate(self, candidates: Sequence[int], now: int) -> int | None:
+        """The candidate to try now; None: it is too early, or the round is over."""
+        if now < self._at:
+            return None
+        if self._tried >= len(candidates):
+            self.schedule(now)
+            return None
+        self._tried += 1
+        return candidates[self._tried - 1]
+
+    def add_result(self, *, worked: bool) -> None:
+        """Note whether a better candidate could be read: if not, the interval doubles."""
+        self._interval = RECHECK_INTERVAL if worked else min(MAX_RECHECK_INTERVAL, 2 * self._interval)
+
+
+TENSOR_SIGNAL = "tensor_active"
+"""The signal without which no kernel time can be judged; where it is, the other profiling signals are."""
+
+
+class SourceSelector:
+    """Sources by falling preference, one of them open. Not thread-safe, as a TelemetrySource is not.
+
+    `opener` opens a source by its name, `where` returns for people where it is, `chance` gives 0 to 1.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        opener: Callable[[str], TelemetrySource],
+        *,
+        where: Callable[[str], str] = lambda _: "",
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._names, self._opener, self._location = tuple(names), opener, where
+        self._source: TelemetrySource | None = None
+        self._current: int | None = None
+        """Of the source in use, or of the one that failed and is tried again; None: any will do."""
+        self._check = TensorCheck(Selection(""))
+        self._retry, self._recheck = RetryTimer(chance), RecheckTimer()
+        self._unread = False
+        """The source has replaced another, but was not read yet."""
+
+    @property
+    def name(self) -> str:
+        """Of the source in use; empty while there is none."""
+        return "" if self._source is None or self._current is None else self._names[self._current]
+
+    @property
+    def reason(self) -> str:
+        """Why this source, in one sentence for people; that of the last one while there is none."""
+        return self._check.text
+
+    def read(self, now: int) -> ReadResult:
+        """What the source reads, see `TelemetrySource.read`; where none is open and it is time to, select one first.
+
+        Raises SourceError, also while it waits before the next try; the message gives the error of each source.
+        """
+        if self._source is None:
+            return self._start(now)
+        try:
+            result = (_first_read if self._unread else _read)(self._source, now)
+        except SourceError as err:
+            unread = self._unread
+            self._close_source()
+            if unread:
+                self._current = None
+                self._recheck.add_result(worked=False)
+                return self._start(now)
+            self._retry.add_failure(err, now)
+            raise
+        if self._unread:
+            self._unread = False
+            self._recheck.add_result(worked=True)
+        self._retry.failures = 0
+        self._record(result)
+        return result
+
+    def try_better(self, now: int) -> None:
+        """When it is time to, try one candidate that may be better than this source, and change to it if it is.
+
+        Those before it may be; of those after it, where this source has no tensor activity, one that has. One a call,
+        because each may block. Called between two reads: all up to `now` was read, a change costs the time to the next.
+        """
+        if self._source is None or self._current is None:
+            return
+        current, lacks_tensor = self._current, not _announces_tensor(self._source)
+        candidates = [
+            index for index in range(len(self._names)) if index < current or (lacks_tensor and index > current)
+        ]
+        index = self._recheck.next_candidate(candidates, now)
+        if index is None:
+            return
+        try:
+            source, announces_tensor = self._open(self._names[index])
+        except SourceError as err:
+            log.debug("source %s still refuses: %s", self._names[index], err)
+            return
+        if announces_tensor or (lacks_tensor and index < current):
+            self._switch_to(source, index, announces_tensor=announces_tensor)
+            self._recheck.schedule(now)
+        else:
+            source.close()
+
+    def resync(self) -> None:
+        """See `TelemetrySource.resync`."""
+        if self._source is not None:
+            self._source.resync()
+
+    def pause(self) -> None:
+        """See `TelemetrySource.pause`."""
+        if self._source is not None:
+            self._source.pause()
+
+    def close(self) -> None:
+        """Close what is open. Never raises."""
+        self._close_source()
+
+    # -- selecting --
+
+    def _start(self, now: int) -> ReadResult:
+        self._retry.require_due(now)
+        try:
+            if self._current is not None and 0 < self._retry.failures <= SAME_SOURCE_TRIES:
+                result = self._reopen(self._current, now)
+            else:
+                result = self._select(now)
+        except SourceError as err:
+            self._retry.add_failure(err, now)
+            raise
+        self._record(result)
+        return result
+
+    def _reopen(self, candidate: int, now: int) -> ReadResult:
+        name = self._names[candidate]
+        try:
+            self._source, _ = self._open(name)
+            return _first_read(self._source, now)
+        except SourceError as err:
+            self._close_source()
+            raise SourceError(f"{name}: {err}") from err
+
+    def _select(self, now: int) -> ReadResult:
+        """Try the candidates in order; one that opens but whose first read fails counts as one that does not open."""
+        self._current, failed = None, dict[str, str]()
+        while True:
+            source, selection = self._best_candidate(failed)
+            try:
+                result = _first_read(source, now)
+            except SourceError as err:
+                source.close()
+                failed[selection.name] = str(err)
+                continue
+            self._source, self._current = source, self._names.index(selection.name)
+            self._check = TensorCheck(selection)
+            self._recheck.schedule(now)
+            return result
+
+    def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, Selection]:
+        """The first with tensor activity, else the first that opens, of those not in `failed`, to which it adds."""
+        fallback: TelemetrySource | None = None
+        without_tensor: list[str] = []
+        for index, name in enumerate(self._names):
+            if name in failed:
+                continue
+            try:
+                source, announces_tensor = self._open(name)
+            except SourceError as err:
+                failed[name] = str(err)
+                continue
+            if announces_tensor:
+                if fallback is not None:
+                    fallback.close()
+                return source, self._selection(
+                    name, announces_tensor=True, without_tensor=without_tensor, failed=failed, untried_from=index + 1
+                )
+            without_tensor.append(name)
+            if fallback is None:
+                fallback = source
+            else:
+                source.close()
+        if fallback is None:
+            raise SourceError("\n".join(f"{name}: {error}" for name, error in failed.items()))
+        return fallback, self._selection(
+            without_tensor[0], announces_tensor=False, without_tensor=without_tensor[1:], failed=failed
+        )
+
+    def _selection(
+        self,
+        name: str,
+        *,
+        announces_tensor: bool,
+        without_tensor: Sequence[str],
+        failed: dict[str, str],
+        untried_from: int | None = None,
+    ) -> Selection:
+        return Selection(
+            name=name,
+            location=self._location(name),
+            announces_tensor=announces_tensor,
+            without_tensor=tuple(without_tensor),
+            failed=tuple((other, failed[other]) for other in self._names if other in failed),
+            untried=() if untried_from is None else self._names[untried_from:],
+            only=len(self._names) == 1,
+        )
+
+    def _open(self, name: str) -> tuple[TelemetrySource, bool]:
+        source = _as_source_error(partial(self._opener, name))
+        return source, _announces_tensor(source)
+
+    def _switch_to(self, source: TelemetrySource, candidate: int, *, announces_tensor: bool) -> None:
+        replaces = self.name
+        self._close_source()
+        self._source, self._current, self._unread = source, candidate, True
+        self._check = TensorCheck(
+            Selection(self.name, self._location(self.name), announces_tensor=announces_tensor, replaces=replaces)
+        )
+
+    def _record(self, result: ReadResult) -> None:
+        if self._source is not None:
+            self._check.add_read(result, announces_tensor=_announces_tensor(self._source))
+
+    def _close_source(self) -> None:
+        source, self._source, self._unread = self._source, None, False
+        if source is not None:
+            self._check.log_once()
+            source.close()
+
+
+def _announces_tensor(source: TelemetrySource) -> bool:
+    return TENSOR_SIGNAL in source.signals
+
+
+def _read(source: TelemetrySource, now: int) -> ReadResult:
+    return _as_source_error(partial(source.read, now))
+
+
+def _first_read(source: TelemetrySource, now: int) -> ReadResult:
+    """The first read: a source that cannot be read, or lists no GPU, does not work."""
+    try:
+        result = _read(source, now)
+    except SourceError as err:
+        raise SourceError(f"opened, but the first read failed: {err}") from err
+    if not result.devices:
+        raise SourceError("opened, but lists no GPU: does `nvidia-smi -L`?")
+    return result
+
+
+def _as_source_error(call: Callable[[], _T]) -> _T:
+    """The result of `call`; whatever it raises becomes a SourceError."""
+    try:
+        return call()
+    except SourceError:
+        raise
+    except Exception as err:
+        log.warning("source failed in a way it does not know; please report this", exc_info=err)
+        raise SourceError(f"{type(err).__name__}: {err}") from err
+
+
+def open_selector(config: Config) -> SourceSelector:
+    """The selector that `config.source` asks for, with one candidate unless it is auto. Opens nothing yet."""
+    names = tuple(SOURCES) if config.source == "auto" else (config.source,)
+
+    def where(name: str) -> str:
+        return SOURCES[name].location(getattr(config, section_of(name), None))
+
+    return SourceSelector(names, lambda name: with_processes(open_source(name, config)), where=where)

@@ -1,0 +1,208 @@
+"""Serves POST /v1/report on loopback, for jobs that cannot mount the unix socket.
+
+Owns the server, its thread, and the limits of a connection. Refuses to listen on addresses that other hosts can reach,
+for the sender is identified by the process that holds the other end of the connection.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from exporter.clock import Clock
+from exporter.config import ConfigError, split_address
+from exporter.connections import Deadline, overdue, surplus
+from exporter.training.inbox import Inbox, unidentified_error
+from exporter.training.message import MOST_BYTES, ReportRefusedError
+from exporter.training.peer import Address, Peer, peer_of_connection, process_age
+from exporter.training.unix_socket import ReportListenError
+
+log = logging.getLogger(__name__)
+_CONNECTIONS = 256
+_IDLE_SECONDS = 75.0
+"""From one message of a connection to the next, or from its beginning to the first, whatever comes meanwhile."""
+_BODY_SECONDS = 5.0
+_IDENTIFY_SECONDS = 3.0
+"""Waited until the reading thread knows whose a new sender is: it looks about once a second."""
+_RATE_LIMIT_DELAY_SECONDS = 0.5
+"""For which one that is too fast waits for its answer: a request costs more than a packet of the socket."""
+_CHECK_EVERY_SECONDS = 0.05
+_RECENT = 64
+"""Processes found last, which may speak again: a client may make a connection a message, and not keep it for long."""
+_STATUS = {
+    "too_large": 413, "too_many": 429, "too_many_connections": 429, "busy": 503, "not_visible": 403,
+    "unknown_process": 403, "other_process": 403,
+}  # fmt: skip
+"""Of the rest: 400."""
+
+
+class _HttpConnection(Struct, eq=False):
+    """What is remembered of a connection."""
+
+    deadline: Deadline
+    """Begun when it was made, and with each message."""
+    peer: Peer | None = None
+
+
+class HttpListener:
+    """The server, while it lives."""
+
+    def __init__(self, address: str, inbox: Inbox, *, clock: Clock, proc: Path) -> None:
+        """Listen on `address`, host:port; raises ConfigError where that is not loopback, ListenError."""
+        self._inbox, self._clock, self._proc = inbox, clock, proc
+        self._sock = _listen(*parse_loopback_address(address))
+        host, self.port = self._sock.getsockname()[:2]
+        self._address = Address(host, self.port)
+        self._lookup_lock = asyncio.Lock()
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
+        self._server = uvicorn.Server(_server_config(app, self._close_overdue))
+        self._thread = threading.Thread(target=self._run, name="reports-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is heard."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End the server; a request under way has a second."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            with self._sock:
+                self._server.run(sockets=[self._sock])
+        except Exception:
+            log.exception("reports: the server for HTTP has failed; please report this")
+
+    async def _handle_report(self, request: Request) -> Response:
+        connection: _HttpConnection = request.state.line
+        connection.deadline.restart(time.monotonic(), _IDLE_SECONDS)
+        try:
+            raw = await _body(request)
+            connection.peer = connection.peer or await self._find_peer(request)
+            await self._receive(connection.peer, raw)
+        except ReportRefusedError as err:
+            if err.outcome == "too_many":
+                await asyncio.sleep(_RATE_LIMIT_DELAY_SECONDS)
+            return Response(err.packet, _STATUS.get(err.outcome, 400), media_type="application/json")
+        except ClientDisconnect:
+            pass
+        return Response(status_code=204)
+
+    async def _receive(self, peer: Peer, raw: bytes) -> None:
+        now = self._clock.now()
+        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        self._inbox.receive(sender, raw, pid=peer.pid, now=now)
+        until = time.monotonic() + _IDENTIFY_SECONDS
+        while sender.is_pending and time.monotonic() < until:  # noqa: ASYNC110  the reading thread knows of no event loop
+            await asyncio.sleep(_CHECK_EVERY_SECONDS)
+        if sender.unidentified:
+            raise unidentified_error(sender)  # the reading thread has counted it
+
+    async def _find_peer(self, request: Request) -> Peer:
+        """Find out who has the other end, one connection at a time, in a thread: it may take a second."""
+        client = request.client
+        if client is None:
+            raise ReportRefusedError("not_visible", "the connection has no address")
+        try:
+            async with self._lookup_lock:
+                return await asyncio.to_thread(self._peer, Address(client.host, client.port))
+        except ReportRefusedError as err:
+            self._inbox.count(err.outcome)
+            raise
+
+    async def _close_overdue(self) -> None:
+        """Hang up on those that say nothing, whatever they send, and on the latest where there are too many."""
+        now = time.monotonic()
+        deadlines = {one: one.app_state["line"].deadline for one in self._server.server_state.connections}
+        for one in overdue(deadlines, now) + surplus(deadlines, _CONNECTIONS, worst=lambda one: deadlines[one].since):
+            one.transport.close()
+
+    def _peer(self, client: Address) -> Peer:
+        likely = dict.fromkeys((*self._inbox.likely_pids, *self._recent))
+        peer = peer_of_connection(client, self._address, proc=self._proc, first=likely)
+        self._recent.append(peer.pid)
+        return peer
+
+
+def parse_loopback_address(address: str) -> tuple[str, int]:
+    """Split host:port; raises ConfigError where others than this host's processes could connect."""
+    try:
+        host, port = split_address(address)
+        host = "127.0.0.1" if host == "localhost" else host
+        inside = ip_address(host).is_loopback
+    except (ConfigError, ValueError):
+        inside = False
+    if not inside:
+        raise ConfigError(
+            f"reports.http: {address!r} is not host:port on loopback (examples: 127.0.0.1:19402, [::1]:19402)"
+        )
+    return host, port
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+    except OSError as err:
+        raise ReportListenError(f"reports.http: {host} port {port}: {err.strerror or err}: set another port") from err
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+    return sock
+
+
+async def _body(request: Request) -> bytes:
+    """Give the message, one byte more where it is too long; raises RefusedError where it does not come."""
+    raw = b""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > MOST_BYTES:
+                    break
+    except TimeoutError as err:
+        raise ReportRefusedError("malformed", f"the message was not there after {_BODY_SECONDS:g} s") from err
+    return raw[: MOST_BYTES + 1]
+
+
+def _protocol(app_state: dict[str, Any], **others: Any) -> H11Protocol:
+    """Give a connection's protocol; what is in `app_state` comes with each of its requests."""
+    return H11Protocol(
+        app_state={**app_state, "line": _HttpConnection(Deadline(time.monotonic(), _IDLE_SECONDS))}, **others
+    )
+
+
+def _server_config(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_protocol,  # type: ignore[arg-type]  # it calls what it is given for each connection
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=int(_IDLE_SECONDS),
+        callback_notify=sweep,
+        timeout_notify=1,
+        timeout_graceful_shutdown=1,
+    )

@@ -1,0 +1,439 @@
+"""Turns the events of one job's logs into messages: which lines count as steps, over what interval, in which phase.
+
+One writer is the main one; step lines of other ranks are copies while it keeps writing. A step that does not continue
+from the last is a copy if it was counted a moment ago, and a rollback otherwise. All figures are per GPU. No second is
+covered twice. Refuses to know files and frameworks.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from exporter.core.model import MS, SECOND
+from exporter.training.logs.formats import EventKind, LogEvent
+from exporter.training.message import Degrees, LoggedMessage, Message, Phase, PhaseName, Quality, Schedule
+from exporter.workloads import WorkloadProcess
+
+Facts = Mapping[str, float | str]
+_MOST_RANKS = 10**6
+_ROUNDED_SECONDS = 0.0005
+"""Of a step's time, printed with three decimals: fewer tokens than that makes up for are no padding."""
+_DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+
+
+def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float) -> dict[str, Any]:
+    """Fields of a Message over an interval; none where its length is not known."""
+    if seconds <= 0.0:
+        return {}
+    world, sequence = rank_count(facts, "world"), facts.get("sequence")
+    share = None if world is None else steps / world
+    samples = _product(event.samples, share)
+    tokens = _product(event.tokens, seconds)
+    if tokens is None and isinstance(sequence, float):
+        tokens = _product(samples, sequence)
+    model, hardware = _product(_flops(event, facts), seconds), _product(event.hardware_flops, seconds)
+    found = {
+        "seconds": seconds,
+        "steps": steps,
+        "samples": samples,
+        "tokens": tokens,
+        "padding": _padding(tokens, _product(event.unpadded_tokens, share), rounded=_ROUNDED_SECONDS * steps / seconds),
+        "model_flops": model,
+        # Rounding can put it below.
+        "hardware_flops": None if hardware is None or hardware < (model or 0.0) else hardware,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def job_fields(facts: Facts) -> dict[str, Any]:
+    """Fields of a Message that hold for the whole job."""
+    degrees = {name: found for name in _DEGREES if (found := rank_count(facts, name)) is not None}
+    granularity = facts.get("recompute")
+    return {
+        "gpus": 1,
+        "world_size": rank_count(facts, "world"),
+        "parallel": Degrees(**degrees) if degrees else None,
+        "pipeline": _schedule(facts),
+        "recompute": {"None": "none", "selective": "selective", "full": "full"}.get(str(granularity), ""),
+        "dtype": _precision(facts),
+    }
+
+
+def encode_loss(loss: float | None) -> Any:
+    """The same as a message has it."""
+    return loss if loss is None or math.isfinite(loss) else str(loss)
+
+
+def rank_count(facts: Facts, name: str) -> int | None:
+    """A number of ranks among the facts; None where it is none."""
+    found = facts.get(name)
+    return int(found) if isinstance(found, float) and 1.0 <= found <= _MOST_RANKS else None
+
+
+def _product(value: float | None, factor: float | None) -> float | None:
+    return None if value is None or factor is None else value * factor
+
+
+def _flops(event: LogEvent, facts: Facts) -> float | None:
+    peak = facts.get("peak")
+    return event.flops if event.flops is not None else _product(event.mfu, peak if isinstance(peak, float) else None)
+
+
+def _padding(tokens: float | None, trained: float | None, *, rounded: float) -> float | None:
+    if tokens is None or trained is None:
+        return None
+    return 0.0 if tokens - trained <= tokens * rounded else tokens - trained
+
+
+def _schedule(facts: Facts) -> Schedule | None:
+    stages, microbatches = rank_count(facts, "pipeline"), rank_count(facts, "microbatches")
+    if stages is None or microbatches is None or stages == 1:
+        return None
+    chunks = rank_count(facts, "chunks") or 1
+    return Schedule(stages, microbatches, chunks, "interleaved" if chunks > 1 else "1f1b")
+
+
+def _precision(facts: Facts) -> str:
+    if facts.get("fp8", "None") not in ("None", "False"):
+        return "fp8"
+    return next((name for name in ("bf16", "fp16") if facts.get(name) == "True"), "")
+
+
+COPY_SECONDS = 3.0
+"""No job dies, starts, loads a checkpoint and makes a step in so short a time."""
+SILENT_SECONDS = 30.0
+"""After which another writer may go on from the last step."""
+SILENT_BACK_SECONDS = 60.0
+"""The same, to go back."""
+SAME_START_SECONDS = 60.0
+"""Several ranks say that training starts at a step."""
+_RECENT = 256
+_FIRST_STEPS = 100
+"""A run whose log was read from its beginning does not print its first line later, if it has loaded no checkpoint."""
+_DAY = 86_400.0
+
+
+class LineTime(Struct, frozen=True):
+    """When a line was written by its own stamp, and when it was read."""
+
+    timestamp: float | None
+    read_at: int
+
+    def since(self, before: "LineTime") -> float:
+        """Seconds; by the stamps where both lines have one."""
+        if self.timestamp is None or before.timestamp is None:
+            return (self.read_at - before.read_at) / SECOND
+        return self.timestamp - before.timestamp
+
+
+class StepSequence:
+    """Of one job. `fresh`: its log is read from the beginning."""
+
+    def __init__(self, *, fresh: bool = False) -> None:
+        self.step: int | None = None
+        """The last that counted."""
+        self._fresh, self._has_gap, self._steps_per_line = fresh, False, 0
+        self._interval_start: LineTime | None = None
+        self._interval_step = 0
+        """The step at the mark."""
+        self._recent: dict[int, LineTime] = {}
+        self._main_writer, self._last_line_at = "", 0
+        self._started: int | None = None
+        self._start_seen: tuple[int, LineTime] | None = None
+
+    def is_new(self, step: int, writer: str, at: LineTime) -> bool:
+        """Whether the line is no copy of one that has counted."""
+        if self.step is None or self._started is not None:
+            return True
+        back = step <= self.step
+        if not self.is_main_writer(writer):
+            quiet = (at.read_at - self._last_line_at) / SECOND
+            return quiet > (SILENT_BACK_SECONDS if back else SILENT_SECONDS) and not (back and self._is_older(at))
+        return not back or not (self._is_older(at) or self._is_copy(step, at))
+
+    def is_restart(self, step: int) -> bool:
+        """Whether with this step the run has begun anew."""
+        return bool(self._started) or (self.step is not None and step <= self.step)
+
+    def interval(self, step: int, step_seconds: float | None, at: LineTime) -> tuple[int, float]:
+        """Steps that the line speaks of, and seconds; zeros where nothing tells how long they took."""
+        base = self._base(step)
+        if step_seconds is not None:
+            steps = min(self._steps_per_line or 1, step) if base is None else step - base
+            seconds = step_seconds * steps
+        elif base is None or self._interval_start is None:
+            return 0, 0.0
+        else:
+            steps, seconds = step - (self._interval_step if base == self.step else base), at.since(self._interval_start)
+        return (steps, seconds) if 0.0 < seconds <= _DAY else (0, 0.0)
+
+    def record(self, step: int, writer: str, at: LineTime) -> None:
+        """Go on from this step."""
+        base = self._base(step)
+        if self.is_restart(step):
+            self._recent.clear()
+        self._steps_per_line = self._steps_per_line if base is None else step - base
+        if (
+            base is None or self._interval_start is None or at.since(self._interval_start) > 0.0
+        ):  # or the next interval has these steps too
+            self._interval_start, self._interval_step = at, step
+        self.step, self._main_writer, self._last_line_at = step, writer, at.read_at
+        self._started, self._has_gap = None, False
+        self._recent[step] = at
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def begin(self, step: int, at: LineTime) -> bool:
+        """Training starts, or is about to, after `step`; False if another rank has said so."""
+        seen, self._start_seen = self._start_seen, (step, at)
+        if seen and seen[0] == step and abs(at.since(seen[1])) < SAME_START_SECONDS and self._started is None:
+            return False
+        self._started, self._interval_start, self._interval_step = step, at, step
+        return True
+
+    def start_interval(self, at: LineTime) -> None:
+        """The next interval begins now."""
+        self._interval_start, self._interval_step = at, self.step or 0
+
+    def is_main_writer(self, writer: str) -> bool:
+        """Whether what this one says is no copy of what another says."""
+        return self._main_writer in ("", writer)
+
+    def end_history(self) -> None:
+        """What has counted until now was written before: nobody speaks yet, and only stamps tell when it was."""
+        self._main_writer, self._started = "", None
+        self._interval_start = (
+            None if self._interval_start is None or self._interval_start.timestamp is None else self._interval_start
+        )
+
+    def mark_gap(self) -> None:
+        """Lines were left out: nothing is known of the time between."""
+        self._has_gap, self._steps_per_line = True, 0
+
+    def remove_writers(self, writers: str) -> None:
+        """No writer whose name begins so will write again."""
+        if self._main_writer.startswith(writers):
+            self._main_writer = ""
+
+    def _base(self, step: int) -> int | None:
+        """The step before the interval; None where it is not known."""
+        if self._started is not None:
+            base: int | None = self._started
+        elif self.step is None:
+            base = 0 if self._fresh and step <= _FIRST_STEPS else None
+        else:
+            base = None if self._has_gap else self.step
+        return base if base is not None and base < step else None
+
+    def _is_copy(self, step: int, at: LineTime) -> bool:
+        known = self._recent.get(step)
+        return known is not None and at.since(known) < COPY_SECONDS
+
+    def _is_older(self, at: LineTime) -> bool:
+        last = None if self._interval_start is None else self._interval_start.timestamp
+        return last is not None and at.timestamp is not None and at.timestamp < last
+
+
+_VALIDATION = "validation loss"
+_FACTS = 64
+
+
+class TimedMessage(Struct, frozen=True):
+    """A message, and how long what it speaks of has lasted: those before it ended so much earlier."""
+
+    message: Message
+    seconds: float = 0.0
+
+
+class LogTracker:
+    """Of one job."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, float | str] = {}
+        self._handlers: dict[EventKind, Callable[[LogEvent, str, LineTime], list[TimedMessage]]] = {
+            "step": self._on_step, "bar": self._on_bar, "words": self._on_metrics,
+            "save": self._on_save, "saved": self._on_saved, "detached": self._on_detached,
+            "load": self._on_load, "loaded": self._on_loaded, "start": self._on_start,
+            "validate": self._on_validate, "evaluated": self._on_evaluated, "validated": self._on_validated,
+            "facts": self._on_facts,
+        }  # fmt: skip
+        self.reset()
+
+    def reset(self, *, fresh: bool = False) -> None:
+        """Forget how far it has come; `fresh`: the log that comes is read from its beginning."""
+        self._sequence = StepSequence(fresh=fresh)
+        self._phase: Phase = ""
+        self._just_saved, self._saved_step = False, -1
+        self._total: int | None = None
+        self._expects_total = False
+        self._bar_event: tuple[LogEvent, str, LineTime] | None = None
+
+    def start_fresh(self) -> None:
+        """A log comes that is read from its beginning."""
+        if self._sequence.step is None:
+            self.reset(fresh=True)
+
+    def handle(self, event: LogEvent, *, writer: str, at: LineTime) -> list[TimedMessage]:
+        """What a line says that was written by `writer`."""
+        return self._handlers[event.kind](event, writer, at)
+
+    def flush_bar(self) -> list[TimedMessage]:
+        """The bar's last position in a look counts, not each of its drawings."""
+        pending, self._bar_event = self._bar_event, None
+        return [] if pending is None else self._on_step(*pending)
+
+    def end_history(self) -> None:
+        """What was heard until now had been written before: none of its messages is for anybody."""
+        self._sequence.end_history()
+        self._phase, self._bar_event = "", None
+
+    def mark_gap(self) -> None:
+        """Lines were left out."""
+        self._sequence.mark_gap()
+
+    def remove_writers(self, writers: str) -> None:
+        """No writer whose name begins so will write again."""
+        self._sequence.remove_writers(writers)
+
+    def _on_step(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
+        sequence, step = self._sequence, event.step or 0
+        if not step or not sequence.is_new(step, writer, at):
+            return []
+        steps, seconds = sequence.interval(step, event.step_seconds, at)
+        message = Message(
+            **interval_fields(event, self._facts, steps=steps, seconds=seconds),
+            **job_fields(self._facts),
+            step=step,
+            loss=encode_loss(event.loss),
+            restart=sequence.is_restart(step),
+            checkpoints=int(self._phase == "checkpoint"),
+            phase=self._resume_compute(),
+        )
+        sequence.record(step, writer, at)
+        self._just_saved = False
+        return [TimedMessage(message, seconds)]
+
+    def _on_bar(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
+        if self._expects_total:
+            self._total, self._expects_total = event.total, False
+        if event.total == self._total:
+            self._bar_event = None if event.step == self._sequence.step else (event, writer, at)
+            return []
+        # Only an evaluation draws another bar beside the training's; a full one is drawn again after its end.
+        return [] if self._total is None or event.step == event.total else self._on_validate(event, writer, at)
+
+    def _on_metrics(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        before = self.flush_bar()
+        self._expects_total = True
+        message = Message(
+            step=self._sequence.step, epoch=event.epoch, loss=encode_loss(event.loss), phase=self._resume_compute()
+        )
+        return [*before, TimedMessage(message)]
+
+    def _on_save(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        known = self._just_saved if event.step is None else self._saved_step == event.step
+        return [] if known else self._enter("checkpoint")
+
+    def _on_saved(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        during = self._phase == "checkpoint"
+        known = self._just_saved if event.step is None else self._saved_step == event.step
+        self._just_saved, self._saved_step = True, -1 if event.step is None else event.step
+        if during:
+            return [TimedMessage(Message(checkpoints=1, phase=self._resume_compute()), event.seconds or 0.0)]
+        return [] if known else [_past_phase("checkpoint", event.seconds or 0.0, checkpoints=1)]
+
+    def _on_detached(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        return self._enter("compute") if self._phase == "checkpoint" else []
+
+    def _on_load(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        if event.step is not None and not self._sequence.begin(event.step, at):
+            return []
+        return self._enter("restore")
+
+    def _on_loaded(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        return self._enter("startup") if self._phase == "restore" else []
+
+    def _on_start(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
+        self._sequence.begin(event.step or 0, at)
+        return self._on_loaded(event, writer, at)
+
+    def _on_validate(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        return self._enter("evaluation")
+
+    def _on_evaluated(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        known = self._phase == "evaluation" or not event.seconds
+        return [] if known else [_past_phase("evaluation", event.seconds or 0.0)]
+
+    def _on_validated(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
+        if not self._sequence.is_main_writer(writer):
+            return []
+        self._sequence.start_interval(at)
+        value = encode_loss(event.value)
+        quality = Quality(value, _VALIDATION, falls=True) if isinstance(value, float) else None
+        return [TimedMessage(Message(quality=quality, epoch=event.epoch, phase=self._resume_compute()))]
+
+    def _on_facts(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        if len(self._facts) < _FACTS:
+            self._facts.update(event.facts)
+        return []
+
+    def _enter(self, phase: Phase) -> list[TimedMessage]:
+        if phase == self._phase:
+            return []
+        self._phase = phase
+        return [TimedMessage(Message(phase=phase))]
+
+    def _resume_compute(self) -> Phase:
+        """Told only to who has been told of another phase."""
+        before, self._phase = self._phase, "compute"
+        return "" if before in ("", "compute") else "compute"
+
+
+def _past_phase(phase: PhaseName, seconds: float, *, checkpoints: int = 0) -> TimedMessage:
+    """A phase that was not seen to begin."""
+    return TimedMessage(
+        Message(seconds=seconds, phases={phase: seconds} if seconds else {}, checkpoints=checkpoints), seconds
+    )
+
+
+SLACK = SECOND // 2
+"""Clocks and file systems tell when a file was written to so well."""
+
+
+class LogBatch(Struct):
+    """What one look at a job's logs has brought, in order, and who said it."""
+
+    messages: list[tuple[TimedMessage, WorkloadProcess]]
+    end: int
+    """When the last of its logs was written to."""
+
+
+def timed_messages(batch: LogBatch, until: int | None) -> list[LoggedMessage]:
+    """The last message ended when the log was last written to, the others as much earlier as those after them lasted.
+
+    `until` is when the job's last word ended; None: it has said nothing yet.
+    """
+    scale = _time_scale(batch, until)
+    found: list[LoggedMessage] = []
+    at = batch.end
+    for timed, process in reversed(batch.messages):
+        found.append(LoggedMessage(process.pid, process.job_id, _scaled(timed.message, scale), at // MS * MS))
+        at -= int(timed.seconds * scale * SECOND)
+    return found[::-1]
+
+
+def _time_scale(batch: LogBatch, until: int | None) -> float:
+    """How much of their time the messages can have had, 0-1; 1 where it is too much by rounding alone."""
+    lasted = sum(timed.seconds for timed, _ in batch.messages) * SECOND
+    since = lasted if until is None else batch.end - until
+    return since / lasted if 0 < since < lasted - SLACK else 1.0
+
+
+def _scaled(message: Message, scale: float) -> Message:
+    """The same work in so much of the time."""
+    if scale >= 1.0:
+        return message
+    phases = {name: seconds * scale for name, seconds in message.phases.items()}
+    return structs.replace(message, seconds=message.seconds * scale, phases=phases)

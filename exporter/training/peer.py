@@ -1,0 +1,212 @@
+"""Identifies the process at the other end of a connection by what the kernel reports, never by what the process claims.
+
+Owns peer credentials of unix sockets (unix(7)), and the lookup from a loopback TCP connection to its process: the
+socket's inode in /proc/net/tcp (proc(5)), then the process that has it open. Refuses to know jobs.
+Pids are the host's if the daemon shares the host's pid namespace; otherwise the kernel reports 0 for processes outside
+it (pid_namespaces(7)), and they cannot be identified.
+"""
+
+import errno
+import os
+import re
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, ip_address
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct
+
+from exporter.core.model import SECOND
+from exporter.procfs import start_ticks
+from exporter.training.message import ReportRefusedError
+
+_CREDENTIALS = struct.Struct("iII")
+"""struct ucred (unix(7)): pid, uid, gid."""
+CREDENTIALS_SPACE = socket.CMSG_LEN(_CREDENTIALS.size)
+"""Room for one message's sender, and for no descriptor beside it."""
+_SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
+"""Linux 6.5, include/uapi/asm-generic/socket.h: a descriptor of the process itself."""
+_NAMESPACE = (
+    "your process cannot be seen from the daemon's pid namespace: run the daemon in the host's"
+    " (hostPID: true in a pod, --pid=host in a container)"
+)
+_UID = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
+_MOST_PROCESSES = 65_536
+_MOST_DESCRIPTORS = 262_144
+"""Looked at to find one connection's process: a second or two of a thread that nobody waits for."""
+_TABLE_BYTES = 16 * 1024 * 1024
+_HERTZ = os.sysconf("SC_CLK_TCK")
+
+
+class Peer(Struct, frozen=True):
+    """A process, and no other that gets its pid later."""
+
+    pid: int
+    ticks: int
+    """Its start, in clock ticks since boot."""
+
+
+class Address(Struct, frozen=True):
+    """One end of a TCP connection."""
+
+    host: str
+    port: int
+
+
+def connected_peer(sock: socket.socket, proc: Path) -> Peer:
+    """Give the process that connected a unix socket; raises RefusedError where it cannot be told."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    peer = peer_with_pid(_CREDENTIALS.unpack(raw)[0], proc)
+    if _has_ended(sock):
+        raise ReportRefusedError("not_visible", f"process {peer.pid} has ended: its pid may be another's by now")
+    return peer
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the process that connected has ended and given back its pid; kernels before 6.5 do not say."""
+    try:
+        handle = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as err:
+        return err.errno != errno.ENOPROTOOPT
+    try:
+        signal.pidfd_send_signal(handle, 0)
+    except OSError as err:  # EPERM: it is another user's, and there
+        return err.errno == errno.ESRCH
+    finally:
+        os.close(handle)
+    return False
+
+
+def peer_with_pid(pid: int, proc: Path) -> Peer:
+    """Give the process that has the pid now; raises RefusedError where there is none."""
+    if pid <= 0:
+        raise ReportRefusedError("not_visible", _NAMESPACE)
+    ticks = start_ticks(proc / str(pid))
+    if ticks is None:
+        raise ReportRefusedError("not_visible", f"process {pid} is not in the daemon's {proc}: has it ended?")
+    return Peer(pid, ticks)
+
+
+def sender_pid(ancillary: Iterable[tuple[int, int, bytes]]) -> int | None:
+    """Give the pid of who sent a packet, as SO_PASSCRED brings it with it (unix(7)); None: it came with none."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
+            return int(_CREDENTIALS.unpack_from(data)[0])
+    return None
+
+
+def process_age(peer: Peer) -> int:
+    """Nanoseconds since it was started, suspended time included; a tick more at most."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - peer.ticks * SECOND // _HERTZ
+
+
+def peer_of_connection(client: Address, server: Address, *, proc: Path, first: Iterable[int] = ()) -> Peer:
+    """Give the process that has the client's end of a connection on loopback; `first` are pids that are likely.
+
+    Where several have it, as after a fork, it is of those that are likely, else the oldest. Reads much: not for a
+    thread that others wait for. Raises RefusedError where it cannot be told.
+    """
+    entry = _socket_entry(client, server, proc)
+    if entry is None:
+        raise ReportRefusedError("not_visible", f"no process of this host has port {client.port}: use the unix socket")
+    inode, uid = entry
+    if not inode:
+        raise ReportRefusedError(
+            "not_visible", "the connection was closed before it could be told whose it is: keep it until it is answered"
+        )
+    target, budget = f"socket:[{inode}]", _ScanBudget()
+    likely = [pid for pid in first if budget.holds(proc, pid, target)]
+    holders = likely or next(_holders(proc, uid, target, budget), [])
+    peers = [Peer(pid, ticks) for pid in holders if (ticks := start_ticks(proc / str(pid))) is not None]
+    if not peers:
+        raise ReportRefusedError(
+            "not_visible",
+            f"the process that has port {client.port} cannot be found: the daemon must be root, in the host's pid"
+            " namespace; or use the unix socket",
+        )
+    return min(peers, key=lambda peer: (peer.ticks, peer.pid))
+
+
+def _socket_entry(client: Address, server: Address, proc: Path) -> tuple[int, int] | None:
+    """Inode and uid of the client's socket."""
+    for table, ends in _table_forms(client, server):
+        for line in _lines(proc / "net" / table):
+            fields = line.split()
+            if len(fields) > 9 and (fields[1], fields[2]) == ends:  # noqa: PLR2004  the inode is the tenth
+                return int(fields[9]), int(fields[7])
+    return None
+
+
+def _table_forms(client: Address, server: Address) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
+    """The tables it may be in, and how its two ends are written there; IPv4 may be spoken by a socket of IPv6 too."""
+    ends = ip_address(client.host.partition("%")[0]), ip_address(server.host.partition("%")[0])
+    ports = client.port, server.port
+    if all(isinstance(end, IPv4Address) for end in ends):
+        yield "tcp", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
+        mapped = b"\0" * 10 + b"\xff\xff"
+        yield "tcp6", (_hex(mapped + ends[0].packed, ports[0]), _hex(mapped + ends[1].packed, ports[1]))
+    else:
+        yield "tcp6", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
+
+
+def _hex(packed: bytes, port: int) -> bytes:
+    """As /proc/net/tcp writes it: words of 32 bits in the host's own order, then the port."""
+    values = struct.unpack(f"={len(packed) // 4}I", packed)
+    return ("".join(f"{value:08X}" for value in values) + f":{port:04X}").encode()
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            return file.read(_TABLE_BYTES).splitlines()[1:]
+    except OSError:
+        return []
+
+
+class _ScanBudget:
+    """How much is still looked at for one connection."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_DESCRIPTORS
+
+    def holds(self, proc: Path, pid: int, target: str) -> bool:
+        """Whether the process has a descriptor of that name."""
+        folder = proc / str(pid) / "fd"
+        if self._left < 0:
+            return False
+        try:
+            with os.scandir(folder) as entries:
+                return any(self._links_to(entry.path, target) for entry in entries)
+        except OSError:
+            return False
+
+    def _links_to(self, path: str, target: str) -> bool:
+        self._left -= 1
+        try:
+            return self._left >= 0 and os.readlink(path) == target  # noqa: PTH115  a third of the time
+        except OSError:
+            return False
+
+
+def _holders(proc: Path, uid: int, target: str, budget: _ScanBudget) -> Iterator[list[int]]:
+    """Processes that have it: those of the user who has the socket, then others."""
+    pids = [int(entry.name) for entry in islice(proc.iterdir(), _MOST_PROCESSES) if entry.name.isdigit()]
+    owners = {pid: _uid(proc, pid) for pid in pids}
+    same_user = [pid for pid in pids if owners[pid] == uid]
+    others = (pid for pid in pids if owners[pid] != uid)
+    for group in (same_user, others):
+        if found := [pid for pid in group if budget.holds(proc, pid, target)]:
+            yield found
+
+
+def _uid(proc: Path, pid: int) -> int | None:
+    try:
+        with (proc / str(pid) / "status").open("rb", buffering=0) as file:
+            found = _UID.search(file.read(4096))
+    except OSError:
+        return None
+    return int(found[1]) if found else None

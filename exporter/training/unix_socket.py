@@ -1,0 +1,364 @@
+"""Listens on the unix socket on which training jobs report, in one thread that never blocks on a client.
+
+Owns the socket, its connections and their cost: a sender that exceeds its rate is refused, then not read for a while.
+All users may connect, for the sender is proven by the credentials of whoever connected and of each packet's sender (a
+child inherits the connection). Refuses to parse messages, and to replace anything but a dead socket.
+"""
+
+import errno
+import heapq
+import logging
+import os
+import resource
+import select
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from exporter.clock import Clock
+from exporter.training.inbox import Inbox, Reply, Sender
+from exporter.training.message import MOST_BYTES, ReportRefusedError
+from exporter.training.peer import CREDENTIALS_SPACE, connected_peer, process_age, sender_pid
+
+_BACKLOG = 1024
+
+
+class ReportListenError(Exception):
+    """The socket cannot be made; the message says where, why, and what to do."""
+
+
+def bind_socket(path: Path) -> socket.socket:
+    """Make the socket, and its folder, for everybody to write to; one that nobody listens on is replaced.
+
+    Raises ListenError.
+    """
+    try:
+        _make_folder(path.parent)
+        _remove_stale(path)
+        return _bind(path)
+    except OSError as err:
+        why = err.strerror or err
+        raise ReportListenError(
+            f"{path}: {why}: run as root, or set reports.socket to a path that can be made"
+        ) from err
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+
+def _bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # connections inherit it
+        sock.settimeout(0.0)
+        sock.bind(os.fspath(path))
+        _allow_all_users(path)
+        sock.listen(_BACKLOG)
+    except (OSError, ReportListenError):
+        sock.close()
+        raise
+    return sock
+
+
+def _allow_all_users(path: Path) -> None:
+    """Change the mode of the socket that was made, and of nothing that somebody has put in its place since."""
+    name = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        made = os.fstat(name)
+        if not stat.S_ISSOCK(made.st_mode) or made.st_uid != os.geteuid() or made.st_nlink > 1:
+            raise ReportListenError(
+                f"{path}: somebody else can write to its folder: set reports.socket to another path"
+            )
+        Path(f"/proc/self/fd/{name}").chmod(0o666)
+    finally:
+        os.close(name)
+
+
+def _remove_stale(path: Path) -> None:
+    """Take away what a daemon has left that is no more."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ReportListenError(
+            f"{path}: is there and is no socket: move it away, or set reports.socket to another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(0.0)
+        answer = probe.connect_ex(os.fspath(path))
+    if answer != errno.ECONNREFUSED:
+        raise ReportListenError(
+            f"{path}: somebody listens there ({os.strerror(answer) if answer else 'it answers'}): stop the second"
+            " daemon, or set reports.socket to another path"
+        )
+    path.unlink()
+
+
+def connection_limit(most: int) -> int:
+    """Let the process have as many descriptors as it may, and give how many of them connections may take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * most + 1024
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    return most if soft == resource.RLIM_INFINITY else soft // 2
+
+
+log = logging.getLogger(__name__)
+_ANSWER_BYTES = 4096
+"""Kept by the kernel for a peer that does not read."""
+_PAUSE = 0.05
+"""Seconds from one look to the next: to be woken for each message of 512 ranks would be most of what they cost."""
+_PACKETS_PER_ROUND = 64
+"""Packets of one connection at a look, one after another with all the others."""
+_ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
+_REFUSED_BEFORE_MUTE = 32
+"""Refused packets after which a connection is not read for a while."""
+_MUTED, _MUTED_MOST = 0.25, 8.0
+"""Seconds that lasts; twice as long each time, until it has been good for half a minute."""
+_FORGIVEN_AFTER = 30.0
+_COSTLY = frozenset({"too_many", "other_process"})
+
+
+class _SocketConnection(Struct, eq=False):
+    sock: socket.socket
+    sender: Sender
+    reply: Reply
+    refused_packets: int = 0
+    """Packets refused since it was last muted, because they were too many."""
+    muted_seconds: float = 0.0
+    """For how long it was, last."""
+    forgiven_at: float = 0.0
+    """When that will be forgotten."""
+
+
+class SocketListener:
+    """The thread, while it lives."""
+
+    def __init__(self, path: str | Path, inbox: Inbox, *, clock: Clock, proc: Path, most: int) -> None:
+        """Listen on `path` for `most` connections; raises ListenError. `proc` is the host's process tree."""
+        self._path, self._inbox, self._clock, self._proc = Path(path), inbox, clock, proc
+        self._most = min(most, connection_limit(most))
+        self._listener = bind_socket(self._path)
+        self._inode = self._path.lstat().st_ino
+        self._connections: dict[int, _SocketConnection] = {}
+        self._muted: list[tuple[float, int]] = []
+        self._responses: deque[tuple[socket.socket, ReportRefusedError]] = deque()
+        self._accept_tokens, self._accept_tokens_at = _ACCEPTS_BURST, time.monotonic()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        for descriptor in (self._listener.fileno(), self._wake):
+            self._epoll.register(descriptor, select.EPOLLIN)
+        self._stopping = self._full = False
+        self.cpu_seconds = 0.0
+        """Seconds of the processor that the thread has used, when it last slept."""
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is heard."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Hang up on all and take the socket away, if it still is ours."""
+        self._stopping = True
+        if self._thread.is_alive():
+            with suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=2.0)
+        with suppress(OSError):
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                turns, timeout = _PACKETS_PER_ROUND, self._poll_timeout()
+                while self._serve_round(timeout) and turns and not self._stopping:
+                    turns, timeout = turns - 1, 0.0
+                self.cpu_seconds = time.thread_time()
+                time.sleep(_PAUSE)
+        except Exception:
+            log.exception("reports: the socket's thread has failed; please report this")
+        finally:
+            self._release()
+
+    def _serve_round(self, timeout: float) -> bool:
+        """One packet of each connection that has some; False: there was nothing."""
+        events = self._epoll.poll(timeout, maxevents=4096)
+        for descriptor, _ in events:
+            connection = self._connections.get(descriptor)
+            if connection is not None:
+                self._read(connection)
+            elif descriptor == self._wake:
+                self._send_responses()
+            else:
+                self._accept()
+        self._unmute()
+        return bool(events)
+
+    def _release(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._listener.close()
+        self._epoll.close()
+        os.close(self._wake)
+
+    # Connections.
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            if not self._take_accept_token():
+                self._mute(self._listener.fileno(), 1 / _ACCEPTS_PER_SECOND)
+                return
+            try:
+                sock, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as err:
+                if not self._full:
+                    log.warning("reports: nobody more can be let in for now: %s", err.strerror)
+                self._full = True
+                self._mute(self._listener.fileno(), 1.0)
+                return
+            self._full = False
+            self._add_connection(sock)
+
+    def _take_accept_token(self) -> bool:
+        """A token bucket: whoever connects without end costs no more than so much."""
+        now = time.monotonic()
+        filled = self._accept_tokens + (now - self._accept_tokens_at) * _ACCEPTS_PER_SECOND
+        self._accept_tokens, self._accept_tokens_at = min(filled, _ACCEPTS_BURST), now
+        if self._accept_tokens < 1.0:
+            return False
+        self._accept_tokens -= 1.0
+        return True
+
+    def _add_connection(self, sock: socket.socket) -> None:
+        sock.settimeout(0.0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
+        try:
+            connection = _SocketConnection(sock, self._sender(sock), partial(self._queue_response, sock))
+        except ReportRefusedError as err:
+            self._inbox.count(err.outcome)
+            _send_refusal(sock, err)
+            _close_after_response(sock)
+            return
+        self._connections[sock.fileno()] = connection
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _sender(self, sock: socket.socket) -> Sender:
+        if len(self._connections) >= self._most:
+            self._make_room()
+        if len(self._connections) >= self._most:
+            raise ReportRefusedError(
+                "too_many_connections", f"{self._most} are connected, as many as may be (reports.processes)"
+            )
+        peer, now = connected_peer(sock, self._proc), self._clock.now()
+        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        self._inbox.connect(sender)
+        return sender
+
+    def _make_room(self) -> None:
+        """Hang up on those who are nobody's: they may come again, and others want their place."""
+        muted = {descriptor for _, descriptor in self._muted}
+        for descriptor, connection in list(self._connections.items()):
+            if connection.sender.unidentified and descriptor not in muted:
+                self._drop(connection)
+
+    def _drop(self, connection: _SocketConnection) -> None:
+        del self._connections[connection.sock.fileno()]
+        with suppress(OSError):  # it is not looked at while it is muted
+            self._epoll.unregister(connection.sock)
+        connection.sock.close()
+        self._inbox.disconnect(connection.sender)
+
+    # Packets.
+
+    def _read(self, connection: _SocketConnection) -> None:
+        try:
+            data, ancillary, _, _ = connection.sock.recvmsg(MOST_BYTES + 1, CREDENTIALS_SPACE)
+        except (
+            BlockingIOError,
+            ConnectionResetError,
+        ):  # it went without reading its answers: what it said is still here
+            return
+        except OSError:
+            data, ancillary = b"", []
+        if not data and not ancillary:  # an empty packet has credentials, the end of a connection has none
+            self._drop(connection)
+            return
+        pid, now = sender_pid(ancillary), self._clock.now()
+        try:
+            self._inbox.receive(connection.sender, data, pid=pid, now=now, reply=connection.reply)
+        except ReportRefusedError as err:
+            self._handle_refusal(connection, err)
+
+    def _handle_refusal(self, connection: _SocketConnection, err: ReportRefusedError) -> None:
+        _send_refusal(connection.sock, err)
+        connection.refused_packets += err.outcome in _COSTLY
+        if connection.refused_packets >= _REFUSED_BEFORE_MUTE:
+            now = time.monotonic()
+            seconds = min(_MUTED_MOST, 2.0 * connection.muted_seconds) if now < connection.forgiven_at else _MUTED
+            connection.refused_packets, connection.muted_seconds, connection.forgiven_at = (
+                0,
+                seconds,
+                now + seconds + _FORGIVEN_AFTER,
+            )
+            self._mute(connection.sock.fileno(), seconds)
+
+    def _mute(self, descriptor: int, seconds: float) -> None:
+        """Do not look at it for a while; what it sends stays in its own buffer, and then is not accepted."""
+        self._epoll.unregister(descriptor)
+        heapq.heappush(self._muted, (time.monotonic() + seconds, descriptor))
+
+    def _unmute(self) -> None:
+        now = time.monotonic()
+        while self._muted and self._muted[0][0] <= now:
+            self._epoll.register(heapq.heappop(self._muted)[1], select.EPOLLIN)
+
+    def _poll_timeout(self) -> float:
+        return max(0.0, self._muted[0][0] - time.monotonic()) if self._muted else -1.0
+
+    # Answers.
+
+    def _queue_response(self, sock: socket.socket, refused: ReportRefusedError) -> None:
+        """Called by other threads."""
+        self._responses.append((sock, refused))
+        with suppress(OSError):  # it may just have been closed
+            os.eventfd_write(self._wake, 1)
+
+    def _send_responses(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._responses:
+            _send_refusal(*self._responses.popleft())
+
+
+def _send_refusal(sock: socket.socket, refused: ReportRefusedError) -> None:
+    """Tell why, if it reads; one that does not has only itself to thank."""
+    if not refused.silent:
+        with suppress(OSError):
+            sock.send(refused.packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _close_after_response(sock: socket.socket) -> None:
+    """Close a connection so that its answer can be read: with something unread it would be reset."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)
+        while sock.recv(1):
+            pass
+    sock.close()

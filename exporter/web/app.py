@@ -1,0 +1,381 @@
+"""Builds the FastAPI app of a node: paths, status codes, and which thread may compute when.
+
+Every endpoint is a plain function, so FastAPI runs it on a thread and never on the event loop; endpoints take turns.
+Refuses to serve an old snapshot as live: it answers 503 with the reason, so that `up` becomes 0 in Prometheus.
+What the history keeps is also served while nothing is sampled.
+"""
+
+import re
+from collections.abc import Callable
+from math import inf
+from threading import Lock
+from typing import Annotated, Any, cast
+
+import msgspec
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector
+from pydantic import BaseModel, BeforeValidator, Field
+
+from exporter import __version__
+from exporter.core.exposition import render
+from exporter.core.job_record import JobRecordQuery
+from exporter.core.model import SECOND
+from exporter.core.snapshot import Snapshot
+from exporter.web import page
+from exporter.web.api import (
+    AccountsOut,
+    EventsOut,
+    GpusOut,
+    JobsOut,
+    Problem,
+    ReceiptsOut,
+    accounts_out,
+    gpus_out,
+    jobs_out,
+)
+from exporter.web.history_api import STORE_ERRORS, HistoryReader, collect_records, events_out, receipts_body
+from exporter.web.responses import (
+    HTML,
+    JSON,
+    PLAIN,
+    encode_json,
+    error_response,
+    make_response,
+    metrics_response,
+)
+
+
+class LatestSnapshot(Struct, frozen=True):
+    """The newest snapshot, how old it is in nanoseconds, and why it may not be called live, if so."""
+
+    snapshot: Snapshot | None
+    age: int = 0
+    problem: str = ""
+
+
+class SnapshotProvider(Struct, frozen=True, kw_only=True):
+    """Where snapshots come from, and how old one may be."""
+
+    latest: Callable[[], Snapshot | None]
+    now: Callable[[], int]
+    """Monotonic nanoseconds, the clock of `Snapshot.at`."""
+    max_age_seconds: float
+    why_not: Callable[[], str]
+
+    def poll(self) -> LatestSnapshot:
+        """Take the newest snapshot once: the reference may change at any moment."""
+        snapshot = self.latest()
+        if snapshot is None:
+            why = self.why_not() or "the first takes one interval; if this lasts, read the exporter's log"
+            return LatestSnapshot(None, problem=f"nothing has been sampled yet: {why}")
+        age = max(0, self.now() - snapshot.at)
+        if age <= self.max_age_seconds * SECOND:
+            return LatestSnapshot(snapshot, age)
+        why = self.why_not() or "the sampling loop gives no reason; read the exporter's log and restart it"
+        limit = f"{self.max_age_seconds:g} s allowed"
+        return LatestSnapshot(snapshot, age, f"the newest sample is {age / SECOND:.0f} s old ({limit}): {why}")
+
+
+MAX_ITEMS = 5000
+"""Receipts or events of one answer."""
+DEFAULT_ITEMS = 100
+_MAX_CHARS, _SHOWN_CHARS = 512, 40
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
+"""As JSON and shells write what is not negative; float() would take much more."""
+
+
+def _unix_time(text: str) -> float:
+    seconds = float(text) if _NUMBER.fullmatch(text) else inf
+    if seconds == inf:
+        raise ValueError("is no time in Unix seconds, such as 1767225600")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:_SHOWN_CHARS]) <= MAX_ITEMS):
+        raise ValueError(f"is no whole number from 1 to {MAX_ITEMS}")
+    return int(text)
+
+
+_Name = Annotated[str, Field(max_length=_MAX_CHARS)]
+_UnixTime = Annotated[float, Field(ge=0), BeforeValidator(_unix_time)]
+_Count = Annotated[int, Field(ge=1, le=MAX_ITEMS), BeforeValidator(_count)]
+
+
+class EventQuery(BaseModel, extra="forbid", frozen=True):
+    """Parameters of /api/v1/events."""
+
+    since: _UnixTime = Field(0.0, description="Unix seconds: what ended before is left out")
+    limit: _Count = Field(DEFAULT_ITEMS, description="the latest so many")
+
+
+class ReceiptQuery(BaseModel, extra="forbid", frozen=True):
+    """Parameters of /api/v1/receipts.
+
+    Unknown ones are refused: with a misspelt filter the jobs of everybody would be returned.
+    """
+
+    job_id: _Name = Field("", description="of that job alone, as the scheduler names it")
+    user: _Name = Field("", description="of that user alone")
+    account: _Name = Field("", description="of that account alone")
+    namespace: _Name = Field("", description="of that namespace alone")
+    since: _UnixTime = Field(0.0, description="Unix seconds: what ended before is left out")
+    until: _UnixTime = Field(default_factory=lambda: inf, description="Unix seconds: what began after is left out")
+    limit: _Count = Field(DEFAULT_ITEMS, description="the latest so many")
+
+
+_QUERIES: dict[str, type[BaseModel]] = {"/api/v1/receipts": ReceiptQuery, "/api/v1/events": EventQuery}
+
+
+def _invalid_query(request: Request, error: Exception) -> Response:
+    """The first thing that is wrong with a query, and what would be right."""
+    first = cast("RequestValidationError", error).errors()[0]
+    name = first["loc"][-1]
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(_QUERIES[request.scope["route"].path].model_fields)
+        return error_response(422, f"no parameter {_cut(name)}; there are {known}")
+    if first["type"] == "string_too_long":
+        return error_response(422, f"{name}: is longer than {_MAX_CHARS} characters")
+    return error_response(422, f"{name}: {_cut(first['input'])} {first['ctx']['error']}")
+
+
+def _cut(value: str) -> str:
+    return repr(value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…")
+
+
+def _repeated(request: Request) -> str:
+    """The first parameter that is given twice; empty: there is none."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    return next((name for index, name in enumerate(names) if name in names[:index]), "")
+
+
+PATHS = (
+    "/", "/metrics", "/healthz", "/readyz", "/api/v1/node", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/receipts",
+    "/api/v1/events", "/openapi.json",
+)  # fmt: skip
+_ACCESS_ERRORS = {
+    401: "A name and its password are needed",
+    403: "Not for this connection: see docs/web.md",
+    429: "Too many requests, or wrong passwords",
+}
+"""What access control answers before the app is asked (exporter/web/security.py)."""
+_ABOUT = "Where every paid GPU-second of this node goes. Ratios 0-1, seconds, bytes, watts; null is unknown, never 0."
+_SCHEMAS = (AccountsOut, GpusOut, JobsOut, ReceiptsOut, EventsOut, Problem)
+
+
+class _Endpoints:
+    """What each path answers; called on request threads.
+
+    Those that read the snapshot take turns, and so do those that read the store: a scrape must not wait for a disk.
+    """
+
+    def __init__(self, provider: SnapshotProvider, history: HistoryReader | None) -> None:
+        self._provider, self._history = provider, history
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._turn, self._store_turn = Lock(), Lock()
+
+    def node_page(self, request: Request) -> Response:
+        """Show what was last seen even when it is old, but not as live."""
+        with self._store_turn:
+            history = self._page_history()
+            with self._turn:
+                return self._render_node_page(request, history)
+
+    def _page_history(self) -> page.PageHistory:
+        """What the page shows of the store, or why it cannot be read: the present is shown in any case."""
+        history, snapshot = self._history, self._provider.poll().snapshot
+        try:
+            found = collect_records(history, snapshot, JobRecordQuery(limit=2 * page.RECEIPTS_SHOWN))
+            events = [] if history is None else history.events(0.0, page.EVENTS_SHOWN)
+        except STORE_ERRORS as err:
+            return page.PageHistory(kept=True, error=str(err))
+        return page.PageHistory(kept=history is not None, records=found, events=events)
+
+    def _render_node_page(self, request: Request, history: page.PageHistory) -> Response:
+        latest, data = self._provider.poll(), None
+        if latest.snapshot is not None:
+            data = page.PageData(
+                accounts=accounts_out(latest.snapshot, latest.age),
+                gpus=gpus_out(latest.snapshot, latest.age, live=not latest.problem),
+                jobs=jobs_out(latest.snapshot, latest.age),
+                history=history,
+            )
+        document = page.render_node_page(data, problem=latest.problem)
+        return _html_response(document, request, status=503 if latest.problem else 200)
+
+    def job_page(self, request: Request, job_id: str) -> Response:
+        """Show a job whether or not anything is sampled now: what is over stays true."""
+        with self._store_turn:
+            latest, query = self._provider.poll(), JobRecordQuery(job_id=job_id)
+            try:
+                records = collect_records(self._history, latest.snapshot, query) if job_id else []
+            except STORE_ERRORS as err:
+                return make_response(f"the store of receipts cannot be read: {err}\n".encode(), PLAIN, status=503)
+            now = None if latest.snapshot is None else latest.snapshot.wall / SECOND
+            kept = self._history is not None
+            document = page.render_job_page(job_id, records, now=now, kept=kept, problem=latest.problem)
+            return _html_response(document, request, status=200 if records else 404)
+
+    def metrics(self, request: Request) -> Response:
+        """The exposition of the newest snapshot that a restart would not go back behind.
+
+        A counter that came back lower would be a reset to Prometheus, which would then count again what it has seen.
+        """
+        with self._turn:
+            latest = self._provider.poll()
+            if latest.snapshot is None or latest.problem:
+                return _unavailable(latest.problem)
+            saved = latest.snapshot if self._history is None else self._history.checkpointed_view(latest.snapshot)
+            if saved is None:
+                return _unavailable("nothing can be told before it is saved, and the history's disk hangs")
+            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics), self._process)
+
+    def ready(self) -> Response:
+        """Whether the newest sample is live."""
+        with self._turn:
+            problem = self._provider.poll().problem
+        return _unavailable(problem) if problem else make_response(b"ok\n", PLAIN)
+
+    def healthz(self) -> Response:
+        """Whether the daemon answers."""
+        return make_response(b"ok\n", PLAIN)
+
+    def node(self, request: Request) -> Response:
+        """Where the time, the energy and the money of this node went."""
+        return self._live_json(request, accounts_out)
+
+    def gpus(self, request: Request) -> Response:
+        """All GPUs of this node."""
+        return self._live_json(request, gpus_out)
+
+    def jobs(self, request: Request) -> Response:
+        """All jobs of this node."""
+        return self._live_json(request, jobs_out)
+
+    def _live_json(self, request: Request, build: Callable[[Snapshot, int], Struct]) -> Response:
+        with self._turn:
+            latest = self._provider.poll()
+            if latest.snapshot is None or latest.problem:
+                return error_response(503, latest.problem)
+            return make_response(encode_json(build(latest.snapshot, latest.age)), JSON, request=request)
+
+    def receipts(self, request: Request, query: Annotated[ReceiptQuery, Query()]) -> Response:
+        """Records of jobs. With a store also while nothing is sampled: what is over stays true."""
+        if repeated := _repeated(request):
+            return error_response(422, f"{repeated} is given twice")
+        with self._store_turn:
+            latest, kept = self._provider.poll(), self._history is not None
+            if not kept and (latest.snapshot is None or latest.problem):
+                return error_response(503, latest.problem)
+            try:
+                found = collect_records(self._history, latest.snapshot, JobRecordQuery(**query.model_dump()))
+            except STORE_ERRORS as err:
+                return error_response(503, f"the store of receipts cannot be read: {err}")
+            return make_response(receipts_body(found, latest.snapshot, kept=kept), JSON, request=request)
+
+    def events(self, request: Request, query: Annotated[EventQuery, Query()]) -> Response:
+        """Events of this node; without a store there are none, and `kept` is false."""
+        if repeated := _repeated(request):
+            return error_response(422, f"{repeated} is given twice")
+        with self._store_turn:
+            latest, kept = self._provider.poll(), self._history is not None
+            try:
+                found = [] if self._history is None else self._history.events(query.since, query.limit)
+            except STORE_ERRORS as err:
+                return error_response(503, f"the store of events cannot be read: {err}")
+            return make_response(encode_json(events_out(found, latest.snapshot, kept=kept)), JSON, request=request)
+
+
+def create_app(
+    latest: Callable[[], Snapshot | None],
+    *,
+    now: Callable[[], int],
+    max_age_seconds: float,
+    why_not: Callable[[], str] = lambda: "",
+    history: HistoryReader | None = None,
+) -> FastAPI:
+    """Build the app. `latest` gives the newest immutable Snapshot; `now` monotonic ns; `why_not` the last error.
+
+    All are called on request threads, one request at a time; `history`, where there is one, beside the others.
+    """
+    app = FastAPI(title="gpu-efficiency-exporter", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    provider = SnapshotProvider(latest=latest, now=now, max_age_seconds=max_age_seconds, why_not=why_not)
+    endpoints = _Endpoints(provider, history)
+    _add(app, "/", endpoints.node_page)
+    _add(app, "/jobs/{job_id:path}", endpoints.job_page)
+    _add(app, "/metrics", endpoints.metrics)
+    _add(app, "/readyz", endpoints.ready)
+    _add(app, "/healthz", endpoints.healthz)
+    _add(app, "/api/v1/node", endpoints.node, schema="AccountsOut")
+    _add(app, "/api/v1/gpus", endpoints.gpus, schema="GpusOut")
+    _add(app, "/api/v1/jobs", endpoints.jobs, schema="JobsOut")
+    _add(app, "/api/v1/receipts", endpoints.receipts, schema="ReceiptsOut")
+    _add(app, "/api/v1/events", endpoints.events, schema="EventsOut")
+    _add(app, "/openapi.json", lambda: make_response(encode_json(_openapi(app)), JSON))
+    app.add_exception_handler(404, _not_found)
+    app.add_exception_handler(RequestValidationError, _invalid_query)
+    app.add_exception_handler(Exception, _internal_error)
+    return app
+
+
+def _add(app: FastAPI, path: str, endpoint: Callable[..., Response], *, schema: str = "") -> None:
+    """Serve GET and HEAD at `path`; `schema` is what OpenAPI calls the answer: without one it has no entry there."""
+    responses: dict[int | str, dict[str, Any]] | None = None
+    if schema:
+        responses = {200: _content("The newest sample", schema), 503: _content("No live sample, and why", "Problem")}
+        responses |= {status: _content(description, "Problem") for status, description in _ACCESS_ERRORS.items()}
+    if responses and path in _QUERIES:
+        responses[422] = _content("What was asked cannot be answered, and why", "Problem")
+    operation = path.strip("/").replace("/", "_")
+    app.get(path, response_class=Response, responses=responses, operation_id=operation, include_in_schema=bool(schema))(
+        endpoint
+    )
+    app.head(path, response_class=Response, include_in_schema=False)(endpoint)
+
+
+def _content(description: str, schema: str) -> dict[str, Any]:
+    reference = {"$ref": f"#/components/schemas/{schema}"}
+    return {"description": description, "content": {JSON: {"schema": reference}}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
+    password = {"type": "http", "scheme": "basic", "description": "where the web configuration names users"}
+    schemas = msgspec.json.schema_components(_SCHEMAS, ref_template="#/components/schemas/{name}")[1]
+    for name, schema in schemas.items():
+        if name.endswith("Out"):
+            _require_all(schema)
+    document["components"] = {"schemas": schemas, "securitySchemes": {"password": password}}
+    document["security"] = [{}, {"password": []}]
+    return document
+
+
+def _require_all(schema: dict[str, Any]) -> None:
+    """The daemon sends every field: defaults are for readers of an older daemon's answers."""
+    schema["required"] = list(schema["properties"])
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+def _unavailable(problem: str) -> Response:
+    return make_response(f"{problem}\n".encode(), PLAIN, status=503)
+
+
+def _html_response(document: str, request: Request, *, status: int) -> Response:
+    """A page for a person, under its own policy."""
+    extra = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
+    return make_response(document.encode(), HTML, status=status, request=request, extra=extra)
+
+
+def _not_found(_request: Request, _error: Exception) -> Response:
+    return error_response(404, f"no such page; there are {', '.join(PATHS)}, /jobs/JOB")
+
+
+def _internal_error(_request: Request, _error: Exception) -> Response:
+    """The log has the traceback. uvicorn drops the connection after it, so the client is told not to use it again."""
+    body = b"internal error: the exporter's log says where; please report it\n"
+    return make_response(body, PLAIN, status=500, extra={"Connection": "close"})

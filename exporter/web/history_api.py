@@ -1,0 +1,234 @@
+"""Reads job records and events from the store and the snapshot, and joins those of one job on this node.
+
+Defines the interface of the store. Refuses to join the parts of several nodes.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct, structs
+
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, build_job_record, job_sample
+from exporter.core.leaks import LEAK_NAMES
+from exporter.core.model import PPM, SECOND, State
+from exporter.core.prices import NO_PRICE
+from exporter.core.snapshot import JobView, Snapshot
+from exporter.web.api import EventsOut, WindowOut
+from exporter.web.summary import LAYER_BY_LEAK
+
+MAX_RESPONSE_BYTES = 16 << 20
+"""Of one answer: a client that reads slowly must not hold more of the daemon's memory."""
+STORE_ERRORS = (OSError, sqlite3.Error)
+"""What a store raises that cannot be read."""
+_HOUR = 3600 * SECOND
+_encode = msgspec.json.Encoder().encode
+
+
+class HistoryReader(Protocol):
+    """The node's store, as far as it is asked here; called on request threads, and raises one of UNREADABLE."""
+
+    def job_records(self, query: JobRecordQuery) -> list[JobRecord]:
+        """Those that fit, the newest end first."""
+
+    def events(self, since: float, limit: int) -> list[NodeEvent]:
+        """The latest `limit` since then (Unix seconds), the newest first."""
+
+    def checkpointed_view(self, snapshot: Snapshot) -> Snapshot | None:
+        """What may be told in its place, so that no restart goes back behind it; None: nothing yet."""
+
+
+def receipts_body(found: Sequence[JobRecord], snapshot: Snapshot | None, *, kept: bool) -> bytes:
+    """The answer as JSON, cut where it grows too large."""
+    node, host, at = node_identity(snapshot)
+    texts, size = [], 0
+    for record in found:
+        texts.append(msgspec.Raw(_encode(record)))
+        size += len(texts[-1])
+        if size > MAX_RESPONSE_BYTES:
+            break
+    cut = len(texts) < len(found)
+    return _encode({"node": node, "host": host, "at": at, "kept": kept, "cut": cut, "receipts": texts})
+
+
+def events_out(found: list[NodeEvent], snapshot: Snapshot | None, *, kept: bool) -> EventsOut:
+    """The answer."""
+    node, host, at = node_identity(snapshot)
+    return EventsOut(node=node, host=host, at=at, kept=kept, events=found)
+
+
+def node_identity(snapshot: Snapshot | None) -> tuple[str, str, float]:
+    """The node's name, its host's, and when it was seen last."""
+    if snapshot is None:
+        return "", "", 0.0
+    meta = snapshot.meta
+    return meta.terms.node or meta.host, meta.host, snapshot.wall / SECOND
+
+
+def collect_records(history: HistoryReader | None, snapshot: Snapshot | None, query: JobRecordQuery) -> list[JobRecord]:
+    """What the store has, and the jobs that it does not know yet: those that run, or without a store all."""
+    records = [] if history is None else history.job_records(query)
+    running_ids = {stored.owner.job_id for stored in records if stored.running}
+    jobs = [] if snapshot is None else [job for job in snapshot.jobs if history is None or job.gpus]
+    unknown = [job for job in jobs if job.owner.job_id not in running_ids]
+    live = [] if snapshot is None else [_live_record(job, snapshot) for job in unknown]
+    return newest_first([*records, *(record for record in live if query.matches(record))])[: query.limit]
+
+
+def newest_first(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """The newest end first; of those that end together the one that began later."""
+    return sorted(records, key=lambda one: (-one.end, -one.start, one.owner.job_id))
+
+
+def _live_record(job: JobView, snapshot: Snapshot) -> JobRecord:
+    """A statement of what only the snapshot remembers: what happened before now, and its course, are not in it."""
+    node, _, _ = node_identity(snapshot)
+    held = [gpu for gpu in snapshot.gpus if gpu.device.uuid in job.gpus]
+    whole = sum(gpu.device.weight / PPM / max(1, len(gpu.owners)) for gpu in held)
+    ended = snapshot.wall - (snapshot.at - job.counters.now.until)
+    until = (snapshot.wall if job.gpus else ended) / SECOND
+    states = dict(job.states)
+    return build_job_record(
+        job,
+        node=node,
+        life=f"{node}@{snapshot.meta.started:.6f}",
+        until=until,
+        money=_estimate_money(job, whole),
+        gpus={gpu.device.uuid: gpu.device.index for gpu in held},
+        models=tuple(sorted({gpu.device.model for gpu in held})),
+        whole_gpus=whole,
+        happened={"hung": states.get(State.HUNG, 0), "zombie": states.get(State.ZOMBIE, 0)},
+        samples=(job_sample(job, snapshot.wall),),
+        simulated=snapshot.meta.simulated,
+    )
+
+
+def _estimate_money(job: JobView, whole: float) -> dict[str, float]:
+    """All its time at the price of what it holds now."""
+    hours = job.counters.now.paid / _HOUR
+    costs = [(currency, cost) for currency, cost in job.costs if currency != NO_PRICE.currency]
+    return {currency: hours * cost / whole for currency, cost in costs} if whole else {}
+
+
+_SUMMED_FIELDS = ("paid", "engine", "flops", "tensor_seen", "reported", "reportable", "unneeded")
+_NO_SAMPLE = JobSample(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class UsageInterval(Struct, frozen=True):
+    """Between two samples: Unix seconds, and GPU-seconds by band.
+
+    Bands: useful, computing but not useful, held but not computing, allocated to nobody or not at work, unobserved.
+    """
+
+    start: float
+    end: float
+    bands: tuple[float, ...]
+
+
+def records_by_job(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
+    """The same by job, in the order in which the jobs come first; of each job the oldest life first."""
+    found: dict[str, list[JobRecord]] = {}
+    for record in records:
+        found.setdefault(record.owner.job_id, []).append(record)
+    return [sorted(job_records, key=lambda each: each.start) for job_records in found.values()]
+
+
+def combine_records(records: Sequence[JobRecord]) -> JobRecord:
+    """The node's part of one job: what counts is added, what holds is the latest life's. At least one life."""
+    last = max(records, key=lambda record: (record.running, record.end))
+    if len(records) == 1:
+        return last
+    return structs.replace(
+        last,
+        start=min(record.start for record in records),
+        end=max(record.end for record in records),
+        running=any(record.running for record in records),
+        **{name: sum(getattr(record, name) for record in records) for name in _SUMMED_FIELDS},
+        **{
+            name: _sum_by_key(getattr(record, name) for record in records)
+            for name in ("parts", "energy", "money", "happened")
+        },
+        gpus={uuid: index for record in records for uuid, index in record.gpus.items()},
+        models=tuple(sorted({model for record in records for model in record.models})),
+        whole_gpus=max(record.whole_gpus for record in records),
+        first_work=records[0].first_work,
+        training=next((record.training for record in reversed(records) if record.training is not None), None),
+        service=next((record.service for record in reversed(records) if record.service is not None), None),
+    )
+
+
+def _sum_by_key(amounts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    sums: Counter[str] = Counter()
+    for amount in amounts:
+        sums.update(amount)
+    return dict(sums)
+
+
+def job_window(job: JobRecord) -> WindowOut:
+    """The whole of a job as a window, for all that draws windows."""
+    layers = job.layers
+    return WindowOut(
+        seconds=job.paid / SECOND,
+        gau=layers.gau,
+        ectr=layers.ectr,
+        emfu=layers.emfu,
+        product=layers.product,
+        floor=layers.floor,
+        coverage=layers.coverage,
+        driver_utilization=None,
+        leaks={name: job.parts.get(name, 0) / SECOND for name in LEAK_NAMES},
+    )
+
+
+def job_timeline(records: Iterable[JobRecord]) -> list[UsageInterval]:
+    """The job's course on this node, life after life; where no daemon ran there is a gap."""
+    intervals: list[UsageInterval] = []
+    for record in sorted(records, key=lambda record: record.start):
+        points = [structs.replace(_NO_SAMPLE, at=record.start), *record.samples, _final_sample(record)]
+        intervals += [
+            _interval(before, after)
+            for before, after in pairwise(points)
+            if after.at > before.at and after.paid > before.paid
+        ]
+    return intervals
+
+
+def _final_sample(record: JobRecord) -> JobSample:
+    """Its books at its end, as a sample."""
+    by_layer = Counter[str]()
+    for name, part in record.parts.items():
+        by_layer[LAYER_BY_LEAK[name]] += part
+    seen = record.paid - by_layer["unobserved"]
+    occupied = seen - by_layer["gau"]
+    return JobSample(
+        at=record.end,
+        paid=record.paid / SECOND,
+        seen=seen / SECOND,
+        occupied=occupied / SECOND,
+        computing=(occupied - by_layer["ectr"]) / SECOND,
+        useful=by_layer["useful"] / SECOND,
+        joules=sum(record.energy.values()),
+    )
+
+
+def _interval(before: JobSample, after: JobSample) -> UsageInterval:
+    """Rounding may take a counter a little back: nothing is less than nothing."""
+    paid, seen, occupied, computing, useful = (
+        max(0.0, getattr(after, name) - getattr(before, name))
+        for name in ("paid", "seen", "occupied", "computing", "useful")
+    )
+    bands = (useful, computing - useful, occupied - computing, seen - occupied, paid - seen)
+    return UsageInterval(before.at, after.at, tuple(max(0.0, band) for band in bands))
+
+
+def downsample(intervals: Sequence[UsageInterval], limit: int) -> list[UsageInterval]:
+    """At most so many, neighbours added up."""
+    step = -(-len(intervals) // limit) or 1
+    groups = [intervals[at : at + step] for at in range(0, len(intervals), step)]
+    return [
+        UsageInterval(group[0].start, group[-1].end, tuple(map(sum, zip(*(one.bands for one in group), strict=True))))
+        for group in groups
+    ]

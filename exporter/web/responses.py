@@ -1,0 +1,97 @@
+"""Builds HTTP responses: content negotiation (RFC 9110, section 12.5), compression, headers, JSON errors.
+
+Refuses nobody: a client that accepts no format of ours gets plain text.
+"""
+
+import gzip
+from collections.abc import Callable, Iterator
+
+import msgspec
+from fastapi import Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from exporter.core.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from exporter.web.api import Problem
+from exporter.web.security import DEFAULT_HEADERS
+
+_OPENMETRICS = "application/openmetrics-text"
+_TEXT = ("text/plain", "text/*", "*/*")
+"""From the most specific range to the least: the first that is named decides."""
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """True when OpenMetrics 1.0 is named, and no less wanted than plain text. Wildcards mean plain text.
+
+    A client that knows only OpenMetrics 0.0.1 (Prometheus before 2.23 or so) gets plain text.
+    """
+    openmetrics = 0.0
+    text: dict[str, float] = {}
+    for kind, parameters in _ranges(accept):
+        weight = _weight(parameters)
+        if kind == _OPENMETRICS and parameters.get("version", "1.0.0") == "1.0.0":
+            openmetrics = max(openmetrics, weight)
+        elif kind in _TEXT:
+            text[kind] = max(text.get(kind, 0.0), weight)
+    return openmetrics > 0 and openmetrics >= next((text[kind] for kind in _TEXT if kind in text), 0.0)
+
+
+def wants_gzip(accept_encoding: str) -> bool:
+    """True when gzip is allowed by name, or by `*` where it is not named."""
+    weights = {coding: _weight(parameters) for coding, parameters in _ranges(accept_encoding)}
+    return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
+
+
+def _ranges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for item in header.lower().split(","):
+        kind, *rest = item.split(";")
+        pairs = (pair.partition("=") for pair in rest)
+        yield kind.strip(), {name.strip(): value.strip().strip('"') for name, _, value in pairs}
+
+
+def _weight(parameters: dict[str, str]) -> float:
+    """q, 0-1; what is no number is not wanted."""
+    try:
+        weight = float(parameters.get("q", "1"))
+    except ValueError:
+        return 0.0
+    return weight if 0 <= weight <= 1 else 0.0
+
+
+PLAIN = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+MIN_GZIP_BYTES = 1024
+GZIP_LEVEL = 1
+"""Exposition text shrinks twentyfold at any level; higher ones only take the node's CPU."""
+encode_json = msgspec.json.Encoder().encode
+
+
+def make_response(
+    body: bytes,
+    content_type: str,
+    *,
+    status: int = 200,
+    request: Request | None = None,
+    extra: dict[str, str] | None = None,
+) -> Response:
+    """One answer, compressed where `request` allows it and it is worth it."""
+    headers = DEFAULT_HEADERS | {"Vary": "Accept, Accept-Encoding"} | (extra or {})
+    accepted = "" if request is None else ",".join(request.headers.getlist("accept-encoding"))
+    if len(body) >= MIN_GZIP_BYTES and wants_gzip(accepted):
+        body, headers = gzip.compress(body, GZIP_LEVEL, mtime=0), headers | {"Content-Encoding": "gzip"}
+    # The type goes in as a header: Starlette would add a second charset to a media type that it takes for text.
+    return Response(body, status, headers | {"Content-Type": content_type})
+
+
+def error_response(status: int, reason: str) -> Response:
+    """Why there is no answer, as JSON."""
+    return make_response(encode_json(Problem(detail=reason)), JSON, status=status)
+
+
+def metrics_response(request: Request, exposition: Callable[[bool], bytes], process: CollectorRegistry) -> Response:
+    """A scrape's answer: `exposition` (True: OpenMetrics, without `# EOF`), then the metrics of the process itself."""
+    openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
+    of_process = generate_openmetrics(process) if openmetrics else generate_latest(process)  # type: ignore[no-untyped-call]
+    content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
+    return make_response(exposition(openmetrics) + of_process, content_type, request=request)

@@ -1,0 +1,466 @@
+"""Decides who may see what: passwords, client certificates, the loopback rule, rate limits and response headers.
+
+Reloads the web configuration when the file or a certificate changed; a bad file leaves the previous one in force.
+Refuses methods that change something, to store a password, and to hash on the event loop.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import threading
+import time
+from asyncio import sleep
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from ipaddress import ip_address
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+from exporter.config import ConfigError
+from exporter.connections import AddressBuckets, TokenBucket, is_loopback
+
+Verdict = Literal["yes", "no", "later"]
+_BCRYPT_MAX_BYTES = 72
+"""Of a password that bcrypt looks at."""
+_MAX_WAITING = 16
+"""Requests that wait for a hash; it is computed for one at a time."""
+
+
+class PasswordChecker:
+    """The users of one version of the file; the next version has another of these, which remembers nothing."""
+
+    def __init__(self, users: Mapping[str, str]) -> None:
+        """Take hashes by name, checked already."""
+        self._hashes = {name: password_hash.encode() for name, password_hash in users.items()}
+        self._verified: dict[str, bytes] = {}
+        self._salt = os.urandom(16)
+        self._decoy = b"$2b$%02d$" % max(int(password_hash[4:6]) for password_hash in self._hashes.values()) + b"." * 53
+        self._hash_lock = asyncio.Lock()
+        self._waiting = 0
+        self._per_address = AddressBuckets(5, 0.5)
+        self._overall = TokenBucket(20, 4)
+
+    async def verdict(self, header: str | None, address: str) -> Verdict:
+        """Say whether it is a user's; "later": too many were wrong, of `address` or of all, so it was not looked at."""
+        parsed = parse_credentials(header)
+        if parsed is None:
+            return "no"
+        name, password = parsed
+        digest = self._digest(password)
+        if self._is_verified(name, digest):
+            return "yes"
+        if self._waiting >= _MAX_WAITING:
+            return "later"
+        self._waiting += 1
+        try:
+            async with self._hash_lock:
+                return (
+                    "yes"
+                    if self._is_verified(name, digest)
+                    else await self._check_hash(name, password, digest, address)
+                )
+        finally:
+            self._waiting -= 1
+
+    async def _check_hash(self, name: str, password: bytes, digest: bytes, address: str) -> Verdict:
+        now, bucket = time.monotonic(), self._per_address.bucket_of(address)
+        if not bucket.take(now):
+            return "later"
+        if not self._overall.take(now):
+            bucket.refund()
+            return "later"
+        if (
+            not await asyncio.to_thread(_matches, password, self._hashes.get(name, self._decoy))
+            or name not in self._hashes
+        ):
+            return "no"
+        bucket.refund()
+        self._overall.refund()
+        self._verified[name] = digest
+        return "yes"
+
+    def _is_verified(self, name: str, digest: bytes) -> bool:
+        return hmac.compare_digest(self._verified.get(name, b""), digest)
+
+    def _digest(self, password: bytes) -> bytes:
+        return hashlib.blake2b(password, key=self._salt).digest()
+
+
+def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
+    """Name and password of a header; None where it has none."""
+    kind, _, coded = (header or "").strip().partition(" ")
+    if kind.lower() != "basic":
+        return None
+    try:
+        name, colon, password = b64decode(coded.strip(), validate=True).partition(b":")
+    except (NotBase64, ValueError):
+        return None
+    return (name.decode("utf-8", "replace"), password) if colon else None
+
+
+def _matches(password: bytes, password_hash: bytes) -> bool:
+    import bcrypt  # noqa: PLC0415  only where there are users
+
+    try:
+        return bcrypt.checkpw(password[:_BCRYPT_MAX_BYTES], password_hash)
+    except ValueError:  # a zero byte in it
+        return False
+
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from exporter.web.web_config import LoadedWebConfig
+
+log = logging.getLogger(__name__)
+RELOAD_SECONDS = 3.0
+"""Between two looks at the files: some kilobytes each, as few as that can be."""
+
+
+class WebConfig(Struct, frozen=True, eq=False):
+    """One version of the file, ready for use; without a file nothing is asked of anybody."""
+
+    ssl_context: "SSLContext | None" = None
+    """TLS for new connections; None: without."""
+    passwords: "PasswordChecker | None" = None
+    mutual_tls: bool = False
+    """Nobody gets through the handshake without a certificate of the client CA."""
+    client_names: frozenset[str] = frozenset()
+    """Of which the client's certificate must have one; none: any."""
+    headers: tuple[tuple[str, str], ...] = ()
+    rate_limit: TokenBucket | None = None
+    note: str = ""
+    """What is done otherwise than the file says."""
+
+    @property
+    def scheme(self) -> str:
+        """Of the address."""
+        return "https" if self.ssl_context else "http"
+
+    @property
+    def authenticates(self) -> bool:
+        """Whoever gets an answer has been asked who they are."""
+        return self.mutual_tls or self.passwords is not None
+
+
+class WebConfigWatcher:
+    """The guard that is in force, and the file it comes from."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the file; raises ConfigError."""
+        self.path = path
+        self.current = WebConfig()
+        self.problem = ""
+        """Why the file as it is now is not in force; empty while it is."""
+        self.reloads = 0
+        self._digest = b""
+        if path is not None:
+            self._apply(_load(path))
+
+    def reload_if_changed(self) -> None:
+        """Take the file anew if it has changed; a bad one is told of once and changes nothing."""
+        if self.path is None:
+            return
+        try:
+            loaded = _load(self.path)
+            if loaded.digest != self._digest:
+                self._apply(loaded)
+                self.reloads += 1
+                log.info("%s: taken anew, for new connections", self.path)
+            self.problem = ""
+        except ConfigError as err:
+            if f"{err}" != self.problem:
+                log.error("web configuration not taken, the one before stays in force: %s", err)  # noqa: TRY400  for operators
+            self.problem = f"{err}"
+
+    def watch(self, stop: threading.Event) -> None:
+        """Look every few seconds until told to stop; returns at once where there is no file."""
+        while self.path is not None and not stop.wait(RELOAD_SECONDS):
+            self.reload_if_changed()
+
+    def _apply(self, loaded: "LoadedWebConfig") -> None:
+        try:
+            self.current = build_web_config(loaded)
+        except ConfigError as err:
+            raise ConfigError(f"{self.path}: {err}") from None
+        self._digest = loaded.digest
+        if self.current.note:
+            log.warning("%s: %s", self.path, self.current.note)
+
+
+def build_web_config(loaded: "LoadedWebConfig") -> WebConfig:
+    """Make the guard that a file asks for; raises ConfigError."""
+    from exporter.web.web_config import (  # noqa: PLC0415
+        MUTUAL_TLS,
+        create_ssl_context,
+        parse_duration,
+    )
+
+    file, tls = loaded.file, loaded.file.tls_server_config
+    ssl_context, note = create_ssl_context(loaded)
+    interval = parse_duration(file.rate_limit.interval)
+    return WebConfig(
+        ssl_context=ssl_context,
+        passwords=PasswordChecker(file.basic_auth_users) if file.basic_auth_users else None,
+        mutual_tls=tls is not None and tls.client_auth_type == MUTUAL_TLS,
+        client_names=frozenset(tls.client_allowed_sans if tls else ()),
+        headers=tuple(file.http_server_config.headers.items()),
+        rate_limit=TokenBucket(file.rate_limit.burst, 1 / interval) if interval else None,
+        note=note,
+    )
+
+
+def _load(path: Path) -> "LoadedWebConfig":
+    from exporter.web.web_config import load_web_config  # noqa: PLC0415  likewise
+
+    return load_web_config(path)
+
+
+Scope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = ("/metrics", "/healthz", "/readyz")
+"""What whoever can connect may have, as far as the file asks no password of them."""
+_OK = 200
+DEFAULT_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of every answer that has none of its own."""
+_LOOPBACK_ONLY = (
+    "served over the loopback only (`ssh -L 19400:localhost:19400 NODE`, `kubectl port-forward`), or to those who"
+    " give a password or a client certificate (web.config_file), or to everybody with web.open_page = true;"
+    " /metrics, /healthz and /readyz are served here"
+)
+_HOST_HEADER = (
+    "over the loopback the Host header must be localhost or an address, so that no foreign page in a browser can read"
+    " this one; ask for http://localhost, or set a password (web.config_file)"
+)
+_OTHER_ADDRESS = "served at web.page_address; /metrics, /healthz and /readyz are served here"
+
+
+class WebListener(Struct, frozen=True):
+    """What one listening address is for."""
+
+    watcher: WebConfigWatcher
+    serves_pages: bool = True
+    """False: the page and the JSON API are at another address."""
+    open_page: bool = False
+
+
+class TrackedConnection(Protocol):
+    """What the gate tells a connection, and what it knows of it."""
+
+    web_config: WebConfig
+    """The one in force when it was made."""
+
+    def request_started(self) -> None:
+        """Say that a request is under way."""
+
+    def response_sent(self) -> None:
+        """Say that it has its answer, as far as the app is concerned."""
+
+    def refusal_delay(self) -> float:
+        """Seconds that a refusal waits before it is sent: who knocks without end knocks slower."""
+
+
+class AccessRefusal(Struct, frozen=True):
+    """An answer instead of the app's."""
+
+    status: int
+    reason: str
+    headers: dict[str, str] = {}
+
+
+def refusal_reason(listener: WebListener, *, local: str, peer: str, host: str | None, authenticated: bool) -> str:
+    """Say why the page and the JSON API are not for this connection; empty: they are.
+
+    `local` and `peer` are its two addresses, `host` its Host header. Both ends must be on the loopback: with Linux'
+    route_localnet a neighbour can send packets to ours (CVE-2020-8558).
+    """
+    if not listener.serves_pages:
+        return _OTHER_ADDRESS
+    if authenticated or listener.open_page:
+        return ""
+    if not (is_loopback(local) and is_loopback(peer)):
+        return _LOOPBACK_ONLY
+    return "" if host is not None and is_localhost_or_address(host) else _HOST_HEADER
+
+
+def is_localhost_or_address(host: str) -> bool:
+    """True for localhost and for addresses, with a port or without: nobody else can have a name for those."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or host.endswith("]"):
+        name = host
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    elif ":" in name:
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return name.lower() == "localhost"
+    return True
+
+
+class AccessControl:
+    """The app behind the rule."""
+
+    def __init__(self, app: AsgiApp, listener: WebListener) -> None:
+        """Guard `app` as `door` says."""
+        self._app, self._listener = app, listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        connection: TrackedConnection | None = scope.get("state", {}).get("line")
+        if connection is not None:
+            connection.request_started()
+        try:
+            await self._respond(scope, receive, self._with_headers(send, connection), connection)
+        finally:
+            if connection is not None:
+                connection.response_sent()
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, connection: TrackedConnection | None) -> None:
+        refusal, may_see_reasons = await self._check(scope, connection)
+        if refusal is not None:
+            await sleep(0 if connection is None else connection.refusal_delay())
+            await _refusal_response(refusal, scope["path"])(scope, receive, send)
+        elif scope["path"] == "/readyz":
+            await self._respond_ready(scope, receive, send, show_reasons=may_see_reasons)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _check(self, scope: Scope, connection: TrackedConnection | None) -> tuple[AccessRefusal | None, bool]:
+        """Say what is answered instead of the app, if anything, and whether who asks may be told reasons."""
+        path = scope["path"]
+        if scope["method"] not in ("GET", "HEAD"):
+            return AccessRefusal(405, "nothing can be changed here", {"Allow": "GET, HEAD"}), False
+        if path == "/healthz":
+            return None, False
+        verdict = await self._verdict(scope)
+        if path == "/readyz":
+            return None, verdict == "yes"
+        return _password_refusal(verdict) or self._rate_limited() or self._forbidden(scope, connection), True
+
+    async def _verdict(self, scope: Scope) -> Verdict:
+        passwords = self._listener.watcher.current.passwords
+        if passwords is None:
+            return "yes"
+        return await passwords.verdict(_header(scope, b"authorization"), _address(scope, "client"))
+
+    def _rate_limited(self) -> AccessRefusal | None:
+        rate_limit = self._listener.watcher.current.rate_limit
+        if rate_limit is None or rate_limit.take(monotonic()):
+            return None
+        return AccessRefusal(429, "too many requests (web.config_file, rate_limit)", {"Retry-After": "1"})
+
+    def _forbidden(self, scope: Scope, connection: TrackedConnection | None) -> AccessRefusal | None:
+        reason = "" if scope["path"] in OPEN_PATHS else self._refusal_reason(scope, connection)
+        return AccessRefusal(403, reason) if reason else None
+
+    def _refusal_reason(self, scope: Scope, connection: TrackedConnection | None) -> str:
+        config = self._listener.watcher.current
+        certified = config.mutual_tls and connection is not None and connection.web_config.mutual_tls
+        return refusal_reason(
+            self._listener,
+            local=_address(scope, "server"),
+            peer=_address(scope, "client"),
+            host=_header(scope, b"host"),
+            authenticated=certified or config.passwords is not None,
+        )
+
+    async def _respond_ready(self, scope: Scope, receive: Receive, send: Send, *, show_reasons: bool) -> None:
+        """Answer /readyz; the reasons, which may name jobs and files, only to those who are `told`."""
+        captured = _CapturedResponse()
+        try:
+            await self._app({**scope, "method": "GET"}, receive, captured.capture)
+        finally:  # where the app fails it has answered so, and what it raises is for the log
+            body, problem = captured.body, self._listener.watcher.problem
+            if not show_reasons:
+                body = b"ok\n" if captured.status == _OK else b"not ready\n"
+            elif problem:
+                body += f"web.config_file: not in force as it is now: {problem}\n".encode()
+            await Response(body, captured.status, media_type="text/plain")(scope, receive, send)
+
+    def _with_headers(self, send: Send, connection: TrackedConnection | None) -> Send:
+        """Add what every answer has; a connection made under other certificates ends with this answer."""
+        config = self._listener.watcher.current
+        outdated = connection is not None and connection.web_config.ssl_context is not config.ssl_context
+
+        async def add(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = _merge_headers(message.get("headers", ()), config, close=outdated)
+            await send(message)
+
+        return add
+
+
+def _merge_headers(given: Any, config: WebConfig, *, close: bool) -> list[tuple[bytes, bytes]]:
+    """The app's headers, ours where it has none, the file's before all."""
+    configured = {name.lower().encode(): value.encode() for name, value in config.headers}
+    if close:
+        configured[b"connection"] = b"close"
+    kept = [(name.lower(), value) for name, value in given if name.lower() not in configured]
+    present = {name for name, _ in kept} | set(configured)
+    defaults = [(name.lower().encode(), value.encode()) for name, value in DEFAULT_HEADERS.items()]
+    return [*kept, *(pair for pair in defaults if pair[0] not in present), *configured.items()]
+
+
+def fixed_headers(config: WebConfig) -> list[tuple[bytes, bytes]]:
+    """Headers of an answer that no app has made."""
+    return _merge_headers((), config, close=False)
+
+
+class _CapturedResponse(Struct):
+    """An answer that is kept instead of sent."""
+
+    status: int = 500
+    body: bytes = b""
+
+    async def capture(self, message: AsgiMessage) -> None:
+        """As an app's `send`."""
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+
+
+def _password_refusal(verdict: Verdict) -> AccessRefusal | None:
+    if verdict == "later":
+        return AccessRefusal(429, "too many wrong passwords: wait a little", {"Retry-After": "5"})
+    if verdict == "no":
+        challenge = {"WWW-Authenticate": 'Basic realm="gpu-efficiency", charset="UTF-8"'}
+        return AccessRefusal(401, "a name and its password are needed (web.config_file, basic_auth_users)", challenge)
+    return None
+
+
+def _refusal_response(refusal: AccessRefusal, path: str) -> Response:
+    if path.startswith("/api/") or path == "/openapi.json":
+        body, kind = msgspec.json.encode({"detail": refusal.reason}), "application/json"
+    else:
+        body, kind = f"{refusal.reason}\n".encode(), "text/plain; charset=utf-8"
+    return Response(body, refusal.status, {**refusal.headers, "Content-Type": kind})
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    found = [value for key, value in scope["headers"] if key == name]
+    return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+def _address(scope: Scope, which: str) -> str:
+    """The address of one end of the connection; empty where it is not known."""
+    address = scope.get(which)
+    return f"{address[0]}" if address else ""

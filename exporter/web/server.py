@@ -1,0 +1,480 @@
+"""Listens, accepts connections, and runs uvicorn until SIGTERM: TLS, deadlines, and limits on connections.
+
+When there are too many connections, the one that has used up most of its time is closed. Refuses to parse HTTP.
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from msgspec import Struct
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
+from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, fixed_headers
+
+_SWEEP_SECONDS = 0.5
+_NEW_CLIENT_PENALTY = 0.5
+"""Who kept a connection for a scrape is not put out by a crowd of new ones until half its time is gone."""
+
+
+class ConnectionLimits(Struct, frozen=True):
+    """What connections may take; docs/web.md has the table."""
+
+    connections: int = 128
+    """A node has a handful of readers, and each keeps one open."""
+    per_address: int = 32
+    new_burst: float = 100
+    """New ones of an address at once, and a second: a handshake costs about a millisecond of a core."""
+    new_per_second: float = 20
+    handshake_seconds: float = 10
+    tls_shutdown_seconds: float = 1
+    """For the end of TLS; the connection ends without it all the same."""
+    request_seconds: float = 10
+    """From the first byte of a request, or from the connection's beginning, to its end."""
+    answer_seconds: float = 30
+    """Until the client has taken the whole answer."""
+    idle_seconds: float = 75
+    """Between two requests: longer than the usual scrape interval of a minute."""
+    refusals_burst: float = 100
+    refusals_per_second: float = 10
+    """Refused requests of an address (no password, no such page); beyond, each waits for its answer:"""
+    refusal_seconds: float = 1
+    header_bytes: int = 16 * 1024
+    request_bytes: int = 64 * 1024
+    """Everything that comes with one request: a body is read to its end and means nothing."""
+    unsent_bytes: int = 32 * 1024 * 1024
+    """Answers made and not yet taken, of all connections."""
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's. Subclassed, for there is no other way to its one answer that does not come from the app."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or too long, with the headers of every answer."""
+        connection: Connection = self.app_state["line"]
+        body = f"{msg.rstrip('.')}, or headers of more than {connection.manager.limits.header_bytes} bytes\n".encode()
+        own = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        headers = [*own, (b"content-length", b"%d" % len(body)), *fixed_headers(connection.web_config)]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Connection(asyncio.Protocol):
+    """One connection, between asyncio and uvicorn's protocol. The base is asyncio's name for these methods."""
+
+    def __init__(self, manager: "ConnectionManager", sock: socket.socket, address: str, web_config: WebConfig) -> None:
+        """Wait for the handshake."""
+        self.manager, self.address, self.web_config = manager, address, web_config
+        self.wait = Deadline(time.monotonic(), manager.limits.handshake_seconds)
+        self._sock = sock
+        self._protocol: H11Protocol
+        self._transport: asyncio.Transport | None = None
+        self._idle = False
+        self._requests_served = 0
+        self._received_bytes = 0
+
+    def set_protocol(self, protocol: H11Protocol) -> None:
+        """Let `inner` read what comes."""
+        self._protocol = protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a request, after the handshake if there is one."""
+        assert isinstance(transport, asyncio.Transport)  # nosec B101  # noqa: S101  for TCP it is
+        self._transport = transport
+        self._await_request()
+        if self.web_config.client_names and not _has_allowed_name(transport, self.web_config.client_names):
+            transport.abort()
+            return
+        self._protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what came, unless it is more than one request can be."""
+        self._received_bytes += len(data)
+        if self._idle:
+            self._await_request()
+        if self._received_bytes > self.manager.limits.request_bytes:
+            self.abort()
+        else:
+            self._protocol.data_received(data)
+
+    def eof_received(self) -> None:
+        """Pass on."""
+        self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass on."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on."""
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self.manager.connections.discard(self)
+        if self._protocol.transport is not None:
+            self._protocol.connection_lost(exc)
+
+    def request_started(self) -> None:
+        """Wait for the answer and for its being taken."""
+        self._received_bytes, self._idle = 0, False
+        self.wait.restart(time.monotonic(), self.manager.limits.answer_seconds)
+
+    def response_sent(self) -> None:
+        """Rest until the next request, once all is taken."""
+        self._received_bytes, self._idle = 0, True
+        self._requests_served += 1
+        if self.unsent_bytes:
+            self.manager.evict_slow_readers()
+        else:
+            self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
+
+    def refusal_delay(self) -> float:
+        """Seconds that a refusal waits before it is sent."""
+        return self.manager.refusal_delay(self.address)
+
+    def check_delivered(self) -> None:
+        """See whether an answer has been taken meanwhile."""
+        if self._idle and self.wait.allowed == self.manager.limits.answer_seconds and not self.unsent_bytes:
+            self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
+
+    def eviction_rank(self, now: float) -> float:
+        """How soon it goes when there are too many: by its time used up, and sooner if it never finished a request."""
+        return self.wait.used_share(now) + (0 if self._requests_served else _NEW_CLIENT_PENALTY)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way on it."""
+        return self._idle and not self.unsent_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the client to take them."""
+        closing = self._transport is None or self._transport.is_closing()
+        return 0 if closing or self._transport is None else self._transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Hang up at once, whatever state it is in."""
+        self.manager.connections.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+        else:  # asyncio has the socket, and sees the end of it: a cancelled handshake may go on
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _await_request(self) -> None:
+        self._idle = False
+        self.wait.restart(time.monotonic(), self.manager.limits.request_seconds)
+
+
+def _has_allowed_name(transport: asyncio.Transport, names: frozenset[str]) -> bool:
+    from exporter.web.web_config import certificate_names  # noqa: PLC0415  only under TLS
+
+    return bool(names & certificate_names(transport.get_extra_info("peercert") or {}))
+
+
+class ConnectionManager:
+    """All connections of the process's listening sockets."""
+
+    def __init__(self, server: uvicorn.Server, limits: ConnectionLimits) -> None:
+        """Keep connections for `server`, which ends them when it stops."""
+        self.limits = limits
+        self.connections: set[Connection] = set()
+        self._server = server
+        self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
+        self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
+        """Take connections from now on; call it in the loop."""
+        sock.settimeout(0)
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock, config, listener)
+
+    def _accept(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
+        """Take what waits, a handful at a time, so that requests get their turn as well."""
+        loop = asyncio.get_running_loop()
+        for _ in range(16):
+            try:
+                client_socket, peer = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as err:
+                loop.remove_reader(sock)
+                if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    loop.call_later(1.0, self.listen, sock, config, listener)
+                    self._make_room(len(self.connections) // 2)
+                return
+            if self._server.should_exit or not self._new_connections.bucket_of(peer[0]).take(time.monotonic()):
+                client_socket.close()
+            else:
+                self._start(client_socket, peer[0], config, listener)
+
+    def _start(self, client_socket: socket.socket, address: str, config: uvicorn.Config, listener: WebListener) -> None:
+        client_socket.settimeout(0)
+        connection = Connection(self, client_socket, client_network(address), listener.watcher.current)
+        connection.set_protocol(
+            HttpProtocol(config=config, server_state=self._server.server_state, app_state={"line": connection})
+        )
+        self.connections.add(connection)
+        task = asyncio.get_running_loop().create_task(self._connect(connection, client_socket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._make_room(self.limits.connections, spare=connection)
+
+    async def _connect(self, connection: Connection, client_socket: socket.socket) -> None:
+        tls_options: dict[str, Any] = {}
+        if connection.web_config.ssl_context is not None:
+            tls_options = {
+                "ssl": connection.web_config.ssl_context,
+                "ssl_handshake_timeout": self.limits.handshake_seconds,
+            }
+            tls_options["ssl_shutdown_timeout"] = self.limits.tls_shutdown_seconds
+        with contextlib.suppress(OSError):  # the handshake came to nothing; ssl's errors are of this kind
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client_socket, **tls_options)
+            return
+        self.connections.discard(connection)
+
+    def _make_room(self, limit: int, *, spare: Connection | None = None) -> None:
+        """Hang up on the worst, of this one's own address first; `spare` is the one that room is made for."""
+        now = time.monotonic()
+        others = self.connections - {spare}
+        if spare is not None:
+            own = [connection for connection in others if connection.address == spare.address]
+            for connection in surplus(
+                own, self.limits.per_address - 1, worst=lambda connection: connection.eviction_rank(now)
+            ):
+                connection.abort()
+        for connection in surplus(
+            others & self.connections,
+            limit - (spare is not None),
+            worst=lambda connection: connection.eviction_rank(now),
+        ):
+            connection.abort()
+
+    def refusal_delay(self, address: str) -> float:
+        """Seconds that a refusal of that address waits; most wait none."""
+        enough = self._refusals.bucket_of(address).take(time.monotonic())
+        return 0 if enough else self.limits.refusal_seconds
+
+    def evict_slow_readers(self) -> None:
+        """Hang up on those that do not take their answers, the longest first, while too much waits for them."""
+        now = time.monotonic()
+        late = sorted(
+            (connection for connection in self.connections if connection.unsent_bytes),
+            key=lambda connection: connection.wait.used_share(now),
+        )
+        held = sum(connection.unsent_bytes for connection in late)
+        while held > self.limits.unsent_bytes and late:
+            held -= late[-1].unsent_bytes
+            late.pop().abort()
+
+    async def sweep_forever(self, watcher: WebConfigWatcher) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.sweep(watcher.current)
+
+    def sweep(self, web_config: WebConfig) -> None:
+        """Hang up on those whose time is up, and on those at rest that came in under other certificates than now."""
+        for connection in self.connections:
+            connection.check_delivered()
+        stale = [
+            connection
+            for connection in self.connections
+            if connection.is_idle and connection.web_config.ssl_context is not web_config.ssl_context
+        ]
+        for connection in [
+            *stale,
+            *overdue({connection: connection.wait for connection in self.connections}, time.monotonic()),
+        ]:
+            connection.abort()
+
+    async def close(self) -> None:
+        """End all that is left."""
+        for connection in list(self.connections):
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+BACKLOG = 256
+"""Connections that the kernel holds until we take them."""
+STOP_SECONDS = 3
+"""How long a stop waits for answers under way."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class WebListenError(Exception):
+    """The address cannot be listened on; the message says which, why, and what to do."""
+
+
+def listen(host: str, port: int, *, name: str = "web.listen_address") -> socket.socket:
+    """Open a listening TCP socket. An empty host is every address, IPv6 too where there is any; port 0 is any free one.
+
+    `name` is the setting that it comes from. Raises ListenError.
+    """
+    both = host == "" and socket.has_dualstack_ipv6()
+    try:
+        family = socket.AF_INET6 if both else _family(host, port)
+        sock = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=BACKLOG)
+    except OSError as err:
+        where = f"[{host}]:{port}" if ":" in host else f"{host or '*'}:{port}"
+        raise WebListenError(
+            f"cannot listen on {where}: {_explain_listen_error(err)}".replace("web.listen_address", name)
+        ) from err
+    # Connections inherit it. asyncio sets it only where the protocol is named, which create_server does not; without
+    # it every answer waits 40 ms, for the kernel holds the body back until the client has acknowledged the headers.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _family(host: str, port: int) -> int:
+    if host == "":
+        return socket.AF_INET
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+
+
+_ADVICE = {
+    errno.EADDRINUSE: "address in use: another program, or a second exporter, has this port; find it with "
+    "`ss -ltnp` and stop it, or set web.listen_address to another port",
+    errno.EACCES: "permission denied: ports below 1024 need CAP_NET_BIND_SERVICE; set web.listen_address to a "
+    "higher port",
+    errno.EADDRNOTAVAIL: "no such address on this machine: set web.listen_address to one that `ip address` shows, or "
+    "leave the host empty for every address",
+}
+
+
+def _explain_listen_error(err: OSError) -> str:
+    if isinstance(err, socket.gaierror):
+        return f"the name does not resolve ({err.strerror}): check the host in web.listen_address"
+    return _ADVICE.get(err.errno or 0, f"{err.strerror or err}: check web.listen_address")
+
+
+def run(
+    app: FastAPI,
+    *,
+    host: str,
+    port: int,
+    page: tuple[str, int] | None = None,
+    watcher: WebConfigWatcher | None = None,
+    open_page: bool = False,
+    limits: ConnectionLimits | None = None,
+    on_listening: Callable[..., None] = lambda *_ports: None,
+) -> None:
+    """Serve in the calling thread until SIGTERM or SIGINT, then return, at most a few seconds later.
+
+    With `page` (host and port), only /metrics and the probes are at `host` and `port`, and all is there. `listening` is
+    called once with the ports in use, when connections are accepted. Signals are heeded only in the main thread.
+    Raises ListenError.
+    """
+    watcher = WebConfigWatcher() if watcher is None else watcher
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listen(host, port))]
+        if page is not None:
+            sockets.append(stack.enter_context(listen(*page, name="web.page_address")))
+        stack.enter_context(_watch_config(watcher))
+        on_listening(*(sock.getsockname()[1] for sock in sockets))
+        with _ignore_repeated_signals():
+            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), limits or ConnectionLimits()))
+
+
+def web_listeners(
+    sockets: Sequence[socket.socket], watcher: WebConfigWatcher, *, open_page: bool
+) -> list[tuple[socket.socket, WebListener]]:
+    """Say what each address is for: the last one has the page."""
+    return [(sock, WebListener(watcher, serves_pages=sock is sockets[-1], open_page=open_page)) for sock in sockets]
+
+
+async def serve(
+    app: FastAPI,
+    listeners: Sequence[tuple[socket.socket, WebListener]],
+    limits: ConnectionLimits,
+    *,
+    on_started: Callable[[uvicorn.Server], None] = lambda _server: None,
+) -> None:
+    """Let uvicorn run and stop, and bring it the connections ourselves: TLS may change from one to the next.
+
+    `started` is given the server, whose `should_exit` ends it.
+    """
+    configs = [uvicorn_config(AccessControl(app, listener), limits) for _, listener in listeners]  # type: ignore[arg-type]  # an app is an app
+    server = uvicorn.Server(configs[0])
+    manager = ConnectionManager(server, limits)
+
+    for (sock, listener), config in zip(listeners, configs, strict=True):
+        config.load()
+        manager.listen(sock, config, listener)
+    sweeper = asyncio.create_task(manager.sweep_forever(listeners[0][1].watcher))
+    on_started(server)
+    try:
+        await server.serve(sockets=[])
+    finally:
+        sweeper.cancel()
+        await manager.close()
+
+
+@contextmanager
+def _watch_config(watcher: WebConfigWatcher) -> Iterator[None]:
+    """Look for changes of the web configuration meanwhile, in a thread: a disk may be slow."""
+    stop = threading.Event()
+    thread = threading.Thread(target=watcher.watch, args=(stop,), name="web-config", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=1.0)
+
+
+def uvicorn_config(app: FastAPI, limits: ConnectionLimits | None = None) -> uvicorn.Config:
+    """How uvicorn serves `app`: pure Python HTTP/1.1, no access log, bounded in all it keeps.
+
+    What clients do wrong is not logged: they could fill the disk with it. What we do wrong is.
+    """
+    limits = limits or ConnectionLimits()
+    return uvicorn.Config(
+        app,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level="error",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(limits.idle_seconds) + 1,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=limits.header_bytes,
+    )
+
+
+@contextmanager
+def _ignore_repeated_signals() -> Iterator[None]:
+    """Once it has stopped, uvicorn raises the signal again; unheeded, that would kill us before we could tidy up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

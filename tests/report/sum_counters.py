@@ -1,0 +1,73 @@
+"""Three hours of a few jobs' counters, a sample a minute, small enough to add up by hand. Refuses to add them up.
+
+Job old is there all the time; new begins at minute 70.5, ends at 100, and its first sample says half a minute; late is
+old, but its node n2 is scraped from minute 80 on. The daemon of n3, and so the counter of anew, begins at nought at
+minute 120; that of moved begins anew at another address at 91 and goes on counting. Of n1 to n3 four GPUs are paid for,
+two of them nobody's.
+"""
+
+from tests.dashboards.past import Series, named
+from tests.report.sum_fleets import BEGIN
+
+MINUTE = 60
+END = 180
+"""Minutes."""
+
+
+def by_hand() -> Series:
+    """Three hours, a sample a minute. Of each node's daemon: what its counters say, in seconds."""
+    found: Series = {}
+    for minute in range(END + 1):
+        for node, price, currency in (("n1", 2.0, "USD"), ("n2", 4.0, "USD"), ("n3", 1.0, "GPU-hours")):
+            if node != "n2" or minute >= 80:  # n2 is scraped from minute 80 on
+                tell_node(found, node, price, currency, minute)
+        tell_job(found, "n1", "old", minute, start=0, end=END)
+        tell_job(found, "n1", "new", minute, start=70.5, end=100)
+        if minute >= 80:
+            tell_job(found, "n2", "late", minute, start=0, end=END, account="nlp")
+        tell_job(found, "n3", "anew", minute, start=0, end=END, again=120)
+        if not 90 < minute < 92:  # the daemon begins anew at another address, and goes on counting
+            tell_job(found, "n4" if minute <= 90 else "n5", "moved", minute, start=70, end=110)
+    return found
+
+
+def tell_node(found: Series, node: str, price: float, currency: str, minute: int) -> None:
+    put(found, "node_gpus", node, 4, minute, model="H")
+    put(found, "ticks_total", node, minute - (120 if node == "n3" and minute >= 120 else 0), minute)
+    for held in ("true", "false"):
+        put(found, "price_per_gpu_hour", node, price, minute, model="H", held=held, currency=currency)
+    since = minute - (120 if node == "n3" and minute >= 120 else 0)
+    put(found, "paid_seconds_total", node, since * MINUTE * 4.0, minute, uuid="GPU-0", gpu="0")
+    for held, leak, rate in (("true", "useful", 2.0), ("false", "idle_allocation", 2.0)):
+        put(found, "node_seconds_total", node, since * MINUTE * rate, minute, model="H", held=held, leak=leak)
+
+
+def tell_job(
+    found: Series,
+    node: str,
+    job: str,
+    minute: int,
+    *,
+    start: float,
+    end: float,
+    again: int = END + 1,
+    account: str = "",
+) -> None:
+    """One GPU, all of it useful; its series are there for five minutes after its end."""
+    if not start <= minute <= end + 5:
+        return
+    paid = (min(minute, end) - (again if minute >= again else start)) * MINUTE
+    own = {"job_id": job}
+    since = 91 if node == "n5" else -60
+    found.setdefault(
+        named("process_start_time_seconds", cluster="hand", instance=f"{node}:19400", job="gpu"), []
+    ).append((BEGIN + minute * MINUTE, BEGIN + since * MINUTE))
+    put(found, "job_start_timestamp_seconds", node, BEGIN + start * MINUTE, minute, **own)
+    put(found, "job_paid_seconds_total", node, paid, minute, **own)
+    put(found, "job_seconds_total", node, paid, minute, leak="useful", layer="useful", **own)
+    put(found, "job_info", node, 1, minute, user="ada" if job == "old" else "bob", account=account, **own)
+
+
+def put(found: Series, name: str, node: str, value: float, minute: int, **labels: str) -> None:
+    where = {"cluster": "hand", "instance": f"{node}:19400", "job": "gpu"}
+    found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), []).append((BEGIN + minute * MINUTE, value))

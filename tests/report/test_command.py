@@ -1,0 +1,44 @@
+"""The command's own errors: one line, what to do, and the status that the other commands have."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.commands import run
+
+NOBODY = "--prometheus http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "hint"),
+    [
+        (NOBODY, 2, "give a job's id, or --compare and two"),
+        (f"7 --compare 7 8 {NOBODY}", 2, "and not both"),
+        (f"7 --json --markdown {NOBODY}", 2, "only one of --json, --markdown"),
+        ("7 --node http://127.0.0.1:9", 1, "no node gave an answer: http://127.0.0.1:9 cannot be reached"),
+        (f"7 --store a {NOBODY}", 2, "--prometheus, or --store and --node"),
+        (f"7 --wait 5 {NOBODY}", 2, "--prometheus, or --store and --node"),
+        ("7 --store a --compare 7 8", 2, "and not both"),
+        ("--compare 7 8 --line --store a", 2, "--short is of one job"),
+        ("--compare 7 8 --short --store a", 2, "--short is of one job"),
+        ("7 --target-emfu 60", 2, "no ratio between 0 and 1, such as 0.6"),
+        ("7 --target-emfu 0", 2, "no ratio"),
+        ("7 --node http://127.0.0.1:9 --ca-file absent.pem", 1, "absent.pem: no certificate can be read of it"),
+        (f"7 --at yesterday {NOBODY}", 2, "neither Unix seconds nor like 2026-01-31T12:00"),
+        (f"7 --since soon {NOBODY}", 2, "--since"),
+        (f"7 --header nonsense {NOBODY}", 2, "is not 'Name: value'"),
+        (f"7 {NOBODY}", 1, "http://127.0.0.1:9 cannot be reached"),
+    ],
+)
+def test_errors(words: str, status: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    found, out, err = run(words)
+    assert (found, out) == (status, "")
+    assert hint in err
+
+
+def test_a_time_may_have_a_zone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    (tmp_path / "headers").write_text("X-Scope-OrgID: a\n")
+    for at in ("2026-01-31", "2026-01-31T12:00+02:00", "1767225600"):
+        assert run(f"7 --at {at} --header @{tmp_path}/headers {NOBODY}")[0] == 1

@@ -1,0 +1,43 @@
+"""Rooms and speakers, ended with the test. A unix socket's path is short, so its folder is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.training.speaking import Room, Speaker
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="r") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def enter(folder: Path) -> Iterator[Callable[..., Room]]:
+    """Open a desk."""
+    with ExitStack() as stack:
+
+        def enter(**settings: Any) -> Room:
+            room = Room(folder / "report.sock", **settings)
+            stack.callback(room.desk.close)
+            return room
+
+        yield enter
+
+
+@pytest.fixture
+def speaker(folder: Path) -> Iterator[Callable[[], Speaker]]:
+    """Start a process that reports."""
+    with ExitStack() as stack:
+
+        def start() -> Speaker:
+            started = Speaker(folder / "report.sock")
+            stack.callback(started.end)
+            return started
+
+        yield start

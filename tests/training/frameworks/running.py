@@ -1,0 +1,46 @@
+"""Starts training scripts as they are in an image: the interpreter that has the frameworks, the client copied beside.
+
+Owns the subprocess. Refuses to install anything: `make` does, and where it could not the tests are skipped.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+from exporter.training import client
+
+PYTHON = Path(sysconfig.get_path("purelib")).parents[2] / "training/bin/python"
+HERE = Path(__file__).parent
+
+
+@cache
+def missing(*modules: str) -> str:
+    """Say why a script that needs these modules cannot run here, as the reason of a skip; empty when it can."""
+    done = None
+    if PYTHON.exists():
+        imports = ["-c", "\n".join(f"import {name}" for name in modules)]
+        done = subprocess.run([PYTHON, *imports], capture_output=True, check=False, timeout=120)
+    there = done is not None and done.returncode == 0
+    if there:
+        return ""
+    return f"needs the training environment with {', '.join(modules)}: `make .venv/training/.installed`"
+
+
+def run(script: str, folder: Path, *arguments: object, socket: str, check: int = 0) -> str:
+    """Run it in a folder, its first argument, to its end and return what it printed.
+
+    AssertionError with its words for any exit status but `check`.
+    """
+    for source in (HERE / script, Path(client.__file__)):
+        shutil.copy(source, folder)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GPU_EFFICIENCY_SOCKET": socket}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [PYTHON, folder / script, folder, *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=240, env=environment, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == check, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr

@@ -1,0 +1,170 @@
+"""Processes that report, and a desk that hears them: real ones, on real sockets."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+from exporter.clock import SystemClock
+from exporter.config import Config, FollowSettings, HostSettings
+from exporter.config import ReportsSettings as Settings
+from exporter.core.model import TrainingReport
+from exporter.training.receiver import open_receiver
+from exporter.workloads import WorkloadListener, WorkloadProcess, WorkloadUpdate
+
+T = TypeVar("T")
+PATIENCE = 20.0
+_SPEAKER = """
+import os, socket, sys
+lines = {}
+for command in sys.stdin:
+    what, name, *rest = command.split()
+    try:
+        if what == "connect":
+            lines[name] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            lines[name].settimeout(20)
+            lines[name].connect(rest[0])
+            said = "ok"
+        elif what == "send":
+            lines[name].send(bytes.fromhex(rest[0] if rest else ""))
+            said = "ok"
+        elif what == "flood":
+            sent = 0
+            lines[name].setblocking(False)
+            try:
+                while sent < int(rest[1]):
+                    sent += lines[name].send(bytes.fromhex(rest[0])) > 0
+            except BlockingIOError:
+                pass
+            lines[name].settimeout(20)
+            said = str(sent)
+        elif what == "child":
+            if not (child := os.fork()):
+                lines[name].send(bytes.fromhex(rest[0]))
+                os._exit(0)
+            os.waitpid(child, 0)
+            said = str(child)
+        elif what == "read":
+            said = lines[name].recv(65536).decode() or "end"
+        elif what == "hang-up":
+            lines.pop(name).close()
+            said = "ok"
+    except OSError as err:
+        said = type(err).__name__
+    print(said, flush=True)
+"""
+
+
+class Speaker:
+    """A process of its own, which does as it is told."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _SPEAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._process.pid
+
+    def connect(self, line: str = "a") -> str:
+        return self._do("connect", line, f"{self.socket}")
+
+    def say(self, raw: bytes | None = None, *, line: str = "a", **message: Any) -> str:
+        return self._do("send", line, (json.dumps(message).encode() if raw is None else raw).hex())
+
+    def flood(self, times: int, *, line: str = "a", **message: Any) -> int:
+        """Send as often as the socket takes it without waiting; give how often."""
+        return int(self._do("flood", line, json.dumps(message).encode().hex(), f"{times}"))
+
+    def child_says(self, *, line: str = "a", **message: Any) -> int:
+        """Have a child send it, over the connection that it has inherited."""
+        return int(self._do("child", line, json.dumps(message).encode().hex()))
+
+    def answer(self, line: str = "a") -> dict[str, str]:
+        """Give the next answer; it waits for it."""
+        said: dict[str, str] = json.loads(self.read(line))
+        return said
+
+    def read(self, line: str = "a") -> str:
+        return self._do("read", line)
+
+    def hang_up(self, line: str = "a") -> str:
+        return self._do("hang-up", line)
+
+    def end(self) -> None:
+        cast("IO[str]", self._process.stdin).close()
+        self._process.wait(timeout=PATIENCE)
+        cast("IO[str]", self._process.stdout).close()
+
+    def _do(self, *words: str) -> str:
+        stdin = cast("IO[str]", self._process.stdin)
+        stdin.write(" ".join(words) + "\n")
+        stdin.flush()
+        return cast("IO[str]", self._process.stdout).readline().strip()
+
+
+class Room:
+    """A desk, and who is whose: `jobs` is the scheduler's word."""
+
+    def __init__(
+        self, socket: Path, *, http: str = "", follow: tuple[FollowSettings, ...] = (), **settings: Any
+    ) -> None:
+        self.socket, self.clock = socket, SystemClock()
+        reports = Settings(f"{socket}", http, **settings)
+        self.desk: WorkloadListener = open_receiver(
+            Config(reports=reports, follow=follow, host=HostSettings()), self.clock
+        )
+        self.jobs: dict[int, WorkloadProcess] = {}
+        self.asked: list[int] = []
+        self.reports: list[TrainingReport] = []
+        self.heard = WorkloadUpdate()
+
+    def whose(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
+        self.asked += pids
+        return {pid: self.jobs[pid] for pid in pids if pid in self.jobs}
+
+    def take(self, *guests: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
+        """One tick, `later` seconds from now; `guests` are on GPUs."""
+        self.heard = self.desk.poll(self.clock.now() + int(later * 1e9), guests, self.whose)
+        self.reports += self.heard.reports
+        return self.heard.reports
+
+    def taken(self, number: int, *guests: WorkloadProcess) -> list[TrainingReport]:
+        """Tick until there are so many reports since the start, and give them."""
+        wait_for(lambda: self.take(*guests) is not None and len(self.reports) >= number, f"{number} reports")
+        return self.reports
+
+    def count(self, outcome: str) -> int:
+        return dict(self.desk.poll(self.clock.now(), (), self.whose).counts)[outcome]
+
+
+@contextmanager
+def ticking(room: Room) -> Iterator[None]:
+    """Have the desk looked at by another thread, as the daemon's does, while this one waits for answers."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.05):
+            room.take()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def wait_for(true: Callable[[], T], what: str) -> T:
+    """Ask until it is true, and give it."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if found := true():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"not within {PATIENCE:g} s: {what}")

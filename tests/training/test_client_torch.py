@@ -1,0 +1,74 @@
+"""A real training loop in PyTorch, with a crash and a rollback: all that it reported is what it has itself counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.training.message import Message
+from tests.training.frameworks.running import missing, run
+from tests.training.recorder import Recorder, summed
+
+pytestmark = pytest.mark.e2e
+CRASHED = 17
+FIGURES = ("steps", "tokens", "padding", "flops", "checkpoints")
+
+
+def _phases(said: list[Message]) -> dict[str, float]:
+    phases: dict[str, float] = summed(said)["phases"]
+    return phases
+
+
+def _seconds(said: list[Message], truth: dict[str, Any]) -> None:
+    """Every phase's seconds are the stopwatch's, but for what lies between the two of them, 5 % or 0.1 s."""
+    for name, took in _phases(said).items():
+        assert took == pytest.approx(truth["seconds"][name], rel=0.05, abs=0.1), name
+
+
+def test_a_loop_that_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    if reason := missing("torch"):
+        pytest.skip(reason)
+    with Recorder(tmp_path / "first.sock") as ear:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path, check=CRASHED)
+        first = ear.all()
+    with Recorder(tmp_path / "second.sock") as ear:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path)
+        second = ear.all()
+        assert not ear.refused
+    _before_the_crash(first, json.loads((tmp_path / "truth-0.json").read_text()))
+    _after_it(second, json.loads((tmp_path / "truth-1.json").read_text()), first)
+
+
+def _before_the_crash(said: list[Message], truth: dict[str, Any]) -> None:
+    """What a message has told is exact; what came after the last one went down with the process."""
+    told = summed(said)
+    then = next(each for each in truth["history"] if each["step"] == told["step"])
+    assert {name: told[name] for name in FIGURES} == {name: then[name] for name in FIGURES} | {
+        "flops": pytest.approx(then["flops"]), "checkpoints": 3,
+    }  # fmt: skip
+    lost = [each for each in truth["history"] if each["step"] > told["step"]]
+    assert not lost or lost[-1]["at"] - lost[0]["at"] < 2.0
+    assert told["phases"]["checkpoint"] == pytest.approx(truth["seconds"]["checkpoint"], rel=0.05, abs=0.1)
+    assert (said[0].at or 0) / 1e9 == pytest.approx(truth["began"], abs=1.0), "the clock is the host's"
+
+
+def _after_it(said: list[Message], truth: dict[str, Any], before: list[Message]) -> None:
+    told = summed(said)
+    assert {name: told[name] for name in FIGURES} == {name: truth[name] for name in FIGURES} | {
+        "flops": pytest.approx(truth["flops"])
+    }
+    assert (told["restarts"], told["samples"], truth["dropped"], truth["error"]) == (1, truth["steps"] * 4, 0, "")
+    again = next(each for each in said if each.restart)
+    assert (again.step, again.highest_step) == (truth["resumed"], 37)
+    assert truth["repeated"] == (again.highest_step or 0) - truth["resumed"] == 7
+    assert summed(before)["steps"] >= truth["resumed"]
+    _seconds(said, truth)
+    assert told["seconds"] == pytest.approx(truth["until"] - truth["began"], abs=1.0)
+    assert sum(_phases(said).values()) == pytest.approx(told["seconds"])
+    assert {each.phase for each in said} >= {"startup", "restore", "checkpoint", "evaluation", ""}
+    assert [each.quality.name for each in said if each.quality] == ["evaluation loss"] * 2
+    losses = [each.loss for each in said if isinstance(each.loss, float)]
+    assert losses
+    assert 0 < losses[-1] < 10
+    assert {each.recompute for each in said} == {"full"}

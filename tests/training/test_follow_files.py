@@ -1,0 +1,604 @@
+"""Files that appear, grow, are rotated, emptied, replaced and deleted; whose they are, and what is not opened."""
+
+import os
+import socket
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.config import FollowSettings
+from exporter.core.model import SECOND
+from exporter.training.logs import watcher
+from exporter.training.logs.watcher import (
+    BEHIND_BYTES,
+    COUNTS,
+    FILE_BYTES,
+    FRESH_BYTES,
+    LINE_BYTES,
+    MOST_FILES,
+    POLL_BYTES,
+    FileTail,
+    LogWatcher,
+)
+from exporter.training.message import LoggedMessage
+from exporter.workloads import WorkloadProcess
+from tests.training import follow_logs as logs
+
+ME = os.getpid()
+
+
+class Node:
+    """Jobs whose processes are this one, and logs below a folder."""
+
+    def __init__(self, folder: Path, *rows: FollowSettings) -> None:
+        self.folder, self.now = folder, 1000 * SECOND
+        self.guests = [WorkloadProcess(ME, "12", rank="0")]
+        self.watch = LogWatcher(rows or (FollowSettings(path=f"{folder}/{{job_id}}*.log"),))
+
+    def write(self, name: str, *lines: str, end: str = "\n") -> Path:
+        path = self.folder / name
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(line + end for line in lines))
+        return path
+
+    def look(self, *, after: float = 6.0) -> list[LoggedMessage]:
+        """Longer after than files are looked for."""
+        self.now += int(after * SECOND)
+        return self.watch.poll(self.now, wall=0, processes=self.guests)
+
+    def counts(self) -> dict[str, int]:
+        return {name: count for name, count in self.watch.counts.items() if count}
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(*rows: FollowSettings, folder: Path = tmp_path) -> Node:
+        made.append(Node(folder, *rows))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.watch.close()
+
+
+def steps(found: list[LoggedMessage]) -> list[Any]:
+    return [(one.message.step, one.message.steps, one.message.restart) for one in found]
+
+
+def line(step: int, **more: Any) -> str:
+    return logs.megatron(step, ms=1000.0, **more)
+
+
+Make = Callable[..., Node]
+
+
+def test_a_log_that_was_there_counts_from_its_end_on(node: Make) -> None:
+    """What it said before tells the world's size and how far the job had come, and is no message."""
+    a = node()
+    a.write("12.log", *logs.megatron_start(), *(f"noise {n} " + "x" * 100 for n in range(2000)), line(10), line(20))
+    assert a.look() == []
+    a.write("12.log", line(30))
+    (one,) = a.look()
+    assert (one.pid, one.job_id, one.at) == (ME, "12", a.now)
+    assert (one.message.step, one.message.steps, one.message.seconds) == (30, 10, 10.0)
+    assert (one.message.world_size, one.message.samples, one.message.tokens) == (16, 80.0, 80.0 * 4096)
+    assert a.counts() == {"log_files": 1, "log_lines": 1, "log_understood": 1, "log_messages": 1}
+
+
+def test_a_log_that_comes_later_is_read_from_its_beginning(node: Make) -> None:
+    a = node()
+    assert a.look() == []
+    a.write("12.log", *logs.megatron_start(), line(10), line(20))
+    assert steps(a.look()) == [(10, 10, False), (20, 10, False)]
+
+
+def test_a_huge_log_is_not_read(node: Make) -> None:
+    """Four gigabytes of nothing, and a line."""
+    a = node()
+    path = a.write("12.log", *logs.megatron_start())
+    os.truncate(path, 4 << 30)
+    a.write("12.log", "", line(10))
+    assert a.look() == []
+    a.write("12.log", line(20))
+    (one,) = a.look()
+    assert (one.message.steps, one.message.world_size) == (10, 16)
+
+
+def test_a_huge_log_that_comes_later_is_not_read_either(node: Make) -> None:
+    a = node()
+    a.look()
+    a.write("12.log", *(["x" * 1000] * (FRESH_BYTES // 1000 + 1)), line(10))
+    assert a.look() == []
+    a.write("12.log", line(20))
+    assert steps(a.look()) == [(20, 1, False)]
+
+
+def test_a_line_is_read_when_it_is_whole(node: Make) -> None:
+    a = node()
+    a.write("12.log", line(10))
+    a.look()
+    text = line(20)
+    a.write("12.log", text[:70], end="")
+    assert a.look() == []
+    a.write("12.log", text[70:], end="")
+    assert a.look() == []
+    a.write("12.log", "")
+    assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_a_line_that_had_begun_before_is_whole_too(node: Make) -> None:
+    a = node()
+    a.write("12.log", line(10) + "\n" + line(20)[:70], end="")
+    a.look()
+    a.write("12.log", line(20)[70:])
+    assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_rotation_by_a_new_name(node: Make) -> None:
+    a = node()
+    path = a.write("12.log", line(10))
+    a.look()
+    a.write("12.log", line(20))
+    path.rename(path.with_suffix(".log.1"))
+    a.write("12.log", line(30))
+    assert steps(a.look()) == [(20, 10, False), (30, 10, False)]
+    a.write("12.log", line(40))
+    assert steps(a.look()) == [(40, 10, False)]
+
+
+def test_rotation_by_copy_and_truncation(node: Make) -> None:
+    """The copy has the same name's beginning, and says nothing new."""
+    a = node(FollowSettings(path=f"{node().folder}/{{job_id}}*"))
+    path = a.write("12.log", line(10))
+    a.look()
+    a.write("12.log", line(20))
+    a.look()
+    (a.folder / "12.log.1").write_bytes(path.read_bytes())
+    os.truncate(path, 0)
+    a.write("12.log", line(30))
+    assert steps(a.look()) == [(30, 10, False)]
+    assert a.counts()["log_truncated"] == 1
+
+
+def test_a_writer_that_does_not_append_leaves_a_hole(node: Make) -> None:
+    a = node()
+    with (a.folder / "12.log").open("w") as file:
+        file.write(("x" * 100 + "\n") * 1000 + line(10) + "\n")
+        file.flush()
+        a.look()
+        os.truncate(file.name, 0)
+        file.write(line(20) + "\n")
+        file.flush()
+        assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_a_log_that_is_written_anew_with_more_than_it_had(node: Make) -> None:
+    a = node()
+    path = a.write("12.log", "first\n" + line(10))
+    a.look()
+    path.write_text("second, and longer than the one before\n" + line(20) + "\n" + line(30) + "\n")
+    assert steps(a.look()) == [(20, 10, False), (30, 10, False)]
+    assert a.counts()["log_truncated"] == 1
+
+
+def test_a_log_that_is_deleted_and_comes_again(node: Make) -> None:
+    a = node()
+    path = a.write("12.log", line(10))
+    a.look()
+    path.unlink()
+    assert a.look() == []
+    a.write("12.log", line(20))
+    assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_files_that_are_gone_are_closed(node: Make) -> None:
+    a = node()
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    a.write("12.log", line(10))
+    a.look()
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before + 1
+    (a.folder / "12.log").unlink()
+    for _ in range(12):
+        a.look()
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
+def test_a_job_that_is_gone_is_forgotten_and_one_that_comes_again_soon_is_not(node: Make) -> None:
+    a = node()
+    a.write("12.log", line(500), line(510), line(520))
+    a.look()
+    guests, a.guests = a.guests, []
+    a.write("12.log", " loading checkpoint from /c at iteration 500", line(510))
+    assert a.look(after=30) == []
+    a.guests = [WorkloadProcess(ME + 1, "12", rank="3"), *guests]
+    (restore, first) = a.look(after=20)
+    assert (restore.message.phase, first.message.step, first.message.restart, first.pid) == ("restore", 510, True, ME)
+    a.guests = []
+    a.look(after=61)
+    assert not a.watch._files
+
+
+def test_two_jobs_have_two_logs(node: Make) -> None:
+    a = node()
+    a.guests = [WorkloadProcess(ME, "12"), WorkloadProcess(ME, "13")]
+    a.look()
+    a.write("12.log", line(10))
+    a.write("13.log", line(70), line(80))
+    found = a.look()
+    assert sorted((one.job_id, one.message.step) for one in found) == [("12", 10), ("13", 70), ("13", 80)]
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
+    """1* is any job's whose id begins so."""
+    a = node()
+    a.write("12.log", line(10))
+    a.guests = [WorkloadProcess(ME, "1"), *([WorkloadProcess(ME, "12")] if second else [])]
+    a.look()
+    a.guests = [WorkloadProcess(ME, "1"), WorkloadProcess(ME, "12")]
+    a.look()
+    a.write("12.log", line(20))
+    a.write("1.log", line(70))
+    assert [(one.job_id, one.message.step) for one in a.look()] == [("1", 70)]
+    assert a.counts()["log_shared"] == 1
+
+
+def test_only_jobs_of_the_rows_class(node: Make, tmp_path: Path) -> None:
+    a = node(FollowSettings(path=f"{tmp_path}/{{job_id}}.log", workload_class="interactive"))
+    a.look()
+    a.write("12.log", line(10))
+    assert a.look() == []
+    a.guests = [WorkloadProcess(ME, "12", workload_class="interactive")]
+    a.look()
+    a.write("12.log", line(20))
+    assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_a_row_that_names_its_framework_reads_no_other(node: Make, tmp_path: Path) -> None:
+    a = node(FollowSettings(path=f"{tmp_path}/{{job_id}}.log", framework="maxtext"))
+    a.look()
+    a.write("12.log", line(10), logs.maxtext(5, seconds=1.0))
+    assert steps(a.look()) == [(6, 6, False)]
+
+
+def test_a_path_without_a_job_is_read_by_nobody(node: Make, tmp_path: Path) -> None:
+    a = node(FollowSettings(path=f"{tmp_path}/*.log"))
+    a.look()
+    a.write("12.log", line(10))
+    assert a.look() == []
+    assert a.counts() == {}
+
+
+@pytest.mark.parametrize("job_id", ["*", "?2", "[1]2", "../other/12", "..", "/", "", "12\0", "./12"])
+def test_a_jobs_id_leads_to_no_other_log(tmp_path: Path, job_id: str) -> None:
+    """A path names one job's files, whatever its id is made of."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "other").mkdir()
+    a = Node(tmp_path / "logs", FollowSettings(path=f"{tmp_path}/logs/{{job_id}}.log"))
+    a.guests = [WorkloadProcess(ME, job_id)]
+    a.look()
+    a.write("12.log", line(10))
+    (tmp_path / "other" / "12.log").write_text(line(10) + "\n")
+    assert a.look() == []
+
+
+def test_an_id_with_a_folder_in_it_is_a_folder(node: Make) -> None:
+    a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
+    a.guests = [WorkloadProcess(ME, "team/run[1]")]
+    (a.folder / "team").mkdir()
+    a.look()
+    a.write("team/run[1].log", line(10))
+    assert steps(a.look()) == [(10, 10, False)]
+
+
+def test_whoever_wrote_before_another_may_go_on(node: Make) -> None:
+    a = node()
+    a.write("12.log", f"[rank3]:{line(10)}")
+    a.look()
+    a.write("12.log", f"[rank5]:{line(20)}")
+    assert steps(a.look()) == [(20, 10, False)]
+
+
+def test_a_bar_that_was_there_tells_no_time(node: Make) -> None:
+    """When it was drawn nobody knows: the first interval begins with the first position that was seen."""
+    a = node()
+    words = logs.trainer(loss=2.0, epoch=0.1)
+    a.write("12.log", words + logs.bar(10, 500), words, logs.bar(10, 500))
+    a.look()
+    a.write("12.log", logs.bar(12, 500), end="\r")
+    assert steps(a.look()) == [(12, 0, False)]
+    a.write("12.log", logs.bar(15, 500), end="\r")
+    (one,) = a.look(after=6)
+    assert (one.message.step, one.message.steps, one.message.seconds) == (15, 3, 6.0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "socket", "link", "device"])
+def test_what_is_no_file_is_not_opened(node: Make, kind: str) -> None:
+    a = node()
+    path = a.folder / "12.log"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    elif kind == "link":
+        path.symlink_to("/proc/self/cwd")
+    else:
+        path.symlink_to("/dev/zero")
+    assert a.look() == []
+    assert a.counts() == {"log_not_a_file": 1}
+    assert a.look() == []
+    assert a.counts() == {"log_not_a_file": 1}  # told once
+
+
+def place(path: Path, *users: int) -> watcher.LogLocation:
+    return watcher.LogLocation(str(path), "12", WorkloadProcess(ME, "12"), "auto", frozenset(users))
+
+
+def refused(path: Path, *users: int) -> str:
+    with pytest.raises(watcher.LogRefusedError) as caught:
+        os.close(watcher.open_log(place(path, *users)))
+    return str(caught.value)
+
+
+def accepted(path: Path, *users: int) -> bool:
+    os.close(watcher.open_log(place(path, *users)))
+    return True
+
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root gives files away; the rules are also tested without"
+)
+
+
+@needs_root
+def test_a_users_file_is_his_whatever_leads_there(tmp_path: Path) -> None:
+    path = tmp_path / "his.log"
+    path.write_text("x")
+    os.chown(path, 4711, 4711)
+    (tmp_path / "latest.log").symlink_to(path)
+    assert accepted(path, 4711)
+    assert accepted(tmp_path / "latest.log", 4711, 0)
+    assert "belongs to user 4711" in refused(path, 4712, 0)
+
+
+@needs_root
+def test_roots_file_must_be_out_of_the_users_reach(tmp_path: Path) -> None:
+    """Even where the job is root's, as most are in containers."""
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    assert accepted(secret, 4711)
+    assert accepted(secret, 0)
+    his = tmp_path / "his"
+    his.mkdir()
+    os.chown(his, 4711, 4711)
+    (his / "12.log").symlink_to(secret)
+    (tmp_path / "roots-link.log").symlink_to(secret)
+    (his / "13.log").write_text("x")
+    for path in (his / "12.log", tmp_path / "roots-link.log", his / "13.log"):
+        for user in (4711, 0):
+            assert "others could have put it there" in refused(path, user)
+    os.link(secret, tmp_path / "second")
+    assert "others could have put it there" in refused(secret, 4711)
+
+
+def test_a_folder_that_all_may_write_is_within_reach(tmp_path: Path) -> None:
+    """Unless it is sticky: then what is ours stays there."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    path = folder / "12.log"
+    path.write_text("x")
+    folder.chmod(0o777)
+    assert "log_owner" in refused(path)
+    folder.chmod(0o777 | stat.S_ISVTX)
+    assert accepted(path)
+
+
+def test_a_link_to_ours_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    (tmp_path / "12.log").symlink_to(tmp_path / "secret")
+    assert "log_owner" in refused(tmp_path / "12.log")
+    assert "log_owner" in refused(tmp_path / "folder" / "secret")
+    assert accepted(tmp_path / "secret")
+
+
+def test_many_files_are_too_many(node: Make) -> None:
+    a = node()
+    a.guests = [WorkloadProcess(ME, str(n)) for n in range(MOST_FILES + 2)]
+    for n in range(MOST_FILES + 2):
+        a.write(f"{n}x.log", line(10))
+    a.watch._rows = (FollowSettings(path=f"{a.folder}/{{job_id}}x.log"),)
+    a.look()
+    assert a.counts() == {"log_files": MOST_FILES, "log_too_many": 2}
+
+
+def test_a_look_reads_no_more_than_it_may_and_nothing_is_left_out(node: Make) -> None:
+    a = node()
+    a.write("12.log", line(10))
+    a.look()
+    lines = [line(step) for step in range(20, 60_000, 10)]
+    a.write("12.log", *lines)
+    total = sum(len(text) + 1 for text in lines)
+    looks = [a.look() for _ in range(-(-total // FILE_BYTES))]
+    assert [one.message.step for look in looks for one in look] == list(range(20, 60_000, 10))
+    assert max(map(len, looks)) <= FILE_BYTES // len(lines[0])
+
+
+def test_all_files_have_their_turn(node: Make) -> None:
+    """Twelve that are longer than a look's whole share: each is read at once in three looks."""
+    a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
+    a.guests = [WorkloadProcess(ME, f"j{n}") for n in range(12)]
+    a.look()
+    for n in range(12):
+        a.write(f"j{n}.log", *(line(step) for step in range(10, 20_000, 10)))
+    looks = [a.look() for _ in range(12)]
+    most = max(sum(len(line(10)) for _ in look) for look in looks)
+    assert most <= POLL_BYTES
+    assert {one.job_id for look in looks for one in look} == {f"j{n}" for n in range(12)}
+
+
+def test_a_file_that_is_far_ahead_is_taken_up_near_its_end(node: Make) -> None:
+    a = node()
+    path = a.write("12.log", line(10))
+    a.look()
+    os.truncate(path, BEHIND_BYTES + (1 << 20))
+    a.write("12.log", "", line(520))
+    assert steps(a.look()) == [(520, 1, False)]
+    assert a.counts()["log_skipped"] == 1
+
+
+def test_behind_what_was_left_out_the_first_line_is_whole(node: Make) -> None:
+    a = node()
+    a.write("12.log", line(10))
+    a.look()
+    a.write("12.log", *["x" * 999] * (BEHIND_BYTES // 1000 + 1000))
+    (file,) = a.watch._files.values()
+    read = file.tail.read(1 << 20)
+    assert read.gap
+    assert {len(each) for each in read.lines} == {999}
+
+
+def test_a_line_without_an_end_is_dropped(node: Make) -> None:
+    """Megabytes of it, and the line after it is read."""
+    a = node()
+    a.write("12.log", line(10))
+    a.look()
+    a.write("12.log", "x" * (3 * FILE_BYTES), end="")
+    for _ in range(4):
+        assert a.look() == []
+    assert all(len(file.tail._part) <= LINE_BYTES for file in a.watch._files.values())
+    a.write("12.log", "", line(20))
+    assert steps(a.look()) == [(20, 10, False)]
+    assert a.counts()["log_too_long"] == 1
+
+
+def test_what_is_no_text_is_passed_over(node: Make) -> None:
+    a = node()
+    path = a.write("12.log", line(10))
+    a.look()
+    with path.open("ab") as file:
+        file.write(bytes(range(256)) * 40 + b"\n\xff\xfe" + line(20).encode() + b"\xff\n")
+        file.write(line(30).encode() + b"\n")
+    assert steps(a.look()) == [(30, 20, False)]
+
+
+def test_figures_that_no_message_may_have_are_counted(node: Make) -> None:
+    a = node()
+    a.look()
+    a.write("12.log", logs.maxtext(0, seconds=1000.0, tflops=1e28), logs.maxtext(1, seconds=1.0))
+    assert steps(a.look()) == [(2, 1, False)]
+    assert a.counts()["log_absurd"] == 1
+
+
+def test_a_backlog_took_place_before_now(node: Make) -> None:
+    """Three steps of 2 s in one look of 10 s: they ended 4 s ago, 2 s ago, and when the file was last written to."""
+    a = node()
+    a.write("12.log", logs.maxtext(0, seconds=2.0))
+    a.look()
+    path = a.write("12.log", *(logs.maxtext(step, seconds=2.0) for step in (1, 2, 3)))
+    wall = path.stat().st_mtime_ns + SECOND // 2
+    a.now += 10 * SECOND
+    found = a.watch.poll(a.now, wall=wall, processes=a.guests)
+    assert [(a.now - one.at) / SECOND for one in found] == [4.5, 2.5, 0.5]
+
+
+def test_what_is_too_much_for_the_time_since_the_last_word_is_put_into_it(node: Make) -> None:
+    """Three steps of 2 s within 3 s: each is given 1 s, and has its work."""
+    a = node()
+    a.look()
+    a.write("12.log", logs.maxtext(0, seconds=2.0))
+    (one,) = a.look()
+    assert one.message.seconds == 2.0
+    a.write("12.log", *(logs.maxtext(step, seconds=2.0) for step in (1, 2, 3)))
+    found = a.look(after=3)
+    assert [(a.now - one.at) / SECOND for one in found] == [2.0, 1.0, 0.0]
+    assert [(one.message.seconds, one.message.steps, one.message.tokens) for one in found] == [(1.0, 1, 8192.0)] * 3
+
+
+def test_megatrons_first_iteration_is_in_the_mean_after_it(node: Make) -> None:
+    """30 s, then nine of 1 s: the mean of ten is 3.9 s. Nine of those are the work of nine steps, done in 9 s."""
+    a = node()
+    a.look()
+    a.write("12.log", logs.megatron(1, ms=30_000.0, tflops=10.0))
+    a.look(after=30)
+    a.write("12.log", logs.megatron(10, ms=3900.0, tflops=100.0))
+    (one,) = a.look(after=9)
+    assert one.message.steps == 9
+    assert one.message.seconds == pytest.approx(9.0)
+    assert one.message.model_flops == pytest.approx(100e12 * 3.9 * 9)
+
+
+def test_a_file_systems_clock_that_goes_behind_holds_nothing_up(node: Make) -> None:
+    a = node()
+    a.look()
+    a.write("12.log", logs.maxtext(0, seconds=2.0))
+    a.look()
+    a.write("12.log", logs.maxtext(1, seconds=2.0))
+    a.now += 6 * SECOND
+    (one,) = a.watch.poll(a.now, wall=1 << 62, processes=a.guests)
+    assert (one.at, one.message.seconds) == (a.now, 2.0)
+
+
+HAPPENS = ("grow", "cut", "anew", "move", "drop", "hole", "look")
+
+
+@given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.binary(max_size=300)), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_to_a_file_nothing_is_raised(happens: list[tuple[str, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        node = Node(Path(name))
+        path = node.folder / "12.log"
+        node.look()
+        for what, content in happens:
+            happen(node, path, what, content)
+        node.look()
+        assert set(node.watch.counts) == set(COUNTS)
+        assert len(node.watch._files) <= MOST_FILES
+        node.watch.close()
+
+
+def happen(node: Node, path: Path, what: str, content: bytes) -> None:
+    if what == "look":
+        node.look(after=len(content) / 10 + 0.1)
+    elif what == "move" and path.exists():
+        path.rename(path.with_name(f"12-{len(content)}.log"))
+    elif what == "drop":
+        path.unlink(missing_ok=True)
+    elif what == "cut" and path.exists():
+        os.truncate(path, min(path.stat().st_size, len(content)))
+    elif what == "hole" and path.exists():
+        os.truncate(path, path.stat().st_size + 100_000)
+    else:
+        with path.open("wb" if what == "anew" else "ab") as file:
+            file.write(content + b"\n" + line(len(content)).encode() + b"\n")
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 64))
+@settings(deadline=None)
+def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], most: int) -> None:
+    """Whatever the pieces, a file's lines are those between its ends of line."""
+    text = b"".join(parts)
+    with tempfile.TemporaryFile() as file:
+        tail = FileTail(os.dup(file.fileno()), Counter(), offset=0)
+        found: list[bytes] = []
+        for part in parts:
+            os.write(file.fileno(), part)
+            while written := tail.read(most):
+                found += written.lines
+                if not written.size:
+                    break
+        tail.close()
+    whole = text.replace(b"\0", b"").replace(b"\r", b"\n")
+    assert found == [piece for piece in whole.split(b"\n")[:-1] if piece]

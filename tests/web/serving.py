@@ -1,0 +1,88 @@
+"""The real server in a thread, with limits and a guard of the test's own, and raw connections to it.
+
+Owns sockets and the thread. Refuses to judge.
+"""
+
+import asyncio
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from exporter.web.metrics_app import create_metrics_app
+from exporter.web.security import WebConfigWatcher
+from exporter.web.server import ConnectionLimits, listen, serve, web_listeners
+
+PAGE = b"gpu_efficiency_x 1\n"
+
+
+def plain_app(page: bytes = PAGE, problem: str = "") -> FastAPI:
+    return create_metrics_app("a page", page=lambda _: page, problem=lambda: problem)
+
+
+class Served:
+    """Where it listens."""
+
+    def __init__(self, ports: list[int], scheme: str, server: uvicorn.Server) -> None:
+        self.ports, self.scheme, self._server = ports, scheme, server
+
+    def until_alone(self) -> None:
+        """Wait until the server has no connection left."""
+        deadline = time.monotonic() + 20
+        while self._server.server_state.connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def line(self, *, here: str = "127.0.0.1") -> socket.socket:
+        """Connect, from an address of the loopback."""
+        return socket.create_connection(("127.0.0.1", self.ports[0]), timeout=10, source_address=(here, 0))
+
+    def client(self, number: int = 0, **more: object) -> httpx.Client:
+        url = f"{self.scheme}://127.0.0.1:{self.ports[number]}"
+        return httpx.Client(base_url=url, trust_env=False, timeout=30, **more)  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(
+    app: FastAPI | None = None,
+    *,
+    limits: ConnectionLimits | None = None,
+    guarding: WebConfigWatcher | None = None,
+    open_page: bool = False,
+    addresses: int = 1,
+) -> Iterator[Served]:
+    """Serve for the length of a block."""
+    guarding, sockets = guarding or WebConfigWatcher(), [listen("127.0.0.1", 0) for _ in range(addresses)]
+    doors = web_listeners(sockets, guarding, open_page=open_page)
+    servers: queue.Queue[uvicorn.Server] = queue.Queue()
+
+    def work() -> None:
+        asyncio.run(serve(app or plain_app(), doors, limits or ConnectionLimits(), on_started=servers.put))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    server = servers.get(timeout=30)
+    try:
+        yield Served([sock.getsockname()[1] for sock in sockets], guarding.current.scheme, server)
+    finally:
+        server.should_exit = True
+        thread.join()
+        for sock in sockets:
+            sock.close()
+
+
+def until_cut(line: socket.socket) -> bytes:
+    """Everything that comes until the server hangs up; fails by the socket's timeout where it does not."""
+    got = b""
+    try:
+        while part := line.recv(65536):
+            got += part
+    except ConnectionError:  # it had something of ours unread
+        pass
+    return got

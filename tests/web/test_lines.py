@@ -1,0 +1,213 @@
+"""Connections that keep the server waiting: each ends, none keeps another from its answer."""
+
+import itertools
+import select
+import socket
+import ssl
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.web.security import WebConfigWatcher
+from exporter.web.server import ConnectionLimits
+from tests.certificates import Authority
+from tests.web.serving import PAGE, Served, plain_app, served, until_cut
+
+SOON = {"handshake_seconds": 0.3, "request_seconds": 0.3, "answer_seconds": 0.3, "idle_seconds": 0.3}
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def limits(**changed: float) -> ConnectionLimits:
+    return ConnectionLimits(**{"new_burst": 1e6, **changed})  # type: ignore[arg-type]
+
+
+def answers(line: socket.socket) -> bool:
+    """Ask and read the whole answer; False where the connection has ended."""
+    got = b""
+    try:
+        line.sendall(REQUEST)
+        while PAGE not in got:
+            part = line.recv(65536)
+            if not part:
+                return False
+            got += part
+    except ConnectionError:
+        return False
+    return got.startswith(b"HTTP/1.1 200")
+
+
+def served_well(site: Served) -> bool:
+    with site.client() as client:
+        return client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("said", [
+    b"", b"GET", b"GET / HTTP/1.1\r\nX: ", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na",
+])  # fmt: skip
+def test_who_does_not_finish_is_hung_up_on(said: bytes) -> None:
+    with served(limits=limits(**SOON)) as site, site.line() as line:
+        line.sendall(said)
+        assert until_cut(line).count(b"HTTP/1.1 ") <= 1
+
+
+def test_a_byte_now_and_then_buys_no_time() -> None:
+    with served(limits=limits(request_seconds=0.5)) as site, site.line() as line:
+        line.sendall(b"GET / HTTP/1.1\r\nX: ")
+        assert ends(line, itertools.repeat(b"a", 2000), pause=0.05)
+
+
+def ends(line: socket.socket, parts: Iterable[bytes], *, pause: float = 0.0) -> bool:
+    """Send until the server has hung up; False where it took everything."""
+    try:
+        for part in parts:
+            line.sendall(part)
+            if pause and select.select([line], [], [], pause)[0] and not line.recv(65536):
+                return True
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_connection_at_rest_ends_after_its_time() -> None:
+    with served(limits=limits(idle_seconds=0.3)) as site, site.line() as line:
+        assert answers(line)
+        until_cut(line)
+
+
+def test_who_does_not_take_the_answer_is_hung_up_on() -> None:
+    with served(plain_app(b"x" * 30_000_000), limits=limits(answer_seconds=1)) as site, site.line() as line:
+        line.sendall(REQUEST)
+        assert line.recv(8) == b"HTTP/1.1"
+        site.until_alone()
+        assert len(until_cut(line)) < 30_000_000
+
+
+def test_answers_that_nobody_takes_are_bounded_together() -> None:
+    bounded = limits(answer_seconds=600, unsent_bytes=50_000_000)
+    with served(plain_app(b"x" * 30_000_000), limits=bounded) as site, ExitStack() as stack:
+        lines = [stack.enter_context(site.line()) for _ in range(4)]
+        for line in lines:
+            line.sendall(REQUEST)
+            assert line.recv(8) == b"HTTP/1.1"
+        assert len(until_cut(lines[0])) < 30_000_000
+
+
+@pytest.mark.parametrize("head", [b"X: ", b"Host: x\r\nContent-Length: 9999999\r\n\r\n"])
+def test_no_request_is_large(head: bytes) -> None:
+    with served(limits=limits()) as site, site.line() as line:
+        assert ends(line, itertools.chain([b"GET / HTTP/1.1\r\n", head], itertools.repeat(b"a" * 4096, 10_000)))
+        assert served_well(site)
+
+
+def test_a_small_body_means_nothing() -> None:
+    with served(limits=limits()) as site, site.client() as client:
+        for _ in range(3):
+            assert client.request("GET", "/metrics", content=b"x" * 2000).status_code == 200
+
+
+def test_headers_of_sixteen_kilobytes_are_too_many() -> None:
+    with served() as site, site.line() as line:
+        line.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000)
+        head = until_cut(line)
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"16384 bytes" in head
+
+
+def test_requests_sent_ahead_are_answered_in_turn_and_in_bounds() -> None:
+    with served(limits=limits()) as site:
+        with site.line() as line:
+            line.sendall(REQUEST * 3)
+            got = b""
+            while got.count(b"HTTP/1.1 200") < 3:
+                got += line.recv(65536)
+        with site.line() as line:
+            assert ends(line, itertools.repeat(REQUEST * 1000, 1000))
+            assert served_well(site)
+
+
+def test_when_there_are_too_many_the_longest_silent_makes_room() -> None:
+    with served(limits=limits(connections=4)) as site, ExitStack() as stack:
+        lines = [stack.enter_context(site.line(here=f"127.0.0.{2 + n}")) for n in range(4)]
+        assert answers(lines[0])
+        new = stack.enter_context(site.line(here="127.0.0.9"))
+        assert answers(new)
+        assert until_cut(lines[1]) == b""
+        assert answers(lines[0]), "it had finished something"
+        assert answers(lines[2])
+        assert answers(lines[3])
+
+
+def test_one_address_takes_its_own_share_only() -> None:
+    with served(limits=limits(connections=6, per_address=2)) as site, ExitStack() as stack:
+        honest = stack.enter_context(site.line(here="127.0.0.2"))
+        assert answers(honest)
+        many = [stack.enter_context(site.line(here="127.0.0.3")) for _ in range(5)]
+        assert [until_cut(line) for line in many[:3]] == [b""] * 3
+        assert answers(many[4])
+        assert answers(honest)
+
+
+def test_a_crowd_of_newcomers_does_not_put_out_who_reads_regularly() -> None:
+    with served(limits=limits(per_address=4)) as site, ExitStack() as stack:
+        honest = stack.enter_context(site.line())
+        assert answers(honest)
+        for _ in range(50):
+            stack.enter_context(site.line())
+        assert answers(honest)
+
+
+def test_who_connects_too_often_is_not_taken() -> None:
+    with served(limits=ConnectionLimits(new_burst=3, new_per_second=0.001)) as site, ExitStack() as stack:
+        lines = [stack.enter_context(site.line(here="127.0.0.2")) for _ in range(5)]
+        assert [answers(line) for line in lines[:3]] == [True] * 3
+        assert [until_cut(line) for line in lines[3:]] == [b""] * 2
+        assert answers(stack.enter_context(site.line(here="127.0.0.3")))
+
+
+def test_who_is_refused_again_and_again_waits_for_it() -> None:
+    slow = limits(refusals_burst=2, refusals_per_second=0.001, refusal_seconds=600)
+    with served(limits=slow) as site, site.client() as client:
+        assert [client.get("/", headers={"Host": "evil"}).status_code for _ in range(2)] == [403, 403]
+        with site.line() as line:
+            line.sendall(b"GET / HTTP/1.1\r\nHost: evil\r\n\r\n")
+            line.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                line.recv(1)
+        assert client.get("/").status_code == 200
+
+
+@contextmanager
+def secured(folder: Path, authority: Authority, **changed: float) -> Iterator[Served]:
+    cert, key = (authority.certificate.parent / f"server.{end}" for end in ("crt", "key"))
+    (folder / "web.yml").write_text(f"tls_server_config: {{cert_file: {cert}, key_file: {key}}}")
+    with served(guarding=WebConfigWatcher(folder / "web.yml"), limits=limits(**changed)) as site:
+        yield site
+
+
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16", HELLO])
+def test_a_handshake_that_does_not_end_is_ended(tmp_path: Path, authority: Authority, said: bytes) -> None:
+    with secured(tmp_path, authority, **SOON) as site, site.line() as line:
+        line.sendall(said)
+        assert until_cut(line) == b""
+
+
+def test_handshakes_under_way_make_room_as_well(tmp_path: Path, authority: Authority) -> None:
+    trusted = ssl.create_default_context(cafile=f"{authority.certificate}")
+    with secured(tmp_path, authority, connections=3, handshake_seconds=600) as site, ExitStack() as stack:
+        lines = [stack.enter_context(site.line()) for _ in range(3)]
+        for line in lines:
+            line.sendall(HELLO)
+        with site.client(verify=trusted) as client:
+            assert client.get("/metrics").status_code == 200
+        assert until_cut(lines[0]) == b""
+
+
+def test_plain_http_where_tls_is_spoken_gets_nothing(tmp_path: Path, authority: Authority) -> None:
+    with secured(tmp_path, authority) as site, site.line() as line:
+        line.sendall(REQUEST)
+        assert b"HTTP" not in until_cut(line)
