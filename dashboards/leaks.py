@@ -76,7 +76,7 @@ def _lost(loss: Loss, side: Side) -> Panel:
         unit="short",
         decimals=1,
         width=4,
-        empty=f"not heard: {loss.needs}",
+        empty=f"no data: needs {loss.needs}",
     )
 
 
@@ -92,7 +92,7 @@ def _over_time(loss: Loss, side: Side) -> Panel:
         queries=tuple(Query(share_now(row, loss, side), legend=row) for row in loss.rows),
         unit="none",
         width=6,
-        empty=f"not heard: {loss.needs}",
+        empty=f"no data: needs {loss.needs}",
         fills=_story(loss),
     )
 

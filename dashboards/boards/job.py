@@ -209,7 +209,7 @@ _WHO = Panel(
             Column(of="cluster", title="Cluster"),
         )
     ),
-    shows="Whose job it is, by its scheduler's word; its run, if it reports; its engine, if it serves; the GPUs it has,"
+    shows="Owner of the job in its scheduler; its run, if it reports; its engine, if it serves; the GPUs it has,"
     " or had last.",
     bad="two rows: two clusters have a job of this number; choose the cluster at the top",
     do="click on the account or the team to see what else they run",
@@ -717,7 +717,7 @@ _TRAINS = Row(
             empty=_NONE,
         ),
         Panel(
-            title="Its time by its own word",
+            title="Its time as reported by training",
             kind=Bars(colours=words.PHASES),
             shows="What the program did since it began, as it tells: compute, communication and bubble are goodput, the"
             " rest is not. Restarts are in it.",

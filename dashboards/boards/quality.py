@@ -170,7 +170,7 @@ _TRUST = Row(
         Panel(
             title="Scheduler age",
             kind=Figure(steps=((None, words.GOOD), (60, words.WATCH), (300, words.BAD))),
-            shows="Age of what is known about who holds which GPU, of the node where it is oldest.",
+            shows="Seconds since the scheduler last confirmed GPU allocations, on the node where that is longest ago.",
             bad="minutes: owners become unknown, and time not seen",
             do="one node: its slurmd or kubelet; many: the controller or API server",
             queries=(Query(f"max({at(_AGE)})"),),
@@ -372,7 +372,7 @@ _NOT_SEEN = Row(
             " that are not heard.",
             bad="any that stays but a pause that somebody asked for",
             do="gone: the Node board; refused: driver permissions and other profilers; silent source: nv-hostengine;"
-            " holder unknown: the scheduler's word; not heard: the table above",
+            " owner unknown: the scheduler; not heard: the table above",
             queries=(
                 *(
                     Query(_or_zero(total(_UNSEEN, f'reason=~"{reasons}"', time="")), legend=said)
@@ -471,7 +471,7 @@ _SOFTWARE = Row(
                 ),
                 sort="Value",
             ),
-            shows="Nodes by the source of their telemetry and by the scheduler that says who holds which GPU.",
+            shows="Nodes by the source of their telemetry and by the scheduler that GPU allocations come from.",
             bad="a few nodes with another source than the rest; simulation or replay among real ones",
             do="open such a node's board: its source says in a sentence why it was taken",
             queries=(Query(f"sum by (source, scheduler) ({at('cluster:gpu_efficiency_sources:nodes')})"),),
@@ -526,10 +526,10 @@ _SOFTWARE = Row(
             empty=_NO_EXPORTER,
         ),
         Panel(
-            title="Age of the scheduler's word",
+            title="Age of GPU allocations",
             kind=Lines(colours={"oldest": words.WATCH, "longest without an answer": words.BAD}),
-            shows="Of all nodes: the oldest knowledge of who holds which GPU, and the longest time for which a question"
-            " to the scheduler has had no answer.",
+            shows="Longest time since the scheduler of any node last confirmed GPU allocations, and the longest wait"
+            " for a response of the scheduler.",
             bad="a line that climbs",
             do="the alert SchedulerDataStale names the nodes",
             queries=(

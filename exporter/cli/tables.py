@@ -179,10 +179,10 @@ pressure was given the unoccupied GPU-hour ratio); here each leak has the metric
 preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
 batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
 
-Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, told by the serving *engine*,
-or *estimated* by a formula. What is reported or told takes nothing until somebody speaks.
+Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, reported by the serving *engine*,
+or *estimated* by a formula. A leak that needs a report is 0 while there is none.
 
-| # | metric to watch | series | evidence | what must speak | runbook |
+| # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect

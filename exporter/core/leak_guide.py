@@ -10,7 +10,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 EVIDENCE_KINDS = ("measured", "reported", "engine", "estimated")
-"""What speaks for a loss: hardware counters and the scheduler; the workload itself; a serving engine; a formula."""
+"""What the evidence is from: hardware counters and the scheduler; the workload; a serving engine; a formula."""
 
 
 class Citation(Struct, frozen=True):
@@ -49,7 +49,7 @@ class LeakGuideEntry(Struct, frozen=True):
     evidence: tuple[str, ...]
     """Kinds (EVIDENCE) that book it."""
     needs: str
-    """What must speak for it to be seen."""
+    """Signals without which it cannot be detected."""
     training: ExpectedLoss | None
     inference: ExpectedLoss | None
     """None: does not occur there."""
@@ -58,7 +58,7 @@ class LeakGuideEntry(Struct, frozen=True):
 
 
 class OtherLeak(Struct, frozen=True):
-    """A row of LEAKS that none of the twelve speaks of."""
+    """A row of LEAKS that none of the twelve covers."""
 
     row: str
     what: str
@@ -94,7 +94,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="reclaim zombies; backfill the queue; scale servers to the demand",
         evidence=("measured", "engine"),
-        needs="the scheduler's word and hardware counters; of a server without requests also its engine",
+        needs="the scheduler and hardware counters; for a server without requests also its engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),
         runbook="GPUZombie",
@@ -217,7 +217,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="rejected: shorter drafts, a better draft model, or none; unused: try it where the advice counts",
         evidence=("engine",),
-        needs="the serving engine's metrics; drafts not used are advice beside the sum, never a loss in it",
+        needs="the serving engine's metrics; unused drafts are advice, not a loss",
         training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",)),
     ),
 )  # fmt: skip

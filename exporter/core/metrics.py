@@ -493,33 +493,35 @@ _P = "gpu_efficiency_"
 METRICS: tuple[Metric, ...] = (
     Metric(
         _P + "seconds_total", "counter",
-        "Paid GPU-seconds by where they went: each to exactly one leak, or useful, unresolved (computing, worth "
-        "unknown), unobserved. Over all values of leak they add up to gpu_efficiency_paid_seconds_total.",
+        "Paid GPU-seconds by where they went: each in exactly one leak, or useful, unresolved (computing, value "
+        "unknown) or unobserved. Summed over leak they equal gpu_efficiency_paid_seconds_total.",
         _gpu_seconds, (*_GPU_LABELS, "leak", "layer"), "seconds", "gpu", max_series=len(LEAK_NAMES),
     ),
     Metric(
         _P + "paid_seconds_total", "counter",
-        "GPU-seconds in the inventory, and so paid for; of a MIG instance, its share of the board's.",
+        "Paid GPU-seconds: the time the GPU is in the node's inventory; a MIG instance counts as its share of the "
+        "GPU.",
         _gpus(lambda g: seconds(g.counters.now.paid)), _GPU_LABELS, "seconds", "gpu",
     ),
     Metric(
         _P + "kernel_seconds_total", "counter",
-        "GPU-seconds with a kernel on the GPU; over paid seconds this is GPU Kernel Utilization.",
+        "GPU-seconds with a kernel running; divided by paid seconds this is GPU Kernel Utilization.",
         _gpus(lambda g: seconds(g.counters.now.engine)), _GPU_LABELS, "seconds", "gpu",
     ),
     Metric(
         _P + "gau_ratio", "gauge",
-        "GPU Allocation Utilization over the last 5 minutes: allocated and working / paid and seen.",
+        "GPU Allocation Utilization over the last 5 minutes: allocated and working / paid and observed.",
         _gpus(_window("gau")), _GPU_LABELS, "ratio", "gpu",
     ),
     Metric(
-        _P + "ectr_ratio", "gauge", "Effective Compute Time Ratio over the last 5 minutes: computing / occupied.",
+        _P + "ectr_ratio", "gauge",
+        "Effective Compute Time Ratio over the last 5 minutes: computing / allocated and working.",
         _gpus(_window("ectr")), _GPU_LABELS, "ratio", "gpu",
     ),
     Metric(
         _P + "emfu_ratio", "gauge",
-        "Effective Model FLOPs Utilization over the last 5 minutes: useful / computing. Without workload reports it "
-        "is the hardware's upper bound.",
+        "Effective Model FLOPs Utilization over the last 5 minutes: useful / computing. Without training reports it "
+        "is an upper bound from hardware counters.",
         _gpus(_window("emfu")), _GPU_LABELS, "ratio", "gpu",
     ),
     Metric(
@@ -529,54 +531,56 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "driver_utilization_ratio", "gauge",
-        "The driver's own utilisation over the last 5 minutes, as nvidia-smi shows it.",
+        "The driver's own utilization over the last 5 minutes, as nvidia-smi shows it.",
         _gpus(lambda g: g.counters.short_ratio("utilization", "utilization_seen")), _GPU_LABELS, "ratio", "gpu",
     ),
     Metric(
         _P + "state", "gauge",
-        "1 for the state the GPU is in: unavailable, unobserved, unowned, unallocated, hung, zombie, stalled, active; "
-        "with the reason in one word.",
+        "1 for the current state of the GPU: unavailable, unobserved, unowned, unallocated, hung, zombie, stalled "
+        "or active; the label reason says why.",
         _state, (*_GPU_LABELS, "state", "reason"), "", "gpu",
     ),
     Metric(
-        _P + "state_since_timestamp_seconds", "gauge", "Unix time since which the GPU has been in its state.",
+        _P + "state_since_timestamp_seconds", "gauge", "Unix time at which the GPU entered its current state.",
         _gpus(lambda g: g.since / SECOND), _GPU_LABELS, "seconds", "gpu",
     ),
     Metric(
         _P + "hang_suspected", "gauge",
-        "1 once the GPU has spun without progress for longer than the suspicion threshold, 0 before; absent while it "
-        "does not spin.",
+        "1 while the GPU has spun without progress for longer than the suspicion threshold, 0 before that; absent "
+        "while it does not spin.",
         _gpus(lambda g: None if g.spin_since is None else int(g.hang_suspected)), _GPU_LABELS, "", "spinning GPU",
     ),
     Metric(
         _P + "spin_since_timestamp_seconds", "gauge",
-        "Unix time since which the GPU has spun without progress; absent while it does not.",
+        "Unix time since which the GPU has spun without progress; absent while it does not spin.",
         _gpus(lambda g: _timestamp(g.spin_since)), _GPU_LABELS, "seconds", "spinning GPU",
     ),
     Metric(
         _P + "hang_confidence_ratio", "gauge",
-        "While the GPU spins: of the eight signs of a hang the share that were seen and agree.",
+        "While the GPU spins: share of the eight hang indicators that are measured and agree.",
         _gpus(lambda g: g.hang_confidence), _GPU_LABELS, "ratio", "spinning GPU",
     ),
     Metric(
         _P + "hang_sign", "gauge",
-        "While a hang is suspected: 1 for a sign that speaks for it, 0 against; absent where it cannot be seen. "
-        "engine_busy, tensor_rest, dram_rest, fp_rest, nvlink_rest, pcie_rest, power_flat, temperature_falling.",
+        "While a hang is suspected: 1 for an indicator that supports it, 0 for one that contradicts it; absent if "
+        "it cannot be measured. engine_busy, tensor_rest, dram_rest, fp_rest, nvlink_rest, pcie_rest, power_flat, "
+        "temperature_falling.",
         _each_gpu(_hang_signs), (*_GPU_LABELS, "sign"), "", "spinning GPU", max_series=len(HANG_SIGNS),
     ),
     Metric(
         _P + "spin_dram_active_ratio", "gauge",
-        "While the GPU spins: share of the time in which its memory was read or written, as last read.",
+        "While the GPU spins: share of time in which its memory was read or written, latest reading.",
         _gpus(_spin_dram), _GPU_LABELS, "ratio", "spinning GPU",
     ),
     Metric(
         _P + "spin_link_bytes_per_second", "gauge",
-        "While the GPU spins: traffic on nvlink and pcie, of each the busier direction, as last read.",
+        "While the GPU spins: traffic on nvlink and pcie, the busier direction of each, latest reading.",
         _each_gpu(_spin_links), (*_GPU_LABELS, "link"), "bytes_per_second", "spinning GPU", max_series=len(_LINKS),
     ),
     Metric(
         _P + "last_work_timestamp_seconds", "gauge",
-        "Unix time at which the present holder last did effective work, or got the GPU; absent while nobody has it.",
+        "Unix time at which the current job last did effective work on the GPU, or was allocated it; absent while "
+        "the GPU is not allocated.",
         _gpus(lambda g: _timestamp(g.worked_at)), _GPU_LABELS, "seconds", "gpu",
     ),
     Metric(
@@ -587,46 +591,47 @@ METRICS: tuple[Metric, ...] = (
         _reading("temperature_celsius"), _GPU_LABELS, "celsius", "gpu",
     ),
     Metric(
-        _P + "power_limit_watts", "gauge", "Power limit the driver enforces: what power draw is to be compared with.",
+        _P + "power_limit_watts", "gauge", "Power limit that the driver enforces.",
         _reading("enforced_power_limit_watts"), _GPU_LABELS, "watts", "gpu",
     ),
     Metric(
-        _P + "memory_temperature_celsius", "gauge", "Temperature of the device memory, where the board has a sensor.",
+        _P + "memory_temperature_celsius", "gauge",
+        "Temperature of the device memory; absent on boards without that sensor.",
         _health("memory_temperature_celsius", lasting=False), _GPU_LABELS, "celsius", "gpu",
     ),
     Metric(
-        _P + "temperature_margin_celsius", "gauge", "Degrees left until the board slows itself down.",
+        _P + "temperature_margin_celsius", "gauge", "Degrees left until the GPU throttles.",
         _health("temperature_margin_celsius", lasting=False), _GPU_LABELS, "celsius", "gpu",
     ),
     Metric(
         _P + "clock_limited_seconds_total", "counter",
-        "Seconds in which the clock was held down, as sampled, by reason: power (the software power cap), thermal, "
+        "Seconds in which the clock was limited, by reason, as sampled: power (software power cap), thermal, "
         "hardware (slowdown, power brake), settings (application or display clocks, sync boost).",
         _each_gpu(_limited), (*_GPU_LABELS, "reason"), "seconds", "gpu", max_series=len(CLOCK_LIMITERS),
     ),
     Metric(
         _P + "xid_errors_total", "counter",
-        "Critical errors (Xid) the driver has told since the daemon saw the GPU first.",
+        "Critical errors (Xid) that the driver has reported since the daemon first saw the GPU.",
         _gpus(lambda g: None if g.health is None else g.xids), _GPU_LABELS, "", "gpu",
     ),
     Metric(
-        _P + "last_xid", "gauge", "Code of the last of them; absent while there was none.",
+        _P + "last_xid", "gauge", "Code of the latest Xid error; absent if there was none.",
         _gpus(lambda g: g.last_xid or None), _GPU_LABELS, "", "gpu",
     ),
     Metric(
         _P + "recovery_action", "gauge",
-        "What the driver wants done, as NVML numbers it: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peers, "
-        "4 drain and reset; later drivers have more.",
+        "Recovery action that the driver requests, with NVML's numbers: 0 none, 1 reset the GPU, 2 reboot the node, "
+        "3 drain peers, 4 drain and reset; later drivers have more.",
         _health("recovery_action"), _GPU_LABELS, "", "gpu",
     ),
     Metric(
         _P + "ecc_errors_total", "counter",
-        "Memory errors since the driver was loaded: corrected ones, and those that could not be.",
+        "ECC memory errors since the driver was loaded: corrected and uncorrected.",
         _each_gpu(_ecc), (*_GPU_LABELS, "type"), "", "gpu", max_series=2,
     ),
     Metric(
         _P + "row_remap", "gauge",
-        "Spare memory rows: 0 none wanted, 1 a remap waits for a reset, 2 one failed: replace the board.",
+        "Row remapping: 0 none needed, 1 a remap is pending a reset, 2 a remap failed: replace the board.",
         _gpus(_row_remap), _GPU_LABELS, "", "gpu",
     ),
     Metric(
@@ -640,136 +645,142 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "energy_joules_total", "counter",
-        "Energy by what it was spent on: a loss of one layer, or useful, unresolved, unobserved.",
+        "Energy by where it went: a leak's layer, useful, unresolved or unobserved.",
         _energy, (*_GPU_LABELS, "layer"), "joules", "gpu", max_series=len(LAYERS),
     ),
     Metric(
-        _P + "reading_age_seconds", "gauge", "Age of the newest accepted reading; within one interval on a live GPU.",
+        _P + "reading_age_seconds", "gauge", "Age of the latest accepted reading; at most one interval on a live GPU.",
         _gpus(lambda g: None if g.age is None else g.age / SECOND), _GPU_LABELS, "seconds", "gpu",
     ),
     Metric(
         _P + "gpu_info", "gauge",
-        "Board as the driver names it, and its row in the specification table; of a MIG instance its profile and the "
-        "board it is cut from; whether the board smooths its power draw.",
+        "Model of the GPU as the driver names it and its row of the specification table; for a MIG instance its "
+        "profile and parent GPU; whether the board smooths its power draw.",
         _gpu_info, (*_GPU_LABELS, "model", "spec", "profile", "parent", "power_smoothing"), "", "gpu",
     ),
     Metric(
         _P + "allocation_info", "gauge",
-        "1 for each job that holds the GPU now, with the ranks of the job whose processes are on it.",
+        "1 for each job to which the GPU is allocated, with the job's ranks that have processes on it.",
         _allocation_info, (*_GPU_LABELS, "job_id", "rank"), "", "gpu",
     ),
     Metric(
         _P + "job_seconds_total", "counter",
-        "GPU-seconds a job held on this node by where they went; they add up to gpu_efficiency_job_paid_seconds_total.",
+        "GPU-seconds allocated to a job on this node by where they went; summed over leak they equal "
+        "gpu_efficiency_job_paid_seconds_total.",
         _job_seconds, ("job_id", "leak", "layer"), "seconds", "job", max_series=len(LEAK_NAMES),
     ),
     Metric(
-        _P + "job_paid_seconds_total", "counter", "GPU-seconds a job held on this node.",
+        _P + "job_paid_seconds_total", "counter", "GPU-seconds allocated to a job on this node.",
         _jobs(lambda j: seconds(j.counters.now.paid)), ("job_id",), "seconds", "job",
     ),
     Metric(
-        _P + "job_info", "gauge", "Who a job is: join on job_id.", _job_info,
+        _P + "job_info", "gauge", "Owner of a job and what the scheduler reports about it: join on job_id.", _job_info,
         ("job_id", "name", "user", "account", "team", "partition", "qos", "workload_namespace", "workload_pod", "kind",
          "array_id", "workload_class", "scheduler"), "", "job",
     ),
     Metric(
         _P + "job_state_gpus", "gauge",
-        "GPUs of this node a job holds, by the state they are in; states without any are absent.",
+        "GPUs of this node allocated to a job, by state; a state without GPUs is absent.",
         _each_job(_job_states), ("job_id", "state"), "", "job",
     ),
     Metric(
-        _P + "job_hang_suspected_gpus", "gauge", "GPUs of a job that hang or are suspected to; absent while none is.",
+        _P + "job_hang_suspected_gpus", "gauge",
+        "GPUs of a job that are hung or suspected to be; absent while there are none.",
         _jobs(lambda j: j.suspected or None), ("job_id",), "", "job in trouble",
     ),
     Metric(
         _P + "job_spin_since_timestamp_seconds", "gauge",
-        "Unix time since which the first of those has spun.", _jobs(lambda j: _timestamp(j.spin_since)), ("job_id",),
+        "Unix time since which the first of the job's hung or suspected GPUs has spun.",
+        _jobs(lambda j: _timestamp(j.spin_since)), ("job_id",),
         "seconds", "job in trouble",
     ),
     Metric(
         _P + "job_last_work_timestamp_seconds", "gauge",
-        "Unix time at which a GPU the job holds here last did effective work, or was given to it.",
+        "Unix time at which any GPU of the job on this node last did effective work, or was allocated.",
         _jobs(lambda j: _timestamp(j.worked_at)), ("job_id",), "seconds", "job",
     ),
     Metric(
         _P + "job_no_process_gpus", "gauge",
-        "GPUs a job holds on which the driver lists no process; absent where it lists one on each.",
+        "GPUs allocated to a job on which the driver lists no process; absent if each has one.",
         _jobs(lambda j: j.without_process or None), ("job_id",), "", "job in trouble",
     ),
     Metric(
         _P + "job_no_process_since_timestamp_seconds", "gauge",
-        "Unix time since which that is so of the first of them.", _jobs(lambda j: _timestamp(j.without_process_since)),
+        "Unix time since which the first of the job's GPUs has had no process.",
+        _jobs(lambda j: _timestamp(j.without_process_since)),
         ("job_id",), "seconds", "job in trouble",
     ),
     Metric(
         _P + "job_zombie_limit_seconds", "gauge",
-        "How long a job may rest before it is a zombie, where that is not what its class may.",
+        "How long this job may be idle before it counts as a zombie, where that differs from the limit of its "
+        "class.",
         _jobs(lambda j: j.owner.zombie_seconds), ("job_id",), "seconds", "job in trouble",
     ),
     Metric(
-        _P + "job_exempt", "gauge", "1 while one of the operator's exemptions covers the job.", _job_exempt,
+        _P + "job_exempt", "gauge", "1 while an exemption of the operator covers the job.", _job_exempt,
         ("job_id", "exemption"), "", "job in trouble",
     ),
     Metric(
         _P + "job_price_per_hour", "gauge",
-        "What the GPUs that a job holds on this node cost an hour; those it shares, by equal parts.",
+        "Price per hour of the GPUs of this node allocated to a job; shared GPUs are split equally.",
         _each_job(_job_costs), ("job_id", "currency"), "", "job",
     ),
     Metric(
         _P + "job_fitting_slice_ratio", "gauge",
-        "Of a job with one GPU, an hour old, a server or a notebook a day: the smallest MIG slice that would have held "
-        "the most it has needed, as a share of the GPU; absent where only the whole would.",
+        "For a job with one GPU, after an hour (servers and notebooks: after a day): the smallest MIG slice that "
+        "would have met its peak demand, as a share of the GPU; absent if only a whole GPU would.",
         _each_job(_job_slices), ("job_id", "profile"), "ratio", "job on one GPU",
     ),
     Metric(
-        _P + "job_unneeded_seconds_total", "counter", "GPU-seconds beyond that slice since it was known.",
+        _P + "job_unneeded_seconds_total", "counter", "GPU-seconds beyond that slice since it was determined.",
         _jobs(lambda j: None if j.excess is None else seconds(j.excess)), ("job_id",), "seconds", "job on one GPU",
     ),
     Metric(
         _P + "job_reported_mfu_ratio", "gauge",
-        "Model FLOPs Utilization over the last 5 minutes by the job's own count; absent while it reports nothing.",
+        "Model FLOPs Utilization over the last 5 minutes as reported by the job; absent while it reports none.",
         _jobs(lambda j: j.counters.short_ratio("reported", "reportable")), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
         _P + "job_reported_hfu_ratio", "gauge",
-        "Hardware FLOPs Utilization over the last 5 minutes by the job's own count: MFU with recomputation. The gap "
-        "between the two is what recomputation costs.",
+        "Hardware FLOPs Utilization over the last 5 minutes as reported by the job: MFU plus recomputation. The "
+        "difference is the cost of recomputation.",
         _jobs(_hfu), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
         _P + "job_reported_gpu_seconds_total", "counter",
-        "GPU-seconds on this node of which a job's reports speak: what its tokens, samples and FLOPs are to be divided "
-        "by.",
+        "GPU-seconds on this node covered by the job's reports: divide its tokens, samples and FLOPs by this.",
         _training(lambda p: seconds(p.gpu_time)), ("job_id",), "seconds", "reporting job",
     ),
     Metric(
         _P + "job_model_flops_total", "counter",
-        "FLOPs of the model's own passes by the job's count: the share of the GPUs here that reports speak of; absent, "
-        "as the next three, while none are told.",
+        "Model FLOPs as reported by the job: the share of this node's GPUs that its reports cover; absent, as the "
+        "next three, while none are reported.",
         _training(lambda p: p.flops or None), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_tokens_total", "counter", "Training tokens, padding included: the same share.",
+        _P + "job_tokens_total", "counter", "Training tokens, padding included: the share of this node's GPUs.",
         _training(lambda p: p.tokens or None), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_padding_tokens_total", "counter", "Of them those that only fill up.",
+        _P + "job_padding_tokens_total", "counter", "Padding tokens among them.",
         _training(lambda p: p.padding if p.tokens else None), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_samples_total", "counter", "Training samples: the same share.",
+        _P + "job_samples_total", "counter", "Training samples: the share of this node's GPUs.",
         _training(lambda p: p.samples or None), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_steps_total", "counter", "Optimiser steps, repeated ones included, as one process of the job counts.",
+        _P + "job_steps_total", "counter",
+        "Optimizer steps, repeated ones included, as counted by one process of the job.",
         _training(lambda p: p.steps), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_rework_steps_total", "counter", "Of them those that the run had made before.",
+        _P + "job_rework_steps_total", "counter",
+        "Steps among them that repeat steps the run had already done before a restart.",
         _training(lambda p: p.rework_steps), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_step", "gauge", "The last step that ended.", _training(lambda p: p.step), ("job_id",), "",
+        _P + "job_step", "gauge", "Latest completed step.", _training(lambda p: p.step), ("job_id",), "",
         "reporting job",
     ),
     Metric(
@@ -777,53 +788,58 @@ METRICS: tuple[Metric, ...] = (
         "reporting job",
     ),
     Metric(
-        _P + "job_world_size", "gauge", "GPUs of the whole job, by its own word.",
+        _P + "job_world_size", "gauge", "GPUs of the whole job, as reported by the job.",
         _training(lambda p: p.world or None), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_run_seconds_total", "counter",
-        "Wall time of a job by what it did, as one of its processes says: startup, restore, data, compute, "
-        "communication, bubble, checkpoint, evaluation, idle; rework (steps made before); unreported.",
+        "Wall time of a job by phase, as reported by one of its processes: startup, restore, data, compute, "
+        "communication, bubble, checkpoint, evaluation, idle; rework (repeated steps); unreported.",
         _each_report(lambda p: (((name,), seconds(spent)) for name, spent in p.phases)), ("job_id", "phase"), "seconds",
         "reporting job", max_series=len(WALL_TIME_PHASES),
     ),
     Metric(
         _P + "job_goodput_ratio", "gauge",
-        "Of a run's time so far, restarts included, the share spent in steps that were new.",
+        "Share of a run's time so far, restarts included, spent in new steps.",
         _training(lambda p: p.goodput), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
-        _P + "job_progress_ratio", "gauge", "Of all steps the share that the run had not made before.",
+        _P + "job_progress_ratio", "gauge", "Share of all steps that were new, not repeated after a restart.",
         _training(lambda p: 1.0 - p.rework_steps / p.steps if p.steps else None), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
-        _P + "job_checkpoints_total", "counter", "Checkpoints made.", _training(lambda p: p.checkpoints), ("job_id",),
+        _P + "job_checkpoints_total", "counter",
+        "Checkpoints written.", _training(lambda p: p.checkpoints), ("job_id",),
         "", "reporting job",
     ),
     Metric(
-        _P + "job_restarts_total", "counter", "Times the program began anew from a checkpoint.",
+        _P + "job_restarts_total", "counter", "Times the program resumed from a checkpoint.",
         _training(lambda p: p.restarts), ("job_id",), "", "reporting job",
     ),
     Metric(
         _P + "job_recovery_seconds_total", "counter",
-        "From the last new step before each restart to the first after it; over restarts: the mean time to recover.",
+        "Time from the last new step before each restart to the first new step after it; divided by restarts: mean "
+        "time to recover.",
         _training(lambda p: seconds(p.recovery)), ("job_id",), "seconds", "reporting job",
     ),
     Metric(
-        _P + "job_bubble_ratio", "gauge", "Share of its steps that a job's pipeline leaves empty; absent without one.",
+        _P + "job_bubble_ratio", "gauge",
+        "Share of a step in which the job's pipeline is idle (pipeline bubble); absent without pipeline "
+        "parallelism.",
         _training(lambda p: p.bubble), ("job_id",), "ratio", "reporting job",
     ),
     Metric(
-        _P + "job_step_seconds", "gauge", "Mean time of a step of each process, in its latest report.",
+        _P + "job_step_seconds", "gauge", "Mean step time of each process, in its latest report.",
         _each_report(lambda p: (((rank,), step) for rank, step, _ in p.ranks)), ("job_id", "rank"), "seconds", "rank",
     ),
     Metric(
         _P + "job_rank_busy_seconds", "gauge",
-        "The same without communication and bubbles: a rank that is busy longer is the one the others wait for.",
+        "Mean step time of each process without communication and bubbles: the rank with the largest value is the "
+        "one the others wait for.",
         _each_report(lambda p: (((rank,), busy) for rank, _, busy in p.ranks)), ("job_id", "rank"), "seconds", "rank",
     ),
     Metric(
-        _P + "job_loss", "gauge", "The latest loss that was reported; may be NaN.", _training(lambda p: p.loss),
+        _P + "job_loss", "gauge", "Latest reported loss; may be NaN.", _training(lambda p: p.loss),
         ("job_id",), "", "reporting job",
     ),
     Metric(
@@ -832,25 +848,28 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_loss_events_total", "counter",
-        "What broke a smooth convergence: spike, not_finite (NaN or infinite losses), rollback (steps going back "
+        "Interruptions of convergence: spike, not_finite (NaN or infinite loss), rollback (the step went back "
         "without a restart).",
         _each_report(lambda p: (((event,), count) for event, count in p.events)), ("job_id", "event"), "",
         "reporting job", max_series=len(LOSS_EVENTS),
     ),
     Metric(
-        _P + "job_quality", "gauge", "The figure of merit that a job reports, by its own name for it.", _quality(1),
+        _P + "job_quality", "gauge", "Figure of merit that a job reports; the label metric is its name.", _quality(1),
         ("job_id", "name"), "", "reporting job",
     ),
     Metric(
-        _P + "job_quality_start", "gauge", "The first value of it.", _quality(2), ("job_id", "name"), "",
+        _P + "job_quality_start", "gauge",
+        "First reported value of the figure of merit.", _quality(2), ("job_id", "name"), "",
         "reporting job",
     ),
     Metric(
-        _P + "job_quality_target", "gauge", "The value that is wanted.", _quality(3), ("job_id", "name"), "",
+        _P + "job_quality_target", "gauge",
+        "Target value of the figure of merit.", _quality(3), ("job_id", "name"), "",
         "reporting job",
     ),
     Metric(
-        _P + "job_target_reached_timestamp_seconds", "gauge", "Unix time at which it was reached; absent until then.",
+        _P + "job_target_reached_timestamp_seconds", "gauge",
+        "Unix time at which the target was reached; absent until then.",
         _training(lambda p: _timestamp(p.target_at)), ("job_id",), "seconds", "reporting job",
     ),
     Metric(
@@ -859,28 +878,30 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_tensor_parallel_lost_bytes_per_second", "gauge",
-        "What each GPU loses at least because tensor-parallel groups are larger than what NVLink joins; absent where "
-        "they are not.",
+        "Lower bound of the bandwidth that each GPU loses because its tensor-parallel group is larger than its "
+        "NVLink domain; absent if it is not.",
         _jobs(lambda j: j.tensor_parallel_lost), ("job_id",), "", "reporting job",
     ),
     Metric(
-        _P + "job_run_info", "gauge", "The run that a job and its restarts have in common.",
+        _P + "job_run_info", "gauge", "The run to which a job belongs: a job and its restarts share one run.",
         _each_report(lambda p: (((p.run,), 1),) if p.run else ()), ("job_id", "run"), "", "reporting job",
     ),
     Metric(
-        _P + "job_requests", "gauge", "Requests of a server on this node: running in its batches, waiting for a place.",
+        _P + "job_requests", "gauge",
+        "Requests of a serving engine on this node: running in its batches, or waiting in its queue.",
         _each_serving(_requests), ("job_id", "state"), "", "serving job", max_series=2,
     ),
     Metric(
-        _P + "job_batch_fill_ratio", "gauge", "Requests in the batch over its slots; absent where these are not told.",
+        _P + "job_batch_fill_ratio", "gauge",
+        "Running requests / batch slots; absent if the engine does not report its slots.",
         _serving(lambda v: v.fill), ("job_id",), "ratio", "serving job",
     ),
     Metric(
-        _P + "job_kv_cache_ratio", "gauge", "Use of the fullest replica's KV cache.", _serving(lambda v: v.kv_use),
+        _P + "job_kv_cache_ratio", "gauge", "KV-cache usage of the fullest replica.", _serving(lambda v: v.kv_use),
         ("job_id",), "ratio", "serving job",
     ),
     Metric(
-        _P + "job_preemptions_total", "counter", "Requests put out of the batch for want of KV cache.",
+        _P + "job_preemptions_total", "counter", "Requests preempted for lack of KV cache.",
         _serving(lambda v: v.preemptions), ("job_id",), "", "serving job",
     ),
     Metric(
@@ -891,23 +912,24 @@ METRICS: tuple[Metric, ...] = (
         max_series=len(TOKEN_KINDS),
     ),
     Metric(
-        _P + "job_draft_acceptance_ratio", "gauge", "Draft tokens accepted over drafted, at the last look.",
+        _P + "job_draft_acceptance_ratio", "gauge", "Accepted / proposed draft tokens, between the latest two polls.",
         _serving(lambda v: v.acceptance), ("job_id",), "ratio", "serving job",
     ),
     Metric(
         _P + "job_tokens_per_pass_ratio", "gauge",
-        "Tokens a sequence gains at each forward pass, at the last look: 1 without drafts.",
+        "Tokens generated per sequence and forward pass, between the latest two polls: 1 without speculative "
+        "decoding.",
         _serving(lambda v: v.per_pass), ("job_id",), "ratio", "serving job",
     ),
     Metric(
         _P + "job_latency_seconds", "gauge",
-        "Latency of the slowest replica, of the requests that ended last: ttft (to the first token), itl (between "
-        "tokens), queue, e2e.",
+        "Latency of the slowest replica, of requests that finished between the latest two polls: ttft (time to "
+        "first token), itl (inter-token latency), queue, e2e.",
         _each_serving(_latencies), ("job_id", "kind", "percentile"), "seconds", "serving job", max_series=12,
     ),
     Metric(
         _P + "job_mbu_ratio", "gauge",
-        "Memory Bandwidth Utilization by the engine's own estimate of its bytes, at the last look.",
+        "Memory Bandwidth Utilization from the engine's own estimate of bytes moved, between the latest two polls.",
         _jobs(_mbu), ("job_id",), "ratio", "serving job",
     ),
     Metric(
@@ -916,21 +938,23 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_advice_seconds_total", "counter",
-        "GPU-seconds that a change might save, which stay booked where they were lost: speculative_decoding (half of "
-        "the waits for memory of a server that uses no drafts).",
+        "GPU-seconds that a change could save; they stay counted in their leak: speculative_decoding (half of the "
+        "memory-bound time of a server without draft tokens).",
         _each_job(_advice), ("job_id", "advice"), "seconds", "serving job",
     ),
     Metric(
-        _P + "job_start_timestamp_seconds", "gauge", "Unix time at which a job was given its first GPU on this node.",
+        _P + "job_start_timestamp_seconds", "gauge",
+        "Unix time at which the job was allocated its first GPU on this node.",
         _jobs(lambda j: j.start / SECOND), ("job_id",), "seconds", "job",
     ),
     Metric(
-        _P + "job_time_limit_seconds", "gauge", "Time the scheduler allows a job; absent where there is no limit.",
+        _P + "job_time_limit_seconds", "gauge", "Time limit of the job in the scheduler; absent if there is none.",
         _jobs(lambda j: j.owner.time_limit_seconds), ("job_id",), "seconds", "job",
     ),
     Metric(
         _P + "job_first_work_seconds", "gauge",
-        "From a job's first GPU on this node to its first kernel; absent until then, and where it was not seen.",
+        "Time from a job's first GPU on this node to its first kernel; absent until then, and if it was not "
+        "observed.",
         _jobs(lambda j: None if j.first_work is None else j.first_work / SECOND), ("job_id",), "seconds", "job",
     ),
     Metric(
@@ -942,15 +966,16 @@ METRICS: tuple[Metric, ...] = (
         _jobs(_window("emfu")), ("job_id",), "ratio", "job",
     ),
     Metric(
-        _P + "job_ofu_ratio", "gauge", "Compute use of a job over the last 5 minutes: share of the dense tensor peak.",
+        _P + "job_ofu_ratio", "gauge", "Share of the dense tensor peak that a job used over the last 5 minutes.",
         _jobs(_ofu), ("job_id",), "ratio", "job",
     ),
     Metric(
-        _P + "job_dram_active_ratio", "gauge", "Memory bandwidth use of a job over the last 5 minutes.",
+        _P + "job_dram_active_ratio", "gauge",
+        "Share of time in which a job's GPUs read or wrote device memory, over the last 5 minutes.",
         _jobs(lambda j: j.counters.short_ratio("dram", "dram_seen")), ("job_id",), "ratio", "job",
     ),
     Metric(
-        _P + "job_memory_used_bytes", "gauge", "Device memory in use on the GPUs a job holds on this node.",
+        _P + "job_memory_used_bytes", "gauge", "Device memory in use on the job's GPUs on this node.",
         _jobs(lambda j: j.memory_used), ("job_id",), "bytes", "job",
     ),
     Metric(
@@ -964,20 +989,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "job_activity_ratio", "gauge",
-        "Spread of engine activity over the last 5 minutes: 10th, 50th and 90th percentile of time, to 5 %.",
+        "Engine activity over the last 5 minutes: 10th, 50th and 90th percentile over time, in steps of 5 %.",
         _job_spread, ("job_id", "percentile"), "ratio", "job", max_series=3,
     ),
     Metric(
         _P + "account_seconds_total", "counter",
-        "GPU-seconds held on this node by who is billed and what they counted as; what is past of a job stays here "
-        "when its own series are gone. Beyond policy.max_accounts all others are one: other.",
+        "GPU-seconds allocated on this node by billing account and layer; the time of ended jobs stays counted "
+        "here. Accounts beyond policy.max_accounts are summed as other.",
         _account_seconds, ("team", "account", "workload_namespace", "layer"), "seconds", "account",
         max_series=len(LAYERS),
     ),
     Metric(
         _P + "node_seconds_total", "counter",
-        "Paid GPU-seconds of the node by where they went, like gpu_efficiency_seconds_total, summed by model; apart "
-        "those in which nobody had the GPU (held=false), for prices that do not count them. What fleet rules read.",
+        "Paid GPU-seconds of the node by where they went: gpu_efficiency_seconds_total summed by model; held=false "
+        "is the time in which the GPU was not allocated, for prices that exclude it. Fleet rules read this metric.",
         _model_seconds, ("model", "held", "leak", "layer"), "seconds", "model",
         max_series=len(LEAK_NAMES) + len(UNHELD_LEAKS),
     ),
@@ -994,35 +1019,35 @@ METRICS: tuple[Metric, ...] = (
         _models(lambda m: m.weight / PPM), ("model",), "", "model",
     ),
     Metric(
-        _P + "model_peak_flops", "gauge", "Dense 16-bit peak of one GPU of a model, FLOP/s; absent where not known.",
+        _P + "model_peak_flops", "gauge", "Dense 16-bit peak of one GPU of a model, FLOP/s; absent if unknown.",
         _models(lambda m: m.peak_flops), ("model",), "", "model",
     ),
     Metric(
         _P + "price_per_gpu_hour", "gauge",
-        "What an hour of a GPU costs here now; held=false: while nobody has it, 0 where only allocated time is paid. "
-        "Without a price it is 1 GPU-hours.",
+        "Price of a GPU-hour on this node; held=false: while the GPU is not allocated, 0 if only allocated time is "
+        "paid. Without a configured price the value is 1 and the currency GPU-hours.",
         _prices, ("model", "pool", "currency", "basis", "held"), "", "model", max_series=2,
     ),
     Metric(
-        _P + "price_per_kwh", "gauge", "What a kilowatt-hour costs; absent where it is not configured.", _per_kwh,
+        _P + "price_per_kwh", "gauge", "Price of a kilowatt-hour; absent if not configured.", _per_kwh,
         ("currency",), "", "node",
     ),
     Metric(
-        _P + "grams_co2_per_kwh", "gauge", "Carbon dioxide of a kilowatt-hour; absent where it is not configured.",
+        _P + "grams_co2_per_kwh", "gauge",
+        "Carbon intensity, grams of CO2 per kilowatt-hour; absent if not configured.",
         _node(lambda s: s.meta.terms.grams_co2_per_kwh),
     ),
     Metric(
         _P + "idle_budget_per_hour", "gauge",
-        "What GPUs of the whole cluster that nobody has, or that rest, may cost an hour; absent where it is not "
-        "configured.",
+        "Budget per hour for GPUs of the whole cluster that are unallocated or idle; absent if not configured.",
         _idle_budget, ("currency",), "", "node",
     ),
     Metric(
-        _P + "exemption_expiry_timestamp_seconds", "gauge", "Unix time at which a configured exemption ends.",
+        _P + "exemption_expiry_timestamp_seconds", "gauge", "Unix time at which a configured exemption expires.",
         _exemptions, ("exemption", "reason"), "seconds", "exemption",
     ),
     Metric(
-        _P + "threshold", "gauge", "Thresholds of this node's policy that alert rules compare with.",
+        _P + "threshold", "gauge", "Thresholds of this node's policy, for alert rules.",
         lambda s: (((name,), value) for name, value in s.thresholds), ("name",), max_series=len(EXPORTED_THRESHOLDS),
     ),
     Metric(
@@ -1030,22 +1055,22 @@ METRICS: tuple[Metric, ...] = (
         lambda s: (((state.value,), count) for state, count in s.state_entries), ("state",), max_series=len(State),
     ),
     Metric(
-        _P + "detections_total", "counter", "Hangs (of GPUs that spin) and zombies that were found on the node.",
+        _P + "detections_total", "counter", "Hangs and zombies detected on the node.",
         lambda s: (((state.value,), count) for state, count, _ in s.detections), ("state",), max_series=2,
     ),
     Metric(
         _P + "detection_seconds_total", "counter",
-        "Seconds from the first sign of each to the state; over gpu_efficiency_detections_total: the mean time to "
-        "detect.",
+        "Seconds from the first indication of a hang or zombie to its detection; divided by "
+        "gpu_efficiency_detections_total: mean time to detect.",
         lambda s: (((state.value,), seconds(spent)) for state, _, spent in s.detections), ("state",), "seconds",
         max_series=2,
     ),
     Metric(
-        _P + "node_info", "gauge", "The node's name, as its scheduler calls it, and its pool.", _node_info,
+        _P + "node_info", "gauge", "Name of the node in its scheduler, and its pool.", _node_info,
         ("node", "pool"),
     ),
     Metric(
-        _P + "observation_timestamp_seconds", "gauge", "The node's clock at its newest observation, Unix seconds.",
+        _P + "observation_timestamp_seconds", "gauge", "Unix time of the latest observation, by the node's clock.",
         _node(lambda s: s.wall / SECOND), (), "seconds",
     ),
     Metric(
@@ -1054,7 +1079,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         _P + "node_gau_held_ratio", "gauge",
-        "The same as if no allocation were larger than its job needs: GAU without oversized_allocation.",
+        "GPU Allocation Utilization as if no allocation were larger than its job needs: without "
+        "oversized_allocation.",
         _node(_gau_without_oversized), (), "ratio",
     ),
     Metric(
@@ -1066,85 +1092,90 @@ METRICS: tuple[Metric, ...] = (
         _sum_layers("emfu"), (), "ratio",
     ),
     Metric(
-        _P + "node_coverage_ratio", "gauge", "Share of the last 5 minutes' paid time that was seen.",
+        _P + "node_coverage_ratio", "gauge", "Share of paid time that was observed, over the last 5 minutes.",
         _sum_layers("coverage"), (), "ratio",
     ),
     Metric(
         _P + "conservation_errors_total", "counter",
-        "Times a GPU's parts did not add up to what was paid. Anything but 0 is a bug: please report it.",
+        "Times the parts of a GPU's time did not add up to its paid time. Anything but 0 is a bug: please report "
+        "it.",
         _node(lambda s: s.conservation_errors),
     ),
     Metric(
         _P + "rejected_total", "counter",
-        "Readings or fields refused, by GPU and reason, those that occurred; without a GPU: what no one GPU did.",
+        "Readings or fields rejected, by GPU and reason; only those that occurred. Without a GPU label: rejected "
+        "for the whole node.",
         _rejected, (*_GPU_LABELS, "reason"), max_series=len(_KNOWN_REFUSALS),
     ),
     Metric(
         _P + "unobserved_seconds_total", "counter",
-        "GPU-seconds nobody could see, by GPU and reason: those that occurred.",
+        "GPU-seconds that were not observed, by GPU and reason; only those that occurred.",
         _each_gpu(_by_reason("unobserved", scale=seconds)), (*_GPU_LABELS, "reason"), "seconds", "gpu",
     ),
     Metric(
-        _P + "faults_total", "counter", "Failures to read something, by kind; one that lasts counts at every tick.",
+        _P + "faults_total", "counter", "Failed reads, by kind; a fault that lasts is counted at every tick.",
         _faults, ("kind",), max_series=len(_KNOWN_FAULTS) + 1,
     ),
     Metric(
-        _P + "allocations_age_seconds", "gauge", "Age of what is known about who holds which GPU.",
+        _P + "allocations_age_seconds", "gauge", "Seconds since the scheduler last confirmed GPU allocations.",
         _node(lambda s: None if s.allocations_age is None else s.allocations_age / SECOND), (), "seconds",
     ),
     Metric(
         _P + "shared_seconds_total", "counter",
-        "Seconds in which several jobs held the GPU, by how they were told apart: sm (SM time of their processes) or "
-        "equal; only where it occurred.",
+        "Seconds in which several jobs shared the GPU, by how time was split between them: sm (SM time of their "
+        "processes) or equal; only where it occurred.",
         _each_gpu(_shared), (*_GPU_LABELS, "basis"), "seconds", "shared GPU",
     ),
     Metric(
         _P + "scheduler_unanswered_seconds", "gauge",
-        "For how long a question to the scheduler's controller or API server has had no answer; 0: none is open.",
+        "Seconds that the current request to the scheduler's controller or API server has been waiting for a "
+        "response; 0 if none is pending.",
         _node(lambda s: s.meta.unanswered_seconds), (), "seconds",
     ),
     Metric(
-        _P + "ticks_total", "counter", "Sampling ticks.", _node(lambda s: s.meta.ticks),
+        _P + "ticks_total", "counter", "Sampling ticks since the start.", _node(lambda s: s.meta.ticks),
     ),
     Metric(
-        _P + "late_ticks_total", "counter", "Ticks that began more than half an interval late.",
+        _P + "late_ticks_total", "counter", "Ticks that started more than half an interval late.",
         _node(lambda s: s.meta.late_ticks),
     ),
     Metric(
-        _P + "read_seconds_total", "counter", "Wall time spent in the source and the scheduler.",
+        _P + "read_seconds_total", "counter", "Wall time spent reading the source and the scheduler.",
         _node(lambda s: s.meta.read_seconds), (), "seconds",
     ),
     Metric(
-        _P + "core_seconds_total", "counter", "Wall time spent between an observation and its ledger entries.",
+        _P + "core_seconds_total", "counter", "Wall time spent turning observations into ledger entries.",
         _node(lambda s: s.meta.core_seconds), (), "seconds",
     ),
     Metric(
         _P + "workload_messages_total", "counter",
-        "What workloads have said of themselves, by what became of it: taken, or why it was refused.",
+        "Training reports received, by outcome: accepted, or why they were rejected.",
         lambda s: (((outcome,), count) for outcome, count in s.meta.messages), ("outcome",),
         max_series=0,  # as many as there are outcomes where jobs can report, else none
     ),
     Metric(
-        _P + "errors_total", "counter", "Failures the sampling loop caught, by kind.", _errors, ("kind",), max_series=4,
+        _P + "errors_total", "counter",
+        "Unexpected errors caught by the sampling loop, by kind.", _errors, ("kind",), max_series=4,
     ),
     Metric(
         _P + "config_last_reload_successful", "gauge",
-        "0 while the configuration's file says what was refused, which the log tells; the one before it holds.",
+        "1 if the configuration file was loaded; 0 if it was rejected: the log gives the reason, and the previous "
+        "configuration stays in force.",
         _reload(lambda view: int(not view.refused)),
     ),
     Metric(
         _P + "config_last_reload_success_timestamp_seconds", "gauge",
-        "Unix time at which the configuration that holds was taken, at the start or since.",
+        "Unix time at which the configuration in force was loaded, at the start or later.",
         _reload(lambda view: view.at), (), "seconds",
     ),
     Metric(
         _P + "config_restart_needed", "gauge",
-        "1 while the configuration's file has changes that hold only after a restart; the log names them.",
+        "1 while the configuration file has changes that take effect only after a restart; the log lists them.",
         _reload(lambda view: int(bool(view.restart))),
     ),
     Metric(
         _P + "history_up", "gauge",
-        "Whether the latest write to this node's store of history worked; 0: a crash would lose what came after it.",
+        "1 if the latest write to this node's history store succeeded; 0: time since then would be lost in a crash.",
         _history(lambda view: int(view.works)),
     ),
     Metric(
@@ -1153,20 +1184,21 @@ METRICS: tuple[Metric, ...] = (
         _history(lambda view: view.saved_at), (), "seconds",
     ),
     Metric(
-        _P + "history_failures_total", "counter", "Writes to the store that failed, since the start; the log says why.",
+        _P + "history_failures_total", "counter",
+        "Failed writes to the history store since the start; the log gives the reason.",
         _history(lambda view: view.failures),
     ),
     Metric(
-        _P + "history_size_bytes", "gauge", "What the store takes on the disk.",
+        _P + "history_size_bytes", "gauge", "Size of the history store on disk.",
         _history(lambda view: view.bytes), (), "bytes",
     ),
     Metric(
-        _P + "simulated", "gauge", "1 if the figures come from a simulation or a replay, not from hardware.",
+        _P + "simulated", "gauge", "1 if the data come from a simulation or a replay, not from hardware.",
         _node(lambda s: int(s.meta.simulated)),
     ),
     Metric(
         _P + "source_info", "gauge",
-        "Where telemetry and allocations come from, and in one sentence why that source.",
+        "Sources of telemetry and allocations, and why this source was selected.",
         _source, ("source", "scheduler", "reason"),
     ),
     Metric(

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -97,9 +98,13 @@ def _saved(life: Played, path: Path) -> None:
 
 
 def copied(path: Path) -> Path:
+    """Copy both files as they are at one moment: while a transaction reads, the writer does not restart the log."""
     copy = path.with_name(f"x{path.name}")
-    for end in ("", "-wal"):
-        shutil.copy(f"{path}{end}", f"{copy}{end}")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        for end in ("", "-wal"):
+            shutil.copy(f"{path}{end}", f"{copy}{end}")
     return copy
 
 

@@ -104,7 +104,7 @@ def a_checkpoint(job: JobView) -> float:
 
 
 def in_rework(job: JobView) -> float:
-    """Share of its time by its own word."""
+    """Share of the job's time as reported by training."""
     assert job.progress
     phases = dict(job.progress.phases)
     return phases["rework"] / sum(phases.values())
@@ -179,7 +179,7 @@ TOLD = (
     row("Steps and checkpoints", ("checkpoint", TRAINER), told(a_checkpoint), letter="E"),
     row("Failures", REWORK, told(recovery), letter="B"),
     row("Failures", REWORK, told(rollbacks), letter="E"),
-    row("Its time by its own word", REWORK, told(in_rework), phase="rework"),
+    row("Its time as reported by training", REWORK, told(in_rework), phase="rework"),
     row("Requests", ("kv_cache_pressure", SERVER), told(waiting, SERVER), are="waiting"),
 )
 ROWS = (*LEAKS_ROWS, *RECEIPT, *ALIVE, *TOLD)
