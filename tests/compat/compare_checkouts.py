@@ -59,6 +59,8 @@ class Meant(NamedTuple):
     reason: str
     where: re.Pattern[str]
     """Outputs that it may change: `case: output`."""
+    both: bool
+    """Whether the new one's output is changed, too: what matches is compared on neither side."""
 
 
 class Difference(NamedTuple):
@@ -74,11 +76,19 @@ class Difference(NamedTuple):
 def meant_in(file: Path) -> list[Meant]:
     """The table of differences that are meant."""
     rows = tomllib.loads(file.read_text(encoding="utf-8")).get("meant", [])
-    wrong = [row for row in rows if not {"old", "new", "reason"} <= row.keys() <= {"old", "new", "reason", "where"}]
+    wrong = [
+        row for row in rows if not {"old", "new", "reason"} <= row.keys() <= {"old", "new", "reason", "where", "both"}
+    ]
     if wrong:
-        raise SystemExit(f"{file}: a row has old, new and reason, and may have where: {wrong[0]}")
+        raise SystemExit(f"{file}: a row has old, new and reason, and may have where and both: {wrong[0]}")
     return [
-        Meant(re.compile(row["old"], re.MULTILINE), row["new"], row["reason"], re.compile(row.get("where", "")))
+        Meant(
+            re.compile(row["old"], re.MULTILINE),
+            row["new"],
+            row["reason"],
+            re.compile(row.get("where", "")),
+            "both" in row,
+        )
         for row in rows
     ]
 
@@ -165,6 +175,8 @@ def differences(
         for row in meant:
             if before is not None and row.where.search(where):
                 before = row.old.sub(row.new, before)
+            if after is not None and row.both and row.where.search(where):
+                after = row.old.sub(row.new, after)
         if before != after or name == BROKEN:
             yield Difference(where, before, after, _only_form(before, after))
 
