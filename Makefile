@@ -18,12 +18,12 @@ PIP_COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --u
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: .venv/.installed ## watch this node's GPUs; without any, a simulated node
+run: .venv/.runtime ## watch this node's GPUs; without any, a simulated node
 	@trap 'exit 0' INT TERM; \
 	echo "http://$(patsubst :%,localhost:%,$(ADDRESS:0.0.0.0:%=localhost:%))/  (Ctrl-C ends it)"; \
-	$(BIN)/gpu-efficiency serve; status=$$?; [ $$status -eq 3 ] || exit $$status; \
+	$(BIN)/python -m exporter serve; status=$$?; [ $$status -eq 3 ] || exit $$status; \
 	echo "No usable source of GPU telemetry on this machine: running the demo, a simulated node."; \
-	$(BIN)/gpu-efficiency demo
+	$(BIN)/python -m exporter demo
 
 check: lint unit ## what every change must pass: lint, types, imports, unit tests, coverage of the core
 
@@ -121,13 +121,22 @@ clean: ## remove all that the other targets made
 	rm -rf .venv .cache .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed: requirements.lock pyproject.toml
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	@$(PYTHON) -m venv .venv || \
 	  { echo "No virtual environment could be made: on Debian, apt-get install python3-venv." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
+# What the daemon needs to run, and no more.
+.venv/.runtime: requirements-runtime.lock | .venv/bin/python
+	@echo "Installing what it needs to run into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-runtime.lock
+	@touch $@
+
+.venv/.installed: requirements.lock pyproject.toml | .venv/bin/python
+	@echo "Installing what development needs into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Debian's PyTorch, and the frameworks above it: without them the tests that need them are skipped, and say so.
