@@ -1,7 +1,6 @@
-"""The guide to the twelve leaks people know by name, and the rows of LEAKS that book each.
+"""Describes twelve well-known leaks: texts, expected ranges, literature, and the rows of LEAKS that book each.
 
-Owns texts, expected ranges, literature and two example waterfalls; `gpu-efficiency leaks`, docs/leaks.md, dashboards
-and reports derive from it. Measures nothing.
+`gpu-efficiency leaks`, docs/leaks.md, dashboards and reports derive from it.
 """
 
 from collections.abc import Mapping
@@ -10,11 +9,11 @@ from types import MappingProxyType
 from msgspec import Struct
 
 EVIDENCE_KINDS = ("measured", "reported", "engine", "estimated")
-"""What the evidence is from: hardware counters and the scheduler; the workload; a serving engine; a formula."""
+"""Kinds of evidence: hardware counters and the scheduler; workload reports; a serving engine; a formula."""
 
 
 class Citation(Struct, frozen=True):
-    """A public figure. It was measured on its own system; no range below is taken from it as it stands."""
+    """A published figure, measured on the authors' own system; no range below is copied from one."""
 
     work: str
     """Who, when and where."""
@@ -22,43 +21,43 @@ class Citation(Struct, frozen=True):
 
 
 class ExpectedLoss(Struct, frozen=True):
-    """Hours lost of 100 paid, as an engineering estimate (E): most fleets should lie between `low` and `high`."""
+    """Hours lost of 100 paid, an engineering estimate (E): most fleets should lie between `low` and `high`."""
 
     low: float
     high: float
     sources: tuple[str, ...] = ()
-    """Keys of LITERATURE whose figures it was drawn after; none: judgement alone."""
+    """Keys of LITERATURE on which the estimate is based; empty: judgement alone."""
 
 
 class LeakGuideEntry(Struct, frozen=True):
-    """One of the twelve."""
+    """One of the twelve leaks."""
 
     number: int
     name: str
     layers: tuple[str, ...]
-    """Those of its rows, in their order; the first is the main one."""
+    """Layers of its rows, in the order of the rows; the first is the main layer."""
     team: str
     rows: tuple[str, ...]
-    """Rows of LEAKS that book it, each the row of this leak alone."""
+    """Rows of LEAKS that book it; no row belongs to two leaks."""
     watch: str
     """The metric to watch, in words."""
     series: tuple[str, ...]
-    """Where it is: series of the catalogue or recording rules, some with labels to select by."""
+    """Metrics or recording rules that show it, some with label selectors."""
     fix: str
-    """What to do first."""
+    """The first remedy."""
     evidence: tuple[str, ...]
-    """Kinds (EVIDENCE) that book it."""
+    """Kinds of evidence (EVIDENCE_KINDS) on which it is booked."""
     needs: str
-    """Signals without which it cannot be detected."""
+    """Data sources required to detect it."""
     training: ExpectedLoss | None
     inference: ExpectedLoss | None
-    """None: does not occur there."""
+    """Expected losses; None: does not occur in this workload."""
     runbook: str = ""
-    """The alert whose runbook in docs/runbooks deals with it."""
+    """Alert whose runbook in docs/runbooks covers it."""
 
 
 class OtherLeak(Struct, frozen=True):
-    """A row of LEAKS that none of the twelve covers."""
+    """A row of LEAKS that belongs to none of the twelve."""
 
     row: str
     what: str
@@ -252,7 +251,7 @@ OTHER_LEAKS: tuple[OtherLeak, ...] = (
         ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5),
     ),
 )  # fmt: skip
-"""The rest of LEAKS, in its order."""
+"""The other rows of LEAKS, in its order."""
 
 EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = MappingProxyType(
     {
@@ -260,7 +259,7 @@ EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = MappingProxyType(
         "inference": ExpectedLoss(3, 30, ("pope2022", "roofline")),
     }
 )
-"""What is left: of 100 paid hours those that moved a model at full tensor peak."""
+"""Expected useful hours of 100 paid: work on the model at full tensor peak."""
 
 LITERATURE: Mapping[str, Citation] = MappingProxyType(
     {
@@ -383,7 +382,7 @@ EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Of 100 paid GPU-hours the hours of each row of LEAKS and the useful ones: examples (E), not measurements.
+"""Examples (E, not measured) of how 100 paid GPU-hours divide into rows of LEAKS and useful hours.
 
-By layer, and in it in the order of LEAKS; a row that is not there has none.
+Ordered by layer, then as in LEAKS; missing rows are 0.
 """

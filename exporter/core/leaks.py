@@ -1,8 +1,8 @@
-"""LEAKS lists every way a paid GPU-second is lost, one row each, in the order in which they take their share.
+"""Defines LEAKS, one row per way in which a paid GPU-second is lost, in the order in which they draw from the pools.
 
-Owns the table, its detectors, and the splitting of a span. A detector returns parts per million of the span;
-`split_into_leaks` clips it to what its pools still hold, so no estimate can take what is not there.
-Refuses time and money: a row determines which share of a span is lost, the ledger how long the span was.
+Contains the table, its detectors, and the splitting of a span. A detector returns parts per million of the span;
+`split_into_leaks` clips them to what its pools still hold, so no estimate can exceed the measured time.
+Shares only: the ledger multiplies them by the duration.
 """
 
 from collections.abc import Callable, Container
@@ -31,48 +31,48 @@ from exporter.core.workload import (
 )
 
 WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
-"""Waiting (no kernel); a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
-kernel time whose worth cannot be known."""
+"""Pools: no kernel; a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
+kernel time whose usefulness is unknown."""
 REPORTING = "reporting"
-"""The sign of a stretch whose owner, or the owner's serving engine, says what it does."""
+"""Indicator of a span whose owner, or its serving engine, reports what it does."""
 POOL_NAMES = ("wait", "slack", "clock", "tensor", "unresolved")
 
 
 class Span(Struct, gc=False):
-    """One owner's part of a stretch of one GPU's time, in one state."""
+    """One owner's part of an interval of one GPU, in one state."""
 
     ev: Evidence
     state: State
     policy: Policy
     pools: list[int]
-    """What each pool holds, parts per million of the whole stretch; pouring empties them."""
+    """What each pool holds, parts per million of the interval; detectors drain them."""
     whole: int
-    """This owner's share of the stretch, parts per million."""
+    """This owner's share of the interval, parts per million."""
     gpus: int = 1
     restarts: int = 0
     signs: frozenset[str] = NO_SIGNS
     ms: int = 0
-    """How long it lasts; needed where somebody speaks."""
+    """Duration in milliseconds; required with `credit`."""
     credit: WorkloadCredit | None = None
-    """What the owner says of itself, while that holds."""
+    """Balances from the owner's reports, while they are valid."""
     model_ppm: int | None = None
-    """What of the tensor work is known to be that of steps, repeated ones included, ppm; None: nobody says."""
+    """Tensor work of training steps, repeated ones included, by reported FLOPs, ppm; None: not reported."""
     surplus: int = 0
-    """What of the GPU its owner has never needed, parts per million of the whole stretch."""
+    """The part of the GPU its owner has never needed, parts per million of the interval."""
 
     def reported(self, balance: int) -> int | None:
-        """What the owner's word still covers, ppm; None: it has never said anything of that."""
+        """What the balance still covers, ppm; None: never reported."""
         credit = self.credit
         return None if credit is None or balance not in credit.known else credit.available(balance, self.ms)
 
     @property
     def spinning(self) -> bool:
-        """The kernel only waits for a peer."""
+        """The kernel only polls for a peer."""
         return self.ev.spin == SPIN
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """Waiting in a reported phase; else all while much flows from device to host and the engine hardly runs (E)."""
+    """The reported phase; else all waiting during high device-to-host traffic with a nearly idle engine (E)."""
     reported = None if span.credit is None else span.reported(CHECKPOINT)
     if reported is not None:
         return reported
@@ -82,11 +82,11 @@ def detect_checkpoint(span: Span, left: int) -> int:
 
 
 LINK_BYTES_IN_DRAM = 2
-"""A byte on the link is read from or written to memory about twice (E)."""
+"""DRAM bytes read or written per byte on the link (E)."""
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
-    """Slack of a job of several GPUs: all while it spins, else what it reports, else what the link shows (E)."""
+    """Slack of a job with several GPUs: all while spinning, else the reported phase, else from link traffic (E)."""
     if span.gpus == 1:
         return 0
     if span.spinning:
@@ -96,7 +96,7 @@ def detect_exposed_communication(span: Span, left: int) -> int:
 
 
 def _estimate_communication(span: Span, left: int) -> int:
-    """All while it only communicates, or the share of the time that the link's traffic and idle SMs tell of."""
+    """All slack while it only communicates, else the share of time estimated from link traffic and idle SMs."""
     ev = span.ev
     rate, capacity = _link_rate_and_capacity(ev)
     if rate is None or not capacity:
@@ -111,7 +111,7 @@ def _estimate_communication(span: Span, left: int) -> int:
 
 
 def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
-    """Rate and one-way capacity of what joins the GPUs: NVLink, or PCIe on a board without it; bytes per second."""
+    """Rate and one-way capacity of NVLink, or of PCIe on a board without it; bytes per second."""
     spec = ev.device.spec
     if spec is None:
         return None, None
@@ -131,7 +131,7 @@ def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
 
 
 def detect_data_stall(span: Span, left: int) -> int:
-    """Waiting in a reported phase; else all of it while the GPU starves: it works or waits, and input bursts in (E)."""
+    """The reported phase; else all waiting while activity is bimodal and input arrives in bursts (E)."""
     reported = span.reported(DATA)
     if reported is not None:
         return reported
@@ -139,14 +139,14 @@ def detect_data_stall(span: Span, left: int) -> int:
 
 
 def detect_failure_recovery(span: Span, left: int) -> int:
-    """All waiting before the first work of a job that the scheduler has restarted; and reported restoring."""
+    """All waiting before the first work of a job that the scheduler restarted; else the reported restore phase."""
     if span.restarts and BEGINNING in span.signs:
         return left
     return span.reported(RESTORE) or 0
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
-    """All waiting while the engine is part-busy and its kernels fill less than half the SMs (E); asked only if even."""
+    """All waiting while the engine is partly busy with kernels that fill few SMs (E); requires even activity."""
     ev, policy = span.ev, span.policy
     part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
@@ -154,14 +154,14 @@ def detect_host_overhead(span: Span, left: int) -> int:
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:
-    """All waiting; of a server that polls for requests by a kernel also that kernel's time."""
+    """All waiting of a zombie or an engine without requests; also the time of a kernel that polls for requests."""
     if span.credit is not None and span.credit.shares.no_demand:
         return left if span.spinning else span.pools[WAIT]
     return span.pools[WAIT] if span.state is State.ZOMBIE else 0
 
 
 def detect_low_parallelism(span: Span, left: int) -> int:
-    """Of the slack, the share of the engine's time an SM stood empty; nothing where SM activity is not seen."""
+    """Slack times the share of idle SMs while the engine runs; 0 without SM activity."""
     ev = span.ev
     if ev.sm is None or not ev.engine:
         return 0
@@ -169,7 +169,7 @@ def detect_low_parallelism(span: Span, left: int) -> int:
 
 
 def detect_memory_bound(span: Span, left: int) -> int:
-    """Of the slack, DRAM activity over its ceiling while the engine runs; nothing where DRAM is not seen."""
+    """Slack times DRAM activity over its ceiling while the engine runs; 0 without DRAM activity."""
     ev, spec = span.ev, span.ev.device.spec
     if ev.dram is None or spec is None or not ev.engine:
         return 0
@@ -177,12 +177,12 @@ def detect_memory_bound(span: Span, left: int) -> int:
 
 
 def detect_pipeline_bubble(span: Span, _: int) -> int:
-    """What the job, or its pipeline's schedule, leaves empty."""
+    """The reported bubble, or that of the pipeline's schedule."""
     return span.reported(BUBBLE) or 0
 
 
 def detect_recomputation(span: Span, left: int) -> int:
-    """Of tensor work beyond the model's FLOPs what the policy of recomputation explains."""
+    """Tensor work beyond the model's FLOPs, up to what the job's recomputation explains."""
     if span.model_ppm is None or span.credit is None:
         return 0
     span.credit.add_recomputation(span.pools[TENSOR], span.ms)
@@ -190,18 +190,18 @@ def detect_recomputation(span: Span, left: int) -> int:
 
 
 def detect_padding(span: Span, left: int) -> int:
-    """The rest of tensor work beyond the model's FLOPs."""
+    """The remaining tensor work beyond the model's FLOPs."""
     return 0 if span.model_ppm is None else left - span.model_ppm
 
 
 def detect_rework(span: Span, left: int) -> int:
-    """FLOPs of steps that had been made before; where no FLOPs are told, all while such steps are made."""
+    """FLOPs of repeated steps; if FLOPs are not reported, all tensor work during repeated steps."""
     credit = span.credit
     return 0 if credit is None else left if credit.rework else credit.available(REPEATED, span.ms)
 
 
 def use_reported_flops(span: Span) -> None:
-    """Where no counter sees tensor work the model's FLOPs stand for it; the rest of kernel time is slack then."""
+    """Without tensor counters, use the reported model FLOPs as tensor work and the remaining kernel time as slack."""
     pools, model = span.pools, span.model_ppm or 0
     known = min(model, pools[UNRESOLVED])
     pools[TENSOR] += known
@@ -222,34 +222,34 @@ def detect_kv_cache_wait(span: Span, left: int) -> int:
 
 
 def detect_batching(span: Span, left: int) -> int:
-    """Waiting and kernels without tensor work, as far as slots are empty though requests queue (E)."""
+    """Waiting and kernels without tensor work, times the share of empty slots while requests queue (E)."""
     return left * _serving_shares(span).empty_slots // PPM
 
 
 def detect_prefill_interference(span: Span, left: int) -> int:
-    """As far as prefills beside them have stretched the time between two tokens (E)."""
+    """Slack times the share of inter-token latency that concurrent prefills added (E)."""
     return left * _serving_shares(span).prefill_slowdown // PPM
 
 
 def detect_rejected_speculation(span: Span, _: int) -> int:
-    """Tensor work on draft tokens that were thrown away."""
+    """Tensor work on rejected draft tokens."""
     return span.pools[TENSOR] * _serving_shares(span).rejected_drafts // PPM
 
 
 def detect_kv_cache_pressure(span: Span, _: int) -> int:
-    """Tensor work on tokens that had been computed before they were evicted."""
+    """Tensor work on tokens recomputed after eviction."""
     return span.pools[TENSOR] * _serving_shares(span).recomputed // PPM
 
 
 def detect_startup(span: Span, left: int) -> int:
-    """All waiting before the first work, and what the job later calls its start-up."""
+    """All waiting before the first work; later the reported start-up phase."""
     return left if BEGINNING in span.signs else span.reported(STARTUP) or 0
 
 
 def charge_surplus(
     taken: list[tuple[int, int]], surplus: int, *, to: int, sizable: Container[int]
 ) -> list[tuple[int, int]]:
-    """`taken` with at most `surplus` ppm moved to leak `to`, from each of the `sizable` leaks pro rata."""
+    """Move at most `surplus` ppm of `taken` to leak `to`, from each of the `sizable` leaks pro rata."""
     lost = [ppm if index in sizable else 0 for index, ppm in taken]
     whole = sum(lost)
     if not whole:
@@ -264,44 +264,44 @@ def charge_surplus(
 
 
 Detector = Callable[[Span, int], int]
-"""`take(span, left)`: parts per million of the stretch it takes, out of the `left` that its pools still hold."""
+"""`detector(span, left)`: parts per million of the interval that the leak takes, of `left` in its pools."""
 _WORKING = frozenset({State.ZOMBIE, State.STALLED, State.ACTIVE})
 LAYERS = ("gau", "ectr", "emfu", "useful", "unresolved", "unobserved")
-"""What a second counts as: a loss of one of the three layers, or one of the three outcomes that are no loss."""
+"""What a second counts as: a loss in one of the three layers, or one of the three outcomes that are no loss."""
 
 
 class Leak(Struct, frozen=True):
-    """One row. `pools` are drained in their order; in a state it `swallows` it takes the whole stretch."""
+    """One leak. It drains `pools` in order; in states of `takes_all_in` it takes the whole interval."""
 
     name: str
     layer: str
     description: str
-    """What it takes, in words; the catalogue and the page print it."""
+    """Shown in docs/leaks.md and on the page."""
     pools: tuple[int, ...] = ()
     evidence: str = "measured"
-    """measured, estimated; reported, engine: taken only when a workload or a serving engine says so. What is both is
-    estimated until the workload speaks."""
+    """measured, estimated, reported (by the workload) or engine (reported by a serving engine). With two kinds, the
+    second applies until the workload reports."""
     team: str = "platform"
     watch: str = ""
     """The metric to watch."""
     fix: str = ""
-    """What to do first."""
+    """The first remedy."""
     colour: str = "#8C96A3"
-    """On the page and the dashboards, #RRGGBB: a hue of its layer (Okabe and Ito), unlike that of any other leak."""
+    """Colour on the page and the dashboards, #RRGGBB: a hue of its layer (Okabe and Ito), unique to the leak."""
     detector: Detector | None = None
-    """None: it is not poured into, but takes from those that are."""
+    """None: it takes whole intervals, or from other leaks."""
     signs: tuple[str, ...] = ()
-    """Signs (see `track` and SPEAKS) without any of which it is not asked."""
+    """Indicators (of `states`, or REPORTING) of which at least one is required; empty: none is."""
     takes_all_in: frozenset[State] = frozenset()
     states: frozenset[State] = _WORKING
     reporting_states: frozenset[State] = frozenset()
-    """Further states in which it is asked while the owner speaks."""
+    """Further states in which it applies while the owner reports."""
     balance: int | None = None
-    """What it takes is drawn from this balance of the owner's (see `told`)."""
+    """What it takes is deducted from this balance of the owner (see `workload`)."""
 
 
 def take_remainder(_: Span, left: int) -> int:
-    """All that is left; `pour` knows this detector and need not call it."""
+    """All that is left; `split_into_leaks` recognises this detector and skips the call."""
     return left
 
 
@@ -445,9 +445,9 @@ LEAKS: tuple[Leak, ...] = (
 )  # fmt: skip
 
 LEAK_NAMES = (*(leak.name for leak in LEAKS), "useful", "unresolved", "unobserved")
-"""Every value of the label `leak`: the leaks, then the outcomes that are none."""
+"""Every value of the label `leak`: the leaks, then the outcomes that are no loss."""
 LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved")
-"""The layer of each, in the order of NAMES."""
+"""The layer of each, in the order of LEAK_NAMES."""
 USEFUL_INDEX, UNRESOLVED_INDEX, UNOBSERVED_INDEX = (
     LEAK_NAMES.index(name) for name in ("useful", "unresolved", "unobserved")
 )
@@ -455,16 +455,16 @@ USEFUL_INDEX, UNRESOLVED_INDEX, UNOBSERVED_INDEX = (
 _BALANCE_OF = {i: leak.balance for i, leak in enumerate(LEAKS) if leak.balance is not None}
 _OVERSIZED_INDEX = LEAK_NAMES.index("oversized_allocation")
 _SIZABLE = range(LEAK_NAMES.index("failure_recovery"), LEAK_NAMES.index("rework") + 1)
-"""Losses of a GPU that somebody has and that works: what a smaller one would not have had."""
+"""Losses of an allocated, working GPU, which a smaller GPU would not have had."""
 MEMORY_BOUND_INDEX = LEAK_NAMES.index("memory_bound")
 
 DetectorPlan = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, Detector], ...]], ...]
-"""The only pool or -1, all pools, and the leaks to ask for them in order, each with its index into NAMES."""
+"""Groups of leaks that share pools, in order: the only pool or -1, all pools, (index in LEAK_NAMES, detector) pairs."""
 _plans: dict[tuple[State, frozenset[str]], DetectorPlan] = {}
 
 
 def _plan(state: State, signs: frozenset[str]) -> DetectorPlan:
-    """Rows that can take anything from a stretch in this state with these signs, neighbours of one pool together."""
+    """The leaks that apply in this state with these indicators, with neighbours that share pools in one group."""
     applicable = [
         (leak.pools, (i, leak.detector))
         for i, leak in enumerate(LEAKS)
@@ -488,11 +488,11 @@ _TAKES_ALL = {state: i for i, leak in enumerate(LEAKS) for state in leak.takes_a
 }
 
 LeakShares = list[tuple[int, int]]
-"""(index into NAMES, parts per million of the stretch), adding up to the span's whole."""
+"""(index into LEAK_NAMES, parts per million of the interval), adding up to the span's `whole`."""
 
 
 def split_into_leaks(span: Span) -> LeakShares:
-    """Give all of a span to leaks and outcomes: each part once, none twice, 0 <= taken <= left."""
+    """Assign all of a span to leaks and outcomes, each part exactly once."""
     takes_all = _TAKES_ALL.get(span.state)
     if takes_all is not None:
         return [(takes_all, span.whole)]
@@ -519,7 +519,7 @@ def split_into_leaks(span: Span) -> LeakShares:
 
 
 def _finish(span: Span, taken: LeakShares) -> LeakShares:
-    """What no leak has taken is an outcome; what was told is spent; what was too large was lost for that."""
+    """Assign the remainder to outcomes, deduct balances, and move losses of a surplus to oversized_allocation."""
     left = span.pools
     if left[TENSOR]:
         taken.append((USEFUL_INDEX, left[TENSOR]))
@@ -531,7 +531,7 @@ def _finish(span: Span, taken: LeakShares) -> LeakShares:
 
 
 def _draw_balances(span: Span, credit: WorkloadCredit, taken: LeakShares) -> None:
-    """Draw what was booked from what was told."""
+    """Deduct what was booked from the owner's balances."""
     for index, ppm in taken:
         balance = _BALANCE_OF.get(index)
         if balance is not None:

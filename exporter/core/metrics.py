@@ -1,7 +1,7 @@
-"""METRICS lists every series the exporter publishes, one row each: name, type, help, labels, unit, stability, read.
+"""Defines METRICS, one row per exported metric: name, type, help, labels, unit, stability, read.
 
-`docs/metrics.md` is generated from it. Values leave as floats, or as exact decimals where the ledger's law must survive
-the trip. Knows no exposition format.
+`docs/metrics.md` is generated from it. Values are floats, or exact decimal strings where the ledger's sums must stay
+exact.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,11 +38,11 @@ UNOBSERVED_REASONS = frozenset({
     "profiling_refused", "source_failed", "source_hung", "gpu_lost", "gpu_missing", "clock_step",
     "mig_layout", "handle_stale", "exporter_down",
 })  # fmt: skip
-"""Reasons that have a series of their own; any other counts as "other", so that no input can add series."""
+"""Reasons with a series of their own; any other counts as "other", so that no input can add series."""
 
 
 class Metric(Struct, frozen=True):
-    """One row. `scope` says what a series belongs to: a gpu, a job on the node, an account on it, a model, the node."""
+    """One metric. `scope` is what a series belongs to: a gpu, a job, an account or a model on the node, or the node."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ class Metric(Struct, frozen=True):
     scope: str = "node"
     stability: str = "stable"
     max_series: int = 1
-    """Series that one thing of its scope has at most; of what only occurs (reasons, states) one."""
+    """Maximum number of series per instance of its scope; 1 if few label values occur (states, reasons)."""
 
 
 def seconds(nanoseconds: int) -> str:
@@ -122,7 +122,7 @@ def _account_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
 
 
 def _timestamp(nanoseconds: int | None) -> float | None:
-    """Unix seconds."""
+    """Convert to Unix seconds."""
     return None if nanoseconds is None else nanoseconds / SECOND
 
 
@@ -139,7 +139,7 @@ _LINKS = ("nvlink", "pcie")
 
 
 def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
-    """Of each link the busier direction."""
+    """The busier direction of each link."""
     if not gpu.live or gpu.spin_since is None:
         return
     for link in _LINKS:
@@ -179,7 +179,7 @@ def _serving(value: Callable[[ServingView], float | str | None]) -> MetricReader
 
 
 def _each_report(samples: Callable[[TrainingView], Iterable[MetricSample]]) -> MetricReader:
-    """Samples of what jobs report, each under its job."""
+    """Samples from training views, labelled by job."""
 
     def read(snapshot: Snapshot) -> Iterator[MetricSample]:
         for job in snapshot.jobs:
@@ -199,7 +199,7 @@ def _each_serving(samples: Callable[[ServingView], Iterable[MetricSample]]) -> M
 
 
 def _hfu(job: JobView) -> float | None:
-    """By the job's word of its recomputation: the reported MFU, times FLOPs with it over FLOPs without."""
+    """HFU: the reported MFU times hardware FLOPs over model FLOPs."""
     mfu, training = job.counters.short_ratio("reported", "reportable"), job.progress
     if mfu is None or training is None or not training.flops:
         return None
@@ -243,7 +243,7 @@ def _advice(job: JobView) -> Iterator[MetricSample]:
 
 
 def _gau_without_oversized(snapshot: Snapshot) -> float | None:
-    """GAU with what was too large counted as if it had fitted."""
+    """GAU without the leak oversized_allocation."""
     parts = sum_by_leak(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)
     seen = sum(parts) - parts[LEAK_NAMES.index("unobserved")]
     lost = sum(
@@ -263,7 +263,7 @@ def _models(value: Callable[[ModelView], float | str | None]) -> MetricReader:
 
 
 def _model_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
-    """The held and the unheld part of each leak; nobody's time can only be the latter's few."""
+    """Allocated and unallocated part of each leak; only UNHELD_LEAKS can have unallocated time."""
     for view in snapshot.models:
         unheld = view.unheld
         for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
@@ -362,7 +362,7 @@ def _ofu(view: GpuView | JobView) -> float | None:
 
 
 def _reading(name: str) -> MetricReader:
-    """The latest value, while it is fresh: an old one is never served as live."""
+    """The latest value while it is current, so that an old value is never shown as live."""
     return _gpus(lambda gpu: valid_value(gpu.reading, name) if gpu.live else None)
 
 
@@ -378,7 +378,7 @@ def _intensity(counters: Counters) -> float | None:
 def _by_reason(
     field: str, *, scale: Callable[[int], float | str] = float
 ) -> Callable[[GpuView], Iterator[MetricSample]]:
-    """Counts of one GPU by reason: those that have occurred, for a healthy GPU would have dozens of zeros."""
+    """Counts of one GPU by reason, without zeros, of which a healthy GPU would have dozens."""
 
     def read(gpu: GpuView) -> Iterator[MetricSample]:
         known: dict[str, int] = {}
@@ -407,7 +407,7 @@ def _rejected(snapshot: Snapshot) -> Iterator[MetricSample]:
 
 
 def _faults(snapshot: Snapshot) -> Iterator[MetricSample]:
-    """Counts by kind; all known kinds from the start, all others together."""
+    """Counts by kind, including zeros of known kinds; unknown kinds count as other."""
     counts: dict[str, int] = dict.fromkeys(sorted(_KNOWN_FAULTS), 0) | {"other": 0}
     for kind, count in snapshot.faults:
         counts[kind if kind in counts else "other"] += count
@@ -416,7 +416,7 @@ def _faults(snapshot: Snapshot) -> Iterator[MetricSample]:
 
 
 def _health(name: str, *, lasting: bool = True) -> MetricReader:
-    """A figure of the latest Health; absent where the board does not say, and where it may no longer hold."""
+    """A value of the latest Health; absent if not reported, or, unless `lasting`, if the GPU is not live."""
 
     def read(gpu: GpuView) -> float | None:
         if gpu.health is None or not (lasting or gpu.live):
@@ -456,7 +456,7 @@ def _shared(gpu: GpuView) -> Iterator[MetricSample]:
 _OVERSIZED = "oversized_allocation"
 _KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
-"""Where a second can go in which nobody has the GPU."""
+"""Leaks that can take unallocated time."""
 _KNOWN_REASONS = {
     "rejected": frozenset({
         "overlap", "bad_interval", "future", "not_finite", "negative", "clamped", "above_one", "too_large", "order",
@@ -1208,12 +1208,12 @@ METRICS: tuple[Metric, ...] = (
 
 
 SERIES_BUDGET = {"gpu": 64, "job": 45, "node": 150}
-"""Series that METRICS may have at most: of one GPU, of one job on a node, and of a node with one model of GPU."""
+"""Maximum number of series in METRICS per GPU, per job on a node, and per node with one GPU model."""
 
 
 def max_series_of_scope(scope: str) -> int:
-    """Series one gpu, one job on a node, or a node can have at most, process_* metrics not counted.
+    """Maximum number of series per instance of a scope, without process_* metrics.
 
-    A shared GPU has one `allocation_info` more for each further owner.
+    A shared GPU has one more `allocation_info` per additional owner.
     """
     return sum(metric.max_series for metric in METRICS if metric.scope == scope)

@@ -1,8 +1,8 @@
-"""Advances the ledger by one observation: the order in which everything in the core happens.
+"""Advances the ledger by one observation.
 
 Applies inventory, owners and workload reports, rejects malformed readings, attributes, finds the timed states of every
 GPU, then classifies each interval, splits it into leaks and posts it. Two passes, because whether an idle GPU is a hung
-job's culprit depends on its siblings. Unobserved time is a reading too: a distrusted one.
+job's culprit depends on the job's other GPUs. Unobserved time is represented by a distrusted reading.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ from exporter.core.workload import (
 
 
 def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
-    """Take in what a process says of itself, if it can be true; at `at` nothing after `at` is booked."""
+    """Apply a training report, or count it as refused if it is not credible. Time is booked up to `at`."""
     job_gpus = _gpus_of_job(ledger, report.job_id, (), report.start)
     own = [gpu for gpu in job_gpus if gpu.device.uuid in report.uuids]
     job = _reporting_job(ledger, report.job_id, job_gpus if own or not report.uuids else [])
@@ -63,7 +63,7 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         progress.switch_run(_training_run(ledger, job, report.run), report.run)
     most = len(job_gpus) if report.each else max(0, gpus - len(own))
     gpus_reported = own + (_unreported_gpus(job_gpus, own, report.job_id, at)[:most] if progress.leads(report) else [])
-    # A process may have contexts on more GPUs than it works on: what it says is said once.
+    # A process may have contexts on more GPUs than it works on: count its figures once.
     counted_gpus = gpus if report.each else max(gpus, len(gpus_reported))
     rework = progress.add_report(report, here=len(gpus_reported), gpus=counted_gpus, policy=ledger.policy)
     for gpu in gpus_reported:
@@ -81,12 +81,12 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
 
 
 def _unreported_gpus(job_gpus: list[Gpu], own: list[Gpu], job_id: str, at: int) -> list[Gpu]:
-    """GPUs for which nobody else speaks: as where rank 0 alone tells what the whole job did."""
+    """GPUs without a recent report of their own, as when rank 0 reports for the whole job."""
     return [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(job_id, at)]
 
 
 def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
-    """Take in what a serving engine says."""
+    """Apply a serving engine's report, or count it as refused if it is not credible."""
     gpus_reported = _gpus_of_job(ledger, serving.job_id, serving.uuids, serving.start)
     job = _reporting_job(ledger, serving.job_id, gpus_reported)
     most = (
@@ -108,7 +108,7 @@ def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
 
 
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
-    """GPUs of which a job may speak: those it has held since then, and of them those named, if any are."""
+    """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
         uuid for uuid, allocations in ledger.allocations.items()
         if any(
@@ -122,7 +122,7 @@ def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int
 
 
 def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job | None:
-    """The job's books; opened if it has spoken before it was seen."""
+    """The reporting job; created if its report arrives before its first interval is posted."""
     if not gpus_reported:
         return None
     first = gpus_reported[0]
@@ -139,7 +139,7 @@ def _begin_progress(ledger: Ledger, job: Job, report: TrainingReport) -> Trainin
 
 
 def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
-    """The run of that name, of that user and namespace: nobody else can say how far it has come."""
+    """The run of that name of the job's user and namespace, so that no other user can affect it."""
     if not name:
         return TrainingRun.starting_at(job.start)
     key = (job.owner.user, job.owner.namespace, name)
@@ -151,19 +151,19 @@ def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
 
 
 GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
-"""A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
+"""A GPU, the evidence of one reading, and the reading's state intervals."""
 Hangs = dict[str, list[tuple[int, int]]]
-"""Job id -> when any of its GPUs hung."""
+"""Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
     "scheduler_refused", "unknown_model",
 })  # fmt: skip
-"""Faults that keep nobody from seeing a GPU."""
+"""Faults that do not prevent a GPU from being read."""
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
 
 def advance(ledger: Ledger, observation: Observation) -> None:
-    """Move the ledger to `observation`. Never raises on bad figures: it refuses them by name, and counts."""
+    """Advance the ledger to `observation`. Never raises on bad values: they are rejected and counted by reason."""
     if ledger.at is not None and observation.at < ledger.at:
         ledger.refused["clock_step"] += 1
         return
@@ -180,7 +180,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
 
 
 def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals]:
-    """All but the readings; time that a recut closes for good, as stretches."""
+    """Apply everything but the readings; return intervals that a change of MIG layout closes."""
     ledger.at, ledger.wall = observation.at, observation.wall
     ledger.source = observation.source or ledger.source
     for fault in observation.faults:
@@ -201,7 +201,7 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
 
 
 def _update_inventory(ledger: Ledger, observation: Observation, devices: Iterable[Device]) -> list[GpuIntervals]:
-    """The inventory as it stands: what is no longer in it is no longer paid for; its book rests."""
+    """Apply the inventory: a device no longer in it is no longer paid for, but its book is kept."""
     known: dict[str, list[Gpu]] = {}
     for gpu in ledger.gpus.values():
         known.setdefault(gpu.device.parent or gpu.device.uuid, []).append(gpu)
@@ -222,9 +222,9 @@ def _update_inventory(ledger: Ledger, observation: Observation, devices: Iterabl
 def _repartition(
     ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts: dict[str, Device]
 ) -> list[GpuIntervals]:
-    """A board and its instances are one paid GPU: at one instant what they were ends, and what they are begins.
+    """Change the MIG layout of a board. Together with its instances it is one paid GPU, so all change at one instant.
 
-    It is where the furthest of their books stands, for entries are never reversed; the others are closed up to it.
+    That is the latest end of their books, as entries are never reversed; the other books are closed up to it.
     """
     until = [gpu.book.until for gpu in known if gpu.listed]
     first = min((_first_moment(ledger, uuid, observation) for uuid in parts), default=NEVER)
@@ -245,7 +245,7 @@ def _repartition(
 
 
 def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
-    """A GPU is paid for from the first moment anything is said of it, or from where other books end."""
+    """When a GPU begins to be paid for: where an earlier ledger ended, else with its first reading or observation."""
     if uuid in ledger.paid_since:
         return ledger.paid_since[uuid]
     starts = [r.start for r in observation.readings if r.uuid == uuid and not _interval_error(r, observation.at)]
@@ -253,13 +253,13 @@ def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
 
 
 def _settled(observation: Observation) -> int:
-    """Up to when nothing more will come, on whole milliseconds."""
+    """The time before which no more readings will arrive, on whole milliseconds."""
     settled = observation.at if observation.settled is None else min(observation.settled, observation.at)
     return settled - settled % MS
 
 
 def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, Reading]]:
-    """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
+    """Valid readings in time order, with every gap up to the settled time filled by a distrusted reading."""
     for reading in sorted(observation.readings, key=attrgetter("start")):
         gpu = ledger.gpus.get(reading.uuid)
         error = "unknown_gpu" if gpu is None or not gpu.listed else _interval_error(reading, observation.at)
@@ -283,7 +283,7 @@ def _interval_error(reading: Reading, at: int) -> str:
 
 
 def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
-    """Time no reading covers, with the best reason there is."""
+    """A distrusted reading for time no reading covers; the reason is a fault of the GPU, or "gap"."""
     uuid, start = gpu.device.uuid, gpu.book.until
     uuids = (uuid, gpu.device.parent, "")
     kinds = [f.kind for f in observation.faults if f.uuid in uuids and f.kind not in _HARMLESS_FAULTS]
@@ -292,7 +292,7 @@ def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
 
 
 def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
-    """What a reading proves, and what it tells of the board's health."""
+    """Evaluate a reading and update the board's health from it."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     ev = evaluate(reading, gpu.device, gpu.criteria.policy, power_smoothed=board.power_smoothed)
     for reason in ev.rejected:
@@ -304,7 +304,7 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
 
 
 def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval]:
-    """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
+    """First pass: split one reading where owner, timed states or indicators change."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     if board.fatal_since is not None:
         ev.condition = ev.condition or board.condition(ev.reading.start)
@@ -326,10 +326,10 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval
 
 
 def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown (None), not nobody.
+    """Attribute a reading; where the allocation data is stale, the owner is unknown, which is not unallocated.
 
-    A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's, but for what
-    is left of a board in MIG mode: nobody can use that.
+    A GPU with a process or a running kernel is then attributed to UNKNOWN_OWNER, an idle one to None. The unpartitioned
+    remainder of a board in MIG mode is always unallocated.
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
     allocations = ledger.allocations.get(uuid, ())
@@ -345,7 +345,7 @@ def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, t
 def _drop_uncertain_holders(
     ev: Evidence, parts: list[OwnedInterval]
 ) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """The parts, with None for holders where they may be nobody: the unknown job alone, on a GPU that rests."""
+    """Replace the holders by None where an idle GPU is held by the unknown job alone and may be unallocated."""
     if ev.reading.processes or ev.kernel_runs:
         return parts
     return [
@@ -365,8 +365,8 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
         gpu.credits = {
             name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
         }
-    began_seen = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, at=at, thresholds=gpu.criteria.thresholds, worked=not began_seen)
+    starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
+    timers.begin_ownership(holders, at=at, thresholds=gpu.criteria.thresholds, worked=not starts_observed)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
@@ -380,9 +380,9 @@ def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
 
 
 def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, hangs: Hangs) -> Iterator[StateInterval]:
-    """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends.
+    """Mark an idle GPU as culprit while another GPU of its job is hung, splitting its intervals at those times.
 
-    One that copies its state to the host rests for a good reason: the others wait for a checkpoint.
+    A GPU that copies its state to the host is exempt: the others wait for a checkpoint.
     """
     saves = (ev.pcie_tx or 0.0) >= gpu.criteria.policy.checkpoint_pcie_bytes_per_second
     for interval in intervals:
@@ -398,7 +398,7 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
 
 
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:
-    """Second pass: classify and pour every piece of one reading, and post it to both books."""
+    """Second pass: classify every interval of one reading, split it into leaks, and post it to both books."""
     for interval in intervals:
         state, reason = classify(ev, interval)
         if state is not gpu.state:
@@ -424,7 +424,7 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
 
 
 def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken: LeakShares) -> None:
-    """What a piece shows of its owner beside the books: its need, its first work, what drafts would have saved."""
+    """Update the job's peak demand, first work and potential savings by speculative decoding."""
     if job.peak_demand is not None and len(interval.holders) == 1 and ev.device.weight == PPM:
         job.peak_demand.add_interval(ev, interval.start, interval.end, owner=job.owner, policy=gpu.criteria.policy)
     if job.awaits_work and ev.kernel_runs and not ev.distrust:
@@ -438,16 +438,16 @@ def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken
 
 
 def _open_job(ledger: Ledger, gpu: Gpu, allocation: Allocation, start: int) -> Job:
-    """A new job; one that held the GPU before it was watched may have worked already."""
+    """Create a job; if its allocation began unobserved, its first kernel may have been missed."""
     return ledger.open_job(allocation, start, awaits_work=gpu.saw_start(allocation, ledger.watched_since))
 
 
 def _split_among_owners(
     ledger: Ledger, gpu: Gpu, ev: Evidence, interval: StateInterval, state: State
 ) -> list[tuple[Allocation | None, int, int, LeakShares]]:
-    """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
+    """Each owner with its ppm of the activity, its ppm of the GPU, and its leaks. Pools are divided among owners first.
 
-    The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
+    Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
     policy, whole = gpu.criteria.policy, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
@@ -481,7 +481,7 @@ def _split_among_owners(
 
 
 def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInterval) -> None:
-    """Let the owner speak for its span, if it has said anything that still holds."""
+    """Attach the owner's credit to its span, if its reports are still valid."""
     weight = span.ev.device.weight
     seen = span.state is not State.UNOBSERVED
     if credit is None or not credit.advance(interval.start, interval.end, weight, seen=seen):
@@ -492,5 +492,5 @@ def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInte
 
 
 def _scale_pools(pools: list[int], weight: int) -> list[int]:
-    """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM."""
+    """Scale pools that add up to PPM so that they add up to `weight`, for a part of a GPU."""
     return divide_proportionally(weight, pools)

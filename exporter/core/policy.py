@@ -1,7 +1,7 @@
 """Defines every threshold of the accounting in one table, each with the reason for its value.
 
-A figure marked E is an engineering estimate. All can be overridden under `[policy]` in the configuration;
-msgspec checks types and bounds. Knows no formula.
+Values marked E are engineering estimates. All can be overridden under `[policy]` in the configuration; msgspec checks
+types and bounds.
 """
 
 from typing import Annotated
@@ -205,11 +205,11 @@ EXPORTED_THRESHOLDS = (
     "throttled_share", "unowned_alert_seconds", "unowned_seconds", "zombie_batch_seconds",
     "zombie_interactive_seconds", "zombie_serving_seconds",
 )  # fmt: skip
-"""Thresholds that have a series: what alert rules compare with, so that no rule needs a template."""
+"""Thresholds exported as series, for alert rules to compare with, so that no rule needs a template."""
 
 
 def threshold_reasons() -> dict[str, str]:
-    """Name of each threshold -> why it has the value it has."""
+    """Map each threshold's name to the reason for its value."""
     return {name: _reason(hint) for name, hint in Policy.__annotations__.items()}
 
 
