@@ -88,7 +88,7 @@ class Device(Struct, frozen=True, omit_defaults=True):
 
     @property
     def unpartitioned(self) -> bool:
-        """Whether this is the part of a board in MIG mode that no instance has: it is never allocated and runs nothing."""
+        """Whether this is the part of a board in MIG mode that no instance has: it can never be allocated or busy."""
         return self.weight != PPM and not self.parent
 
 

@@ -182,7 +182,7 @@ class WorkloadCredit:
             self.flops_reported, self.flops_changed_at = reported, since
 
     def advance(self, start: int, end: int, weight: int, *, seen: bool = True) -> bool:
-        """Whether the last report is still valid in [start, end); an open phase fills its balance if the time is `seen`."""
+        """Whether the last report is still valid in [start, end); an open phase fills its balance if `seen`."""
         self.unobserved += 0 if seen else end - start
         if start > self.stale_at or not seen:
             return False
