@@ -178,7 +178,7 @@ def test_what_nobody_saw_is_unobserved_with_its_reason() -> None:
 
 
 def test_old_ownership_is_unknown_not_nobody() -> None:
-    """After 90 s without the scheduler, a GPU with a process or kernel has an unknown owner; an idle one has none."""
+    """After 90 s without the scheduler, a GPU in use has an unknown owner; an idle one is unobserved."""
     ledger = Ledger()
     advance(ledger, first([device()], [held()]))
     advance(ledger, seen(200, reading(0, 200), allocations_at=0))
