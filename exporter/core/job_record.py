@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from exporter.core.leaks import LEAK_NAMES
+from exporter.core.leaks import LEAK_NAMES, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
-from exporter.core.snapshot import JobView, Layers, layers
+from exporter.core.snapshot import JobView, Layers, layer_times, layers
 from exporter.core.workload import TrainingView
 
 
@@ -127,18 +127,14 @@ class JobRecordQuery(Struct, frozen=True, kw_only=True):
 
 def job_sample(job: JobView, wall: int) -> JobSample:
     """The job's counters at Unix time `wall`, nanoseconds."""
-    parts = job.counters.now.parts
-    ratios, paid = layers(parts), sum(parts) / SECOND
-    seen = paid * (ratios.coverage or 0.0)
-    occupied = seen * (ratios.gau or 0.0)
-    useful = (ratios.floor or 0.0) * seen
+    times = layer_times(sum_by_layer(job.counters.now.parts))
     return JobSample(
         at=wall / SECOND,
-        paid=paid,
-        seen=seen,
-        occupied=occupied,
-        computing=occupied * (ratios.ectr or 0.0),
-        useful=useful,
+        paid=times.paid / SECOND,
+        seen=times.seen / SECOND,
+        occupied=times.occupied / SECOND,
+        computing=times.computing / SECOND,
+        useful=times.useful / SECOND,
         joules=sum(job.counters.energy),
     )
 

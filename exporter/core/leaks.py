@@ -5,9 +5,10 @@ Contains the table, its detectors, and the splitting of a span. A detector retur
 Shares only: the ledger multiplies them by the duration.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -451,6 +452,16 @@ LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved
 USEFUL_INDEX, UNRESOLVED_INDEX, UNOBSERVED_INDEX = (
     LEAK_NAMES.index(name) for name in ("useful", "unresolved", "unobserved")
 )
+Amount = TypeVar("Amount", int, float)
+
+
+def sum_by_layer(column: Iterable[Amount]) -> dict[str, Amount]:
+    """Sum a column in the order of LEAK_NAMES by layer, including zeros."""
+    sums: dict[str, Amount] = dict.fromkeys(LAYERS, 0)
+    for layer, amount in zip(LAYER_OF, column, strict=True):
+        sums[layer] += amount
+    return sums
+
 
 _BALANCE_OF = {i: leak.balance for i, leak in enumerate(LEAKS) if leak.balance is not None}
 _OVERSIZED_INDEX = LEAK_NAMES.index("oversized_allocation")

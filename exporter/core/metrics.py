@@ -4,25 +4,26 @@
 exact.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from typing import TypeVar
 
 from msgspec import Struct
 
 from exporter.core.evidence import HANG_SIGNS
-from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES
+from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.serving import TOKEN_KINDS, ServingView
 from exporter.core.snapshot import (
     Counters,
     GpuView,
-    HistoryStatus,
     JobView,
     Layers,
     ModelView,
-    ReloadStatus,
     Snapshot,
+    layer_times,
     price_of,
     sum_by_leak,
     valid_value,
@@ -62,62 +63,61 @@ def seconds(nanoseconds: int) -> str:
     return f"{whole}.{rest:09d}" if rest else f"{whole}.0"
 
 
-def _gpus(value: Callable[[GpuView], float | str | None]) -> MetricReader:
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        for gpu in snapshot.gpus:
-            found = value(gpu)
-            if found is not None:
-                yield (gpu.device.uuid, gpu.device.index), found
-
-    return read
+Value = float | str | None
+T = TypeVar("T")
 
 
-def _jobs(value: Callable[[JobView], float | str | None]) -> MetricReader:
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        for job in snapshot.jobs:
-            found = value(job)
-            if found is not None:
-                yield (job.owner.job_id,), found
+def _readers(
+    things: Callable[[Snapshot], Iterable[tuple[tuple[str, ...], T]]],
+) -> tuple[
+    Callable[[Callable[[T], Value]], MetricReader], Callable[[Callable[[T], Iterable[MetricSample]]], MetricReader]
+]:
+    """Return decorators for functions of one thing: for a value, and for samples with further labels.
 
-    return read
+    `things` yields each thing with its labels. A value of None has no series.
+    """
 
+    def one(value: Callable[[T], Value]) -> MetricReader:
+        def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+            for labels, thing in things(snapshot):
+                found = value(thing)
+                if found is not None:
+                    yield labels, found
 
-def _node(value: Callable[[Snapshot], float | str | None]) -> MetricReader:
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        found = value(snapshot)
-        if found is not None:
-            yield (), found
+        return read
 
-    return read
+    def many(samples: Callable[[T], Iterable[MetricSample]]) -> MetricReader:
+        def read(snapshot: Snapshot) -> Iterator[MetricSample]:
+            for labels, thing in things(snapshot):
+                for more, value in samples(thing):
+                    yield labels + more, value
 
+        return read
 
-def _history(value: Callable[[HistoryStatus], float]) -> MetricReader:
-    return _node(lambda s: None if s.meta.history is None else value(s.meta.history))
-
-
-def _reload(value: Callable[[ReloadStatus], float]) -> MetricReader:
-    return _node(lambda s: None if s.meta.reload is None else value(s.meta.reload))
-
-
-def _gpu_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for gpu in snapshot.gpus:
-        key = (gpu.device.uuid, gpu.device.index)
-        for names, part in zip(_LEAK_LABELS, gpu.counters.now.parts, strict=True):
-            yield key + names, seconds(part)
+    return one, many
 
 
-def _job_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for job in snapshot.jobs:
-        for names, part in zip(_LEAK_LABELS, job.counters.now.parts, strict=True):
-            yield (job.owner.job_id, *names), seconds(part)
+_gpus, _each_gpu = _readers(lambda s: (((gpu.device.uuid, gpu.device.index), gpu) for gpu in s.gpus))
+_jobs, _each_job = _readers(lambda s: (((job.owner.job_id,), job) for job in s.jobs))
+_training, _each_report = _readers(lambda s: (((j.owner.job_id,), j.progress) for j in s.jobs if j.progress))
+_serving, _each_serving = _readers(lambda s: (((j.owner.job_id,), j.service) for j in s.jobs if j.service))
+_models, _each_model = _readers(lambda s: (((model.model,), model) for model in s.models))
+_node = _readers(lambda s: (((), s),))[0]
+_history = _readers(lambda s: (((), s.meta.history),) if s.meta.history else ())[0]
+_reload = _readers(lambda s: (((), s.meta.reload),) if s.meta.reload else ())[0]
+
+
+def _leak_seconds(view: GpuView | JobView) -> Iterator[MetricSample]:
+    for names, part in zip(_LEAK_LABELS, view.counters.now.parts, strict=True):
+        yield names, seconds(part)
+
+
+_gpu_seconds, _job_seconds = _each_gpu(_leak_seconds), _each_job(_leak_seconds)
 
 
 def _account_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
     for account, parts in snapshot.account_totals:
-        sums = dict.fromkeys(LAYERS, 0)
-        for layer, part in zip(LAYER_OF, parts, strict=True):
-            sums[layer] += part
-        for layer, part in sums.items():
+        for layer, part in sum_by_layer(parts).items():
             yield (*account, layer), seconds(part)
 
 
@@ -128,7 +128,7 @@ def _timestamp(nanoseconds: int | None) -> float | None:
 
 def _hang_signs(gpu: GpuView) -> Iterator[MetricSample]:
     for name, agrees in gpu.hang_signs if gpu.hang_suspected else ():
-        yield (gpu.device.uuid, gpu.device.index, name), int(agrees)
+        yield (name,), int(agrees)
 
 
 def _spin_dram(gpu: GpuView) -> float | None:
@@ -146,12 +146,12 @@ def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
         each = (valid_value(gpu.reading, f"{link}_{way}_bytes_per_second") for way in ("tx", "rx"))
         rates = [float(rate) for rate in each if rate is not None]
         if rates:
-            yield (gpu.device.uuid, gpu.device.index, link), max(rates)
+            yield (link,), max(rates)
 
 
 def _job_states(job: JobView) -> Iterator[MetricSample]:
     for state, count in job.states:
-        yield (job.owner.job_id, state.value), count
+        yield (state.value,), count
 
 
 def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
@@ -162,40 +162,12 @@ def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
 
 def _job_costs(job: JobView) -> Iterator[MetricSample]:
     for currency, cost in job.costs:
-        yield (job.owner.job_id, currency), cost
+        yield (currency,), cost
 
 
 def _job_slices(job: JobView) -> Iterator[MetricSample]:
     if job.smallest_slice is not None:
-        yield (job.owner.job_id, job.smallest_slice.profile), job.smallest_slice.compute / PPM
-
-
-def _training(value: Callable[[TrainingView], float | str | None]) -> MetricReader:
-    return _jobs(lambda j: None if j.progress is None else value(j.progress))
-
-
-def _serving(value: Callable[[ServingView], float | str | None]) -> MetricReader:
-    return _jobs(lambda j: None if j.service is None else value(j.service))
-
-
-def _each_report(samples: Callable[[TrainingView], Iterable[MetricSample]]) -> MetricReader:
-    """Samples from training views, labelled by job."""
-
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        for job in snapshot.jobs:
-            for labels, value in () if job.progress is None else samples(job.progress):
-                yield (job.owner.job_id, *labels), value
-
-    return read
-
-
-def _each_serving(samples: Callable[[ServingView], Iterable[MetricSample]]) -> MetricReader:
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        for job in snapshot.jobs:
-            for labels, value in () if job.service is None else samples(job.service):
-                yield (job.owner.job_id, *labels), value
-
-    return read
+        yield (job.smallest_slice.profile,), job.smallest_slice.compute / PPM
 
 
 def _hfu(job: JobView) -> float | None:
@@ -239,43 +211,32 @@ def _mbu(job: JobView) -> float | None:
 
 def _advice(job: JobView) -> Iterator[MetricSample]:
     if job.service is not None and job.service.undrafted:
-        yield (job.owner.job_id, "speculative_decoding"), seconds(job.service.undrafted)
+        yield ("speculative_decoding",), seconds(job.service.undrafted)
 
 
 def _gau_without_oversized(snapshot: Snapshot) -> float | None:
     """GAU without the leak oversized_allocation."""
     parts = sum_by_leak(gpu.counters.parts(gpu.counters.short) for gpu in snapshot.gpus)
-    seen = sum(parts) - parts[LEAK_NAMES.index("unobserved")]
-    lost = sum(
-        p for p, name, layer in zip(parts, LEAK_NAMES, LAYER_OF, strict=True) if layer == "gau" and name != _OVERSIZED
-    )
-    return (seen - lost) / seen if seen else None
+    times = layer_times(sum_by_layer(parts))
+    return (times.occupied + parts[_OVERSIZED]) / times.seen if times.seen else None
 
 
-def _models(value: Callable[[ModelView], float | str | None]) -> MetricReader:
-    def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-        for view in snapshot.models:
-            found = value(view)
-            if found is not None:
-                yield (view.model,), found
-
-    return read
-
-
-def _model_seconds(snapshot: Snapshot) -> Iterator[MetricSample]:
+@_each_model
+def _model_seconds(view: ModelView) -> Iterator[MetricSample]:
     """Allocated and unallocated part of each leak; only UNHELD_LEAKS can have unallocated time."""
-    for view in snapshot.models:
-        unheld = view.unheld
-        for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
-            yield (view.model, "true", *names), seconds(part - unheld.get(index, 0))
-            if names[0] in UNHELD_LEAKS:
-                yield (view.model, "false", *names), seconds(unheld.get(index, 0))
+    for index, (names, part) in enumerate(zip(_LEAK_LABELS, view.parts, strict=True)):
+        unheld = view.unheld.get(index, 0)
+        yield ("true", *names), seconds(part - unheld)
+        if names[0] in UNHELD_LEAKS:
+            yield ("false", *names), seconds(unheld)
 
 
-def _model_energy(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for view in snapshot.models:
-        for layer, joules in view.energy.items():
-            yield (view.model, layer), joules
+def _by_layer(joules: Mapping[str, float]) -> Iterator[MetricSample]:
+    return (((layer,), amount) for layer, amount in joules.items())
+
+
+_model_energy = _each_model(lambda model: _by_layer(model.energy))
+_energy = _each_gpu(lambda gpu: _by_layer(gpu.counters.energy_by_layer()))
 
 
 def _prices(snapshot: Snapshot) -> Iterator[MetricSample]:
@@ -308,48 +269,40 @@ def _node_info(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield (terms.node or snapshot.meta.host, terms.pool), 1
 
 
-def _energy(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for gpu in snapshot.gpus:
-        for layer, joules in gpu.counters.energy_by_layer().items():
-            yield (gpu.device.uuid, gpu.device.index, layer), joules
+@_each_gpu
+def _state(gpu: GpuView) -> Iterator[MetricSample]:
+    yield (gpu.state.value, gpu.reason), 1
 
 
-def _state(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for gpu in snapshot.gpus:
-        yield (gpu.device.uuid, gpu.device.index, gpu.state.value, gpu.reason), 1
+@_each_gpu
+def _gpu_info(gpu: GpuView) -> Iterator[MetricSample]:
+    device, smoothing = gpu.device, gpu.health.power_smoothing if gpu.health is not None else None
+    spec = device.spec.name if device.spec else "unknown"
+    smooths = "" if smoothing is None else ("yes" if smoothing else "no")
+    yield (device.model, spec, device.profile, device.parent, smooths), 1
 
 
-def _gpu_info(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for gpu in snapshot.gpus:
-        spec = gpu.device.spec
-        device = gpu.device
-        named = spec.name if spec else "unknown"
-        smooths = gpu.health.power_smoothing if gpu.health is not None else None
-        smoothing = "" if smooths is None else ("yes" if smooths else "no")
-        yield (device.uuid, device.index, device.model, named, device.profile, device.parent, smoothing), 1
+@_each_gpu
+def _allocation_info(gpu: GpuView) -> Iterator[MetricSample]:
+    for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True):
+        yield (owner.job_id, ranks), 1
 
 
-def _allocation_info(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for gpu in snapshot.gpus:
-        for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True):
-            yield (gpu.device.uuid, gpu.device.index, owner.job_id, ranks), 1
+@_each_job
+def _job_info(job: JobView) -> Iterator[MetricSample]:
+    o = job.owner
+    yield (
+        o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id, o.workload_class,
+        o.scheduler,
+    ), 1  # fmt: skip
 
 
-def _job_info(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for job in snapshot.jobs:
-        o = job.owner
-        yield (
-            o.job_id, o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id,
-            o.workload_class, o.scheduler,
-        ), 1  # fmt: skip
-
-
-def _job_spread(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for job in snapshot.jobs:
-        for label, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
-            value = job.counters.percentile(share)
-            if value is not None:
-                yield (job.owner.job_id, label), value
+@_each_job
+def _job_spread(job: JobView) -> Iterator[MetricSample]:
+    for label, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+        value = job.counters.percentile(share)
+        if value is not None:
+            yield (label,), value
 
 
 def _window(name: str) -> Callable[[GpuView | JobView], float | None]:
@@ -375,28 +328,16 @@ def _intensity(counters: Counters) -> float | None:
     return counters.short_ratio("flops", "bytes")
 
 
-def _by_reason(
-    field: str, *, scale: Callable[[int], float | str] = float
-) -> Callable[[GpuView], Iterator[MetricSample]]:
+def _by_reason(field: str, *, scale: Callable[[int], float | str] = float) -> Callable[[GpuView], list[MetricSample]]:
     """Counts of one GPU by reason, without zeros, of which a healthy GPU would have dozens."""
 
-    def read(gpu: GpuView) -> Iterator[MetricSample]:
-        known: dict[str, int] = {}
+    def read(gpu: GpuView) -> list[MetricSample]:
+        counts: Counter[str] = Counter()
         for reason, count in getattr(gpu, field):
-            reason = reason if reason in _KNOWN_REASONS[field] else "other"  # noqa: PLW2901  so that no input adds series
-            known[reason] = known.get(reason, 0) + count
-        for reason, count in sorted(known.items()):
-            yield (gpu.device.uuid, gpu.device.index, reason), scale(count)
+            counts[reason if reason in _KNOWN_REASONS[field] else "other"] += count
+        return [((reason,), scale(count)) for reason, count in sorted(counts.items())]
 
     return read
-
-
-def _each_gpu(samples: Callable[[GpuView], Iterator[MetricSample]]) -> MetricReader:
-    return lambda snapshot: (sample for gpu in snapshot.gpus for sample in samples(gpu))
-
-
-def _each_job(samples: Callable[[JobView], Iterator[MetricSample]]) -> MetricReader:
-    return lambda snapshot: (sample for job in snapshot.jobs for sample in samples(job))
 
 
 def _rejected(snapshot: Snapshot) -> Iterator[MetricSample]:
@@ -431,7 +372,7 @@ def _ecc(gpu: GpuView) -> Iterator[MetricSample]:
     for kind in ("corrected", "uncorrected"):
         count = None if gpu.health is None else getattr(gpu.health, f"ecc_{kind}")
         if count is not None:
-            yield (gpu.device.uuid, gpu.device.index, kind), count
+            yield (kind,), count
 
 
 def _row_remap(gpu: GpuView) -> int | None:
@@ -442,18 +383,16 @@ def _row_remap(gpu: GpuView) -> int | None:
 
 
 def _limited(gpu: GpuView) -> Iterator[MetricSample]:
-    if gpu.device.parent:
-        return
-    for group, nanoseconds in gpu.limited:
-        yield (gpu.device.uuid, gpu.device.index, group), seconds(nanoseconds)
+    for group, nanoseconds in gpu.limited if not gpu.device.parent else ():
+        yield (group,), seconds(nanoseconds)
 
 
 def _shared(gpu: GpuView) -> Iterator[MetricSample]:
     for basis, nanoseconds in gpu.shared:
-        yield (gpu.device.uuid, gpu.device.index, basis), seconds(nanoseconds)
+        yield (basis,), seconds(nanoseconds)
 
 
-_OVERSIZED = "oversized_allocation"
+_OVERSIZED = LEAK_NAMES.index("oversized_allocation")
 _KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
 """Leaks that can take unallocated time."""

@@ -6,11 +6,12 @@ The agent replaces one reference, so a scrape never waits for a sample. Every fi
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
-from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED_INDEX, UNRESOLVED_INDEX, USEFUL_INDEX
+from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
 from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
@@ -37,28 +38,45 @@ class Layers(Struct, frozen=True):
     """Observed share of the paid time."""
 
 
+class LayerTimes(NamedTuple):
+    """Paid time, and what is left of it after subtracting unobserved time and the losses of each layer in turn."""
+
+    paid: float
+    seen: float
+    occupied: float
+    computing: float
+    resolved: float
+    """Computing without kernel time whose usefulness is unknown."""
+    useful: float
+
+
+def layer_times(by_layer: Mapping[str, float]) -> LayerTimes:
+    """The times of the layers, from the time that each of LAYERS took."""
+    useful = by_layer["useful"]
+    resolved = by_layer["emfu"] + useful
+    computing = resolved + by_layer["unresolved"]
+    occupied = computing + by_layer["ectr"]
+    seen = occupied + by_layer["gau"]
+    return LayerTimes(seen + by_layer["unobserved"], seen, occupied, computing, resolved, useful)
+
+
+def layer_ratios(times: LayerTimes) -> Layers:
+    """GAU, ECTR, eMFU and their product (accounting, section 1). Sum first, then divide (section 7)."""
+    gau, ectr = _ratio(times.occupied, times.seen), _ratio(times.computing, times.occupied)
+    emfu, floor = _ratio(times.useful, times.resolved), _ratio(times.useful, times.seen)
+    product = None if gau is None or ectr is None or emfu is None else gau * ectr * emfu
+    return Layers(gau, ectr, emfu, product if times.computing else floor, floor, _ratio(times.seen, times.paid))
+
+
 def layers(parts: Iterable[int]) -> Layers:
-    """Layers of nanoseconds in the order of LEAK_NAMES. Sum first, then divide (accounting, section 7)."""
-    parts = tuple(parts)
-    paid, useful, unresolved = sum(parts), parts[USEFUL_INDEX], parts[UNRESOLVED_INDEX]
-    seen = paid - parts[UNOBSERVED_INDEX]
-    occupied = seen - _lost(parts, "gau")
-    computing = occupied - _lost(parts, "ectr")
-    gau, ectr = _ratio(occupied, seen), _ratio(computing, occupied)
-    emfu = _ratio(useful, computing - unresolved)
-    known = gau is not None and ectr is not None and emfu is not None
-    product = gau * ectr * emfu if known else (0.0 if seen and not computing else None)  # type: ignore[operator]
-    return Layers(gau, ectr, emfu, product, _ratio(useful, seen), _ratio(seen, paid))
+    """Layers of nanoseconds in the order of LEAK_NAMES."""
+    return layer_ratios(layer_times(sum_by_layer(parts)))
 
 
 def sum_by_leak(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """Sum columns of nanoseconds in the order of LEAK_NAMES; all zero for no columns."""
     rows = list(columns)
     return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(LAYER_OF)
-
-
-def _lost(parts: tuple[int, ...], layer: str) -> int:
-    return sum(part for part, of in zip(parts, LAYER_OF, strict=True) if of == layer)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -85,10 +103,7 @@ class Counters(Struct, frozen=True, dict=True):
 
     def energy_by_layer(self) -> dict[str, float]:
         """Joules by layer, including zeros."""
-        sums = dict.fromkeys(LAYERS, 0.0)
-        for layer, joules in zip(LAYER_OF, self.energy, strict=True):
-            sums[layer] += joules
-        return sums
+        return {layer: float(joules) for layer, joules in sum_by_layer(self.energy).items()}
 
     def short_ratio(self, part: str, whole: str) -> float | None:
         """Ratio of two counters over the short window."""

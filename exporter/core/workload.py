@@ -40,52 +40,40 @@ class Rework(NamedTuple):
     """The next step is repeated too."""
 
 
-class WorkloadCredit:
+class WorkloadCredit(Struct, eq=False):
     """Balances from one job's reports, for one GPU."""
 
-    __slots__ = (
-        "accrued",
-        "booking_interval",
-        "credit",
-        "flops_changed_at",
-        "flops_reported",
-        "flops_until",
-        "known",
-        "own_report_at",
-        "phase",
-        "phase_since",
-        "recompute",
-        "report_interval",
-        "rework",
-        "shares",
-        "shares_until",
-        "stale_at",
-        "unobserved",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.credit, self.accrued = [0] * 9, [0] * 9
-        """Nanoseconds of this GPU by balance, and the part added by an open phase since the last report."""
-        self.known: set[int] = set()
-        """Balances that were ever reported; for all others the estimate from hardware counters applies."""
-        self.phase, self.phase_since = -1, 0
-        """Balance that the open phase fills, or -1, and its start."""
-        self.flops_reported, self.flops_changed_at, self.flops_until = False, NEVER, NEVER
-        """Whether reports cover the current work with model FLOPs, when that last changed, and until when the last
-        report counts for it."""
-        self.stale_at = NEVER
-        """When the last report expires."""
-        self.report_interval = self.booking_interval = 0
-        """Recent maximum of nanoseconds between reports, and of nanoseconds booked at a time."""
-        self.unobserved = 0
-        """Unobserved nanoseconds since the last report; what the next report says about them was not booked."""
-        self.own_report_at = NEVER
-        """When a process that uses this GPU last reported."""
-        self.recompute = 0
-        """Share of tensor work due to recomputation, ppm."""
-        self.rework = False
-        """The current step is repeated, and reports contain no FLOPs."""
-        self.shares, self.shares_until = ServingShares(), NEVER
+    credit: list[int] = field(default_factory=lambda: [0] * 9)
+    """Nanoseconds of this GPU by balance."""
+    accrued: list[int] = field(default_factory=lambda: [0] * 9)
+    """The part of them added by an open phase since the last report."""
+    known: set[int] = set()
+    """Balances that were ever reported; for all others the estimate from hardware counters applies."""
+    phase: int = -1
+    """Balance that the open phase fills; -1: none."""
+    phase_since: int = 0
+    flops_reported: bool = False
+    """Reports cover the current work with model FLOPs."""
+    flops_changed_at: int = NEVER
+    """When that last changed."""
+    flops_until: int = NEVER
+    """Until when the last report counts for it."""
+    stale_at: int = NEVER
+    """When the last report expires."""
+    report_interval: int = 0
+    """Recent maximum of nanoseconds between reports."""
+    booking_interval: int = 0
+    """Recent maximum of nanoseconds booked at a time."""
+    unobserved: int = 0
+    """Unobserved nanoseconds since the last report; what the next report says about them was not booked."""
+    own_report_at: int = NEVER
+    """When a process that uses this GPU last reported."""
+    recompute: int = 0
+    """Share of tensor work due to recomputation, ppm."""
+    rework: bool = False
+    """The current step is repeated, and reports contain no FLOPs."""
+    shares: ServingShares = ServingShares()
+    shares_until: int = NEVER
 
     def add_report(
         self,
