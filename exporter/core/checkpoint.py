@@ -199,7 +199,7 @@ def _load_gpu(ledger: Ledger, saved: _SavedGpu, leak_index: Sequence[int]) -> Gp
     values |= {name: Counter(values[name]) for name in ("rejected", "unobserved", "shared")}
     values["book"] = _load_book(saved.book, leak_index)
     gpu = Gpu(criteria=ledger.criteria_for(saved.device), **values)
-    gpu.timers.update_thresholds(gpu.criteria.thresholds)
+    gpu.timers.update_criteria(gpu.criteria)
     return gpu
 
 

@@ -36,7 +36,9 @@ WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
 kernel time whose usefulness is unknown."""
 REPORTING = "reporting"
 """Indicator of a span whose owner, or its serving engine, reports what it does."""
-POOL_NAMES = ("wait", "slack", "clock", "tensor", "unresolved")
+
+
+_NO_SHARES = ServingShares()
 
 
 class Span(Struct, gc=False):
@@ -61,10 +63,15 @@ class Span(Struct, gc=False):
     surplus: int = 0
     """The part of the GPU its owner has never needed, parts per million of the interval."""
 
-    def reported(self, balance: int) -> int | None:
-        """What the balance still covers, ppm; None: never reported."""
+    def reported(self, balance: int, estimate: int = 0) -> int:
+        """What the balance still covers, ppm; `estimate` if it was never reported."""
         credit = self.credit
-        return None if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+        return estimate if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+
+    @property
+    def shares(self) -> ServingShares:
+        """Loss shares from the serving engine's last report; all 0 without one."""
+        return _NO_SHARES if self.credit is None else self.credit.shares
 
     @property
     def spinning(self) -> bool:
@@ -74,12 +81,9 @@ class Span(Struct, gc=False):
 
 def detect_checkpoint(span: Span, left: int) -> int:
     """The reported phase; else all waiting during high device-to-host traffic with a nearly idle engine (E)."""
-    reported = None if span.credit is None else span.reported(CHECKPOINT)
-    if reported is not None:
-        return reported
     ev, policy = span.ev, span.policy
-    saving = (ev.pcie_tx or 0.0) >= policy.checkpoint_pcie_bytes_per_second
-    return left if saving and ev.engine < policy.checkpoint_engine else 0
+    saving = (ev.pcie_tx or 0.0) >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
+    return span.reported(CHECKPOINT, left if saving else 0)
 
 
 LINK_BYTES_IN_DRAM = 2
@@ -90,10 +94,7 @@ def detect_exposed_communication(span: Span, left: int) -> int:
     """Slack of a job with several GPUs: all while spinning, else the reported phase, else from link traffic (E)."""
     if span.gpus == 1:
         return 0
-    if span.spinning:
-        return left
-    reported = None if span.credit is None else span.reported(COMMUNICATION)
-    return _estimate_communication(span, left) if reported is None else reported
+    return left if span.spinning else span.reported(COMMUNICATION, _estimate_communication(span, left))
 
 
 def _estimate_communication(span: Span, left: int) -> int:
@@ -133,17 +134,12 @@ def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
 
 def detect_data_stall(span: Span, left: int) -> int:
     """The reported phase; else all waiting while activity is bimodal and input arrives in bursts (E)."""
-    reported = span.reported(DATA)
-    if reported is not None:
-        return reported
-    return left if STARVED in span.signs else 0
+    return span.reported(DATA, left if STARVED in span.signs else 0)
 
 
 def detect_failure_recovery(span: Span, left: int) -> int:
     """All waiting before the first work of a job that the scheduler restarted; else the reported restore phase."""
-    if span.restarts and BEGINNING in span.signs:
-        return left
-    return span.reported(RESTORE) or 0
+    return left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE)
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
@@ -156,7 +152,7 @@ def detect_host_overhead(span: Span, left: int) -> int:
 
 def detect_idle_allocation(span: Span, left: int) -> int:
     """All waiting of a zombie or an engine without requests; also the time of a kernel that polls for requests."""
-    if span.credit is not None and span.credit.shares.no_demand:
+    if span.shares.no_demand:
         return left if span.spinning else span.pools[WAIT]
     return span.pools[WAIT] if span.state is State.ZOMBIE else 0
 
@@ -179,7 +175,7 @@ def detect_memory_bound(span: Span, left: int) -> int:
 
 def detect_pipeline_bubble(span: Span, _: int) -> int:
     """The reported bubble, or that of the pipeline's schedule."""
-    return span.reported(BUBBLE) or 0
+    return span.reported(BUBBLE)
 
 
 def detect_recomputation(span: Span, left: int) -> int:
@@ -210,41 +206,34 @@ def use_reported_flops(span: Span) -> None:
     pools[UNRESOLVED] = 0
 
 
-_NO_SHARES = ServingShares()
-
-
-def _serving_shares(span: Span) -> ServingShares:
-    return _NO_SHARES if span.credit is None else span.credit.shares
-
-
 def detect_kv_cache_wait(span: Span, left: int) -> int:
     """All waiting while requests queue and the KV cache is full."""
-    return left if _serving_shares(span).kv_full else 0
+    return left if span.shares.kv_full else 0
 
 
 def detect_batching(span: Span, left: int) -> int:
     """Waiting and kernels without tensor work, times the share of empty slots while requests queue (E)."""
-    return left * _serving_shares(span).empty_slots // PPM
+    return left * span.shares.empty_slots // PPM
 
 
 def detect_prefill_interference(span: Span, left: int) -> int:
     """Slack times the share of inter-token latency that concurrent prefills added (E)."""
-    return left * _serving_shares(span).prefill_slowdown // PPM
+    return left * span.shares.prefill_slowdown // PPM
 
 
 def detect_rejected_speculation(span: Span, _: int) -> int:
     """Tensor work on rejected draft tokens."""
-    return span.pools[TENSOR] * _serving_shares(span).rejected_drafts // PPM
+    return span.pools[TENSOR] * span.shares.rejected_drafts // PPM
 
 
 def detect_kv_cache_pressure(span: Span, _: int) -> int:
     """Tensor work on tokens recomputed after eviction."""
-    return span.pools[TENSOR] * _serving_shares(span).recomputed // PPM
+    return span.pools[TENSOR] * span.shares.recomputed // PPM
 
 
 def detect_startup(span: Span, left: int) -> int:
     """All waiting before the first work; later the reported start-up phase."""
-    return left if BEGINNING in span.signs else span.reported(STARTUP) or 0
+    return left if BEGINNING in span.signs else span.reported(STARTUP)
 
 
 def charge_surplus(

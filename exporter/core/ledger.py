@@ -18,7 +18,7 @@ from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
-from exporter.core.states import BoardHealth, GpuTimers, Thresholds, thresholds_of
+from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
 from exporter.core.workload import TrainingProgress, TrainingRun, WorkloadCredit
 
 _MIG_SLICES = {7: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4)), 4: ((1, 1), (2, 2))}
@@ -96,8 +96,11 @@ MAX_SAMPLES = 61
 """An hour of samples, one per minute, and the one before."""
 SPREAD_BINS = 20
 """Bins of the engine activity histogram, 5 % each."""
+_OBSERVED = (
+    "engine", "utilization", "utilization_seen", "dram", "dram_seen", "bytes", "ofu", "tensor_seen", "flops",
+)  # fmt: skip
 CounterAmounts = tuple[int, float, float, float, float, float, float, float, float]
-"""Counter increments of an interval, as `Book.observe` adds them."""
+"""Increments of the counters _OBSERVED in an interval."""
 
 
 def counter_amounts(ev: Evidence, ms: int, share: int = PPM) -> CounterAmounts | None:
@@ -208,16 +211,8 @@ class Book(CounterTotals):
         """Add counter increments; None: unobserved."""
         if amounts is None:
             return
-        engine, utilization, utilization_seen, dram, dram_seen, transferred, ofu, tensor_seen, flops = amounts
-        self.engine += engine
-        self.utilization += utilization
-        self.utilization_seen += utilization_seen
-        self.dram += dram
-        self.dram_seen += dram_seen
-        self.bytes += transferred
-        self.ofu += ofu
-        self.tensor_seen += tensor_seen
-        self.flops += flops
+        for name, amount in zip(_OBSERVED, amounts, strict=True):
+            setattr(self, name, getattr(self, name) + amount)
 
     def skip_to(self, until: int) -> None:
         """Skip the time up to `until`, in which the GPU was not in the inventory and so not paid for."""
@@ -249,13 +244,6 @@ class Book(CounterTotals):
         """The latest sample at least `seconds` old, or the oldest."""
         horizon = self.until - seconds * SECOND
         return next((sample for sample in reversed(self.samples) if sample.until <= horizon), self.samples[0])
-
-
-class Criteria(Struct, frozen=True):
-    """The policy of one GPU model, with its derived thresholds."""
-
-    policy: Policy
-    thresholds: Thresholds
 
 
 @dataclass(slots=True, eq=False)
@@ -375,11 +363,8 @@ class Ledger:
 
     def _set_policy(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
         self.policy = policy
-        self.thresholds: Thresholds = thresholds_of(policy)
-        self._default_criteria = Criteria(policy, self.thresholds)
-        self._criteria_by_model = {
-            model: Criteria(model_policy, thresholds_of(model_policy)) for model, model_policy in by_model.items()
-        }
+        self.criteria = criteria_of(policy)
+        self._criteria_by_model = {model: criteria_of(own) for model, own in by_model.items()}
 
     def update_policy(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
         """Apply other thresholds from now on. Booked time and running timers are kept."""
@@ -387,14 +372,14 @@ class Ledger:
         for gpu in self.gpus.values():
             before, gpu.criteria = gpu.criteria, self.criteria_for(gpu.device)
             if gpu.criteria != before:
-                gpu.timers.update_thresholds(gpu.criteria.thresholds)
+                gpu.timers.update_criteria(gpu.criteria)
 
     def criteria_for(self, device: Device) -> Criteria:
         """The criteria of the GPU's model, else the default."""
         criteria = self._criteria_by_model.get(device.model)
         if criteria is None and device.spec is not None:
             criteria = self._criteria_by_model.get(device.spec.name)
-        return criteria or self._default_criteria
+        return criteria or self.criteria
 
     @property
     def rejected(self) -> Counter[str]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.evidence import Evidence, evaluate
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
@@ -128,9 +130,7 @@ def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job
     first = gpus_reported[0]
     allocation = next(each for each in ledger.allocations[first.device.uuid] if each.owner.job_id == job_id)
     start = max(first.book.until, allocation.start)
-    return ledger.jobs.get(job_id) or ledger.open_job(
-        allocation, start, awaits_work=first.saw_start(allocation, ledger.watched_since)
-    )
+    return ledger.jobs.get(job_id) or _open_job(ledger, first, allocation, start)
 
 
 def _begin_progress(ledger: Ledger, job: Job, report: TrainingReport) -> TrainingProgress:
@@ -316,10 +316,8 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval
             continue
         if holders is not gpu.timers.holders:
             _update_holders(gpu, holders, at=start, since=ledger.watched_since)
-        update_activity(gpu.timers, ev, start, end, gpu.criteria.thresholds)
-        intervals += split_at_changes(
-            gpu.timers, ev, start, end, holders=holders, thresholds=gpu.criteria.thresholds, policy=gpu.criteria.policy
-        )
+        update_activity(gpu.timers, ev, start, end, gpu.criteria)
+        intervals += split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
     if not ev.distrust:
         gpu.last_evidence = ev
     return intervals
@@ -333,7 +331,7 @@ def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, t
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
     allocations = ledger.allocations.get(uuid, ())
-    reach = ledger.allocations_at + ledger.thresholds.allocations_stale
+    reach = ledger.allocations_at + ledger.criteria.allocations_stale
     if end <= reach or ev.device.unpartitioned:
         return _drop_uncertain_holders(ev, attribute(start, end, allocations))
     known_until = max(start, reach - reach % MS)
@@ -359,14 +357,14 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
     if [allocation.owner.job_id for allocation in holders] == [
         allocation.owner.job_id for allocation in timers.holders
     ]:
-        timers.update_holders(holders, gpu.criteria.thresholds)
+        timers.update_holders(holders, gpu.criteria)
         return
     if gpu.credits:
         gpu.credits = {
             name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
         }
     starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, at=at, thresholds=gpu.criteria.thresholds, worked=not starts_observed)
+    timers.begin_ownership(holders, at=at, criteria=gpu.criteria, worked=not starts_observed)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
@@ -394,7 +392,7 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
         edges = [interval.start, *inside, interval.end]
         for a, b in pairwise(edges):
             culprit = any(start <= a and b <= end for start, end in hung)
-            yield interval.between(a, b, culprit=culprit)
+            yield replace(interval, start=a, end=b, culprit=culprit)
 
 
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:
@@ -452,32 +450,34 @@ def _split_among_owners(
     policy, whole = gpu.criteria.policy, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
     if whole != PPM:
-        pools = _scale_pools(pools, whole)
-    count = len(interval.holders)
-    if count == 0:
+        pools = divide_proportionally(whole, pools)
+    if not interval.holders:
         return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
-    if count == 1:
-        allocation = interval.holders[0]
-        span = Span(ev, state, policy, pools, whole, allocation.gpus, allocation.restarts, interval.signs)
-        if gpu.credits:
-            _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
-        job = ledger.jobs.get(allocation.owner.job_id) if allocation.gpus == 1 and whole == PPM else None
-        if job is not None and job.peak_demand is not None and job.peak_demand.fitting is not None:
-            span.surplus = PPM - job.peak_demand.fitting.compute
-        return [(allocation, PPM, whole, split_into_leaks(span))]
-    equal = [1] * count
-    use = sm_use_by_holder(ev.reading.processes, interval.holders)
-    gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
-    split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
-    ran = divide_proportionally(PPM, use or equal)
+    parts = [(PPM, pools)] if len(interval.holders) == 1 else _divide_pools(gpu, ev, interval, pools)
     shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
-    for rank, allocation in enumerate(interval.holders):
-        own = [parts[rank] for parts in split]
+    for allocation, (ran, own) in zip(interval.holders, parts, strict=True):
         span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
         if gpu.credits:
             _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
-        shares.append((allocation, ran[rank], span.whole, split_into_leaks(span)))
+        if allocation.gpus == 1 and whole == PPM and len(parts) == 1:
+            span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
+        shares.append((allocation, ran, span.whole, split_into_leaks(span)))
     return shares
+
+
+def _divide_pools(gpu: Gpu, ev: Evidence, interval: StateInterval, pools: list[int]) -> list[tuple[int, list[int]]]:
+    """Each owner's ppm of the activity, and its pools."""
+    equal = [1] * len(interval.holders)
+    use = sm_use_by_holder(ev.reading.processes, interval.holders)
+    gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
+    split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
+    return [(ran, list(own)) for ran, *own in zip(divide_proportionally(PPM, use or equal), *split, strict=True)]
+
+
+def _surplus(job: Job | None) -> int:
+    """The part of its GPU that a single-GPU job has never needed, ppm."""
+    fitting = None if job is None or job.peak_demand is None else job.peak_demand.fitting
+    return 0 if fitting is None else PPM - fitting.compute
 
 
 def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInterval) -> None:
@@ -489,8 +489,3 @@ def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInte
     span.credit, span.ms, span.signs = credit, (interval.end - interval.start) // MS, span.signs | {REPORTING}
     if credit.has_flops_for(interval.start, interval.end):
         span.model_ppm = credit.available(MODEL, span.ms) + credit.available(REPEATED, span.ms)
-
-
-def _scale_pools(pools: list[int], weight: int) -> list[int]:
-    """Scale pools that add up to PPM so that they add up to `weight`, for a part of a GPU."""
-    return divide_proportionally(weight, pools)

@@ -7,7 +7,7 @@ depend on how time is divided into readings.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import compress
 from math import sqrt
 
 from msgspec import Struct
@@ -79,9 +79,10 @@ _NEVER = 1 << 62
 _FLAT_RATIO = 1.25
 
 
-class Thresholds(Struct, frozen=True):
-    """The policy's timed thresholds, converted once to nanoseconds and parts per million."""
+class Criteria(Struct, frozen=True):
+    """The policy of one GPU model, with its timed thresholds in nanoseconds and parts per million."""
 
+    policy: Policy
     hang: int
     hang_suspect: int
     stray_cost: int
@@ -95,12 +96,13 @@ class Thresholds(Struct, frozen=True):
     allocations_stale: int
 
 
-def thresholds_of(policy: Policy) -> Thresholds:
-    """Integer thresholds of `policy`; every duration is rounded to whole milliseconds."""
+def criteria_of(policy: Policy) -> Criteria:
+    """Derive the thresholds of `policy`; every duration is rounded to whole milliseconds."""
     wake, window = _ns(policy.wake_seconds), _ns(policy.wake_window_seconds)
     stray = round(PPM * (1 - policy.hang_stray_share) / policy.hang_stray_share)
     hang = _ns(policy.hang_seconds)
-    return Thresholds(
+    return Criteria(
+        policy,
         hang=hang,
         hang_suspect=_ns(policy.hang_suspect_seconds),
         stray_cost=stray,
@@ -118,16 +120,16 @@ def thresholds_of(policy: Policy) -> Thresholds:
     )
 
 
-def zombie_window(thresholds: Thresholds, owner: Owner) -> int:
+def zombie_window(criteria: Criteria, owner: Owner) -> int:
     """Nanoseconds `owner` may idle: its own limit, else its workload class's, else that of batch."""
     if owner.zombie_seconds is not None:
         return _ns(owner.zombie_seconds)
-    return thresholds.windows.get(owner.workload_class, thresholds.windows["batch"])
+    return criteria.windows.get(owner.workload_class, criteria.windows["batch"])
 
 
-def hang_window(thresholds: Thresholds, owner: Owner) -> int:
+def hang_window(criteria: Criteria, owner: Owner) -> int:
     """Nanoseconds `owner` may spin before it counts as hung: its own limit, else the policy's."""
-    return thresholds.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
+    return criteria.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
 def _ns(seconds: float) -> int:
@@ -139,7 +141,6 @@ BEGINNING, STARVED, STEADY = "beginning", "starved", "even"
 """Indicators that a single reading cannot show: the owner has not worked yet; in the last full minute, engine activity
 was bimodal and input arrived in bursts; in the last full minute, engine activity was even."""
 NO_SIGNS: frozenset[str] = frozenset()
-_MINUTE_SIGNS = {there: frozenset(compress((STARVED, STEADY), there)) for there in product((False, True), repeat=2)}
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +178,7 @@ class GpuTimers:
     hang: int = _NEVER
     suspect: int = _NEVER
     hang_leave: int = 0
-    """Credit thresholds in nanoseconds; with several holders the longest limit applies."""
+    """Credit criteria in nanoseconds; with several holders the longest limit applies."""
     seen: int = 0
     engine_sum: int = 0
     engine_squares: int = 0
@@ -186,14 +187,14 @@ class GpuTimers:
     """Sums over the current minute, weighted by milliseconds."""
 
     def begin_ownership(
-        self, holders: tuple[Allocation, ...], *, at: int, thresholds: Thresholds | None = None, worked: bool = False
+        self, holders: tuple[Allocation, ...], *, at: int, criteria: Criteria | None = None, worked: bool = False
     ) -> None:
         """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over.
 
-        `thresholds`: required if there are holders.
+        `criteria`: required if there are holders.
         """
         self.holders = holders
-        self._set_limits(thresholds)
+        self._set_limits(criteria)
         self.spin = self.quiet = self.wake = self.leaked = 0
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
@@ -203,34 +204,34 @@ class GpuTimers:
         self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
         self._begin_minute()
 
-    def update_holders(self, holders: tuple[Allocation, ...], thresholds: Thresholds) -> None:
+    def update_holders(self, holders: tuple[Allocation, ...], criteria: Criteria) -> None:
         """Update attributes of the same holders, such as the workload class, and re-evaluate states."""
         self.holders, hang = holders, self.hang
-        self._set_limits(thresholds)
+        self._set_limits(criteria)
         self.zombie = self.zombie and self.quiet >= self.window
         if self.hang != hang:
             self.hung = self.hung and self.spin >= self.hang
         if self.polls:
             self.clear_spin()
 
-    def update_thresholds(self, thresholds: Thresholds) -> None:
+    def update_criteria(self, criteria: Criteria) -> None:
         """Apply a new policy. Credits are kept, so a state can begin or end immediately."""
-        self.update_holders(self.holders, thresholds)
-        self.unowned = self.unowned and self.leaked >= thresholds.unowned
+        self.update_holders(self.holders, criteria)
+        self.unowned = self.unowned and self.leaked >= criteria.unowned
 
     def clear_spin(self) -> None:
         """Reset the spin: the job has reported progress."""
         self.spin, self.spin_since, self.hung = 0, None, False
 
-    def _set_limits(self, thresholds: Thresholds | None) -> None:
+    def _set_limits(self, criteria: Criteria | None) -> None:
         owners = [allocation.owner for allocation in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
         self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER, _NEVER, 0
-        if thresholds is not None and owners:
-            self.window = max(zombie_window(thresholds, owner) for owner in owners)
-            self.hang = max(hang_window(thresholds, owner) for owner in owners)
-            self.suspect = min(thresholds.hang_suspect, self.hang)
-            self.hang_leave = max(0, self.hang - thresholds.hang_margin)
+        if criteria is not None and owners:
+            self.window = max(zombie_window(criteria, owner) for owner in owners)
+            self.hang = max(hang_window(criteria, owner) for owner in owners)
+            self.suspect = min(criteria.hang_suspect, self.hang)
+            self.hang_leave = max(0, self.hang - criteria.hang_margin)
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
@@ -269,7 +270,7 @@ class GpuTimers:
         bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
         starved = spread > policy.bimodal_spread and bursts
         even = spread <= policy.flat_spread
-        return _MINUTE_SIGNS[starved, even]
+        return frozenset(compress((STARVED, STEADY), (starved, even)))
 
 
 class StateInterval(Struct, gc=False):
@@ -285,20 +286,15 @@ class StateInterval(Struct, gc=False):
     culprit: bool = False
     owner_known: bool = True
 
-    def between(self, start: int, end: int, *, culprit: bool) -> "StateInterval":
-        """Copy for the sub-interval [start, end)."""
-        flags = self.hung, self.zombie, self.leaked, self.signs
-        return StateInterval(start, end, self.holders, *flags, culprit, self.owner_known)
 
-
-def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, thresholds: Thresholds) -> None:
+def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, criteria: Criteria) -> None:
     """Update since when the GPU has had no process, when it last worked, and the conditions of a spin."""
     processes = ev.reading.processes
     if processes == ():
         timers.bare_since = start if timers.bare_since is None else timers.bare_since
     else:
         timers.bare_since = None
-    if ev.work * thresholds.duty >= PPM:
+    if ev.work * criteria.duty >= PPM:
         timers.worked_at = end
     if timers.spin == 0:
         timers.celsius = ev.reading.temperature_celsius
@@ -322,12 +318,11 @@ def split_at_changes(
     end: int,
     *,
     holders: tuple[Allocation, ...],
-    thresholds: Thresholds,
-    policy: Policy,
+    criteria: Criteria,
 ) -> list[StateInterval]:
     """Split [start, end) of one owner's reading where a timed state or the last minute's indicators change."""
     if holders:
-        if ev.work * thresholds.duty >= PPM and BEGINNING in timers.signs:
+        if ev.work * criteria.duty >= PPM and BEGINNING in timers.signs:
             timers.mark_worked()
     elif not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
@@ -335,9 +330,9 @@ def split_at_changes(
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
-        rates = _credit_rates(timers, ev, owned=bool(holders), thresholds=thresholds, policy=policy)
+        rates = _credit_rates(timers, ev, owned=bool(holders), criteria=criteria)
         stop = (
-            min(end, minute_end, now + _time_until_change(timers, ev, rates, thresholds))
+            min(end, minute_end, now + _time_until_change(timers, ev, rates, criteria))
             if rates
             else min(end, minute_end)
         )
@@ -349,11 +344,11 @@ def split_at_changes(
             )
         if rates:
             _advance_credits(timers, ev, rates, now, stop)
-            _update_flags(timers, thresholds)
+            _update_flags(timers, criteria)
         timers.add_to_minute(ev, now, stop)
         now = stop
         if now == minute_end:
-            timers.end_minute(policy)
+            timers.end_minute(criteria.policy)
     return intervals
 
 
@@ -361,24 +356,22 @@ CreditRates = tuple[int, int, int]
 """Rates of the credits `spin`, `quiet` (or `wake`) and `leaked`, parts per million of elapsed time."""
 
 
-def _credit_rates(
-    timers: GpuTimers, ev: Evidence, *, owned: bool, thresholds: Thresholds, policy: Policy
-) -> CreditRates | None:
+def _credit_rates(timers: GpuTimers, ev: Evidence, *, owned: bool, criteria: Criteria) -> CreditRates | None:
     """Rates of the credits during this reading; None if none changes, as while a GPU simply works."""
     if not owned:
         return (0, 0, PPM) if not timers.unowned and computes_unowned(ev) else None
-    quiet = thresholds.wake_window * ev.work - PPM if timers.zombie else PPM - thresholds.duty * ev.work
+    quiet = criteria.wake_window * ev.work - PPM if timers.zombie else PPM - criteria.duty * ev.work
     spinning = ev.spin != NO_SPIN and not timers.polls
     if quiet <= 0 and not (spinning or timers.spin or timers.quiet or timers.wake):
         return None
-    return _spin_rate(timers, ev, thresholds, policy), quiet, 0
+    return _spin_rate(timers, ev, criteria), quiet, 0
 
 
-def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, thresholds: Thresholds) -> int:
+def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, criteria: Criteria) -> int:
     """Nanoseconds until a credit changes its state."""
     spin, quiet, leak = rates
-    level, goal = (timers.wake, thresholds.wake_full) if timers.zombie else (timers.quiet, timers.window)
-    soonest = min(_time_to(level, goal, quiet), _time_to(timers.leaked, thresholds.unowned, leak))
+    level, goal = (timers.wake, criteria.wake_full) if timers.zombie else (timers.quiet, timers.window)
+    soonest = min(_time_to(level, goal, quiet), _time_to(timers.leaked, criteria.unowned, leak))
     if timers.hung:
         return min(soonest, _time_to(-timers.spin, -timers.hang_leave, -spin))
     return soonest if ev.suspect_only else min(soonest, _time_to(timers.spin, timers.hang, spin))
@@ -392,22 +385,24 @@ def _advance_credits(timers: GpuTimers, ev: Evidence, rates: CreditRates, now: i
     timers.leaked += (stop - now) // MS * leak
 
 
-def _update_flags(timers: GpuTimers, thresholds: Thresholds) -> None:
-    if timers.zombie and timers.wake >= thresholds.wake_full:
+def _update_flags(timers: GpuTimers, criteria: Criteria) -> None:
+    if timers.zombie and timers.wake >= criteria.wake_full:
         timers.zombie, timers.wake, timers.quiet = False, 0, 0
-    timers.unowned = timers.unowned or timers.leaked >= thresholds.unowned
+    timers.unowned = timers.unowned or timers.leaked >= criteria.unowned
 
 
-def _spin_rate(timers: GpuTimers, ev: Evidence, thresholds: Thresholds, policy: Policy) -> int:
+def _spin_rate(timers: GpuTimers, ev: Evidence, criteria: Criteria) -> int:
     """Rate of the spin credit in ppm. Before a hang, work drains it in proportion to the activity."""
     if timers.polls:
         return -PPM
     if ev.spin == SPIN:
         return PPM
     if timers.hung:
-        return -thresholds.stray_cost
+        return -criteria.stray_cost
     worst = timers.hang // SECOND * PPM
-    return -min(max(thresholds.stray_cost, activity_over_limits(ev, policy) * PPM), max(worst, thresholds.stray_cost))
+    return -min(
+        max(criteria.stray_cost, activity_over_limits(ev, criteria.policy) * PPM), max(worst, criteria.stray_cost)
+    )
 
 
 def _time_to(level: int, goal: int, rate: int) -> int:

@@ -12,7 +12,6 @@ from exporter.core.leaks import (
     LAYERS,
     LEAK_NAMES,
     LEAKS,
-    POOL_NAMES,
     REPORTING,
     SLACK,
     TENSOR,
@@ -69,7 +68,7 @@ def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
     assert leak.detector is not None or leak.takes_all_in or leak.name == "oversized_allocation"
     assert (leak.signs == (REPORTING,)) == (leak.evidence in {"reported", "engine"})
     assert (leak.balance is not None) <= ("reported" in leak.evidence)
-    assert all(0 <= pool < len(POOL_NAMES) for pool in leak.pools)
+    assert all(WAIT <= pool <= UNRESOLVED for pool in leak.pools)
     assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
 
 
