@@ -364,7 +364,7 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
             name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
         }
     starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, at=at, criteria=gpu.criteria, worked=not starts_observed)
+    timers.begin_ownership(holders, gpu.criteria, at=at, worked=not starts_observed)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:

@@ -178,7 +178,7 @@ class GpuTimers:
     hang: int = _NEVER
     suspect: int = _NEVER
     hang_leave: int = 0
-    """Credit criteria in nanoseconds; with several holders the longest limit applies."""
+    """Credit thresholds in nanoseconds; with several holders the longest limit applies."""
     seen: int = 0
     engine_sum: int = 0
     engine_squares: int = 0
@@ -186,13 +186,8 @@ class GpuTimers:
     rx_peak: int = 0
     """Sums over the current minute, weighted by milliseconds."""
 
-    def begin_ownership(
-        self, holders: tuple[Allocation, ...], *, at: int, criteria: Criteria | None = None, worked: bool = False
-    ) -> None:
-        """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over.
-
-        `criteria`: required if there are holders.
-        """
+    def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
+        """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
         self.holders = holders
         self._set_limits(criteria)
         self.spin = self.quiet = self.wake = self.leaked = 0
@@ -223,11 +218,11 @@ class GpuTimers:
         """Reset the spin: the job has reported progress."""
         self.spin, self.spin_since, self.hung = 0, None, False
 
-    def _set_limits(self, criteria: Criteria | None) -> None:
+    def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
         self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER, _NEVER, 0
-        if criteria is not None and owners:
+        if owners:
             self.window = max(zombie_window(criteria, owner) for owner in owners)
             self.hang = max(hang_window(criteria, owner) for owner in owners)
             self.suspect = min(criteria.hang_suspect, self.hang)
@@ -399,10 +394,8 @@ def _spin_rate(timers: GpuTimers, ev: Evidence, criteria: Criteria) -> int:
         return PPM
     if timers.hung:
         return -criteria.stray_cost
-    worst = timers.hang // SECOND * PPM
-    return -min(
-        max(criteria.stray_cost, activity_over_limits(ev, criteria.policy) * PPM), max(worst, criteria.stray_cost)
-    )
+    least, most = criteria.stray_cost, timers.hang // SECOND * PPM
+    return -max(least, min(activity_over_limits(ev, criteria.policy) * PPM, most))
 
 
 def _time_to(level: int, goal: int, rate: int) -> int:
