@@ -69,8 +69,7 @@ class OtherLeak(Struct, frozen=True):
 _SHARE = "job_leak:gpu_efficiency_share:ratio_rate5m"
 
 LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
-    LeakGuideEntry(
-        1, "memory-bound and low-parallelism kernels", ("emfu",), "model",
+    LeakGuideEntry(1, "memory-bound and low-parallelism kernels", ("emfu",), "model",
         rows=("memory_bound", "low_parallelism"),
         watch="arithmetic intensity and memory bandwidth use",
         series=(
@@ -80,10 +79,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="bigger batches; fused kernels; lower precision; tensor shapes that fill the SMs",
         evidence=("measured",), needs="tensor, SM and DRAM counters",
         training=ExpectedLoss(10, 30, ("ivanov2021", "llama2024")),
-        inference=ExpectedLoss(20, 55, ("pope2022", "roofline")),
-    ),
-    LeakGuideEntry(
-        2, "idle allocation", ("gau",), "platform",
+        inference=ExpectedLoss(20, 55, ("pope2022", "roofline"))),
+    LeakGuideEntry(2, "idle allocation", ("gau",), "platform",
         rows=("idle_allocation",),
         watch="unoccupied GPU-hour ratio",
         series=(
@@ -96,10 +93,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="the scheduler and hardware counters; for a server without requests also its engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),
-        runbook="GPUZombie",
-    ),
-    LeakGuideEntry(
-        3, "oversized allocation", ("gau",), "scheduling",
+        runbook="GPUZombie"),
+    LeakGuideEntry(3, "oversized allocation", ("gau",), "scheduling",
         rows=("oversized_allocation",),
         watch="per-workload memory and compute use",
         series=(
@@ -110,19 +105,15 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="a MIG slice or a smaller board; several models on one GPU",
         evidence=("estimated",), needs="hardware counters, of jobs on one GPU",
         training=ExpectedLoss(0, 5), inference=ExpectedLoss(2, 20, ("xiang2025",)),
-        runbook="GPUOversized",
-    ),
-    LeakGuideEntry(
-        4, "host overhead (CPU-bound launching)", ("ectr",), "training",
+        runbook="GPUOversized"),
+    LeakGuideEntry(4, "host overhead (CPU-bound launching)", ("ectr",), "training",
         rows=("host_overhead",),
         watch="host-bound fraction",
         series=(f'{_SHARE}{{leak="host_overhead"}}',),
         fix="CUDA graphs; compilation; fused kernels; scheduling that overlaps the GPU's work",
         evidence=("estimated",), needs="SM and engine counters, about once a second",
-        training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024")),
-    ),
-    LeakGuideEntry(
-        5, "failures and recovery", ("ectr", "emfu"), "training",
+        training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024"))),
+    LeakGuideEntry(5, "failures and recovery", ("ectr", "emfu"), "training",
         rows=("hung", "failure_recovery", "checkpoint", "rework"),
         watch="time to detect, time to recover, goodput, steps done twice",
         series=(
@@ -137,38 +128,30 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="hardware counters for hangs, the scheduler for restarts; the job's report for restores and repeated"
         " steps, and for checkpoints, else an estimate",
         training=ExpectedLoss(2, 12, ("llama2024", "hu2024", "kokolis2024")), inference=ExpectedLoss(0, 3),
-        runbook="JobDeadlocked",
-    ),
-    LeakGuideEntry(
-        6, "exposed communication", ("ectr",), "training",
+        runbook="JobDeadlocked"),
+    LeakGuideEntry(6, "exposed communication", ("ectr",), "training",
         rows=("exposed_communication",),
         watch="exposed communication",
         series=(f'{_SHARE}{{leak="exposed_communication"}}', "job_rank:gpu_efficiency_straggler"),
         fix="overlap with compute; tensor parallelism inside the NVLink domain; find the straggler",
         evidence=("reported", "estimated"), needs="the job's report; else an estimate from link and SM counters",
         training=ExpectedLoss(3, 20, ("deepseek2024", "megascale2024")), inference=ExpectedLoss(1, 10),
-        runbook="StragglerRank",
-    ),
-    LeakGuideEntry(
-        7, "pipeline bubbles", ("emfu",), "training",
+        runbook="StragglerRank"),
+    LeakGuideEntry(7, "pipeline bubbles", ("emfu",), "training",
         rows=("pipeline_bubble",),
         watch="bubble ratio",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         fix="more microbatches; interleaved stages; stages of equal work",
         evidence=("reported",), needs="the job's report: stages, microbatches and schedule, or the phase itself",
-        training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2),
-    ),
-    LeakGuideEntry(
-        8, "recomputation", ("emfu",), "training",
+        training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
+    LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),
         watch="gap between HFU and MFU",
         series=("job:gpu_efficiency_hfu_mfu_gap:ratio_rate5m",),
         fix="selective recomputation; sequence parallelism; offload what memory cannot hold",
         evidence=("reported",), needs="the job's report: model FLOPs, and which recomputation is on",
-        training=ExpectedLoss(0, 15, ("korthikanti2022", "palm2022")), inference=None,
-    ),
-    LeakGuideEntry(
-        9, "KV-cache pressure", ("ectr", "emfu"), "serving",
+        training=ExpectedLoss(0, 15, ("korthikanti2022", "palm2022")), inference=None),
+    LeakGuideEntry(9, "KV-cache pressure", ("ectr", "emfu"), "serving",
         rows=("kv_cache_wait", "kv_cache_pressure"),
         watch="KV-cache use, preemptions, tokens computed twice",
         series=(
@@ -178,10 +161,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="quantise the KV cache; give it more memory; fewer requests at once; a replica more",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(1, 10, ("kwon2023",)),
-    ),
-    LeakGuideEntry(
-        10, "prefill-decode interference", ("ectr",), "serving",
+        training=None, inference=ExpectedLoss(1, 10, ("kwon2023",))),
+    LeakGuideEntry(10, "prefill-decode interference", ("ectr",), "serving",
         rows=("prefill_decode_interference",),
         watch="latency inflation by prefills: inter-token p99 and time to first token",
         series=(
@@ -190,10 +171,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="chunked prefill; prefill and decode on GPUs of their own",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(1, 10, ("agrawal2024", "zhong2024")),
-    ),
-    LeakGuideEntry(
-        11, "under-filled batches", ("ectr",), "serving",
+        training=None, inference=ExpectedLoss(1, 10, ("agrawal2024", "zhong2024"))),
+    LeakGuideEntry(11, "under-filled batches", ("ectr",), "serving",
         rows=("batching",),
         watch="batch fill against queue delay",
         series=(
@@ -203,10 +182,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="continuous batching; a higher batch limit; fewer, fuller replicas",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(2, 20, ("yu2022",)),
-    ),
-    LeakGuideEntry(
-        12, "speculative decoding unused or rejected", ("emfu",), "serving",
+        training=None, inference=ExpectedLoss(2, 20, ("yu2022",))),
+    LeakGuideEntry(12, "speculative decoding unused or rejected", ("emfu",), "serving",
         rows=("rejected_speculation",),
         watch="draft acceptance and tokens per forward pass",
         series=(
@@ -217,39 +194,24 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="rejected: shorter drafts, a better draft model, or none; unused: try it where the advice counts",
         evidence=("engine",),
         needs="the serving engine's metrics; unused drafts are advice, not a loss",
-        training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",)),
-    ),
+        training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",))),
 )  # fmt: skip
 
 OTHER_LEAKS: tuple[OtherLeak, ...] = (
-    OtherLeak(
-        "unavailable", "the GPU cannot be scheduled and does not work: lost, sick, drained",
-        ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost",
-    ),
-    OtherLeak(
-        "startup", "from the allocation to the first work: images, weights, compilation",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 8),
-    ),
-    OtherLeak(
-        "data_stall", "waiting for input: the data pipeline",
-        ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2),
-    ),
-    OtherLeak(
-        "unattributed_stall", "waiting that nothing explains: a job that reports its phases has little of it",
-        ExpectedLoss(0, 10), ExpectedLoss(0, 10),
-    ),
-    OtherLeak(
-        "other_compute", "kernels that neither use tensor cores nor wait for memory",
-        ExpectedLoss(1, 10), ExpectedLoss(0, 10),
-    ),
-    OtherLeak(
-        "throttled", "tensor work lost to a clock below the reference: power, heat, settings",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly",
-    ),
-    OtherLeak(
-        "padding", "tensor work on padded sequences and tiles, and on dropped expert slots",
-        ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5),
-    ),
+    OtherLeak("unavailable", "the GPU cannot be scheduled and does not work: lost, sick, drained",
+        ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
+    OtherLeak("startup", "from the allocation to the first work: images, weights, compilation",
+        ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
+    OtherLeak("data_stall", "waiting for input: the data pipeline",
+        ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
+    OtherLeak("unattributed_stall", "waiting that nothing explains: a job that reports its phases has little of it",
+        ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
+    OtherLeak("other_compute", "kernels that neither use tensor cores nor wait for memory",
+        ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
+    OtherLeak("throttled", "tensor work lost to a clock below the reference: power, heat, settings",
+        ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
+    OtherLeak("padding", "tensor work on padded sequences and tiles, and on dropped expert slots",
+        ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5)),
 )  # fmt: skip
 """The other rows of LEAKS, in its order."""
 
