@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, structs
 
-from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX
+from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
     SPREAD_BINS,
@@ -105,7 +105,6 @@ class _SavedLedger(Struct, array_like=True):
     source: str
 
 
-Amount = TypeVar("Amount", int, float)
 Saved = TypeVar("Saved", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(CheckpointHeader).decode

@@ -4,11 +4,11 @@ If the daemon restarted with a new ledger, a job has one record per ledger: thei
 they are the node's part of the job. Records of several nodes are joined in `report/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from exporter.core.leaks import LEAK_NAMES, sum_by_layer
+from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import JobView, Layers, layer_times, layers
@@ -139,7 +139,7 @@ def job_sample(job: JobView, wall: int) -> JobSample:
     )
 
 
-def nonzero_by_leak(values: tuple[int, ...]) -> dict[str, int]:
+def nonzero_by_leak(values: Iterable[Amount]) -> dict[str, Amount]:
     """Convert a column in the order of LEAK_NAMES to a dict by leak, without zeros."""
     return {name: value for name, value in zip(LEAK_NAMES, values, strict=True) if value}
 
@@ -169,7 +169,7 @@ def build_job_record(
         running=bool(job.gpus),
         paid=now.paid,
         parts=nonzero_by_leak(now.parts),
-        energy={name: joules for name, joules in zip(LEAK_NAMES, job.counters.energy, strict=True) if joules},
+        energy=nonzero_by_leak(job.counters.energy),
         money=dict(money),
         gpus=dict(gpus),
         models=models,

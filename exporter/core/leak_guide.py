@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -215,89 +214,79 @@ OTHER_LEAKS: tuple[OtherLeak, ...] = (
 )  # fmt: skip
 """The other rows of LEAKS, in its order."""
 
-EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = MappingProxyType(
-    {
-        "training": ExpectedLoss(15, 50, ("llama2024", "megascale2024", "palm2022")),
-        "inference": ExpectedLoss(3, 30, ("pope2022", "roofline")),
-    }
-)
+EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = {
+    "training": ExpectedLoss(15, 50, ("llama2024", "megascale2024", "palm2022")),
+    "inference": ExpectedLoss(3, 30, ("pope2022", "roofline")),
+}
 """Expected useful hours of 100 paid: work on the model at full tensor peak."""
 
-LITERATURE: Mapping[str, Citation] = MappingProxyType(
-    {
-        "agrawal2024": Citation("Agrawal et al. 2024, Sarathi-Serve, OSDI",
-            "with chunked prefills an A100 serves 2.6 times the load of Mistral-7B at the same latency target"),
-        "cui2025": Citation("Cui et al. 2025, GPU failures on Delta, arXiv 2503.11901",
-            "5 to 20 % more GPUs than needed would have to be kept for failures"),
-        "deepseek2024": Citation("DeepSeek-AI 2024, DeepSeek-V3",
-            "without overlap, expert parallelism across nodes communicates and computes in a ratio of about 1 to 1"),
-        "hu2024": Citation("Hu et al. 2024, Acme, NSDI, and its published trace",
-            "jobs that failed had 12.4 % (Seren) and 8.0 % (Kalos) of the GPU time"),
-        "ivanov2021": Citation("Ivanov et al. 2021, Data Movement Is All You Need, MLSys",
-            "in a BERT layer, operators with 0.2 % of the FLOPs take 39 % of the time"),
-        "kokolis2024": Citation("Kokolis et al. 2024, Revisiting Reliability, HPCA 2025",
-            "24,000 A100, 11 months: more than 80 % in use; a job of 1,024 GPUs fails every 7.9 h on average"),
-        "korthikanti2022": Citation("Korthikanti et al. 2022, Reducing Activation Recomputation, MLSys 2023",
-            "a 530B model: MFU 42.1 % with full recomputation, 54.2 % when nearly all of it is avoided"),
-        "krell2021": Citation("Krell et al. 2021, Efficient Sequence Packing, arXiv 2107.02027",
-            "up to 50 % of the tokens of BERT's training on Wikipedia are padding"),
-        "kwon2023": Citation("Kwon et al. 2023, PagedAttention (vLLM), SOSP",
-            "without paging 20.4 to 38.2 % of the KV cache's memory holds tokens; with it 2 to 4 times the throughput"),
-        "leviathan2023": Citation("Leviathan et al. 2023, Speculative Decoding, ICML",
-            "2 to 3 times as fast; tokens per pass (1 - a^(n+1)) / (1 - a) at acceptance a and n drafted tokens"),
-        "llama2024": Citation("Llama team, Meta 2024, The Llama 3 Herd of Models",
-            "405B on 16,384 H100: MFU 38 to 43 %; 466 interruptions in 54 days, effective training time above 90 %"),
-        "megascale2024": Citation("Jiang et al. 2024, MegaScale, NSDI",
-            "MFU 55.2 % of a 175B model on 12,288 GPUs, 1.34 times that of Megatron-LM"),
-        "mohan2021": Citation("Mohan et al. 2021, Data Stalls in DNN Training, VLDB",
-            "vision and audio models: waiting for input often dominates; up to 5 times as fast on one server without"),
-        "narayanan2021": Citation("Narayanan et al. 2021, Megatron-LM on GPU clusters, SC",
-            "bubble over ideal time (p-1)/(v*m): 8 stages, 64 microbatches, no interleaving: 10.9 %"),
-        "palm2022": Citation("Chowdhery et al. 2022, PaLM",
-            "540B: HFU 57.8 %, MFU 46.2 %: 11.6 points are rematerialisation"),
-        "pope2022": Citation("Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
-            "PaLM 540B: MFU 76 % at best, in prefill with large batches"),
-        "roofline": Citation("Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
-            "decoding reads a 16-bit weight for 2 FLOPs a sequence: below a batch of 295 memory limits; 32 reach 11 %"),
-        "sglang2024": Citation("SGLang team 2024, SGLang v0.4, blog",
-            "an engine that does not overlap it spends up to 50 % of its time on CPU work"),
-        "vllm2024": Citation("vLLM team 2024, vLLM v0.6.0, blog",
-            "Llama 3 8B on one H100 before: 33 % of the time in the API server, 29 % in scheduling"),
-        "weng2023": Citation("Weng et al. 2023, Beware of Fragmentation, ATC",
-            "better placement leaves up to 49 % fewer GPUs unallocated in a cluster of more than 6,200"),
-        "xiang2025": Citation("Xiang et al. 2025, Aegaeon, SOSP",
-            "17.7 % of a model market's GPUs serve 1.35 % of its requests; pooled, 213 GPUs do the work of 1,192"),
-        "yu2022": Citation("Yu et al. 2022, Orca, OSDI",
-            "GPT-3 175B: batching by iteration has 36.9 times the throughput at the same latency"),
-        "zhong2024": Citation("Zhong et al. 2024, DistServe, OSDI",
-            "with prefill and decode apart, up to 7.4 times the requests within the same latency targets"),
-    }
-)  # fmt: skip
+LITERATURE: Mapping[str, Citation] = {
+    "agrawal2024": Citation("Agrawal et al. 2024, Sarathi-Serve, OSDI",
+        "with chunked prefills an A100 serves 2.6 times the load of Mistral-7B at the same latency target"),
+    "cui2025": Citation("Cui et al. 2025, GPU failures on Delta, arXiv 2503.11901",
+        "5 to 20 % more GPUs than needed would have to be kept for failures"),
+    "deepseek2024": Citation("DeepSeek-AI 2024, DeepSeek-V3",
+        "without overlap, expert parallelism across nodes communicates and computes in a ratio of about 1 to 1"),
+    "hu2024": Citation("Hu et al. 2024, Acme, NSDI, and its published trace",
+        "jobs that failed had 12.4 % (Seren) and 8.0 % (Kalos) of the GPU time"),
+    "ivanov2021": Citation("Ivanov et al. 2021, Data Movement Is All You Need, MLSys",
+        "in a BERT layer, operators with 0.2 % of the FLOPs take 39 % of the time"),
+    "kokolis2024": Citation("Kokolis et al. 2024, Revisiting Reliability, HPCA 2025",
+        "24,000 A100, 11 months: more than 80 % in use; a job of 1,024 GPUs fails every 7.9 h on average"),
+    "korthikanti2022": Citation("Korthikanti et al. 2022, Reducing Activation Recomputation, MLSys 2023",
+        "a 530B model: MFU 42.1 % with full recomputation, 54.2 % when nearly all of it is avoided"),
+    "krell2021": Citation("Krell et al. 2021, Efficient Sequence Packing, arXiv 2107.02027",
+        "up to 50 % of the tokens of BERT's training on Wikipedia are padding"),
+    "kwon2023": Citation("Kwon et al. 2023, PagedAttention (vLLM), SOSP",
+        "without paging 20.4 to 38.2 % of the KV cache's memory holds tokens; with it 2 to 4 times the throughput"),
+    "leviathan2023": Citation("Leviathan et al. 2023, Speculative Decoding, ICML",
+        "2 to 3 times as fast; tokens per pass (1 - a^(n+1)) / (1 - a) at acceptance a and n drafted tokens"),
+    "llama2024": Citation("Llama team, Meta 2024, The Llama 3 Herd of Models",
+        "405B on 16,384 H100: MFU 38 to 43 %; 466 interruptions in 54 days, effective training time above 90 %"),
+    "megascale2024": Citation("Jiang et al. 2024, MegaScale, NSDI",
+        "MFU 55.2 % of a 175B model on 12,288 GPUs, 1.34 times that of Megatron-LM"),
+    "mohan2021": Citation("Mohan et al. 2021, Data Stalls in DNN Training, VLDB",
+        "vision and audio models: waiting for input often dominates; up to 5 times as fast on one server without"),
+    "narayanan2021": Citation("Narayanan et al. 2021, Megatron-LM on GPU clusters, SC",
+        "bubble over ideal time (p-1)/(v*m): 8 stages, 64 microbatches, no interleaving: 10.9 %"),
+    "palm2022": Citation("Chowdhery et al. 2022, PaLM",
+        "540B: HFU 57.8 %, MFU 46.2 %: 11.6 points are rematerialisation"),
+    "pope2022": Citation("Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
+        "PaLM 540B: MFU 76 % at best, in prefill with large batches"),
+    "roofline": Citation("Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
+        "decoding reads a 16-bit weight for 2 FLOPs a sequence: below a batch of 295 memory limits; 32 reach 11 %"),
+    "sglang2024": Citation("SGLang team 2024, SGLang v0.4, blog",
+        "an engine that does not overlap it spends up to 50 % of its time on CPU work"),
+    "vllm2024": Citation("vLLM team 2024, vLLM v0.6.0, blog",
+        "Llama 3 8B on one H100 before: 33 % of the time in the API server, 29 % in scheduling"),
+    "weng2023": Citation("Weng et al. 2023, Beware of Fragmentation, ATC",
+        "better placement leaves up to 49 % fewer GPUs unallocated in a cluster of more than 6,200"),
+    "xiang2025": Citation("Xiang et al. 2025, Aegaeon, SOSP",
+        "17.7 % of a model market's GPUs serve 1.35 % of its requests; pooled, 213 GPUs do the work of 1,192"),
+    "yu2022": Citation("Yu et al. 2022, Orca, OSDI",
+        "GPT-3 175B: batching by iteration has 36.9 times the throughput at the same latency"),
+    "zhong2024": Citation("Zhong et al. 2024, DistServe, OSDI",
+        "with prefill and decode apart, up to 7.4 times the requests within the same latency targets"),
+}  # fmt: skip
 
-EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "training": MappingProxyType(
-            {
-                "unavailable": 2, "idle_allocation": 10, "oversized_allocation": 1,
-                "hung": 1, "failure_recovery": 2, "startup": 1, "checkpoint": 2, "data_stall": 4, "host_overhead": 4,
-                "unattributed_stall": 1, "exposed_communication": 9,
-                "pipeline_bubble": 5, "memory_bound": 13, "low_parallelism": 5, "other_compute": 4, "throttled": 1,
-                "recomputation": 5, "padding": 1, "rework": 1,
-                "useful": 28,
-            }
-        ),
-        "inference": MappingProxyType(
-            {
-                "unavailable": 1, "idle_allocation": 24, "oversized_allocation": 6,
-                "failure_recovery": 1, "startup": 2, "kv_cache_wait": 2, "batching": 6, "host_overhead": 5,
-                "unattributed_stall": 1, "exposed_communication": 3, "prefill_decode_interference": 4,
-                "memory_bound": 26, "low_parallelism": 4, "other_compute": 2, "throttled": 1,
-                "rejected_speculation": 1, "kv_cache_pressure": 1,
-                "useful": 10,
-            }
-        ),
-    }
-)  # fmt: skip
+EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = {
+    "training": {
+        "unavailable": 2, "idle_allocation": 10, "oversized_allocation": 1,
+        "hung": 1, "failure_recovery": 2, "startup": 1, "checkpoint": 2, "data_stall": 4, "host_overhead": 4,
+        "unattributed_stall": 1, "exposed_communication": 9,
+        "pipeline_bubble": 5, "memory_bound": 13, "low_parallelism": 5, "other_compute": 4, "throttled": 1,
+        "recomputation": 5, "padding": 1, "rework": 1,
+        "useful": 28,
+    },
+    "inference": {
+        "unavailable": 1, "idle_allocation": 24, "oversized_allocation": 6,
+        "failure_recovery": 1, "startup": 2, "kv_cache_wait": 2, "batching": 6, "host_overhead": 5,
+        "unattributed_stall": 1, "exposed_communication": 3, "prefill_decode_interference": 4,
+        "memory_bound": 26, "low_parallelism": 4, "other_compute": 2, "throttled": 1,
+        "rejected_speculation": 1, "kv_cache_pressure": 1,
+        "useful": 10,
+    },
+}  # fmt: skip
 """Examples (E, not measured) of how 100 paid GPU-hours divide into rows of LEAKS and useful hours.
 
 Ordered by layer, then as in LEAKS; missing rows are 0.
