@@ -157,7 +157,7 @@ def load_ledger(ledger: Ledger, data: bytes) -> None:
 
 def _save_ledger(ledger: Ledger) -> _SavedLedger:
     return _SavedLedger(
-        gpus=[_save_gpu(gpu) for gpu in ledger.gpus.values()],
+        gpus=[_save(_SavedGpu, gpu, book=_save_book(gpu.book)) for gpu in ledger.gpus.values()],
         jobs=[_save_job(job) for job in ledger.jobs.values()],
         accounts=[(account, _sparse(parts)) for account, parts in ledger.accounts.items()],
         entries=ledger.state_entries,
@@ -168,10 +168,6 @@ def _save_ledger(ledger: Ledger) -> _SavedLedger:
         faults=ledger.faults,
         source=ledger.source,
     )
-
-
-def _save_gpu(gpu: Gpu) -> _SavedGpu:
-    return _save(_SavedGpu, gpu, book=_save_book(gpu.book))
 
 
 def _save_job(job: Job) -> _SavedJob:

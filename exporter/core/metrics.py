@@ -5,7 +5,7 @@ exact.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -17,7 +17,6 @@ from exporter.core.model import PPM, SECOND, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.serving import TOKEN_KINDS, ServingView
 from exporter.core.snapshot import (
-    Counters,
     GpuView,
     JobView,
     ModelView,
@@ -134,9 +133,17 @@ def _leak_seconds(view: GpuView | JobView) -> Iterator[MetricSample]:
         yield names, seconds(part)
 
 
+def _pairs(pairs: Iterable[tuple[str, float | str]]) -> Iterator[MetricSample]:
+    """Samples with one label, from its values and theirs."""
+    return (((label,), value) for label, value in pairs)
+
+
+def _known(label: str, value: float | None) -> Iterable[MetricSample]:
+    return () if value is None else (((label,), value),)
+
+
 def _layer_seconds(parts: Iterable[int]) -> Iterator[MetricSample]:
-    for layer, part in sum_by_layer(parts).items():
-        yield (layer,), seconds(part)
+    return _pairs((layer, seconds(part)) for layer, part in sum_by_layer(parts).items())
 
 
 def _timestamp(nanoseconds: int | None) -> float | None:
@@ -167,20 +174,10 @@ def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
             yield (link,), max(rates)
 
 
-def _job_states(job: JobView) -> Iterator[MetricSample]:
-    for state, count in job.states:
-        yield (state.value,), count
-
-
 def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
     for job in snapshot.jobs:
         if job.owner.exemption and snapshot.wall < job.owner.exempt_until * SECOND:
             yield (job.owner.job_id, job.owner.exemption), 1
-
-
-def _job_costs(job: JobView) -> Iterator[MetricSample]:
-    for currency, cost in job.costs:
-        yield (currency,), cost
 
 
 def _job_slices(job: JobView) -> Iterator[MetricSample]:
@@ -211,9 +208,8 @@ def _parallelism(view: TrainingView) -> Iterator[MetricSample]:
 
 
 def _requests(view: ServingView) -> Iterator[MetricSample]:
-    for state, count in (("running", view.running), ("waiting", view.waiting)):
-        if count is not None:
-            yield (state,), count
+    counts = (("running", view.running), ("waiting", view.waiting))
+    return _pairs((state, count) for state, count in counts if count is not None)
 
 
 def _latencies(view: ServingView) -> Iterator[MetricSample]:
@@ -248,42 +244,12 @@ def _model_seconds(view: ModelView) -> Iterator[MetricSample]:
             yield ("false", *names), seconds(unheld)
 
 
-def _by_layer(joules: Mapping[str, float]) -> Iterator[MetricSample]:
-    return (((layer,), amount) for layer, amount in joules.items())
-
-
 def _prices(snapshot: Snapshot) -> Iterator[MetricSample]:
     terms = snapshot.meta.terms
     for view in snapshot.models:
         price = price_of(terms, model=view.model, spec=view.spec, wall=snapshot.wall)
         for held, amount in (("true", price.per_gpu_hour), ("false", price.per_unheld_hour)):
             yield (view.model, terms.pool, price.currency, price.basis, held), amount
-
-
-def _per_kwh(snapshot: Snapshot) -> Iterator[MetricSample]:
-    terms = snapshot.meta.terms
-    if terms.per_kwh is not None:
-        yield (terms.per_kwh_currency,), terms.per_kwh
-
-
-def _idle_budget(snapshot: Snapshot) -> Iterator[MetricSample]:
-    terms = snapshot.meta.terms
-    if terms.idle_budget is not None:
-        yield (terms.idle_budget_currency,), terms.idle_budget
-
-
-def _exemptions(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for name, reason, expiry in snapshot.meta.terms.exemptions:
-        yield (name, reason), expiry
-
-
-def _node_info(snapshot: Snapshot) -> Iterator[MetricSample]:
-    terms = snapshot.meta.terms
-    yield (terms.node or snapshot.meta.host, terms.pool), 1
-
-
-def _state(gpu: GpuView) -> Iterator[MetricSample]:
-    yield (gpu.state.value, gpu.reason), 1
 
 
 def _gpu_info(gpu: GpuView) -> Iterator[MetricSample]:
@@ -326,10 +292,6 @@ def _reading(name: str) -> Callable[[GpuView], float | None]:
     return lambda gpu: valid_value(gpu.reading, name) if gpu.live else None
 
 
-def _intensity(counters: Counters) -> float | None:
-    return counters.short_ratio("flops", "bytes")
-
-
 def _by_reason(field: str, *, scale: Callable[[int], float | str] = float) -> Callable[[GpuView], list[MetricSample]]:
     """Counts of one GPU by reason, without zeros, of which a healthy GPU would have dozens."""
 
@@ -356,8 +318,7 @@ def _faults(snapshot: Snapshot) -> Iterator[MetricSample]:
     counts: dict[str, int] = dict.fromkeys(sorted(_KNOWN_FAULTS), 0) | {"other": 0}
     for kind, count in snapshot.faults:
         counts[kind if kind in counts else "other"] += count
-    for kind, count in counts.items():
-        yield (kind,), count
+    return _pairs(counts.items())
 
 
 def _health(name: str, *, lasting: bool = True) -> Callable[[GpuView], float | None]:
@@ -391,11 +352,6 @@ def _limited(gpu: GpuView) -> Iterator[MetricSample]:
         yield (group,), seconds(nanoseconds)
 
 
-def _shared(gpu: GpuView) -> Iterator[MetricSample]:
-    for basis, nanoseconds in gpu.shared:
-        yield (basis,), seconds(nanoseconds)
-
-
 _OVERSIZED = LEAK_NAMES.index("oversized_allocation")
 _KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
@@ -413,21 +369,6 @@ _KNOWN_FAULTS = frozenset({
     "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused", "engine_failed", "listening_failed",
     "reports_failed", "exporter_down",
 })  # fmt: skip
-
-
-def _errors(snapshot: Snapshot) -> Iterator[MetricSample]:
-    for kind, count in snapshot.meta.errors:
-        yield (kind,), count
-
-
-def _build(snapshot: Snapshot) -> Iterator[MetricSample]:
-    meta = snapshot.meta
-    yield (meta.version,), 1
-
-
-def _source(snapshot: Snapshot) -> Iterator[MetricSample]:
-    meta = snapshot.meta
-    yield (meta.source, meta.scheduler, meta.source_reason), 1
 
 
 METRICS: tuple[Metric, ...] = (
@@ -452,7 +393,7 @@ METRICS: tuple[Metric, ...] = (
         "clock."),
     _gpu("driver_utilization_ratio", lambda g: g.counters.short_ratio("utilization", "utilization_seen"),
         "The driver's own utilization over the last 5 minutes, as nvidia-smi shows it."),
-    _gpu.by("state", ("state", "reason"), _state,
+    _gpu.by("state", ("state", "reason"), lambda g: (((g.state.value, g.reason), 1),),
         "1 for the current state of the GPU: unavailable, unobserved, unowned, unallocated, hung, zombie, stalled "
         "or active; the label reason says why."),
     _gpu("state_since_timestamp_seconds", lambda g: g.since / SECOND,
@@ -502,7 +443,7 @@ METRICS: tuple[Metric, ...] = (
     _gpu("nvlink_errors_total", _health("nvlink_errors"),
         "CRC, replay and recovery errors of all NVLinks since the driver was loaded."),
     _gpu("memory_used_bytes", _reading("memory_used_bytes"), "Device memory in use."),
-    _gpu.by("energy_joules_total", ("layer",), lambda g: _by_layer(g.counters.energy_by_layer()),
+    _gpu.by("energy_joules_total", ("layer",), lambda g: _pairs(g.counters.energy_by_layer().items()),
         "Energy by where it went: a leak's layer, useful, unresolved or unobserved.", max_series=len(LAYERS)),
     _gpu("reading_age_seconds", lambda g: None if g.age is None else g.age / SECOND,
         "Age of the latest accepted reading; at most one interval on a live GPU."),
@@ -520,7 +461,7 @@ METRICS: tuple[Metric, ...] = (
         ("name", "user", "account", "team", "partition", "qos", "workload_namespace", "workload_pod", "kind",
          "array_id", "workload_class", "scheduler"), _job_info,
         "Owner of a job and what the scheduler reports about it: join on job_id."),
-    _job.by("job_state_gpus", ("state",), _job_states,
+    _job.by("job_state_gpus", ("state",), lambda j: _pairs(j.states),
         "GPUs of this node allocated to a job, by state; a state without GPUs is absent."),
     _job("job_hang_suspected_gpus", lambda j: j.suspected or None,
         "GPUs of a job that are hung or suspected to be; absent while there are none.", scope="job in trouble"),
@@ -538,7 +479,7 @@ METRICS: tuple[Metric, ...] = (
         scope="job in trouble"),
     _node.by("job_exempt", ("job_id", "exemption"), _job_exempt,
         "1 while an exemption of the operator covers the job.", scope="job in trouble"),
-    _job.by("job_price_per_hour", ("currency",), _job_costs,
+    _job.by("job_price_per_hour", ("currency",), lambda j: _pairs(j.costs),
         "Price per hour of the GPUs of this node allocated to a job; shared GPUs are split equally."),
     _job.by("job_fitting_slice_ratio", ("profile",), _job_slices,
         "For a job with one GPU, after an hour (servers and notebooks: after a day): the smallest MIG slice that "
@@ -568,7 +509,8 @@ METRICS: tuple[Metric, ...] = (
     _training("job_step", lambda p: p.step, "Latest completed step."),
     _training("job_epoch", lambda p: p.epoch, "Passes over the data so far."),
     _training("job_world_size", lambda p: p.world or None, "GPUs of the whole job, as reported by the job."),
-    _training.by("job_run_seconds_total", ("phase",), lambda p: (((name,), seconds(spent)) for name, spent in p.phases),
+    _training.by("job_run_seconds_total", ("phase",),
+        lambda p: _pairs((name, seconds(spent)) for name, spent in p.phases),
         "Wall time of a job by phase, as reported by one of its processes: startup, restore, data, compute, "
         "communication, bubble, checkpoint, evaluation, idle; rework (repeated steps); unreported.",
         max_series=len(WALL_TIME_PHASES)),
@@ -583,14 +525,14 @@ METRICS: tuple[Metric, ...] = (
         "time to recover."),
     _training("job_bubble_ratio", lambda p: p.bubble,
         "Share of a step in which the job's pipeline is idle (pipeline bubble); absent without pipeline parallelism."),
-    _training.by("job_step_seconds", ("rank",), lambda p: (((rank,), step) for rank, step, _ in p.ranks),
+    _training.by("job_step_seconds", ("rank",), lambda p: _pairs((rank, step) for rank, step, _ in p.ranks),
         "Mean step time of each process, in its latest report.", scope="rank"),
-    _training.by("job_rank_busy_seconds", ("rank",), lambda p: (((rank,), busy) for rank, _, busy in p.ranks),
+    _training.by("job_rank_busy_seconds", ("rank",), lambda p: _pairs((rank, busy) for rank, _, busy in p.ranks),
         "Mean step time of each process without communication and bubbles: the rank with the largest value is the "
         "one the others wait for.", scope="rank"),
     _training("job_loss", lambda p: p.loss, "Latest reported loss; may be NaN."),
     _training("job_loss_spread_ratio", lambda p: p.loss_spread, "Standard deviation of recent losses over their mean."),
-    _training.by("job_loss_events_total", ("event",), lambda p: (((event,), count) for event, count in p.events),
+    _training.by("job_loss_events_total", ("event",), lambda p: _pairs(p.events),
         "Interruptions of convergence: spike, not_finite (NaN or infinite loss), rollback (the step went back "
         "without a restart).", max_series=len(LOSS_EVENTS)),
     _training.by("job_quality", ("name",), _quality(1),
@@ -612,7 +554,7 @@ METRICS: tuple[Metric, ...] = (
         "Running requests / batch slots; absent if the engine does not report its slots."),
     _serving("job_kv_cache_ratio", lambda v: v.kv_use, "KV-cache usage of the fullest replica."),
     _serving("job_preemptions_total", lambda v: v.preemptions, "Requests preempted for lack of KV cache."),
-    _serving.by("job_engine_tokens_total", ("kind",), lambda v: (((kind,), count) for kind, count in v.tokens),
+    _serving.by("job_engine_tokens_total", ("kind",), lambda v: _pairs(v.tokens),
         "Tokens of a serving engine: prompt (computed), cached (not computed), generated, recomputed (after "
         "eviction), drafted, accepted.", max_series=len(TOKEN_KINDS)),
     _serving("job_draft_acceptance_ratio", lambda v: v.acceptance,
@@ -643,7 +585,7 @@ METRICS: tuple[Metric, ...] = (
     _job("job_dram_active_ratio", lambda j: j.counters.short_ratio("dram", "dram_seen"),
         "Share of time in which a job's GPUs read or wrote device memory, over the last 5 minutes."),
     _job("job_memory_used_bytes", lambda j: j.memory_used, "Device memory in use on the job's GPUs on this node."),
-    _job("job_arithmetic_intensity_flops_per_byte", lambda j: _intensity(j.counters),
+    _job("job_arithmetic_intensity_flops_per_byte", lambda j: j.counters.short_ratio("flops", "bytes"),
         "Tensor FLOPs per byte of DRAM traffic over the last 5 minutes, from activity and the board's peaks."),
     _job("job_energy_joules_total", lambda j: sum(j.counters.energy), "Energy used by a job on this node."),
     _job.by("job_activity_ratio", ("percentile",), _job_spread,
@@ -658,7 +600,7 @@ METRICS: tuple[Metric, ...] = (
         max_series=len(LEAK_NAMES) + len(UNHELD_LEAKS)),
     _model("node_kernel_seconds_total", lambda m: seconds(m.engine),
         "GPU-seconds with a kernel on the node's GPUs of a model."),
-    _model.by("node_energy_joules_total", ("layer",), lambda m: _by_layer(m.energy),
+    _model.by("node_energy_joules_total", ("layer",), lambda m: _pairs(m.energy.items()),
         "Energy used by the node's GPUs of a model, by layer.", max_series=len(LAYERS)),
     _model("node_gpus", lambda m: m.weight / PPM, "GPUs of a model in the node's inventory."),
     _model("model_peak_flops", lambda m: m.peak_flops,
@@ -666,24 +608,30 @@ METRICS: tuple[Metric, ...] = (
     _node.by("price_per_gpu_hour", ("model", "pool", "currency", "basis", "held"), _prices,
         "Price of a GPU-hour on this node; held=false: while the GPU is not allocated, 0 if only allocated time is "
         "paid. Without a configured price the value is 1 and the currency GPU-hours.", scope="model", max_series=2),
-    _node.by("price_per_kwh", ("currency",), _per_kwh, "Price of a kilowatt-hour; absent if not configured."),
+    _node.by("price_per_kwh", ("currency",),
+        lambda s: _known(s.meta.terms.per_kwh_currency, s.meta.terms.per_kwh),
+        "Price of a kilowatt-hour; absent if not configured."),
     _node("grams_co2_per_kwh", lambda s: s.meta.terms.grams_co2_per_kwh,
         "Carbon intensity, grams of CO2 per kilowatt-hour; absent if not configured."),
-    _node.by("idle_budget_per_hour", ("currency",), _idle_budget,
+    _node.by("idle_budget_per_hour", ("currency",),
+        lambda s: _known(s.meta.terms.idle_budget_currency, s.meta.terms.idle_budget),
         "Budget per hour for GPUs of the whole cluster that are unallocated or idle; absent if not configured."),
-    _node.by("exemption_expiry_timestamp_seconds", ("exemption", "reason"), _exemptions,
+    _node.by("exemption_expiry_timestamp_seconds", ("exemption", "reason"),
+        lambda s: (((name, reason), expiry) for name, reason, expiry in s.meta.terms.exemptions),
         "Unix time at which a configured exemption expires.", scope="exemption"),
-    _node.by("threshold", ("name",), lambda s: (((name,), value) for name, value in s.thresholds),
+    _node.by("threshold", ("name",), lambda s: _pairs(s.thresholds),
         "Thresholds of this node's policy, for alert rules.", max_series=len(EXPORTED_THRESHOLDS)),
-    _node.by("state_entries_total", ("state",), lambda s: (((state.value,), count) for state, count in s.state_entries),
+    _node.by("state_entries_total", ("state",), lambda s: _pairs(s.state_entries),
         "Times a GPU of the node entered a state.", max_series=len(State)),
-    _node.by("detections_total", ("state",), lambda s: (((state.value,), count) for state, count, _ in s.detections),
+    _node.by("detections_total", ("state",), lambda s: _pairs((state, count) for state, count, _ in s.detections),
         "Hangs and zombies detected on the node.", max_series=2),
     _node.by("detection_seconds_total", ("state",),
-        lambda s: (((state.value,), seconds(spent)) for state, _, spent in s.detections),
+        lambda s: _pairs((state, seconds(spent)) for state, _, spent in s.detections),
         "Seconds from the first indication of a hang or zombie to its detection; divided by "
         "gpu_efficiency_detections_total: mean time to detect.", max_series=2),
-    _node.by("node_info", ("node", "pool"), _node_info, "Name of the node in its scheduler, and its pool."),
+    _node.by("node_info", ("node", "pool"),
+        lambda s: (((s.meta.terms.node or s.meta.host, s.meta.terms.pool), 1),),
+        "Name of the node in its scheduler, and its pool."),
     _node("observation_timestamp_seconds", lambda s: s.wall / SECOND,
         "Unix time of the latest observation, by the node's clock."),
     _node("node_gau_ratio", attrgetter("recent.gau"),
@@ -708,7 +656,7 @@ METRICS: tuple[Metric, ...] = (
         "Failed reads, by kind; a fault that lasts is counted at every tick.", max_series=len(_KNOWN_FAULTS) + 1),
     _node("allocations_age_seconds", lambda s: None if s.allocations_age is None else s.allocations_age / SECOND,
         "Seconds since the scheduler last confirmed GPU allocations."),
-    _gpu.by("shared_seconds_total", ("basis",), _shared,
+    _gpu.by("shared_seconds_total", ("basis",), lambda g: _pairs((basis, seconds(spent)) for basis, spent in g.shared),
         "Seconds in which several jobs shared the GPU, by how time was split between them: sm (SM time of their "
         "processes) or equal; only where it occurred.", scope="shared GPU"),
     _node("scheduler_unanswered_seconds", lambda s: s.meta.unanswered_seconds,
@@ -720,10 +668,10 @@ METRICS: tuple[Metric, ...] = (
     _node("core_seconds_total", lambda s: s.meta.core_seconds,
         "Wall time spent turning observations into ledger entries."),
     _node.by("workload_messages_total", ("outcome",),
-        lambda s: (((outcome,), count) for outcome, count in s.meta.messages),
+        lambda s: _pairs(s.meta.messages),
         "Training reports received, by outcome: accepted, or why they were rejected.",
         max_series=0),  # as many as there are outcomes where jobs can report, else none
-    _node.by("errors_total", ("kind",), _errors,
+    _node.by("errors_total", ("kind",), lambda s: _pairs(s.meta.errors),
         "Unexpected errors caught by the sampling loop, by kind.", max_series=4),
     _reload("config_last_reload_successful", lambda view: int(not view.refused),
         "1 if the configuration file was loaded; 0 if it was rejected: the log gives the reason, and the previous "
@@ -741,9 +689,10 @@ METRICS: tuple[Metric, ...] = (
     _history("history_size_bytes", lambda view: view.bytes, "Size of the history store on disk."),
     _node("simulated", lambda s: int(s.meta.simulated),
         "1 if the data come from a simulation or a replay, not from hardware."),
-    _node.by("source_info", ("source", "scheduler", "reason"), _source,
+    _node.by("source_info", ("source", "scheduler", "reason"),
+        lambda s: (((s.meta.source, s.meta.scheduler, s.meta.source_reason), 1),),
         "Sources of telemetry and allocations, and why this source was selected."),
-    _node.by("build_info", ("version",), _build, "Version of the exporter."),
+    _node.by("build_info", ("version",), lambda s: (((s.meta.version,), 1),), "Version of the exporter."),
 )  # fmt: skip
 
 
