@@ -132,16 +132,6 @@ def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
     return ev.tensor < policy.link_tensor * ev.engine and own_dram < policy.link_dram * ev.engine
 
 
-def detect_data_stall(span: Span, left: int) -> int:
-    """The reported phase; else all waiting while activity is bimodal and input arrives in bursts (E)."""
-    return span.reported(DATA, left if STARVED in span.signs else 0)
-
-
-def detect_failure_recovery(span: Span, left: int) -> int:
-    """All waiting before the first work of a job that the scheduler restarted; else the reported restore phase."""
-    return left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE)
-
-
 def detect_host_overhead(span: Span, left: int) -> int:
     """All waiting while the engine is partly busy with kernels that fill few SMs (E); requires even activity."""
     ev, policy = span.ev, span.policy
@@ -173,22 +163,12 @@ def detect_memory_bound(span: Span, left: int) -> int:
     return int(left * min(1.0, ev.dram / (spec.dram_ceiling * ev.engine)))
 
 
-def detect_pipeline_bubble(span: Span, _: int) -> int:
-    """The reported bubble, or that of the pipeline's schedule."""
-    return span.reported(BUBBLE)
-
-
 def detect_recomputation(span: Span, left: int) -> int:
     """Tensor work beyond the model's FLOPs, up to what the job's recomputation explains."""
     if span.model_ppm is None or span.credit is None:
         return 0
     span.credit.add_recomputation(span.pools[TENSOR], span.ms)
     return min(left - span.model_ppm, span.credit.available(RECOMPUTATION, span.ms))
-
-
-def detect_padding(span: Span, left: int) -> int:
-    """The remaining tensor work beyond the model's FLOPs."""
-    return 0 if span.model_ppm is None else left - span.model_ppm
 
 
 def detect_rework(span: Span, left: int) -> int:
@@ -204,36 +184,6 @@ def use_reported_flops(span: Span) -> None:
     pools[TENSOR] += known
     pools[SLACK] += pools[UNRESOLVED] - known
     pools[UNRESOLVED] = 0
-
-
-def detect_kv_cache_wait(span: Span, left: int) -> int:
-    """All waiting while requests queue and the KV cache is full."""
-    return left if span.shares.kv_full else 0
-
-
-def detect_batching(span: Span, left: int) -> int:
-    """Waiting and kernels without tensor work, times the share of empty slots while requests queue (E)."""
-    return left * span.shares.empty_slots // PPM
-
-
-def detect_prefill_interference(span: Span, left: int) -> int:
-    """Slack times the share of inter-token latency that concurrent prefills added (E)."""
-    return left * span.shares.prefill_slowdown // PPM
-
-
-def detect_rejected_speculation(span: Span, _: int) -> int:
-    """Tensor work on rejected draft tokens."""
-    return span.pools[TENSOR] * span.shares.rejected_drafts // PPM
-
-
-def detect_kv_cache_pressure(span: Span, _: int) -> int:
-    """Tensor work on tokens recomputed after eviction."""
-    return span.pools[TENSOR] * span.shares.recomputed // PPM
-
-
-def detect_startup(span: Span, left: int) -> int:
-    """All waiting before the first work; later the reported start-up phase."""
-    return left if BEGINNING in span.signs else span.reported(STARTUP)
 
 
 def charge_surplus(
@@ -310,12 +260,13 @@ LEAKS: tuple[Leak, ...] = (
         watch="MTTD, MTTR, goodput", fix="dump stacks on the culprit rank, then restart from the checkpoint",
         colour="#86319E"),
     Leak("failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
-        pools=(WAIT,), evidence="reported or measured", detector=detect_failure_recovery, signs=(BEGINNING, REPORTING),
+        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE),
         balance=RESTORE, team="training",
         watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9"),
     Leak("startup", "ectr", "waiting from the allocation to the first work",
-        pools=(WAIT,), evidence="reported or measured", detector=detect_startup, signs=(BEGINNING, REPORTING),
-        balance=STARTUP,
+        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: left if BEGINNING in span.signs else span.reported(STARTUP), balance=STARTUP,
         watch="time from allocation to first work", fix="cache images, weights and compiled kernels on the node",
         colour="#AD52B4"),
     Leak("checkpoint", "ectr", "waiting while state is copied to the host",
@@ -323,18 +274,21 @@ LEAKS: tuple[Leak, ...] = (
         team="training",
         watch="checkpoint seconds per hour", fix="save asynchronously and in shards", colour="#F0A1F6"),
     Leak("data_stall", "ectr", "waiting for input",
-        pools=(WAIT,), evidence="reported or estimated", detector=detect_data_stall, signs=(STARVED, REPORTING),
+        pools=(WAIT,), evidence="reported or estimated", signs=(STARVED, REPORTING),
+        detector=lambda span, left: span.reported(DATA, left if STARVED in span.signs else 0),
         balance=DATA, team="data",
         watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A"),
     Leak("pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",
-        pools=(WAIT, SLACK), evidence="reported", detector=detect_pipeline_bubble, signs=(REPORTING,), balance=BUBBLE,
-        team="training",
+        pools=(WAIT, SLACK), evidence="reported", signs=(REPORTING,), balance=BUBBLE,
+        detector=lambda span, _: span.reported(BUBBLE), team="training",
         watch="bubble ratio", fix="more microbatches or interleaved stages", colour="#0B7D9E"),
     Leak("kv_cache_wait", "ectr", "waiting while requests queue because the KV cache is full",
-        pools=(WAIT,), evidence="engine", detector=detect_kv_cache_wait, signs=(REPORTING,), team="serving",
+        pools=(WAIT,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left if span.shares.kv_full else 0,
         watch="KV-cache use, preemptions", fix="quantise or page the KV cache; add a replica", colour="#DB6BC0"),
     Leak("batching", "ectr", "empty batch slots while requests queue",
-        pools=(WAIT, SLACK), evidence="engine", detector=detect_batching, signs=(REPORTING,), team="serving",
+        pools=(WAIT, SLACK), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left * span.shares.empty_slots // PPM,
         watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
     Leak("host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
         pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY,), team="training",
@@ -349,7 +303,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="exposed communication", fix="overlap with compute; place ranks closer; find the straggler",
         colour="#E3679F"),
     Leak("prefill_decode_interference", "ectr", "decode steps stretched by prefills beside them",
-        pools=(SLACK,), evidence="engine", detector=detect_prefill_interference, signs=(REPORTING,), team="serving",
+        pools=(SLACK,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left * span.shares.prefill_slowdown // PPM,
         watch="TTFT, inter-token p99", fix="chunked prefill, or prefill and decode on GPUs of their own",
         colour="#C1487B"),
     Leak("memory_bound", "emfu", "kernels limited by DRAM",
@@ -367,18 +322,21 @@ LEAKS: tuple[Leak, ...] = (
         pools=(CLOCK,), detector=take_remainder,
         watch="clock event reasons", fix="cooling, power limit, clock settings", colour="#0978B7"),
     Leak("rejected_speculation", "emfu", "draft tokens computed and thrown away",
-        pools=(TENSOR,), evidence="engine", detector=detect_rejected_speculation, signs=(REPORTING,), team="serving",
+        pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, _: span.pools[TENSOR] * span.shares.rejected_drafts // PPM,
         watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts",
         colour="#78BEFD"),
     Leak("kv_cache_pressure", "emfu", "tokens computed twice after eviction",
-        pools=(TENSOR,), evidence="engine", detector=detect_kv_cache_pressure, signs=(REPORTING,), team="serving",
+        pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, _: span.pools[TENSOR] * span.shares.recomputed // PPM,
         watch="preemptions", fix="more KV memory per request; limit concurrency", colour="#0C599D"),
     Leak("recomputation", "emfu", "activations computed twice to save memory",
         pools=(TENSOR,), evidence="reported", detector=detect_recomputation, signs=(REPORTING,), balance=RECOMPUTATION,
         team="training",
         watch="HFU-MFU gap", fix="selective recomputation", colour="#609AE7"),
     Leak("padding", "emfu", "padded sequences and tiles, dropped expert slots",
-        pools=(TENSOR,), evidence="reported", detector=detect_padding, signs=(REPORTING,), team="data",
+        pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
+        detector=lambda span, left: 0 if span.model_ppm is None else left - span.model_ppm,
         watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles", colour="#4370BD"),
     Leak("rework", "emfu", "steps run a second time after a restart",
         pools=(TENSOR,), evidence="reported", detector=detect_rework, signs=(REPORTING,), balance=REPEATED,

@@ -463,32 +463,10 @@ def _unavailable(ev: Evidence, interval: StateInterval) -> str:
     return "" if interval.holders else condition
 
 
-def _unobserved(ev: Evidence, interval: StateInterval) -> str:
-    return ev.distrust or ("" if interval.owner_known else "owner_unknown")
-
-
-def _unowned(_: Evidence, interval: StateInterval) -> str:
-    return "leaked_process" if not interval.holders and interval.leaked else ""
-
-
-def _unallocated(ev: Evidence, interval: StateInterval) -> str:
-    return "" if interval.holders else ("stranded" if ev.device.stranded else "free")
-
-
-def _hung(_: Evidence, interval: StateInterval) -> str:
-    if interval.hung:
-        return "spinning"
-    return "culprit" if interval.culprit else ""
-
-
 def _zombie(ev: Evidence, interval: StateInterval) -> str:
     if not interval.zombie:
         return ""
     return "idle_spin" if _polls_for_requests(ev, interval) else _idle_reason(ev)
-
-
-def _stalled(ev: Evidence, _: StateInterval) -> str:
-    return "" if ev.kernel_runs else _idle_reason(ev)
 
 
 def _idle_reason(ev: Evidence) -> str:
@@ -510,12 +488,12 @@ def _active(ev: Evidence, interval: StateInterval) -> str:
 
 RULES: tuple[tuple[State, Rule], ...] = (
     (State.UNAVAILABLE, _unavailable),
-    (State.UNOBSERVED, _unobserved),
-    (State.UNOWNED, _unowned),
-    (State.UNALLOCATED, _unallocated),
-    (State.HUNG, _hung),
+    (State.UNOBSERVED, lambda ev, span: ev.distrust or ("" if span.owner_known else "owner_unknown")),
+    (State.UNOWNED, lambda _, span: "leaked_process" if span.leaked and not span.holders else ""),
+    (State.UNALLOCATED, lambda ev, span: "" if span.holders else "stranded" if ev.device.stranded else "free"),
+    (State.HUNG, lambda _, span: "spinning" if span.hung else "culprit" if span.culprit else ""),
     (State.ZOMBIE, _zombie),
-    (State.STALLED, _stalled),
+    (State.STALLED, lambda ev, _: "" if ev.kernel_runs else _idle_reason(ev)),
     (State.ACTIVE, _active),
 )
 """Evaluated in order; the first rule that returns a reason wins, and the last always does."""
