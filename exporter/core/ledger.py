@@ -401,9 +401,12 @@ class Ledger:
             if job is not None and job.owner is not allocation.owner:
                 self._update_owner(job, allocation.owner)
 
-    def open_job(self, allocation: Allocation, start: int, *, awaits_work: bool) -> Job:
-        """Create a job whose book begins at `start`."""
-        account = self._account_of(allocation.owner)
+    def open_job(self, gpu: Gpu, allocation: Allocation, start: int) -> Job:
+        """Create a job whose book begins at `start`, with its first GPU.
+
+        If its allocation began unobserved, its first kernel may have been missed.
+        """
+        account, awaits_work = self._account_of(allocation.owner), gpu.saw_start(allocation, self.watched_since)
         job = Job(allocation.owner, account, Book.starting_at(start), allocation.start, awaits_work)
         job.peak_demand = PeakDemand() if allocation.gpus == 1 else None
         self.jobs[job.owner.job_id] = job

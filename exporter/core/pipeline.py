@@ -52,19 +52,19 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
     gpus = report.gpus or len(job_gpus)
     peak = max((peak_flops_of(gpu.device, report.dtype) for gpu in job_gpus), default=0.0)
     fastest = peak or max((peak_flops_of(gpu.device) for gpu in job_gpus), default=0.0)
-    if job is None or not is_credible_report(
-        report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24
-    ):
+    credible = is_credible_report(report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24)
+    if job is None or not credible or (job.progress and job.progress.is_duplicate(report)):
         ledger.refused["report"] += 1
         return
-    progress = job.progress or _begin_progress(ledger, job, report)
-    if progress.is_duplicate(report):
-        ledger.refused["report"] += 1
-        return
+    if job.progress is None:
+        job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
+    progress = job.progress
     if report.run and progress.changes_run(report):
         progress.switch_run(_training_run(ledger, job, report.run), report.run)
-    most = len(job_gpus) if report.each else max(0, gpus - len(own))
-    gpus_reported = own + (_unreported_gpus(job_gpus, own, report.job_id, at)[:most] if progress.leads(report) else [])
+    others = len(job_gpus) if report.each else max(0, gpus - len(own))
+    # The leader's report covers GPUs without one of their own, as when rank 0 reports for the whole job.
+    silent = [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(report.job_id, at)]
+    gpus_reported = own + (silent[:others] if progress.leads(report) else [])
     # A process may have contexts on more GPUs than it works on: count its figures once.
     counted_gpus = gpus if report.each else max(gpus, len(gpus_reported))
     rework = progress.add_report(report, here=len(gpus_reported), gpus=counted_gpus, policy=ledger.policy)
@@ -80,11 +80,6 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         job.book.reportable += (
             sum(peak_flops_of(gpu.device, report.dtype) for gpu in gpus_reported) * (report.end - report.start) / SECOND
         )
-
-
-def _unreported_gpus(job_gpus: list[Gpu], own: list[Gpu], job_id: str, at: int) -> list[Gpu]:
-    """GPUs without a recent report of their own, as when rank 0 reports for the whole job."""
-    return [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(job_id, at)]
 
 
 def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
@@ -130,12 +125,7 @@ def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job
     first = gpus_reported[0]
     allocation = next(each for each in ledger.allocations[first.device.uuid] if each.owner.job_id == job_id)
     start = max(first.book.until, allocation.start)
-    return ledger.jobs.get(job_id) or _open_job(ledger, first, allocation, start)
-
-
-def _begin_progress(ledger: Ledger, job: Job, report: TrainingReport) -> TrainingProgress:
-    job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
-    return job.progress
+    return ledger.jobs.get(job_id) or ledger.open_job(first, allocation, start)
 
 
 def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
@@ -413,7 +403,7 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             if allocation is None:
                 gpu.book.post_unheld(taken, ms)
                 continue
-            job = ledger.jobs.get(allocation.owner.job_id) or _open_job(ledger, gpu, allocation, interval.start)
+            job = ledger.jobs.get(allocation.owner.job_id) or ledger.open_job(gpu, allocation, interval.start)
             job.book.post(taken, whole, ms, ev)
             job.add_activity(ev, interval.end, ms, counted if share == PPM else counter_amounts(ev, ms, share))
             _update_job(job, gpu, ev, interval, taken)
@@ -433,11 +423,6 @@ def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken
         job.service.undrafted += (
             round(slow * gpu.criteria.policy.draft_gain_share) * (interval.end - interval.start) // MS
         )
-
-
-def _open_job(ledger: Ledger, gpu: Gpu, allocation: Allocation, start: int) -> Job:
-    """Create a job; if its allocation began unobserved, its first kernel may have been missed."""
-    return ledger.open_job(allocation, start, awaits_work=gpu.saw_start(allocation, ledger.watched_since))
 
 
 def _split_among_owners(

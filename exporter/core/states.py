@@ -249,10 +249,6 @@ class GpuTimers:
         if rx > self.rx_peak:
             self.rx_peak = rx
 
-    def mark_worked(self) -> None:
-        """End the owner's start-up."""
-        self.signs = self.verdict
-
     def end_minute(self, policy: Policy) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
         self.verdict = self._minute_signs(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
@@ -318,7 +314,7 @@ def split_at_changes(
     """Split [start, end) of one owner's reading where a timed state or the last minute's indicators change."""
     if holders:
         if ev.work * criteria.duty >= PPM and BEGINNING in timers.signs:
-            timers.mark_worked()
+            timers.signs = timers.verdict  # start-up is over
     elif not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
