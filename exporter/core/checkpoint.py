@@ -146,11 +146,8 @@ def load_ledger(ledger: Ledger, data: bytes) -> None:
     for job in body.jobs:
         ledger.jobs[job.owner.job_id] = _load_job(ledger, job, leak_index)
     ledger.accounts = {account: _load_column(parts, leak_index) for account, parts in body.accounts}
-    ledger.state_entries, ledger.refused, ledger.faults = (
-        Counter(body.entries),
-        Counter(body.refused),
-        Counter(body.faults),
-    )
+    ledger.state_entries, ledger.refused = Counter(body.entries), Counter(body.refused)
+    ledger.faults = Counter(body.faults)
     ledger.set_allocations(tuple(body.allocations))
     ledger.allocations_at = body.allocations_at
 

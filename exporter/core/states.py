@@ -322,11 +322,8 @@ def split_at_changes(
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
         rates = _credit_rates(timers, ev, owned=bool(holders), criteria=criteria)
-        stop = (
-            min(end, minute_end, now + _time_until_change(timers, ev, rates, criteria))
-            if rates
-            else min(end, minute_end)
-        )
+        change = now + _time_until_change(timers, ev, rates, criteria) if rates else end
+        stop = min(end, minute_end, change)
         if intervals and timers.unchanged_since(intervals[-1]):
             intervals[-1].end = stop
         elif stop > now:
