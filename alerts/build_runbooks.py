@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from exporter.cli.reference import _docstrings
 from exporter.core.leaks import LEAKS
-from exporter.core.policy import Policy, threshold_reasons
+from exporter.core.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "runbooks"
@@ -160,7 +161,7 @@ def _default(name: str) -> str:
 
 
 def _why(name: str) -> str:
-    return threshold_reasons().get(name, "not in the policy")
+    return _docstrings(Policy).get(name, "not in the policy")
 
 
 def _leaks(alert: Alert) -> str:

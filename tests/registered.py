@@ -29,7 +29,7 @@ LEAK = """    Leak(
         watch="the dummy", fix="remove the dummy", colour="#123456",
     ),
 """
-_LAST_LEAK = '    Leak(\n        "oversized_allocation"'
+_LAST_LEAK = '    Leak("oversized_allocation"'
 
 
 class DummySourceSettings(Struct, frozen=True, forbid_unknown_fields=True):

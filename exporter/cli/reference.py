@@ -21,7 +21,7 @@ from msgspec.structs import FieldInfo, fields
 
 from exporter.cli import cluster, wiring
 from exporter.config import LIVE, PREFIX, Config
-from exporter.core.policy import Policy, threshold_reasons
+from exporter.core.policy import Policy
 
 _HEAD = f"""# Configuration
 
@@ -56,7 +56,8 @@ def _section(field: FieldInfo) -> Iterator[str]:
     struct, form = _struct_of(field.type)
     yield f"## {form.format(field.name)}\n"
     if field.name == "policy":
-        yield f"Thresholds; each has its reason, E marks an engineering estimate. {live}\n\n{_policy()}"
+        table = _table(fields(Policy), "policy", _docstrings(Policy))
+        yield f"Thresholds; each has its reason, E marks an engineering estimate. {live}\n\n{table}"
         return
     note = _docstrings(Config).get(field.name, "")
     about = _about(struct) if struct is not None else ""
@@ -92,11 +93,6 @@ def _row(field: FieldInfo, path: str | None, meaning: str) -> str:
         cells[3] = f"`{PREFIX}{dotted.upper().replace('.', '_')}`"
         cells[4] = ", ".join(f"`{name}`" for name in _flags().get(dotted, ()))
     return "| " + " | ".join(cells) + " |"
-
-
-def _policy() -> str:
-    meanings = threshold_reasons()
-    return "\n".join((_COLUMNS, *(_row(field, "policy", meanings[field.name]) for field in fields(Policy))))
 
 
 # -- what a field is --

@@ -1,7 +1,4 @@
-"""Splits an interval at the instants where GPU ownership changes, and divides shared GPUs among their holders.
-
-The parts partition the interval: no gap, no overlap. Never guesses an owner.
-"""
+"""Splits an interval where GPU ownership changes and divides shared GPUs among their holders; never guesses owners."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,13 +6,13 @@ from itertools import pairwise
 from exporter.core.model import PPM, Allocation, Process
 
 OwnedInterval = tuple[int, int, tuple[Allocation, ...]]
-"""[start, end) and the allocations that hold the GPU all through it; none: nobody's."""
+"""[start, end) and the allocations that hold the GPU throughout; empty: unallocated."""
 
 
 def attribute(start: int, end: int, allocations: tuple[Allocation, ...]) -> list[OwnedInterval]:
-    """Partition [start, end) by the allocations of one GPU: no gap, no overlap, in order.
+    """Partition [start, end) by the allocations of one GPU: in order, without gaps or overlaps.
 
-    An owner that holds the GPU twice at once (two steps of one job) counts once.
+    A job that holds the GPU twice at the same time (two steps of one job) counts once.
     """
     if not allocations:
         return [(start, end, ())]
@@ -38,10 +35,10 @@ def _holders(start: int, end: int, allocations: tuple[Allocation, ...]) -> tuple
 
 
 def sm_use_by_holder(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...]) -> list[int] | None:
-    """SM time of each holder's processes, parts per million; None where it is not told whose time it was.
+    """SM time of each holder's processes, parts per million; None if it cannot be attributed.
 
-    It is not while any process on the GPU has no figure, or works and belongs to none of the holders. What runs while
-    there is but one process is that one's, without a figure.
+    That is so if any process on the GPU has no SM figure, or is active and belongs to none of the holders. A single
+    process on the GPU gets all of the time and needs no figure.
     """
     use = {allocation.owner.job_id: 0 for allocation in holders}
     if processes is not None and len(processes) == 1:
@@ -59,7 +56,7 @@ def sm_use_by_holder(processes: tuple[Process, ...] | None, holders: tuple[Alloc
 
 
 def divide_proportionally(whole: int, weights: Sequence[int]) -> list[int]:
-    """`whole` in parts as `weights` have it, rounded cumulatively: they add up exactly."""
+    """Divide `whole` in proportion to `weights`, rounding cumulatively so that the parts add up exactly."""
     total, parts, before, reached = sum(weights), [], 0, 0
     for weight in weights:
         reached += weight

@@ -1,8 +1,8 @@
 """Encodes a ledger as bytes and decodes it, so that another process can continue counting.
 
-Leaks are stored by name, because the next version may order them differently; time of a leak it does not know becomes
-`unresolved`. Times are of the host's monotonic clock and hold until the next boot. Recent windows and the last values
-of serving engines start empty.
+Leaks are stored by name because another version may order them differently; time of an unknown leak becomes
+`unresolved`. Times are of the host's monotonic clock and are valid until the next boot. Recent windows and the last
+values of serving engines are not stored.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, structs
 
-from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX
+from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
     SPREAD_BINS,
@@ -34,11 +34,11 @@ _FORMAT = 1
 
 
 class CheckpointError(Exception):
-    """The bytes are no checkpoint that this version can read; the message says why."""
+    """The bytes are not a checkpoint that this version can read; the message gives the reason."""
 
 
 class CheckpointHeader(Struct, frozen=True, array_like=True):
-    """What can be read of a checkpoint whatever became of the rest."""
+    """The part of a checkpoint that can be decoded without the body."""
 
     form: int
     at: int
@@ -47,12 +47,12 @@ class CheckpointHeader(Struct, frozen=True, array_like=True):
     """The same moment in Unix nanoseconds."""
     leaks: tuple[str, ...]
     edges: dict[str, int]
-    """Up to when each GPU of the inventory is booked."""
+    """By UUID, up to when each GPU of the inventory is booked, monotonic nanoseconds."""
     body: Raw
 
 
 class _SavedBook(Struct, array_like=True):
-    """A book; its columns by index of a leak or bin, without what is 0."""
+    """A book; its columns map the index of a leak or bin to the amount, without zeros."""
 
     counters: Annotated[tuple[int | float, ...], Meta(min_length=len(COUNTER_FIELDS), max_length=len(COUNTER_FIELDS))]
     parts: dict[int, int]
@@ -62,7 +62,7 @@ class _SavedBook(Struct, array_like=True):
 
 
 class _SavedGpu(Struct, array_like=True):
-    """Fields of `Gpu`, by their names."""
+    """The stored fields of `Gpu`, under the same names."""
 
     device: Device
     listed: bool
@@ -78,7 +78,7 @@ class _SavedGpu(Struct, array_like=True):
 
 
 class _SavedJob(Struct, array_like=True):
-    """Fields of `Job`, by their names."""
+    """The stored fields of `Job`, under the same names."""
 
     owner: Owner
     account: AccountKey
@@ -105,7 +105,6 @@ class _SavedLedger(Struct, array_like=True):
     source: str
 
 
-Amount = TypeVar("Amount", int, float)
 Saved = TypeVar("Saved", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(CheckpointHeader).decode
@@ -113,14 +112,14 @@ _decode_body = msgspec.msgpack.Decoder(_SavedLedger).decode
 
 
 def dump_ledger(ledger: Ledger) -> bytes:
-    """All that must not be forgotten, as bytes. The ledger must rest meanwhile."""
+    """Encode a ledger, which must not change meanwhile."""
     edges = {uuid: gpu.book.until for uuid, gpu in ledger.gpus.items() if gpu.listed}
     body = Raw(_encode(_save_ledger(ledger)))
     return _encode(CheckpointHeader(_FORMAT, ledger.at or 0, ledger.wall, LEAK_NAMES, edges, body))
 
 
 def read_header(data: bytes) -> CheckpointHeader:
-    """What any version can read of it. Raises CheckpointError."""
+    """Decode the header of a checkpoint. Raises CheckpointError if it is unreadable or of another form."""
     try:
         header = _decode_header(data)
     except msgspec.DecodeError as err:
@@ -131,7 +130,7 @@ def read_header(data: bytes) -> CheckpointHeader:
 
 
 def load_ledger(ledger: Ledger, data: bytes) -> None:
-    """Fill a new ledger, which keeps its own policy, with all that was remembered. Raises CheckpointError."""
+    """Restore a checkpoint into a new ledger, which keeps its own policy. Raises CheckpointError if unreadable."""
     header = read_header(data)
     try:
         body = _decode_body(header.body)
@@ -147,18 +146,15 @@ def load_ledger(ledger: Ledger, data: bytes) -> None:
     for job in body.jobs:
         ledger.jobs[job.owner.job_id] = _load_job(ledger, job, leak_index)
     ledger.accounts = {account: _load_column(parts, leak_index) for account, parts in body.accounts}
-    ledger.state_entries, ledger.refused, ledger.faults = (
-        Counter(body.entries),
-        Counter(body.refused),
-        Counter(body.faults),
-    )
+    ledger.state_entries, ledger.refused = Counter(body.entries), Counter(body.refused)
+    ledger.faults = Counter(body.faults)
     ledger.set_allocations(tuple(body.allocations))
     ledger.allocations_at = body.allocations_at
 
 
 def _save_ledger(ledger: Ledger) -> _SavedLedger:
     return _SavedLedger(
-        gpus=[_save_gpu(gpu) for gpu in ledger.gpus.values()],
+        gpus=[_save(_SavedGpu, gpu, book=_save_book(gpu.book)) for gpu in ledger.gpus.values()],
         jobs=[_save_job(job) for job in ledger.jobs.values()],
         accounts=[(account, _sparse(parts)) for account, parts in ledger.accounts.items()],
         entries=ledger.state_entries,
@@ -169,10 +165,6 @@ def _save_ledger(ledger: Ledger) -> _SavedLedger:
         faults=ledger.faults,
         source=ledger.source,
     )
-
-
-def _save_gpu(gpu: Gpu) -> _SavedGpu:
-    return _save(_SavedGpu, gpu, book=_save_book(gpu.book))
 
 
 def _save_job(job: Job) -> _SavedJob:
@@ -186,7 +178,7 @@ def _save_book(book: Book) -> _SavedBook:
 
 
 def _save(kind: type[Saved], source: object, **converted: Any) -> Saved:
-    """A `kind` with the fields of `source` that have the same names, but for those that are `converted`."""
+    """Create a `kind` from the fields of the same names in `source`, except those given in `converted`."""
     return kind(**{name: getattr(source, name) for name in kind.__struct_fields__} | converted)
 
 
@@ -199,7 +191,7 @@ def _load_gpu(ledger: Ledger, saved: _SavedGpu, leak_index: Sequence[int]) -> Gp
     values |= {name: Counter(values[name]) for name in ("rejected", "unobserved", "shared")}
     values["book"] = _load_book(saved.book, leak_index)
     gpu = Gpu(criteria=ledger.criteria_for(saved.device), **values)
-    gpu.timers.update_thresholds(gpu.criteria.thresholds)
+    gpu.timers.update_criteria(gpu.criteria)
     return gpu
 
 
@@ -229,7 +221,7 @@ def _load_book(saved: _SavedBook, leak_index: Sequence[int]) -> Book:
 
 
 def _load_column(saved: Mapping[int, Amount], leak_index: Sequence[int]) -> list[Amount]:
-    """Amounts by leak in this version's order."""
+    """Convert a stored column to amounts in the order of LEAK_NAMES."""
     column: list[Amount] = [0] * len(LEAK_NAMES)
     for index, amount in saved.items():
         column[leak_index[index]] += amount

@@ -1,7 +1,6 @@
-"""Turns one reading into `Evidence`: checked, clamped and split into integer pools. Floats end here.
+"""Turns one reading into `Evidence`: validated, clamped and split into integer pools of parts per million.
 
-Owns what follows from one reading alone; it remembers nothing of earlier readings. What cannot be believed is dropped
-and named in `rejected`, never replaced by a guess.
+Stateless: uses one reading alone. Invalid values are dropped and listed in `rejected`, never replaced by a guess.
 """
 
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from exporter.core.model import MS, PPM, Device, Reading
 from exporter.core.policy import Policy
 
 LARGEST_AMOUNT = 1e18
-"""No watt, hertz, byte or joule of one GPU reaches this; a sum of what is less never overflows."""
+"""Above any plausible value of one GPU in watts, hertz, bytes or joules; sums of smaller values never overflow."""
 _TEMPERATURE_NOISE = 3.0
-"""E: a board whose temperature has changed by less may be at rest or not."""
+"""E: a smaller temperature change does not show whether a board is idle."""
 NO_SPIN, SPIN_IF_FLAT, SPIN = 0, 1, 2
-"""Does the reading look like a spin: no; only if the PCIe traffic is also flat; yes."""
+"""Whether the reading looks like a spinning kernel: no; only if the PCIe traffic is also flat; yes."""
 _RATIOS = (
     "gr_engine_active",
     "sm_active",
@@ -45,27 +44,27 @@ _ratios, _amounts = attrgetter(*_RATIOS), attrgetter(*_AMOUNTS)
 
 @dataclass(slots=True, eq=False)
 class Evidence:
-    """What one reading proves. Pools are parts per million of its time and add up to the whole."""
+    """The validated facts of one reading. Pools are parts per million of its time and add up to PPM."""
 
     reading: Reading
-    """Without the fields that were refused."""
+    """The reading without rejected fields."""
     device: Device
     distrust: str = ""
-    """Not empty: nothing else here may be used."""
+    """Why the reading is untrusted; if not empty, no other field may be used."""
     condition: str = ""
-    """Why the GPU cannot work; empty when it can."""
+    """Why the GPU is unusable; empty when usable."""
     rejected: tuple[str, ...] = ()
     engine: float = 0.0
     kernel_runs: bool = False
-    """A kernel does: the engine is busier than noise."""
+    """A kernel runs: engine activity is above the noise threshold."""
     sm: float | None = None
     tensor: float | None = None
     dram: float | None = None
     clock: float = 1.0
     utilization: float | None = None
-    """The driver's own."""
+    """The driver's utilization."""
     nvlink: float | None = None
-    """The busier direction, bytes per second; 0 where the board has none."""
+    """The busier direction, bytes per second; 0 on a board without NVLink."""
     pcie_tx: float | None = None
     pcie_rx: float | None = None
     wait: int = PPM
@@ -75,29 +74,30 @@ class Evidence:
     """Tensor time at the reference clock: share of the dense peak delivered (OFU)."""
     unresolved: int = 0
     work: int = 0
-    """Effective work: engine time that touched tensor, FP or DRAM; parts per million."""
+    """Effective work: engine time with tensor, FP or DRAM activity, parts per million."""
     spin: int = NO_SPIN
     suspect_only: bool = False
-    """A field that could acquit is missing: the spin may be suspected, never confirmed."""
+    """A signal that could rule out a spin is missing: a hang may be suspected, never confirmed."""
     joules: float = 0.0
-    """Energy per ppm of a millisecond; 0 where neither a counter nor the power is seen."""
+    """Energy per ppm of a millisecond; 0 without an energy counter or power reading."""
     flops: float = 0.0
     """Tensor FLOP/s, from activity and the board's peak."""
     bytes: float = 0.0
-    """DRAM bytes per second, likewise."""
+    """DRAM bytes per second, from activity and the board's peak."""
 
 
 def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed: bool = False) -> Evidence:
-    """One reading as evidence. Never raises on any float; distrusted evidence says why in one word.
+    """Validate one reading. Never raises on any float; `distrust` gives the reason a reading is unusable, as one word.
 
-    `power_smoothed`: the board draws power while it idles, so that power acquits nobody.
+    `power_smoothed`: the board draws power while idle, so power draw is no evidence against a spin.
     """
     ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
         return ev
     valid = ev.reading = _without_invalid(reading, policy, ev)
     engine = valid.gr_engine_active
-    ev.utilization = driver = None if device.unpartitioned else valid.gpu_utilization  # the board's, not the rest's
+    # A board's utilization does not describe its unpartitioned remainder.
+    ev.utilization = driver = None if device.unpartitioned else valid.gpu_utilization
     ev.engine = engine if engine is not None else (driver or 0.0)
     ev.kernel_runs = ev.engine >= policy.stalled_engine
     if engine is None and driver is None:
@@ -115,17 +115,7 @@ def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed
 
 
 def _without_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
-    """The reading itself when all is in range, else a copy without what is not."""
-    for value in _ratios(reading):
-        if value is not None and not 0.0 <= value <= 1.0:
-            return _drop_invalid(reading, policy, ev)
-    for value in _amounts(reading):
-        if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
-            return _drop_invalid(reading, policy, ev)
-    return reading
-
-
-def _drop_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
+    """Return the reading itself if all values are in range, else a copy with invalid values clamped or removed."""
     repaired: dict[str, float | None] = {}
     for name, value in zip(_RATIOS, _ratios(reading), strict=True):
         if value is not None and not 0.0 <= value <= 1.0:
@@ -135,7 +125,7 @@ def _drop_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
         if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
             repaired[name] = None
             ev.rejected += ("too_large" if LARGEST_AMOUNT <= value < inf else _rejection(value, policy),)
-    return replace(reading, **repaired)
+    return replace(reading, **repaired) if repaired else reading
 
 
 def _rejection(value: float, policy: Policy) -> str:
@@ -147,12 +137,12 @@ def _rejection(value: float, policy: Policy) -> str:
 
 
 def _check_order(ev: Evidence, policy: Policy) -> str:
-    """0 <= t <= s <= g: clamp a small excess, drop a large one. Returns why the reading is worthless, or "".
+    """Enforce tensor <= SM <= engine: clamp a small excess, drop a large one. Return why it is all unusable, or "".
 
-    A whole profiler gone to zero (after an XID, or another client took the counters) shows as an engine at
-    exactly 0 beside a busy driver, or as pipes busier than the engine that holds them; without an engine counter, as
-    an SM activity of exactly 0. Counters that take turns (a second client watches another metric group of an older
-    board) show as a busy engine counter without a single warp.
+    A profiler whose counters are all zero (after an Xid, or because another client took them) shows as an engine at
+    exactly 0 although the driver reports utilization, or as pipes busier than the engine; without an engine counter, as
+    an SM activity of exactly 0. Multiplexed counters (a second client watches another metric group of an older
+    board) show as a busy engine counter without any active warp.
     """
     g, s, t = ev.engine, ev.sm, ev.tensor
     tolerance, engine_counter = policy.clamp_excess, ev.reading.gr_engine_active
@@ -184,14 +174,14 @@ def _links(ev: Evidence, valid: Reading) -> None:
 
 
 def busier(one: float | None, other: float | None) -> float | None:
-    """The larger of two rates, or the one that is seen."""
+    """The larger of two rates, or the known one if the other is None."""
     if one is None or other is None:
         return one if other is None else other
     return one if one >= other else other
 
 
 def _pools(ev: Evidence, valid: Reading) -> None:
-    """Cut the reading into wait, slack, clock and tensor; or into wait and unresolved without a tensor peak."""
+    """Split it into wait, slack, clock and tensor; without tensor activity or peak, into wait and unresolved."""
     engine = round(ev.engine * PPM)
     ev.wait = PPM - engine
     spec = ev.device.spec
@@ -208,7 +198,7 @@ def _pools(ev: Evidence, valid: Reading) -> None:
 
 
 def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
-    """Energy from its counter, else a share of the board's power at the reading's end; FLOPs and bytes from peaks."""
+    """Set energy, from its counter or else from the power at the reading's end, and FLOPs and bytes from the peaks."""
     if valid.energy_joules is not None:
         ev.joules = valid.energy_joules / (valid.end - valid.start) * (MS / (ev.device.weight or PPM))
     else:
@@ -220,7 +210,7 @@ def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
 
 
 def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable: bool) -> None:
-    """Effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
+    """Set effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
     if not profiled and tensor is dram is None:
         ev.work = PPM - ev.wait
@@ -237,9 +227,9 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
 
 
 def _suspect_spin(ev: Evidence, policy: Policy, *, power_usable: bool) -> None:
-    """Without a profiler: the driver says busy, a process is there, and the board draws what an idle context does.
+    """Suspect a spin without profiling counters: high utilization, a process, and the power draw of an idle context.
 
-    Power acquits, it proves nothing: an idle board has been recorded at a utilisation of 1.0 for a long time.
+    Power can rule out a spin but not prove one: an idle board was once seen at a utilization of 1.0 for a long time.
     """
     no_process = ev.reading.processes == ()
     if ev.engine < policy.spin_engine or no_process or not (power_usable and _power_is_conclusive(ev)):
@@ -272,11 +262,11 @@ HANG_SIGNS = (
     "engine_busy", "tensor_rest", "dram_rest", "fp_rest", "nvlink_rest", "pcie_rest", "power_flat",
     "temperature_falling",
 )  # fmt: skip
-"""What a hang looks like, one sign a counter."""
+"""Indicators of a hang, one per counter."""
 
 
 def hang_signs(ev: Evidence, policy: Policy, *, celsius: float | None) -> tuple[tuple[str, bool], ...]:
-    """Each sign that can be seen, and whether it speaks for a hang; `celsius`: the temperature when the spin began."""
+    """Each available indicator and whether it points to a hang; `celsius`: the temperature when the spin began."""
     pcie = busier(ev.pcie_tx, ev.pcie_rx)
     indicated = (
         ev.engine >= policy.spin_engine,
@@ -296,14 +286,14 @@ def _below(value: float | None, threshold: float) -> bool | None:
 
 
 def _temperature_falling(now: float | None, before: float | None) -> bool | None:
-    """Falling or rising by more than a sensor's noise; a temperature that stays tells nothing."""
+    """Whether the temperature fell (True) or rose (False) by more than sensor noise; None if unchanged or unknown."""
     if now is None or before is None or abs(now - before) < _TEMPERATURE_NOISE:
         return None
     return now < before
 
 
 def activity_over_limits(ev: Evidence, policy: Policy) -> int:
-    """How far from a spin the busiest signal is, in multiples of its limit."""
+    """Activity of the busiest signal, in multiples of the threshold below which it looks like a spin."""
     shares = (
         (ev.tensor or 0.0) / policy.working_tensor,
         (ev.dram or 0.0) / policy.working_dram,
@@ -314,7 +304,7 @@ def activity_over_limits(ev: Evidence, policy: Policy) -> int:
 
 
 def _power_near_idle(ev: Evidence, fp: float | None, policy: Policy) -> bool:
-    """Power near idle-with-context; True where it cannot be judged. A spin kernel draws little more than that."""
+    """Whether power is near that of an idle context, which a spin kernel barely exceeds; True if it is unknown."""
     spec = ev.device.spec
     limit, power = ev.reading.enforced_power_limit_watts, ev.reading.power_watts
     if spec is None or spec.idle_context_watts is None or not limit or power is None:
@@ -324,7 +314,7 @@ def _power_near_idle(ev: Evidence, fp: float | None, policy: Policy) -> bool:
 
 
 def _power_is_conclusive(ev: Evidence) -> bool:
-    """Could register-bound work have shown itself in the power draw?"""
+    """Whether the power reading would reveal register-bound work."""
     spec = ev.device.spec
     powered = ev.reading.power_watts is not None and ev.reading.enforced_power_limit_watts is not None
     return powered and spec is not None and spec.idle_context_watts is not None

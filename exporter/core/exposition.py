@@ -1,7 +1,7 @@
 """Writes a Snapshot's metrics in the Prometheus text format or in OpenMetrics 1.0.
 
-A small writer of our own: a scrape must cost milliseconds, and floats would break the ledger's sum; prometheus_client's
-parser checks it in the tests. Owns escaping and number formats. Does not know what a metric means.
+prometheus_client is not used because a scrape must cost milliseconds and its floats would break the ledger's exact
+sums; tests check the output with its parser.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,20 @@ _LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _CONTROL_PICTURES: dict[int, str] = {sign: chr(0x2400 + sign) for sign in range(0x20) if chr(sign) not in "\n\t"} | {
     sign: f"\\x{sign:x}" for sign in range(0x7F, 0xA0)
 }
-"""Control characters as Unicode's pictures of them, or spelt out: nobody sees them, and terminals obey some."""
+"""Control characters are replaced by Unicode's control pictures or by an escape: terminals interpret some of them."""
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
-"""As both formats write what is no number; only a job's loss can be."""
+"""Non-finite numbers in both formats; only a job's loss can be one."""
 MAX_LABEL_LENGTH = 256
-"""Longer label values, which only people's own names can be, are cut."""
+"""Longer label values, which only user-given names can be, are truncated."""
 _SURROGATE_ERRORS = "backslashreplace"
-"""Half a pair of surrogates, which Python makes of bytes that are no UTF-8, cannot be written: it is spelt out."""
+"""Lone surrogates, to which Python decodes invalid UTF-8, cannot be encoded and are escaped."""
 _HASH_BYTES = 4
-"""Of a hash of the whole at the end of what was cut, or two jobs with long names would be one series, twice."""
+"""A truncated value ends with a hash of the whole, or two jobs with long names would have the same series."""
 
 
 def render(snapshot: Snapshot, *, openmetrics: bool = False, metrics: Sequence[Metric] = METRICS) -> bytes:
-    """All of `metrics` as one exposition, without OpenMetrics' closing `# EOF`, which the server appends."""
+    """Render `metrics` as one exposition, without OpenMetrics' closing `# EOF`, which the server appends."""
     lines: list[str] = []
     for metric in metrics:
         samples = list(metric.read(snapshot))
@@ -53,7 +53,7 @@ def _write(lines: list[str], metric: Metric, samples: Iterable[MetricSample], *,
 
 @lru_cache(maxsize=8192)
 def _line_start(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> str:
-    """Everything of a line but its value, which is all that changes from scrape to scrape."""
+    """Name and labels of a sample line; cached because only the value changes between scrapes."""
     pairs = ",".join([f'{label}="{_escaped(v)}"' for label, v in zip(labels, values, strict=True)])
     return f"{name}{{{pairs}}}" if pairs else name
 
@@ -74,5 +74,5 @@ def _printable(value: str) -> str:
 
 
 def _number(value: float | str) -> str:
-    """A string is an exact decimal already; see `catalog.seconds`."""
+    """Format a number; a string is already an exact decimal (see `metrics.seconds`)."""
     return value if isinstance(value, str) else _NOT_FINITE.get(text := repr(value), text)

@@ -1,27 +1,27 @@
 """Defines a node's record of one job, and builds it from a Snapshot's view of the job.
 
-A job whose daemon restarted with a new ledger has several records of one node, one for each ledger: their times
-and seconds do not overlap, and together they are the node's part. Joins no nodes, and judges nothing.
+If the daemon restarted with a new ledger, a job has one record per ledger: their times do not overlap, and together
+they are the node's part of the job. Records of several nodes are joined in `report/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from exporter.core.leaks import LEAK_NAMES
+from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
-from exporter.core.snapshot import JobView, Layers, layers
+from exporter.core.snapshot import JobView, Layers, layer_times, layers
 from exporter.core.workload import TrainingView
 
 
 class JobSample(Struct, frozen=True, array_like=True):
-    """Of a job's coarse history: its counters at a moment. They only grow."""
+    """A job's cumulative counters at one moment, for its coarse history."""
 
     at: float
     """Unix seconds."""
     paid: float
-    """GPU-seconds, as all below but the last."""
+    """GPU-seconds, as are the following fields except the last."""
     seen: float
     occupied: float
     computing: float
@@ -34,44 +34,44 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node: str
     life: str
-    """Of the books; no two lives of any daemon have the same."""
+    """Ledger ID, unique for each new ledger of any daemon."""
     owner: Owner
     start: float
-    """When it was given its first GPU here, as far as this life knows."""
+    """When it was allocated its first GPU on this node, as far as this ledger knows."""
     end: float
-    """Up to when anything is booked."""
+    """Up to when its time is booked."""
     running: bool
     paid: int
     """GPU-nanoseconds."""
     parts: dict[str, int]
-    """The same by leak, useful, unresolved, unobserved; those that are 0 are left out."""
+    """`paid` by leak, useful, unresolved and unobserved, without zeros."""
     energy: dict[str, float]
     """Joules by leak."""
     money: dict[str, float] = {}
-    """What it cost, by currency; empty: no price is known."""
+    """Cost by currency; empty without a price."""
     gpus: dict[str, str] = {}
-    """Those it has held here, UUID to the driver's index."""
+    """GPUs it has held on this node: UUID to the driver's index."""
     models: tuple[str, ...] = ()
     whole_gpus: float = 0.0
-    """The most whole GPUs that it had here at once: instances and shared GPUs count as their part."""
+    """Maximum number of GPUs held at once on this node; instances and shared GPUs count by their share."""
     engine: int = 0
     """GPU-nanoseconds with a kernel."""
     flops: float = 0.0
-    """By the tensor pipes' activity."""
+    """FLOPs from tensor pipe activity."""
     tensor_seen: float = 0.0
-    """GPU-seconds in which that was seen."""
+    """GPU-seconds in which tensor activity was available."""
     reported: float = 0.0
-    """Model FLOPs, by the job's own count."""
+    """Model FLOPs reported by the job."""
     reportable: float = 0.0
-    """What its GPUs could have done in the time that these speak of."""
+    """Peak FLOPs of its GPUs over the time that its reports cover."""
     first_work: float | None = None
-    """Seconds from the start to the first kernel; None: none, or it was not seen."""
+    """Seconds from the start to the first kernel; None: no kernel, or the start was not observed."""
     fitting: str = ""
-    """The smallest MIG slice that would have held it."""
+    """Profile of the smallest MIG slice that would have sufficed."""
     unneeded: int = 0
     """GPU-nanoseconds beyond that slice."""
     happened: dict[str, int] = {}
-    """Times that one of its GPUs hung, became a zombie or told a critical error: hung, zombie, xid."""
+    """Counts of hung, zombie and xid events of its GPUs."""
     training: TrainingView | None = None
     service: ServingView | None = None
     samples: tuple[JobSample, ...] = ()
@@ -79,12 +79,12 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def layers(self) -> Layers:
-        """Of this part alone."""
+        """Layers of this record alone."""
         return layers(self.parts.get(name, 0) for name in LEAK_NAMES)
 
 
 class NodeEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened on this node, at a moment."""
+    """An event on this node."""
 
     at: float
     """Unix seconds."""
@@ -95,18 +95,18 @@ class NodeEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The driver's index."""
     job_id: str = ""
     text: str = ""
-    """One sentence for people."""
+    """One sentence for display."""
 
 
 class JobRecordQuery(Struct, frozen=True, kw_only=True):
-    """Which statements are asked for; empty fields pick all."""
+    """A filter of job records; empty fields match all."""
 
     job_id: str = ""
     user: str = ""
     account: str = ""
     namespace: str = ""
     since: float = 0.0
-    """Unix seconds: those that ended before are left out."""
+    """Unix seconds; records that ended earlier do not match."""
     until: float = float("inf")
     """Those that began after are left out."""
     limit: int = 1000
@@ -126,25 +126,21 @@ class JobRecordQuery(Struct, frozen=True, kw_only=True):
 
 
 def job_sample(job: JobView, wall: int) -> JobSample:
-    """The job's counters at the Unix time `wall`, nanoseconds."""
-    parts = job.counters.now.parts
-    ratios, paid = layers(parts), sum(parts) / SECOND
-    seen = paid * (ratios.coverage or 0.0)
-    occupied = seen * (ratios.gau or 0.0)
-    useful = (ratios.floor or 0.0) * seen
+    """The job's counters at Unix time `wall`, nanoseconds."""
+    times = layer_times(sum_by_layer(job.counters.now.parts))
     return JobSample(
         at=wall / SECOND,
-        paid=paid,
-        seen=seen,
-        occupied=occupied,
-        computing=occupied * (ratios.ectr or 0.0),
-        useful=useful,
+        paid=times.paid / SECOND,
+        seen=times.seen / SECOND,
+        occupied=times.occupied / SECOND,
+        computing=times.computing / SECOND,
+        useful=times.useful / SECOND,
         joules=sum(job.counters.energy),
     )
 
 
-def nonzero_by_leak(values: tuple[int, ...]) -> dict[str, int]:
-    """By leak, without those that are 0; of a column in the order of NAMES."""
+def nonzero_by_leak(values: Iterable[Amount]) -> dict[str, Amount]:
+    """Convert a column in the order of LEAK_NAMES to a dict by leak, without zeros."""
     return {name: value for name, value in zip(LEAK_NAMES, values, strict=True) if value}
 
 
@@ -162,7 +158,7 @@ def build_job_record(
     samples: tuple[JobSample, ...],
     simulated: bool,
 ) -> JobRecord:
-    """A job's view, with what was remembered of it along the way. `until`: Unix seconds up to which it is booked."""
+    """Build a record from a job's view and its tracked history. `until`: Unix seconds up to which it is booked."""
     now = job.counters.now
     return JobRecord(
         node=node,
@@ -173,7 +169,7 @@ def build_job_record(
         running=bool(job.gpus),
         paid=now.paid,
         parts=nonzero_by_leak(now.parts),
-        energy={name: joules for name, joules in zip(LEAK_NAMES, job.counters.energy, strict=True) if joules},
+        energy=nonzero_by_leak(job.counters.energy),
         money=dict(money),
         gpus=dict(gpus),
         models=models,

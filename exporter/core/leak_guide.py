@@ -1,20 +1,18 @@
-"""The guide to the twelve leaks people know by name, and the rows of LEAKS that book each.
+"""Describes twelve well-known leaks: texts, expected ranges, literature, and the rows of LEAKS that book each.
 
-Owns texts, expected ranges, literature and two example waterfalls; `gpu-efficiency leaks`, docs/leaks.md, dashboards
-and reports derive from it. Measures nothing.
+`gpu-efficiency leaks`, docs/leaks.md, dashboards and reports derive from it.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from msgspec import Struct
 
 EVIDENCE_KINDS = ("measured", "reported", "engine", "estimated")
-"""What the evidence is from: hardware counters and the scheduler; the workload; a serving engine; a formula."""
+"""Kinds of evidence: hardware counters and the scheduler; workload reports; a serving engine; a formula."""
 
 
 class Citation(Struct, frozen=True):
-    """A public figure. It was measured on its own system; no range below is taken from it as it stands."""
+    """A published figure, measured on the authors' own system; no range below is copied from one."""
 
     work: str
     """Who, when and where."""
@@ -22,43 +20,43 @@ class Citation(Struct, frozen=True):
 
 
 class ExpectedLoss(Struct, frozen=True):
-    """Hours lost of 100 paid, as an engineering estimate (E): most fleets should lie between `low` and `high`."""
+    """Hours lost of 100 paid, an engineering estimate (E): most fleets should lie between `low` and `high`."""
 
     low: float
     high: float
     sources: tuple[str, ...] = ()
-    """Keys of LITERATURE whose figures it was drawn after; none: judgement alone."""
+    """Keys of LITERATURE on which the estimate is based; empty: judgement alone."""
 
 
 class LeakGuideEntry(Struct, frozen=True):
-    """One of the twelve."""
+    """One of the twelve leaks."""
 
     number: int
     name: str
     layers: tuple[str, ...]
-    """Those of its rows, in their order; the first is the main one."""
+    """Layers of its rows, in the order of the rows; the first is the main layer."""
     team: str
     rows: tuple[str, ...]
-    """Rows of LEAKS that book it, each the row of this leak alone."""
+    """Rows of LEAKS that book it; no row belongs to two leaks."""
     watch: str
     """The metric to watch, in words."""
     series: tuple[str, ...]
-    """Where it is: series of the catalogue or recording rules, some with labels to select by."""
+    """Metrics or recording rules that show it, some with label selectors."""
     fix: str
-    """What to do first."""
+    """The first remedy."""
     evidence: tuple[str, ...]
-    """Kinds (EVIDENCE) that book it."""
+    """Kinds of evidence (EVIDENCE_KINDS) on which it is booked."""
     needs: str
-    """Signals without which it cannot be detected."""
+    """Data sources required to detect it."""
     training: ExpectedLoss | None
     inference: ExpectedLoss | None
-    """None: does not occur there."""
+    """Expected losses; None: does not occur in this workload."""
     runbook: str = ""
-    """The alert whose runbook in docs/runbooks deals with it."""
+    """Alert whose runbook in docs/runbooks covers it."""
 
 
 class OtherLeak(Struct, frozen=True):
-    """A row of LEAKS that none of the twelve covers."""
+    """A row of LEAKS that belongs to none of the twelve."""
 
     row: str
     what: str
@@ -70,8 +68,7 @@ class OtherLeak(Struct, frozen=True):
 _SHARE = "job_leak:gpu_efficiency_share:ratio_rate5m"
 
 LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
-    LeakGuideEntry(
-        1, "memory-bound and low-parallelism kernels", ("emfu",), "model",
+    LeakGuideEntry(1, "memory-bound and low-parallelism kernels", ("emfu",), "model",
         rows=("memory_bound", "low_parallelism"),
         watch="arithmetic intensity and memory bandwidth use",
         series=(
@@ -81,10 +78,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="bigger batches; fused kernels; lower precision; tensor shapes that fill the SMs",
         evidence=("measured",), needs="tensor, SM and DRAM counters",
         training=ExpectedLoss(10, 30, ("ivanov2021", "llama2024")),
-        inference=ExpectedLoss(20, 55, ("pope2022", "roofline")),
-    ),
-    LeakGuideEntry(
-        2, "idle allocation", ("gau",), "platform",
+        inference=ExpectedLoss(20, 55, ("pope2022", "roofline"))),
+    LeakGuideEntry(2, "idle allocation", ("gau",), "platform",
         rows=("idle_allocation",),
         watch="unoccupied GPU-hour ratio",
         series=(
@@ -97,10 +92,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="the scheduler and hardware counters; for a server without requests also its engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),
-        runbook="GPUZombie",
-    ),
-    LeakGuideEntry(
-        3, "oversized allocation", ("gau",), "scheduling",
+        runbook="GPUZombie"),
+    LeakGuideEntry(3, "oversized allocation", ("gau",), "scheduling",
         rows=("oversized_allocation",),
         watch="per-workload memory and compute use",
         series=(
@@ -111,19 +104,15 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="a MIG slice or a smaller board; several models on one GPU",
         evidence=("estimated",), needs="hardware counters, of jobs on one GPU",
         training=ExpectedLoss(0, 5), inference=ExpectedLoss(2, 20, ("xiang2025",)),
-        runbook="GPUOversized",
-    ),
-    LeakGuideEntry(
-        4, "host overhead (CPU-bound launching)", ("ectr",), "training",
+        runbook="GPUOversized"),
+    LeakGuideEntry(4, "host overhead (CPU-bound launching)", ("ectr",), "training",
         rows=("host_overhead",),
         watch="host-bound fraction",
         series=(f'{_SHARE}{{leak="host_overhead"}}',),
         fix="CUDA graphs; compilation; fused kernels; scheduling that overlaps the GPU's work",
         evidence=("estimated",), needs="SM and engine counters, about once a second",
-        training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024")),
-    ),
-    LeakGuideEntry(
-        5, "failures and recovery", ("ectr", "emfu"), "training",
+        training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024"))),
+    LeakGuideEntry(5, "failures and recovery", ("ectr", "emfu"), "training",
         rows=("hung", "failure_recovery", "checkpoint", "rework"),
         watch="time to detect, time to recover, goodput, steps done twice",
         series=(
@@ -138,38 +127,30 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="hardware counters for hangs, the scheduler for restarts; the job's report for restores and repeated"
         " steps, and for checkpoints, else an estimate",
         training=ExpectedLoss(2, 12, ("llama2024", "hu2024", "kokolis2024")), inference=ExpectedLoss(0, 3),
-        runbook="JobDeadlocked",
-    ),
-    LeakGuideEntry(
-        6, "exposed communication", ("ectr",), "training",
+        runbook="JobDeadlocked"),
+    LeakGuideEntry(6, "exposed communication", ("ectr",), "training",
         rows=("exposed_communication",),
         watch="exposed communication",
         series=(f'{_SHARE}{{leak="exposed_communication"}}', "job_rank:gpu_efficiency_straggler"),
         fix="overlap with compute; tensor parallelism inside the NVLink domain; find the straggler",
         evidence=("reported", "estimated"), needs="the job's report; else an estimate from link and SM counters",
         training=ExpectedLoss(3, 20, ("deepseek2024", "megascale2024")), inference=ExpectedLoss(1, 10),
-        runbook="StragglerRank",
-    ),
-    LeakGuideEntry(
-        7, "pipeline bubbles", ("emfu",), "training",
+        runbook="StragglerRank"),
+    LeakGuideEntry(7, "pipeline bubbles", ("emfu",), "training",
         rows=("pipeline_bubble",),
         watch="bubble ratio",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         fix="more microbatches; interleaved stages; stages of equal work",
         evidence=("reported",), needs="the job's report: stages, microbatches and schedule, or the phase itself",
-        training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2),
-    ),
-    LeakGuideEntry(
-        8, "recomputation", ("emfu",), "training",
+        training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
+    LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),
         watch="gap between HFU and MFU",
         series=("job:gpu_efficiency_hfu_mfu_gap:ratio_rate5m",),
         fix="selective recomputation; sequence parallelism; offload what memory cannot hold",
         evidence=("reported",), needs="the job's report: model FLOPs, and which recomputation is on",
-        training=ExpectedLoss(0, 15, ("korthikanti2022", "palm2022")), inference=None,
-    ),
-    LeakGuideEntry(
-        9, "KV-cache pressure", ("ectr", "emfu"), "serving",
+        training=ExpectedLoss(0, 15, ("korthikanti2022", "palm2022")), inference=None),
+    LeakGuideEntry(9, "KV-cache pressure", ("ectr", "emfu"), "serving",
         rows=("kv_cache_wait", "kv_cache_pressure"),
         watch="KV-cache use, preemptions, tokens computed twice",
         series=(
@@ -179,10 +160,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="quantise the KV cache; give it more memory; fewer requests at once; a replica more",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(1, 10, ("kwon2023",)),
-    ),
-    LeakGuideEntry(
-        10, "prefill-decode interference", ("ectr",), "serving",
+        training=None, inference=ExpectedLoss(1, 10, ("kwon2023",))),
+    LeakGuideEntry(10, "prefill-decode interference", ("ectr",), "serving",
         rows=("prefill_decode_interference",),
         watch="latency inflation by prefills: inter-token p99 and time to first token",
         series=(
@@ -191,10 +170,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="chunked prefill; prefill and decode on GPUs of their own",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(1, 10, ("agrawal2024", "zhong2024")),
-    ),
-    LeakGuideEntry(
-        11, "under-filled batches", ("ectr",), "serving",
+        training=None, inference=ExpectedLoss(1, 10, ("agrawal2024", "zhong2024"))),
+    LeakGuideEntry(11, "under-filled batches", ("ectr",), "serving",
         rows=("batching",),
         watch="batch fill against queue delay",
         series=(
@@ -204,10 +181,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="continuous batching; a higher batch limit; fewer, fuller replicas",
         evidence=("engine",), needs="the serving engine's metrics",
-        training=None, inference=ExpectedLoss(2, 20, ("yu2022",)),
-    ),
-    LeakGuideEntry(
-        12, "speculative decoding unused or rejected", ("emfu",), "serving",
+        training=None, inference=ExpectedLoss(2, 20, ("yu2022",))),
+    LeakGuideEntry(12, "speculative decoding unused or rejected", ("emfu",), "serving",
         rows=("rejected_speculation",),
         watch="draft acceptance and tokens per forward pass",
         series=(
@@ -218,172 +193,101 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         fix="rejected: shorter drafts, a better draft model, or none; unused: try it where the advice counts",
         evidence=("engine",),
         needs="the serving engine's metrics; unused drafts are advice, not a loss",
-        training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",)),
-    ),
+        training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",))),
 )  # fmt: skip
 
 OTHER_LEAKS: tuple[OtherLeak, ...] = (
-    OtherLeak(
-        "unavailable", "the GPU cannot be scheduled and does not work: lost, sick, drained",
-        ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost",
-    ),
-    OtherLeak(
-        "startup", "from the allocation to the first work: images, weights, compilation",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 8),
-    ),
-    OtherLeak(
-        "data_stall", "waiting for input: the data pipeline",
-        ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2),
-    ),
-    OtherLeak(
-        "unattributed_stall", "waiting that nothing explains: a job that reports its phases has little of it",
-        ExpectedLoss(0, 10), ExpectedLoss(0, 10),
-    ),
-    OtherLeak(
-        "other_compute", "kernels that neither use tensor cores nor wait for memory",
-        ExpectedLoss(1, 10), ExpectedLoss(0, 10),
-    ),
-    OtherLeak(
-        "throttled", "tensor work lost to a clock below the reference: power, heat, settings",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly",
-    ),
-    OtherLeak(
-        "padding", "tensor work on padded sequences and tiles, and on dropped expert slots",
-        ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5),
-    ),
+    OtherLeak("unavailable", "the GPU cannot be scheduled and does not work: lost, sick, drained",
+        ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
+    OtherLeak("startup", "from the allocation to the first work: images, weights, compilation",
+        ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
+    OtherLeak("data_stall", "waiting for input: the data pipeline",
+        ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
+    OtherLeak("unattributed_stall", "waiting that nothing explains: a job that reports its phases has little of it",
+        ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
+    OtherLeak("other_compute", "kernels that neither use tensor cores nor wait for memory",
+        ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
+    OtherLeak("throttled", "tensor work lost to a clock below the reference: power, heat, settings",
+        ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
+    OtherLeak("padding", "tensor work on padded sequences and tiles, and on dropped expert slots",
+        ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5)),
 )  # fmt: skip
-"""The rest of LEAKS, in its order."""
+"""The other rows of LEAKS, in its order."""
 
-EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = MappingProxyType(
-    {
-        "training": ExpectedLoss(15, 50, ("llama2024", "megascale2024", "palm2022")),
-        "inference": ExpectedLoss(3, 30, ("pope2022", "roofline")),
-    }
-)
-"""What is left: of 100 paid hours those that moved a model at full tensor peak."""
+EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = {
+    "training": ExpectedLoss(15, 50, ("llama2024", "megascale2024", "palm2022")),
+    "inference": ExpectedLoss(3, 30, ("pope2022", "roofline")),
+}
+"""Expected useful hours of 100 paid: work on the model at full tensor peak."""
 
-LITERATURE: Mapping[str, Citation] = MappingProxyType(
-    {
-        "agrawal2024": Citation(
-            "Agrawal et al. 2024, Sarathi-Serve, OSDI",
-            "with chunked prefills an A100 serves 2.6 times the load of Mistral-7B at the same latency target",
-        ),
-        "cui2025": Citation(
-            "Cui et al. 2025, GPU failures on Delta, arXiv 2503.11901",
-            "5 to 20 % more GPUs than needed would have to be kept for failures",
-        ),
-        "deepseek2024": Citation(
-            "DeepSeek-AI 2024, DeepSeek-V3",
-            "without overlap, expert parallelism across nodes communicates and computes in a ratio of about 1 to 1",
-        ),
-        "hu2024": Citation(
-            "Hu et al. 2024, Acme, NSDI, and its published trace",
-            "jobs that failed had 12.4 % (Seren) and 8.0 % (Kalos) of the GPU time",
-        ),
-        "ivanov2021": Citation(
-            "Ivanov et al. 2021, Data Movement Is All You Need, MLSys",
-            "in a BERT layer, operators with 0.2 % of the FLOPs take 39 % of the time",
-        ),
-        "kokolis2024": Citation(
-            "Kokolis et al. 2024, Revisiting Reliability, HPCA 2025",
-            "24,000 A100, 11 months: more than 80 % in use; a job of 1,024 GPUs fails every 7.9 h on average",
-        ),
-        "korthikanti2022": Citation(
-            "Korthikanti et al. 2022, Reducing Activation Recomputation, MLSys 2023",
-            "a 530B model: MFU 42.1 % with full recomputation, 54.2 % when nearly all of it is avoided",
-        ),
-        "krell2021": Citation(
-            "Krell et al. 2021, Efficient Sequence Packing, arXiv 2107.02027",
-            "up to 50 % of the tokens of BERT's training on Wikipedia are padding",
-        ),
-        "kwon2023": Citation(
-            "Kwon et al. 2023, PagedAttention (vLLM), SOSP",
-            "without paging 20.4 to 38.2 % of the KV cache's memory holds tokens; with it 2 to 4 times the throughput",
-        ),
-        "leviathan2023": Citation(
-            "Leviathan et al. 2023, Speculative Decoding, ICML",
-            "2 to 3 times as fast; tokens per pass (1 - a^(n+1)) / (1 - a) at acceptance a and n drafted tokens",
-        ),
-        "llama2024": Citation(
-            "Llama team, Meta 2024, The Llama 3 Herd of Models",
-            "405B on 16,384 H100: MFU 38 to 43 %; 466 interruptions in 54 days, effective training time above 90 %",
-        ),
-        "megascale2024": Citation(
-            "Jiang et al. 2024, MegaScale, NSDI",
-            "MFU 55.2 % of a 175B model on 12,288 GPUs, 1.34 times that of Megatron-LM",
-        ),
-        "mohan2021": Citation(
-            "Mohan et al. 2021, Data Stalls in DNN Training, VLDB",
-            "vision and audio models: waiting for input often dominates; up to 5 times as fast on one server without",
-        ),
-        "narayanan2021": Citation(
-            "Narayanan et al. 2021, Megatron-LM on GPU clusters, SC",
-            "bubble over ideal time (p-1)/(v*m): 8 stages, 64 microbatches, no interleaving: 10.9 %",
-        ),
-        "palm2022": Citation(
-            "Chowdhery et al. 2022, PaLM",
-            "540B: HFU 57.8 %, MFU 46.2 %: 11.6 points are rematerialisation",
-        ),
-        "pope2022": Citation(
-            "Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
-            "PaLM 540B: MFU 76 % at best, in prefill with large batches",
-        ),
-        "roofline": Citation(
-            "Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
-            "decoding reads a 16-bit weight for 2 FLOPs a sequence: below a batch of 295 memory limits; 32 reach 11 %",
-        ),
-        "sglang2024": Citation(
-            "SGLang team 2024, SGLang v0.4, blog",
-            "an engine that does not overlap it spends up to 50 % of its time on CPU work",
-        ),
-        "vllm2024": Citation(
-            "vLLM team 2024, vLLM v0.6.0, blog",
-            "Llama 3 8B on one H100 before: 33 % of the time in the API server, 29 % in scheduling",
-        ),
-        "weng2023": Citation(
-            "Weng et al. 2023, Beware of Fragmentation, ATC",
-            "better placement leaves up to 49 % fewer GPUs unallocated in a cluster of more than 6,200",
-        ),
-        "xiang2025": Citation(
-            "Xiang et al. 2025, Aegaeon, SOSP",
-            "17.7 % of a model market's GPUs serve 1.35 % of its requests; pooled, 213 GPUs do the work of 1,192",
-        ),
-        "yu2022": Citation(
-            "Yu et al. 2022, Orca, OSDI",
-            "GPT-3 175B: batching by iteration has 36.9 times the throughput at the same latency",
-        ),
-        "zhong2024": Citation(
-            "Zhong et al. 2024, DistServe, OSDI",
-            "with prefill and decode apart, up to 7.4 times the requests within the same latency targets",
-        ),
-    }
-)
+LITERATURE: Mapping[str, Citation] = {
+    "agrawal2024": Citation("Agrawal et al. 2024, Sarathi-Serve, OSDI",
+        "with chunked prefills an A100 serves 2.6 times the load of Mistral-7B at the same latency target"),
+    "cui2025": Citation("Cui et al. 2025, GPU failures on Delta, arXiv 2503.11901",
+        "5 to 20 % more GPUs than needed would have to be kept for failures"),
+    "deepseek2024": Citation("DeepSeek-AI 2024, DeepSeek-V3",
+        "without overlap, expert parallelism across nodes communicates and computes in a ratio of about 1 to 1"),
+    "hu2024": Citation("Hu et al. 2024, Acme, NSDI, and its published trace",
+        "jobs that failed had 12.4 % (Seren) and 8.0 % (Kalos) of the GPU time"),
+    "ivanov2021": Citation("Ivanov et al. 2021, Data Movement Is All You Need, MLSys",
+        "in a BERT layer, operators with 0.2 % of the FLOPs take 39 % of the time"),
+    "kokolis2024": Citation("Kokolis et al. 2024, Revisiting Reliability, HPCA 2025",
+        "24,000 A100, 11 months: more than 80 % in use; a job of 1,024 GPUs fails every 7.9 h on average"),
+    "korthikanti2022": Citation("Korthikanti et al. 2022, Reducing Activation Recomputation, MLSys 2023",
+        "a 530B model: MFU 42.1 % with full recomputation, 54.2 % when nearly all of it is avoided"),
+    "krell2021": Citation("Krell et al. 2021, Efficient Sequence Packing, arXiv 2107.02027",
+        "up to 50 % of the tokens of BERT's training on Wikipedia are padding"),
+    "kwon2023": Citation("Kwon et al. 2023, PagedAttention (vLLM), SOSP",
+        "without paging 20.4 to 38.2 % of the KV cache's memory holds tokens; with it 2 to 4 times the throughput"),
+    "leviathan2023": Citation("Leviathan et al. 2023, Speculative Decoding, ICML",
+        "2 to 3 times as fast; tokens per pass (1 - a^(n+1)) / (1 - a) at acceptance a and n drafted tokens"),
+    "llama2024": Citation("Llama team, Meta 2024, The Llama 3 Herd of Models",
+        "405B on 16,384 H100: MFU 38 to 43 %; 466 interruptions in 54 days, effective training time above 90 %"),
+    "megascale2024": Citation("Jiang et al. 2024, MegaScale, NSDI",
+        "MFU 55.2 % of a 175B model on 12,288 GPUs, 1.34 times that of Megatron-LM"),
+    "mohan2021": Citation("Mohan et al. 2021, Data Stalls in DNN Training, VLDB",
+        "vision and audio models: waiting for input often dominates; up to 5 times as fast on one server without"),
+    "narayanan2021": Citation("Narayanan et al. 2021, Megatron-LM on GPU clusters, SC",
+        "bubble over ideal time (p-1)/(v*m): 8 stages, 64 microbatches, no interleaving: 10.9 %"),
+    "palm2022": Citation("Chowdhery et al. 2022, PaLM",
+        "540B: HFU 57.8 %, MFU 46.2 %: 11.6 points are rematerialisation"),
+    "pope2022": Citation("Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
+        "PaLM 540B: MFU 76 % at best, in prefill with large batches"),
+    "roofline": Citation("Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
+        "decoding reads a 16-bit weight for 2 FLOPs a sequence: below a batch of 295 memory limits; 32 reach 11 %"),
+    "sglang2024": Citation("SGLang team 2024, SGLang v0.4, blog",
+        "an engine that does not overlap it spends up to 50 % of its time on CPU work"),
+    "vllm2024": Citation("vLLM team 2024, vLLM v0.6.0, blog",
+        "Llama 3 8B on one H100 before: 33 % of the time in the API server, 29 % in scheduling"),
+    "weng2023": Citation("Weng et al. 2023, Beware of Fragmentation, ATC",
+        "better placement leaves up to 49 % fewer GPUs unallocated in a cluster of more than 6,200"),
+    "xiang2025": Citation("Xiang et al. 2025, Aegaeon, SOSP",
+        "17.7 % of a model market's GPUs serve 1.35 % of its requests; pooled, 213 GPUs do the work of 1,192"),
+    "yu2022": Citation("Yu et al. 2022, Orca, OSDI",
+        "GPT-3 175B: batching by iteration has 36.9 times the throughput at the same latency"),
+    "zhong2024": Citation("Zhong et al. 2024, DistServe, OSDI",
+        "with prefill and decode apart, up to 7.4 times the requests within the same latency targets"),
+}  # fmt: skip
 
-EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "training": MappingProxyType(
-            {
-                "unavailable": 2, "idle_allocation": 10, "oversized_allocation": 1,
-                "hung": 1, "failure_recovery": 2, "startup": 1, "checkpoint": 2, "data_stall": 4, "host_overhead": 4,
-                "unattributed_stall": 1, "exposed_communication": 9,
-                "pipeline_bubble": 5, "memory_bound": 13, "low_parallelism": 5, "other_compute": 4, "throttled": 1,
-                "recomputation": 5, "padding": 1, "rework": 1,
-                "useful": 28,
-            }
-        ),
-        "inference": MappingProxyType(
-            {
-                "unavailable": 1, "idle_allocation": 24, "oversized_allocation": 6,
-                "failure_recovery": 1, "startup": 2, "kv_cache_wait": 2, "batching": 6, "host_overhead": 5,
-                "unattributed_stall": 1, "exposed_communication": 3, "prefill_decode_interference": 4,
-                "memory_bound": 26, "low_parallelism": 4, "other_compute": 2, "throttled": 1,
-                "rejected_speculation": 1, "kv_cache_pressure": 1,
-                "useful": 10,
-            }
-        ),
-    }
-)  # fmt: skip
-"""Of 100 paid GPU-hours the hours of each row of LEAKS and the useful ones: examples (E), not measurements.
+EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = {
+    "training": {
+        "unavailable": 2, "idle_allocation": 10, "oversized_allocation": 1,
+        "hung": 1, "failure_recovery": 2, "startup": 1, "checkpoint": 2, "data_stall": 4, "host_overhead": 4,
+        "unattributed_stall": 1, "exposed_communication": 9,
+        "pipeline_bubble": 5, "memory_bound": 13, "low_parallelism": 5, "other_compute": 4, "throttled": 1,
+        "recomputation": 5, "padding": 1, "rework": 1,
+        "useful": 28,
+    },
+    "inference": {
+        "unavailable": 1, "idle_allocation": 24, "oversized_allocation": 6,
+        "failure_recovery": 1, "startup": 2, "kv_cache_wait": 2, "batching": 6, "host_overhead": 5,
+        "unattributed_stall": 1, "exposed_communication": 3, "prefill_decode_interference": 4,
+        "memory_bound": 26, "low_parallelism": 4, "other_compute": 2, "throttled": 1,
+        "rejected_speculation": 1, "kv_cache_pressure": 1,
+        "useful": 10,
+    },
+}  # fmt: skip
+"""Examples (E, not measured) of how 100 paid GPU-hours divide into rows of LEAKS and useful hours.
 
-By layer, and in it in the order of LEAKS; a row that is not there has none.
+Ordered by layer, then as in LEAKS; missing rows are 0.
 """

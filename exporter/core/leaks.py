@@ -1,13 +1,14 @@
-"""LEAKS lists every way a paid GPU-second is lost, one row each, in the order in which they take their share.
+"""Defines LEAKS, one row per way in which a paid GPU-second is lost, in the order in which they draw from the pools.
 
-Owns the table, its detectors, and the splitting of a span. A detector returns parts per million of the span;
-`split_into_leaks` clips it to what its pools still hold, so no estimate can take what is not there.
-Refuses time and money: a row determines which share of a span is lost, the ledger how long the span was.
+Contains the table, its detectors, and the splitting of a span. A detector returns parts per million of the span;
+`split_into_leaks` clips them to what its pools still hold, so no estimate can exceed the measured time.
+Shares only: the ledger multiplies them by the duration.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -31,72 +32,73 @@ from exporter.core.workload import (
 )
 
 WAIT, SLACK, CLOCK, TENSOR, UNRESOLVED = range(5)
-"""Waiting (no kernel); a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
-kernel time whose worth cannot be known."""
+"""Pools: no kernel; a kernel without tensor work; tensor time lost to the clock; tensor time at full clock;
+kernel time whose usefulness is unknown."""
 REPORTING = "reporting"
-"""The sign of a stretch whose owner, or the owner's serving engine, says what it does."""
-POOL_NAMES = ("wait", "slack", "clock", "tensor", "unresolved")
+"""Indicator of a span whose owner, or its serving engine, reports what it does."""
+
+
+_NO_SHARES = ServingShares()
 
 
 class Span(Struct, gc=False):
-    """One owner's part of a stretch of one GPU's time, in one state."""
+    """One owner's part of an interval of one GPU, in one state."""
 
     ev: Evidence
     state: State
     policy: Policy
     pools: list[int]
-    """What each pool holds, parts per million of the whole stretch; pouring empties them."""
+    """What each pool holds, parts per million of the interval; detectors drain them."""
     whole: int
-    """This owner's share of the stretch, parts per million."""
+    """This owner's share of the interval, parts per million."""
     gpus: int = 1
     restarts: int = 0
     signs: frozenset[str] = NO_SIGNS
     ms: int = 0
-    """How long it lasts; needed where somebody speaks."""
+    """Duration in milliseconds; required with `credit`."""
     credit: WorkloadCredit | None = None
-    """What the owner says of itself, while that holds."""
+    """Balances from the owner's reports, while they are valid."""
     model_ppm: int | None = None
-    """What of the tensor work is known to be that of steps, repeated ones included, ppm; None: nobody says."""
+    """Tensor work of training steps, repeated ones included, by reported FLOPs, ppm; None: not reported."""
     surplus: int = 0
-    """What of the GPU its owner has never needed, parts per million of the whole stretch."""
+    """The part of the GPU its owner has never needed, parts per million of the interval."""
 
-    def reported(self, balance: int) -> int | None:
-        """What the owner's word still covers, ppm; None: it has never said anything of that."""
+    def reported(self, balance: int, estimate: int = 0) -> int:
+        """What the balance still covers, ppm; `estimate` if it was never reported."""
         credit = self.credit
-        return None if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+        return estimate if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+
+    @property
+    def shares(self) -> ServingShares:
+        """Loss shares from the serving engine's last report; all 0 without one."""
+        return _NO_SHARES if self.credit is None else self.credit.shares
 
     @property
     def spinning(self) -> bool:
-        """The kernel only waits for a peer."""
+        """The kernel only polls for a peer."""
         return self.ev.spin == SPIN
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """Waiting in a reported phase; else all while much flows from device to host and the engine hardly runs (E)."""
-    reported = None if span.credit is None else span.reported(CHECKPOINT)
-    if reported is not None:
-        return reported
+    """The reported phase; else all waiting during high device-to-host traffic with a nearly idle engine (E)."""
     ev, policy = span.ev, span.policy
-    saving = (ev.pcie_tx or 0.0) >= policy.checkpoint_pcie_bytes_per_second
-    return left if saving and ev.engine < policy.checkpoint_engine else 0
+    saving = (ev.pcie_tx or 0.0) >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
+    return span.reported(CHECKPOINT, left if saving else 0)
 
 
 LINK_BYTES_IN_DRAM = 2
-"""A byte on the link is read from or written to memory about twice (E)."""
+"""DRAM bytes read or written per byte on the link (E)."""
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
-    """Slack of a job of several GPUs: all while it spins, else what it reports, else what the link shows (E)."""
+    """Slack of a job with several GPUs: all while spinning, else the reported phase, else from link traffic (E)."""
     if span.gpus == 1:
         return 0
-    if span.spinning:
-        return left
-    reported = None if span.credit is None else span.reported(COMMUNICATION)
-    return _estimate_communication(span, left) if reported is None else reported
+    return left if span.spinning else span.reported(COMMUNICATION, _estimate_communication(span, left))
 
 
 def _estimate_communication(span: Span, left: int) -> int:
-    """All while it only communicates, or the share of the time that the link's traffic and idle SMs tell of."""
+    """All slack while it only communicates, else the share of time estimated from link traffic and idle SMs."""
     ev = span.ev
     rate, capacity = _link_rate_and_capacity(ev)
     if rate is None or not capacity:
@@ -111,7 +113,7 @@ def _estimate_communication(span: Span, left: int) -> int:
 
 
 def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
-    """Rate and one-way capacity of what joins the GPUs: NVLink, or PCIe on a board without it; bytes per second."""
+    """Rate and one-way capacity of NVLink, or of PCIe on a board without it; bytes per second."""
     spec = ev.device.spec
     if spec is None:
         return None, None
@@ -130,23 +132,8 @@ def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
     return ev.tensor < policy.link_tensor * ev.engine and own_dram < policy.link_dram * ev.engine
 
 
-def detect_data_stall(span: Span, left: int) -> int:
-    """Waiting in a reported phase; else all of it while the GPU starves: it works or waits, and input bursts in (E)."""
-    reported = span.reported(DATA)
-    if reported is not None:
-        return reported
-    return left if STARVED in span.signs else 0
-
-
-def detect_failure_recovery(span: Span, left: int) -> int:
-    """All waiting before the first work of a job that the scheduler has restarted; and reported restoring."""
-    if span.restarts and BEGINNING in span.signs:
-        return left
-    return span.reported(RESTORE) or 0
-
-
 def detect_host_overhead(span: Span, left: int) -> int:
-    """All waiting while the engine is part-busy and its kernels fill less than half the SMs (E); asked only if even."""
+    """All waiting while the engine is partly busy with kernels that fill few SMs (E); requires even activity."""
     ev, policy = span.ev, span.policy
     part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
@@ -154,14 +141,14 @@ def detect_host_overhead(span: Span, left: int) -> int:
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:
-    """All waiting; of a server that polls for requests by a kernel also that kernel's time."""
-    if span.credit is not None and span.credit.shares.no_demand:
+    """All waiting of a zombie or an engine without requests; also the time of a kernel that polls for requests."""
+    if span.shares.no_demand:
         return left if span.spinning else span.pools[WAIT]
     return span.pools[WAIT] if span.state is State.ZOMBIE else 0
 
 
 def detect_low_parallelism(span: Span, left: int) -> int:
-    """Of the slack, the share of the engine's time an SM stood empty; nothing where SM activity is not seen."""
+    """Slack times the share of idle SMs while the engine runs; 0 without SM activity."""
     ev = span.ev
     if ev.sm is None or not ev.engine:
         return 0
@@ -169,39 +156,29 @@ def detect_low_parallelism(span: Span, left: int) -> int:
 
 
 def detect_memory_bound(span: Span, left: int) -> int:
-    """Of the slack, DRAM activity over its ceiling while the engine runs; nothing where DRAM is not seen."""
+    """Slack times DRAM activity over its ceiling while the engine runs; 0 without DRAM activity."""
     ev, spec = span.ev, span.ev.device.spec
     if ev.dram is None or spec is None or not ev.engine:
         return 0
     return int(left * min(1.0, ev.dram / (spec.dram_ceiling * ev.engine)))
 
 
-def detect_pipeline_bubble(span: Span, _: int) -> int:
-    """What the job, or its pipeline's schedule, leaves empty."""
-    return span.reported(BUBBLE) or 0
-
-
 def detect_recomputation(span: Span, left: int) -> int:
-    """Of tensor work beyond the model's FLOPs what the policy of recomputation explains."""
+    """Tensor work beyond the model's FLOPs, up to what the job's recomputation explains."""
     if span.model_ppm is None or span.credit is None:
         return 0
     span.credit.add_recomputation(span.pools[TENSOR], span.ms)
     return min(left - span.model_ppm, span.credit.available(RECOMPUTATION, span.ms))
 
 
-def detect_padding(span: Span, left: int) -> int:
-    """The rest of tensor work beyond the model's FLOPs."""
-    return 0 if span.model_ppm is None else left - span.model_ppm
-
-
 def detect_rework(span: Span, left: int) -> int:
-    """FLOPs of steps that had been made before; where no FLOPs are told, all while such steps are made."""
+    """FLOPs of repeated steps; if FLOPs are not reported, all tensor work during repeated steps."""
     credit = span.credit
     return 0 if credit is None else left if credit.rework else credit.available(REPEATED, span.ms)
 
 
 def use_reported_flops(span: Span) -> None:
-    """Where no counter sees tensor work the model's FLOPs stand for it; the rest of kernel time is slack then."""
+    """Without tensor counters, use the reported model FLOPs as tensor work and the remaining kernel time as slack."""
     pools, model = span.pools, span.model_ppm or 0
     known = min(model, pools[UNRESOLVED])
     pools[TENSOR] += known
@@ -209,47 +186,10 @@ def use_reported_flops(span: Span) -> None:
     pools[UNRESOLVED] = 0
 
 
-_NO_SHARES = ServingShares()
-
-
-def _serving_shares(span: Span) -> ServingShares:
-    return _NO_SHARES if span.credit is None else span.credit.shares
-
-
-def detect_kv_cache_wait(span: Span, left: int) -> int:
-    """All waiting while requests queue and the KV cache is full."""
-    return left if _serving_shares(span).kv_full else 0
-
-
-def detect_batching(span: Span, left: int) -> int:
-    """Waiting and kernels without tensor work, as far as slots are empty though requests queue (E)."""
-    return left * _serving_shares(span).empty_slots // PPM
-
-
-def detect_prefill_interference(span: Span, left: int) -> int:
-    """As far as prefills beside them have stretched the time between two tokens (E)."""
-    return left * _serving_shares(span).prefill_slowdown // PPM
-
-
-def detect_rejected_speculation(span: Span, _: int) -> int:
-    """Tensor work on draft tokens that were thrown away."""
-    return span.pools[TENSOR] * _serving_shares(span).rejected_drafts // PPM
-
-
-def detect_kv_cache_pressure(span: Span, _: int) -> int:
-    """Tensor work on tokens that had been computed before they were evicted."""
-    return span.pools[TENSOR] * _serving_shares(span).recomputed // PPM
-
-
-def detect_startup(span: Span, left: int) -> int:
-    """All waiting before the first work, and what the job later calls its start-up."""
-    return left if BEGINNING in span.signs else span.reported(STARTUP) or 0
-
-
 def charge_surplus(
     taken: list[tuple[int, int]], surplus: int, *, to: int, sizable: Container[int]
 ) -> list[tuple[int, int]]:
-    """`taken` with at most `surplus` ppm moved to leak `to`, from each of the `sizable` leaks pro rata."""
+    """Move at most `surplus` ppm of `taken` to leak `to`, from each of the `sizable` leaks pro rata."""
     lost = [ppm if index in sizable else 0 for index, ppm in taken]
     whole = sum(lost)
     if not whole:
@@ -264,207 +204,180 @@ def charge_surplus(
 
 
 Detector = Callable[[Span, int], int]
-"""`take(span, left)`: parts per million of the stretch it takes, out of the `left` that its pools still hold."""
+"""`detector(span, left)`: parts per million of the interval that the leak takes, of `left` in its pools."""
 _WORKING = frozenset({State.ZOMBIE, State.STALLED, State.ACTIVE})
 LAYERS = ("gau", "ectr", "emfu", "useful", "unresolved", "unobserved")
-"""What a second counts as: a loss of one of the three layers, or one of the three outcomes that are no loss."""
+"""What a second counts as: a loss in one of the three layers, or one of the three outcomes that are no loss."""
 
 
 class Leak(Struct, frozen=True):
-    """One row. `pools` are drained in their order; in a state it `swallows` it takes the whole stretch."""
+    """One leak. It drains `pools` in order; in states of `takes_all_in` it takes the whole interval."""
 
     name: str
     layer: str
     description: str
-    """What it takes, in words; the catalogue and the page print it."""
+    """Shown in docs/leaks.md and on the page."""
     pools: tuple[int, ...] = ()
     evidence: str = "measured"
-    """measured, estimated; reported, engine: taken only when a workload or a serving engine says so. What is both is
-    estimated until the workload speaks."""
+    """measured, estimated, reported (by the workload) or engine (reported by a serving engine). With two kinds, the
+    second applies until the workload reports."""
     team: str = "platform"
     watch: str = ""
     """The metric to watch."""
     fix: str = ""
-    """What to do first."""
+    """The first remedy."""
     colour: str = "#8C96A3"
-    """On the page and the dashboards, #RRGGBB: a hue of its layer (Okabe and Ito), unlike that of any other leak."""
+    """Colour on the page and the dashboards, #RRGGBB: a hue of its layer (Okabe and Ito), unique to the leak."""
     detector: Detector | None = None
-    """None: it is not poured into, but takes from those that are."""
+    """None: it takes whole intervals, or from other leaks."""
     signs: tuple[str, ...] = ()
-    """Signs (see `track` and SPEAKS) without any of which it is not asked."""
+    """Indicators (of `states`, or REPORTING) of which at least one is required; empty: none is."""
     takes_all_in: frozenset[State] = frozenset()
     states: frozenset[State] = _WORKING
     reporting_states: frozenset[State] = frozenset()
-    """Further states in which it is asked while the owner speaks."""
+    """Further states in which it applies while the owner reports."""
     balance: int | None = None
-    """What it takes is drawn from this balance of the owner's (see `told`)."""
+    """What it takes is deducted from this balance of the owner (see `workload`)."""
 
 
 def take_remainder(_: Span, left: int) -> int:
-    """All that is left; `pour` knows this detector and need not call it."""
+    """All that is left; `split_into_leaks` recognises this detector and skips the call."""
     return left
 
 
 LEAKS: tuple[Leak, ...] = (
-    Leak(
-        "unavailable", "gau", "all time a GPU cannot be scheduled and does not work",
+    Leak("unavailable", "gau", "all time a GPU cannot be scheduled and does not work",
         takes_all_in=frozenset({State.UNAVAILABLE}),
-        watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains", colour="#AF2C1F",
-    ),
-    Leak(
-        "idle_allocation", "gau", "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
+        watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains", colour="#AF2C1F"),
+    Leak("idle_allocation", "gau",
+        "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
         pools=(WAIT, SLACK), detector=detect_idle_allocation, states=frozenset({State.ZOMBIE}),
         reporting_states=_WORKING, takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
-        colour="#DE6F0E",
-    ),
-    Leak(
-        "hung", "ectr", "all time a job spins without progress, its idle culprits included",
+        colour="#DE6F0E"),
+    Leak("hung", "ectr", "all time a job spins without progress, its idle culprits included",
         takes_all_in=frozenset({State.HUNG}), team="training",
         watch="MTTD, MTTR, goodput", fix="dump stacks on the culprit rank, then restart from the checkpoint",
-        colour="#86319E",
-    ),
-    Leak(
-        "failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
-        pools=(WAIT,), evidence="reported or measured", detector=detect_failure_recovery, signs=(BEGINNING, REPORTING),
+        colour="#86319E"),
+    Leak("failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
+        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE),
         balance=RESTORE, team="training",
-        watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9",
-    ),
-    Leak(
-        "startup", "ectr", "waiting from the allocation to the first work",
-        pools=(WAIT,), evidence="reported or measured", detector=detect_startup, signs=(BEGINNING, REPORTING),
-        balance=STARTUP,
+        watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9"),
+    Leak("startup", "ectr", "waiting from the allocation to the first work",
+        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: left if BEGINNING in span.signs else span.reported(STARTUP), balance=STARTUP,
         watch="time from allocation to first work", fix="cache images, weights and compiled kernels on the node",
-        colour="#AD52B4",
-    ),
-    Leak(
-        "checkpoint", "ectr", "waiting while state is copied to the host",
+        colour="#AD52B4"),
+    Leak("checkpoint", "ectr", "waiting while state is copied to the host",
         pools=(WAIT,), evidence="reported or estimated", detector=detect_checkpoint, balance=CHECKPOINT,
         team="training",
-        watch="checkpoint seconds per hour", fix="save asynchronously and in shards", colour="#F0A1F6",
-    ),
-    Leak(
-        "data_stall", "ectr", "waiting for input",
-        pools=(WAIT,), evidence="reported or estimated", detector=detect_data_stall, signs=(STARVED, REPORTING),
+        watch="checkpoint seconds per hour", fix="save asynchronously and in shards", colour="#F0A1F6"),
+    Leak("data_stall", "ectr", "waiting for input",
+        pools=(WAIT,), evidence="reported or estimated", signs=(STARVED, REPORTING),
+        detector=lambda span, left: span.reported(DATA, left if STARVED in span.signs else 0),
         balance=DATA, team="data",
-        watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A",
-    ),
-    Leak(
-        "pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",
-        pools=(WAIT, SLACK), evidence="reported", detector=detect_pipeline_bubble, signs=(REPORTING,), balance=BUBBLE,
-        team="training",
-        watch="bubble ratio", fix="more microbatches or interleaved stages", colour="#0B7D9E",
-    ),
-    Leak(
-        "kv_cache_wait", "ectr", "waiting while requests queue because the KV cache is full",
-        pools=(WAIT,), evidence="engine", detector=detect_kv_cache_wait, signs=(REPORTING,), team="serving",
-        watch="KV-cache use, preemptions", fix="quantise or page the KV cache; add a replica", colour="#DB6BC0",
-    ),
-    Leak(
-        "batching", "ectr", "empty batch slots while requests queue",
-        pools=(WAIT, SLACK), evidence="engine", detector=detect_batching, signs=(REPORTING,), team="serving",
-        watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999",
-    ),
-    Leak(
-        "host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
+        watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A"),
+    Leak("pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",
+        pools=(WAIT, SLACK), evidence="reported", signs=(REPORTING,), balance=BUBBLE,
+        detector=lambda span, _: span.reported(BUBBLE), team="training",
+        watch="bubble ratio", fix="more microbatches or interleaved stages", colour="#0B7D9E"),
+    Leak("kv_cache_wait", "ectr", "waiting while requests queue because the KV cache is full",
+        pools=(WAIT,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left if span.shares.kv_full else 0,
+        watch="KV-cache use, preemptions", fix="quantise or page the KV cache; add a replica", colour="#DB6BC0"),
+    Leak("batching", "ectr", "empty batch slots while requests queue",
+        pools=(WAIT, SLACK), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left * span.shares.empty_slots // PPM,
+        watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
+    Leak("host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
         pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY,), team="training",
         watch="host-bound fraction", fix="CUDA graphs, compilation, fused kernels, a faster host loop",
-        colour="#FF9ED8",
-    ),
-    Leak(
-        "unattributed_stall", "ectr", "the rest of waiting",
+        colour="#FF9ED8"),
+    Leak("unattributed_stall", "ectr", "the rest of waiting",
         pools=(WAIT,), detector=take_remainder, team="training",
-        watch="stall seconds by job", fix="let the job report its phases; profile one step", colour="#9F2A6C",
-    ),
-    Leak(
-        "exposed_communication", "ectr", "kernels that only move data between GPUs or wait for a peer",
+        watch="stall seconds by job", fix="let the job report its phases; profile one step", colour="#9F2A6C"),
+    Leak("exposed_communication", "ectr", "kernels that only move data between GPUs or wait for a peer",
         pools=(SLACK,), evidence="reported or estimated", detector=detect_exposed_communication, balance=COMMUNICATION,
         team="training",
         watch="exposed communication", fix="overlap with compute; place ranks closer; find the straggler",
-        colour="#E3679F",
-    ),
-    Leak(
-        "prefill_decode_interference", "ectr", "decode steps stretched by prefills beside them",
-        pools=(SLACK,), evidence="engine", detector=detect_prefill_interference, signs=(REPORTING,), team="serving",
+        colour="#E3679F"),
+    Leak("prefill_decode_interference", "ectr", "decode steps stretched by prefills beside them",
+        pools=(SLACK,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, left: left * span.shares.prefill_slowdown // PPM,
         watch="TTFT, inter-token p99", fix="chunked prefill, or prefill and decode on GPUs of their own",
-        colour="#C1487B",
-    ),
-    Leak(
-        "memory_bound", "emfu", "kernels limited by DRAM",
+        colour="#C1487B"),
+    Leak("memory_bound", "emfu", "kernels limited by DRAM",
         pools=(SLACK,), detector=detect_memory_bound, team="model",
-        watch="arithmetic intensity", fix="bigger batches, fused kernels, lower precision", colour="#4AC6FA",
-    ),
-    Leak(
-        "low_parallelism", "emfu", "SMs without a warp while a kernel runs",
+        watch="arithmetic intensity", fix="bigger batches, fused kernels, lower precision", colour="#4AC6FA"),
+    Leak("low_parallelism", "emfu", "SMs without a warp while a kernel runs",
         pools=(SLACK,), detector=detect_low_parallelism, team="model",
-        watch="per-workload memory and compute use", fix="bigger batches; a smaller GPU or MIG slice", colour="#016085",
-    ),
-    Leak(
-        "other_compute", "emfu", "the rest of kernel time without tensor work",
+        watch="per-workload memory and compute use", fix="bigger batches; a smaller GPU or MIG slice",
+        colour="#016085"),
+    Leak("other_compute", "emfu", "the rest of kernel time without tensor work",
         pools=(SLACK,), detector=take_remainder, team="model",
         watch="tensor share of kernel time", fix="move the work to tensor cores; profile the top kernels",
-        colour="#38A2DF",
-    ),
-    Leak(
-        "throttled", "emfu", "tensor time lost because the clock is below the reference",
+        colour="#38A2DF"),
+    Leak("throttled", "emfu", "tensor time lost because the clock is below the reference",
         pools=(CLOCK,), detector=take_remainder,
-        watch="clock event reasons", fix="cooling, power limit, clock settings", colour="#0978B7",
-    ),
-    Leak(
-        "rejected_speculation", "emfu", "draft tokens computed and thrown away",
-        pools=(TENSOR,), evidence="engine", detector=detect_rejected_speculation, signs=(REPORTING,), team="serving",
-        watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts", colour="#78BEFD",
-    ),
-    Leak(
-        "kv_cache_pressure", "emfu", "tokens computed twice after eviction",
-        pools=(TENSOR,), evidence="engine", detector=detect_kv_cache_pressure, signs=(REPORTING,), team="serving",
-        watch="preemptions", fix="more KV memory per request; limit concurrency", colour="#0C599D",
-    ),
-    Leak(
-        "recomputation", "emfu", "activations computed twice to save memory",
+        watch="clock event reasons", fix="cooling, power limit, clock settings", colour="#0978B7"),
+    Leak("rejected_speculation", "emfu", "draft tokens computed and thrown away",
+        pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, _: span.pools[TENSOR] * span.shares.rejected_drafts // PPM,
+        watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts",
+        colour="#78BEFD"),
+    Leak("kv_cache_pressure", "emfu", "tokens computed twice after eviction",
+        pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
+        detector=lambda span, _: span.pools[TENSOR] * span.shares.recomputed // PPM,
+        watch="preemptions", fix="more KV memory per request; limit concurrency", colour="#0C599D"),
+    Leak("recomputation", "emfu", "activations computed twice to save memory",
         pools=(TENSOR,), evidence="reported", detector=detect_recomputation, signs=(REPORTING,), balance=RECOMPUTATION,
         team="training",
-        watch="HFU-MFU gap", fix="selective recomputation", colour="#609AE7",
-    ),
-    Leak(
-        "padding", "emfu", "padded sequences and tiles, dropped expert slots",
-        pools=(TENSOR,), evidence="reported", detector=detect_padding, signs=(REPORTING,), team="data",
-        watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles", colour="#4370BD",
-    ),
-    Leak(
-        "rework", "emfu", "steps run a second time after a restart",
+        watch="HFU-MFU gap", fix="selective recomputation", colour="#609AE7"),
+    Leak("padding", "emfu", "padded sequences and tiles, dropped expert slots",
+        pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
+        detector=lambda span, left: 0 if span.model_ppm is None else left - span.model_ppm,
+        watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles", colour="#4370BD"),
+    Leak("rework", "emfu", "steps run a second time after a restart",
         pools=(TENSOR,), evidence="reported", detector=detect_rework, signs=(REPORTING,), balance=REPEATED,
         team="training",
-        watch="steps repeated per restart", fix="checkpoint more often", colour="#95B6FD",
-    ),
-    Leak(
-        "oversized_allocation", "gau", "the part of a GPU a job never needed, out of what was lost anyway",
+        watch="steps repeated per restart", fix="checkpoint more often", colour="#95B6FD"),
+    Leak("oversized_allocation", "gau", "the part of a GPU a job never needed, out of what was lost anyway",
         evidence="estimated", team="scheduling",
-        watch="peak need against the smallest slice", fix="MIG slice or a smaller board", colour="#FBAC16",
-    ),
+        watch="peak need against the smallest slice", fix="MIG slice or a smaller board", colour="#FBAC16"),
 )  # fmt: skip
 
 LEAK_NAMES = (*(leak.name for leak in LEAKS), "useful", "unresolved", "unobserved")
-"""Every value of the label `leak`: the leaks, then the outcomes that are none."""
+"""Every value of the label `leak`: the leaks, then the outcomes that are no loss."""
 LAYER_OF = (*(leak.layer for leak in LEAKS), "useful", "unresolved", "unobserved")
-"""The layer of each, in the order of NAMES."""
+"""The layer of each, in the order of LEAK_NAMES."""
 USEFUL_INDEX, UNRESOLVED_INDEX, UNOBSERVED_INDEX = (
     LEAK_NAMES.index(name) for name in ("useful", "unresolved", "unobserved")
 )
+Amount = TypeVar("Amount", int, float)
+
+
+def sum_by_layer(column: Iterable[Amount]) -> dict[str, Amount]:
+    """Sum a column in the order of LEAK_NAMES by layer, including zeros."""
+    sums: dict[str, Amount] = dict.fromkeys(LAYERS, 0)
+    for layer, amount in zip(LAYER_OF, column, strict=True):
+        sums[layer] += amount
+    return sums
+
 
 _BALANCE_OF = {i: leak.balance for i, leak in enumerate(LEAKS) if leak.balance is not None}
 _OVERSIZED_INDEX = LEAK_NAMES.index("oversized_allocation")
 _SIZABLE = range(LEAK_NAMES.index("failure_recovery"), LEAK_NAMES.index("rework") + 1)
-"""Losses of a GPU that somebody has and that works: what a smaller one would not have had."""
+"""Losses of an allocated, working GPU, which a smaller GPU would not have had."""
 MEMORY_BOUND_INDEX = LEAK_NAMES.index("memory_bound")
 
 DetectorPlan = tuple[tuple[int, tuple[int, ...], tuple[tuple[int, Detector], ...]], ...]
-"""The only pool or -1, all pools, and the leaks to ask for them in order, each with its index into NAMES."""
+"""Groups of leaks that share pools, in order: the only pool or -1, all pools, (index in LEAK_NAMES, detector) pairs."""
 _plans: dict[tuple[State, frozenset[str]], DetectorPlan] = {}
 
 
 def _plan(state: State, signs: frozenset[str]) -> DetectorPlan:
-    """Rows that can take anything from a stretch in this state with these signs, neighbours of one pool together."""
+    """The leaks that apply in this state with these indicators, with neighbours that share pools in one group."""
     applicable = [
         (leak.pools, (i, leak.detector))
         for i, leak in enumerate(LEAKS)
@@ -488,11 +401,11 @@ _TAKES_ALL = {state: i for i, leak in enumerate(LEAKS) for state in leak.takes_a
 }
 
 LeakShares = list[tuple[int, int]]
-"""(index into NAMES, parts per million of the stretch), adding up to the span's whole."""
+"""(index into LEAK_NAMES, parts per million of the interval), adding up to the span's `whole`."""
 
 
 def split_into_leaks(span: Span) -> LeakShares:
-    """Give all of a span to leaks and outcomes: each part once, none twice, 0 <= taken <= left."""
+    """Assign all of a span to leaks and outcomes, each part exactly once."""
     takes_all = _TAKES_ALL.get(span.state)
     if takes_all is not None:
         return [(takes_all, span.whole)]
@@ -519,7 +432,7 @@ def split_into_leaks(span: Span) -> LeakShares:
 
 
 def _finish(span: Span, taken: LeakShares) -> LeakShares:
-    """What no leak has taken is an outcome; what was told is spent; what was too large was lost for that."""
+    """Assign the remainder to outcomes, deduct balances, and move losses of a surplus to oversized_allocation."""
     left = span.pools
     if left[TENSOR]:
         taken.append((USEFUL_INDEX, left[TENSOR]))
@@ -531,7 +444,7 @@ def _finish(span: Span, taken: LeakShares) -> LeakShares:
 
 
 def _draw_balances(span: Span, credit: WorkloadCredit, taken: LeakShares) -> None:
-    """Draw what was booked from what was told."""
+    """Deduct what was booked from the owner's balances."""
     for index, ppm in taken:
         balance = _BALANCE_OF.get(index)
         if balance is not None:

@@ -1,7 +1,7 @@
-"""Keeps the two sets of books: per GPU and leak, never evicted; per job and leak, evicted a while after the job ends.
+"""Keeps the books: per GPU and leak, never evicted; per job and leak, evicted some time after the job ends.
 
-Owns posting, and the law: for every GPU, always, the parts add up to what was paid, as integers. Also owns the smallest
-MIG slice that would have held a job. Refuses to judge: what it posts was decided elsewhere. Entries are never reversed.
+Guarantees the conservation law: for every GPU, at any time, the parts add up to what was paid, as integers. Also finds
+the smallest MIG slice that would have sufficed for a job. Entries are never reversed.
 """
 
 from collections import Counter, deque
@@ -18,30 +18,30 @@ from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
-from exporter.core.states import BoardHealth, GpuTimers, Thresholds, thresholds_of
+from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
 from exporter.core.workload import TrainingProgress, TrainingRun, WorkloadCredit
 
 _MIG_SLICES = {7: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4)), 4: ((1, 1), (2, 2))}
-"""By the compute slices of a whole board: compute and memory slices of each profile, the smallest first."""
+"""Compute slices of a whole board -> compute and memory slices of each MIG profile, smallest first."""
 
 
 class MigSlice(Struct, frozen=True):
-    """A MIG profile, as a part of its board."""
+    """A MIG profile and its share of the board."""
 
     profile: str
-    """As NVIDIA writes it: 1g.10gb."""
+    """Profile name, such as 1g.10gb."""
     compute: int
-    """Parts per million of the board's compute slices."""
+    """Share of the compute slices, ppm."""
     memory: float
-    """Share of its memory, and of its bandwidth."""
+    """Share of memory and of memory bandwidth, 0-1."""
 
 
 def mig_slices(spec: Spec) -> tuple[MigSlice, ...]:
-    """Profiles smaller than the whole board, the smallest first; none where it has no MIG or is not known."""
+    """MIG profiles smaller than the whole board, smallest first; empty without MIG or if unknown."""
     whole, memory = spec.slices, spec.memory_gb
     if whole not in _MIG_SLICES or memory is None:
         return ()
-    parts = 8 if whole == 7 else 4  # noqa: PLR2004  as the guide has it
+    parts = 8 if whole == 7 else 4  # noqa: PLR2004  memory slices, by NVIDIA's MIG user guide
     return tuple(
         MigSlice(f"{g}g.{floor(memory * m / parts + 0.5)}gb", g * PPM // whole, m / parts)
         for g, m in _MIG_SLICES[whole]
@@ -49,26 +49,26 @@ def mig_slices(spec: Spec) -> tuple[MigSlice, ...]:
 
 
 class PeakDemand(Struct, eq=False):
-    """The most that a job on one GPU has used of it so far, and the time beyond the slice that would have held it."""
+    """Peak use of a GPU by a single-GPU job, and the GPU time beyond the smallest sufficient MIG slice."""
 
     sm: float = 0.0
     bandwidth: float = 0.0
     memory: float = 0.0
-    """Peaks, as shares of the GPU."""
+    """Peaks, as shares of the GPU, 0-1."""
     known: bool = True
-    """Nothing that must be known was ever missing."""
+    """No required signal was ever missing."""
     seen: int = 0
-    """Nanoseconds of readings."""
+    """Observed nanoseconds."""
     fitting: MigSlice | None = None
     unneeded: int = 0
-    """Nanoseconds of the GPU beyond the slice, since it was known."""
+    """GPU-nanoseconds beyond the slice, since it was determined."""
 
     def add_interval(self, ev: Evidence, start: int, end: int, *, owner: Owner, policy: Policy) -> None:
-        """Take in one piece of a reading of a whole GPU that the job has for itself."""
+        """Add an interval of a whole GPU that the job does not share."""
         reading = ev.reading
         used, total = reading.memory_used_bytes, reading.memory_total_bytes
         if ev.distrust or ev.sm is None or ev.dram is None or used is None or not total:
-            if not ev.distrust:  # what was not told may have been needed
+            if not ev.distrust:  # demand cannot be bounded without the signal
                 self.known, self.fitting = False, None
             return
         self.seen += end - start
@@ -93,15 +93,18 @@ class PeakDemand(Struct, eq=False):
 
 SAMPLE_INTERVAL = 60 * SECOND
 MAX_SAMPLES = 61
-"""An hour of marks, a minute apart, and the one before."""
+"""An hour of samples, one per minute, and the one before."""
 SPREAD_BINS = 20
-"""Engine activity is spread over bins of 5 %."""
+"""Bins of the engine activity histogram, 5 % each."""
+_OBSERVED = (
+    "engine", "utilization", "utilization_seen", "dram", "dram_seen", "bytes", "ofu", "tensor_seen", "flops",
+)  # fmt: skip
 CounterAmounts = tuple[int, float, float, float, float, float, float, float, float]
-"""What the counters said of a while, as `Book.observe` adds it up."""
+"""Increments of the counters _OBSERVED in an interval."""
 
 
 def counter_amounts(ev: Evidence, ms: int, share: int = PPM) -> CounterAmounts | None:
-    """What they said for `ms` milliseconds, `share` parts per million of it; None where they are not believed."""
+    """Counter increments of `ms` milliseconds, of which `share` ppm count; None if the reading is untrusted."""
     if ev.distrust:
         return None
     weight, duration = ev.device.weight, ms * share / (1000 * PPM)
@@ -109,35 +112,35 @@ def counter_amounts(ev: Evidence, ms: int, share: int = PPM) -> CounterAmounts |
     engine = (PPM - ev.wait) * ms
     if weight != PPM or share != PPM:
         engine = (PPM - ev.wait) * weight // PPM * ms * share // PPM
-    utilization = dram = transferred = pure = flops = 0.0
+    utilization = dram = transferred = ofu = flops = 0.0
     utilization_seen = dram_seen = tensor_seen = 0.0
     if ev.utilization is not None:
         utilization, utilization_seen = ev.utilization * seconds, seconds
     if ev.dram is not None:
         dram, dram_seen, transferred = ev.dram * seconds, seconds, ev.bytes * duration
     if ev.tensor is not None and not ev.unresolved:
-        pure, tensor_seen, flops = ev.ofu * seconds / PPM, seconds, ev.flops * duration
-    return engine, utilization, utilization_seen, dram, dram_seen, transferred, pure, tensor_seen, flops
+        ofu, tensor_seen, flops = ev.ofu * seconds / PPM, seconds, ev.flops * duration
+    return engine, utilization, utilization_seen, dram, dram_seen, transferred, ofu, tensor_seen, flops
 
 
 @dataclass(slots=True, eq=False)
 class CounterTotals:
-    """The totals of one GPU or one job up to `until`, in the order in which a checkpoint stores them.
+    """Totals of one GPU or one job up to `until`, in the order in which a checkpoint stores them.
 
-    The law's own are integer nanoseconds; the rest are floats for ratios. A field `..._seen` is the time in seconds in
-    which its neighbour was known.
+    Times are integer nanoseconds; the rest are floats for ratios. A field `X_seen` is the time in seconds in which X
+    was available.
     """
 
     since: int = 0
     until: int = 0
     anchor: int = 0
     weight: int = PPM
-    """Parts per million of a GPU since `anchor`."""
+    """Share of a GPU since `anchor`, ppm."""
     due_before: int = 0
-    """What was due until `anchor`."""
+    """Nanoseconds due up to `anchor`."""
     paid: int = 0
     engine: int = 0
-    """With a kernel."""
+    """GPU-nanoseconds with a kernel."""
     ofu: float = 0.0
     tensor_seen: float = 0.0
     dram: float = 0.0
@@ -147,9 +150,9 @@ class CounterTotals:
     flops: float = 0.0
     bytes: float = 0.0
     reported: float = 0.0
-    """Model FLOPs by the job's own count."""
+    """Model FLOPs reported by the job."""
     reportable: float = 0.0
-    """FLOPs that its GPUs could have done in the time that its reports cover."""
+    """Peak FLOPs of its GPUs over the time that its reports cover."""
 
 
 COUNTER_FIELDS = tuple(field.name for field in fields(CounterTotals))
@@ -158,7 +161,7 @@ counter_values = attrgetter(*COUNTER_FIELDS)
 
 @dataclass(slots=True, eq=False)
 class CounterSample(CounterTotals):
-    """A book's counters at one moment: the beginning or the end of a window."""
+    """A book's counters at one moment, as the beginning or end of a window."""
 
     parts: tuple[int, ...] = ()
     spread: tuple[int, ...] = ()
@@ -166,32 +169,32 @@ class CounterSample(CounterTotals):
 
 @dataclass(slots=True, eq=False)
 class Book(CounterTotals):
-    """Counters of one GPU or one job, by leak as well, with a sample of them for each minute of the last hour."""
+    """Counters of one GPU or one job, in total and by leak, with a sample per minute of the last hour."""
 
     parts: list[int] = field(default_factory=lambda: [0] * len(LEAK_NAMES))
-    """Nanoseconds by leak, in the order of LEAK_NAMES; together they are `paid`."""
+    """Nanoseconds by leak, in the order of LEAK_NAMES; they add up to `paid`."""
     energy: list[float] = field(default_factory=lambda: [0.0] * len(LEAK_NAMES))
     """Joules by leak."""
     unheld: Counter[int] = field(default_factory=Counter)
-    """Of the parts, the nanoseconds in which nobody had the GPU, by index into LEAK_NAMES."""
+    """The part of `parts` in which the GPU was unallocated, by index into LEAK_NAMES."""
     spread: list[int] = field(default_factory=lambda: [0] * SPREAD_BINS)
-    """Milliseconds by engine activity; a job's alone."""
+    """Histogram of engine activity, milliseconds; of jobs only."""
     samples: deque[CounterSample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES), init=False)
     next_sample: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """A window begins with the book."""
+        """Take the first sample, with which the first window begins."""
         self.sample()
 
     @classmethod
     def starting_at(cls, start: int, weight: int = PPM) -> "Book":
-        """An empty book of a device that is `weight` parts per million of a GPU."""
+        """An empty book of a device that counts as `weight` ppm of a GPU."""
         return cls(since=start, until=start, anchor=start, weight=weight)
 
     def post(self, taken: LeakShares, whole: int, ms: int, ev: Evidence) -> None:
         """Add `ms` milliseconds, of which `whole` ppm are split by `taken`. Ppm times milliseconds are nanoseconds.
 
-        `paid` does not add up `taken`: that the two agree is what `conserved` checks.
+        `paid` is not the sum of `taken`, so that `conserved` can check the two against each other.
         """
         parts, energy, rate = self.parts, self.energy, ev.joules * ms
         for index, ppm in taken:
@@ -200,67 +203,52 @@ class Book(CounterTotals):
         self.paid += whole * ms
 
     def post_unheld(self, taken: LeakShares, ms: int) -> None:
-        """Say of what was just posted that nobody had the GPU."""
+        """Count what was just posted as unallocated time."""
         for index, ppm in taken:
             self.unheld[index] += ppm * ms
 
     def observe(self, amounts: CounterAmounts | None) -> None:
-        """Add what the counters said; None: nobody saw."""
+        """Add counter increments; None: unobserved."""
         if amounts is None:
             return
-        engine, utilization, utilization_seen, dram, dram_seen, transferred, pure, tensor_seen, flops = amounts
-        self.engine += engine
-        self.utilization += utilization
-        self.utilization_seen += utilization_seen
-        self.dram += dram
-        self.dram_seen += dram_seen
-        self.bytes += transferred
-        self.ofu += pure
-        self.tensor_seen += tensor_seen
-        self.flops += flops
+        for name, amount in zip(_OBSERVED, amounts, strict=True):
+            setattr(self, name, getattr(self, name) + amount)
 
     def skip_to(self, until: int) -> None:
-        """Leave out the time up to `until`: the GPU was not in the inventory, and nobody paid for it."""
+        """Skip the time up to `until`, in which the GPU was not in the inventory and so not paid for."""
         left_out = max(0, until - self.until)
         self.since += left_out
         self.anchor += left_out
         self.until += left_out
 
     def set_weight(self, weight: int) -> None:
-        """From here on the device is another share of a GPU: instances were cut from it, or given back."""
+        """Change the device's share of a GPU from now on, after MIG instances were created or destroyed."""
         self.due_before, self.anchor, self.weight = self.due(), self.until, weight
 
     def due(self) -> int:
-        """What time and weight alone say must have been paid, nanoseconds."""
+        """Nanoseconds that must have been paid, from time and weight alone."""
         return self.due_before + (self.until - self.anchor) // MS * self.weight
 
     def sample(self) -> None:
-        """Keep the counters of this minute as the beginning of a window."""
+        """Store the counters of this minute as the beginning of a window."""
         self.samples.append(self.counters())
         self.next_sample = (self.until // SAMPLE_INTERVAL + 1) * SAMPLE_INTERVAL
 
     def counters(self) -> CounterSample:
-        """The counters as they stand."""
+        """Copy the current counters."""
         sample = CounterSample(*counter_values(self))
         sample.parts, sample.spread = tuple(self.parts), tuple(self.spread)
         return sample
 
     def window(self, seconds: int) -> CounterSample:
-        """The latest sample that lies at least `seconds` back, or the oldest there is."""
+        """The latest sample at least `seconds` old, or the oldest."""
         horizon = self.until - seconds * SECOND
         return next((sample for sample in reversed(self.samples) if sample.until <= horizon), self.samples[0])
 
 
-class Criteria(Struct, frozen=True):
-    """What one model of GPU is judged by."""
-
-    policy: Policy
-    thresholds: Thresholds
-
-
 @dataclass(slots=True, eq=False)
 class Gpu:
-    """One GPU of the inventory: its book, its timers, and its latest reading."""
+    """One GPU or MIG instance: its book, its timers, and its latest reading."""
 
     device: Device
     since: int
@@ -273,64 +261,64 @@ class Gpu:
     rejected: Counter[str] = field(default_factory=Counter)
     unobserved: Counter[str] = field(default_factory=Counter)
     shared: Counter[str] = field(default_factory=Counter)
-    """Nanoseconds held by several owners, by how they were split: sm or equal."""
+    """Nanoseconds held by several owners, by how they were divided: sm or equal."""
     listed: bool = True
-    """In the inventory now; a book is kept for ever, but only what is listed is paid for."""
+    """Whether it is in the inventory now; books are kept for ever, but only listed GPUs are paid for."""
     reading: Reading | None = None
     last_evidence: Evidence | None = None
-    """The latest that was believed."""
+    """The latest trusted evidence."""
     holders: tuple[Allocation, ...] = ()
     credits: dict[str, WorkloadCredit] = field(default_factory=dict)
-    """What its holders report, by job."""
+    """Balances from its holders' reports, by job ID."""
 
     @classmethod
     def starting_at(cls, start: int, device: Device, criteria: Criteria) -> "Gpu":
-        """A GPU that is paid for from `start` on."""
+        """A GPU that is paid for since `start`."""
         return cls(device, start, criteria, Book.starting_at(start, device.weight))
 
     def saw_start(self, allocation: Allocation, watched_since: int) -> bool:
-        """Whether somebody looked when that hold began."""
+        """Whether the daemon was running when the allocation began."""
         return allocation.start >= max(self.book.since, watched_since)
 
     def held_by(self, job_id: str) -> bool:
-        """Does that job have it now?"""
+        """Whether the job holds the GPU now."""
         return any(allocation.owner.job_id == job_id for allocation in self.holders)
 
     def has_no_own_report(self, job_id: str, at: int) -> bool:
-        """Has no process of the job that works on this very GPU said anything for a minute?"""
+        """Whether no process of the job that uses this GPU has reported for a minute."""
         credit = self.credits.get(job_id)
         return credit is None or at - credit.own_report_at > SAMPLE_INTERVAL
 
 
 AccountKey = tuple[str, str, str]
-"""Team, account, namespace: who is billed."""
+"""Team, account and namespace that are billed."""
 OTHER_ACCOUNTS: AccountKey = ("other", "other", "other")
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job's part of this node: its book adds up over its GPUs."""
+    """One job's part on this node; its book is the sum over its GPUs."""
 
     owner: Owner
     account: AccountKey
     book: Book
     start: int
-    """When it was given its first GPU here."""
+    """When it was allocated its first GPU on this node."""
     awaits_work: bool
-    """Its first kernel is still to come, as far as was seen."""
+    """Its first kernel has not been seen, and its start was observed."""
     billed: tuple[int, ...] = (0,) * len(LEAK_NAMES)
-    """Those of the book's parts that are in an account already."""
+    """The book's parts that are already in an account."""
     first_work: int | None = None
-    """Nanoseconds from the start to that kernel."""
+    """Nanoseconds from the start to the first kernel."""
     peak_demand: PeakDemand | None = None
-    """Of a job on one GPU: the most that it has used of it."""
+    """Peak use of its GPU, for a job on one GPU."""
     progress: TrainingProgress | None = None
-    """What it reports of its training; None: nothing."""
+    """Progress from its training reports; None: no report."""
     service: ServingStats | None = None
-    """What its serving engines report."""
+    """Totals from its serving engines' reports; None: no report."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
-        """Add what one of its GPUs did for `ms` milliseconds up to `end`, and what was said of the job's part of it."""
+        """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""
         book = self.book
         if end > book.until:
             book.until = end
@@ -342,72 +330,69 @@ class Job:
 
 
 class Ledger:
-    """All that is known of a node: its GPUs, its jobs, and counts of what was refused."""
+    """The accounting state of a node: its GPUs, its jobs, and counts of rejected input."""
 
     def __init__(self, policy: Policy | None = None, by_model: Mapping[str, Policy] | None = None) -> None:
-        """`by_model`: policies of models that have one of their own, by the driver's full name or the table's."""
+        """`by_model`: policies of single GPU models, by the driver's full name or that in the specifications table."""
         self._set_policy(policy or Policy(), by_model or {})
         self.state_entries: Counter[State] = Counter()
         """Times a GPU entered a state."""
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
         self.accounts: dict[AccountKey, list[int]] = {}
-        """Nanoseconds by leak, in the order of NAMES, of jobs that are gone; those still here are added when read."""
+        """Billed nanoseconds by leak, in the order of LEAK_NAMES; `account_totals` first adds those of current jobs."""
         self.allocations: dict[str, tuple[Allocation, ...]] = {}
         self.holding: set[str] = set()
-        """Jobs that hold a GPU, as far as is known."""
+        """IDs of jobs known to hold a GPU."""
         self.allocations_at = NEVER
         self.refused: Counter[str] = Counter()
-        """What was refused and cannot be laid to any one GPU."""
+        """Rejected input that belongs to no single GPU, by reason."""
         self.faults: Counter[str] = Counter()
         self.runs: dict[tuple[str, str, str], TrainingRun] = {}
-        """By user, namespace and the name that they gave it; the one heard of last is the last."""
+        """By user, namespace and run ID; the most recently reported run is last."""
         self.conservation_errors = 0
         self.departed: list[Job] = []
-        """Jobs that were dropped in this step."""
+        """Jobs evicted in the last step."""
         self.paid_since: Mapping[str, int] = {}
-        """GPUs that are paid for since a moment that lies before the first word on them: others counted up to then."""
+        """By UUID, since when a GPU is paid for if earlier than its first reading: where an earlier ledger ended."""
         self.watched_since = NEVER
-        """When this process began to watch, if the books are older than that."""
+        """When this process started to observe, if the books are older."""
         self.at: int | None = None
         self.wall = 0
         self.source = ""
 
     def _set_policy(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
         self.policy = policy
-        self.thresholds: Thresholds = thresholds_of(policy)
-        self._default_criteria = Criteria(policy, self.thresholds)
-        self._criteria_by_model = {
-            model: Criteria(model_policy, thresholds_of(model_policy)) for model, model_policy in by_model.items()
-        }
+        self.criteria = criteria_of(policy)
+        self._criteria_by_model = {model: criteria_of(own) for model, own in by_model.items()}
 
     def update_policy(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
-        """Judge by other thresholds from here on. What is booked stays, and so does since when anything is true."""
+        """Apply other thresholds from now on. Booked time and running timers are kept."""
         self._set_policy(policy, by_model)
         for gpu in self.gpus.values():
             before, gpu.criteria = gpu.criteria, self.criteria_for(gpu.device)
             if gpu.criteria != before:
-                gpu.timers.update_thresholds(gpu.criteria.thresholds)
+                gpu.timers.update_criteria(gpu.criteria)
 
     def criteria_for(self, device: Device) -> Criteria:
-        """What a GPU is judged by: its model's own thresholds, else those of all."""
+        """The criteria of the GPU's model, else the default."""
         criteria = self._criteria_by_model.get(device.model)
         if criteria is None and device.spec is not None:
             criteria = self._criteria_by_model.get(device.spec.name)
-        return criteria or self._default_criteria
+        return criteria or self.criteria
 
     @property
     def rejected(self) -> Counter[str]:
-        """Readings and fields refused, on the whole node, by reason."""
+        """Rejected readings and fields of the whole node, by reason."""
         return sum((gpu.rejected for gpu in self.gpus.values()), self.refused.copy())
 
     @property
     def unobserved(self) -> Counter[str]:
-        """GPU-nanoseconds nobody saw, on the whole node, by reason."""
+        """Unobserved GPU-nanoseconds of the whole node, by reason."""
         return sum((gpu.unobserved for gpu in self.gpus.values()), Counter[str]())
 
     def set_allocations(self, allocations: tuple[Allocation, ...]) -> None:
-        """Replace what is known about who holds what."""
+        """Replace all allocations, and update the owners of known jobs."""
         self.allocations = {}
         self.holding = {allocation.owner.job_id for allocation in allocations if allocation.end is None}
         for allocation in map(_on_whole_milliseconds, allocations):
@@ -416,23 +401,26 @@ class Ledger:
             if job is not None and job.owner is not allocation.owner:
                 self._update_owner(job, allocation.owner)
 
-    def open_job(self, allocation: Allocation, start: int, *, awaits_work: bool) -> Job:
-        """A new job's book, beginning at `start`."""
-        account = self._account_of(allocation.owner)
+    def open_job(self, gpu: Gpu, allocation: Allocation, start: int) -> Job:
+        """Create a job whose book begins at `start`, with its first GPU.
+
+        If its allocation began unobserved, its first kernel may have been missed.
+        """
+        account, awaits_work = self._account_of(allocation.owner), gpu.saw_start(allocation, self.watched_since)
         job = Job(allocation.owner, account, Book.starting_at(start), allocation.start, awaits_work)
         job.peak_demand = PeakDemand() if allocation.gpus == 1 else None
         self.jobs[job.owner.job_id] = job
         return job
 
     def _update_owner(self, job: Job, owner: Owner) -> None:
-        """More is known of a job; what was billed before stays where it was billed."""
+        """Update a job's attributes; time billed before stays with the previous account."""
         job.owner, account = owner, self._account_of(owner)
         if account != job.account:
             self._bill(job)
             job.account = account
 
     def _account_of(self, owner: Owner) -> AccountKey:
-        """Who is billed; beyond the limit, all others together."""
+        """The account that is billed; OTHER_ACCOUNTS beyond the limit."""
         account = (owner.team, owner.account, owner.namespace)
         if account not in self.accounts and len(self.accounts) >= self.policy.max_accounts:
             account = OTHER_ACCOUNTS
@@ -440,20 +428,20 @@ class Ledger:
         return account
 
     def _bill(self, job: Job) -> None:
-        """Put into the job's account what is not in one yet."""
+        """Add unbilled time to the job's account."""
         account = self.accounts[job.account]
         for index, (now, before) in enumerate(zip(job.book.parts, job.billed, strict=True)):
             account[index] += now - before
         job.billed = tuple(job.book.parts)
 
     def account_totals(self) -> dict[AccountKey, tuple[int, ...]]:
-        """Nanoseconds by leak of each account so far: jobs that are gone, and those that are here."""
+        """Nanoseconds by leak of each account so far, of current and evicted jobs."""
         for job in self.jobs.values():
             self._bill(job)
         return {account: tuple(parts) for account, parts in self.accounts.items()}
 
     def evict(self, at: int) -> None:
-        """Drop jobs that ended long ago, and the oldest ended ones beyond the limit; never one that holds a GPU."""
+        """Drop jobs that ended long ago, and the oldest ended jobs beyond the limit; never a job that holds a GPU."""
         self.departed = []
         if self.jobs.keys() <= self.holding:
             return
@@ -468,12 +456,12 @@ class Ledger:
 
 
 def conserved(book: Book) -> bool:
-    """The law: what was lost, useful, unresolved and unobserved is what was paid, to the nanosecond."""
+    """The conservation law: losses, useful, unresolved and unobserved add up to what was paid, to the nanosecond."""
     return sum(book.parts) == book.paid == book.due()
 
 
 def _on_whole_milliseconds(allocation: Allocation) -> Allocation:
-    """Schedulers say so already; a trace of somebody else's may not, and a piece of a millisecond would be lost."""
+    """Round times down to milliseconds: schedulers do so already, but a third-party trace may not."""
     ends = allocation.end is None or not allocation.end % MS
     if ends and not allocation.start % MS:
         return allocation

@@ -1,8 +1,8 @@
-"""The values that flow through the exporter: what sources, schedulers, workloads and traces provide.
+"""Defines the input values of the exporter, as sources, schedulers, workloads and traces provide them.
 
-Owns these shapes; `Observation` holds all of them and is what a trace stores. Refuses behaviour: nothing here judges.
+`Observation` holds all of them; a trace is a list of observations. Contains no accounting logic.
 Times are integer nanoseconds of the host's monotonic clock, on whole milliseconds; ratios run from 0 to 1, everything
-else is in base units, and signals keep NVIDIA's names in lower case. `None` means *not seen*, never zero.
+else is in base units, and signals keep NVIDIA's names in lower case. `None` means *not measured*, never zero.
 """
 
 from enum import StrEnum
@@ -10,27 +10,27 @@ from enum import StrEnum
 from msgspec import Struct
 
 MS = 1_000_000
-"""One millisecond in nanoseconds: the grid of every boundary in a ledger."""
+"""One millisecond in nanoseconds; every interval boundary in a ledger is a multiple of it."""
 SECOND = 1_000 * MS
 NEVER = -(1 << 60)
-"""A time before all others, for what was never known."""
+"""A time before any other, for events that have not happened."""
 PPM = 1_000_000
-"""The whole of a span, in parts per million."""
+"""One whole, in parts per million."""
 
 
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp4")
-"""Number formats of tensor work; peaks differ by them, 16 bits being the common measure."""
+"""Number formats of tensor work; the peak FLOP/s depends on the format, 16-bit being the reference."""
 PHASES = (
     "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle",
 )  # fmt: skip
-"""What a training process may say it is doing. compute: forward, backward and the optimiser; bubble: waiting for the
+"""Phases a training process can report. compute: forward, backward and the optimiser; bubble: waiting for the
 neighbour stage of a pipeline; idle: waiting by design, for another program or for people."""
 
 
 class Spec(Struct, frozen=True, omit_defaults=True):
-    """What a board can do at best; dense figures, never sparse ones.
+    """Peak capabilities of a GPU board; dense figures, never sparse ones.
 
-    Source: NVIDIA datasheets as collected in `exporter/data/gpu_specs.csv`, one row a board with its confidence.
+    Source: NVIDIA datasheets as collected in `exporter/data/gpu_specs.csv`, one row per board with its confidence.
     """
 
     name: str
@@ -45,70 +45,70 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     nvlink_bytes_per_second: float | None = None
     """One direction, all links."""
     nvlink_domain: int = 0
-    """GPUs that NVLink joins beyond one node's (72 of a GB200 NVL72); 0: those of the node."""
+    """Number of GPUs in an NVLink domain that spans nodes (72 for a GB200 NVL72); 0: the domain is the node."""
     pcie_bytes_per_second: float | None = None
     """One direction."""
     idle_context_watts: float | None = None
     """Board power with a CUDA context and no kernel."""
     dram_ceiling: float = 0.9
-    """The highest `dram_active` that real copy kernels reach."""
+    """Highest `dram_active` that copy kernels reach in practice."""
     slices: int = 0
-    """MIG compute slices of a whole board: 7, 4 of an A30; 0: it has no MIG."""
+    """MIG compute slices of a whole board: 7, or 4 for an A30; 0: no MIG support."""
     memory_gb: float | None = None
-    """As sold, which is how MIG profiles count it."""
+    """Nominal capacity, from which MIG profile names are derived."""
 
     def peak(self, dtype: str) -> float | None:
-        """Dense tensor FLOP/s in one of DTYPES; None where the board is not known to have it."""
+        """Dense tensor FLOP/s in one of DTYPES; None if the board does not support it or it is unknown."""
         return {"tf32": self.peak_flops_tf32, "fp8": self.peak_flops_fp8, "fp4": self.peak_flops_fp4}.get(
             dtype, self.peak_flops
         )
 
 
 class Device(Struct, frozen=True, omit_defaults=True):
-    """One GPU of the node's inventory: paid for whether or not it answers."""
+    """One GPU or MIG instance of the node's inventory; it counts as paid even when it does not respond."""
 
     uuid: str
     index: str = ""
-    """The driver's ordinal, as people name it ("0")."""
+    """The driver's device index ("0")."""
     model: str = ""
     spec: Spec | None = None
     lacks: tuple[str, ...] = ()
-    """Signals this hardware cannot have (no NVLink on a PCIe board): they count as zero, not as missing."""
+    """Signals this hardware does not support (no NVLink on a PCIe board): they count as zero, not as missing."""
     condition: str = ""
-    """Why the GPU cannot work, in one word ("lost", "missing", "drained"); empty when it can."""
+    """Reason the GPU is unusable, as one word ("lost", "missing", "drained"); empty when usable."""
     weight: int = PPM
-    """Parts per million of one paid GPU. A MIG instance has its share of the compute slices, the board it is cut
-    from what no instance has (perhaps 0): together they are one GPU, exactly."""
+    """Parts per million of one paid GPU. A MIG instance has its share of the compute slices, its parent board the
+    unpartitioned remainder (possibly 0). Together they are exactly one GPU."""
     parent: str = ""
-    """UUID of the board, for a MIG instance."""
+    """UUID of the parent board, for a MIG instance."""
     profile: str = ""
-    """MIG profile as NVIDIA writes it ("1g.10gb"); empty for a whole board."""
+    """MIG profile name ("1g.10gb"); empty for a whole board."""
     stranded: bool = False
-    """What is left of a board in MIG mode, which no profile can reach."""
+    """The remainder of a board in MIG mode that no profile can use."""
 
     @property
     def unpartitioned(self) -> bool:
-        """What no instance has of a board in MIG mode: nobody can hold it, and nothing runs on it."""
+        """Whether this is the part of a board in MIG mode that no instance has: it can never be allocated or busy."""
         return self.weight != PPM and not self.parent
 
 
 class Process(Struct, frozen=True, omit_defaults=True):
-    """A process with a context on the GPU, as the driver lists it."""
+    """A process with a context on the GPU, from the driver's process list."""
 
     pid: int
     memory_bytes: int | None = None
     name: str = ""
     sm_active: float | None = None
-    """Share of the SMs' time it used, 0-1, as the driver samples it: the mean since the last reading."""
+    """Share of SM time the process used, 0-1: the driver's mean since the last reading."""
     job_id: str = ""
-    """The job it belongs to, as its cgroup or its environment says; empty: not known."""
+    """The job it belongs to, from its cgroup or environment; empty: unknown."""
 
 
 class Reading(Struct, frozen=True, omit_defaults=True):
-    """One GPU's telemetry over the interval its counters describe: [start, end).
+    """One GPU's telemetry over the interval [start, end) that its counters cover.
 
     Ratios and rates are means over the interval; power, temperature, clocks and memory are the latest value
-    unless the source averages them. Rates are bytes per second as the GPU sees them: `tx` leaves the GPU
+    unless the source averages them. Rates are bytes per second from the GPU's point of view: `tx` leaves the GPU
     (device to host, or to a peer), `rx` enters it (DCGM fields 1009-1012).
     """
 
@@ -128,9 +128,9 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     nvlink_tx_bytes_per_second: float | None = None
     nvlink_rx_bytes_per_second: float | None = None
     gpu_utilization: float | None = None
-    """The driver's own "utilisation": the share of time with a kernel, the 98 % of `nvidia-smi`."""
+    """The driver's utilization, as `nvidia-smi` shows it: the share of time with a kernel running."""
     power_watts: float | None = None
-    """The board's: never copied to an instance."""
+    """Of the whole board; never set for a MIG instance."""
     enforced_power_limit_watts: float | None = None
     energy_joules: float | None = None
     """Used during the interval."""
@@ -142,34 +142,34 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     """Bits of NVML's clock event reasons (`nvmlClocksEventReasons`)."""
     processes: tuple[Process, ...] | None = None
     distrust: str = ""
-    """Why the source itself does not vouch for these figures, in one word ("stale", "blank"); else empty."""
+    """Reason the source marked these values as untrusted, as one word ("stale", "blank"); else empty."""
 
 
 class Health(Struct, frozen=True, omit_defaults=True):
-    """A board's condition beside its work, as last read. Counters count from the load of the driver."""
+    """The latest health reading of a board. Counters start when the driver is loaded."""
 
     uuid: str
     xids: tuple[int, ...] = ()
-    """Critical errors told since the last Health, oldest first (NVIDIA's "Xid errors" document)."""
+    """Xid errors reported since the last Health, oldest first (NVIDIA's "Xid errors" document)."""
     recovery_action: int | None = None
     """nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot, 3 drain peers, 4 drain and reset, ..."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     row_remap_pending: bool | None = None
-    """A reset is needed to put a spare row to use."""
+    """A GPU reset is needed to activate a row remapping."""
     row_remap_failed: bool | None = None
-    """No spare row was left: the board should be replaced."""
+    """No spare row was left; the board should be replaced."""
     nvlink_errors: int | None = None
-    """CRC, replay and recovery errors of all links together."""
+    """Sum of CRC, replay and recovery errors of all links."""
     memory_temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None
-    """Degrees left until the board slows down."""
+    """Degrees left until thermal slowdown."""
     power_smoothing: bool | None = None
-    """The board keeps its power draw flat on purpose: power proves nothing about work."""
+    """Power smoothing is enabled: power draw is no evidence of work."""
 
 
 class Owner(Struct, frozen=True, omit_defaults=True):
-    """Who holds a GPU, in the scheduler's own words."""
+    """The job that holds a GPU, with the attributes its scheduler reports."""
 
     job_id: str
     scheduler: str = ""
@@ -180,49 +180,49 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     pod: str = ""
     name: str = ""
     workload_class: str = "batch"
-    """batch, interactive or serving: how long idling is normal."""
+    """batch, interactive or serving; decides how long a GPU may idle before it is a zombie."""
     qos: str = ""
     team: str = ""
-    """Who pays, by the operator's own rules."""
+    """The team that is billed, by the operator's own rules."""
     kind: str = ""
-    """What made it, in one lower-case word: array, interactive, deployment, jobset, ..."""
+    """Kind of job or controller, as one lower-case word: array, interactive, deployment, jobset, ..."""
     array_id: str = ""
-    """The job array or heterogeneous job it is part of."""
+    """ID of the job array or heterogeneous job that contains the job."""
     comment: str = ""
     nodes: int = 0
-    """Nodes of the whole job; 0: not known."""
+    """Nodes of the whole job; 0: unknown."""
     time_limit_seconds: float | None = None
     zombie_seconds: float | None = None
-    """How long it may rest before it is a zombie; None: as its class."""
+    """Idle time after which the job is a zombie; None: the default of its workload class."""
     hang_seconds: float | None = None
-    """How long it may spin without progress before it hangs; None: as the policy says."""
+    """Time of spinning without progress after which the job counts as hung; None: the policy's default."""
     exemption: str = ""
-    """Name of the operator's exemption that covers it."""
+    """Name of the operator's exemption that covers the job."""
     exempt_until: float = 0.0
-    """Unix seconds at which that ends."""
+    """Expiry of the exemption, Unix seconds."""
 
 
 UNKNOWN_JOB = "unknown"
-"""The job of what somebody may hold and nobody can say who: a GPU that works is its, one that rests may be free."""
+"""Job ID used when the owner cannot be determined: a GPU that works is attributed to it, an idle one may be free."""
 
 
 class Allocation(Struct, frozen=True, omit_defaults=True):
-    """One owner's hold on one GPU over [start, end); `end` is None while it lasts."""
+    """One job's allocation of one GPU over [start, end); `end` is None while it lasts."""
 
     uuid: str
     owner: Owner
     start: int
     end: int | None = None
     gpus: int = 1
-    """GPUs of the whole job, on all its nodes: a job of one cannot wait for a peer."""
+    """GPUs of the whole job, on all its nodes; a job with one GPU cannot wait for a peer."""
     restarts: int = 0
-    """How often the scheduler has restarted the job."""
+    """Number of times the scheduler has restarted the job."""
     ranks: str = ""
-    """Ranks of the job whose processes are on the GPU ("0", "4,5"); empty: not known."""
+    """Ranks of the job whose processes run on the GPU ("0", "4,5"); empty: unknown."""
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):
-    """Something that could not be read or believed; counted by `kind`, told by `message`."""
+    """A failed or implausible read; counted by `kind`, described by `message`."""
 
     kind: str
     message: str = ""
@@ -230,7 +230,7 @@ class Fault(Struct, frozen=True, omit_defaults=True):
 
 
 class Parallel(Struct, frozen=True, omit_defaults=True):
-    """Degrees of parallelism of a whole job."""
+    """Parallelism degrees of a whole job."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -240,67 +240,67 @@ class Parallel(Struct, frozen=True, omit_defaults=True):
 
 
 class TrainingReport(Struct, frozen=True, omit_defaults=True):
-    """What a process of a job says of itself over [start, end), which may be empty: then only a phase begins.
+    """A training process's report about [start, end); an empty interval only announces a new phase.
 
-    FLOPs, tokens and samples are those of `gpus` GPUs together, wherever they are: a share of each falls to every GPU.
+    FLOPs, tokens and samples are totals of `gpus` GPUs, on any node, and are divided equally among them.
     """
 
     job_id: str
     start: int
     end: int
     model_flops: float | None = None
-    """FLOPs of the model's own passes (accounting, section 9), padded tokens included, recomputation not."""
+    """FLOPs of forward and backward passes (accounting, section 9), including padded tokens, without recomputation."""
     gpus: int = 0
     """0: the job's GPUs on this node."""
     each: bool = False
-    """The figures are a mean over the job's GPUs, and so any GPU's of whom nobody says more, as a log has them."""
+    """The figures are a mean over the job's GPUs, as in a log; they apply to every GPU without a report of its own."""
     uuids: tuple[str, ...] = ()
-    """GPUs of this node that the process works on; empty: not known."""
+    """GPUs of this node that the process uses; empty: unknown."""
     rank: str = ""
-    """Global rank of the process, digits."""
+    """Global rank of the process, in digits."""
     run: str = ""
-    """What a job and its restarts have in common."""
+    """Run ID, shared by a job and its restarts."""
     step: int | None = None
-    """The last optimiser step that ended."""
+    """Number of the last completed optimiser step."""
     steps: int = 0
-    """Steps that ended in the interval."""
+    """Steps completed in the interval."""
     highest_step: int | None = None
-    """How far the run had come before, as the process has read in its checkpoint; None: it does not say."""
+    """Highest step the run had reached before, as read from its checkpoint; None: not reported."""
     epoch: float | None = None
     tokens: float | None = None
     padding: float | None = None
-    """Of the tokens those that only fill up."""
+    """Padding tokens, included in `tokens`."""
     samples: float | None = None
     hardware_flops: float | None = None
-    """Model FLOPs and those of recomputation."""
+    """Model FLOPs plus recomputation."""
     dtype: str = ""
-    """One of DTYPES; empty: 16 bits."""
+    """One of DTYPES; empty: 16-bit."""
     recompute: str = ""
-    """none, selective, full; empty: not told."""
+    """none, selective, full; empty: not reported."""
     phase: str = ""
-    """One of PHASES, which goes on from `end`; empty: none is said to."""
+    """One of PHASES, in progress since `end`; empty: not reported."""
     phases: tuple[tuple[str, int], ...] = ()
-    """Nanoseconds of the interval by phase; what is left is `compute`."""
+    """Nanoseconds of the interval by phase; the remainder is `compute`."""
     bubble: float | None = None
-    """Share of a step that the pipeline's schedule leaves empty, 0-1."""
+    """Bubble share of a step under the pipeline's schedule, 0-1."""
     checkpoints: int = 0
-    """Made in the interval."""
+    """Checkpoints saved in the interval."""
     restart: bool = False
-    """The first word after the run began anew."""
+    """This is the first report after a restart of the run."""
     loss: float | None = None
-    """May be nan or infinite: that is told."""
+    """May be NaN or infinite, which is counted as an event."""
     quality: float | None = None
     quality_name: str = ""
     quality_target: float | None = None
     quality_falls: bool = False
-    """Less is better."""
+    """Lower is better."""
     parallel: Parallel | None = None
     world_size: int = 0
-    """GPUs of the whole job; 0: not told."""
+    """GPUs of the whole job; 0: not reported."""
 
 
 class Latency(Struct, frozen=True):
-    """Of the requests that ended in an interval, seconds below which the share of them stayed."""
+    """Latency percentiles of the requests that ended in an interval, seconds."""
 
     kind: str
     """ttft (to the first token), itl (between tokens), queue, e2e (whole requests)."""
@@ -310,9 +310,9 @@ class Latency(Struct, frozen=True):
 
 
 class ServingReport(Struct, frozen=True, omit_defaults=True):
-    """What a serving engine says of [start, end): counts are those of the interval, gauges its end's.
+    """A serving engine's figures for [start, end), of one replica: counts over the interval, gauges at its end.
 
-    Of one replica; counts are of the replica's `gpus` GPUs together. None: this engine, or this version, does not say.
+    Counts are totals of the replica's `gpus` GPUs. None: not reported by this engine or version.
     """
 
     job_id: str
@@ -323,64 +323,64 @@ class ServingReport(Struct, frozen=True, omit_defaults=True):
     gpus: int = 0
     """0: the job's GPUs on this node."""
     uuids: tuple[str, ...] = ()
-    """Its GPUs on this node; empty: all that the job has here."""
+    """The replica's GPUs on this node; empty: all GPUs the job has on this node."""
     running: float | None = None
     """Requests in the batch."""
     waiting: float | None = None
-    """Requests that queue."""
+    """Requests in the queue."""
     slots: float | None = None
-    """Requests that fit into a batch."""
+    """Maximum number of requests in a batch."""
     kv_use: float | None = None
-    """Share of the KV cache's blocks that hold tokens, 0-1."""
+    """Share of KV cache blocks in use, 0-1."""
     preemptions: float | None = None
     prompt_tokens: float | None = None
-    """Computed anew: without those that a prefix cache had."""
+    """Prompt tokens computed, without those found in the prefix cache."""
     cached_tokens: float | None = None
     generated_tokens: float | None = None
     recomputed_tokens: float | None = None
-    """Of the prompt tokens those that had been computed before, and were evicted."""
+    """Prompt tokens computed again because they had been evicted."""
     drafted_tokens: float | None = None
     accepted_tokens: float | None = None
     passes: float | None = None
     """Forward passes."""
     flops: float | None = None
-    """FLOPs of all tokens that went through the model, per GPU, as the engine estimates them or by 2N a token."""
+    """FLOPs of all tokens computed, per GPU, by the engine's estimate or as 2N per token."""
     bytes: float | None = None
-    """Read from and written to device memory, per GPU, as the engine estimates them."""
+    """Bytes read from and written to device memory, per GPU, by the engine's estimate."""
     inter_token_seconds: float | None = None
-    """Mean over the interval."""
+    """Mean inter-token latency over the interval."""
     calm_inter_token_seconds: float | None = None
-    """The mean at about the same batch while no prefill ran; None: not seen yet."""
+    """Mean inter-token latency at a similar batch size while no prefill ran; None: not measured yet."""
     latencies: tuple[Latency, ...] = ()
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):
-    """All that was seen at one moment. A trace is a header and a list of these; replay needs no clock.
+    """All inputs of one tick. A trace is a header and a list of these; replay needs no clock.
 
-    `devices` (the whole inventory) and `allocations` are change-points: None means "as before". `settled` is the
-    instant up to which nothing more will come: what no reading covers before it is posted as unobserved.
+    `devices` (the whole inventory) and `allocations` are change-points: None means "unchanged". No reading will arrive
+    later for time before `settled`; any part of it that no reading covers is posted as unobserved.
     """
 
     at: int
     wall: int
-    """The same moment in Unix nanoseconds, for people; never used for arithmetic."""
+    """The same moment in Unix nanoseconds, for display only; never used for durations."""
     readings: tuple[Reading, ...] = ()
     settled: int | None = None
     """None: `at`."""
     devices: tuple[Device, ...] | None = None
     allocations: tuple[Allocation, ...] | None = None
     allocations_at: int | None = None
-    """When the allocations, new or "as before", were last known to be true. None: `at`."""
+    """When the scheduler last confirmed the allocations, changed or not. None: `at`."""
     source: str = ""
     faults: tuple[Fault, ...] = ()
     health: tuple[Health, ...] = ()
-    """Of the boards it was read for, whole each time."""
+    """Complete health readings of the boards that were read."""
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
 
 
 class State(StrEnum):
-    """What a GPU is doing, exclusively; RULES in `classification` decide, the first match wins."""
+    """The mutually exclusive states of a GPU; the first match in `states.RULES` wins."""
 
     UNAVAILABLE = "unavailable"
     UNOBSERVED = "unobserved"

@@ -1,13 +1,15 @@
-"""Advances the ledger by one observation: the order in which everything in the core happens.
+"""Advances the ledger by one observation.
 
 Applies inventory, owners and workload reports, rejects malformed readings, attributes, finds the timed states of every
 GPU, then classifies each interval, splits it into leaks and posts it. Two passes, because whether an idle GPU is a hung
-job's culprit depends on its siblings. Unobserved time is a reading too: a distrusted one.
+job's culprit depends on the job's other GPUs. Unobserved time is represented by a distrusted reading.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.evidence import Evidence, evaluate
@@ -43,27 +45,27 @@ from exporter.core.workload import (
 
 
 def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
-    """Take in what a process says of itself, if it can be true; at `at` nothing after `at` is booked."""
+    """Apply a training report, or count it as refused if it is not credible. Time is booked up to `at`."""
     job_gpus = _gpus_of_job(ledger, report.job_id, (), report.start)
     own = [gpu for gpu in job_gpus if gpu.device.uuid in report.uuids]
     job = _reporting_job(ledger, report.job_id, job_gpus if own or not report.uuids else [])
     gpus = report.gpus or len(job_gpus)
     peak = max((peak_flops_of(gpu.device, report.dtype) for gpu in job_gpus), default=0.0)
     fastest = peak or max((peak_flops_of(gpu.device) for gpu in job_gpus), default=0.0)
-    if job is None or not is_credible_report(
-        report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24
-    ):
+    credible = is_credible_report(report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24)
+    if job is None or not credible or (job.progress and job.progress.is_duplicate(report)):
         ledger.refused["report"] += 1
         return
-    progress = job.progress or _begin_progress(ledger, job, report)
-    if progress.is_duplicate(report):
-        ledger.refused["report"] += 1
-        return
+    if job.progress is None:
+        job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
+    progress = job.progress
     if report.run and progress.changes_run(report):
         progress.switch_run(_training_run(ledger, job, report.run), report.run)
-    most = len(job_gpus) if report.each else max(0, gpus - len(own))
-    gpus_reported = own + (_unreported_gpus(job_gpus, own, report.job_id, at)[:most] if progress.leads(report) else [])
-    # A process may have contexts on more GPUs than it works on: what it says is said once.
+    others = len(job_gpus) if report.each else max(0, gpus - len(own))
+    # The leader's report covers GPUs without one of their own, as when rank 0 reports for the whole job.
+    silent = [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(report.job_id, at)]
+    gpus_reported = own + (silent[:others] if progress.leads(report) else [])
+    # A process may have contexts on more GPUs than it works on: count its figures once.
     counted_gpus = gpus if report.each else max(gpus, len(gpus_reported))
     rework = progress.add_report(report, here=len(gpus_reported), gpus=counted_gpus, policy=ledger.policy)
     for gpu in gpus_reported:
@@ -80,13 +82,8 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         )
 
 
-def _unreported_gpus(job_gpus: list[Gpu], own: list[Gpu], job_id: str, at: int) -> list[Gpu]:
-    """GPUs for which nobody else speaks: as where rank 0 alone tells what the whole job did."""
-    return [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(job_id, at)]
-
-
 def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
-    """Take in what a serving engine says."""
+    """Apply a serving engine's report, or count it as refused if it is not credible."""
     gpus_reported = _gpus_of_job(ledger, serving.job_id, serving.uuids, serving.start)
     job = _reporting_job(ledger, serving.job_id, gpus_reported)
     most = (
@@ -108,7 +105,7 @@ def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
 
 
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
-    """GPUs of which a job may speak: those it has held since then, and of them those named, if any are."""
+    """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
         uuid for uuid, allocations in ledger.allocations.items()
         if any(
@@ -122,24 +119,17 @@ def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int
 
 
 def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job | None:
-    """The job's books; opened if it has spoken before it was seen."""
+    """The reporting job; created if its report arrives before its first interval is posted."""
     if not gpus_reported:
         return None
     first = gpus_reported[0]
     allocation = next(each for each in ledger.allocations[first.device.uuid] if each.owner.job_id == job_id)
     start = max(first.book.until, allocation.start)
-    return ledger.jobs.get(job_id) or ledger.open_job(
-        allocation, start, awaits_work=first.saw_start(allocation, ledger.watched_since)
-    )
-
-
-def _begin_progress(ledger: Ledger, job: Job, report: TrainingReport) -> TrainingProgress:
-    job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
-    return job.progress
+    return ledger.jobs.get(job_id) or ledger.open_job(first, allocation, start)
 
 
 def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
-    """The run of that name, of that user and namespace: nobody else can say how far it has come."""
+    """The run of that name of the job's user and namespace, so that no other user can affect it."""
     if not name:
         return TrainingRun.starting_at(job.start)
     key = (job.owner.user, job.owner.namespace, name)
@@ -151,19 +141,19 @@ def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
 
 
 GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
-"""A GPU, what its reading proves, and the reading in pieces throughout which nothing changes."""
+"""A GPU, the evidence of one reading, and the reading's state intervals."""
 Hangs = dict[str, list[tuple[int, int]]]
-"""Job id -> when any of its GPUs hung."""
+"""Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
     "scheduler_refused", "unknown_model",
 })  # fmt: skip
-"""Faults that keep nobody from seeing a GPU."""
+"""Faults that do not prevent a GPU from being read."""
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
 
 def advance(ledger: Ledger, observation: Observation) -> None:
-    """Move the ledger to `observation`. Never raises on bad figures: it refuses them by name, and counts."""
+    """Advance the ledger to `observation`. Never raises on bad values: they are rejected and counted by reason."""
     if ledger.at is not None and observation.at < ledger.at:
         ledger.refused["clock_step"] += 1
         return
@@ -180,7 +170,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
 
 
 def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals]:
-    """All but the readings; time that a recut closes for good, as stretches."""
+    """Apply everything but the readings; return intervals that a change of MIG layout closes."""
     ledger.at, ledger.wall = observation.at, observation.wall
     ledger.source = observation.source or ledger.source
     for fault in observation.faults:
@@ -201,7 +191,7 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
 
 
 def _update_inventory(ledger: Ledger, observation: Observation, devices: Iterable[Device]) -> list[GpuIntervals]:
-    """The inventory as it stands: what is no longer in it is no longer paid for; its book rests."""
+    """Apply the inventory: a device no longer in it is no longer paid for, but its book is kept."""
     known: dict[str, list[Gpu]] = {}
     for gpu in ledger.gpus.values():
         known.setdefault(gpu.device.parent or gpu.device.uuid, []).append(gpu)
@@ -222,9 +212,9 @@ def _update_inventory(ledger: Ledger, observation: Observation, devices: Iterabl
 def _repartition(
     ledger: Ledger, observation: Observation, known: Sequence[Gpu], parts: dict[str, Device]
 ) -> list[GpuIntervals]:
-    """A board and its instances are one paid GPU: at one instant what they were ends, and what they are begins.
+    """Change the MIG layout of a board. Together with its instances it is one paid GPU, so all change at one instant.
 
-    It is where the furthest of their books stands, for entries are never reversed; the others are closed up to it.
+    That is the latest end of their books, as entries are never reversed; the other books are closed up to it.
     """
     until = [gpu.book.until for gpu in known if gpu.listed]
     first = min((_first_moment(ledger, uuid, observation) for uuid in parts), default=NEVER)
@@ -245,7 +235,7 @@ def _repartition(
 
 
 def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
-    """A GPU is paid for from the first moment anything is said of it, or from where other books end."""
+    """When a GPU begins to be paid for: where an earlier ledger ended, else with its first reading or observation."""
     if uuid in ledger.paid_since:
         return ledger.paid_since[uuid]
     starts = [r.start for r in observation.readings if r.uuid == uuid and not _interval_error(r, observation.at)]
@@ -253,13 +243,13 @@ def _first_moment(ledger: Ledger, uuid: str, observation: Observation) -> int:
 
 
 def _settled(observation: Observation) -> int:
-    """Up to when nothing more will come, on whole milliseconds."""
+    """The time before which no more readings will arrive, on whole milliseconds."""
     settled = observation.at if observation.settled is None else min(observation.settled, observation.at)
     return settled - settled % MS
 
 
 def _timeline(ledger: Ledger, observation: Observation) -> Iterator[tuple[Gpu, Reading]]:
-    """Acceptable readings in time order, every gap filled with a distrusted reading, up to what is settled."""
+    """Valid readings in time order, with every gap up to the settled time filled by a distrusted reading."""
     for reading in sorted(observation.readings, key=attrgetter("start")):
         gpu = ledger.gpus.get(reading.uuid)
         error = "unknown_gpu" if gpu is None or not gpu.listed else _interval_error(reading, observation.at)
@@ -283,7 +273,7 @@ def _interval_error(reading: Reading, at: int) -> str:
 
 
 def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
-    """Time no reading covers, with the best reason there is."""
+    """A distrusted reading for time no reading covers; the reason is a fault of the GPU, or "gap"."""
     uuid, start = gpu.device.uuid, gpu.book.until
     uuids = (uuid, gpu.device.parent, "")
     kinds = [f.kind for f in observation.faults if f.uuid in uuids and f.kind not in _HARMLESS_FAULTS]
@@ -292,7 +282,7 @@ def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
 
 
 def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
-    """What a reading proves, and what it tells of the board's health."""
+    """Evaluate a reading and update the board's health from it."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     ev = evaluate(reading, gpu.device, gpu.criteria.policy, power_smoothed=board.power_smoothed)
     for reason in ev.rejected:
@@ -304,7 +294,7 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
 
 
 def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval]:
-    """First pass: one reading in pieces throughout which owner, timed states and running minute stay the same."""
+    """First pass: split one reading where owner, timed states or indicators change."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     if board.fatal_since is not None:
         ev.condition = ev.condition or board.condition(ev.reading.start)
@@ -316,24 +306,22 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval
             continue
         if holders is not gpu.timers.holders:
             _update_holders(gpu, holders, at=start, since=ledger.watched_since)
-        update_activity(gpu.timers, ev, start, end, gpu.criteria.thresholds)
-        intervals += split_at_changes(
-            gpu.timers, ev, start, end, holders=holders, thresholds=gpu.criteria.thresholds, policy=gpu.criteria.policy
-        )
+        update_activity(gpu.timers, ev, start, end, gpu.criteria)
+        intervals += split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
     if not ev.distrust:
         gpu.last_evidence = ev
     return intervals
 
 
 def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """Attribution as far as the scheduler's word reaches; beyond it the owner is unknown (None), not nobody.
+    """Attribute a reading; where the allocation data is stale, the owner is unknown, which is not unallocated.
 
-    A GPU with a process, or one that computes, then belongs to somebody; one that rests may be anybody's, but for what
-    is left of a board in MIG mode: nobody can use that.
+    A GPU with a process or a running kernel is then attributed to UNKNOWN_OWNER, an idle one to None. The unpartitioned
+    remainder of a board in MIG mode is always unallocated.
     """
     uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
     allocations = ledger.allocations.get(uuid, ())
-    reach = ledger.allocations_at + ledger.thresholds.allocations_stale
+    reach = ledger.allocations_at + ledger.criteria.allocations_stale
     if end <= reach or ev.device.unpartitioned:
         return _drop_uncertain_holders(ev, attribute(start, end, allocations))
     known_until = max(start, reach - reach % MS)
@@ -345,7 +333,7 @@ def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, t
 def _drop_uncertain_holders(
     ev: Evidence, parts: list[OwnedInterval]
 ) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """The parts, with None for holders where they may be nobody: the unknown job alone, on a GPU that rests."""
+    """Replace the holders by None where an idle GPU is held by the unknown job alone and may be unallocated."""
     if ev.reading.processes or ev.kernel_runs:
         return parts
     return [
@@ -359,14 +347,14 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
     if [allocation.owner.job_id for allocation in holders] == [
         allocation.owner.job_id for allocation in timers.holders
     ]:
-        timers.update_holders(holders, gpu.criteria.thresholds)
+        timers.update_holders(holders, gpu.criteria)
         return
     if gpu.credits:
         gpu.credits = {
             name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
         }
-    began_seen = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, at=at, thresholds=gpu.criteria.thresholds, worked=not began_seen)
+    starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
+    timers.begin_ownership(holders, gpu.criteria, at=at, worked=not starts_observed)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
@@ -380,9 +368,9 @@ def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
 
 
 def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, hangs: Hangs) -> Iterator[StateInterval]:
-    """A resting GPU is its job's culprit while a sibling hangs: cut its pieces where that begins and ends.
+    """Mark an idle GPU as culprit while another GPU of its job is hung, splitting its intervals at those times.
 
-    One that copies its state to the host rests for a good reason: the others wait for a checkpoint.
+    A GPU that copies its state to the host is exempt: the others wait for a checkpoint.
     """
     saves = (ev.pcie_tx or 0.0) >= gpu.criteria.policy.checkpoint_pcie_bytes_per_second
     for interval in intervals:
@@ -394,11 +382,11 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
         edges = [interval.start, *inside, interval.end]
         for a, b in pairwise(edges):
             culprit = any(start <= a and b <= end for start, end in hung)
-            yield interval.between(a, b, culprit=culprit)
+            yield replace(interval, start=a, end=b, culprit=culprit)
 
 
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:
-    """Second pass: classify and pour every piece of one reading, and post it to both books."""
+    """Second pass: classify every interval of one reading, split it into leaks, and post it to both books."""
     for interval in intervals:
         state, reason = classify(ev, interval)
         if state is not gpu.state:
@@ -415,7 +403,7 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             if allocation is None:
                 gpu.book.post_unheld(taken, ms)
                 continue
-            job = ledger.jobs.get(allocation.owner.job_id) or _open_job(ledger, gpu, allocation, interval.start)
+            job = ledger.jobs.get(allocation.owner.job_id) or ledger.open_job(gpu, allocation, interval.start)
             job.book.post(taken, whole, ms, ev)
             job.add_activity(ev, interval.end, ms, counted if share == PPM else counter_amounts(ev, ms, share))
             _update_job(job, gpu, ev, interval, taken)
@@ -424,7 +412,7 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
 
 
 def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken: LeakShares) -> None:
-    """What a piece shows of its owner beside the books: its need, its first work, what drafts would have saved."""
+    """Update the job's peak demand, first work and potential savings by speculative decoding."""
     if job.peak_demand is not None and len(interval.holders) == 1 and ev.device.weight == PPM:
         job.peak_demand.add_interval(ev, interval.start, interval.end, owner=job.owner, policy=gpu.criteria.policy)
     if job.awaits_work and ev.kernel_runs and not ev.distrust:
@@ -437,51 +425,48 @@ def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken
         )
 
 
-def _open_job(ledger: Ledger, gpu: Gpu, allocation: Allocation, start: int) -> Job:
-    """A new job; one that held the GPU before it was watched may have worked already."""
-    return ledger.open_job(allocation, start, awaits_work=gpu.saw_start(allocation, ledger.watched_since))
-
-
 def _split_among_owners(
     ledger: Ledger, gpu: Gpu, ev: Evidence, interval: StateInterval, state: State
 ) -> list[tuple[Allocation | None, int, int, LeakShares]]:
-    """Each owner, its ppm of what ran, its ppm of the GPU, and where those went. Owners split the pools first.
+    """Each owner with its ppm of the activity, its ppm of the GPU, and its leaks. Pools are divided among owners first.
 
-    The waiting is split equally, for all hold the GPU; the rest by the SM time of their processes where it is told.
+    Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
     policy, whole = gpu.criteria.policy, ev.device.weight
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
     if whole != PPM:
-        pools = _scale_pools(pools, whole)
-    count = len(interval.holders)
-    if count == 0:
+        pools = divide_proportionally(whole, pools)
+    if not interval.holders:
         return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
-    if count == 1:
-        allocation = interval.holders[0]
-        span = Span(ev, state, policy, pools, whole, allocation.gpus, allocation.restarts, interval.signs)
-        if gpu.credits:
-            _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
-        job = ledger.jobs.get(allocation.owner.job_id) if allocation.gpus == 1 and whole == PPM else None
-        if job is not None and job.peak_demand is not None and job.peak_demand.fitting is not None:
-            span.surplus = PPM - job.peak_demand.fitting.compute
-        return [(allocation, PPM, whole, split_into_leaks(span))]
-    equal = [1] * count
-    use = sm_use_by_holder(ev.reading.processes, interval.holders)
-    gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
-    split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
-    ran = divide_proportionally(PPM, use or equal)
+    parts = [(PPM, pools)] if len(interval.holders) == 1 else _divide_pools(gpu, ev, interval, pools)
     shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
-    for rank, allocation in enumerate(interval.holders):
-        own = [parts[rank] for parts in split]
+    for allocation, (ran, own) in zip(interval.holders, parts, strict=True):
         span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
         if gpu.credits:
             _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
-        shares.append((allocation, ran[rank], span.whole, split_into_leaks(span)))
+        if allocation.gpus == 1 and whole == PPM and len(parts) == 1:
+            span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
+        shares.append((allocation, ran, span.whole, split_into_leaks(span)))
     return shares
 
 
+def _divide_pools(gpu: Gpu, ev: Evidence, interval: StateInterval, pools: list[int]) -> list[tuple[int, list[int]]]:
+    """Each owner's ppm of the activity, and its pools."""
+    equal = [1] * len(interval.holders)
+    use = sm_use_by_holder(ev.reading.processes, interval.holders)
+    gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
+    split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
+    return [(ran, list(own)) for ran, *own in zip(divide_proportionally(PPM, use or equal), *split, strict=True)]
+
+
+def _surplus(job: Job | None) -> int:
+    """The part of its GPU that a single-GPU job has never needed, ppm."""
+    fitting = None if job is None or job.peak_demand is None else job.peak_demand.fitting
+    return 0 if fitting is None else PPM - fitting.compute
+
+
 def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInterval) -> None:
-    """Let the owner speak for its span, if it has said anything that still holds."""
+    """Attach the owner's credit to its span, if its reports are still valid."""
     weight = span.ev.device.weight
     seen = span.state is not State.UNOBSERVED
     if credit is None or not credit.advance(interval.start, interval.end, weight, seen=seen):
@@ -489,8 +474,3 @@ def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInte
     span.credit, span.ms, span.signs = credit, (interval.end - interval.start) // MS, span.signs | {REPORTING}
     if credit.has_flops_for(interval.start, interval.end):
         span.model_ppm = credit.available(MODEL, span.ms) + credit.available(REPEATED, span.ms)
-
-
-def _scale_pools(pools: list[int], weight: int) -> list[int]:
-    """The pools of a part of a GPU: they add up to `weight` as the whole ones add up to PPM."""
-    return divide_proportionally(weight, pools)

@@ -1,7 +1,7 @@
-"""Defines what a GPU costs, and selects the price that holds for a model, a pool and a moment.
+"""Defines GPU prices, and selects the price that applies to a model, a pool and a moment.
 
-Adds up no money: a price is a gauge beside the counters of seconds, so a wrong price can be corrected without touching
-the ledger.
+Costs are not accumulated: a price is a gauge beside the counters of seconds, so a wrong price can be corrected later
+without touching the ledger.
 """
 
 from collections.abc import Iterable
@@ -12,31 +12,31 @@ ANY_MODEL = "*"
 
 
 class Price(Struct, frozen=True):
-    """What an hour of one GPU costs."""
+    """Price of one GPU-hour."""
 
     per_gpu_hour: float
     currency: str = "USD"
     model: str = ANY_MODEL
-    """The driver's full name for the board, or its name in the table of specifications."""
+    """The driver's full name of the board, or its name in the specifications table; ANY_MODEL: all."""
     pool: str = ""
-    """Only on nodes of that pool; empty: on any."""
+    """Node pool to which the price applies; empty: any."""
     basis: str = "paid"
-    """paid: every second of the GPU costs; allocated: only those in which somebody has it."""
+    """paid: every second is charged; allocated: only allocated seconds are."""
     valid_from: int = 0
     """Unix nanoseconds."""
 
     @property
     def per_unheld_hour(self) -> float:
-        """What an hour costs in which nobody has the GPU."""
+        """Price of an unallocated GPU-hour."""
         return 0.0 if self.basis == "allocated" else self.per_gpu_hour
 
 
 NO_PRICE = Price(1.0, currency="GPU-hours")
-"""Without a price every sum of money is one of GPU-hours: one an hour."""
+"""Used if no price is configured: costs are then in GPU-hours."""
 
 
 def price_at(prices: Iterable[Price], *, model: str, spec: str, pool: str, wall_ns: int) -> Price:
-    """The price of a GPU at a moment: of those that fit, the one that names more, then the latest; else NO_PRICE."""
+    """The price of a GPU at a moment: the most specific match, then the latest; else NO_PRICE."""
     matching = [
         price
         for price in prices
@@ -50,17 +50,17 @@ def _specificity(price: Price) -> tuple[bool, bool, int]:
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What the operator has said about this node's place, prices and exemptions."""
+    """This node's name, pool, prices and exemptions, from the configuration."""
 
     node: str = ""
-    """Its name, as its scheduler calls it."""
+    """The node's name in its scheduler."""
     pool: str = ""
     prices: tuple[Price, ...] = ()
     per_kwh: float | None = None
     per_kwh_currency: str = ""
     grams_co2_per_kwh: float | None = None
     idle_budget: float | None = None
-    """Of the whole cluster, an hour."""
+    """Allowed cost of idle GPUs of the whole cluster, per hour."""
     idle_budget_currency: str = ""
     exemptions: tuple[tuple[str, str, float], ...] = ()
     """Name, reason, expiry in Unix seconds."""

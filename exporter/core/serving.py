@@ -1,7 +1,4 @@
-"""Derives shares of a GPU's time, and the totals of a serving job, from a serving engine's counts and gauges.
-
-Knows no pools: a share is of whatever the pool holds.
-"""
+"""Derives loss shares and a serving job's totals from a serving engine's counts and gauges."""
 
 from msgspec import Struct, field
 
@@ -9,32 +6,32 @@ from exporter.core.model import PPM, SECOND, Latency, ServingReport
 from exporter.core.policy import Policy
 
 _FRESH_FOR = 60 * SECOND
-"""Gauges of a replica that has been silent for longer are not shown."""
+"""Gauges of a replica are dropped when its last report is older."""
 TOKEN_KINDS = ("prompt", "cached", "generated", "recomputed", "drafted", "accepted")
-"""Of tokens, as `Serving` counts them."""
+"""Token counts of `ServingReport`, without the suffix `_tokens`."""
 
 
 class ServingShares(Struct, frozen=True):
-    """What an engine's last word says of the time that follows, ppm."""
+    """Loss shares from an engine's last report, applied until the next; ppm of whatever the pool holds."""
 
     no_demand: bool = False
-    """No request ran, queued or ended."""
+    """No request was running, queued or finished."""
     kv_full: bool = False
     """Requests queue because the KV cache is full."""
     empty_slots: int = 0
-    """Empty slots of the batch, while requests queue and the KV cache has room."""
+    """Share of empty batch slots while requests queue and the KV cache has room."""
     prefill_slowdown: int = 0
-    """Of the time between two tokens what prefills have added."""
+    """Share of the inter-token latency that concurrent prefills added."""
     rejected_drafts: int = 0
-    """Draft tokens thrown away, of the tokens computed."""
+    """Rejected draft tokens over computed tokens."""
     recomputed: int = 0
-    """Tokens computed a second time after eviction, likewise."""
+    """Tokens recomputed after eviction over computed tokens."""
     no_drafts: bool = False
-    """Tokens were generated, and no drafts were used."""
+    """Tokens were generated without speculative decoding."""
 
 
 def serving_shares(report: ServingReport, policy: Policy) -> ServingShares:
-    """What one interval says of the next."""
+    """Loss shares of one report."""
     waiting, generated = report.waiting or 0.0, report.generated_tokens or 0.0
     full = waiting > 0 and (report.kv_use or 0.0) >= policy.kv_full_share
     computed = computed_tokens(report)
@@ -51,7 +48,7 @@ def serving_shares(report: ServingReport, policy: Policy) -> ServingShares:
 
 
 def computed_tokens(report: ServingReport) -> float:
-    """Tokens that went through the model: prompts, drafts, and one more of each sequence at each pass."""
+    """Tokens computed: prompt tokens, draft tokens, and one more per sequence and forward pass."""
     drafted, accepted = report.drafted_tokens or 0.0, report.accepted_tokens or 0.0
     plain = max(0.0, (report.generated_tokens or 0.0) - accepted)
     return (report.prompt_tokens or 0.0) + drafted + plain
@@ -64,7 +61,7 @@ def _empty_slots(slots: float | None, running: float | None) -> int:
 
 
 def _prefill_slowdown(report: ServingReport) -> int:
-    """Only while prefills run."""
+    """0 without concurrent prefills."""
     observed, baseline = report.inter_token_seconds, report.calm_inter_token_seconds
     if not observed or not baseline or not report.prompt_tokens:
         return 0
@@ -76,24 +73,24 @@ def _ppm(some: float, whole: float) -> int:
 
 
 class ServingTotals(Struct, array_like=True, eq=False):
-    """What a checkpoint keeps of a job that serves, of all its replicas on this node."""
+    """Totals of a serving job over all its replicas on this node; stored in checkpoints."""
 
     tokens: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOKEN_KINDS, 0.0))
     preemptions: float = 0.0
     undrafted: int = 0
-    """Nanoseconds that drafts might save."""
+    """GPU-nanoseconds that speculative decoding might save."""
 
 
 class ServingStats(ServingTotals, eq=False):
-    """The same, with the latest values of each replica."""
+    """The totals, with the latest report of each replica."""
 
     latest: dict[tuple[str, ...], ServingReport] = {}
-    """The latest report, by the replica's GPUs."""
+    """Latest report, by the replica's GPUs."""
     latencies: dict[tuple[str, ...], tuple[int, tuple[Latency, ...]]] = {}
-    """When requests of a replica ended last, and how long those had taken."""
+    """Time and values of the latest latencies, by the replica's GPUs."""
 
     def add(self, report: ServingReport) -> None:
-        """Take in one interval of one replica."""
+        """Add one report of one replica."""
         self.latest[report.uuids] = report
         if report.latencies:
             self.latencies[report.uuids] = report.end, report.latencies
@@ -103,7 +100,7 @@ class ServingStats(ServingTotals, eq=False):
 
 
 class ServingView(Struct, frozen=True):
-    """The same as a snapshot has it."""
+    """Totals and current gauges of a serving job, in a snapshot."""
 
     engine: str
     tokens: tuple[tuple[str, float], ...]
@@ -111,22 +108,22 @@ class ServingView(Struct, frozen=True):
     running: float | None
     waiting: float | None
     fill: float | None
-    """Requests in the batch over its slots, 0-1."""
+    """Batch fill: running requests over slots, 0-1."""
     kv_use: float | None
-    """Of the fullest replica."""
+    """KV cache use of the fullest replica, 0-1."""
     acceptance: float | None
-    """Drafts accepted over drafted, in the latest interval."""
+    """Accepted over drafted tokens, in the latest interval."""
     per_pass: float | None
-    """Tokens generated at a forward pass of one sequence."""
+    """Tokens generated per forward pass and sequence."""
     latencies: tuple[Latency, ...]
-    """Of the slowest replica, by kind."""
+    """Latencies of the slowest replica, by kind."""
     bytes_per_second: float | None
-    """Of one GPU, from and to device memory, by the engine's estimate."""
+    """Device memory traffic per GPU, by the engine's estimate."""
     undrafted: int
 
 
 def serving_view(stats: ServingStats, at: int) -> ServingView:
-    """The figures; gauges that are no longer fresh are left out."""
+    """Build the view at `at`, without outdated gauges."""
     live = [report for report in stats.latest.values() if at - report.end <= _FRESH_FOR]
     drafted, accepted = _sum_field(live, "drafted_tokens"), _sum_field(live, "accepted_tokens")
     slots, running = _sum_field([report for report in live if report.slots], "slots"), _sum_field(live, "running")
@@ -152,7 +149,7 @@ def _sum_field(live: list[ServingReport], name: str) -> float | None:
 
 
 def _tokens_per_pass(live: list[ServingReport]) -> float | None:
-    """Tokens of a sequence at each pass: 1 without drafts; each pass gives one and those accepted."""
+    """Tokens per pass and sequence: each pass yields one token plus the accepted drafts; 1 without drafts."""
     generated, accepted = _sum_field(live, "generated_tokens"), _sum_field(live, "accepted_tokens") or 0.0
     if not generated:
         return None

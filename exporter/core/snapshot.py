@@ -1,17 +1,17 @@
 """Copies the ledger into an immutable `Snapshot`, and derives ratios from it.
 
-Owns what a reader may see: the writer swaps one reference, so a scrape never waits for a sample. Judges nothing anew:
-every figure is a counter, or a quotient of two.
+The agent replaces one reference, so a scrape never waits for a sample. Every figure is a counter, or a ratio of two.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
-from exporter.core.leaks import LAYER_OF, LAYERS, UNOBSERVED_INDEX, UNRESOLVED_INDEX, USEFUL_INDEX
+from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
 from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
@@ -20,46 +20,63 @@ from exporter.core.serving import ServingView, serving_view
 from exporter.core.workload import TrainingView, training_view
 
 SHORT_WINDOW = 300
-"""Seconds of the window behind the gauges meant for people."""
+"""Window of the ratio gauges, seconds."""
 HOUR_WINDOW = 3600
 
 
 class Layers(Struct, frozen=True):
-    """The three layers and their product, 0-1. None: nothing to divide by."""
+    """The three layers and their product, 0-1. None: the denominator is 0."""
 
     gau: float | None
     ectr: float | None
     emfu: float | None
     product: float | None
-    """What you got for what you paid; where kernel time is unresolved, extrapolated from the rest."""
+    """GAU x ECTR x eMFU: the useful share of paid time; unresolved kernel time is extrapolated from the rest."""
     floor: float | None
-    """Useful over paid and observed: unresolved time counts as worth nothing."""
+    """Useful time over observed time, counting unresolved time as useless."""
     coverage: float | None
-    """Share of the paid time that was seen."""
+    """Observed share of the paid time."""
+
+
+class LayerTimes(NamedTuple):
+    """Paid time, and what is left of it after subtracting unobserved time and the losses of each layer in turn."""
+
+    paid: float
+    seen: float
+    occupied: float
+    computing: float
+    resolved: float
+    """Computing without kernel time whose usefulness is unknown."""
+    useful: float
+
+
+def layer_times(by_layer: Mapping[str, float]) -> LayerTimes:
+    """The times of the layers, from the time that each of LAYERS took."""
+    useful = by_layer["useful"]
+    resolved = by_layer["emfu"] + useful
+    computing = resolved + by_layer["unresolved"]
+    occupied = computing + by_layer["ectr"]
+    seen = occupied + by_layer["gau"]
+    return LayerTimes(seen + by_layer["unobserved"], seen, occupied, computing, resolved, useful)
+
+
+def layer_ratios(times: LayerTimes) -> Layers:
+    """GAU, ECTR, eMFU and their product (accounting, section 1). Sum first, then divide (section 7)."""
+    gau, ectr = _ratio(times.occupied, times.seen), _ratio(times.computing, times.occupied)
+    emfu, floor = _ratio(times.useful, times.resolved), _ratio(times.useful, times.seen)
+    product = None if gau is None or ectr is None or emfu is None else gau * ectr * emfu
+    return Layers(gau, ectr, emfu, product if times.computing else floor, floor, _ratio(times.seen, times.paid))
 
 
 def layers(parts: Iterable[int]) -> Layers:
-    """Layers of the nanoseconds in `parts`, in the order of NAMES. Sum first, then divide (accounting, section 7)."""
-    parts = tuple(parts)
-    paid, useful, unresolved = sum(parts), parts[USEFUL_INDEX], parts[UNRESOLVED_INDEX]
-    seen = paid - parts[UNOBSERVED_INDEX]
-    occupied = seen - _lost(parts, "gau")
-    computing = occupied - _lost(parts, "ectr")
-    gau, ectr = _ratio(occupied, seen), _ratio(computing, occupied)
-    emfu = _ratio(useful, computing - unresolved)
-    known = gau is not None and ectr is not None and emfu is not None
-    product = gau * ectr * emfu if known else (0.0 if seen and not computing else None)  # type: ignore[operator]
-    return Layers(gau, ectr, emfu, product, _ratio(useful, seen), _ratio(seen, paid))
+    """Layers of nanoseconds in the order of LEAK_NAMES."""
+    return layer_ratios(layer_times(sum_by_layer(parts)))
 
 
 def sum_by_leak(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    """Nanoseconds by leak of several books together, in the order of NAMES; of none: all zero."""
+    """Sum columns of nanoseconds in the order of LEAK_NAMES; all zero for no columns."""
     rows = list(columns)
     return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(LAYER_OF)
-
-
-def _lost(parts: tuple[int, ...], layer: str) -> int:
-    return sum(part for part, of in zip(parts, LAYER_OF, strict=True) if of == layer)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -67,37 +84,34 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 class Counters(Struct, frozen=True, dict=True):
-    """A book as it stands, with what it was five minutes and an hour ago. Nanoseconds."""
+    """A book's counters now, five minutes ago and an hour ago."""
 
     now: CounterSample
     short: CounterSample
     hour: CounterSample
     energy: tuple[float, ...]
-    """Joules by leak, in the order of NAMES."""
+    """Joules by leak, in the order of LEAK_NAMES."""
 
     def parts(self, since: CounterSample) -> tuple[int, ...]:
-        """Nanoseconds by leak since a mark."""
+        """Nanoseconds by leak since a sample."""
         return tuple(a - b for a, b in zip(self.now.parts, since.parts, strict=True))
 
     @cached_property
     def recent(self) -> Layers:
-        """Layers of the short window: several metrics of a scrape show them."""
+        """Layers of the short window; cached because several metrics of a scrape show them."""
         return layers(self.parts(self.short))
 
     def energy_by_layer(self) -> dict[str, float]:
-        """Joules by layer, every layer there."""
-        sums = dict.fromkeys(LAYERS, 0.0)
-        for layer, joules in zip(LAYER_OF, self.energy, strict=True):
-            sums[layer] += joules
-        return sums
+        """Joules by layer, including zeros."""
+        return {layer: float(joules) for layer, joules in sum_by_layer(self.energy).items()}
 
     def short_ratio(self, part: str, whole: str) -> float | None:
-        """Quotient of two counters over the short window."""
+        """Ratio of two counters over the short window."""
         now, then = self.now, self.short
         return _ratio(getattr(now, part) - getattr(then, part), getattr(now, whole) - getattr(then, whole))
 
     def percentile(self, share: float) -> float | None:
-        """Engine activity below which the GPU stayed for `share` of the short window: the bin's middle, 0-1."""
+        """Percentile `share` (0-1) of engine activity over the short window, as the middle of a bin, 0-1."""
         bins = [a - b for a, b in zip(self.now.spread, self.short.spread, strict=True)]
         total, below = sum(bins), 0
         for i, time in enumerate(bins):
@@ -108,7 +122,7 @@ class Counters(Struct, frozen=True, dict=True):
 
 
 class GpuView(Struct, frozen=True):
-    """One GPU as it stands."""
+    """One GPU at the time of the snapshot."""
 
     device: Device
     counters: Counters
@@ -119,125 +133,125 @@ class GpuView(Struct, frozen=True):
     hang_suspected: bool
     owners: tuple[Owner, ...]
     ranks: tuple[str, ...]
-    """Of each owner, the ranks that are on this GPU."""
+    """For each owner, its ranks on this GPU."""
     reading: Reading | None
-    """The latest that was accepted."""
+    """The latest accepted reading."""
     live: bool
-    """It was believed, and nothing after it has been given up as unseen: its values are the present."""
+    """The latest reading is trusted and no unobserved time follows it: its values are current."""
     age: int | None
-    """Nanoseconds since that reading ended."""
+    """Nanoseconds since the end of the latest reading."""
     rejected: tuple[tuple[str, int], ...] = ()
-    """Fields and readings refused, by reason."""
+    """Rejected fields and readings, by reason."""
     unobserved: tuple[tuple[str, int], ...] = ()
-    """GPU-nanoseconds nobody saw, by reason."""
+    """Unobserved GPU-nanoseconds, by reason."""
     health: Health | None = None
     xids: int = 0
-    """Critical errors told since the daemon saw the GPU first, and the last of them (0: none)."""
+    """Number of Xid errors since the daemon first saw the GPU, and the last Xid (0: none)."""
     last_xid: int = 0
     limited: tuple[tuple[str, int], ...] = ()
-    """Nanoseconds with the clock held down, by group of reasons."""
+    """Nanoseconds with the clock limited, by group of clock event reasons."""
     shared: tuple[tuple[str, int], ...] = ()
-    """Nanoseconds held by several owners, by how they were split."""
+    """Nanoseconds held by several owners, by how they were divided: sm or equal."""
     unheld: tuple[tuple[int, int], ...] = ()
-    """Of its nanoseconds by leak those in which nobody had it, by index into NAMES."""
+    """Unallocated nanoseconds by leak, as index into LEAK_NAMES."""
     worked_at: int | None = None
-    """Unix nanoseconds at which its holder last did effective work, or got it; None: nobody holds it."""
+    """When its holder last did effective work, or was allocated it, Unix nanoseconds; None: unallocated."""
     spin_since: int | None = None
-    """Unix nanoseconds since which it has spun; None: it does not."""
+    """Since when it has been spinning, Unix nanoseconds; None: not spinning."""
     hang_signs: tuple[tuple[str, bool], ...] = ()
-    """While it spins: each sign of a hang that can be seen, and whether it speaks for one."""
+    """While it spins: each available hang indicator, and whether it points to a hang."""
 
     @property
     def hang_confidence(self) -> float | None:
-        """Of all signs of a hang the share that were seen and agree; None while it does not spin."""
+        """Share of all hang indicators that are available and point to a hang; None while not spinning."""
         return None if self.spin_since is None else sum(sign for _, sign in self.hang_signs) / len(HANG_SIGNS)
 
 
 class JobView(Struct, frozen=True):
-    """One job's part of this node."""
+    """One job's part on this node."""
 
     owner: Owner
     counters: Counters
     gpus: tuple[str, ...]
-    """GPUs it holds now."""
+    """UUIDs of the GPUs it holds now."""
     memory_used: float | None
-    """Bytes, on all of them."""
+    """Bytes, over all its GPUs."""
     start: int = 0
-    """Unix nanoseconds at which it was given its first GPU here."""
+    """When it was allocated its first GPU on this node, Unix nanoseconds."""
     first_work: int | None = None
-    """Nanoseconds from then to its first kernel here; None: none yet, or it was not seen."""
+    """Nanoseconds from `start` to its first kernel; None: no kernel yet, or the start was not observed."""
     states: tuple[tuple[State, int], ...] = ()
-    """GPUs it holds, by what state they are in."""
+    """Number of its GPUs by state."""
     suspected: int = 0
-    """GPUs of it that hang or are suspected to."""
+    """Number of its GPUs that are hung or suspected to be."""
     spin_since: int | None = None
-    """Unix nanoseconds since which the first of those has spun."""
+    """Since when the first of those has been spinning, Unix nanoseconds."""
     worked_at: int | None = None
-    """Unix nanoseconds at which a GPU it holds last did effective work, or was given to it; None: it holds none."""
+    """When one of its GPUs last did effective work, or was allocated to it, Unix nanoseconds; None: it holds none."""
     without_process: int = 0
-    """GPUs it holds on which the driver lists no process."""
+    """Number of its GPUs on which the driver lists no process."""
     without_process_since: int | None = None
-    """Unix nanoseconds since which that is so of the first of them."""
+    """Since when the first of those has had no process, Unix nanoseconds."""
     costs: tuple[tuple[str, float], ...] = ()
-    """Price of what it holds, an hour, by currency."""
+    """Price per hour of its GPUs, by currency."""
     smallest_slice: MigSlice | None = None
     excess: int | None = None
-    """GPU-nanoseconds beyond that slice."""
+    """GPU-nanoseconds beyond `smallest_slice`."""
     progress: TrainingView | None = None
-    """What it says of its training."""
+    """Progress from its training reports."""
     service: ServingView | None = None
-    """What its serving engines say."""
+    """Totals and gauges of its serving engines."""
     bandwidth: float | None = None
-    """Of one of its GPUs' memory, bytes per second."""
+    """Peak memory bandwidth of one of its GPUs, bytes per second."""
     tensor_parallel_lost: float | None = None
-    """Bytes per second that its tensor-parallel groups lose by leaving NVLink; None: they do not, or it is not told."""
+    """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
 
 
 class ModelView(Struct, frozen=True):
-    """All GPUs of one model that this node has, or had, together."""
+    """Totals of all GPUs of one model in this node's inventory, now or earlier."""
 
     model: str
     spec: str
     parts: tuple[int, ...]
-    """Nanoseconds by leak, in the order of NAMES."""
+    """Nanoseconds by leak, in the order of LEAK_NAMES."""
     unheld: Mapping[int, int]
-    """Of them those in which nobody had the GPU, by index."""
+    """Unallocated nanoseconds by leak, as index into LEAK_NAMES."""
     engine: int
     energy: Mapping[str, float]
     """Joules by layer."""
     weight: int
-    """Parts per million of a GPU in the inventory now."""
+    """GPUs in the inventory now, in ppm of one GPU."""
     peak_flops: float | None
 
 
 class ReloadStatus(Struct, frozen=True, kw_only=True):
-    """What has become of the configuration's file since the start."""
+    """Status of reloading the configuration file."""
 
     at: float
-    """Unix seconds at which what holds now was taken."""
+    """When the current configuration was loaded, Unix seconds."""
     refused: str = ""
-    """Why what the file says now was not taken; empty: it was."""
+    """Why the current file was rejected; empty: it was loaded."""
     restart: tuple[str, ...] = ()
-    """Settings, by their dotted names, in which the file differs from what holds until a restart."""
+    """Dotted names of changed settings that take effect only after a restart."""
 
 
 class HistoryStatus(Struct, frozen=True, kw_only=True):
-    """How it goes with the store of this node's history."""
+    """Status of this node's history store."""
 
     works: bool
-    """The latest attempt to write to it did."""
+    """The latest write succeeded."""
     saved_at: float = 0.0
-    """Unix seconds of the latest checkpoint; 0: none yet."""
+    """Time of the latest checkpoint, Unix seconds; 0: none yet."""
     bytes: int = 0
-    """On disk."""
+    """Size on disk."""
     failures: int = 0
-    """Attempts that failed since the start."""
+    """Failed writes since the start."""
     problem: str = ""
-    """Why the latest one did."""
+    """Why the latest write failed."""
 
 
 class DaemonMetadata(Struct, frozen=True, kw_only=True):
-    """What the daemon says of itself."""
+    """Metadata and self-monitoring of the daemon."""
 
     version: str = ""
     source: str = ""
@@ -252,21 +266,21 @@ class DaemonMetadata(Struct, frozen=True, kw_only=True):
     ticks: int = 0
     late_ticks: int = 0
     read_seconds: float = 0.0
-    """Spent in the source and the scheduler, in all."""
+    """Total time spent in the source and the scheduler."""
     core_seconds: float = 0.0
-    """Spent between an observation and its ledger entries, in all."""
+    """Total time spent between an observation and its ledger entries."""
     unanswered_seconds: float | None = None
-    """For how long a question to the scheduler's controller has had no answer; None: the scheduler has none."""
+    """Age of the pending request to the scheduler's controller; None: the scheduler has no controller."""
     errors: tuple[tuple[str, int], ...] = ()
-    """Failures the loop caught, by kind."""
+    """Exceptions the sampling loop caught, by kind."""
     messages: tuple[tuple[str, int], ...] = ()
-    """What workloads said, by what became of it."""
+    """Messages from workloads, by outcome."""
     last_error: str = ""
     terms: Terms = Terms()
     history: HistoryStatus | None = None
-    """None: nothing is kept."""
+    """None: no history is stored."""
     reload: ReloadStatus | None = None
-    """None: nobody looks whether the configuration changes."""
+    """None: the configuration file is not watched."""
 
 
 class Snapshot(Struct, frozen=True, dict=True):
@@ -277,23 +291,23 @@ class Snapshot(Struct, frozen=True, dict=True):
     gpus: tuple[GpuView, ...]
     jobs: tuple[JobView, ...]
     departed: tuple[JobView, ...]
-    """Jobs whose books were closed in this step."""
+    """Jobs evicted in this step."""
     removed: tuple[GpuView, ...]
-    """GPUs that are no longer in the inventory: what they cost stays in the node's counters."""
+    """GPUs that are no longer in the inventory; their time stays in the node's counters."""
     state_entries: tuple[tuple[State, int], ...]
     """Times a GPU entered each state."""
     detections: tuple[tuple[State, int, int], ...]
-    """How many hangs and zombies were found, and nanoseconds from the first sign to the state, of all of them."""
+    """Number of detected hangs and zombies, and total nanoseconds from the first indicator to detection."""
     thresholds: tuple[tuple[str, float], ...]
-    """What alert rules compare with."""
+    """Policy thresholds for alert rules."""
     account_totals: tuple[tuple[AccountKey, tuple[int, ...]], ...]
-    """Nanoseconds by leak, in the order of NAMES, of each account since the start, jobs that are gone included."""
+    """Nanoseconds by leak, in the order of LEAK_NAMES, of each account since the start, including evicted jobs."""
     refused: tuple[tuple[str, int], ...]
-    """What cannot be laid to any one GPU, by reason."""
+    """Rejected input that belongs to no single GPU, by reason."""
     faults: tuple[tuple[str, int], ...]
     conservation_errors: int
     allocations_age: int | None
-    """Nanoseconds since the scheduler's word was known to be true; None if it never was."""
+    """Nanoseconds since the scheduler last confirmed the allocations; None: never."""
     meta: DaemonMetadata
 
     @cached_property
@@ -303,7 +317,7 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     @cached_property
     def models(self) -> tuple[ModelView, ...]:
-        """The node's books by model; those of GPUs that are gone as well, for counters never go back."""
+        """The node's totals by model, including removed GPUs, as counters must not decrease."""
         found: dict[str, list[GpuView]] = {}
         for gpu in (*self.gpus, *self.removed):
             found.setdefault(gpu.device.model, []).append(gpu)
@@ -312,7 +326,7 @@ class Snapshot(Struct, frozen=True, dict=True):
 
 
 def take_snapshot(ledger: Ledger, meta: DaemonMetadata) -> Snapshot:
-    """Copy what readers need; costs a few microseconds a GPU and shares nothing mutable."""
+    """Copy the ledger; takes a few microseconds per GPU and shares nothing mutable."""
     at = ledger.at or 0
     all_timers = [gpu.timers for gpu in ledger.gpus.values()]
     return Snapshot(
@@ -378,7 +392,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
 
 
 def _wall(ledger: Ledger, at: int, moment: int | None) -> int | None:
-    """Unix nanoseconds of a monotonic moment."""
+    """Convert monotonic to Unix nanoseconds."""
     return None if moment is None else ledger.wall - (at - moment)
 
 
@@ -411,14 +425,14 @@ def _model(model: str, gpus: list[GpuView], here: set[str]) -> ModelView:
 
 
 def _peak(device: Device) -> float | None:
-    """What a whole GPU of its model can do; what is left of a board in MIG mode does not say."""
+    """Peak FLOP/s of a whole GPU of the device's model; None for the unpartitioned remainder of a board."""
     if device.unpartitioned or device.spec is None or device.spec.peak_flops is None:
         return None
     return device.spec.peak_flops * PPM / device.weight
 
 
 def price_of(terms: Terms, *, model: str, spec: str, wall: int) -> Price:
-    """What an hour of a whole GPU of that model costs on this node at that moment."""
+    """Price per hour of a whole GPU of a model on this node at Unix time `wall`, nanoseconds."""
     return price_at(terms.prices, model=model, spec=spec, pool=terms.pool, wall_ns=wall)
 
 
@@ -427,7 +441,7 @@ def _live(gpu: Gpu) -> bool:
 
 
 def valid_value(reading: Reading | None, name: str) -> float | None:
-    """One amount of a reading as it may be shown: finite and not negative, else None."""
+    """One amount of a reading, if finite and not negative, else None."""
     value: float | None = None if reading is None else getattr(reading, name)
     return value if value is not None and 0 <= value < LARGEST_AMOUNT else None
 
@@ -469,7 +483,7 @@ def _bandwidth(holding: list[Gpu]) -> float | None:
 
 
 def _tensor_parallel_lost(job: Job, holding: list[Gpu]) -> float | None:
-    """A group larger than what NVLink joins goes over the host's link, and no network card is faster than that."""
+    """Bandwidth lost if a group exceeds the NVLink domain: traffic is then limited by PCIe, even over the network."""
     parallel = None if job.progress is None else job.progress.parallel
     spec = next((gpu.device.spec for gpu in holding if gpu.device.spec is not None), None)
     if parallel is None or spec is None or not spec.nvlink_bytes_per_second:
@@ -480,7 +494,7 @@ def _tensor_parallel_lost(job: Job, holding: list[Gpu]) -> float | None:
 
 
 def _costs(holding: list[Gpu], terms: Terms, wall: int) -> tuple[tuple[str, float], ...]:
-    """Each GPU's price, shared by those who hold it."""
+    """Each GPU's price, divided among its holders."""
     costs: dict[str, float] = {}
     for gpu in holding:
         device = gpu.device

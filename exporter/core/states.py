@@ -1,13 +1,13 @@
-"""Decides what state a GPU is in: board health, the timers that timed states need, and the ordered RULES.
+"""Determines the state of each GPU: board health, the timers of timed states, and the ordered RULES.
 
 Timed states (hung, zombie, unowned) use *credits*: nanoseconds that fill while an indicator holds and drain while it
-does not; a state begins at the millisecond its credit is full. A credit is linear in time, so splitting a reading in
-two changes nothing, and nothing counts ticks. Knows no leaks.
+does not; a state begins at the millisecond its credit is full. A credit is linear in time, so the result does not
+depend on how time is divided into readings.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import compress
 from math import sqrt
 
 from msgspec import Struct
@@ -18,27 +18,27 @@ from exporter.core.policy import Policy
 
 CLOCK_LIMITERS = {"power": 0x04, "thermal": 0x20 | 0x40, "hardware": 0x08 | 0x80, "settings": 0x02 | 0x10 | 0x100}
 """Groups of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*): software power cap; software and hardware
-thermal slowdown; hardware slowdown and power brake; application and display clocks, sync boost. 0x01 is idleness."""
+thermal slowdown; hardware slowdown and power brake; application and display clocks, sync boost. 0x01 is GPU idle."""
 
 
 class BoardHealth(Struct, eq=False):
-    """One board's latest Health, and what has been counted since the daemon saw it first.
+    """One board's latest Health, and counters since the daemon first saw the board.
 
-    A MIG instance has no Health of its own: its board's tells whether it can work.
+    A MIG instance has no Health of its own; its board's applies.
     """
 
     health: Health | None = None
     xids: int = 0
     last_xid: int = 0
     fatal_since: int | None = None
-    """When the latest fatal Xid was told; None: never."""
+    """When the latest fatal Xid was reported; None: never."""
     outlived: int | None = None
-    """Since when a kernel has been seen to outlive it; None: not yet."""
+    """Start of the first reading after it in which a kernel ran, which disproves it; None: not yet."""
     limited: dict[str, int] = {}
-    """Nanoseconds with the clock held down, by group; empty until the reasons were seen."""
+    """Nanoseconds with the clock limited, by group of CLOCK_LIMITERS; empty until clock event reasons are available."""
 
     def update(self, health: Health, at: int, fatal_xids: tuple[int, ...]) -> None:
-        """Take in what was read at `at`."""
+        """Store the Health read at `at`."""
         self.health = health
         self.xids += len(health.xids)
         if health.xids:
@@ -47,7 +47,7 @@ class BoardHealth(Struct, eq=False):
             self.fatal_since, self.outlived = at, None
 
     def add_clock_limits(self, ev: Evidence) -> None:
-        """Take in one reading of the device itself: time under a limit."""
+        """Add one reading of the device itself to `limited`."""
         bits = ev.reading.clock_event_reasons
         if bits is None or ev.distrust:
             return
@@ -59,18 +59,18 @@ class BoardHealth(Struct, eq=False):
                     self.limited[name] += ev.reading.end - ev.reading.start
 
     def check_outlived(self, ev: Evidence, fatal_since: int) -> None:
-        """Take in one reading of the board or of an instance: a kernel that runs after a fatal error disproves it."""
+        """Check one reading of the board or an instance: a kernel that runs after a fatal Xid disproves it."""
         start = ev.reading.start
         if ev.kernel_runs and not ev.distrust and start >= fatal_since:
             self.outlived = start if self.outlived is None else min(start, self.outlived)
 
     def condition(self, start: int) -> str:
-        """Why the GPU cannot work from `start` on once a fatal error was told: "xid", or empty if one outlived it."""
+        """After a fatal Xid: "xid" if the GPU is unusable from `start` on, "" if a kernel has run since the error."""
         return "xid" if self.outlived is None or start < self.outlived else ""
 
     @property
     def power_smoothed(self) -> bool:
-        """The board keeps its power flat on purpose."""
+        """Power smoothing is enabled."""
         return self.health is not None and bool(self.health.power_smoothing)
 
 
@@ -79,14 +79,15 @@ _NEVER = 1 << 62
 _FLAT_RATIO = 1.25
 
 
-class Thresholds(Struct, frozen=True):
-    """The policy's timed thresholds in nanoseconds and parts per million, worked out once."""
+class Criteria(Struct, frozen=True):
+    """The policy of one GPU model, with its timed thresholds in nanoseconds and parts per million."""
 
+    policy: Policy
     hang: int
     hang_suspect: int
     stray_cost: int
     hang_margin: int
-    """Credit of a hang that the work which ends it costs."""
+    """Nanoseconds of credit that a hang loses before it ends."""
     duty: int
     windows: dict[str, int]
     wake_window: int
@@ -95,12 +96,13 @@ class Thresholds(Struct, frozen=True):
     allocations_stale: int
 
 
-def thresholds_of(policy: Policy) -> Thresholds:
-    """Integer thresholds of `policy`; every duration is rounded to whole milliseconds."""
+def criteria_of(policy: Policy) -> Criteria:
+    """Derive the thresholds of `policy`; every duration is rounded to whole milliseconds."""
     wake, window = _ns(policy.wake_seconds), _ns(policy.wake_window_seconds)
     stray = round(PPM * (1 - policy.hang_stray_share) / policy.hang_stray_share)
     hang = _ns(policy.hang_seconds)
-    return Thresholds(
+    return Criteria(
+        policy,
         hang=hang,
         hang_suspect=_ns(policy.hang_suspect_seconds),
         stray_cost=stray,
@@ -118,39 +120,38 @@ def thresholds_of(policy: Policy) -> Thresholds:
     )
 
 
-def zombie_window(thresholds: Thresholds, owner: Owner) -> int:
-    """How long `owner` may rest: its own limit, else its class's, else batch work's."""
+def zombie_window(criteria: Criteria, owner: Owner) -> int:
+    """Nanoseconds `owner` may idle: its own limit, else its workload class's, else that of batch."""
     if owner.zombie_seconds is not None:
         return _ns(owner.zombie_seconds)
-    return thresholds.windows.get(owner.workload_class, thresholds.windows["batch"])
+    return criteria.windows.get(owner.workload_class, criteria.windows["batch"])
 
 
-def hang_window(thresholds: Thresholds, owner: Owner) -> int:
-    """How long `owner` may spin before it hangs: its own limit, else the policy's."""
-    return thresholds.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
+def hang_window(criteria: Criteria, owner: Owner) -> int:
+    """Nanoseconds `owner` may spin before it counts as hung: its own limit, else the policy's."""
+    return criteria.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
 def _ns(seconds: float) -> int:
-    """Whole milliseconds, at least one: a credit that is full at nothing would flip without end."""
+    """Nanoseconds, on whole milliseconds, at least one: a credit with a threshold of 0 would toggle forever."""
     return max(1, round(seconds * 1000)) * MS
 
 
 BEGINNING, STARVED, STEADY = "beginning", "starved", "even"
-"""Signs of a stretch that one reading cannot show: the owner has not worked yet; in the last full minute the GPU worked
-or rested and nothing between, while input came in bursts; its activity was even."""
+"""Indicators that a single reading cannot show: the owner has not worked yet; in the last full minute, engine activity
+was bimodal and input arrived in bursts; in the last full minute, engine activity was even."""
 NO_SIGNS: frozenset[str] = frozenset()
-_MINUTE_SIGNS = {there: frozenset(compress((STARVED, STEADY), there)) for there in product((False, True), repeat=2)}
 
 
 @dataclass(slots=True, eq=False)
 class GpuTimers:
-    """Memory of one GPU: credits, flags and the running minute. A change of owner begins anew."""
+    """Timed state of one GPU: credits, flags and the current minute. Reset when the owner changes."""
 
     hangs: int = 0
     zombies: int = 0
     to_hang: int = 0
     to_zombie: int = 0
-    """How many were found, and nanoseconds from the first sign to the state of all; whoever held the GPU."""
+    """Number of detections, and total nanoseconds from first indicator to detection, over all owners."""
     holders: tuple[Allocation, ...] = ()
     spin: int = 0
     quiet: int = 0
@@ -160,40 +161,35 @@ class GpuTimers:
     zombie: bool = False
     unowned: bool = False
     worked_at: int = 0
-    """When it last did effective work, or was given to its holders."""
+    """When the GPU last did effective work, or was allocated to its holders."""
     spin_since: int | None = None
     celsius: float | None = None
-    """Its temperature then."""
+    """Temperature when the spin began."""
     pcie_least: float = 0.0
     pcie_most: float = 0.0
-    """PCIe bytes per second since then, of readings in which these alone may speak against a spin."""
+    """Range of PCIe bytes per second since then, over readings in which only PCIe traffic may rule out a spin."""
     bare_since: int | None = None
-    """Since when the driver has listed no process on it."""
+    """Since when the driver has listed no process on the GPU."""
     verdict: frozenset[str] = NO_SIGNS
     signs: frozenset[str] = frozenset({BEGINNING})
     polls: bool = False
-    """A server may poll for requests: its spinning proves nothing."""
+    """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
     window: int = 0
     hang: int = _NEVER
     suspect: int = _NEVER
     hang_leave: int = 0
-    """Nanoseconds of each credit that begin a state; of several holders the most patient one counts."""
+    """Credit thresholds in nanoseconds; with several holders the longest limit applies."""
     seen: int = 0
     engine_sum: int = 0
     engine_squares: int = 0
     rx_sum: int = 0
     rx_peak: int = 0
-    """The running minute, in milliseconds."""
+    """Sums over the current minute, weighted by milliseconds."""
 
-    def begin_ownership(
-        self, holders: tuple[Allocation, ...], *, at: int, thresholds: Thresholds | None = None, worked: bool = False
-    ) -> None:
-        """A new ownership: all credits empty. `worked`: its beginning was not seen, so it is past its start-up.
-
-        `rules`: needed where there are holders.
-        """
+    def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
+        """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
         self.holders = holders
-        self._set_limits(thresholds)
+        self._set_limits(criteria)
         self.spin = self.quiet = self.wake = self.leaked = 0
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
@@ -203,46 +199,46 @@ class GpuTimers:
         self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
         self._begin_minute()
 
-    def update_holders(self, holders: tuple[Allocation, ...], thresholds: Thresholds) -> None:
-        """More is known of the same holders, such as their class: what was judged by another limit is judged anew."""
+    def update_holders(self, holders: tuple[Allocation, ...], criteria: Criteria) -> None:
+        """Update attributes of the same holders, such as the workload class, and re-evaluate states."""
         self.holders, hang = holders, self.hang
-        self._set_limits(thresholds)
+        self._set_limits(criteria)
         self.zombie = self.zombie and self.quiet >= self.window
         if self.hang != hang:
             self.hung = self.hung and self.spin >= self.hang
         if self.polls:
             self.clear_spin()
 
-    def update_thresholds(self, thresholds: Thresholds) -> None:
-        """Another policy holds from now on. Credits stay: what has been true for long enough by it already, begins."""
-        self.update_holders(self.holders, thresholds)
-        self.unowned = self.unowned and self.leaked >= thresholds.unowned
+    def update_criteria(self, criteria: Criteria) -> None:
+        """Apply a new policy. Credits are kept, so a state can begin or end immediately."""
+        self.update_holders(self.holders, criteria)
+        self.unowned = self.unowned and self.leaked >= criteria.unowned
 
     def clear_spin(self) -> None:
-        """The job says that it moves: whatever looked like a spin is none."""
+        """Reset the spin: the job has reported progress."""
         self.spin, self.spin_since, self.hung = 0, None, False
 
-    def _set_limits(self, thresholds: Thresholds | None) -> None:
+    def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
         self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER, _NEVER, 0
-        if thresholds is not None and owners:
-            self.window = max(zombie_window(thresholds, owner) for owner in owners)
-            self.hang = max(hang_window(thresholds, owner) for owner in owners)
-            self.suspect = min(thresholds.hang_suspect, self.hang)
-            self.hang_leave = max(0, self.hang - thresholds.hang_margin)
+        if owners:
+            self.window = max(zombie_window(criteria, owner) for owner in owners)
+            self.hang = max(hang_window(criteria, owner) for owner in owners)
+            self.suspect = min(criteria.hang_suspect, self.hang)
+            self.hang_leave = max(0, self.hang - criteria.hang_margin)
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
         self.rx_sum = self.rx_peak = 0
 
     def unchanged_since(self, interval: "StateInterval") -> bool:
-        """Would the next piece say the same as this one?"""
+        """Whether flags and indicators are still those of `interval`."""
         same = self.hung is interval.hung and self.zombie is interval.zombie and self.unowned is interval.leaked
         return same and self.signs == interval.signs
 
     def add_to_minute(self, ev: Evidence, start: int, end: int) -> None:
-        """Add [start, end), which lies within one minute, to the running minute."""
+        """Add [start, end), which lies within one minute, to the current minute."""
         ms = (end - start) // MS
         engine = PPM - ev.wait
         rx = int(ev.pcie_rx or 0)
@@ -253,12 +249,8 @@ class GpuTimers:
         if rx > self.rx_peak:
             self.rx_peak = rx
 
-    def mark_worked(self) -> None:
-        """The owner's beginning is over."""
-        self.signs = self.verdict
-
     def end_minute(self, policy: Policy) -> None:
-        """A minute is over: judge it if at least half of it was seen, and begin the next."""
+        """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
         self.verdict = self._minute_signs(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
         self.signs = self.verdict | {BEGINNING} if BEGINNING in self.signs else self.verdict
         self._begin_minute()
@@ -269,11 +261,11 @@ class GpuTimers:
         bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
         starved = spread > policy.bimodal_spread and bursts
         even = spread <= policy.flat_spread
-        return _MINUTE_SIGNS[starved, even]
+        return frozenset(compress((STARVED, STEADY), (starved, even)))
 
 
 class StateInterval(Struct, gc=False):
-    """A stretch of one reading throughout which nothing about its GPU changes."""
+    """A part of one reading throughout which owner, timed states and indicators stay the same."""
 
     start: int
     end: int
@@ -285,20 +277,15 @@ class StateInterval(Struct, gc=False):
     culprit: bool = False
     owner_known: bool = True
 
-    def between(self, start: int, end: int, *, culprit: bool) -> "StateInterval":
-        """The same over [start, end)."""
-        flags = self.hung, self.zombie, self.leaked, self.signs
-        return StateInterval(start, end, self.holders, *flags, culprit, self.owner_known)
 
-
-def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, thresholds: Thresholds) -> None:
-    """Keep since when a held GPU has had no process, and when it last worked."""
+def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, criteria: Criteria) -> None:
+    """Update since when the GPU has had no process, when it last worked, and the conditions of a spin."""
     processes = ev.reading.processes
     if processes == ():
         timers.bare_since = start if timers.bare_since is None else timers.bare_since
     else:
         timers.bare_since = None
-    if ev.work * thresholds.duty >= PPM:
+    if ev.work * criteria.duty >= PPM:
         timers.worked_at = end
     if timers.spin == 0:
         timers.celsius = ev.reading.temperature_celsius
@@ -308,7 +295,7 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, thres
 
 
 def _spin_if_flat(timers: GpuTimers, ev: Evidence) -> int:
-    """A spin, if what it moves over PCIe has stayed the same since it began: it polls. Within a quarter (E)."""
+    """SPIN if PCIe traffic has varied by less than a quarter since the spin began (E): the kernel polls host memory."""
     rate = max(ev.pcie_rx or 0.0, ev.pcie_tx or 0.0)
     timers.pcie_least = min(timers.pcie_least or rate, rate)
     timers.pcie_most = max(timers.pcie_most, rate)
@@ -322,25 +309,21 @@ def split_at_changes(
     end: int,
     *,
     holders: tuple[Allocation, ...],
-    thresholds: Thresholds,
-    policy: Policy,
+    criteria: Criteria,
 ) -> list[StateInterval]:
-    """[start, end) of one owner's reading, cut where a timed state or the verdict on the last minute changes."""
+    """Split [start, end) of one owner's reading where a timed state or the last minute's indicators change."""
     if holders:
-        if ev.work * thresholds.duty >= PPM and BEGINNING in timers.signs:
-            timers.mark_worked()
+        if ev.work * criteria.duty >= PPM and BEGINNING in timers.signs:
+            timers.signs = timers.verdict  # start-up is over
     elif not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
-        rates = _credit_rates(timers, ev, owned=bool(holders), thresholds=thresholds, policy=policy)
-        stop = (
-            min(end, minute_end, now + _time_until_change(timers, ev, rates, thresholds))
-            if rates
-            else min(end, minute_end)
-        )
+        rates = _credit_rates(timers, ev, owned=bool(holders), criteria=criteria)
+        change = now + _time_until_change(timers, ev, rates, criteria) if rates else end
+        stop = min(end, minute_end, change)
         if intervals and timers.unchanged_since(intervals[-1]):
             intervals[-1].end = stop
         elif stop > now:
@@ -349,71 +332,69 @@ def split_at_changes(
             )
         if rates:
             _advance_credits(timers, ev, rates, now, stop)
-            _update_flags(timers, thresholds)
+            _update_flags(timers, criteria)
         timers.add_to_minute(ev, now, stop)
         now = stop
         if now == minute_end:
-            timers.end_minute(policy)
+            timers.end_minute(criteria.policy)
     return intervals
 
 
 CreditRates = tuple[int, int, int]
-"""Parts per million gained each second by the credits of spinning, of quiet or waking, and of a leak."""
+"""Rates of the credits `spin`, `quiet` (or `wake`) and `leaked`, parts per million of elapsed time."""
 
 
-def _credit_rates(
-    timers: GpuTimers, ev: Evidence, *, owned: bool, thresholds: Thresholds, policy: Policy
-) -> CreditRates | None:
-    """How fast each credit moves during this reading; None when none does, as while a GPU simply works."""
+def _credit_rates(timers: GpuTimers, ev: Evidence, *, owned: bool, criteria: Criteria) -> CreditRates | None:
+    """Rates of the credits during this reading; None if none changes, as while a GPU simply works."""
     if not owned:
         return (0, 0, PPM) if not timers.unowned and computes_unowned(ev) else None
-    quiet = thresholds.wake_window * ev.work - PPM if timers.zombie else PPM - thresholds.duty * ev.work
+    quiet = criteria.wake_window * ev.work - PPM if timers.zombie else PPM - criteria.duty * ev.work
     spinning = ev.spin != NO_SPIN and not timers.polls
     if quiet <= 0 and not (spinning or timers.spin or timers.quiet or timers.wake):
         return None
-    return _spin_rate(timers, ev, thresholds, policy), quiet, 0
+    return _spin_rate(timers, ev, criteria), quiet, 0
 
 
-def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, thresholds: Thresholds) -> int:
-    """Nanoseconds until one of the credits flips its state."""
+def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, criteria: Criteria) -> int:
+    """Nanoseconds until a credit changes its state."""
     spin, quiet, leak = rates
-    level, goal = (timers.wake, thresholds.wake_full) if timers.zombie else (timers.quiet, timers.window)
-    soonest = min(_time_to(level, goal, quiet), _time_to(timers.leaked, thresholds.unowned, leak))
+    level, goal = (timers.wake, criteria.wake_full) if timers.zombie else (timers.quiet, timers.window)
+    soonest = min(_time_to(level, goal, quiet), _time_to(timers.leaked, criteria.unowned, leak))
     if timers.hung:
         return min(soonest, _time_to(-timers.spin, -timers.hang_leave, -spin))
     return soonest if ev.suspect_only else min(soonest, _time_to(timers.spin, timers.hang, spin))
 
 
 def _advance_credits(timers: GpuTimers, ev: Evidence, rates: CreditRates, now: int, stop: int) -> None:
-    """Let all credits run over [now, stop)."""
+    """Advance all credits over [now, stop)."""
     spin, quiet, leak = rates
     _advance_spin(timers, ev, now, stop, spin)
     _advance_quiet(timers, now, stop, quiet)
     timers.leaked += (stop - now) // MS * leak
 
 
-def _update_flags(timers: GpuTimers, thresholds: Thresholds) -> None:
-    if timers.zombie and timers.wake >= thresholds.wake_full:
+def _update_flags(timers: GpuTimers, criteria: Criteria) -> None:
+    if timers.zombie and timers.wake >= criteria.wake_full:
         timers.zombie, timers.wake, timers.quiet = False, 0, 0
-    timers.unowned = timers.unowned or timers.leaked >= thresholds.unowned
+    timers.unowned = timers.unowned or timers.leaked >= criteria.unowned
 
 
-def _spin_rate(timers: GpuTimers, ev: Evidence, thresholds: Thresholds, policy: Policy) -> int:
-    """Parts per million of a second gained each second. Before a hang, real work costs what it did."""
+def _spin_rate(timers: GpuTimers, ev: Evidence, criteria: Criteria) -> int:
+    """Rate of the spin credit in ppm. Before a hang, work drains it in proportion to the activity."""
     if timers.polls:
         return -PPM
     if ev.spin == SPIN:
         return PPM
     if timers.hung:
-        return -thresholds.stray_cost
-    worst = timers.hang // SECOND * PPM
-    return -min(max(thresholds.stray_cost, activity_over_limits(ev, policy) * PPM), max(worst, thresholds.stray_cost))
+        return -criteria.stray_cost
+    least, most = criteria.stray_cost, timers.hang // SECOND * PPM
+    return -max(least, min(activity_over_limits(ev, criteria.policy) * PPM, most))
 
 
 def _time_to(level: int, goal: int, rate: int) -> int:
-    """Nanoseconds on whole milliseconds until a credit rising at `rate` ppm meets `goal`; very long if never.
+    """Nanoseconds, on whole milliseconds, until a credit rising at `rate` ppm reaches `goal`; very large if never.
 
-    0 where it is beyond it, which it is when the goal was set lower meanwhile: what was booked is not reversed.
+    0 if it is already beyond, as after a policy change lowered the goal: booked time is never reversed.
     """
     return max(0, -(-(goal - level) // rate)) * MS if rate > 0 else 1 << 62
 
@@ -448,24 +429,24 @@ def _advance_quiet(timers: GpuTimers, now: int, stop: int, rate: int) -> None:
 
 
 def computes_unowned(ev: Evidence) -> bool:
-    """A kernel ran, and the driver's process list, where it can be seen, names somebody."""
+    """Whether a kernel ran and the driver's process list, if available, is not empty."""
     processes = ev.reading.processes
     return ev.kernel_runs and (processes is None or len(processes) > 0)
 
 
 def skip_unobserved(timers: GpuTimers, duration: int) -> None:
-    """Time that was not seen: a spin is forgotten as fast as it was learnt, the rest is kept as it is."""
+    """Skip unobserved time: the spin credit decays at the rate it was gained, other credits are kept."""
     if not timers.hung:
         timers.spin = max(0, timers.spin - duration)
         timers.spin_since = timers.spin_since if timers.spin else None
 
 
 _BLOCKING_CONDITIONS = frozenset({"lost", "missing", "xid", "recovery", "reset_required"})
-"""Conditions under which a GPU cannot work; any other ("drained") only keeps new work away: who holds it, holds it."""
+"""Conditions that make a GPU unusable; any other ("drained") only prevents new allocations."""
 
 
 Rule = Callable[[Evidence, StateInterval], str]
-"""Returns the reason the state holds, or "" when it does not."""
+"""Returns the reason the state applies, or "" if it does not."""
 
 
 def _unavailable(ev: Evidence, interval: StateInterval) -> str:
@@ -475,36 +456,14 @@ def _unavailable(ev: Evidence, interval: StateInterval) -> str:
     return "" if interval.holders else condition
 
 
-def _unobserved(ev: Evidence, interval: StateInterval) -> str:
-    return ev.distrust or ("" if interval.owner_known else "owner_unknown")
-
-
-def _unowned(_: Evidence, interval: StateInterval) -> str:
-    return "leaked_process" if not interval.holders and interval.leaked else ""
-
-
-def _unallocated(ev: Evidence, interval: StateInterval) -> str:
-    return "" if interval.holders else ("stranded" if ev.device.stranded else "free")
-
-
-def _hung(_: Evidence, interval: StateInterval) -> str:
-    if interval.hung:
-        return "spinning"
-    return "culprit" if interval.culprit else ""
-
-
 def _zombie(ev: Evidence, interval: StateInterval) -> str:
     if not interval.zombie:
         return ""
     return "idle_spin" if _polls_for_requests(ev, interval) else _idle_reason(ev)
 
 
-def _stalled(ev: Evidence, _: StateInterval) -> str:
-    return "" if ev.kernel_runs else _idle_reason(ev)
-
-
 def _idle_reason(ev: Evidence) -> str:
-    """How far down an idle GPU is: a context that rests, or nobody home."""
+    """Reason of an idle GPU: with an idle context, without a process, or with an unavailable process list."""
     processes = ev.reading.processes
     if processes is None:
         return "processes_unseen"
@@ -512,7 +471,7 @@ def _idle_reason(ev: Evidence) -> str:
 
 
 def _polls_for_requests(ev: Evidence, interval: StateInterval) -> bool:
-    """A server's kernel that waits for requests: nothing says that any are there."""
+    """Whether the spinning kernel belongs to servers only, which may be polling for requests."""
     return ev.spin == SPIN and all(allocation.owner.workload_class == "serving" for allocation in interval.holders)
 
 
@@ -522,25 +481,25 @@ def _active(ev: Evidence, interval: StateInterval) -> str:
 
 RULES: tuple[tuple[State, Rule], ...] = (
     (State.UNAVAILABLE, _unavailable),
-    (State.UNOBSERVED, _unobserved),
-    (State.UNOWNED, _unowned),
-    (State.UNALLOCATED, _unallocated),
-    (State.HUNG, _hung),
+    (State.UNOBSERVED, lambda ev, span: ev.distrust or ("" if span.owner_known else "owner_unknown")),
+    (State.UNOWNED, lambda _, span: "leaked_process" if span.leaked and not span.holders else ""),
+    (State.UNALLOCATED, lambda ev, span: "" if span.holders else "stranded" if ev.device.stranded else "free"),
+    (State.HUNG, lambda _, span: "spinning" if span.hung else "culprit" if span.culprit else ""),
     (State.ZOMBIE, _zombie),
-    (State.STALLED, _stalled),
+    (State.STALLED, lambda ev, _: "" if ev.kernel_runs else _idle_reason(ev)),
     (State.ACTIVE, _active),
 )
-"""In this order; the first that gives a reason wins, and the last always does."""
+"""Evaluated in order; the first rule that returns a reason wins, and the last always does."""
 
 
 def classify(ev: Evidence, interval: StateInterval) -> tuple[State, str]:
-    """The one state of a piece of time, with the reason in one word."""
+    """The state of an interval, with its reason as one word."""
     if (
         ev.kernel_runs
         and interval.holders
         and not (interval.hung or interval.zombie or interval.culprit or ev.distrust or ev.condition)
     ):
-        return State.ACTIVE, _active(ev, interval)  # as most pieces are: no other rule could hold
+        return State.ACTIVE, _active(ev, interval)  # fast path for most intervals: no other rule could match
     for state, rule in RULES:
         reason = rule(ev, interval)
         if reason:

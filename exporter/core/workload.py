@@ -1,9 +1,9 @@
-"""Accounts for what training jobs report: whether it is credible, the credit each leak may draw, the job's progress.
+"""Processes training reports: validates them, keeps the credit that each leak may draw, and tracks the job's progress.
 
 A report describes an interval that is already booked, and entries are never reversed. So every reported time becomes a
 *balance* in nanoseconds of one GPU (`WorkloadCredit`): it fills when the report arrives, and the matching leak, or
 `useful`, draws it down from then on, never beyond what was reported or what the hardware's own pool holds.
-Progress (steps, phases, loss, quality) belongs to the whole job and never moves a second of the ledger.
+Progress (steps, phases, loss, quality) belongs to the whole job and does not affect the ledger.
 """
 
 from collections.abc import Iterable
@@ -18,74 +18,62 @@ from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares, serving_shares
 
 DATA, CHECKPOINT, RESTORE, STARTUP, COMMUNICATION, BUBBLE, MODEL, REPEATED, RECOMPUTATION = range(9)
-"""Balances: waiting for input, saving, restoring, starting, exposed communication, pipeline bubbles; FLOPs of steps
-that moved the model, and of steps that had been made before; tensor work that recomputation explains."""
+"""Balances: waiting for input, saving, restoring, starting, exposed communication, pipeline bubbles; FLOPs of new
+steps and of repeated steps; tensor work explained by recomputation."""
 _PHASE_OF_BALANCE = ("data", "checkpoint", "restore", "startup", "communication", "bubble")
 _PHASES_WITHOUT_STEPS = frozenset({"startup", "evaluation", "idle"})
-"""Phases in which tensor work is no training step, and no FLOPs are told of it."""
+"""Phases in which tensor work belongs to no training step, so that reports contain no FLOPs for it."""
 FULL_RECOMPUTE = PPM // 4
-"""Of tensor work: 2 of 8 FLOPs a parameter and token are the second forward pass."""
+"""Recomputation's share of tensor work: the second forward pass is 2 of 8 FLOPs per parameter and token."""
 _LONGEST_INTERVAL = 300 * SECOND
-"""Between two readings, by configuration."""
+"""Longest configurable time between two readings."""
 _MAX_SKEW = 10 * SECOND
-"""E: reports, readings and the GPU's queue of kernels are out of step by less than this."""
+"""E: upper bound of the skew between reports, readings and the GPU's kernel queue."""
 
 
 class Rework(NamedTuple):
-    """What a report tells of steps that were made before."""
+    """Repeated steps in a report."""
 
     share: float
-    """Of the interval's steps."""
+    """Share of the interval's steps that are repeated."""
     continues: bool
-    """The next step is one too."""
+    """The next step is repeated too."""
 
 
-class WorkloadCredit:
-    """What one job says, as far as it is about one GPU."""
+class WorkloadCredit(Struct, eq=False):
+    """Balances from one job's reports, for one GPU."""
 
-    __slots__ = (
-        "accrued",
-        "booking_interval",
-        "credit",
-        "flops_changed_at",
-        "flops_reported",
-        "flops_until",
-        "known",
-        "own_report_at",
-        "phase",
-        "phase_since",
-        "recompute",
-        "report_interval",
-        "rework",
-        "shares",
-        "shares_until",
-        "stale_at",
-        "unobserved",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.credit, self.accrued = [0] * 9, [0] * 9
-        """Nanoseconds of this GPU, and those of them that an open phase has added since the last report."""
-        self.known: set[int] = set()
-        """Balances that were ever told of: of the others the hardware's estimate holds."""
-        self.phase, self.phase_since = -1, 0
-        """The balance that an open phase fills, and since when; -1: none."""
-        self.flops_reported, self.flops_changed_at, self.flops_until = False, NEVER, NEVER
-        """Model FLOPs are told of what the GPU does now; since when that is so, or is not; and until when the last
-        report speaks for it."""
-        self.stale_at = NEVER
-        """When what was said last is too old."""
-        self.report_interval = self.booking_interval = 0
-        """Nanoseconds from report to report, and those booked at a time, at most, of late."""
-        self.unobserved = 0
-        """Nanoseconds since the last report in which nobody saw the GPU: what was told of them was not booked."""
-        self.own_report_at = NEVER
-        """When a process that works on this very GPU spoke last."""
-        self.recompute = 0
-        """Share of the tensor work that the recomputation policy explains, ppm."""
-        self.rework = False
-        """The step that is being made was made before, and no FLOPs are told of it."""
-        self.shares, self.shares_until = ServingShares(), NEVER
+    credit: list[int] = field(default_factory=lambda: [0] * 9)
+    """Nanoseconds of this GPU by balance."""
+    accrued: list[int] = field(default_factory=lambda: [0] * 9)
+    """The part of them added by an open phase since the last report."""
+    known: set[int] = set()
+    """Balances that were ever reported; for all others the estimate from hardware counters applies."""
+    phase: int = -1
+    """Balance that the open phase fills; -1: none."""
+    phase_since: int = 0
+    flops_reported: bool = False
+    """Reports cover the current work with model FLOPs."""
+    flops_changed_at: int = NEVER
+    """When that last changed."""
+    flops_until: int = NEVER
+    """Until when the last report counts for it."""
+    stale_at: int = NEVER
+    """When the last report expires."""
+    report_interval: int = 0
+    """Recent maximum of nanoseconds between reports."""
+    booking_interval: int = 0
+    """Recent maximum of nanoseconds booked at a time."""
+    unobserved: int = 0
+    """Unobserved nanoseconds since the last report; what the next report says about them was not booked."""
+    own_report_at: int = NEVER
+    """When a process that uses this GPU last reported."""
+    recompute: int = 0
+    """Share of tensor work due to recomputation, ppm."""
+    rework: bool = False
+    """The current step is repeated, and reports contain no FLOPs."""
+    shares: ServingShares = ServingShares()
+    shares_until: int = NEVER
 
     def add_report(
         self,
@@ -98,9 +86,9 @@ class WorkloadCredit:
         rework: Rework,
         since: int = NEVER,
     ) -> None:
-        """Take in a report, at whose moment `at` nothing after `at` is booked; its figures are of `gpus` GPUs.
+        """Apply a report at time `at`, up to which time is booked; its figures are totals of `gpus` GPUs.
 
-        The GPU has been watched since `since`.
+        `since`: start of the GPU's book.
         """
         duration, first = report.end - report.start, MODEL not in self.known
         if duration:
@@ -129,7 +117,7 @@ class WorkloadCredit:
     def _settle_report(
         self, report: TrainingReport, device: Device, *, gpus: int, repeated: float, seen: float
     ) -> None:
-        """Add what the interval was told to hold, as far as it was seen, less what open phases have added already."""
+        """Add the reported times, scaled to the observed part, less what open phases have already added."""
         weight, room = device.weight, self._max_balance()
         named = {name for name, _ in report.phases}
         for balance, nanoseconds in enumerate(_phase_times(report)):
@@ -150,7 +138,7 @@ class WorkloadCredit:
         self._add(REPEATED, round(model * repeated), room=limit)
 
     def _max_balance(self) -> int:
-        """The most that a balance may hold: what may be told before it can be booked, and a little."""
+        """Upper limit of a balance, nanoseconds: time that may be reported before it can be booked, plus the skew."""
         return 2 * (self.report_interval + self.booking_interval) + _MAX_SKEW
 
     def _add(self, balance: int, nanoseconds: int, *, room: int) -> None:
@@ -164,7 +152,7 @@ class WorkloadCredit:
             self.recompute = {"full": FULL_RECOMPUTE, "selective": selective}.get(report.recompute, 0)
 
     def add_serving(self, serving: ServingReport, device: Device, at: int, *, policy: Policy) -> None:
-        """Take in what a serving engine says of this GPU; its first word is of a moment, not of an interval."""
+        """Apply a serving engine's report; its first one has an empty interval."""
         duration = serving.end - serving.start
         self.shares = shares = serving_shares(serving, policy)
         self._update_interval(duration, at, age=at - serving.end)
@@ -177,12 +165,12 @@ class WorkloadCredit:
             self._add(MODEL, round(model), room=round(model * (self._max_balance() / duration)))
         self._set_flops_reported(MODEL in self.known, serving.start)
 
-    def _set_flops_reported(self, reported: bool, since: int) -> None:  # noqa: FBT001  what it is and since when, of one attribute
+    def _set_flops_reported(self, reported: bool, since: int) -> None:  # noqa: FBT001  it sets the attribute
         if reported is not self.flops_reported:
             self.flops_reported, self.flops_changed_at = reported, since
 
     def advance(self, start: int, end: int, weight: int, *, seen: bool = True) -> bool:
-        """Whether anything said still holds in [start, end); an open phase fills its balance, of what is `seen`."""
+        """Whether the last report is still valid in [start, end); an open phase fills its balance if `seen`."""
         self.unobserved += 0 if seen else end - start
         if start > self.stale_at or not seen:
             return False
@@ -196,37 +184,37 @@ class WorkloadCredit:
         return True
 
     def has_flops_for(self, start: int, end: int) -> bool:
-        """Whether tensor work in [start, end) is to be compared with model FLOPs; what most of that time was counts."""
+        """Whether model FLOPs cover most of [start, end), so that its tensor work is compared with them."""
         turned_later = self.flops_changed_at > (start + end) // 2
         return self.flops_reported is not turned_later and end <= self.flops_until
 
     def add_recomputation(self, tensor: int, ms: int) -> None:
-        """Of `tensor` ppm of `ms` milliseconds recomputation may be its share."""
+        """Add recomputation's share of `tensor` ppm of `ms` milliseconds to its balance."""
         share = tensor * self.recompute // PPM * ms
         self._add(RECOMPUTATION, share, room=self._max_balance() // MS * share // ms if ms else 0)
 
     def available(self, balance: int, ms: int) -> int:
-        """Parts per million of `ms` milliseconds that the balance still covers."""
+        """The balance in parts per million of `ms` milliseconds; 0 if negative."""
         credit = self.credit[balance]
         return credit // ms if credit > 0 else 0
 
     def spend(self, balance: int, ppm: int, ms: int) -> None:
-        """So much of `ms` milliseconds was booked; what was booked beyond what was told is no debt."""
+        """Deduct `ppm` of `ms` milliseconds that were booked, without overdrawing the balance."""
         credit = self.credit[balance]
         self.credit[balance] = max(credit - ppm * ms, min(credit, 0))
 
 
 def peak_flops_of(device: Device, dtype: str = "") -> float:
-    """Dense FLOP/s in that number format; 0 where it is not known."""
+    """Dense peak FLOP/s in a number format; 0 if unknown."""
     return (device.spec.peak(dtype) if device.spec is not None else None) or 0.0
 
 
 def _phase_times(report: TrainingReport) -> tuple[int, ...]:
-    """Nanoseconds of the interval by balance, MODEL left out.
+    """Reported nanoseconds of the interval for each phase balance.
 
-    A pipeline's bubble is what its schedule leaves empty of the steps, if no phase says it; the program sees it as
-    waiting for a neighbour, which is communication to it. Where neither schedule nor bubble is told, a pipeline's
-    communication is taken for its bubble (E).
+    If no bubble phase is reported, the bubble is derived from the schedule's bubble share and deducted from
+    communication, as which the program measures waiting for a neighbour stage. Without that share, all communication of
+    a pipeline is taken for its bubble (E).
     """
     phases = dict(report.phases)
     times = [phases.get(name, 0) for name in _PHASE_OF_BALANCE]
@@ -241,60 +229,60 @@ def _phase_times(report: TrainingReport) -> tuple[int, ...]:
 
 
 def bubble_time(report: TrainingReport) -> int:
-    """Nanoseconds of the interval's steps that the pipeline's schedule left empty."""
+    """Nanoseconds of the interval's steps that are pipeline bubble, by the reported share."""
     other_phases = sum(duration for name, duration in report.phases if name not in ("compute", "communication"))
     steps = max(0, report.end - report.start - other_phases)
     return round((report.bubble or 0.0) * steps)
 
 
 WALL_TIME_PHASES = (*PHASES, "rework", "unreported")
-"""Where a job's wall time goes, by its own word."""
+"""Categories of a job's reported wall time."""
 LOSS_EVENTS = ("spike", "not_finite", "rollback")
 _STEP_PHASES = ("compute", "communication", "bubble")
 _SILENT_AFTER = 60 * SECOND
-"""A process that has said nothing for so long no longer speaks for its job."""
+"""After this time without a report another process may represent the job."""
 _MAX_RANKS = 64
-"""Of one job on one node."""
+"""Maximum number of ranks of one job on one node."""
 _LOSS_SMOOTHING = 0.98
-"""Of the running mean and variance of the loss: about fifty reports."""
+"""Smoothing factor of the running mean and variance of the loss: about fifty reports."""
 _MIN_LOSSES = 20
 _LARGEST_LOSS = 1e100
-"""The square of a larger one may not be finite."""
+"""Larger losses are ignored because their square may be infinite."""
 _MAX_RUNS = 16
-"""Of one job, one after another."""
+"""Maximum number of successive runs of one job."""
 _MAX_QUALITIES = 16
-"""Names of figures of one job: each is a series."""
+"""Maximum number of quality names of one job; each is a series."""
 
 
 class TrainingRun(Struct, eq=False):
-    """What a job and its restarts have in common, as this node knows it."""
+    """A training run, shared by a job and its restarts, as far as this node has seen it."""
 
     since: int
     advanced_at: int
-    """When it was heard of first, and when it last made a step that was new."""
+    """When it was first reported, and when it last completed a new step."""
     highest: int = 0
     good: int = 0
-    """Its furthest step, and nanoseconds of steps that were new."""
+    """Highest step, and nanoseconds spent in new steps."""
 
     @classmethod
     def starting_at(cls, since: int) -> "TrainingRun":
-        """One that is heard of first."""
+        """A run first reported at `since`."""
         return cls(since, since)
 
 
 class RankProgress(Struct):
-    """The latest of one process."""
+    """Latest step times of one rank."""
 
     end: int = NEVER
     uuids: tuple[str, ...] = ()
     step_seconds: float = 0.0
-    """Mean of a step."""
+    """Mean duration of a step."""
     busy_seconds: float = 0.0
-    """The same without communication and bubbles."""
+    """Mean duration of a step without communication and bubbles."""
 
 
 class LossStats(Struct, eq=False):
-    """A running mean of the loss, and what left it."""
+    """Running mean and variance of the loss."""
 
     last: float | None = None
     count: int = 0
@@ -302,7 +290,7 @@ class LossStats(Struct, eq=False):
     variance: float = 0.0
 
     def add(self, loss: float, limit: float) -> str:
-        """Take it in; the event it is, or "". What is not finite, or is a spike, does not move the mean."""
+        """Add a loss; return its event, or "". Spikes and non-finite values do not affect the mean."""
         self.last = loss
         if not isfinite(loss):
             return "not_finite"
@@ -319,13 +307,13 @@ class LossStats(Struct, eq=False):
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the mean; None while there are few, or the mean is next to nothing."""
+        """Standard deviation over the mean; None with too few losses or a mean near zero."""
         spread = sqrt(self.variance) / abs(self.mean) if self.count >= _MIN_LOSSES and self.mean else inf
         return spread if isfinite(spread) else None
 
 
 class TrainingTotals(Struct, eq=False):
-    """What a job reports of its training. FLOPs, tokens and samples are this node's share of them."""
+    """Totals of a job's training reports. FLOPs, tokens and samples are this node's share."""
 
     step: int | None = None
     steps: int = 0
@@ -338,11 +326,11 @@ class TrainingTotals(Struct, eq=False):
     padding: float = 0.0
     samples: float = 0.0
     gpu_time: int = 0
-    """GPU-nanoseconds on this node that reports cover."""
+    """GPU-nanoseconds on this node covered by reports."""
     checkpoints: int = 0
     restarts: int = 0
     recovery: int = 0
-    """Nanoseconds from the last new step before a restart to the first one after it."""
+    """Nanoseconds from the last new step before a restart to the first new step after it."""
     parallel: Parallel | None = None
 
 
@@ -350,57 +338,57 @@ _totals = attrgetter(*TrainingTotals.__struct_fields__)
 
 
 class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
-    """The totals of one job, with what is needed to take in its next report."""
+    """Totals of one job, with the state needed to add further reports."""
 
     run: TrainingRun
     run_id: str = ""
     turns: int = 0
     speaker: tuple[int, int] = (1 << 30, NEVER)
-    """The lowest rank that reports, which is believed for the whole job, and the end of its last report."""
+    """The lowest reporting rank, which represents the whole job, and the end of its last report."""
     last_end: int | None = None
     ranks: dict[str, RankProgress] = {}
     repeated: float = 0.0
-    """Share of the latest steps that had been made before."""
+    """Share of repeated steps in the latest report."""
     phases: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WALL_TIME_PHASES, 0))
     bubble: int = 0
     step_time: int = 0
-    """Nanoseconds of steps, and of bubbles in them, where these are reported."""
+    """Nanoseconds of bubbles and of steps, where bubbles are reported."""
     recovering: int | None = None
-    """When the last new step before a restart had ended."""
+    """End of the last new step before a restart, until a new step completes."""
     losses: LossStats = field(default_factory=LossStats)
     events: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOSS_EVENTS, 0))
     qualities: set[str] = set()
-    """Names of the quality figures that were reported."""
+    """Reported quality names."""
     quality: TrainingReport | None = None
-    """The latest report with one."""
+    """Latest report with a quality."""
     quality_start: float = 0.0
     target_at: int | None = None
 
     def is_duplicate(self, report: TrainingReport) -> bool:
-        """Whether it speaks of time that this process has spoken of already; one on other GPUs is another one."""
+        """Whether this process has already reported that time; the same rank on other GPUs is another process."""
         rank = self.ranks.get(report.rank)
         return rank is not None and report.start < rank.end and report.uuids == rank.uuids
 
     def changes_run(self, report: TrainingReport) -> bool:
-        """Whether the job names another run than before, and not one too many."""
+        """Whether the report names another run, within the limit of runs per job."""
         return report.run != self.run_id and self.turns < _MAX_RUNS
 
     def switch_run(self, run: TrainingRun, name: str) -> None:
-        """Go on with another run: its steps have nothing to do with those before, if these had a name."""
+        """Continue with another run. Its steps are unrelated to those before, unless these had no run ID."""
         self.step = None if self.run_id else self.step
         self.run, self.run_id, self.turns = run, name, self.turns + 1
 
     def leads(self, report: TrainingReport) -> bool:
-        """Whether its process is believed for the whole job: the lowest rank that has spoken within a minute."""
+        """Whether its process represents the whole job: the lowest rank that has reported within a minute."""
         lowest, last = self.speaker
         return _rank_number(report) <= lowest or report.end - last > _SILENT_AFTER
 
     def add_report(self, report: TrainingReport, *, here: int, gpus: int, policy: Policy) -> Rework:
-        """Take in a report about `here` GPUs of this node, of whose `gpus` its figures are."""
+        """Add a report about `here` GPUs of this node; its figures are totals of `gpus` GPUs."""
         self._add_totals(report, here=here, share=here / gpus)
         self._update_rank(report)
         if self.leads(report):
-            # Who takes over speaks of the same steps as who spoke before: after a restart of ours, in any order.
+            # A new leader may report steps already counted; after a daemon restart reports come in any order.
             already_counted = (
                 _rank_number(report) != self.speaker[0] and self.last_end is not None and report.start < self.last_end
             )
@@ -419,7 +407,7 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         self.samples += (report.samples or 0.0) * share
 
     def _update_rank(self, report: TrainingReport) -> None:
-        """Step time of a rank, and how much of it the rank itself worked."""
+        """Update the step time of a rank, and the part of it in which the rank itself worked."""
         rank = self.ranks.get(report.rank)
         if rank is None:
             if len(self.ranks) >= _MAX_RANKS:
@@ -436,7 +424,7 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank.busy_seconds = (duration - waited) / report.steps / SECOND
 
     def _apply_leader(self, report: TrainingReport, policy: Policy) -> None:
-        """What only one process may say for the whole job."""
+        """Apply figures of the whole job, which are taken from one process only."""
         self.world = report.world_size or self.world
         self.epoch = self.epoch if report.epoch is None else report.epoch
         self.parallel = report.parallel or self.parallel
@@ -451,7 +439,7 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
             self._update_quality(report, report.quality)
 
     def _count_steps(self, report: TrainingReport) -> float:
-        """Share of the interval's steps that were made before."""
+        """Count the report's steps; return the share that is repeated."""
         run, step = self.run, report.step
         run.highest = max(run.highest, report.highest_step or 0)
         if report.restart:
@@ -478,7 +466,7 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
             self.recovering = None
 
     def _add_phases(self, report: TrainingReport, *, repeated: float) -> None:
-        """Lay the interval's time to its phases; steps that were made before are rework."""
+        """Add the interval's time to its phases; repeated steps are rework."""
         if self.last_end is not None and report.start > self.last_end:
             self.phases["unreported"] += report.start - self.last_end
         self.last_end = report.end
@@ -515,25 +503,25 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
 
 
 def _rank_number(report: TrainingReport) -> int:
-    """The rank; who does not say it comes last."""
+    """The rank; a missing rank sorts last."""
     return int(report.rank) if report.rank else 1 << 29
 
 
 def _with_recompute(flops: float, recompute: str) -> float:
-    """With full recomputation there is a second forward pass: 8 FLOPs a parameter and token instead of 6."""
+    """Full recomputation adds a second forward pass: 8 FLOPs per parameter and token instead of 6."""
     return flops * 8 / 6 if recompute == "full" else flops
 
 
 class TrainingView(TrainingTotals, eq=True, kw_only=True):
-    """The totals as a snapshot has them, with what is derived. Nanoseconds; times in Unix nanoseconds."""
+    """Totals and derived figures of a training job, in a snapshot. Durations and Unix times are in nanoseconds."""
 
     run: str
     phases: tuple[tuple[str, int], ...]
     goodput: float | None
-    """Of the run's time as this node knows it the share that was spent in new steps."""
+    """Share of the run's time on this node that was spent in new steps."""
     bubble: float | None
     ranks: tuple[tuple[str, float, float], ...]
-    """Rank, seconds of a step, seconds of it that the rank worked."""
+    """Rank, seconds per step, and seconds of it in which the rank worked."""
     loss: float | None
     loss_spread: float | None
     events: tuple[tuple[str, int], ...]
@@ -543,7 +531,7 @@ class TrainingView(TrainingTotals, eq=True, kw_only=True):
 
 
 def training_view(progress: TrainingProgress, *, at: int, wall: int) -> TrainingView:
-    """The figures at `at`, whose Unix time is `wall`."""
+    """Build the view at `at`, whose Unix time is `wall` nanoseconds."""
     quality, run = progress.quality, progress.run
     elapsed = (progress.last_end or run.since) - run.since
     return TrainingView(
@@ -568,7 +556,7 @@ def training_view(progress: TrainingProgress, *, at: int, wall: int) -> Training
 
 
 _LARGEST_AMOUNT = 1e30
-"""Of any amount: sums of larger ones would soon be infinite."""
+"""Larger amounts are rejected because their sums could become infinite."""
 
 
 def _are_amounts(values: Iterable[float]) -> bool:
@@ -576,7 +564,7 @@ def _are_amounts(values: Iterable[float]) -> bool:
 
 
 def is_credible_report(report: TrainingReport, at: int, *, most: float) -> bool:
-    """Whether a report can be true: its time has been, its amounts are amounts, and nobody is that fast."""
+    """Whether a report is plausible: not in the future, with finite amounts, and at most `most` FLOP/s."""
     duration = report.end - report.start
     amounts = (
         report.model_flops, report.hardware_flops, report.tokens, report.padding, report.samples,
@@ -597,7 +585,7 @@ def is_credible_report(report: TrainingReport, at: int, *, most: float) -> bool:
 
 
 def is_credible_serving(serving: ServingReport, most: float) -> bool:
-    """Whether all its figures are amounts, and no GPU makes more than `most` FLOPs a second."""
+    """Whether all figures are finite and not negative, and FLOPs per GPU are at most `most` per second."""
     duration = serving.end - serving.start
     latencies = [seconds for latency in serving.latencies for seconds in (latency.p50, latency.p95, latency.p99)]
     figures = [

@@ -1,4 +1,4 @@
-"""Other thresholds for a ledger that runs: what was booked stays, what is timed goes on, nothing is reversed."""
+"""Changing thresholds of a running ledger: booked time stays, timers continue, nothing is reversed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ DEFAULT = Policy()
 
 
 def resting(seconds: float, signals: dict[str, Any] | None = None, *, owner: Owner | None = JOB) -> Ledger:
-    """A GPU that has done the same for so long."""
+    """A GPU with constant activity for `seconds`."""
     ledger = Ledger()
     advance(ledger, first([device()], [] if owner is None else [held(owner=owner)]))
     goes_on(ledger, 0, seconds, signals)
@@ -27,7 +27,7 @@ def resting(seconds: float, signals: dict[str, Any] | None = None, *, owner: Own
 
 
 def goes_on(ledger: Ledger, start: float, end: float, signals: dict[str, Any] | None = None) -> None:
-    """In steps of a minute; no counter ever goes back, and each part stays what it was or grows."""
+    """Advance in steps of a minute, and check that no counter decreases."""
     at = start
     while at < end:
         step = min(at + 60, end)
@@ -48,7 +48,7 @@ def state(ledger: Ledger) -> tuple[State, float]:
 
 
 def test_a_lower_threshold_holds_from_now_on() -> None:
-    """It has rested for long enough by it already: a zombie from this moment, and what was booked is not rewritten."""
+    """A GPU idle for longer than the new limit is a zombie from now on; booked time is not rewritten."""
     ledger = resting(1200)
     assert state(ledger) == (State.STALLED, 0)
     ledger.update_policy(Policy(zombie_batch_seconds=600), {})
@@ -94,7 +94,7 @@ def test_a_higher_threshold_lets_a_zombie_go_until_it_is_one_again() -> None:
 
 
 def test_a_lower_limit_of_an_owner_reverses_nothing_either() -> None:
-    """What a scheduler learns late, or rules that were read again: the same way in."""
+    """Owner attributes learned late or changed by a reload take effect in the same way."""
     ledger = resting(6000, owner=replace(JOB, zombie_seconds=7200.0))
     paid = list(gpu(ledger).book.parts)
     owner = replace(JOB, zombie_seconds=1800.0)

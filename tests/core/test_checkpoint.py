@@ -1,4 +1,4 @@
-"""A ledger as bytes and back: nothing that counts is lost, and what goes on is as if nothing had happened."""
+"""Encoding and decoding a ledger: no counter is lost, and counting continues as if uninterrupted."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -25,19 +25,19 @@ DOWN = Fault("exporter_down", "away for a while")
 
 
 def again(ledger: Ledger, policy: Policy | None = None) -> Ledger:
-    """What another process makes of its bytes."""
+    """A new ledger restored from the bytes of another."""
     other = Ledger(policy)
     load_ledger(other, dump_ledger(ledger))
     return other
 
 
 def books(ledger: Ledger) -> object:
-    """All that its bytes say, in whatever order."""
+    """The decoded bytes, independent of order."""
     return msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body)
 
 
 def sorted_sets(value: Any) -> Any:
-    """The same, with lists of texts in order: a set is stored in any."""
+    """A copy with lists of strings sorted, as sets are stored in any order."""
     if isinstance(value, dict):
         return {key: sorted_sets(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -65,7 +65,7 @@ def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> N
 
 @pytest.mark.parametrize("scenario", sorted(WATERFALL_SCENARIOS))
 def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
-    """Figures of jobs go on; only what a report has told of time to come is heard anew."""
+    """Job counters continue; only unspent credit from reports is lost."""
     ledger = played(simulate(scenario, stories=WATERFALL_SCENARIOS, gpus=10, period_seconds=30).observations)
     told = take_snapshot(again(ledger), DaemonMetadata())
     before = take_snapshot(ledger, DaemonMetadata())
@@ -114,7 +114,7 @@ def test_a_job_that_has_ended_meanwhile_has_what_was_seen_of_it() -> None:
 
 
 def test_nobody_saw_a_job_begin_while_nobody_looked() -> None:
-    """Its first kernel may have been long ago: it is not said when, and it is past its start-up."""
+    """The first kernel may be long past: its time stays unknown, and start-up counts as over."""
     ledger = played([first([device()]), seen(10, reading(0, 10, RESTING))])
     for since, told in ((10.0, 9 * SECOND), (65.0, None)):
         back = again(ledger)
@@ -199,7 +199,7 @@ def test_an_engine_s_counts_are_kept() -> None:
 
 
 def test_a_word_that_is_too_old_stays_so() -> None:
-    """The scheduler had said nothing for long; a restart does not make its last word young."""
+    """Stale allocations are still stale after a restart."""
     ledger = played([first([device()], [held()]), seen(400, reading(0, 400), allocations_at=0)])
     back = again(ledger)
     assert back.allocations_at == ledger.allocations_at == 0
@@ -240,7 +240,7 @@ def renamed(frozen: bytes, names: dict[str, str]) -> bytes:
 
 
 def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
-    """As if `useful` and `memory_bound` had changed places, and `hung` had another name."""
+    """A checkpoint in which `useful` and `memory_bound` are swapped and `hung` has another name."""
     ledger = played([first([device()], [held()]), seen(10, reading(0, 10, WORKING))])
     before = dict(zip(LEAK_NAMES, ledger.gpus["GPU-0"].book.parts, strict=True))
     assert before["useful"]
@@ -258,7 +258,7 @@ def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
     assert conserved(book)
 
 
-# -- what is no checkpoint --
+# -- invalid checkpoints --
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the detectors tell beside the state: since when, on what evidence, for whom."""
+"""Details of detected states: since when, with which evidence, for which job."""
 
 from math import nan
 from typing import Any
@@ -70,7 +70,7 @@ def test_time_that_was_not_seen_takes_a_suspicion_back() -> None:
     ],
 )
 def test_each_sign_of_a_hang_is_told_if_it_can_be_seen(changes: dict[str, Any], unseen: set[str]) -> None:
-    """No temperature is told in these."""
+    """These readings have no temperature."""
     view = gpu(story([(200, SPINNING | changes)]))
     assert dict(view.hang_signs) == dict.fromkeys(set(HANG_SIGNS) - unseen - {"temperature_falling"}, True)
     assert view.hang_confidence == (7 - len(unseen)) / 8
@@ -144,7 +144,7 @@ def test_power_says_nothing_where_the_board_smooths_it() -> None:
 
 
 def test_a_server_that_spins_polls_until_its_requests_are_known() -> None:
-    """Never hung, never suspected; a zombie after its class's five hours, with the reason."""
+    """A server is never hung or suspected, but a zombie after five hours, with the reason."""
     early, late = story([(9000, SPINNING)], owner=SERVER), story([(18000, SPINNING)], owner=SERVER)
     assert state(early) == (State.ACTIVE, "idle_spin", 0.0)
     assert (gpu(early).hang_suspected, gpu(early).spin_since) == (False, None)
@@ -287,13 +287,13 @@ def test_of_a_count_on_an_unknown_board_nobody_can_say_what_share_of_the_peak_it
 
 
 def test_a_process_list_that_is_not_empty_is_no_sign_of_anything() -> None:
-    """Another's process on the GPU: somebody computes, and it is not bare."""
+    """A process of another job counts as a process on the GPU."""
     ledger = story([(60, RESTING | {"processes": (Process(1), Process(2))})])
     assert job(ledger).without_process == 0
 
 
 def learnt(before: Owner, after: Owner, seconds: float, signals: dict[str, Any]) -> Ledger:
-    """More becomes known of the job that has spun or rested for a while."""
+    """Attributes of a job become known after it has been spinning or idle for a while."""
     ledger = story([(seconds, signals)], owner=before)
     advance(ledger, Observation(round(seconds * S), round(seconds * S), allocations=(held(owner=after),)))
     advance(ledger, seen(seconds + 10, reading(seconds, seconds + 10, signals)))

@@ -1,4 +1,4 @@
-"""What one reading may claim, and what is done to it when it claims too much."""
+"""Validation of a single reading: clamping, dropping, and splitting into pools."""
 
 import math
 from typing import Any
@@ -102,7 +102,7 @@ UNSEEN: dict[str, Any] = dict.fromkeys(("sm_active", "tensor_active", "dram_acti
 
 @pytest.mark.parametrize(("busy", "distrust"), [(0.5, "zero_filled"), (0.49, "")])
 def test_without_an_engine_counter_the_sms_show_whether_the_profiler_went_to_zero(busy: float, distrust: str) -> None:
-    """Fails when a board without any profiling is called zero-filled, or the driver's word passes for a counter."""
+    """Fails when a board without profiling counters is called zero-filled, or utilization is taken for a counter."""
     lone = {"gr_engine_active": None, "gpu_utilization": busy, "tensor_active": 0.0}
     assert evidence(WORKING | lone, sm_active=0.0).distrust == distrust
     assert not evidence(WORKING | lone, sm_active=0.001).distrust
@@ -113,9 +113,9 @@ def test_without_an_engine_counter_the_sms_show_whether_the_profiler_went_to_zer
 @pytest.mark.parametrize("tensor", [0.0, None])
 @pytest.mark.parametrize("engine", [0.1, 0.6, 1.0])
 def test_a_busy_engine_without_a_single_warp_was_counted_at_another_time(engine: float, tensor: float | None) -> None:
-    """Two metric groups take turns on an older board: the engine's share was measured, the SMs' was not.
+    """Two metric groups are multiplexed on an older board: engine activity was measured, SM activity was not.
 
-    Fails when `_ordered` asks for less than an SM activity of exactly 0, or for more than the engine counter.
+    Fails when `_check_order` accepts a nonzero SM activity, or needs more than the engine counter.
     """
     ev = evidence(WORKING, gr_engine_active=engine, sm_active=0.0, tensor_active=tensor)
     assert ev.distrust == "multiplexed"
@@ -223,9 +223,9 @@ def smoothed(**changes: Any) -> Evidence:
 
 @pytest.mark.parametrize("watts", [0.0, 130.0, 300.0, 700.0, None])
 def test_the_power_of_a_board_that_smooths_it_neither_acquits_nor_proves(watts: float | None) -> None:
-    """With the FP pipes seen at rest it is a spin; where they are not, power cannot stand in for them.
+    """With idle FP pipes it is a spin; without FP counters, power cannot replace them.
 
-    Fails when `_spin` asks `_cool` of such a board, or `_power_judges` speaks for it.
+    Fails when `_check_spin` uses `_power_near_idle` or `_power_is_conclusive` for such a board.
     """
     assert (smoothed(power_watts=watts).spin, smoothed(power_watts=watts).suspect_only) == (SPIN, False)
     blind = smoothed(power_watts=watts, fp32_active=None)

@@ -1,4 +1,4 @@
-"""The small writer of ours against prometheus_client's parsers, which know nothing of it."""
+"""The exposition writer against prometheus_client's parsers."""
 
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -31,7 +31,7 @@ GAUGES: dict[str, Any] = {
 
 
 def cut_node() -> Snapshot:
-    """A board in seven parts, all that it can tell told, errors too; an instance that has vanished; nonsense."""
+    """A board with seven instances and all signals and errors; a removed instance; invalid values."""
     ledger = Ledger()
     parts = cut(1, 1, 1, 1, 1, 1, 1)
     advance(ledger, first(parts, [held(part.uuid, Owner(job_id="j")) for part in parts[1:4]]))
@@ -44,7 +44,7 @@ def cut_node() -> Snapshot:
 
 
 def busy_node() -> Snapshot:
-    """Four GPUs, three jobs of people with strange names, one GPU lost, a source that complains."""
+    """Four GPUs, three jobs with unusual names, one lost GPU, a source with faults."""
     names = (HOSTILE, "plain", "")
     gpus = [device(f"GPU-{i}", str(i), condition="lost" if i == 3 else "") for i in range(4)]
     holds = [held(f"GPU-{i}", Owner(job_id=f"j{i}", user=names[i], name=HOSTILE)) for i in range(3)]
@@ -111,7 +111,7 @@ def test_types_and_help_arrive(node: Callable[[], Snapshot]) -> None:
 @NODES
 @pytest.mark.parametrize("is_openmetrics", [False, True])
 def test_every_gpus_parts_add_up_in_the_scrape_itself(is_openmetrics: bool, node: Callable[[], Snapshot]) -> None:
-    """As decimals, with ==: floats are for readers, the law is in the digits."""
+    """Sums compared as exact decimals with ==."""
     parts: dict[str, Decimal] = {}
     paid: dict[str, Decimal] = {}
     snapshot = node()
@@ -193,7 +193,7 @@ def lines(snapshot: Snapshot, name: str) -> list[str]:
 
 
 def test_a_healthy_gpu_has_exactly_the_series_of_its_budget() -> None:
-    """All it can have, told, with one error in its past and one moment that nobody saw: the budget and no more."""
+    """All signals present, with one error and one unobserved interval: within the series budget."""
     ledger = Ledger()
     advance(ledger, first([device()], [held()]))
     advance(ledger, seen(1, faults=(Fault("paused"),)))
@@ -206,7 +206,7 @@ def test_a_healthy_gpu_has_exactly_the_series_of_its_budget() -> None:
 
 
 def test_a_reason_is_shown_once_it_has_occurred() -> None:
-    """Of each GPU by itself; what no one GPU did stands without one, from the start."""
+    """Rejections by GPU; those of no single GPU have empty GPU labels and are exported from the start."""
     ledger = Ledger()
     advance(ledger, first([device(), device("GPU-1", "1")]))
     nothing = take_snapshot(ledger, DaemonMetadata())
@@ -236,7 +236,7 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
 
 
 def test_a_reason_nobody_knows_is_another() -> None:
-    """Whatever a source makes up: one series for all of it, and the seconds add up."""
+    """Unknown reasons share one series, and the seconds add up."""
     ledger = Ledger()
     advance(ledger, first([device()]))
     for k, word in enumerate(["wool", "steel", "paused", *(f"made-up-{n}" for n in range(50))]):
@@ -248,7 +248,7 @@ def test_a_reason_nobody_knows_is_another() -> None:
 
 
 def test_every_reason_of_the_core_s_own_has_a_series_of_its_own() -> None:
-    """What the core itself finds wrong with a reading is never lumped together with what it does not know."""
+    """Every rejection reason of the core has a series of its own."""
     contradictions: list[dict[str, Any]] = [
         {"gr_engine_active": 0.5, "sm_active": 0.0, "tensor_active": 0.0},
         {"gr_engine_active": 0.0, "sm_active": 0.0, "tensor_active": 0.0, "gpu_utilization": 1.0},
@@ -268,7 +268,7 @@ def test_every_reason_of_the_core_s_own_has_a_series_of_its_own() -> None:
 
 
 def test_a_boards_parts_weigh_what_they_are_in_the_nodes_ratios() -> None:
-    """A whole idle GPU beside one of which four slices work and three rest: 4/14 of the time is occupied by work."""
+    """A whole idle GPU, and one with four working and three idle slices: 4/14 of the time is occupied."""
     ledger = Ledger()
     parts = cut(4, 3, board="GPU-1")
     advance(ledger, first([device(), *parts], [held(parts[1].uuid)]))

@@ -1,4 +1,4 @@
-"""A board's condition beside its work: what is counted, what makes it unavailable, and what is never said."""
+"""Board health: counters, conditions that make a GPU unavailable, and missing values."""
 
 from io import BytesIO
 from pathlib import Path
@@ -30,7 +30,7 @@ def told(*xids: int, uuid: str = "GPU-0", **more: Any) -> tuple[Health, ...]:
 
 
 def opened(policy: Policy | None = None) -> Ledger:
-    """One GPU of one job, ten seconds of work behind it."""
+    """One GPU of one job, after ten seconds of work."""
     ledger = Ledger(policy)
     advance(ledger, first([device()], [held(), *(held(part.uuid) for part in cut(4, 3)[1:])]))
     advance(ledger, seen(10, reading(0, 10)))
@@ -47,7 +47,7 @@ def lost(ledger: Ledger, leak: str, uuid: str = "GPU-0") -> float:
 
 
 def test_a_fatal_error_makes_a_gpu_unavailable_from_the_observation_on() -> None:
-    """What is booked with it counts, whatever it shows; what was booked before stays."""
+    """Readings after a fatal Xid are unavailable, whatever they show; earlier ones stay as booked."""
     ledger = opened()
     advance(ledger, seen(20, reading(10, 20), health=told(FELL_OFF_THE_BUS)))
     advance(ledger, seen(30, reading(20, 30, RESTING)))
@@ -56,7 +56,7 @@ def test_a_fatal_error_makes_a_gpu_unavailable_from_the_observation_on() -> None
 
 
 def test_it_stands_while_nothing_is_seen_or_believed() -> None:
-    """A gap, a stale reading, one without an engine, one that contradicts itself: no kernel was seen."""
+    """Gaps and stale, incomplete or contradictory readings are no evidence of a kernel."""
     ledger = opened()
     advance(ledger, seen(20, health=told(FELL_OFF_THE_BUS)))
     advance(ledger, seen(30, reading(20, 30, distrust="stale")))
@@ -77,7 +77,7 @@ def test_a_kernel_in_a_later_interval_ends_it_at_that_interval_s_beginning() -> 
 
 
 def test_an_interval_that_began_before_the_error_was_told_proves_nothing() -> None:
-    """As where values arrive late: [15, 25) was still running when the error was told at 20."""
+    """With late values, [15, 25) was in progress when the error was reported at 20."""
     ledger = opened()
     advance(ledger, seen(20, settled=15 * S, health=told(FELL_OFF_THE_BUS)))
     advance(ledger, seen(25, reading(15, 25)))
@@ -108,7 +108,7 @@ def test_an_error_that_is_not_fatal_is_counted_and_changes_nothing() -> None:
 
 
 def test_errors_add_up_and_the_last_is_kept() -> None:
-    """A Health without an error changes neither; the rest of it is the latest, whole."""
+    """A Health without an error keeps the error count and condition, and replaces all other values."""
     ledger = opened()
     advance(ledger, seen(20, health=told(13, PAGE_RETIRED, ecc_corrected=4)))
     advance(ledger, seen(30, health=told(13)))
@@ -128,7 +128,7 @@ def test_an_error_of_one_gpu_is_no_other_s() -> None:
 
 
 def test_a_condition_the_source_names_is_told_before_the_error() -> None:
-    """A board that is gone is lost; that an error was told of it says less."""
+    """The condition "lost" takes precedence over an Xid."""
     ledger = opened()
     advance(ledger, seen(20, devices=[device(condition="lost")], health=told(FELL_OFF_THE_BUS)))
     assert mood(ledger)[:2] == (State.UNAVAILABLE, "lost")
@@ -155,7 +155,7 @@ def test_no_error_of_an_application_is_in_the_default_table() -> None:
 
 
 def test_a_boards_fatal_error_takes_its_instances_with_it_and_a_kernel_on_one_brings_them_all_back() -> None:
-    """Health is the board's: an instance has none, and the board in MIG mode runs nothing itself."""
+    """Health belongs to the board: an instance has none, and a board in MIG mode runs nothing itself."""
     parts = cut(4, 3)
     ledger = opened()
     advance(ledger, seen(10, devices=parts))
@@ -168,7 +168,7 @@ def test_a_boards_fatal_error_takes_its_instances_with_it_and_a_kernel_on_one_br
 
 
 def test_instances_smooth_their_power_if_the_board_does() -> None:
-    """A spin on an instance is no less one for the board's warmth; on a board that does not smooth it is acquitted."""
+    """With power smoothing, power does not rule out a spin on an instance; without it, it does."""
     for smooths, state in ((True, State.HUNG), (False, State.ACTIVE), (None, State.ACTIVE)):
         ledger = opened()
         advance(ledger, seen(10, devices=cut(4, 3), health=told(power_smoothing=smooths)))
@@ -191,14 +191,14 @@ def limited(ledger: Ledger, uuid: str = "GPU-0") -> dict[str, float]:
     ],
 )  # fmt: skip
 def test_time_under_a_clock_limit_is_counted_by_its_reason(bits: int, groups: str) -> None:
-    """Several at once count each, two bits of one group once; idleness is no limit, an unknown bit none of ours."""
+    """Each group counts, two bits of one group count once; the idle bit and unknown bits do not count."""
     ledger = opened()
     advance(ledger, seen(13, reading(10, 13, clock_event_reasons=bits)))
     assert limited(ledger) == {name: 3.0 if name in groups.split() else 0.0 for name in CLOCK_LIMITERS}
 
 
 def test_limits_that_were_never_seen_are_not_zero_but_absent() -> None:
-    """Nor is one taken from a reading that is not believed, or from time nobody saw."""
+    """Distrusted readings and gaps add no limited time."""
     ledger = opened()
     advance(ledger, seen(20, reading(10, 20, clock_event_reasons=4, distrust="stale")))
     advance(ledger, seen(30, reading(20, 30, clock_event_reasons=4, gr_engine_active=None, gpu_utilization=None)))
@@ -235,7 +235,7 @@ healths = st.builds(
 
 @st.composite
 def troubled(draw: st.DrawFn) -> list[Observation]:
-    """A board, cut and whole by turns, beside another, with errors at any moment and clock limits of any kind."""
+    """A board with changing MIG layouts beside another, with errors at any time and any clock limits."""
     other, parts = device("GPU-1", "1"), draw(st.sampled_from([cut(), cut(4, 3)]))
     story = [first([other, *parts], [held(d.uuid) for d in (other, *parts, *cut(4, 3))])]
     for _ in range(draw(st.integers(1, 6))):
@@ -256,7 +256,7 @@ def troubled(draw: st.DrawFn) -> list[Observation]:
 @relaxed
 @given(troubled())
 def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Observation]) -> None:
-    """Through the recorder's own file format: every observation as it was, and every figure from it.
+    """Round trip through the trace format keeps every observation and every derived figure.
 
     Fails when `TraceWriter.append` writes an observation without its health.
     """
@@ -274,9 +274,9 @@ def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Obse
 @relaxed
 @given(troubled())
 def test_troubles_lose_no_time_and_no_error(story: list[Observation]) -> None:
-    """Conserved throughout; every error of a GPU that is there is counted, no counter falls, limits stay within time.
+    """Conservation holds; every error of a listed GPU is counted, no counter falls, limited time stays within time.
 
-    Fails when `Vitals.hear` counts a Health's errors once whatever their number.
+    Fails when `BoardHealth.update` counts a Health's errors once whatever their number.
     """
     ledger, before = Ledger(POLICY), dict[str, int]()
     for observation in story:
@@ -295,7 +295,7 @@ def test_troubles_lose_no_time_and_no_error(story: list[Observation]) -> None:
 
 
 def one_instance_wakes() -> list[Observation]:
-    """A board in two parts told a fatal error; then the second part computes while the first rests."""
+    """A board with two instances reports a fatal Xid; then the second instance computes while the first is idle."""
     parts = cut(4, 3)
     rows = reading(1, 3, RESTING, parts[1].uuid), reading(1, 3, WORKING, parts[2].uuid)
     return [first(parts, [held(d.uuid) for d in parts]), seen(1, health=told(FELL_OFF_THE_BUS)), seen(3, *rows)]

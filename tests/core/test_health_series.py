@@ -1,4 +1,4 @@
-"""Health on the metrics page: what is shown, of which device, and what has no series because nobody told it."""
+"""Health metrics: exported values, device labels, and series that are absent without data."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ WELL = (
 
 
 def test_what_no_source_ever_told_has_no_series() -> None:
-    """Not 0 errors: nobody looked."""
+    """Without a health reading there is no series, rather than 0 errors."""
     assert series(opened(), *WELL) == []
 
 
@@ -68,7 +68,7 @@ def test_a_row_remap_is_none_wanted_waiting_or_failed(
 
 
 def test_a_temperature_of_the_past_is_not_served_as_the_presents_but_counts_are() -> None:
-    """The board stopped answering at 20: what it had counted stays, how hot it is nobody knows."""
+    """The board stopped responding at 20: counters stay, the temperature disappears."""
     ledger = opened()
     counts: dict[str, Any] = {"ecc_uncorrected": 1, "nvlink_errors": 3, "recovery_action": 2}
     health = told(13, **counts, memory_temperature_celsius=70.0, temperature_margin_celsius=12.0)

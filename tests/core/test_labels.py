@@ -1,4 +1,4 @@
-"""Words that users choose, on the page: whatever they hold, every line of it can be read, and no two are one series."""
+"""User-chosen label values: whatever they contain, every line can be parsed and no two values share a series."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def told(*owners: Owner, policy: Policy | None = None, **said: Any) -> Snapshot:
-    """Each has a GPU of its own, and says of itself what `said` holds."""
+    """One job per GPU, with the reports in `said`."""
     ledger = Ledger(policy)
     names = [f"GPU-{n}" for n in range(len(owners))]
     holds = [held(name, owner) for name, owner in zip(names, owners, strict=True)]
@@ -43,7 +43,7 @@ def told(*owners: Owner, policy: Policy | None = None, **said: Any) -> Snapshot:
 
 
 def rows(body: bytes, metric: str = "gpu_efficiency_job_info") -> list[dict[str, str]]:
-    """Labels of one metric, and the whole page read on the way."""
+    """Label values of one metric; parses the whole exposition."""
     decoded = body.decode()
     parsed = [sample for family in families(decoded) for sample in family.samples]
     assert len(parsed) == sum(bool(line) and not line.startswith("#") for line in decoded.split("\n"))
@@ -107,7 +107,7 @@ def test_accounts_beyond_the_limit_are_one() -> None:
 @FEW
 @given(ANYTHING, ANYTHING)
 def test_the_whole_cluster_s_page_likewise(partition: str, reason: str) -> None:
-    """Partitions are the site's own words, namespaces are people's; both are labels there."""
+    """Partitions are chosen by the site, namespaces by users; both are labels."""
     key = (partition, reason)
     queue = QueueTotals(jobs={key: 1}, gpus={key: 8}, waits={partition: 5.0})
     view = ClusterView(scheduler="slurm", questions=(QuestionStatus("jobs", 10, at=0),), queue=queue)

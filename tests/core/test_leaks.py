@@ -1,4 +1,4 @@
-"""Each leak's share of a second, worked out by hand from accounting section 4."""
+"""Each leak's share of a second, calculated by hand from accounting section 4."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from exporter.core.leaks import (
     LAYERS,
     LEAK_NAMES,
     LEAKS,
-    POOL_NAMES,
     REPORTING,
     SLACK,
     TENSOR,
@@ -69,7 +68,7 @@ def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
     assert leak.detector is not None or leak.takes_all_in or leak.name == "oversized_allocation"
     assert (leak.signs == (REPORTING,)) == (leak.evidence in {"reported", "engine"})
     assert (leak.balance is not None) <= ("reported" in leak.evidence)
-    assert all(0 <= pool < len(POOL_NAMES) for pool in leak.pools)
+    assert all(WAIT <= pool <= UNRESOLVED for pool in leak.pools)
     assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
 
 
@@ -215,7 +214,7 @@ def test_communication_is_not_guessed_from_less_than_it_needs(gone: str) -> None
 
 
 def test_a_mixed_second_without_sm_activity_gives_communication_nothing() -> None:
-    """How many SMs a collective leaves idle is then unknown, and so is its share."""
+    """Without SM activity, the number of idle SMs and so the share is unknown."""
     mixed = COLLECTIVE | {"dram_active": 0.6, "sm_active": None}
     assert "exposed_communication" not in poured(WORKING, gpus=2, **mixed)
 
@@ -249,7 +248,7 @@ def test_without_a_tensor_counter_nothing_is_called_waste() -> None:
 
 
 def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bubbles take waiting first, then slack: a stage that rests may still hold a polling kernel."""
+    """Bubbles take waiting first, then slack: a waiting stage may run a polling kernel."""
     plan = ((-1, (WAIT, SLACK), ((7, lambda *_: 300_000),)), (SLACK, (SLACK,), ((16, leaks.take_remainder),)))
     monkeypatch.setitem(leaks._plans, (State.ACTIVE, NO_SIGNS), plan)
     assert poured(WORKING) == {"pipeline_bubble": 0.3, "other_compute": 0.25, "useful": 0.45}
@@ -257,7 +256,7 @@ def test_a_leak_of_two_pools_drains_them_in_order(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_detector_asked_without_a_board_guesses_nothing() -> None:
-    """The pouring never asks it so: without a spec all kernel time is unresolved."""
+    """Not reached by `split_into_leaks`: without a spec all kernel time is unresolved."""
     ev = evaluate(reading(0, 1, WORKING | COLLECTIVE), device(spec=None), POLICY)
     assert leaks.detect_exposed_communication(Span(ev, State.ACTIVE, POLICY, [0, PPM, 0, 0, 0], PPM, 2), PPM) == 0
 

@@ -1,6 +1,6 @@
-"""Shares of a GPU: a board that is cut into MIG instances and put together again is one paid GPU throughout.
+"""MIG: a board is one paid GPU throughout, whatever its layout.
 
-Each docstring names the mutation under which the law was seen to fail.
+Docstrings name a mutation with which the law was seen to fail.
 """
 
 from typing import Any
@@ -25,9 +25,9 @@ EVERY = sorted({part.uuid for layout in LAYOUTS for part in cut(*layout)})
 
 @st.composite
 def stories(draw: st.DrawFn, *, tidy: bool = False) -> list[Observation]:
-    """A board cut anew at any moment, listed in any order; readings that run ahead, lag or fail, of any of its parts.
+    """A board with layout changes at any time, listed in any order, and readings of its parts that lead, lag or fail.
 
-    `tidy`: no reading reaches back over the moment of a cut.
+    `tidy`: no reading spans a layout change.
     """
     lag = draw(st.integers(0, 3_000)) * MS
     parts = draw(layouts())
@@ -57,12 +57,12 @@ def stories(draw: st.DrawFn, *, tidy: bool = False) -> list[Observation]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Device, ...]:
-    """A board in one of its shapes, its parts in any order."""
+    """A board in one of its layouts, its parts in any order."""
     return tuple(draw(st.permutations(cut(*draw(st.sampled_from(LAYOUTS))))))
 
 
 def ended(story: list[Observation]) -> list[Observation]:
-    """The story, and a moment at which all is settled."""
+    """The observations, and a final one that settles everything."""
     end = story[-1].at + S
     return [*story, Observation(end, end)]
 
@@ -70,10 +70,10 @@ def ended(story: list[Observation]) -> list[Observation]:
 @relaxed
 @given(stories())
 def test_a_board_and_its_instances_are_one_paid_gpu_at_every_moment(story: list[Observation]) -> None:
-    """Whatever was cut and put together when: to the nanosecond one GPU's time, in exactly one part each.
+    """Whenever the layout changes, the parts together are paid one GPU's time, to the nanosecond.
 
-    Each book may run ahead of what is settled: what all of them would be paid if they stood still at one instant.
-    Fails when `_recut` leaves out the books that lag behind, or begins new parts where they first speak.
+    Books may be ahead of the settled time, so all are extrapolated to one instant.
+    Fails when `_repartition` omits books that lag, or begins new parts at their first reading.
     """
     ledger = Ledger(POLICY)
     for observation in ended(story):
@@ -90,9 +90,9 @@ def test_a_board_and_its_instances_are_one_paid_gpu_at_every_moment(story: list[
 @relaxed
 @given(stories())
 def test_jobs_are_paid_what_their_instances_are(story: list[Observation]) -> None:
-    """One owner or two: what the parts of a board that are held cost is what the jobs' books hold, by leak.
+    """Per leak, allocated parts of a board equal the jobs' books, with one owner or two.
 
-    Fails when `_poured` gives one owner the whole of a GPU where it holds a part.
+    Fails when `_split_among_owners` gives one owner the whole of a GPU where it holds a part.
     """
     holds = {h.uuid for h in story[0].allocations or ()}
     ledger = run(ended(story))
@@ -105,9 +105,9 @@ def test_jobs_are_paid_what_their_instances_are(story: list[Observation]) -> Non
 @relaxed
 @given(stories(tidy=True))
 def test_cutting_the_readings_of_instances_changes_no_total(story: list[Observation]) -> None:
-    """Each reading in two, wherever a millisecond lies between: the same books.
+    """Splitting each reading in two gives the same books.
 
-    Fails when `_recut` puts the edge where the observation is settled.
+    Fails when `_repartition` places the edge at the settled time.
     """
     assert totals(run(ended(halved(story)))) == totals(run(ended(story)))
 
@@ -121,7 +121,7 @@ def test_a_part_of_a_gpu_loses_what_a_whole_one_would_in_proportion(
 ) -> None:
     """The same second on k of 7 slices, or of several owners: the same shares, to a few parts per million.
 
-    Fails when `communication.take` asks for parts of a whole GPU where its span is a part of one.
+    Fails when `detect_exposed_communication` returns parts of a whole GPU where its span is a part of one.
     """
 
     def parts(board: Device, owners: str) -> list[float]:
@@ -155,7 +155,7 @@ def test_a_board_is_cut_in_mid_stream() -> None:
 
 
 def test_instances_that_come_while_the_board_was_read_ahead_begin_where_it_ended() -> None:
-    """A source that settles 3 s late: the board is read to second 10 and cut at 11, when 8 is settled."""
+    """A source that settles 3 s late: the board is read to second 10 and repartitioned at 11, when 8 is settled."""
     ledger = run([
         first([device()]),
         seen(10, reading(0, 10), settled=7 * S),
@@ -167,7 +167,7 @@ def test_instances_that_come_while_the_board_was_read_ahead_begin_where_it_ended
 
 
 def test_an_instance_that_lags_when_it_goes_is_paid_until_the_others_end() -> None:
-    """Two halves of a board, one read to 10, the other to 8, are put together at 11: 2 s of it nobody saw."""
+    """Two halves of a board, one read to 10, the other to 8, are merged at 11: 2 s of it are unobserved."""
     left, right = cut(4, 3)[1:]
     ledger = run([
         first(cut(4, 3)),
@@ -184,7 +184,7 @@ def test_an_instance_that_lags_when_it_goes_is_paid_until_the_others_end() -> No
 
 
 def test_an_instance_that_comes_back_has_the_same_book_and_no_time_twice() -> None:
-    """4 + 3 slices for 10 s, whole for 10, and 4 + 3 again for 5 of which nobody speaks before second 23."""
+    """4 + 3 slices for 10 s, whole for 10, and 4 + 3 again for 5, without readings before second 23."""
     one = cut(4, 3)[1].uuid
     ledger = run([
         first(cut(4, 3)), seen(10), seen(20, devices=[device()]),
@@ -197,7 +197,7 @@ def test_an_instance_that_comes_back_has_the_same_book_and_no_time_twice() -> No
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_board_met_in_pieces_begins_at_one_instant(backwards: bool) -> None:
-    """The first words: one instance's reading from second 3, settled at 5. All are paid from 3, in whatever order."""
+    """The first reading of one instance begins at second 3, settled at 5. All are paid from 3, in any order."""
     devices = cut(1, 1)[:: -1 if backwards else 1]
     ledger = run([Observation(5 * S, 0, devices=devices, readings=(reading(3, 5, uuid=cut(1, 1)[2].uuid),))])
     assert sum(paid(ledger).values()) == 2.0
@@ -216,7 +216,7 @@ def test_a_board_that_was_away_is_not_paid_for_then_whatever_it_comes_back_as() 
 
 
 def test_a_whole_family_that_comes_back_does_not_pay_what_it_has_paid() -> None:
-    """It was read to second 10 though only 8 was settled, and is back, cut anew, when 9 is."""
+    """It was read to second 10 though only 8 was settled, and is listed again, repartitioned, when 9 is settled."""
     ledger = run([
         first([device()]),
         seen(10, reading(0, 10), settled=8 * S),
@@ -228,7 +228,7 @@ def test_a_whole_family_that_comes_back_does_not_pay_what_it_has_paid() -> None:
 
 
 def test_a_board_whose_parts_stay_as_they_are_is_not_touched() -> None:
-    """An inventory told again is no recut: readings may go on reaching back behind what another part was read to."""
+    """An unchanged inventory does not repartition: readings may still begin before the end of another part's book."""
     left, right = cut(4, 3)[1:]
     ledger = run([
         first(cut(4, 3)),
@@ -241,7 +241,7 @@ def test_a_board_whose_parts_stay_as_they_are_is_not_touched() -> None:
 
 
 def test_a_part_that_claims_another_board_moves_there() -> None:
-    """Nonsense, but no crash and no lost time: the ledger believes the inventory."""
+    """An inconsistent inventory is accepted without a crash or lost time."""
     one = cut(1)[1]
     ledger = run([first([*cut(1), device("GPU-1", "1")]), seen(10)])
     advance(
@@ -254,7 +254,7 @@ def test_a_part_that_claims_another_board_moves_there() -> None:
 
 
 def test_what_is_left_of_a_board_is_free_or_stranded() -> None:
-    """Nobody's either way; the reason says whether a profile could reach it."""
+    """Unallocated either way; the reason tells whether a profile could use it."""
     for stranded, reason in ((False, "free"), (True, "stranded")):
         board, *parts = cut(3, 3)
         ledger = run([first([replace(board, stranded=stranded), *parts]), seen(10, reading(0, 10, RESTING))])
@@ -264,7 +264,7 @@ def test_what_is_left_of_a_board_is_free_or_stranded() -> None:
 
 
 def test_a_board_of_which_nothing_is_left_costs_nothing_and_is_still_seen() -> None:
-    """Weight 0: no time, no ratio, but its power and temperature are live."""
+    """Weight 0: no time, no ratio, but live power and temperature."""
     ledger = run([
         first(cut(4, 3)), seen(10, *(reading(0, 10, uuid=d.uuid, temperature_celsius=50.0) for d in cut(4, 3))),
     ])  # fmt: skip
@@ -288,9 +288,9 @@ def test_kernel_time_is_a_parts_own() -> None:
 @relaxed
 @given(st.sampled_from(LAYOUTS), st.lists(st.floats(0, 1e6), min_size=1, max_size=4), st.integers(1, 3))
 def test_a_boards_energy_is_spent_once(layout: tuple[int, ...], joules: list[float], sharers: int) -> None:
-    """The source gives each part its share of what the board's counter moved; by leak they add up to all of it.
+    """The source divides the board's energy among the parts; by leak they add up to all of it.
 
-    Fails when `_physics` takes a part's joules for those of a whole GPU.
+    Fails when `_energy_and_rates` takes a part's joules for those of a whole GPU.
     """
     parts = cut(*layout)
     ledger = Ledger(POLICY)
@@ -318,14 +318,14 @@ def test_the_boards_trouble_is_the_reason_why_its_instances_are_not_seen() -> No
 
 
 def test_a_reading_of_an_instance_that_is_gone_is_nobodys() -> None:
-    """It is refused on the node's own account, for a GPU that is not listed shows no series."""
+    """Counted as rejected for the node, as an unlisted GPU has no series."""
     ledger = run([first(cut(7)), seen(10, devices=[device()]), seen(20, reading(10, 20, uuid="MIG-GPU-0-0-7g"))])
     assert ledger.refused == {"unknown_gpu": 1}
     assert not ledger.gpus["MIG-GPU-0-0-7g"].rejected
 
 
 def test_what_is_left_of_a_board_is_nobodys_though_nobody_knows_who_holds_what() -> None:
-    """And the driver's utilisation, which is its instances', does not make it a blind profiler."""
+    """The driver's utilization, which is that of the instances, does not mark its counters as zero-filled."""
     board, part = cut(4)
     rests = RESTING | {"gpu_utilization": 1.0, "processes": None}
     rows = (reading(200, 210, rests, board.uuid), reading(200, 210, RESTING | {"processes": None}, part.uuid))

@@ -1,4 +1,4 @@
-"""Prices: which one holds, what it says of nobody's time, and what GPUs and jobs cost by it."""
+"""Prices: selection, unallocated time, and costs of GPUs and jobs."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_the_price_that_names_more_wins_and_then_the_latest(model: str) -> None:
 
 
 def node(terms: Terms) -> Snapshot:
-    """Two boards for two minutes: one is held by two jobs, the other by nobody."""
+    """Two boards for two minutes: one is shared by two jobs, the other is unallocated."""
     ledger = Ledger()
     both = [held(owner=Owner("a")), held(owner=Owner("b"))]
     advance(ledger, first([device(), device("GPU-1", "1")], both))

@@ -1,4 +1,4 @@
-"""What an owner's own limits, processes and account do to the books."""
+"""Effects of an owner's limits, processes and account on the books."""
 
 import pytest
 from hypothesis import given
@@ -119,7 +119,7 @@ def test_what_a_job_cost_stays_in_its_account_when_the_job_is_gone() -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 def test_what_is_learnt_of_a_job_bills_its_later_time_and_no_counter_falls(*, read: bool) -> None:
-    """Whether or not anybody read the bills in between."""
+    """Independent of reads of the account totals in between."""
     ledger = Ledger()
     advance(ledger, first([device()], [held(owner=Owner("ann"))]))
     advance(ledger, seen(2, reading(0, 2)))

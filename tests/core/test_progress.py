@@ -1,4 +1,4 @@
-"""What a job says of its progress, as its series show it; every figure worked by hand."""
+"""Reported training progress and its series; every figure is calculated by hand."""
 
 from itertools import count
 from math import nan
@@ -18,7 +18,7 @@ from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, se
 
 
 def heard(*reports: TrainingReport, gpus: int = 2, policy: Policy | None = None, owner: Owner = JOB) -> Ledger:
-    """A job on so many GPUs of one node, which says all that at the end."""
+    """A job on `gpus` GPUs of one node, which sends all reports at the end."""
     boards = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     ledger = Ledger(policy)
     advance(ledger, first(boards, [held(b.uuid, owner, gpus=gpus) for b in boards]))
@@ -29,7 +29,7 @@ def heard(*reports: TrainingReport, gpus: int = 2, policy: Policy | None = None,
 
 
 def shows(ledger: Ledger, name: str) -> dict[str, float]:
-    """Values of a series of the job's, by what its labels say beside the job."""
+    """Values of a series of the job, by its labels other than the job ID."""
     found = {}
     for line in lines(take_snapshot(ledger, DaemonMetadata()), name):
         labels, value = line.rpartition(" ")[::2]
@@ -42,7 +42,7 @@ def value(ledger: Ledger, name: str) -> float | None:
 
 
 def test_the_share_of_this_node() -> None:
-    """A job of 8 GPUs, 2 of them here, whose rank 0 speaks for all: a quarter of everything is this node's."""
+    """A job of 8 GPUs, 2 of them on this node, whose rank 0 reports for all: this node has a quarter of everything."""
     told = said(0, 10, gpus=8, world_size=8, tokens=800.0, padding=80.0, samples=8.0, model_flops=0.4 * 8 * PEAK * 10)
     ledger = heard(told)
     assert value(ledger, "job_tokens_total") == 200.0
@@ -69,7 +69,7 @@ def test_without_flops_there_is_no_utilisation() -> None:
 
 
 def test_every_rank_counts_its_own_tokens_and_the_lowest_the_steps() -> None:
-    """Two ranks with a GPU each, 30 tokens apiece; both say that a step has ended: it was one."""
+    """Two ranks with a GPU each, 30 tokens apiece; both report the same step, which counts once."""
     ranks = [said(0, 2, rank=f"{n}", uuids=(f"GPU-{n}",), tokens=30.0, step=1, steps=1) for n in (0, 1)]
     ledger = heard(*ranks)
     assert value(ledger, "job_tokens_total") == 60.0
@@ -78,7 +78,7 @@ def test_every_rank_counts_its_own_tokens_and_the_lowest_the_steps() -> None:
 
 
 def test_who_takes_over_does_not_tell_the_same_again() -> None:
-    """After a restart of the daemon the ranks of a node speak in any order, each of the same ten steps."""
+    """After a daemon restart the ranks report the same ten steps in any order."""
     ranks = [said(0, 2, rank=f"{n}", uuids=(f"GPU-{n}",), step=100, steps=10, checkpoints=1) for n in (1, 0)]
     ledger = heard(*ranks, said(2, 4, rank="0", uuids=("GPU-0",), step=110, steps=10))
     assert (value(ledger, "job_steps_total"), value(ledger, "job_rework_steps_total")) == (20, 0)
@@ -93,11 +93,11 @@ def test_when_the_lowest_rank_falls_silent_another_speaks() -> None:
     others = [said(at, at + 2, rank="1", step=at // 2 + 1, steps=1) for at in range(0, 80, 2)]
     ledger = heard(first_rank, *others)
     assert value(ledger, "job_step") == 40
-    assert value(ledger, "job_steps_total") == 1 + 9  # those that ended more than a minute after rank 0's word
+    assert value(ledger, "job_steps_total") == 1 + 9  # the nine that ended over a minute after rank 0's report
 
 
 def test_wall_time_by_phase() -> None:
-    """Ten seconds: 1 loading, 2 communicating, 3 saving, the rest computing; then 5 unheard of, then 2 evaluating."""
+    """Ten seconds: 1 loading, 2 communicating, 3 saving, the rest computing; then 5 unreported, then 2 evaluating."""
     ledger = heard(
         said(0, 10, step=2, steps=2, phases={"data": 1.0, "communication": 2.0, "checkpoint": 3.0}, checkpoints=1),
         said(15, 17, phases={"evaluation": 2.0}, epoch=0.5),
@@ -114,7 +114,7 @@ def test_wall_time_by_phase() -> None:
 
 
 def test_the_bubble_of_a_schedule_is_taken_from_communication_then_from_computing() -> None:
-    """8 s of steps at 25 %: 2 s, of which 1.5 were told as communication."""
+    """8 s of steps at 25 %: 2 s, of which 1.5 were reported as communication."""
     told = said(0, 10, step=2, steps=2, bubble=0.25, phases={"data": 2.0, "communication": 1.5})
     ledger = heard(told)
     found = shows(ledger, "job_run_seconds_total")
@@ -133,9 +133,9 @@ def run(*reports: TrainingReport) -> list[TrainingReport]:
 
 
 def test_a_rollback_costs_steps_and_time() -> None:
-    """Steps 1 - 10 in 10 s, a crash; after 5 s it goes on from step 6 (restored in 2 s), and makes 7 - 12 in 6 s.
+    """Steps 1 - 10 in 10 s, a crash; after 5 s it resumes from step 6 (restored in 2 s), and runs 7 - 12 in 6 s.
 
-    Steps 7 to 10, 4 s, are made again. From the end of step 10 to that of step 11 it was 5 + 4 + 1 s.
+    Steps 7 to 10, 4 s, are repeated. From the end of step 10 to that of step 11 it was 5 + 4 + 1 s.
     """
     ledger = heard(
         *run(
@@ -159,7 +159,7 @@ def test_a_rollback_costs_steps_and_time() -> None:
 
 
 def test_a_run_goes_on_under_another_job() -> None:
-    """Job 41 came to step 10; job 43 of the same user and run begins at 8: two steps are rework."""
+    """Job 41 reached step 10; job 43 of the same user and run begins at 8: two steps are rework."""
     ledger = heard(*run(said(0, 10, step=10, steps=10)))
     later = Owner("43", user=JOB.user)
     take_over = tuple(held(f"GPU-{n}", later, start=20, gpus=2) for n in (0, 1))
@@ -189,7 +189,7 @@ def test_a_word_between_two_steps_is_no_rollback() -> None:
 
 
 def test_step_times_of_the_ranks() -> None:
-    """Two steps in 10 s, 2 of them saved and 4 waited by rank 0; rank 1 waits for nobody: it is the slow one."""
+    """Two steps in 10 s, of which rank 0 saved for 2 and waited for 4; rank 1 never waits: it is the straggler."""
     ledger = heard(
         said(0, 10, rank="0", step=2, steps=2, phases={"checkpoint": 2.0, "communication": 3.0, "bubble": 1.0}),
         said(0, 10, rank="1", step=2, steps=2, phases={"checkpoint": 2.0, "data": 1.0}),
@@ -213,7 +213,7 @@ def test_there_is_an_end_to_ranks() -> None:
 
 
 def test_a_name_is_a_namespace_s_own() -> None:
-    """Pods have no user that is known: two teams may call their runs alike."""
+    """Pods have no known user: runs of two namespaces may have the same name."""
     boards = [device(f"GPU-{n}", f"{n}") for n in range(2)]
     owners = [replace(JOB, job_id=f"{n}", user="", namespace=f"team-{n}") for n in range(2)]
     ledger = Ledger()
@@ -224,7 +224,7 @@ def test_a_name_is_a_namespace_s_own() -> None:
 
 
 def test_another_run_of_the_same_job_begins_anew() -> None:
-    """A training of 1000 steps, then its fine-tuning of ten: nothing is made again, and the first is not forgotten."""
+    """A run of 1000 steps, then a fine-tuning run of ten: no rework, and the first run is kept."""
     told = [said(0, 10, step=1000, steps=1000, run="pre"), said(10, 20, step=10, steps=10, run="fine")]
     ledger = heard(*told, said(20, 21, step=20, steps=10, run="fine"))
     assert (value(ledger, "job_rework_steps_total"), value(ledger, "job_steps_total")) == (0, 1020)
@@ -244,7 +244,7 @@ def test_processes_without_a_rank_are_told_by_their_gpus() -> None:
 
 
 def test_what_a_process_on_two_gpus_says_counts_once() -> None:
-    """It has contexts on both, and speaks of one: as of a process that forgot to tell, or one that only looked."""
+    """A process has contexts on both GPUs, and reports figures of one."""
     told = said(0, 10, gpus=1, uuids=("GPU-0", "GPU-1"), tokens=100.0, model_flops=0.4 * PEAK * 10)
     ledger = heard(told)
     assert value(ledger, "job_tokens_total") == 100.0
@@ -266,7 +266,7 @@ def losses(*values: float) -> Ledger:
 
 
 def test_a_spike_of_the_loss_is_told_once_and_does_not_move_the_mean() -> None:
-    """Thirty losses of 2.0 and 2.2 by turns (mean 2.1, deviation 0.1), one of 3.0, and it goes on."""
+    """Thirty alternating losses of 2.0 and 2.2 (mean 2.1, deviation 0.1), one of 3.0, then more."""
     smooth = [2.0, 2.2] * 15
     ledger = losses(*smooth, 3.0, *smooth)
     assert shows(ledger, "job_loss_events_total")['event="spike"'] == 1
@@ -296,7 +296,7 @@ def test_a_loss_that_is_no_number_is_told() -> None:
 
 
 def test_the_way_to_a_target() -> None:
-    """0.5, then 0.7, wanted 0.7; what comes later changes nothing."""
+    """0.5, then 0.7 with a target of 0.7; later values change nothing."""
     told = [
         said(n, n + 1, quality=q, quality_name="accuracy", quality_target=0.7) for n, q in enumerate((0.5, 0.7, 0.6))
     ]
@@ -339,7 +339,7 @@ def test_a_target_may_lie_below() -> None:
     ("tensor", "domain", "lost"), [(2, 0, None), (4, 0, 450e9 - 64e9), (4, 72, None), (1, 0, None)]
 )
 def test_tensor_parallel_groups_that_leave_nvlink(tensor: int, domain: int, lost: float | None) -> None:
-    """Two GPUs here: a group of four goes over the host's link, unless a rack is one NVLink domain."""
+    """Two GPUs on this node: a group of four uses PCIe, unless a rack is one NVLink domain."""
     ledger = heard(said(0, 1, parallel=Parallel(tensor=tensor, data=2)))
     for gpu in ledger.gpus.values():
         gpu.device = replace(gpu.device, spec=replace(H100, nvlink_domain=domain))

@@ -1,4 +1,4 @@
-"""What a serving engine says, as shares of a GPU's time and as series; every figure worked by hand.
+"""Serving reports as shares of a GPU's time and as series; every figure is calculated by hand.
 
 A second of WORKING is 0.05 wait, 0.50 slack, 0.45 tensor.
 """
@@ -37,7 +37,7 @@ def opened(gpus: int = 1) -> Ledger:
 
 
 def after(*words: ServingReport, signals: dict[str, Any] = WORKING, seconds: float = 1) -> dict[str, float]:
-    """Where the time that follows these words goes."""
+    """Leaks of the time after these reports."""
     ledger = opened()
     before = parts(ledger)
     now = 6 + seconds
@@ -98,7 +98,7 @@ def test_decode_steps_stretched_by_prefills() -> None:
 
 
 def test_rejected_drafts_and_tokens_computed_twice() -> None:
-    """100 prompt tokens (30 of them again), 80 drafts of which 50 hold, 150 generated: 280 computed."""
+    """100 prompt tokens (30 of them recomputed), 80 drafts of which 50 are accepted, 150 generated: 280 computed."""
     told = word(
         1, 6, prompt_tokens=100.0, recomputed_tokens=30.0, drafted_tokens=80.0, accepted_tokens=50.0,
         generated_tokens=150.0,
@@ -111,20 +111,20 @@ def test_rejected_drafts_and_tokens_computed_twice() -> None:
 
 
 def test_an_engine_s_flops_stand_for_the_model_s() -> None:
-    """It computes at 0.28 of the peak, a fifth of it rejected drafts: 0.224 useful, 0.09 rejected, the rest padding."""
+    """FLOPs at 0.28 of the peak, a fifth of them rejected drafts: 0.224 useful, 0.09 rejected, the rest padding."""
     told = word(
         1, 6, flops=0.28 * PEAK * 5, drafted_tokens=40.0, accepted_tokens=20.0, generated_tokens=80.0,
     )  # fmt: skip
     found = after(told, seconds=1)
     assert found["rejected_speculation"] == pytest.approx(0.45 * 0.2)
-    assert found["useful"] == pytest.approx(0.36)  # what was told of five seconds is booked first
+    assert found["useful"] == pytest.approx(0.36)  # the reported five seconds are booked first
     found = after(told, seconds=5)
     assert found["useful"] == pytest.approx(0.224 * 5)
     assert found["padding"] == pytest.approx((0.36 - 0.224) * 5)
 
 
 def test_a_word_holds_until_three_more_should_have_come() -> None:
-    """Every five seconds: after twenty more of silence the shares are gone."""
+    """Reports every five seconds: after twenty seconds without one the shares expire."""
     told = word(1, 6, **BUSY, slots=32.0)
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(told,)))
@@ -154,7 +154,7 @@ def test_a_lie_moves_nothing_but_a_counter(lie: ServingReport) -> None:
 
 
 def test_the_first_word_is_of_a_moment() -> None:
-    """It says how it stands, for five seconds, and no counts."""
+    """The first report has gauges, valid for five seconds, and no counts."""
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(word(6, 6, running=0.0, waiting=0.0, flops=1e15),)))
     before = parts(ledger)
@@ -189,7 +189,7 @@ def test_series_of_a_server_with_two_replicas() -> None:
 
 
 def test_no_more_drafts_are_accepted_than_there_were() -> None:
-    """A page read while it is written to may say so."""
+    """Inconsistent values, as from a page read while it is written."""
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(word(1, 6, drafted_tokens=5e-324, accepted_tokens=50.0),)))
     assert value(ledger, "job_draft_acceptance_ratio") == 1.0
@@ -214,7 +214,7 @@ def test_gauges_of_an_engine_that_is_gone_are_not_shown() -> None:
 
 
 def test_drafts_that_are_not_used_are_advice() -> None:
-    """Half of the second's 0.5 of slack, all of which waits for memory; and nothing where drafts are used."""
+    """Half of the second's 0.5 of slack, all of it memory-bound; nothing with speculative decoding."""
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(word(1, 6, generated_tokens=10.0),)))
     advance(ledger, seen(7, reading(6, 7, DECODING)))

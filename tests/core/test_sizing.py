@@ -1,4 +1,4 @@
-"""The smallest slice that would have held a job: what it looks at, when it is known, and when it no longer is."""
+"""The smallest sufficient MIG slice: its inputs, when it is determined, and when it is withdrawn."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_it_is_known_after_an_hour_and_of_servers_after_a_day() -> None:
 
 
 def test_seconds_beyond_the_slice_count_from_when_it_is_known() -> None:
-    """The reading that completes the hour counts, those before do not: six sevenths of it."""
+    """Six sevenths of the reading that completes the hour count; earlier readings do not."""
     view = ran((3000, SMALL), (600, SMALL), (700, SMALL))
     assert view.excess == pytest.approx(1300 * S * 6 / 7, rel=1e-5)
     assert ran((3000, SMALL)).excess is None
@@ -101,7 +101,7 @@ def _profile(view: JobView) -> str:
 
 @pytest.mark.parametrize("missing", ["sm_active", "dram_active", "memory_used_bytes", "memory_total_bytes"])
 def test_what_was_not_seen_may_have_been_needed(missing: str) -> None:
-    """A moment without the field: no advice any more; time that nobody saw says nothing either way."""
+    """One reading without the field ends the advice; unobserved time does not."""
     assert ran((60, SMALL | {missing: None}), (3600, SMALL)).smallest_slice is None
     assert ran((3600, SMALL), (60, SMALL | {missing: None})).smallest_slice is None
     assert ran((60, SMALL | {missing: None, "distrust": "stale"}), (3600, SMALL)).smallest_slice is not None
@@ -142,7 +142,7 @@ def shares(*phases: tuple[float, dict[str, Any]], **more: Any) -> dict[str, floa
 
 
 def test_what_a_smaller_slice_would_not_have_lost_is_the_allocation_s() -> None:
-    """A seventh would have held it: of what was lost, 0.95 of the time, six sevenths of the GPU; useful work stays."""
+    """A seventh would have sufficed: of the losses, 0.95 of the time, six sevenths move; useful work stays."""
     before, after = shares((3600, SMALL)), shares((3600, SMALL), (70, SMALL))
     assert "oversized_allocation" not in before
     assert after["oversized_allocation"] == pytest.approx(70 * 6 / 7, rel=1e-5)
@@ -153,7 +153,7 @@ def test_what_a_smaller_slice_would_not_have_lost_is_the_allocation_s() -> None:
 
 
 def test_it_takes_no_more_than_was_lost() -> None:
-    """Six sevenths were never needed in its first hour; then it works at 0.45 and loses 0.55, and needs more."""
+    """Six sevenths were never needed in its first hour; then it works at 0.45, loses 0.55, and needs more."""
     busy = SMALL | {"gr_engine_active": 1.0, "sm_active": 0.1, "tensor_active": 0.1}
     found = shares((3600, SMALL | {"gr_engine_active": 0.2}), (10, busy | {"sm_active": 0.1, "tensor_active": 0.1}))
     assert found["oversized_allocation"] == pytest.approx(10 * 6 / 7, rel=1e-5)

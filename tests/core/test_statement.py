@@ -1,4 +1,4 @@
-"""What a node says of a job that is gone: the ledger's own figures, and nothing made of them."""
+"""Job records: built from the ledger's own figures."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ MIG = replace(H100, slices=7, memory_gb=80.0)
 
 
 def viewed(*signals: dict[str, float], owner: Owner = JOB) -> JobView:
-    """A job that did each of these for 100 seconds."""
+    """A job with 100 seconds of each of these signals."""
     ledger = Ledger()
     advance(ledger, first([device(spec=MIG)], [held(owner=owner)]))
     for n, each in enumerate(signals):
@@ -26,7 +26,7 @@ def viewed(*signals: dict[str, float], owner: Owner = JOB) -> JobView:
 
 
 def stated(job: JobView, **more: object) -> JobRecord:
-    """With what a memory would have of it."""
+    """A record of the job, with tracked history."""
     known: dict[str, object] = {
         "node": "n1", "life": "a", "until": WALL, "money": {"USD": 2.0}, "gpus": {"GPU-0": "0"}, "models": ("H100",),
         "whole_gpus": 1.0, "happened": {"hung": 1, "xid": 0}, "samples": (), "simulated": False,

@@ -1,4 +1,4 @@
-"""Each state is entered and left when its rule says so, to the millisecond."""
+"""Each state begins and ends at the exact millisecond."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -58,7 +58,7 @@ def test_missing_evidence_never_becomes_more_than_suspicion() -> None:
 
 
 def test_one_stray_reading_delays_a_hang_by_its_share() -> None:
-    """A second of nothing among spinning costs 19 seconds more, as "95 % of the time" asks."""
+    """One idle second delays a hang by 19 seconds, as 95 % of the time must be spinning."""
     ledger = story([(100, SPINNING), (1, RESTING), (500, SPINNING)], step=1.0)
     assert state(ledger) == (State.HUNG, "spinning", 320.0)
 
@@ -119,7 +119,7 @@ def test_two_percent_of_work_is_no_zombie() -> None:
 
 
 def test_a_zombie_that_works_is_poured_and_leaves_within_seconds() -> None:
-    """At 95 % a second of work counts 4.7 of the 50 that wake it: it is awake after 10.64 s."""
+    """At 95 % activity a second of work adds 4.7 of the 50 needed to end a zombie: it ends after 10.64 s."""
     ledger = story([(1800, RESTING), (600, RESTING), (60, WORKING)], step=1.0)
     assert state(ledger)[0] is State.ACTIVE
     assert state(ledger)[2] == pytest.approx(2410.7, abs=0.1)
@@ -152,7 +152,7 @@ def test_a_broken_gpu_is_unavailable_whoever_holds_it(condition: str) -> None:
 
 
 def test_on_a_draining_node_a_held_gpu_is_judged_as_any_and_a_free_one_is_unavailable() -> None:
-    """Its job's resting is its job's; and a zombie there keeps the node from its repair."""
+    """On a draining node, idle time of a job stays the job's, and a zombie is reported because it blocks the repair."""
     drained = device(condition="drained")
     ledger = Ledger()
     advance(ledger, first([drained], [held(end=40 * S)]))
@@ -178,7 +178,7 @@ def test_what_nobody_saw_is_unobserved_with_its_reason() -> None:
 
 
 def test_old_ownership_is_unknown_not_nobody() -> None:
-    """After 90 s without a word from the scheduler: a process, or work, is somebody's; rest is anybody's."""
+    """After 90 s without the scheduler, a GPU in use has an unknown owner; an idle one is unobserved."""
     ledger = Ledger()
     advance(ledger, first([device()], [held()]))
     advance(ledger, seen(200, reading(0, 200), allocations_at=0))
@@ -204,7 +204,7 @@ def test_a_new_owner_begins_anew() -> None:
 
 
 def test_an_owner_told_again_is_not_a_new_one() -> None:
-    """A scheduler repeats itself: the same job, by other words, keeps what it was credited with."""
+    """The same job with updated attributes keeps its credits."""
     ledger = story([(1700, RESTING)])
     again = held(owner=Owner(job_id=JOB.job_id, name="renamed"))
     advance(ledger, seen(3400, reading(1700, 3400, RESTING), allocations=(again,)))
@@ -224,7 +224,7 @@ STEADY = {"pcie_rx_bytes_per_second": 4e8}
 
 
 def test_waiting_between_bursts_of_input_is_a_data_stall() -> None:
-    """Rest and work by turns of 2 s, a batch with each turn of work."""
+    """Alternately 2 s idle and 2 s of work, with a batch arriving with each work phase."""
     assert "data_stall" in minutes((2, RESTING), (2, BURST))
 
 
@@ -250,7 +250,7 @@ def _polled(rate: float) -> Signals:
 
 
 def test_polling_of_host_memory_is_a_spin_while_it_stays_the_same() -> None:
-    """From its first reading, whatever the minute began with; within a quarter."""
+    """The range starts with the spin's first reading, and tolerates a quarter."""
     ledger = story([(30, WORKING), (400, _polled(3e7))], step=1.0)
     assert state(ledger) == (State.HUNG, "spinning", 330.0)
     assert lost(story([(1, _polled(4e7)), (1, _polled(5e7))] * 300, step=1.0), "hung") > 0
@@ -270,7 +270,7 @@ def test_a_rank_that_writes_its_checkpoint_is_nobody_s_culprit(rate: float, kind
 
 
 def test_thresholds_of_less_than_a_millisecond_are_one() -> None:
-    """Time goes on in milliseconds: a threshold of none would be met again and again at the same instant."""
+    """A threshold of 0 is raised to a millisecond; it would be met again and again at the same instant."""
     tiny: dict[str, Any] = dict.fromkeys(
         ("hang_seconds", "hang_suspect_seconds", "wake_seconds", "wake_window_seconds", "zombie_batch_seconds",
          "unowned_seconds", "allocation_stale_seconds"), 1e-4,
@@ -283,7 +283,7 @@ def test_thresholds_of_less_than_a_millisecond_are_one() -> None:
 
 
 def test_what_an_unknown_job_may_hold_is_its_while_it_works_and_nobody_s_to_tell_while_it_rests() -> None:
-    """A scheduler that knows of a job and not of its GPUs: neither unallocated nor held."""
+    """A scheduler that knows a job but not its GPUs: neither unallocated nor held."""
     unknown = Owner(UNKNOWN_JOB)
     ledger = Ledger()
     advance(ledger, first([device()], [held(owner=unknown)]))

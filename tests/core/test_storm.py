@@ -1,4 +1,4 @@
-"""Ten thousand jobs an hour on one node: what is kept stays bounded, and what they cost is still billed."""
+"""Ten thousand jobs an hour on one node: memory stays bounded, and all time is billed."""
 
 import gc
 import tracemalloc
@@ -16,7 +16,7 @@ GPUS = [f"GPU-{n}" for n in range(8)]
 
 
 def storm(ledger: Ledger, begin: int, end: int) -> None:
-    """From second to second three of the eight GPUs go to new jobs, of users and accounts that nobody heard of."""
+    """Each second three of the eight GPUs are allocated to new jobs, of new users and accounts."""
     for at in range(begin, end):
         jobs = [Owner(f"{at}-{n}", user=f"u{at}{n}", account=f"a{at}{n}", namespace=f"n{at}") for n in range(3)]
         holding = [held(uuid, job, start=at) for uuid, job in zip(GPUS, jobs, strict=False)]

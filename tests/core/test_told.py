@@ -1,6 +1,6 @@
-"""What a job says of itself moves what was lost to its name, never more than was told, never more than was there.
+"""Training reports move losses to their leaks, never more than was reported nor than the pools hold.
 
-Every figure is worked by hand: a second of WORKING is 0.05 wait, 0.50 slack, 0.45 tensor; the board's dense 16-bit peak
+Every figure is calculated by hand: a second of WORKING is 0.05 wait, 0.50 slack, 0.45 tensor; the board's dense peak
 is 989.4 TFLOP/s.
 """
 
@@ -25,7 +25,7 @@ HALF: dict[str, Any] = WORKING | {
 
 
 def said(start: float, end: float, **more: Any) -> TrainingReport:
-    """Of job 41 on one GPU; `start` and `end` in seconds."""
+    """A report of job 41 on one GPU; `start` and `end` in seconds."""
     phases = tuple((name, round(spent * S)) for name, spent in more.pop("phases", {}).items())
     return TrainingReport("41", round(start * S), round(end * S), gpus=more.pop("gpus", 1), phases=phases, **more)
 
@@ -38,12 +38,12 @@ def opened(*allocations: Allocation, policy: Policy | None = None, **board: Any)
 
 
 def second(ledger: Ledger, at: int, signals: dict[str, Any], *reports: TrainingReport) -> None:
-    """The second before `at`; the reports come with it, and are heard before it is booked."""
+    """The second before `at`, with reports, which are applied before it is booked."""
     advance(ledger, replace(seen(at, reading(at - 1, at, signals)), reports=reports))
 
 
 def lost(ledger: Ledger, before: dict[str, int] | None = None) -> dict[str, float]:
-    """Seconds by name, those that are not zero."""
+    """Nonzero seconds by leak."""
     now = parts(ledger)
     return {
         name: (now[name] - (before or {}).get(name, 0)) / S
@@ -67,7 +67,7 @@ def parts(ledger: Ledger) -> dict[str, int]:
     ],
 )
 def test_seconds_of_a_phase_are_booked_on_waiting_once(phase: str, leak: str) -> None:
-    """1.2 s are told; three seconds wait 0.5 s each: 0.5, 0.5, 0.2, and the rest is anybody's."""
+    """1.2 s are reported; three seconds wait 0.5 s each: 0.5, 0.5, 0.2, and the rest is unattributed."""
     ledger = opened()
     before = parts(ledger)
     second(ledger, 2, HALF, said(0, 1.9, phases={phase: 1.2}))
@@ -80,7 +80,7 @@ def test_seconds_of_a_phase_are_booked_on_waiting_once(phase: str, leak: str) ->
 
 
 def test_reported_communication_takes_slack_and_replaces_the_estimate() -> None:
-    """The link is busy and half of the SMs idle: the estimate alone would take much more than the 0.05 s told."""
+    """The link is busy and half of the SMs are idle: the estimate would exceed the reported 0.05 s by far."""
     busy = WORKING | {"nvlink_tx_bytes_per_second": 200e9, "sm_active": 0.5}
     guessed, told = opened(), opened()
     second(told, 2, busy, said(0, 1.9, phases={"communication": 0.05}))
@@ -100,7 +100,7 @@ def test_a_bubble_of_the_schedule_takes_waiting_then_slack() -> None:
 
 
 def test_a_schedule_s_bubble_is_no_communication() -> None:
-    """To the program its bubble is communication: 0.5 s told, of which the schedule explains 0.4."""
+    """The program measures its bubble as communication: of 0.5 s reported, the schedule explains 0.4."""
     ledger = opened()
     second(ledger, 2, WORKING, said(0, 2, bubble=0.2, phases={"communication": 0.5}))
     found = lost(ledger)
@@ -139,7 +139,7 @@ def test_model_flops_split_the_tensor_work() -> None:
      ({"recompute": "selective"}, 0.04 * 0.45), ({"hardware_flops": 0.36 * PEAK}, 0.45 / 6)],
 )  # fmt: skip
 def test_recomputation_is_at_most_what_the_policy_explains(more: dict[str, Any], share: float) -> None:
-    """MFU 0.3: of the gap of 0.15 the policy explains that share of the tensor work; HFU 0.36 a sixth."""
+    """MFU 0.3: of the gap of 0.15, recomputation explains its share of tensor work; with HFU 0.36, a sixth."""
     ledger = opened()
     second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, **more))
     found = lost(ledger)
@@ -154,7 +154,7 @@ def test_recomputation_is_no_more_than_the_gap() -> None:
 
 
 def test_padded_tokens_move_no_model() -> None:
-    """MFU 0.45 by its own count, a third of the tokens padding: 0.3 useful."""
+    """Reported MFU 0.45, a third of the tokens padding: 0.3 useful."""
     ledger = opened()
     before = parts(ledger)
     second(ledger, 2, WORKING, said(1, 2, model_flops=0.45 * PEAK, tokens=300.0, padding=100.0))
@@ -187,7 +187,7 @@ def test_flops_of_many_gpus_are_shared() -> None:
 
 
 def test_what_is_told_late_is_booked_in_whole_over_time() -> None:
-    """Steps of 2 s with MFU 0.3, told after each: twelve seconds later it all adds up, but for the last two."""
+    """Steps of 2 s with MFU 0.3, reported after each: after twelve seconds all but the last two are booked."""
     ledger = opened()
     second(ledger, 2, WORKING, said(0, 2, model_flops=0.6 * PEAK))
     before = parts(ledger)
@@ -223,7 +223,7 @@ def test_a_board_without_a_peak_stays_unresolved() -> None:
 
 
 def test_steps_that_were_made_before_are_rework() -> None:
-    """The run had come to step 40; the program makes step 30 again, then the ten up to 40 and a new one."""
+    """The run had reached step 40; the program repeats steps 30 to 40 and adds a new one."""
     ledger = opened()
     before = parts(ledger)
     second(ledger, 2, WORKING, said(1, 2, model_flops=0.4 * PEAK, step=30, steps=1, run="a", highest_step=40))
@@ -238,7 +238,7 @@ def test_steps_that_were_made_before_are_rework() -> None:
 
 
 def test_rework_is_booked_in_whole_though_new_steps_are_made_by_then() -> None:
-    """A step of two seconds at MFU 0.3, made again and told at its end: 0.6 s, over the two seconds that follow."""
+    """A repeated step of two seconds at MFU 0.3, reported at its end: 0.6 s, over the following two seconds."""
     ledger = opened()
     second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, step=41, steps=1, highest_step=41))
     before = parts(ledger)
@@ -260,7 +260,7 @@ def test_rework_is_seen_without_flops_and_not_while_evaluating() -> None:
 
 
 def test_an_open_phase_is_booked_as_it_goes_on() -> None:
-    """Saving begins at 2.5 s: of the second up to 3 half can be it, of the next all, and at the end nothing twice."""
+    """Saving begins at 2.5 s: half of the second up to 3 and all of the next can be saving; nothing counts twice."""
     ledger = opened()
     second(ledger, 2, WORKING)
     before = parts(ledger)
@@ -275,7 +275,7 @@ def test_an_open_phase_is_booked_as_it_goes_on() -> None:
 
 
 def test_an_open_phase_that_was_shorter_than_it_looked_owes_the_rest() -> None:
-    """Open for two seconds as far as was known, 0.4 s long in truth: the next 1.6 s that are told pay for it."""
+    """A phase assumed open for two seconds lasted 0.4 s: the next 1.6 s reported are deducted."""
     ledger = opened()
     before = parts(ledger)
     second(ledger, 2, RESTING, said(0, 1, phase="data"))
@@ -287,7 +287,7 @@ def test_an_open_phase_that_was_shorter_than_it_looked_owes_the_rest() -> None:
 
 
 def test_what_was_told_of_is_no_longer_guessed() -> None:
-    """Much flows to the host while nothing runs: a checkpoint by the estimate, until the job says when it saves."""
+    """High device-to-host traffic of an idle engine is estimated as checkpoint, until the job reports its saving."""
     saving = RESTING | {"pcie_tx_bytes_per_second": 5e9}
     ledger = opened()
     second(ledger, 2, saving)
@@ -297,7 +297,7 @@ def test_what_was_told_of_is_no_longer_guessed() -> None:
 
 
 def test_a_word_that_is_too_old_holds_no_more() -> None:
-    """A minute after the last report of a job that reported each second the counters are alone again."""
+    """A minute after the last report of a job that reported each second, only hardware counters are used."""
     ledger = opened()
     second(ledger, 2, WORKING, said(1, 2, model_flops=0.1 * PEAK, phases={"data": 0.9}))
     second(ledger, 5, WORKING)
@@ -323,7 +323,7 @@ def test_tensor_work_after_the_last_interval_is_not_held_against_a_job() -> None
 
 
 def test_a_short_word_between_long_ones_does_not_shorten_the_patience() -> None:
-    """Ten seconds, then half a second because a phase began: it is judged for 7.5 s and two more."""
+    """Ten seconds, then half a second because a phase began: FLOPs apply for 7.5 s and two more."""
     ledger = opened()
     second(ledger, 11, WORKING, said(0.5, 10.5, model_flops=1.0), said(10.5, 11, model_flops=0.0))
     for at in range(12, 20):
@@ -343,7 +343,7 @@ def test_work_in_an_evaluation_is_not_held_against_a_job() -> None:
 
 
 def test_waiting_before_the_first_work_is_no_debt() -> None:
-    """Five seconds of start-up, which are booked as that anyway; later the job says of a second that it was one."""
+    """Five seconds of start-up, which are booked as such anyway; later the job reports another second of it."""
     ledger = Ledger()
     advance(ledger, first([device()], [held(start=0)]))
     second(ledger, 1, RESTING, said(0.1, 0.2, phases={"startup": 0.1}))
@@ -392,7 +392,7 @@ def test_half_a_gpu_is_spoken_for_by_half() -> None:
 
 
 def test_of_two_jobs_on_one_gpu_each_speaks_for_itself() -> None:
-    """They split the waiting by half; only one of them loads data."""
+    """Two jobs share the waiting equally; only one of them loads data."""
     ledger = opened(held(gpus=2), held(owner=Owner("42"), gpus=2))
     second(ledger, 2, RESTING, said(1, 2, phases={"data": 1.0}))
     names = dict(zip(LEAK_NAMES, ledger.jobs["41"].book.parts, strict=True))
@@ -480,7 +480,7 @@ def test_a_job_may_speak_before_its_first_reading() -> None:
 
 
 def two_gpus(*reports: TrainingReport) -> Ledger:
-    """A job on two GPUs, which work for a second, then wait for one; in that everything is said."""
+    """A job on two GPUs, which work for a second, then wait for one, with all reports in the latter."""
     ledger = Ledger()
     advance(ledger, first([device(), device("GPU-1", "1")], [held(gpus=2), held("GPU-1", gpus=2)]))
     for at, signals in ((1, WORKING), (2, RESTING)):
@@ -509,11 +509,11 @@ def test_who_speaks_of_more_gpus_than_its_own_speaks_for_all_of_the_job_here() -
 
 
 def test_who_speaks_for_itself_is_not_spoken_for() -> None:
-    """Both say what all eight GPUs of the job have done; each is believed for its own."""
+    """Both report figures of all eight GPUs of the job; each applies to its own GPU."""
     zero = said(0, 1.8, rank="0", uuids=("GPU-0",), gpus=8, tokens=80.0, phases={"data": 0.4})
     one = said(0, 1.8, rank="1", uuids=("GPU-1",), gpus=8, tokens=80.0, phases={"data": 0.1})
     ledger = two_gpus(one, zero)
-    assert stalls(ledger) == [pytest.approx(0.5), pytest.approx(0.1)]  # rank 1 led until rank 0 spoke
+    assert stalls(ledger) == [pytest.approx(0.5), pytest.approx(0.1)]  # rank 1 led until rank 0 reported
     ledger = two_gpus(zero, one)
     assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.5)]
     both = two_gpus(zero, one, replace(zero, start=round(1.8 * S), end=2 * S, phases=(("data", S // 10),)))
@@ -548,7 +548,7 @@ def test_of_processes_whose_gpus_are_not_known_the_lowest_rank_speaks_for_all() 
 
 
 def test_a_phase_that_is_told_to_have_lasted_nothing_is_told() -> None:
-    """A link's traffic looks like exposed communication; the job says that there was none."""
+    """Link traffic looks like exposed communication, but the job reports none."""
     busy = WORKING | {"nvlink_tx_bytes_per_second": 200e9, "sm_active": 0.5}
     ledger = opened()
     second(ledger, 2, busy, said(0, 1.9, phases={"communication": 0.0}))
@@ -558,7 +558,7 @@ def test_a_phase_that_is_told_to_have_lasted_nothing_is_told() -> None:
 def test_recomputation_is_told_whatever_the_beat_of_reports_and_readings() -> None:
     """MFU 0.3375 of 0.45 and full recomputation: a quarter; reports of two seconds, readings of five.
 
-    Of the first reading's five seconds only four have been told of: 0.3375 more than a quarter is missing there.
+    Of the first reading's five seconds only four are reported: 0.3375 more than a quarter is missing there.
     """
     ledger = opened()
     now = 1.0
@@ -615,7 +615,7 @@ def test_a_run_may_be_named_later() -> None:
 
 
 def test_what_was_told_of_time_that_nobody_saw_is_not_booked_later() -> None:
-    """A minute of saving, in which no reading came: nothing after it is called saving."""
+    """A minute of saving without readings: nothing after it counts as saving."""
     ledger = opened()
     second(ledger, 2, HALF, said(1, 2, phase="checkpoint"))
     advance(ledger, seen(62))
@@ -628,7 +628,7 @@ def test_what_was_told_of_time_that_nobody_saw_is_not_booked_later() -> None:
 
 
 def test_half_of_what_was_told_of_time_half_seen_is_booked() -> None:
-    """Two seconds of loading in four, of which two were seen."""
+    """Two seconds of loading in four, of which two were observed."""
     ledger = opened()
     second(ledger, 2, HALF, said(1, 2))
     advance(ledger, seen(4))

@@ -1,4 +1,4 @@
-"""The map of the twelve leaks against what it speaks of: the table of leaks, the series, the rules, the runbooks."""
+"""The leak guide is consistent with the table of leaks, the metrics, the rules and the runbooks."""
 
 import re
 from collections import Counter
@@ -82,7 +82,7 @@ def test_a_leak_has_the_layers_and_the_team_of_its_rows(seed: LeakGuideEntry) ->
 
 @seeds
 def test_a_leak_says_who_must_speak(seed: LeakGuideEntry) -> None:
-    """No less than its rows name; of the idle a server's engine tells too, which the row need not wait for."""
+    """At least the evidence of its rows; idle allocation can also be detected by a serving engine."""
     assert seed.evidence == tuple(kind for kind in EVIDENCE_KINDS if kind in seed.evidence)
     assert seed.evidence
     named = {kind for row in seed.rows for kind in ROWS[row].evidence.split(" or ")}
@@ -166,14 +166,14 @@ def test_a_waterfall_goes_layer_by_layer(kind: str) -> None:
 
 @kinds
 def test_a_waterfall_can_be_poured(kind: str) -> None:
-    """Full recomputation explains a quarter of tensor time, and no more of it is taken."""
+    """Full recomputation takes no more than a quarter of tensor time."""
     hours = EXAMPLE_WATERFALLS[kind]
     tensor = [row for row in hours if row == "useful" or TENSOR in ROWS[row].pools]
     assert hours.get("recomputation", 0) * 4 <= sum(hours[row] for row in tensor)
 
 
 def test_the_two_examples_multiply_to_what_the_page_says() -> None:
-    """GAU, ECTR, eMFU in percent, worked out by hand."""
+    """GAU, ECTR and eMFU in percent, calculated by hand."""
     found = {}
     for kind, hours in EXAMPLE_WATERFALLS.items():
         lost = Counter(dict.fromkeys(("gau", "ectr"), 0))
