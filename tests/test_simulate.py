@@ -515,15 +515,15 @@ def test_without_takes_the_owner_or_the_board_away() -> None:
 
 
 def test_without_refuses_a_name_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match=r"no signal is called tensor; there are .*tensor_active"):
+    with pytest.raises(ValueError, match=r"unknown signal tensor; known: .*tensor_active"):
         without([], signals=["tensor"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scenario": "nap"}, "no scenario is called 'nap'; there are demo, healthy"),
-        ({"board": "H1000"}, "no board is called 'H1000'; there are H100-SXM5-80GB"),
+        ({"scenario": "nap"}, "unknown scenario 'nap'; known: demo, healthy"),
+        ({"board": "H1000"}, "unknown board 'H1000'; known: H100-SXM5-80GB"),
         ({"scenario": "deadlock", "gpus": 1}, "deadlock needs at least 2 GPUs, not 1"),
         ({"gpus": 0}, "needs at least 1 GPUs"),
         ({"period_seconds": 0}, "period_seconds is 0: it must be a millisecond or more"),

@@ -45,7 +45,7 @@ def test_every_story_gives_readings_that_physics_allows(story: str) -> None:
 def test_what_people_would_like_to_watch_is_a_scenario() -> None:
     public = {"rank0_checkpoint", "rank0_evaluation", "long_first_step", "serving_lull", "idle_poller", "nic_hang"}
     assert set(SCENARIOS) & set(LOOKALIKES) == public
-    with pytest.raises(ValueError, match="no scenario is called 'demo'; there are missing_rank"):
+    with pytest.raises(ValueError, match="unknown scenario 'demo'; known: missing_rank"):
         told("demo")
 
 

@@ -129,7 +129,9 @@ def lock_store(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise LockedError(f"{path}: another daemon writes its history there: configure a different file for one of them") from None
+        raise LockedError(
+            f"{path}: another daemon writes its history there: configure a different file for one of them"
+        ) from None
     except OSError:
         pass
     return lock

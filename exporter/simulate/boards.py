@@ -1,6 +1,6 @@
-"""Models boards: their figures from public datasheets, power, clocks and heat, and the readings of their sensors.
+"""Models GPU boards: datasheet figures, power, clocks, heat and sensor readings.
 
-Shares nothing with exporter/data on purpose: a wrong figure there must not be wrong here too, or no test would see it.
+Deliberately independent of exporter/data, so that tests detect a wrong figure there.
 """
 
 import math
@@ -16,19 +16,19 @@ _SM_WEIGHT = 0.12
 _TENSOR_WEIGHT = 1.25
 _DRAM_WEIGHT = 0.45
 _PIPE_WEIGHT = 0.3
-"""Shares of the range between idle and limit that SMs with a warp, tensor cores, DRAM and each other pipe draw when
-fully used at the boost clock. Together above 1: a board cannot feed everything at once, and slows down.
-Estimates, set so that a large GEMM is power-capped near 1.75 GHz on H100 SXM and a copy loop draws 60 %."""
+"""Power of fully used SMs, tensor cores, DRAM and each other pipe at the boost clock, as shares of the range between
+idle and limit. Their sum exceeds 1: a board with everything in use is power-capped. Estimates, chosen so that a large
+GEMM is power-capped near 1.75 GHz on H100 SXM and a copy loop draws 60 %."""
 _CLOCK_EXPONENT = 2.5
 """Dynamic power is f * V^2, and the voltage rises less than linearly with the frequency."""
 _COOLING_SECONDS = 45.0
-"""Time constant of a heat sink: what it takes to cover 63 % of the way to a new temperature."""
+"""Time constant of a heat sink: the time to 63 % of a temperature change."""
 CLOCK_STEP_HZ = 15e6
 """SM clocks move in steps of 15 MHz (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
 
 
 class BoardModel(Struct, frozen=True, kw_only=True):
-    """One model of GPU. Watts, hertz, bytes, kelvin per watt; peaks are dense 16-bit tensor FLOP/s."""
+    """One GPU model, in watts, hertz, bytes and kelvin per watt; `peak_flops` is dense 16-bit tensor FLOP/s."""
 
     name: str
     driver_name: str
@@ -39,9 +39,9 @@ class BoardModel(Struct, frozen=True, kw_only=True):
     bandwidth: float
     dram_ceiling: float
     nvlink: float | None
-    """One direction, all links; None where there are none."""
+    """Bytes per second in one direction over all links; None without NVLink."""
     pcie: float
-    """One direction."""
+    """Bytes per second in one direction."""
     memory_bytes: int
     sms: int
     idle_watts: float
@@ -50,13 +50,13 @@ class BoardModel(Struct, frozen=True, kw_only=True):
     kelvin_per_watt: float
     inlet_celsius: float = 26.0
     memory_gb: float = 0.0
-    """As sold; MIG profiles count in its eighths."""
+    """Nominal memory size; MIG profiles are eighths of it."""
     mig_slices: int = 0
-    """Compute slices of the whole board; 0: it cannot be cut."""
+    """Number of MIG compute slices; 0 without MIG."""
 
     @property
     def spec(self) -> Spec:
-        """These figures as a Device carries them."""
+        """The Spec of a Device of this model."""
         return Spec(
             name=self.name,
             peak_flops=self.peak_flops,
@@ -70,42 +70,42 @@ class BoardModel(Struct, frozen=True, kw_only=True):
 
     @property
     def sliceable_spec(self) -> Spec:
-        """The same, and the MIG slices that it could be cut into."""
+        """The same Spec with the possible MIG slices."""
         return replace(self.spec, slices=self.mig_slices, memory_gb=self.memory_gb or None)
 
     @property
     def peer_bytes_per_second(self) -> float:
-        """What one GPU can send to its peers: NVLink, or PCIe where there is none."""
+        """Bandwidth to peers in one direction: NVLink if present, else PCIe."""
         return self.pcie if self.nvlink is None else self.nvlink
 
 
 def demand(load: Load) -> float:
-    """Share of the range between idle-with-context and limit that this load would draw at the boost clock."""
+    """Return the power of this load at the boost clock, as a share of the range from idle with context to the limit."""
     pipes = load.fp64 + load.fp32 + load.fp16 + load.integer
     return _SM_WEIGHT * load.sm + _TENSOR_WEIGHT * load.tensor + _DRAM_WEIGHT * load.dram + _PIPE_WEIGHT * pipes
 
 
 def busy_demand(load: Load) -> float:
-    """Demand while a kernel runs, which is what the governor reacts to: a mean over pauses hides the peaks."""
+    """Return the power demand while a kernel runs, to which the governor reacts: pauses are left out of the mean."""
     return demand(load) / load.engine if load.engine > 0 else 0.0
 
 
 def governed_clock(board: BoardModel, wanted: float) -> float:
-    """Give the SM clock in hertz that holds the board at its power limit while this demand is on."""
+    """Return the SM clock in hertz that keeps the board within its power limit at this demand."""
     if wanted <= 1.0:
         return board.boost_clock_hz
     return board.boost_clock_hz / math.pow(wanted, 1.0 / _CLOCK_EXPONENT)
 
 
 def watts(board: BoardModel, mean_demand: float, *, clock_hz: float, context: bool) -> float:
-    """Mean board power in watts: idle, a context's share (memory and clocks up), and what the load draws."""
+    """Return mean board power in watts: idle power, the extra power of a CUDA context, and that of the load."""
     still = board.context_watts if context else board.idle_watts
     slowed = math.pow(clock_hz / board.boost_clock_hz, _CLOCK_EXPONENT)
     return still + (board.limit_watts - board.context_watts) * mean_demand * slowed
 
 
 def warmed(board: BoardModel, celsius: float, *, power: float, inlet: float, seconds: float) -> float:
-    """Temperature after `seconds` at `power` watts: it lags, for the heat sink has a mass."""
+    """Return the temperature after `seconds` at `power` watts, delayed by the heat sink."""
     target = inlet + board.kelvin_per_watt * power
     return target + (celsius - target) * math.exp(-seconds / _COOLING_SECONDS)
 
@@ -246,25 +246,25 @@ REASON_POWER_CAP = 0x4
 """`nvmlClocksEventReasonGpuIdle` and `nvmlClocksEventReasonSwPowerCap` (nvml.h)."""
 _PAGE = 2 << 20
 _CONTEXT_BYTES = 528 << 20
-"""What a CUDA context and its loaded modules occupy before the first tensor."""
+"""Memory of a CUDA context and its loaded modules."""
 _DRIVER_BYTES = 4 << 20
 _POLLING_BYTES_PER_SECOND = 60e3
-"""Bytes per second that the driver's own polling moves over PCIe while a process holds the GPU."""
+"""PCIe traffic of the driver's own polling while a process has a context."""
 _JITTER = 0.2
-"""How often a loaded board is seen one clock step lower than its governor wants."""
+"""Probability that a loaded board's clock is read one step lower than its governor sets it."""
 
 
 def cuda_process(board: BoardModel, pid: int, *, share: float, name: str) -> Process:
-    """Give a process that holds a context and this share of the board's memory, in whole 2 MiB pages."""
+    """Return a process with a CUDA context and this share of the board's memory, in whole 2 MiB pages."""
     free = board.memory_bytes - _CONTEXT_BYTES - _DRIVER_BYTES
     return Process(pid, memory_bytes=_CONTEXT_BYTES + int(free * share) // _PAGE * _PAGE, name=name)
 
 
 class BoardSensors:
-    """One board's sensors and its heat: what it read last stays in its temperature.
+    """Simulates one board's sensors; the board's temperature is kept from one read to the next.
 
-    `noise` scales every sensor's error; 0 makes them exact (counters keep their grain). `floor` is the share of the
-    limit that a board which smooths its power draws at least while a kernel is resident.
+    `noise` scales every sensor's error; 0 makes them exact (values are still rounded as counters are). `floor` is the
+    minimum share of the power limit drawn while a kernel is resident (power smoothing).
     """
 
     def __init__(self, board: BoardModel, uuid: str, rng: Random, *, noise: float = 1.0, floor: float = 0.0) -> None:
@@ -284,7 +284,7 @@ class BoardSensors:
         climate: Climate = NORMAL_CLIMATE,
         process: Process | None = None,
     ) -> Reading:
-        """Read every sensor over [start, end) milliseconds of node time, under this mean load."""
+        """Return a reading of all sensors over [start, end) milliseconds of node time, under this mean load."""
         awake = process is not None or load.engine > 0
         clock = self._clock(load, climate, awake=awake)
         power = self._power(load, clock, awake=awake)
@@ -321,7 +321,7 @@ class BoardSensors:
         )
 
     def _clock(self, load: Load, climate: Climate, *, awake: bool) -> float:
-        """Without a process the clock sleeps; with one it stays up, kernel or not, as far as power allows."""
+        """Return the SM clock: low without a process, else as high as power and cap allow, even without kernels."""
         if not awake:
             return self._board.idle_clock_hz
         clock = min(governed_clock(self._board, busy_demand(load)), climate.clock_cap_hz)
@@ -346,7 +346,7 @@ class BoardSensors:
         return climate.event_reasons | (REASON_POWER_CAP if capped_by_power else 0)
 
     def _wires(self, load: Load, *, awake: bool) -> tuple[float, float, float | None, float | None]:
-        """Traffic in bytes per second: PCIe out and in, NVLink out and in (None where there is none)."""
+        """Return traffic in bytes per second: PCIe out and in, NVLink out and in (None without NVLink)."""
         chatter = float(round(abs(self._error(_POLLING_BYTES_PER_SECOND)))) if awake else 0.0
         tx, rx = self._rate(load.peer_tx), self._rate(load.peer_rx)
         out, into = self._rate(load.pcie_tx) + chatter, self._rate(load.pcie_rx) + chatter
@@ -358,7 +358,7 @@ class BoardSensors:
         return float(round(max(0.0, value) * self._about_one(0.01)))
 
     def _share(self, value: float) -> float:
-        """Round a share to a hundredth of a percent, as GPM does; the error vanishes at 0, nearly so at 1."""
+        """Add noise to a share and round it to 0.01 %, as GPM does; there is no noise at 0 and little at 1."""
         if value <= 0:
             return 0.0
         noisy = value + self._error(0.02 * value * max(0.0, 1 - value)) - abs(self._error(0.0002 * value))

@@ -1,6 +1,6 @@
-"""Models programs of single jobs as stages from start to end: training, serving, notebooks, hangs, waits, slow starts.
+"""Models programs of single jobs as sequences of stages: training, serving, notebooks, hangs, waits, slow starts.
 
-Who holds the GPUs is decided by the scenarios.
+Scenarios assign them to GPUs.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ ApplicationsClocksSetting (nvml.h)."""
 
 
 def until(stages: Iterator[Stage], ms: int) -> Stages:
-    """The first `ms` milliseconds of these stages."""
+    """Yield the first `ms` milliseconds of these stages."""
     left = ms
     for stage in stages:
         yield replace(stage, ms=min(left, stage.ms))
@@ -40,7 +40,7 @@ def until(stages: Iterator[Stage], ms: int) -> Stages:
 
 
 def bring_up(rng: Random, board: BoardModel) -> Stages:
-    """Container, weights, compilation: a process, then a context, then work."""
+    """Yield the start of a program: the container without a CUDA context, then weights, then compilation."""
     yield absent("the container starts", rng.randrange(5_000, 15_000))
     loading = kernels.copy_in(board, wire=0.1)
     yield Stage("weights are loaded", rng.randrange(8_000, 20_000), (loading,), memory=0.3)
@@ -56,7 +56,7 @@ def _training(board: BoardModel, ranks: int, ms: int) -> Stage:
 
 
 def training(board: BoardModel, ranks: int) -> Program:
-    """Data-parallel training without end, a checkpoint every half hour."""
+    """Data-parallel training without end, with a checkpoint every half hour."""
 
     def stages(rng: Random) -> Stages:
         yield from bring_up(rng, board)
@@ -69,7 +69,7 @@ def training(board: BoardModel, ranks: int) -> Program:
 
 
 def starving(board: BoardModel, ranks: int) -> Program:
-    """Rounds of a loader too slow for its GPUs: a wait, one big copy, and a stretch of full speed."""
+    """Training with a slow data loader: a wait, a large copy, and some seconds of full speed, repeatedly."""
     waiting, copying = (kernels.no_input(),), (kernels.copy_in(board),)
     step = (_step(board, ranks),)
 
@@ -93,7 +93,7 @@ def starved_training(board: BoardModel, ranks: int) -> Program:
 
 
 def decoding(board: BoardModel, ranks: int) -> Program:
-    """Serving tokens without end; the number of sequences in flight drifts."""
+    """Token generation without end, with a varying number of sequences in flight."""
 
     def stages(rng: Random) -> Stages:
         yield from bring_up(rng, board)
@@ -105,7 +105,7 @@ def decoding(board: BoardModel, ranks: int) -> Program:
 
 
 def notebook(board: BoardModel) -> Program:
-    """Cells run for some minutes; then the tab is left open."""
+    """A notebook whose cells run for some minutes, and which is then left open."""
 
     def stages(rng: Random) -> Stages:
         yield absent("the container starts", rng.randrange(4_000, 9_000))
@@ -119,7 +119,7 @@ def notebook(board: BoardModel) -> Program:
 
 
 def deadlocking(board: BoardModel, ranks: int, *, after_ms: int) -> Program:
-    """Training, until one rank never reaches a collective that all the others are in."""
+    """Training until one rank does not reach a collective in which all others wait."""
 
     def stages(rng: Random) -> Stages:
         missing = rng.randrange(ranks)
@@ -134,7 +134,7 @@ def _all_but(missing: int, ranks: int) -> tuple[Cycle, ...]:
 
 
 def losing(board: BoardModel, ranks: int, *, missing: int, after_ms: int) -> Program:
-    """Training, until one rank's GPU is gone and the rest wait for it until the watchdog ends the job."""
+    """Training until one rank's GPU is lost; the others wait for it until the watchdog ends the job."""
 
     def stages(rng: Random) -> Stages:
         yield from until(training(board, ranks)(rng), after_ms)
@@ -144,7 +144,7 @@ def losing(board: BoardModel, ranks: int, *, missing: int, after_ms: int) -> Pro
 
 
 def straggling(board: BoardModel, ranks: int, *, pace: float = 0.64) -> Program:
-    """Training in which one rank's host cannot launch kernels fast enough, and all others wait every step."""
+    """Training in which one rank's host launches kernels too slowly, and all others wait for it in every step."""
     wait = kernels.step_ms(board) / pace - kernels.step_ms(board)
     slow = kernels.starved_rank(board, pace)
     waiting = kernels.training_step(board, peer_wait_ms=wait)
@@ -159,7 +159,7 @@ def straggling(board: BoardModel, ranks: int, *, pace: float = 0.64) -> Program:
 
 
 def slowed_clock(board: BoardModel) -> float:
-    """Give the clock in hertz that a slowdown of about a third leaves: 1,200 MHz on an H100."""
+    """Return the SM clock in hertz after a slowdown by about a third: 1,200 MHz on an H100."""
     return CLOCK_STEP_HZ * round(0.656 * board.reference_clock_hz / CLOCK_STEP_HZ)
 
 
@@ -173,7 +173,7 @@ def _slowed(board: BoardModel, ranks: int, ms: int, *, hot: bool) -> Stage:
 
 
 def slowed_training(board: BoardModel, ranks: int) -> Program:
-    """Training: five minutes undisturbed, ten in air too hot, then under the power supply's brake."""
+    """Training for 5 minutes without a slowdown, 10 minutes with hot inlet air, then under a power brake."""
 
     def stages(rng: Random) -> Stages:
         yield from bring_up(rng, board)
@@ -185,7 +185,7 @@ def slowed_training(board: BoardModel, ranks: int) -> Program:
 
 
 def disturbed_training(board: BoardModel, ranks: int, *, undisturbed_ms: int) -> Program:
-    """Training that meets, after a calm stretch, slow input and hot air by turns."""
+    """Training without disturbance for some time, then with slow input and hot inlet air in turn."""
 
     def stages(rng: Random) -> Stages:
         yield from until(training(board, ranks)(rng), undisturbed_ms)
@@ -199,7 +199,7 @@ def disturbed_training(board: BoardModel, ranks: int, *, undisturbed_ms: int) ->
 
 
 def single_cycle(name: str, cycle: Cycle, *, memory: float = 0.1, program: str = "python") -> Program:
-    """One cycle from first to last."""
+    """A program that repeats one cycle without end."""
 
     def stages(_: Random) -> Stages:
         yield Stage(name, FOREVER_MS, (cycle,), memory=memory, program=program)
@@ -208,12 +208,12 @@ def single_cycle(name: str, cycle: Cycle, *, memory: float = 0.1, program: str =
 
 
 def at_reference(board: BoardModel) -> Climate:
-    """Clocks set to the one at which the dense peak holds."""
+    """Clocks locked to the reference clock, at which the dense peak holds."""
     return Climate(board.reference_clock_hz, event_reasons=_CLOCKS_SET)
 
 
 def alternating(board: BoardModel) -> Program:
-    """Twenty minutes of even work and ten of nothing, again and again, at the reference clock."""
+    """Twenty minutes of constant work and ten of idling in turn, at the reference clock."""
     climates = (at_reference(board),)
 
     def stages(_: Random) -> Stages:
@@ -225,21 +225,21 @@ def alternating(board: BoardModel) -> Program:
 
 
 def first_minutes(rng: Random, board: BoardModel, ranks: int) -> Stages:
-    """Training for five to seven minutes: what follows begins at no particular moment."""
+    """Training for a random time of five to seven minutes."""
     yield from until(training(board, ranks)(rng), rng.randrange(5 * MINUTE_MS, 7 * MINUTE_MS))
 
 
 def endless_training(board: BoardModel, *, alone: bool = False) -> Stage:
-    """Training that goes on until the job is ended."""
+    """Training until the job is ended."""
     return Stage("training", FOREVER_MS, (kernels.training_step(board, alone=alone),), memory=0.85)
 
 
 def rank0_alone(
     board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int, rank0_here: bool = True, begun: bool = True
 ) -> Program:
-    """Training, in which rank 0 once does something alone, while all others wait in a collective.
+    """Training in which rank 0 once does something alone, while all others wait in a collective.
 
-    `chief`: rank 0 is on this node. `begun`: steps were taken before it.
+    `rank0_here`: rank 0 is on this node. `begun`: training steps precede it.
     """
     parts = tuple(doing if rank0_here and rank == 0 else kernels.polling() for rank in range(ranks))
 
@@ -254,9 +254,9 @@ def rank0_alone(
 def hanging(
     board: BoardModel, ranks: int, *, name: str, waits: Cycle, absent: Cycle | None = None, begun: bool = True
 ) -> Program:
-    """Training until every rank here waits for what never comes; with `absent`, rank 0 does that instead.
+    """Training until all ranks of this node wait without end; if `absent` is given, rank 0 does that instead.
 
-    `begun`: steps were taken before it.
+    `begun`: training steps precede it.
     """
     parts = (waits,) if absent is None else (absent, *[waits] * (ranks - 1))
 
@@ -268,7 +268,7 @@ def hanging(
 
 
 def long_preparation(board: BoardModel, ranks: int, *, name: str, doing: Cycle, minutes: int) -> Program:
-    """Training whose first step takes this long to get ready."""
+    """Training after a preparation of this many minutes."""
 
     def stages(rng: Random) -> Stages:
         yield absent("the container starts", rng.randrange(5_000, 15_000))
@@ -279,7 +279,7 @@ def long_preparation(board: BoardModel, ranks: int, *, name: str, doing: Cycle, 
 
 
 def repeating(*rounds: tuple[str, float, Cycle], program: str = "python", memory: float = 0.4) -> Program:
-    """A program's own bring-up, then these again and again: name, minutes, cycle."""
+    """A start, then these rounds repeatedly: name, minutes, cycle."""
 
     def stages(rng: Random) -> Stages:
         yield absent("the container starts", rng.randrange(4_000, 9_000))

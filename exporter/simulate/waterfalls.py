@@ -1,6 +1,6 @@
-"""Scenarios whose every hour is known beforehand: the worked example, and two days of 100 GPU-hours.
+"""Defines scenarios with a known expected waterfall: the worked example, and two days of 100 GPU-hours.
 
-What each hour should count as is worked out by hand beside the tests, and compared.
+The tests compare them with expected results that were calculated by hand.
 """
 
 from collections.abc import Iterator
@@ -42,11 +42,11 @@ from exporter.simulate.workload import (
 )
 
 _DAY_MS = 10 * HOUR_MS
-"""Ten GPUs for so long are 100 GPU-hours."""
+"""100 GPU-hours on ten GPUs."""
 
 
 def _carpenter(setting: Setting) -> Plan:
-    """Two hours nobody has it; then 20 minutes of steps and ten of waiting for data, by turns."""
+    """Plan two unallocated hours, then 20 minutes of steps and ten of waiting for data in turn."""
     board = setting.board
 
     def stages(_: Random) -> Stages:
@@ -68,10 +68,10 @@ def _carpenter(setting: Setting) -> Plan:
     return Plan(jobs=jobs, noise=0.0)
 
 
-# Training: eight GPUs pretrain all day; the ninth falls off the bus; the tenth has two small jobs of one GPU.
+# Training: eight GPUs pretrain all day; the ninth falls off the bus; the tenth runs two small jobs.
 
 _CLOCK = 0.97155
-"""Of the reference: a power limit holds the clocks there all day."""
+"""Share of the reference clock that a power limit allows all day."""
 _STARTS_MS, _STUCK_MS, _RESTART_MS, _RESTORES_MS = 450_000, 750_000, 225_000, 450_000
 _SAVES_MS, _EVALUATION_MS = 90_000, 90_000
 _LOST_STEPS = 1110
@@ -94,11 +94,11 @@ def _training_steps(board: BoardModel, count: int, *, after: int, highest: int |
 
 
 def _pretraining(board: BoardModel) -> Iterator[Stage]:
-    """Ten blocks of steps, after each a checkpoint and a validation; in the fifth and after the eighth a failure."""
+    """Ten blocks of steps, each followed by a checkpoint and a validation; failures in the fifth, after the eighth."""
     yield phase_stage("weights are loaded", _STARTS_MS, idle_part(1000.0, "startup"))
     done = 0
     for block in range(10):
-        count = 3000 if block == 9 else 3060  # noqa: PLR2004  the day's last block is cut short
+        count = 3000 if block == 9 else 3060  # noqa: PLR2004  the last block is shorter
         if block == 4:  # noqa: PLR2004  the fifth
             yield _training_steps(board, _LOST_STEPS, after=done)
             yield Stage("all ranks wait", _STUCK_MS, (Cycle(Segment(1000.0, SPIN, "waiting_peer")),), memory=0.85)
@@ -121,7 +121,7 @@ def _restore(done: int, *, highest: int) -> Iterator[Stage]:
 
 
 def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
-    """Kernels shorter than the host takes to launch the next."""
+    """Return a job of kernels that are shorter than the launch of the next."""
     board = setting.board
     shorts = cycle(products(board, 5.0, tensor=0.25, sm=0.4, dram=0.15), idle_part(7.0, "compute"))
     slow = Stage("short kernels", FOREVER_MS, (shorts,), memory=memory, climates=(at_reference(board),))
@@ -151,11 +151,11 @@ def _training(setting: Setting) -> Plan:
 # Inference: two replicas of two GPUs, four of one; the ninth GPU has a small batch job, the tenth falls off the bus.
 
 _CAP = 0.925
-"""Of the reference: what the room's power leaves the clocks."""
+"""Share of the reference clock that the room's power allows."""
 
 
 class _ReplicaMode(NamedTuple):
-    """What a replica does for some time: shares of each second, of the SMs, tensor cores and DRAM's ceiling."""
+    """Activity of a replica for `ms`: shares of time, of SMs, of tensor cores and of achievable DRAM bandwidth."""
 
     name: str
     ms: int
@@ -165,19 +165,19 @@ class _ReplicaMode(NamedTuple):
     dram: float
     counts: ServingCounts
     peers: float = 0.0
-    """Of each second, an exchange with the other GPU of the replica, at half the link."""
+    """Share of time in communication with the replica's other GPU, at half the link bandwidth."""
     swaps: bool = False
-    """What the engine does not fill are blocks of the KV cache on their way to the host and back."""
+    """Whether KV-cache blocks are swapped with the host while no kernel runs."""
 
 
 def _counted(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
-    """FLOPs and bytes on one GPU in a second, as the engine works them out from tokens and context."""
+    """Return the counts with FLOPs and bytes per second of one GPU, as the engine computes them from its tokens."""
     flops = mode.tensor * _CAP * board.peak_flops
     return replace(mode.counts, flops=flops, bytes=mode.dram * board.dram_ceiling * board.bandwidth)
 
 
 def _serving_stage(mode: _ReplicaMode, board: BoardModel) -> Stage:
-    """One time round is a second."""
+    """Build the stage of this mode, with a cycle of one second."""
     own = mode.engine - mode.peers
     kernel = Load(
         engine=1.0,
@@ -243,7 +243,7 @@ _LOADS_MS, _UPDATES_MS, _RELOADS_MS, _LAST_MS = 900_000, 450_000, 1_800_000, 60_
 
 
 def _loads(name: str, ms: int) -> Stage:
-    """The engine does not answer yet."""
+    """Build a stage in which the engine does not respond yet."""
     return Stage(name, ms, (IDLE_CYCLE,), memory=0.3, program="server")
 
 
@@ -258,7 +258,7 @@ def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_ReplicaMode
 
 
 def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]:
-    """A replica that fails a minute before the last request of its day: its container starts again."""
+    """Return a replica that fails one minute before its last request, and the job of its restarted container."""
     first = _replica(setting, (slot,), _ALONE)
     fails = _LOADS_MS + sum(mode.ms for mode in _ALONE) - _LAST_MS
     again = replace(
@@ -295,18 +295,18 @@ WATERFALL_SCENARIOS: dict[str, Scenario] = {
     "carpenter_told": Scenario(
         _carpenter,
         8 * 3600,
-        "the worked example, told by the job: two hours held by nobody, four of steps, two without input",
+        "the worked example, reported by the job: two hours unallocated, four of steps, two without input",
     ),
     "training_waterfall": Scenario(
         _training,
         _DAY_MS // 1000,
-        "ten hours of ten GPUs of which one job trains on eight, and every leak of training has its part",
+        "ten hours of ten GPUs, one job training on eight of them, with every leak of training",
         min_gpus=10,
     ),
     "inference_waterfall": Scenario(
         _inference,
         _DAY_MS // 1000,
-        "ten hours of ten GPUs of which eight serve, and every leak of serving has its part",
+        "ten hours of ten GPUs, eight of them serving, with every leak of serving",
         min_gpus=10,
     ),
 }
