@@ -1,4 +1,4 @@
-"""The synthetic node obeys physics, repeats itself to the byte, and knows no answers."""
+"""The simulated node obeys physics, is reproducible to the byte, and does not import the classification rules."""
 
 import ast
 import io
@@ -55,7 +55,7 @@ def during(readings: Iterable[Reading], start: float, end: float) -> list[Readin
 
 
 def check_reading(reading: Reading, simulation: Simulation) -> None:
-    """Check what no board can violate."""
+    """Assert what holds for every physical board."""
     board = simulation.board
     ratios = [value for name, value in msgspec.structs.asdict(reading).items() if name.endswith("_active")]
     assert all(0 <= ratio <= 1 for ratio in ratios)
@@ -87,7 +87,7 @@ def check_reading(reading: Reading, simulation: Simulation) -> None:
 
 
 def check_gaps(simulation: Simulation, readings: list[Reading]) -> None:
-    """Check that a GPU's readings touch, but for a silence of the source."""
+    """Assert that a GPU's readings are contiguous, except while the source is silent."""
     for before, after in pairwise(readings):
         if before.end != after.start:
             assert simulation.plan.silent(before.end // MS + simulation.period_ms)

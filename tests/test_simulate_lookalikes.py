@@ -1,4 +1,4 @@
-"""Stories of stuck and forgotten jobs, and of what looks like them: each shows its mechanism, and no judgement."""
+"""Scenarios of hung and forgotten jobs, and of healthy jobs that resemble them, show the intended hardware activity."""
 
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -22,7 +22,7 @@ def told(story: str, *, gpus: int = 2, node: int = 0, period: float = 5.0, board
 
 
 def within(simulation: Simulation, phase: str, slot: int = 0) -> list[Reading]:
-    """Readings of one GPU that lie in the phase altogether."""
+    """Return the readings of one GPU that lie entirely within the phase."""
     uuid = simulation.uuids[slot]
     entries = phases(simulation, uuid)
     start = next(entry.at for entry in entries if entry.phase == phase)

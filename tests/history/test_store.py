@@ -1,4 +1,4 @@
-"""The file: what is put in comes out, in order and by what is asked; it is kept small, private, and one daemon's."""
+"""The store returns what was written, in order and by query; it is kept small, private, and has a single writer."""
 
 import gc
 import sqlite3
@@ -358,7 +358,7 @@ def test_one_that_may_not_be_written_can_perhaps_be_read(store: HistoryStore, pa
     store.close()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db, pytest.raises(sqlite3.Error) as caught:
         db.execute("DELETE FROM event")
-    from exporter.history.store import translated_errors  # noqa: PLC0415  what it makes of it
+    from exporter.history.store import translated_errors  # noqa: PLC0415  needed here only
 
     with pytest.raises(UnwritableError, match="let this daemon write it"), translated_errors(path):
         raise caught.value
