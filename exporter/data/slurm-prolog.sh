@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm prolog: records which job holds which GPU, in one file per GPU, named by its index on the node: one job id a line.
+# Slurm prolog: records the jobs that hold each GPU: one file per GPU, named by its index, one job id per line.
 # gpu-efficiency reads these files (scheduler "slurm" with slurm.mapping_dir, or "mapping-dir"), and so does
 # dcgm-exporter (--hpc-job-mapping-dir). Needs a POSIX shell and coreutils; uses flock of util-linux if installed.
 #
