@@ -26,6 +26,7 @@ from exporter.simulate.workload import (
     Stage,
     Stages,
     StepCounts,
+    as_program,
 )
 
 _FILLED = 0.92
@@ -52,21 +53,18 @@ _STEP_ROUNDING = 1e-6
 """Tolerance for binary rounding, in steps."""
 
 
-def reporting_trainer(program: Program, board: BoardModel) -> Program:
+@as_program
+def reporting_trainer(rng: Random, program: Program, board: BoardModel) -> Stages:
     """Return the program with training counts, the same on every rank.
 
     Raises KeyError if a mechanism of a stage has no phase.
     """
-
-    def stages(rng: Random) -> Stages:
-        done = 0
-        for stage in program(rng):
-            step = _step(stage, board, after=done)
-            yield replace(stage, step=step)
-            if step is not None and step.after is not None:
-                done += floor(stage.ms / stage.cycle(0).ms + _STEP_ROUNDING)
-
-    return stages
+    done = 0
+    for stage in program(rng):
+        step = _step(stage, board, after=done)
+        yield replace(stage, step=step)
+        if step is not None and step.after is not None:
+            done += floor(stage.ms / stage.cycle(0).ms + _STEP_ROUNDING)
 
 
 def _step(stage: Stage, board: BoardModel, *, after: int) -> StepCounts | None:
@@ -98,14 +96,11 @@ def _work(stage: Stage, segment: Segment, board: BoardModel) -> float:
     return _FILLED * ratio * segment.load.tensor * segment.ms
 
 
-def reporting_server(program: Program, board: BoardModel) -> Program:
+@as_program
+def reporting_server(rng: Random, program: Program, board: BoardModel) -> Stages:
     """Return the program with serving counts while it decodes, for a server on one GPU."""
-
-    def stages(rng: Random) -> Stages:
-        for stage in program(rng):
-            yield replace(stage, service=_service(stage, board)) if stage.name == "decoding" else stage
-
-    return stages
+    for stage in program(rng):
+        yield replace(stage, service=_service(stage, board)) if stage.name == "decoding" else stage
 
 
 def _service(stage: Stage, board: BoardModel) -> ServingCounts:

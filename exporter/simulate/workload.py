@@ -5,7 +5,7 @@ Describes hardware activity only, without classifying it.
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Concatenate, Literal, NamedTuple, ParamSpec
 
 from msgspec import Struct
 
@@ -213,6 +213,12 @@ class Stage(Struct, frozen=True):
 Stages = Iterator[Stage]
 Program = Callable[[Random], Stages]
 """Returns the stages of a job; called for each rank, with equal random numbers."""
+Arguments = ParamSpec("Arguments")
+
+
+def as_program(stages: Callable[Concatenate[Random, Arguments], Stages]) -> Callable[Arguments, Program]:
+    """Turn a generator of stages into a function that returns a Program: the generator without its random numbers."""
+    return lambda *args, **options: lambda rng: stages(rng, *args, **options)
 
 
 def seeded_random(*key: object) -> Random:
