@@ -17,8 +17,9 @@ from exporter.core.model import MS, SECOND, Allocation, Observation, Reading
 from exporter.simulate.boards import BOARDS
 from exporter.simulate.plan import GroundTruth, timeline
 from exporter.simulate.scenarios import SCENARIOS
-from exporter.simulate.simulation import Simulation, simulate, without
+from exporter.simulate.simulation import Simulation, simulate
 from exporter.simulate.workload import Cycle, Load, Segment
+from tests.hidden import without
 
 H100 = "H100-SXM5-80GB"
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")

@@ -34,12 +34,12 @@ from exporter.simulate.workload import (
     IDLE_CYCLE,
     Cycle,
     Load,
-    Program,
     ReportingOptions,
     Segment,
     ServingCounts,
     Stage,
     Stages,
+    as_program,
 )
 
 START_MS = 20_000
@@ -51,12 +51,12 @@ StageSequence = Iterable[Stage]
 StageFactory = Callable[[BoardModel], StageSequence]
 
 
-def _program(board: BoardModel, build: Callable[[], StageSequence]) -> Program:
-    def stages(_: Random) -> Stages:
-        yield loading_weights(board, START_MS)
-        yield from build()
-
-    return stages
+@as_program
+def _after_loading(
+    _: Random, board: BoardModel, load: Callable[[BoardModel, int], Stage], make: StageFactory
+) -> Stages:
+    yield load(board, START_MS)
+    yield from make(board)
 
 
 def training_job(setting: Setting, slots: tuple[int, ...], make: StageFactory, **options: Any) -> SimulatedJob:
@@ -65,7 +65,7 @@ def training_job(setting: Setting, slots: tuple[int, ...], make: StageFactory, *
     return SimulatedJob(
         owner=owner,
         slots=slots,
-        stages=_program(setting.board, lambda: make(setting.board)),
+        stages=_after_loading(setting.board, loading_weights, make),
         reporting=ReportingOptions(run=f"run-{owner.job_id}", **options),
     )
 
@@ -230,12 +230,8 @@ FED = repeated_steps(dense(400))
 
 def replica(make: StageFactory, setting: Setting, slot: int) -> SimulatedJob:
     """Return a server on one GPU, whose engine can be polled."""
-
-    def stages(_: Random) -> Stages:
-        yield loading_server(setting.board, START_MS)
-        yield from make(setting.board)
-
-    return SimulatedJob(owner=server_owner(setting, slot), slots=(slot,), stages=stages, serves=True)
+    program = _after_loading(setting.board, loading_server, make)
+    return SimulatedJob(owner=server_owner(setting, slot), slots=(slot,), stages=program, serves=True)
 
 
 def replicas(*makes: StageFactory) -> Callable[[Setting], Plan]:

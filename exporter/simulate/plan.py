@@ -319,15 +319,8 @@ def batch_owner(setting: Setting, number: int, name: str, *, user: str = "ada") 
 
 def notebook_owner(setting: Setting, number: int) -> Owner:
     """Return the owner of a notebook under Slurm."""
-    return Owner(
-        job_id=str(41_000 + 1_000 * setting.node + number),
-        scheduler="slurm",
-        user="grace",
-        account="research",
-        partition="interactive",
-        name="jupyter",
-        workload_class="interactive",
-    )
+    owner = batch_owner(setting, number, "jupyter", user="grace")
+    return replace(owner, partition="interactive", workload_class="interactive")
 
 
 def server_owner(setting: Setting, number: int) -> Owner:

@@ -245,7 +245,7 @@ def long_preparation(rng: Random, board: BoardModel, ranks: int, *, name: str, d
     """Training after a preparation of this many minutes."""
     yield absent("the container starts", rng.randrange(5_000, 15_000))
     yield Stage(name, minutes * MINUTE_MS, (doing,), memory=0.5)
-    yield Stage("training", FOREVER_MS, (kernels.training_step(board, alone=ranks == 1),), memory=0.85)
+    yield _training(board, ranks, FOREVER_MS)
 
 
 @as_program

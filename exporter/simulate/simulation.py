@@ -1,31 +1,21 @@
 """Simulates one node as a stream of Observations from a physical model.
 
-Owns the loop that runs a plan through boards and sensors, board health, and `without`, which hides signals. Emits only
-what hardware and a scheduler would report; the ground truth is written to another file. Of the core it imports only
-core.model: it must not know the rules of classification, so that the simulation can test them independently.
+Owns the loop that runs a plan through boards and sensors, and board health. Emits only what hardware and a scheduler
+would report; the ground truth is written to another file. Of the core it imports only core.model: it must not know the
+rules of classification, so that the simulation can test them independently.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from exporter.core.model import (
-    MS,
-    Allocation,
-    Device,
-    Fault,
-    Health,
-    Observation,
-    Reading,
-    ServingReport,
-    TrainingReport,
-)
+from exporter.core.model import MS, Allocation, Device, Fault, Health, Observation, Reading
 from exporter.simulate.boards import BOARDS, BoardModel, BoardSensors
 from exporter.simulate.plan import GroundTruth, Plan, Scenario, Setting, TimelineInterval, ground_truth, timeline
 from exporter.simulate.reporting import emitter, reports, servings
@@ -38,36 +28,6 @@ _OFF_THE_BUS = 79
 """NVIDIA's Xid document: "GPU has fallen off the bus"."""
 _SLOWDOWN_CELSIUS = 87.0
 _MEMORY_ABOVE_CHIP = 6.0
-
-
-def health_readings(
-    plan: Plan, board: BoardModel, uuids: tuple[str, ...], readings: tuple[Reading, ...], *, before: int, now: int
-) -> tuple[Health, ...]:
-    """Return board health if due between two ticks (milliseconds), and the Xid of each GPU lost between them."""
-    health = [
-        Health(uuids[slot], xids=(_OFF_THE_BUS,))
-        for slot, lost_at in sorted(plan.lost_ms.items())
-        if before < lost_at <= now
-    ]
-    if now // HEALTH_PERIOD_MS > before // HEALTH_PERIOD_MS:
-        health += [_healthy(reading, board, smooths=plan.power_floor > 0) for reading in readings]
-    return tuple(health)
-
-
-def _healthy(reading: Reading, board: BoardModel, *, smooths: bool) -> Health:
-    celsius = reading.temperature_celsius or 0.0
-    return Health(
-        uuid=reading.uuid,
-        recovery_action=0,
-        ecc_corrected=0,
-        ecc_uncorrected=0,
-        row_remap_pending=False,
-        row_remap_failed=False,
-        nvlink_errors=0 if board.nvlink else None,
-        memory_temperature_celsius=celsius + _MEMORY_ABOVE_CHIP,
-        temperature_margin_celsius=_SLOWDOWN_CELSIUS - celsius,
-        power_smoothing=smooths,
-    )
 
 
 _NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
@@ -131,14 +91,24 @@ def node_uuids(seed: int, node: int, gpus: int) -> tuple[str, ...]:
     return tuple(f"GPU-{UUID(int=rng.getrandbits(128), version=4)}" for _ in range(gpus))
 
 
-class _Player:
-    """Iterates over one GPU's timeline and computes its mean load over consecutive intervals."""
+class _SimulatedGpu:
+    """One GPU: its timeline and its sensors."""
 
-    def __init__(self, intervals: Iterator[TimelineInterval]) -> None:
-        self._intervals = intervals
-        self._current = next(intervals)
+    def __init__(self, simulation: Simulation, slot: int) -> None:
+        plan, board, seed = simulation.plan, simulation.board, simulation.seed
+        self._intervals = timeline(plan, slot, board=board, seed=seed)
+        self._current = next(self._intervals)
+        noise = seeded_random(seed, simulation.node, slot, "sensors")
+        self._sensors = BoardSensors(board, simulation.uuids[slot], noise, noise=plan.noise, floor=plan.power_floor)
 
-    def play(self, start: int, end: int) -> tuple[Load, TimelineInterval]:
+    def read(self, start: int, end: int, *, offset: int) -> Reading:
+        """Advance from `start` to `end` and read the sensors; `offset` is added to the reading's times."""
+        load, interval = self._advance(start, end)
+        return self._sensors.read(
+            start + offset, end + offset, load=load, climate=interval.climate, process=interval.process
+        )
+
+    def _advance(self, start: int, end: int) -> tuple[Load, TimelineInterval]:
         """Return the mean load over [start, end) milliseconds, and the timeline interval at its end."""
         total, now = Load(), start
         while now < end:
@@ -152,24 +122,6 @@ class _Player:
         return Load(*[max(0.0, value / (end - start)) for value in total]), interval
 
 
-class _SimulatedGpu:
-    """One GPU: its timeline and its sensors."""
-
-    def __init__(self, simulation: Simulation, slot: int) -> None:
-        plan, board, seed = simulation.plan, simulation.board, simulation.seed
-        uuid = simulation.uuids[slot]
-        self._player = _Player(timeline(plan, slot, board=board, seed=seed))
-        noise = seeded_random(seed, simulation.node, slot, "sensors")
-        self._meter = BoardSensors(board, uuid, noise, noise=plan.noise, floor=plan.power_floor)
-
-    def read(self, start: int, end: int, *, offset: int) -> Reading:
-        """Advance from `start` to `end` and read the sensors; `offset` is added to the reading's times."""
-        load, interval = self._player.play(start, end)
-        return self._meter.read(
-            start + offset, end + offset, load=load, climate=interval.climate, process=interval.process
-        )
-
-
 def _ticks(simulation: Simulation) -> Iterator[int]:
     """Yield the times of Observations, in milliseconds after the first: coarse in the pre-roll, then every period."""
     yield from range(simulation.preroll_period_ms, simulation.preroll_ms, simulation.preroll_period_ms)
@@ -180,30 +132,22 @@ def _ticks(simulation: Simulation) -> Iterator[int]:
 
 
 def _observations(simulation: Simulation) -> Iterator[Observation]:
-    gpus = [_SimulatedGpu(simulation, slot) for slot in range(len(simulation.uuids))]
-    reported, answered = _message_streams(simulation)
+    plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
+    gpus = [_SimulatedGpu(simulation, slot) for slot in range(len(uuids))]
+    new_reports = emitter(reports(plan, uuids, board=board, seed=seed), simulation.start)
+    new_polls = emitter(servings(plan, uuids, board=board, seed=seed), simulation.start)
     yield _observation(simulation, -1, 0, readings=())
     before = 0
     was_silent = False
     for now in _ticks(simulation):
         offset = simulation.start // MS
         readings = tuple(gpu.read(before, now, offset=offset) for gpu in gpus)
-        silent = simulation.plan.silent(now)
+        silent = plan.silent(now)
         # The first response after a silence only sets the counters' baseline: rates need two.
         visible = () if silent or was_silent else _visible_readings(simulation, readings, now)
         observation = _observation(simulation, before, now, readings=visible)
-        yield replace(observation, reports=reported(now * MS), serving=answered(now * MS))
+        yield replace(observation, reports=new_reports(now * MS), serving=new_polls(now * MS))
         before, was_silent = now, silent
-
-
-def _message_streams(
-    simulation: Simulation,
-) -> tuple[Callable[[int], tuple[TrainingReport, ...]], Callable[[int], tuple[ServingReport, ...]]]:
-    """Return two functions of time (ns from the first Observation): reports and polls since the previous call."""
-    plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
-    reported = reports(plan, uuids, board=board, seed=seed)
-    answered = servings(plan, uuids, board=board, seed=seed)
-    return emitter(reported, simulation.start), emitter(answered, simulation.start)
 
 
 def _visible_readings(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
@@ -222,23 +166,23 @@ def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
 
 def _observation(simulation: Simulation, before: int, now: int, *, readings: tuple[Reading, ...]) -> Observation:
     """Build the Observation at `now`, with devices and allocations only if they changed after `before`."""
-    first = before < 0
+    plan = simulation.plan
+
+    def changed(*times_ms: int) -> bool:
+        return before < 0 or any(before < at <= now for at in times_ms)
+
+    devices_changed = changed(*plan.lost_ms.values(), *plan.drained_ms.values())
+    allocations_changed = changed(*(at for job in plan.jobs for at in (job.start_ms, job.end_ms)))
     return Observation(
         at=simulation.start + now * MS,
         wall=simulation.wall + now * MS,
         readings=readings,
-        devices=_devices(simulation, now) if first or _devices_changed(simulation.plan, before, now) else None,
-        allocations=_allocations(simulation, before, now)
-        if first or _allocations_changed(simulation, before, now)
-        else None,
+        devices=_devices(simulation, now) if devices_changed else None,
+        allocations=_allocations(simulation, before, now) if allocations_changed else None,
         source="simulation",
         faults=_faults(simulation, now),
-        health=health_readings(simulation.plan, simulation.board, simulation.uuids, readings, before=before, now=now),
+        health=_health_readings(simulation, readings, before, now),
     )
-
-
-def _devices_changed(plan: Plan, before: int, now: int) -> bool:
-    return any(before < at <= now for at in (*plan.lost_ms.values(), *plan.drained_ms.values()))
 
 
 def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
@@ -256,10 +200,6 @@ def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
     )
 
 
-def _allocations_changed(simulation: Simulation, before: int, now: int) -> bool:
-    return any(before < at <= now for job in simulation.plan.jobs for at in (job.start_ms, job.end_ms))
-
-
 def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocation, ...]:
     """Return allocations that are active at `now` or ended since `before`."""
     return tuple(
@@ -270,6 +210,37 @@ def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocat
     )
 
 
+def _health_readings(
+    simulation: Simulation, readings: tuple[Reading, ...], before: int, now: int
+) -> tuple[Health, ...]:
+    """Return board health if due between two ticks (milliseconds), and the Xid of each GPU lost between them."""
+    plan = simulation.plan
+    health = [
+        Health(simulation.uuids[slot], xids=(_OFF_THE_BUS,))
+        for slot, lost_at in sorted(plan.lost_ms.items())
+        if before < lost_at <= now
+    ]
+    if now // HEALTH_PERIOD_MS > before // HEALTH_PERIOD_MS:
+        health += [_healthy(reading, simulation.board, smooths=plan.power_floor > 0) for reading in readings]
+    return tuple(health)
+
+
+def _healthy(reading: Reading, board: BoardModel, *, smooths: bool) -> Health:
+    celsius = reading.temperature_celsius or 0.0
+    return Health(
+        uuid=reading.uuid,
+        recovery_action=0,
+        ecc_corrected=0,
+        ecc_uncorrected=0,
+        row_remap_pending=False,
+        row_remap_failed=False,
+        nvlink_errors=0 if board.nvlink else None,
+        memory_temperature_celsius=celsius + _MEMORY_ABOVE_CHIP,
+        temperature_margin_celsius=_SLOWDOWN_CELSIUS - celsius,
+        power_smoothing=smooths,
+    )
+
+
 def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
     if simulation.plan.silent(now):
         return (Fault("source_failed", "simulated: the telemetry source does not answer"),)
@@ -277,35 +248,6 @@ def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
         Fault("gpu_lost", "simulated: the GPU has fallen off the bus", uuid)
         for slot, uuid in enumerate(simulation.uuids)
         if simulation.plan.lost(slot, now)
-    )
-
-
-_SIGNALS = frozenset(field.name for field in fields(Reading)) - {"uuid", "start", "end", "distrust"}
-_OTHER_SIGNALS = frozenset({"owner", "spec"})
-
-
-def without(observations: Iterable[Observation], *, signals: Collection[str]) -> Iterator[Observation]:
-    """Yield the same observations as from a node without these signals: fields of Reading, "owner" or "spec".
-
-    "owner" removes the allocations, "spec" the devices' specs. Raises ValueError for any other name.
-    """
-    unknown = sorted(set(signals) - _SIGNALS - _OTHER_SIGNALS)
-    if unknown:
-        known = ", ".join(sorted(_SIGNALS | _OTHER_SIGNALS))
-        raise ValueError(f"unknown signal {', '.join(unknown)}; known: {known}")
-    blank: dict[str, None] = dict.fromkeys(_SIGNALS.intersection(signals))
-    return (_blanked(observation, blank, frozenset(signals) & _OTHER_SIGNALS) for observation in observations)
-
-
-def _blanked(observation: Observation, blank: dict[str, None], whole: frozenset[str]) -> Observation:
-    devices = observation.devices
-    if devices is not None and "spec" in whole:
-        devices = tuple(replace(device, spec=None) for device in devices)
-    return replace(
-        observation,
-        readings=tuple(replace(reading, **blank) for reading in observation.readings),
-        devices=devices,
-        allocations=None if "owner" in whole else observation.allocations,
     )
 
 

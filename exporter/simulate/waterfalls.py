@@ -102,9 +102,7 @@ def _pretraining(board: BoardModel) -> Iterator[Stage]:
         if block == 4:  # noqa: PLR2004  the fifth
             yield _training_steps(board, _LOST_STEPS, after=done)
             yield Stage("all ranks wait", _STUCK_MS, (Cycle(Segment(1000.0, SPIN, "waiting_peer")),), memory=0.85)
-            yield from restore_after_failure(
-                done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=done + _LOST_STEPS
-            )
+            yield from _restore(done, highest=done + _LOST_STEPS)
         if block == 8:  # noqa: PLR2004  before the ninth
             yield from _restore(done, highest=done)
         yield _training_steps(board, count, after=done, highest=done + _LOST_STEPS if block == 4 else None)  # noqa: PLR2004
