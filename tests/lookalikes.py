@@ -23,6 +23,7 @@ from exporter.simulate.workload import (
     Stage,
     Stages,
     absent,
+    as_program,
 )
 
 _HOUR = 3600
@@ -85,36 +86,27 @@ def _few_tokens(board: BoardModel) -> Cycle:
     return Cycle(Segment(1_000.0, thin, "computing"), Segment(6_000.0, Load(), "idle"))
 
 
-def _pausing_steps(board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int) -> Program:
+@as_program
+def _pausing_steps(rng: Random, board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int) -> Stages:
     """Training in which all ranks once do something other than steps."""
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.first_minutes(rng, board, ranks)
-        yield Stage(name, ms, (doing,), memory=0.85)
-        yield programs.endless_training(board, alone=ranks == 1)
-
-    return stages
+    yield from programs.first_minutes(rng, board, ranks)
+    yield Stage(name, ms, (doing,), memory=0.85)
+    yield programs.endless_training(board, alone=ranks == 1)
 
 
-def _slow_image_pull(board: BoardModel, *, minutes: int) -> Program:
+@as_program
+def _slow_image_pull(rng: Random, board: BoardModel, *, minutes: int) -> Stages:
     """A job with a long pull of its container image before its first process."""
-
-    def stages(rng: Random) -> Stages:
-        yield absent("the image is pulled", minutes * MINUTE_MS + rng.randrange(30_000))
-        yield from programs.training(board, 1)(rng)
-
-    return stages
+    yield absent("the image is pulled", minutes * MINUTE_MS + rng.randrange(30_000))
+    yield from programs.training(board, 1)(rng)
 
 
-def _two_programs(board: BoardModel, *, pause_minutes: int) -> Program:
+@as_program
+def _two_programs(rng: Random, board: BoardModel, *, pause_minutes: int) -> Stages:
     """A batch script with CPU work between two GPU programs."""
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.until(programs.training(board, 1)(rng), 5 * MINUTE_MS + rng.randrange(30_000))
-        yield absent("results are packed", pause_minutes * MINUTE_MS)
-        yield from programs.training(board, 1)(rng)  # another program, with its own start
-
-    return stages
+    yield from programs.until(programs.training(board, 1)(rng), 5 * MINUTE_MS + rng.randrange(30_000))
+    yield absent("results are packed", pause_minutes * MINUTE_MS)
+    yield from programs.training(board, 1)(rng)  # another program, with its own start
 
 
 def _ending_training(board: BoardModel, *, after_ms: int) -> Program:
@@ -122,18 +114,15 @@ def _ending_training(board: BoardModel, *, after_ms: int) -> Program:
     return lambda rng: programs.until(programs.training(board, 1)(rng), after_ms)
 
 
-def _slowly_fed_training(board: BoardModel) -> Program:
+@as_program
+def _slowly_fed_training(rng: Random, board: BoardModel) -> Stages:
     """Training with a data loader that takes most of a minute per batch."""
     step = kernels.training_step(board, alone=True)
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.bring_up(rng, board)
-        while True:
-            yield Stage("waiting for input", rng.randrange(20_000, 60_000), (kernels.no_input(),), memory=0.85)
-            yield Stage("input is copied in", rng.randrange(1_000, 3_000), (kernels.copy_in(board),), memory=0.85)
-            yield Stage("training", rng.randrange(8_000, 20_000), (step,), memory=0.85)
-
-    return stages
+    yield from programs.bring_up(rng, board)
+    while True:
+        yield Stage("waiting for input", rng.randrange(20_000, 60_000), (kernels.no_input(),), memory=0.85)
+        yield Stage("input is copied in", rng.randrange(1_000, 3_000), (kernels.copy_in(board),), memory=0.85)
+        yield Stage("training", rng.randrange(8_000, 20_000), (step,), memory=0.85)
 
 
 # -- plans --

@@ -214,7 +214,9 @@ class BoardSensors:
         awake = process is not None or load.engine > 0
         clock = self._clock(load, climate, awake=awake)
         power = self._power(load, clock, awake=awake)
-        self._warm(power, climate, seconds=(end_ms - start_ms) / 1000)
+        seconds = (end_ms - start_ms) / 1000
+        inlet = self._board.inlet_celsius + climate.inlet_kelvin
+        self._celsius = warmed(self._board, self._celsius, power=power, inlet=inlet, seconds=seconds)
         g = self._share(load.engine)
         s = min(g, self._share(load.sm))
         pcie_tx, pcie_rx, link_tx, link_rx = self._wires(load, awake=awake)
@@ -237,7 +239,7 @@ class BoardSensors:
             gpu_utilization=math.ceil(min(1.0, load.engine) * 100 - 1e-6) / 100,
             power_watts=round(power * self._about_one(0.006), 3),
             enforced_power_limit_watts=self._board.limit_watts,
-            energy_joules=round(power * (end_ms - start_ms) / 1000, 3),
+            energy_joules=round(power * (end_ms - start_ms) / 1000, 3),  # not seconds: rounded differently
             temperature_celsius=float(round(self._celsius + self._error(0.2))),
             sm_clock_hz=clock,
             memory_used_bytes=float(_DRIVER_BYTES + ((process and process.memory_bytes) or 0)),
@@ -260,10 +262,6 @@ class BoardSensors:
         drawn = watts(self._board, demand(load), clock_hz=clock, context=awake)
         floor = self._floor * min(1.0, load.engine)
         return min(self._board.limit_watts, max(floor, drawn))
-
-    def _warm(self, power: float, climate: Climate, *, seconds: float) -> None:
-        inlet = self._board.inlet_celsius + climate.inlet_kelvin
-        self._celsius = warmed(self._board, self._celsius, power=power, inlet=inlet, seconds=seconds)
 
     def _reasons(self, load: Load, climate: Climate) -> int:
         if load.engine <= 0:

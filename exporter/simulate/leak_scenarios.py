@@ -10,6 +10,7 @@ from exporter.core.model import Latency, Parallel
 from exporter.simulate.boards import BoardModel
 from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, one_each, server_owner
 from exporter.simulate.stages import (
+    SMALL_JOB,
     PhaseSegment,
     cache_swaps,
     cycle,
@@ -107,8 +108,7 @@ WIDE = repeated_steps(dense(300), _other(40, sm=0.9, dram=0.3))
 
 def sweep(beside: int) -> Callable[[Setting], Plan]:
     """Plan a sweep over seeds, of which `beside` share each GPU."""
-    ran = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
-    together = Load(*[min(1.0, beside * value) for value in ran])
+    together = Load(*[min(1.0, beside * value) for value in SMALL_JOB])
     doing = Stage("a sweep's seeds", FOREVER_MS, (Cycle(Segment(10.0, together, "computing")),), memory=0.08 * beside)
 
     def plan(setting: Setting) -> Plan:

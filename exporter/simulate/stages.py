@@ -27,6 +27,10 @@ FLOPS_A_TOKEN = 6 * _PARAMETERS
 """FLOPs per training token: 2 per parameter forward and 4 backward (Kaplan et al. 2020)."""
 
 
+SMALL_JOB = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
+"""A job that uses a small part of a GPU."""
+
+
 class PhaseSegment(NamedTuple):
     """A part of a training step: the GPU's activity, and the phase that the program reports for it."""
 

@@ -15,6 +15,7 @@ from exporter.simulate.kernels import SPIN
 from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, server_owner
 from exporter.simulate.programs import at_reference
 from exporter.simulate.stages import (
+    SMALL_JOB,
     PhaseSegment,
     cycle,
     exchange,
@@ -275,8 +276,7 @@ def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]
 
 
 def _inference(setting: Setting) -> Plan:
-    ran = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
-    embeds = Stage("embedding", FOREVER_MS, (Cycle(Segment(10.0, ran, "computing")),), memory=0.08)
+    embeds = Stage("embedding", FOREVER_MS, (Cycle(Segment(10.0, SMALL_JOB, "computing")),), memory=0.08)
     small = SimulatedJob(
         owner=batch_owner(setting, 8, "embed"), slots=(8,), stages=lambda _: iter((embeds,)), hold_ms=8 * HOUR_MS
     )
