@@ -59,7 +59,6 @@ class StoredCheckpoint(NamedTuple):
 class Resume(NamedTuple):
     """Decision to resume from a checkpoint."""
 
-    checkpoint: StoredCheckpoint
     reason: str
     at: int
     """Time of the checkpoint in monotonic nanoseconds."""
@@ -99,13 +98,10 @@ def decide(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str, resu
 
     Raises CheckpointError if none of it can be read.
     """
-    downtime = _downtime(checkpoint, host_time)
-    if (
-        downtime.same_boot
-        and not checkpoint.info.outrun
-        and (checkpoint.info.clean or downtime.duration <= resume_window)
-    ):
-        return Resume(checkpoint, downtime.reason, downtime.head.at)
+    head, same_boot, duration, reason = _downtime(checkpoint, host_time)
+    info = checkpoint.info
+    if same_boot and not info.outrun and (info.clean or duration <= resume_window):
+        return Resume(reason, head.at)
     return close_books(checkpoint, host_time, node=node)
 
 
@@ -185,7 +181,7 @@ def resume_or_start_fresh(
             return ResumeResult(tracker)
         decision = decide(checkpoint, host_time, node=tracker.node, resume_window=resume_window)
         if isinstance(decision, Resume):
-            return _resume(store, agent, tracker, host_time, decision)
+            return _resume(store, agent, checkpoint, tracker, host_time=host_time, decision=decision)
     except CheckpointError as err:
         log.error("%s: its last checkpoint cannot be used, and counters restart at 0: %s", store.path, err)  # noqa: TRY400  no bug of ours
         return ResumeResult(tracker)
@@ -193,27 +189,26 @@ def resume_or_start_fresh(
 
 
 def _resume(
-    store: HistoryStore, agent: Agent, new_tracker: JobTracker, host_time: HostTime, decision: Resume
+    store: HistoryStore,
+    agent: Agent,
+    checkpoint: StoredCheckpoint,
+    new_tracker: JobTracker,
+    *,
+    host_time: HostTime,
+    decision: Resume,
 ) -> ResumeResult:
-    checkpoint, tracker = (
-        decision.checkpoint,
-        JobTracker(
-            node=new_tracker.node, ledger_id=decision.checkpoint.info.life, sample_seconds=new_tracker.sample_seconds
-        ),
-    )
+    node, info = new_tracker.node, checkpoint.info
+    tracker = JobTracker(node=node, ledger_id=info.life, sample_seconds=new_tracker.sample_seconds)
     try:
         tracker.load(checkpoint.tallies, checkpoint.samples)
         agent.resume(checkpoint.ledger, now=host_time.now, reason=decision.reason)
     except (CheckpointError, *UNREADABLE):
-        return _start_fresh(agent, new_tracker, host_time, close_books(checkpoint, host_time, node=new_tracker.node))
-    try:
-        store.write(
-            state=[encode_info(checkpoint.info.life, checkpoint.info.boot)], durable=False
-        )  # no longer marked as clean: from here on scrapes may return newer values
+        return _start_fresh(agent, new_tracker, host_time, close_books(checkpoint, host_time, node=node))
+    try:  # no longer marked as clean: from here on scrapes may return newer values
+        store.write(state=[encode_info(info.life, info.boot)], durable=False)
     except HistoryError:  # the old mark may stay in the file: resuming would be unsafe after a crash
-        agent.start_fresh(
-            close_books(checkpoint, host_time, node=new_tracker.node).edges, now=host_time.now, reason=decision.reason
-        )
+        edges = close_books(checkpoint, host_time, node=node).edges
+        agent.start_fresh(edges, now=host_time.now, reason=decision.reason)
         raise
     log.info("%s; counters continue from its checkpoint", decision.reason)
     return ResumeResult(tracker, decision.at)

@@ -78,6 +78,16 @@ _MODE = 0o640
 _DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
 
 
+_LET_WRITE = "let this daemon write it, or set history.file to where it may"
+_CURES = {
+    "make room on its disk, or set history.file to another one": ("full", "No space"),
+    _LET_WRITE: ("readonly", "Read-only"),
+    "does its folder exist, and may this daemon write there? else set history.file": ("unable to open", "No such file"),
+    "may this daemon write there? else set history.file": ("Permission",),
+    "does another daemon use the same store?": ("locked",),
+}
+"""What to do about a failure, by texts in the messages of SQLite and of the system."""
+_UNKNOWN_CURE = "does its disk work? see `dmesg`"
 UNREADABLE = (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that decoding a damaged row may raise."""
 
@@ -181,18 +191,8 @@ def _history_error(err: Exception, path: Path) -> HistoryError:
     if isinstance(err, UNREADABLE) or any(marker in message for marker in _DAMAGE):
         return DamagedError(f"{path}: damaged ({message})")
     message = message.removesuffix(f": '{path}-lock'")
-    cures = {
-        "full": "make room on its disk, or set history.file to another one",
-        "No space": "make room on its disk, or set history.file to another one",
-        "readonly": "let this daemon write it, or set history.file to where it may",
-        "Read-only": "let this daemon write it, or set history.file to where it may",
-        "unable to open": "does its folder exist, and may this daemon write there? else set history.file",
-        "No such file": "does its folder exist, and may this daemon write there? else set history.file",
-        "Permission": "may this daemon write there? else set history.file",
-        "locked": "does another daemon use the same store?",
-    }
-    cure = next((cure for pattern, cure in cures.items() if pattern in message), "does its disk work? see `dmesg`")
-    kind = UnwritableError if cure == cures["readonly"] or "Permission" in message else HistoryError
+    cure = next((cure for cure, texts in _CURES.items() if any(text in message for text in texts)), _UNKNOWN_CURE)
+    kind = UnwritableError if cure == _LET_WRITE or "Permission" in message else HistoryError
     return kind(f"{path}: {message}: {cure}")
 
 
@@ -229,15 +229,7 @@ class JobRecordSummary(Struct, frozen=True, kw_only=True):
 
 
 class _Details(Struct, array_like=True):
-    """The large fields of a JobRecord: stored in a table of their own, which usage totals hardly ever read."""
-
-    training: TrainingView | None
-    service: ServingView | None
-    course: _Deltas
-
-
-class _SamplesOnly(Struct, array_like=True):
-    """The same row, with only the samples decoded."""
+    """The large fields of a JobRecord: stored in a table of their own, which usage totals read for samples only."""
 
     training: msgspec.Raw
     service: msgspec.Raw
@@ -245,8 +237,9 @@ class _SamplesOnly(Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_rest = msgspec.msgpack.Decoder(_Details).decode
-_decode_samples = msgspec.msgpack.Decoder(_SamplesOnly).decode
+_decode_details = msgspec.msgpack.Decoder(_Details).decode
+_decode_training = msgspec.msgpack.Decoder(TrainingView | None).decode
+_decode_service = msgspec.msgpack.Decoder(ServingView | None).decode
 _decode_record = msgspec.msgpack.Decoder(JobRecord).decode
 decode_summary = msgspec.msgpack.Decoder(JobRecordSummary).decode
 """Decode the first part of what `encode_job_record` returns."""
@@ -254,23 +247,27 @@ decode_summary = msgspec.msgpack.Decoder(JobRecordSummary).decode
 
 def encode_job_record(record: JobRecord) -> tuple[bytes, bytes]:
     """Return the record without its large fields, and the large fields compressed."""
-    rest = _Details(record.training, record.service, _encode_samples(record.samples))
+    training, service = msgspec.Raw(_encode(record.training)), msgspec.Raw(_encode(record.service))
+    rest = _Details(training, service, _encode_samples(record.samples))
     short = msgspec.structs.replace(record, training=None, service=None, samples=())
     return _encode(short), zlib.compress(_encode(rest), 6)
 
 
 def decode_job_record(short: bytes, rest: bytes) -> JobRecord:
     """Decode what `encode_job_record` returned."""
-    more = _decode_rest(zlib.decompress(rest))
+    details = _decode_details(zlib.decompress(rest))
     return msgspec.structs.replace(
-        _decode_record(short), training=more.training, service=more.service, samples=_decode_deltas(more.course)
+        _decode_record(short),
+        training=_decode_training(details.training),
+        service=_decode_service(details.service),
+        samples=_decode_deltas(details.course),
     )
 
 
 def with_samples(summary: JobRecordSummary, rest: bytes) -> JobRecordSummary:
     """Return the summary with the samples from the record's large fields."""
-    deltas = _decode_samples(zlib.decompress(rest)).course
-    return msgspec.structs.replace(summary, samples=_decode_deltas(deltas))
+    details = _decode_details(zlib.decompress(rest))
+    return msgspec.structs.replace(summary, samples=_decode_deltas(details.course))
 
 
 def _encode_samples(samples: tuple[JobSample, ...]) -> _Deltas:
