@@ -219,8 +219,7 @@ class HistoryRecorder:
         )
         if at is not None:
             self._coverage.inherit(at)
-        if old_books is not None:
-            self._queue_old_books(old_books)
+        self._queue_old_books(old_books)
 
     def end(self) -> None:
         """Save everything and stop; called after the last observation and the last scrape."""
@@ -255,13 +254,9 @@ class HistoryRecorder:
     def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
         """Return records of running jobs, then of ended jobs, the latest end first."""
         with self._lock:
-            found = (
-                {}
-                if self._latest is None
-                else {record_key(record): record for record in self._tracker.running_records(self._latest)}
-            )
-            found = self._queue.job_records | found
-        found = {name: record for name, record in found.items() if wanted.matches(record)}
+            running = () if self._latest is None else self._tracker.running_records(self._latest)
+            found = self._queue.job_records | {record_key(record): record for record in running}
+        found = {key: record for key, record in found.items() if wanted.matches(record)}
         with open_if_readable(self._path) as store:
             for record in store.job_records(wanted) if store else ():
                 found.setdefault(record_key(record), record)
@@ -367,15 +362,14 @@ class HistoryRecorder:
             self._store.close()
         self._store = store = open_or_replace(self._path, damaged=self._damaged)
         self._damaged = False
-        old_books = unclosed_books(store, self._tracker, self._host_time)
-        if old_books is not None:
-            self._queue_old_books(old_books)
+        self._queue_old_books(unclosed_books(store, self._tracker, self._host_time))
         return store
 
-    def _queue_old_books(self, old_books: StartFresh) -> None:
-        """Queue a previous daemon's closed books for the next checkpoint."""
-        with self._lock:
-            self._queue.add(job_records=old_books.job_records, events=old_books.events, closed=old_books.closed)
+    def _queue_old_books(self, old_books: StartFresh | None) -> None:
+        """Queue a previous daemon's closed books, if any, for the next checkpoint."""
+        if old_books is not None:
+            with self._lock:
+                self._queue.add(job_records=old_books.job_records, events=old_books.events, closed=old_books.closed)
 
     def _collect(
         self, agent: Agent, *, clean: bool, sampled: bool
