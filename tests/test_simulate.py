@@ -1,7 +1,6 @@
 """The simulated node obeys physics, is reproducible to the byte, and does not import the classification rules."""
 
 import ast
-import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -197,9 +196,6 @@ def test_the_truth_goes_to_a_file_of_its_own(tmp_path: Path) -> None:
     assert entries == list(simulation.truth)
     assert [e.at for e in entries] == sorted(e.at for e in entries)
     assert {e.uuid for e in entries} == set(simulation.uuids)
-    file = io.BytesIO()
-    simulation.write_truth(file)
-    assert file.getvalue().splitlines() == lines
 
 
 def test_the_simulation_imports_the_values_and_nothing_else_of_the_project() -> None:

@@ -21,6 +21,7 @@ idle and limit. Their sum exceeds 1: a board with everything in use is power-cap
 GEMM is power-capped near 1.75 GHz on H100 SXM and a copy loop draws 60 %."""
 _CLOCK_EXPONENT = 2.5
 """Dynamic power is f * V^2, and the voltage rises less than linearly with the frequency."""
+_INLET_CELSIUS = 26.0
 _COOLING_SECONDS = 45.0
 """Time constant of a heat sink: the time to 63 % of a temperature change."""
 CLOCK_STEP_HZ = 15e6
@@ -48,7 +49,7 @@ class BoardModel(Struct, frozen=True, kw_only=True):
     context_watts: float
     limit_watts: float
     kelvin_per_watt: float
-    inlet_celsius: float = 26.0
+
     memory_gb: float = 0.0
     """Nominal memory size; MIG profiles are eighths of it."""
     mig_slices: int = 0
@@ -199,7 +200,7 @@ class BoardSensors:
         self._rng = rng
         self._noise = noise
         self._floor = floor * board.limit_watts
-        self._celsius = board.inlet_celsius + board.kelvin_per_watt * board.idle_watts
+        self._celsius = _INLET_CELSIUS + board.kelvin_per_watt * board.idle_watts
 
     def read(
         self,
@@ -215,7 +216,7 @@ class BoardSensors:
         clock = self._clock(load, climate, awake=awake)
         power = self._power(load, clock, awake=awake)
         seconds = (end_ms - start_ms) / 1000
-        inlet = self._board.inlet_celsius + climate.inlet_kelvin
+        inlet = _INLET_CELSIUS + climate.inlet_kelvin
         self._celsius = warmed(self._board, self._celsius, power=power, inlet=inlet, seconds=seconds)
         g = self._share(load.engine)
         s = min(g, self._share(load.sm))

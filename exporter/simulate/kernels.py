@@ -126,9 +126,9 @@ def large_gemm() -> Cycle:
     return uniform(load, "computing")
 
 
-def steady(*, tensor: float) -> Cycle:
-    """Kernels without a pause at this tensor-core activity."""
-    return uniform(Load(engine=1.0, sm=0.8, occupancy=0.4, tensor=tensor, dram=0.35), "computing")
+def steady() -> Cycle:
+    """Kernels without a pause at a tensor-core activity of 0.4."""
+    return uniform(Load(engine=1.0, sm=0.8, occupancy=0.4, tensor=0.4, dram=0.35), "computing")
 
 
 def warm_up() -> Cycle:

@@ -129,7 +129,7 @@ def hanging_job(setting: Setting) -> Plan:
     """Plan training until the last rank stops, and the others wait in a collective without end."""
 
     def make(board: BoardModel) -> StageSequence:
-        yield from fault_free(580)(board)
+        yield from FAULT_FREE(board)
         polling = cycle(polling_part(1000.0))
         waits = (*[polling] * (setting.gpus - 1), IDLE_CYCLE)
         yield Stage("one rank never comes", FOREVER_MS, waits, memory=0.85)
@@ -137,11 +137,10 @@ def hanging_job(setting: Setting) -> Plan:
     return one_job(make)(setting)
 
 
-def fault_free(count: int) -> StageFactory:
-    """Training without a fault: one step per second, with 60 ms of exposed communication."""
-    return repeated_steps(
-        dense(900), lambda b: exchange(b, 60.0, wire=0.8), lambda _: idle_part(40.0, "data"), count=count
-    )
+FAULT_FREE = repeated_steps(
+    dense(900), lambda b: exchange(b, 60.0, wire=0.8), lambda _: idle_part(40.0, "data"), count=580
+)
+"""Training without a fault: one step per second, with 60 ms of exposed communication."""
 
 
 def failing(board: BoardModel) -> StageSequence:
@@ -335,18 +334,15 @@ WITH_DRAFTS = _repeated_rounds(
 _GOOD_TRAINING = repeated_steps(dense(1000), count=FOREVER_MS // 1000)
 
 
-def _briefly_used_server(ms: int) -> StageFactory:
-    def make(board: BoardModel) -> StageSequence:
-        round_ = forward_passes(board, 25.0, 75, dram=0.8)
-        counts = ServingCounts(running=75, generated_tokens=75, passes=1, kv_use=0.5,
-                       inter_token_seconds=0.025, calm_inter_token_seconds=0.025)  # fmt: skip
-        yield serving(board, "answering", round_, counts=counts, ms=ms)
-        yield idle_server()
-
-    return make
-
-
 _REQUESTS_MS = 300_000
+
+
+def _briefly_used_server(board: BoardModel) -> StageSequence:
+    passes = forward_passes(board, 25.0, 75, dram=0.8)
+    counts = ServingCounts(running=75, generated_tokens=75, passes=1, kv_use=0.5,
+                           inter_token_seconds=0.025, calm_inter_token_seconds=0.025)  # fmt: skip
+    yield serving(board, "answering", passes, counts=counts, ms=_REQUESTS_MS)
+    yield idle_server()
 
 
 def _idle(setting: Setting) -> Plan:
@@ -355,7 +351,7 @@ def _idle(setting: Setting) -> Plan:
     jobs = (
         training_job(setting, (slot,), _GOOD_TRAINING)
         if slot % 2 == 0
-        else replica(_briefly_used_server(_REQUESTS_MS), setting, slot)
+        else replica(_briefly_used_server, setting, slot)
         for slot in held
     )
     return Plan(jobs=tuple(jobs))
@@ -369,7 +365,7 @@ def _scaled(setting: Setting) -> Plan:
             jobs.append(training_job(setting, (slot,), _GOOD_TRAINING))
             continue
         hold = START_MS + _REQUESTS_MS
-        jobs.append(replace(replica(_briefly_used_server(_REQUESTS_MS), setting, slot), hold_ms=hold))
+        jobs.append(replace(replica(_briefly_used_server, setting, slot), hold_ms=hold))
         jobs.append(replace(training_job(setting, (slot,), _GOOD_TRAINING), start_ms=hold))
     return Plan(jobs=tuple(jobs))
 
@@ -386,7 +382,7 @@ LEAK_SCENARIOS: dict[str, Scenario] = {
     "host_overhead": Scenario(job_per_gpu(LAUNCHED), 1200, "kernels shorter than the host takes to launch the next"),
     "host_overhead_twin": Scenario(job_per_gpu(REPLAYED), 510, "the same kernels replayed from a graph"),
     "hung": Scenario(hanging_job, 1800, "one rank stops after ten minutes, and the others wait", min_gpus=2),
-    "hung_twin": Scenario(one_job(fault_free(580)), 600, "the same steps, then the job ends", min_gpus=2),
+    "hung_twin": Scenario(one_job(FAULT_FREE), 600, "the same steps, then the job ends", min_gpus=2),
     "failure_recovery": Scenario(one_job(failing), 1200, "a failure every two minutes, state read from slow storage"),
     "failure_recovery_twin": Scenario(
         one_job(repeated_steps(dense(1000), count=460)), 480, "the same steps without failures"

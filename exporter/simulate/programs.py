@@ -123,8 +123,9 @@ def losing(rng: Random, board: BoardModel, ranks: int, *, missing: int, after_ms
 
 
 @as_program
-def straggling(rng: Random, board: BoardModel, ranks: int, *, pace: float = 0.64) -> Stages:
+def straggling(rng: Random, board: BoardModel, ranks: int) -> Stages:
     """Training in which one rank's host launches kernels too slowly, and all others wait for it in every step."""
+    pace = 0.64
     wait = kernels.step_ms(board) / pace - kernels.step_ms(board)
     slow = kernels.starved_rank(board, pace)
     waiting = kernels.training_step(board, peer_wait_ms=wait)
@@ -184,7 +185,7 @@ def alternating(_: Random, board: BoardModel) -> Stages:
     """Twenty minutes of constant work and ten of idling in turn, at the reference clock."""
     climates = (at_reference(board),)
     while True:
-        for name, minutes, cycle in (("working", 20, kernels.steady(tensor=0.4)), ("pausing", 10, IDLE_CYCLE)):
+        for name, minutes, cycle in (("working", 20, kernels.steady()), ("pausing", 10, IDLE_CYCLE)):
             yield Stage(name, minutes * MINUTE_MS, (cycle,), memory=0.5, climates=climates)
 
 

@@ -277,7 +277,7 @@ def _empty_report(process: ReportingProcess, start: int, end: int) -> TrainingRe
         rank=str(process.rank),
         run=process.options.run,
         recompute=process.options.recompute,
-        dtype=process.options.dtype,
+        dtype="bf16",
         parallel=process.options.parallel,
         world_size=process.gpus,
     )
@@ -347,7 +347,7 @@ def _poll(job: SimulatedJob, known: Sequence[TimelineInterval], now: int) -> Ser
         job_id=job.owner.job_id,
         start=then * MS,
         end=now * MS,
-        engine=gauge.engine,
+        engine="vllm",
         running=gauge.running,
         waiting=gauge.waiting,
         slots=gauge.slots,

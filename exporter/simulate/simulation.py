@@ -8,7 +8,7 @@ rules of classification, so that the simulation can test them independently.
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -75,14 +75,11 @@ class Simulation(Struct, frozen=True, kw_only=True):
         entries = ground_truth(self.plan, self.uuids, board=self.board, seed=self.seed, end_ms=self.duration_ms)
         return (replace(entry, at=self.start + entry.at) for entry in entries)
 
-    def write_truth(self, target: str | Path | BinaryIO) -> None:
-        """Write the ground truth as JSON lines to a path or an open binary file, never to the trace itself."""
-        if isinstance(target, (str, Path)):
-            with Path(target).open("wb") as file:
-                self.write_truth(file)
-            return
+    def write_truth(self, path: str | Path) -> None:
+        """Write the ground truth as JSON lines to a file other than the trace."""
         encode = msgspec.json.Encoder().encode
-        target.writelines(encode(entry) + b"\n" for entry in self.truth)
+        with Path(path).open("wb") as file:
+            file.writelines(encode(entry) + b"\n" for entry in self.truth)
 
 
 def node_uuids(seed: int, node: int, gpus: int) -> tuple[str, ...]:

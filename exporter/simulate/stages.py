@@ -65,10 +65,10 @@ def other_kernels(board: BoardModel, ms: float, *, sm: float, dram: float) -> Ph
     return PhaseSegment(Segment(ms, load, "computing"))
 
 
-def exchange(board: BoardModel, ms: float, *, wire: float, sm: float = 0.2) -> PhaseSegment:
+def exchange(board: BoardModel, ms: float, *, wire: float) -> PhaseSegment:
     """An exposed collective at this share of the link; memory is read and written for every byte."""
     rate = wire * board.peer_bytes_per_second
-    load = Load(engine=1.0, sm=sm, occupancy=sm / 4, dram=2 * rate / board.bandwidth, peer_tx=rate, peer_rx=rate)
+    load = Load(engine=1.0, sm=0.2, occupancy=0.05, dram=2 * rate / board.bandwidth, peer_tx=rate, peer_rx=rate)
     return PhaseSegment(Segment(ms, load, "exchanging"), "communication")
 
 
@@ -202,12 +202,15 @@ def loading_server(board: BoardModel, ms: int) -> Stage:
     return Stage("weights are loaded", ms, (Cycle(copying),), memory=0.3, program="server")
 
 
-def idle_server(ms: int = FOREVER_MS) -> Stage:
-    """Build a stage of a serving engine without requests."""
-    return Stage("nobody asks", ms, (IDLE_CYCLE,), memory=0.9, program="server", service=ServingCounts())
+def idle_server() -> Stage:
+    """Build an endless stage of a serving engine without requests."""
+    return Stage("nobody asks", FOREVER_MS, (IDLE_CYCLE,), memory=0.9, program="server", service=ServingCounts())
 
 
-def latencies(*, ttft: float, itl: float, queue: float, tokens: int = 200) -> tuple[Latency, ...]:
-    """Return latencies in seconds from these medians; p95 is 1.6 and p99 2.5 times the median (interactive traffic)."""
-    medians = {"ttft": queue + ttft, "itl": itl, "queue": queue, "e2e": queue + ttft + tokens * itl}
+def latencies(*, ttft: float, itl: float, queue: float) -> tuple[Latency, ...]:
+    """Return latencies in seconds from these medians, for answers of 200 tokens.
+
+    p95 is 1.6 and p99 2.5 times the median, as in interactive traffic.
+    """
+    medians = {"ttft": queue + ttft, "itl": itl, "queue": queue, "e2e": queue + ttft + 200 * itl}
     return tuple(Latency(kind, p50=value, p95=1.6 * value, p99=2.5 * value) for kind, value in medians.items())

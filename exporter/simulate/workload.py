@@ -24,7 +24,6 @@ class ReportingOptions(Struct, frozen=True, kw_only=True):
     times: tuple[str, ...] = ("data", "communication")
     """Phases within a step that the program measures; reported even if their time is 0."""
     recompute: str = "none"
-    dtype: str = "bf16"
     parallel: Parallel | None = None
     bubble: float | None = None
     """Pipeline bubble as a share of each step, 0-1, as the program computes it from its schedule."""
@@ -63,7 +62,6 @@ class StepCounts(Struct, frozen=True, kw_only=True):
 class ServingCounts(Struct, frozen=True, kw_only=True):
     """What a serving engine counts in one cycle on all its GPUs together; gauges are constant."""
 
-    engine: str = "vllm"
     running: int = 0
     waiting: int = 0
     slots: int = 256
