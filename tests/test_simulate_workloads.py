@@ -423,7 +423,7 @@ def test_an_unfinished_step_is_no_step() -> None:
 @pytest.mark.parametrize(("now", "passed"), [(0, 0), (300, 0), (650, 350), (700, 400), (1100, 500), (1400, 800)])
 def test_how_much_of_a_segment_has_passed(now: int, passed: int) -> None:
     """The segment lasts 400 ms and begins 300 ms into each cycle of 700 ms."""
-    assert reporting._passed(now, 300.0, 400.0, 700.0) == passed
+    assert reporting._time_in_segment(now, 300.0, 400.0, 700.0) == passed
 
 
 def test_who_is_killed_in_a_phase_does_not_tell_its_end() -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from exporter.core.model import MS, ServingReport, TrainingReport
 from exporter.simulate.boards import BoardModel
 from exporter.simulate.plan import Plan, SimulatedJob, TimelineInterval, clock_ratio, timeline
-from exporter.simulate.stages import FLOPS_A_TOKEN, TOKENS_A_MS, latencies
+from exporter.simulate.stages import FLOPS_PER_TOKEN, TOKENS_PER_MS, latencies
 from exporter.simulate.workload import (
     Mechanism,
     Program,
@@ -76,7 +76,7 @@ def _step(stage: Stage, board: BoardModel, *, after: int) -> StepCounts | None:
     segments = stage.cycle(0).segments
     done = sum(_work(stage, segment, board) for segment in segments) * board.peak_flops / 1000
     own = (1 - _RECOMPUTED) * done
-    tokens = own / FLOPS_A_TOKEN
+    tokens = own / FLOPS_PER_TOKEN
     return StepCounts(
         phases=tuple(_PHASE_OF_MECHANISM[segment.mechanism] for segment in segments),
         model_flops=own,
@@ -107,7 +107,7 @@ def _service(stage: Stage, board: BoardModel) -> ServingCounts:
     """Count one pass: a token for each request in the batch, and a part of a prompt."""
     cycle = stage.cycle(0)
     decode, prefill = cycle.segments[:2]
-    generated, prompt = (TOKENS_A_MS * _work(stage, segment, board) for segment in (decode, prefill))
+    generated, prompt = (TOKENS_PER_MS * _work(stage, segment, board) for segment in (decode, prefill))
     mean, seconds = cycle.mean(), cycle.ms / 1000
     return ServingCounts(
         running=round(generated),
@@ -116,7 +116,7 @@ def _service(stage: Stage, board: BoardModel) -> ServingCounts:
         cached_tokens=_CACHED * prompt,
         generated_tokens=generated,
         passes=1,
-        flops=(generated + prompt) / TOKENS_A_MS / 1000 * board.peak_flops,
+        flops=(generated + prompt) / TOKENS_PER_MS / 1000 * board.peak_flops,
         bytes=mean.dram * seconds * board.bandwidth,
         inter_token_seconds=seconds,
         calm_inter_token_seconds=seconds - prefill.ms / 1000,
@@ -194,7 +194,7 @@ def _process_reports(process: ReportingProcess, intervals: Iterable[TimelineInte
         made = (
             _closing_report(process, step, interval)
             if step.after is None
-            else _steps(process, step, interval, since=since, waits=waits)
+            else _step_reports(process, step, interval, since=since, waits=waits)
         )
         for report in made:
             yield report
@@ -226,7 +226,7 @@ def _closing_report(
         )
 
 
-def _steps(
+def _step_reports(
     process: ReportingProcess, step: StepCounts, interval: TimelineInterval, *, since: int, waits: Waits = ()
 ) -> Iterator[TrainingReport]:
     """Yield a report each time it is due, and one of the remaining steps at the end of the interval.
@@ -241,14 +241,14 @@ def _steps(
         end = min(interval.end, ceil(interval.origin + now * length - _ROUNDING))
         if now == last and not interval.complete and end < since + process.options.every_ms:
             return  # killed before it was due
-        phases = _timed(interval, step, process.options, since, end, waits=() if before else waits)
+        phases = _phase_times(interval, step, process.options, since, end, waits=() if before else waits)
         report = replace(_empty_report(process, since, end), phases=phases)
         made = step.checkpoints if now == last and interval.complete else 0
-        yield _counted(report, process, step, now - before, at=after + now, checkpoints=made)
+        yield _with_counts(report, process, step, now - before, at=after + now, checkpoints=made)
         before, since = now, end
 
 
-def _counted(
+def _with_counts(
     report: TrainingReport, process: ReportingProcess, step: StepCounts, steps: int, *, at: int, checkpoints: int
 ) -> TrainingReport:
     total_steps = steps * (process.gpus if process.options.alone else 1)
@@ -283,23 +283,22 @@ def _empty_report(process: ReportingProcess, start: int, end: int) -> TrainingRe
     )
 
 
-def _timed(
+def _phase_times(
     interval: TimelineInterval, step: StepCounts, options: ReportingOptions, since: int, end: int, *, waits: Waits
 ) -> tuple[tuple[str, int], ...]:
     """Return nanoseconds by phase from `since` to `end`, for the phases that the program measures."""
     times = {name: float(sum(ms for phase, ms in waits if phase == name)) for name in options.times}
     position = 0.0
-    start = max(since, interval.start) - interval.origin
+    start, end = max(since, interval.start) - interval.origin, end - interval.origin
     for segment, phase in zip(interval.cycle.segments, step.phases, strict=True):
         if phase in times:
-            times[phase] += _passed(end - interval.origin, position, segment.ms, interval.cycle.ms) - _passed(
-                start, position, segment.ms, interval.cycle.ms
-            )
+            before = _time_in_segment(start, position, segment.ms, interval.cycle.ms)
+            times[phase] += _time_in_segment(end, position, segment.ms, interval.cycle.ms) - before
         position += segment.ms
     return tuple((phase, int(ms * MS)) for phase, ms in times.items())
 
 
-def _passed(now: float, begin: float, length: float, cycle_ms: float) -> float:
+def _time_in_segment(now: float, begin: float, length: float, cycle_ms: float) -> float:
     """Return milliseconds spent until `now` in a segment that begins `begin` ms into each cycle."""
     rounds, rest = divmod(now, cycle_ms)
     return rounds * length + min(max(rest - begin, 0.0), length)
@@ -342,7 +341,9 @@ def _poll(job: SimulatedJob, known: Sequence[TimelineInterval], now: int) -> Ser
         return None
     gauge = services[-1][1]
     mostly = max(services, key=lambda one: min(now, one[0].end) - max(then, one[0].start))[1]
-    counts: dict[str, Any] = {name: float(sum(_gain(p, s, name, then, now) for p, s in services)) for name in _COUNTS}
+    counts: dict[str, Any] = {
+        name: float(sum(_increase(p, s, name, then, now) for p, s in services)) for name in _COUNTS
+    }
     return ServingReport(
         job_id=job.owner.job_id,
         start=then * MS,
@@ -361,14 +362,14 @@ def _poll(job: SimulatedJob, known: Sequence[TimelineInterval], now: int) -> Ser
     )
 
 
-def _gain(interval: TimelineInterval, service: ServingCounts, name: str, then: int, now: int) -> int:
+def _increase(interval: TimelineInterval, service: ServingCounts, name: str, then: int, now: int) -> int:
     """Return the increase of an integer counter from `then` to `now`."""
     each: float = getattr(service, name)
     start, end = max(then, interval.start), min(now, interval.end)
-    return _until(interval, each, end) - _until(interval, each, start)
+    return _count_until(interval, each, end) - _count_until(interval, each, start)
 
 
-def _until(interval: TimelineInterval, each: float, at: int) -> int:
+def _count_until(interval: TimelineInterval, each: float, at: int) -> int:
     return floor((at - interval.origin) / interval.cycle.ms * each + _ROUNDING)
 
 

@@ -23,7 +23,7 @@ from exporter.simulate.workload import (
 )
 
 _PARAMETERS = 8e9
-FLOPS_A_TOKEN = 6 * _PARAMETERS
+FLOPS_PER_TOKEN = 6 * _PARAMETERS
 """FLOPs per training token: 2 per parameter forward and 4 backward (Kaplan et al. 2020)."""
 
 
@@ -115,7 +115,7 @@ def steps(
     once = cycle_by_rank or (cycle(*parts),)
     done = clock * flops(board, once[0])
     own = model * done
-    tokens = own / FLOPS_A_TOKEN
+    tokens = own / FLOPS_PER_TOKEN
     step = StepCounts(
         phases=tuple(part.phase for part in parts),
         model_flops=own,
@@ -159,14 +159,14 @@ def restore_after_failure(step: int, *, restart_ms: int, restore_ms: int, highes
     yield phase_stage("state is restored", restore_ms, reads, memory=0.4, restart=True, resumes=step, highest=highest)
 
 
-TOKENS_A_MS = 60.0
+TOKENS_PER_MS = 60.0
 """Tokens per millisecond at a board's peak FLOP/s. An H100 would reach 62 with a model of 8e9 parameters (2 FLOPs per
 parameter and token); on other boards the model's size is scaled with their peak."""
 
 
 def forward_passes(board: BoardModel, ms: float, tokens: float, *, dram: float, sm: float = 0.7) -> Segment:
     """Forward passes of this many tokens in total; `dram` is a share of the achievable memory bandwidth."""
-    tensor = tokens / (TOKENS_A_MS * ms)
+    tensor = tokens / (TOKENS_PER_MS * ms)
     load = Load(engine=1.0, sm=sm, occupancy=sm / 4, tensor=tensor, dram=dram * board.dram_ceiling, fp32=0.02)
     return Segment(ms, load, "computing")
 

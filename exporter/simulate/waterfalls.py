@@ -71,7 +71,7 @@ def _carpenter(setting: Setting) -> Plan:
 
 # Training: eight GPUs pretrain all day; the ninth falls off the bus; the tenth runs two small jobs.
 
-_CLOCK = 0.97155
+_TRAINING_CLOCK = 0.97155
 """Share of the reference clock that a power limit allows all day."""
 _STARTS_MS, _STUCK_MS, _RESTART_MS, _RESTORES_MS = 450_000, 750_000, 225_000, 450_000
 _SAVES_MS, _EVALUATION_MS = 90_000, 90_000
@@ -90,7 +90,7 @@ def _day_of_steps(board: BoardModel) -> tuple[PhaseSegment, ...]:
 def _training_steps(board: BoardModel, count: int, *, after: int, highest: int | None = None) -> Stage:
     return steps(
         board, count, *_day_of_steps(board),
-        after=after, highest=highest, model=0.8536, padding=0.0343, counted=True, clock=_CLOCK,
+        after=after, highest=highest, model=0.8536, padding=0.0343, counted=True, clock=_TRAINING_CLOCK,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _restore(done: int, *, highest: int) -> Iterator[Stage]:
     return restore_after_failure(done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=highest)
 
 
-def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
+def _short_kernels(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
     """Return a job of kernels that are shorter than the launch of the next."""
     board = setting.board
     shorts = cycle(products(board, 5.0, tensor=0.25, sm=0.4, dram=0.15), idle_part(7.0, "compute"))
@@ -141,15 +141,15 @@ def _training(setting: Setting) -> Plan:
         stages=lambda _: _pretraining(board),
         reporting=ReportingOptions(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
     )
-    small = _launched(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
-    large = _launched(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
+    small = _short_kernels(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
+    large = _short_kernels(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
     lost = {8: 8 * HOUR_MS + 400}
     return Plan(jobs=(pretrain, small, large), lost_ms=lost, slices_known=True, noise=0.0)
 
 
 # Inference: two replicas of two GPUs, four of one; the ninth GPU has a small batch job, the tenth falls off the bus.
 
-_CAP = 0.925
+_SERVING_CLOCK = 0.925
 """Share of the reference clock that the room's power allows."""
 
 
@@ -169,9 +169,9 @@ class _ReplicaMode(NamedTuple):
     """Whether KV-cache blocks are swapped with the host while no kernel runs."""
 
 
-def _counted(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
+def _with_work(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
     """Return the counts with FLOPs and bytes per second of one GPU, as the engine computes them from its tokens."""
-    flops = mode.tensor * _CAP * board.peak_flops
+    flops = mode.tensor * _SERVING_CLOCK * board.peak_flops
     return replace(mode.counts, flops=flops, bytes=mode.dram * board.dram_ceiling * board.bandwidth)
 
 
@@ -192,10 +192,10 @@ def _serving_stage(mode: _ReplicaMode, board: BoardModel) -> Stage:
     if mode.engine < 1:
         wire = 0.2 * board.pcie if mode.swaps else 0.0
         segments.append(Segment(1000 * (1 - mode.engine), Load(pcie_tx=wire, pcie_rx=wire), "idle"))
-    climate = replace(at_reference(board), clock_cap_hz=_CAP * board.reference_clock_hz)
+    climate = replace(at_reference(board), clock_cap_hz=_SERVING_CLOCK * board.reference_clock_hz)
     return Stage(
         mode.name, mode.ms, (Cycle(*segments),), memory=0.9, program="server", climates=(climate,),
-        service=_counted(mode, board),
+        service=_with_work(mode, board),
     )  # fmt: skip
 
 
@@ -203,12 +203,12 @@ def _reported_latencies(itl: float, *, queue: float = 0.02) -> tuple[Latency, ..
     return latencies(ttft=0.4, itl=itl, queue=queue)
 
 
-_TOGETHER = _ReplicaMode(
+_TWO_GPU_MODE = _ReplicaMode(
     "decoding on two GPUs", 8 * HOUR_MS, engine=1.0, sm=0.344, tensor=0.1505, dram=0.86, peers=0.14,
     counts=ServingCounts(running=200, generated_tokens=16_700, passes=84, kv_use=0.7,
                          latencies=_reported_latencies(0.012)),
 )  # fmt: skip
-_ALONE = (
+_ONE_GPU_MODES = (
     _ReplicaMode(
         "a fifth of the batch is filled", 2 * HOUR_MS, engine=1.0, sm=0.45, tensor=0.06, dram=0.9,
         counts=ServingCounts(running=51, waiting=20, slots=255, generated_tokens=3330, passes=65, kv_use=0.3,
@@ -241,16 +241,16 @@ _ALONE = (
 _LOADS_MS, _UPDATES_MS, _RELOADS_MS, _LAST_MS = 900_000, 450_000, 1_800_000, 60_000
 
 
-def _loads(name: str, ms: int) -> Stage:
+def _loading(name: str, ms: int) -> Stage:
     """Build a stage in which the engine does not respond yet."""
     return Stage(name, ms, (IDLE_CYCLE,), memory=0.3, program="server")
 
 
 def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_ReplicaMode, ...]) -> SimulatedJob:
     def stages(_: Random) -> Stages:
-        yield _loads("weights are loaded", _LOADS_MS)
+        yield _loading("weights are loaded", _LOADS_MS)
         yield from (_serving_stage(mode, setting.board) for mode in modes)
-        yield _loads("new weights are loaded", _UPDATES_MS)
+        yield _loading("new weights are loaded", _UPDATES_MS)
         yield idle_server()
 
     return SimulatedJob(owner=server_owner(setting, slots[0]), slots=slots, stages=stages, serves=True)
@@ -258,15 +258,15 @@ def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_ReplicaMode
 
 def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]:
     """Return a replica that fails one minute before its last request, and the job of its restarted container."""
-    first = _replica(setting, (slot,), _ALONE)
-    fails = _LOADS_MS + sum(mode.ms for mode in _ALONE) - _LAST_MS
+    first = _replica(setting, (slot,), _ONE_GPU_MODES)
+    fails = _LOADS_MS + sum(mode.ms for mode in _ONE_GPU_MODES) - _LAST_MS
     again = replace(
         _replica(setting, (slot,), ()),
         owner=server_owner(setting, 10 + slot),
         stages=lambda _: iter((
-            _loads("weights are loaded again", _RELOADS_MS),
-            _serving_stage(_ALONE[-1]._replace(ms=_LAST_MS), setting.board),
-            _loads("new weights are loaded", _UPDATES_MS),
+            _loading("weights are loaded again", _RELOADS_MS),
+            _serving_stage(_ONE_GPU_MODES[-1]._replace(ms=_LAST_MS), setting.board),
+            _loading("new weights are loaded", _UPDATES_MS),
             idle_server(),
         )),
         start_ms=fails,
@@ -281,8 +281,8 @@ def _inference(setting: Setting) -> Plan:
         owner=batch_owner(setting, 8, "embed"), slots=(8,), stages=lambda _: iter((embeds,)), hold_ms=8 * HOUR_MS
     )
     jobs = (
-        *(_replica(setting, pair, (_TOGETHER,)) for pair in ((0, 1), (2, 3))),
-        *(_replica(setting, (slot,), _ALONE) for slot in (4, 5)),
+        *(_replica(setting, pair, (_TWO_GPU_MODE,)) for pair in ((0, 1), (2, 3))),
+        *(_replica(setting, (slot,), _ONE_GPU_MODES) for slot in (4, 5)),
         *(job for slot in (6, 7) for job in _restarted(setting, slot)),
         small,
     )
