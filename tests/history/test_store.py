@@ -316,7 +316,7 @@ def test_a_file_that_is_no_store_of_this_version_is_not_read(path: Path) -> None
     with pytest.raises(HistoryError, match="no such store"):
         open_read_only(path)
     path.write_bytes(b"")
-    with pytest.raises(HistoryError, match="no store yet"):
+    with pytest.raises(HistoryError, match="empty, or written by an older version"):
         open_read_only(path)
     with open_if_readable(path) as found:
         assert found is None
