@@ -1,6 +1,6 @@
-"""Scenarios of jobs that hang, are gone or forgotten, and of healthy jobs that only look so; one row each.
+"""Defines scenarios of jobs that hang, are gone or forgotten, and of healthy jobs that resemble them.
 
-Tests and benchmarks play them. They carry no label: who plays one decides what the right verdict is.
+Used by tests and benchmarks, which decide what the expected classification is.
 """
 
 from collections.abc import Callable
@@ -23,36 +23,37 @@ from exporter.simulate.workload import (
     Stage,
     Stages,
     absent,
+    as_program,
 )
 
 _HOUR = 3600
 
 
-# -- kernels and programs that only these stories have --
+# -- kernels and programs --
 
 
 def _exchanging(board: BoardModel) -> Cycle:
-    """One long collective after another, nothing computed: weights or experts are laid out anew."""
+    """Long collectives without computation: weights or experts are redistributed."""
     return kernels.uniform(kernels.gradient_exchange(board).load, "exchanging")
 
 
 def _one_pipe(pipe: str, share: float, *, sm: float = 0.9) -> Cycle:
-    """Kernels that live in registers or on chip and use one pipe of the SM (a field of Load) at this share."""
+    """Kernels that work on chip and use one pipe of the SM (a field of Load) at this share."""
     return kernels.uniform(Load(engine=1.0, sm=sm, occupancy=sm / 2, dram=0.001)._replace(**{pipe: share}), "computing")
 
 
 def _walking(board: BoardModel) -> Cycle:
-    """Follow pointers through a graph in HBM: every access waits for the last, and no pipe has work."""
+    """Pointer chasing through a graph in HBM: latency-bound, with idle pipes."""
     return kernels.uniform(Load(engine=1.0, sm=0.3, occupancy=0.1, dram=0.05 * board.dram_ceiling), "computing")
 
 
 def _gathering(board: BoardModel) -> Cycle:
-    """Read rows of a table in host memory over PCIe as a kernel asks for them (zero copy), sums kept in registers."""
+    """A kernel that reads rows of a table in host memory over PCIe (zero copy), with sums in registers."""
     return kernels.uniform(Load(engine=1.0, sm=0.25, occupancy=0.1, dram=0.002, pcie_rx=0.35 * board.pcie), "computing")
 
 
 def _passing_on(board: BoardModel) -> Cycle:
-    """Small messages from SM to SM of the neighbours (one-sided puts), forwarded without a stop in HBM."""
+    """Small one-sided puts between SMs of neighbouring GPUs, forwarded without use of HBM."""
     rate = 0.01 * board.peer_bytes_per_second
     return kernels.uniform(
         Load(engine=1.0, sm=0.2, occupancy=0.05, dram=0.004, peer_tx=rate, peer_rx=rate), "exchanging"
@@ -60,7 +61,7 @@ def _passing_on(board: BoardModel) -> Cycle:
 
 
 def _pipeline(board: BoardModel, *, bubble: float) -> Cycle:
-    """One stage of a pipeline-parallel step; for `bubble` of the time it polls for its neighbour's activations."""
+    """One stage of a pipeline-parallel step; for the share `bubble` of time it polls for activations."""
     working = kernels.training_kernels(board, 1.0)
     handed_on = Segment(3.0, kernels.gradient_exchange(board).load, "exchanging")
     work = Segment(1200.0 * (1 - bubble), working, "computing")
@@ -68,84 +69,72 @@ def _pipeline(board: BoardModel, *, bubble: float) -> Cycle:
 
 
 def _tuning() -> Cycle:
-    """Candidates of one kernel run for a moment each, between compilations on the host."""
+    """Autotuning: short runs of kernel candidates between compilations on the host."""
     candidate = Load(engine=1.0, sm=0.9, occupancy=0.3, tensor=0.5, dram=0.3)
     return Cycle(Segment(400.0, candidate, "computing"), Segment(2600.0, Load(), "idle"))
 
 
 def _tiny_kernels(board: BoardModel) -> Cycle:
-    """Short integer kernels on a few SMs, as a simulator or a tokenizer launches them, and the host between them."""
+    """Short integer kernels on a few SMs with pauses of the host, as of a simulator or a tokenizer."""
     step = Load(engine=1.0, sm=6.0 / board.sms, occupancy=0.01, dram=0.003, integer=0.01)
     return Cycle(Segment(3.0, step, "computing"), Segment(1.0, Load(), "idle"))
 
 
 def _few_tokens(board: BoardModel) -> Cycle:
-    """One short conversation at a time: a second of decoding, then nobody asks for a while."""
+    """One request at a time: a second of decoding, then a pause."""
     thin = kernels.decode(board, batch=0.05).segments[0].load
     return Cycle(Segment(1_000.0, thin, "computing"), Segment(6_000.0, Load(), "idle"))
 
 
-def _pausing_steps(board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int) -> Program:
-    """Training, in which all ranks once do something else than steps."""
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.first_minutes(rng, board, ranks)
-        yield Stage(name, ms, (doing,), memory=0.85)
-        yield programs.endless_training(board, alone=ranks == 1)
-
-    return stages
+@as_program
+def _pausing_steps(rng: Random, board: BoardModel, ranks: int, *, name: str, doing: Cycle, ms: int) -> Stages:
+    """Training in which all ranks once do something other than steps."""
+    yield from programs.first_minutes(rng, board, ranks)
+    yield Stage(name, ms, (doing,), memory=0.85)
+    yield programs.endless_training(board, alone=ranks == 1)
 
 
-def _slow_image_pull(board: BoardModel, *, minutes: int) -> Program:
-    """A job whose container image is pulled for long before its first process."""
-
-    def stages(rng: Random) -> Stages:
-        yield absent("the image is pulled", minutes * MINUTE_MS + rng.randrange(30_000))
-        yield from programs.training(board, 1)(rng)
-
-    return stages
+@as_program
+def _slow_image_pull(rng: Random, board: BoardModel, *, minutes: int) -> Stages:
+    """A job with a long pull of its container image before its first process."""
+    yield absent("the image is pulled", minutes * MINUTE_MS + rng.randrange(30_000))
+    yield from programs.training(board, 1)(rng)
 
 
-def _two_programs(board: BoardModel, *, pause_minutes: int) -> Program:
-    """A batch script with work on the host between two programs that use the GPU."""
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.until(programs.training(board, 1)(rng), 5 * MINUTE_MS + rng.randrange(30_000))
-        yield absent("results are packed", pause_minutes * MINUTE_MS)
-        yield from programs.training(board, 1)(rng)  # another program, with a beginning of its own
-
-    return stages
+@as_program
+def _two_programs(rng: Random, board: BoardModel, *, pause_minutes: int) -> Stages:
+    """A batch script with CPU work between two GPU programs."""
+    yield from programs.until(programs.training(board, 1)(rng), 5 * MINUTE_MS + rng.randrange(30_000))
+    yield absent("results are packed", pause_minutes * MINUTE_MS)
+    yield from programs.training(board, 1)(rng)  # another program, with its own start
 
 
 def _ending_training(board: BoardModel, *, after_ms: int) -> Program:
-    """Training that ends by itself, whatever becomes of the hold."""
+    """Training that ends by itself, independent of the allocation."""
     return lambda rng: programs.until(programs.training(board, 1)(rng), after_ms)
 
 
-def _slowly_fed_training(board: BoardModel) -> Program:
-    """Training behind a loader that takes most of a minute for each of its batches."""
+@as_program
+def _slowly_fed_training(rng: Random, board: BoardModel) -> Stages:
+    """Training with a data loader that takes most of a minute per batch."""
     step = kernels.training_step(board, alone=True)
-
-    def stages(rng: Random) -> Stages:
-        yield from programs.bring_up(rng, board)
-        while True:
-            yield Stage("waiting for input", rng.randrange(20_000, 60_000), (kernels.no_input(),), memory=0.85)
-            yield Stage("input is copied in", rng.randrange(1_000, 3_000), (kernels.copy_in(board),), memory=0.85)
-            yield Stage("training", rng.randrange(8_000, 20_000), (step,), memory=0.85)
-
-    return stages
+    yield from programs.bring_up(rng, board)
+    while True:
+        yield Stage("waiting for input", rng.randrange(20_000, 60_000), (kernels.no_input(),), memory=0.85)
+        yield Stage("input is copied in", rng.randrange(1_000, 3_000), (kernels.copy_in(board),), memory=0.85)
+        yield Stage("training", rng.randrange(8_000, 20_000), (step,), memory=0.85)
 
 
-# -- who holds which GPU --
+# -- plans --
 
 
 def _ranks(make: Callable[[BoardModel, int], Program]) -> Callable[[Setting], Plan]:
-    """One batch job on all GPUs of the node."""
+    """Plan one batch job on all GPUs of the node."""
     return all_gpus("pretrain", make)
 
 
 def _across(make: Callable[[Setting], Program]) -> Callable[[Setting], Plan]:
-    """One batch job on all GPUs of this node and of another."""
+    """Plan one batch job on all GPUs of this node and of another."""
 
     def plan(setting: Setting) -> Plan:
         owner = replace(batch_owner(setting, 0, "pretrain-large"), job_id="40500")
@@ -157,7 +146,7 @@ def _across(make: Callable[[Setting], Program]) -> Callable[[Setting], Plan]:
 def _alone(
     make: Callable[[BoardModel], Program], *, hold_ms: int = FOREVER_MS, orphan: bool = False
 ) -> Callable[..., Plan]:
-    """A batch job of its own on each GPU; with `orphan` its process outlives the hold."""
+    """Plan one batch job per GPU; with `orphan` its process survives the allocation."""
     left = frozenset({0}) if orphan else frozenset[int]()
 
     def plan(setting: Setting) -> Plan:
@@ -178,7 +167,7 @@ def _alone(
 
 
 def _one_cycle(name: str, make: Callable[[BoardModel], Cycle]) -> Callable[[Setting], Plan]:
-    """Training's usual beginning, then one cycle on every GPU, each a job of its own."""
+    """Plan one job per GPU, which repeats one cycle after the usual start of training."""
     return _alone(lambda board: programs.repeating((name, 60 * 24.0, make(board))))
 
 
@@ -215,14 +204,14 @@ def _at_startup(board: BoardModel, ranks: int) -> Program:
 
 
 def _half_the_job(setting: Setting) -> Program:
-    """The second node's processes have stopped; the first node's wait."""
+    """The processes of the second node have stopped, and those of the first wait."""
     if setting.node == 0:
         return programs.hanging(setting.board, 2, name="the other node never comes", waits=kernels.polling())
     return programs.hanging(setting.board, 2, name="the node's processes stand still", waits=IDLE_CYCLE)
 
 
 def _beside_another(setting: Setting) -> Plan:
-    """Two jobs on one node, the first is stuck."""
+    """Plan two jobs on one node, the first of which hangs."""
     half = setting.gpus // 2
     first, rest = setting.slots[:half], setting.slots[half:]
     return Plan(
@@ -242,7 +231,7 @@ def _smoothed(setting: Setting) -> Plan:
 
 
 def _drained(setting: Setting) -> Plan:
-    """Half the GPUs are drained while their job works, and it ends six minutes later."""
+    """Plan half the GPUs drained while their job runs; it ends six minutes later."""
     job = whole_node(setting, "pretrain", programs.training(setting.board, setting.gpus), hold_ms=16 * MINUTE_MS)
     drained = dict.fromkeys(setting.slots[: max(1, setting.gpus // 2)], 10 * MINUTE_MS + 300)
     return Plan(jobs=(job,), drained_ms=drained)

@@ -40,11 +40,12 @@ from exporter.core.model import SECOND, Owner
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.simulate.scenarios import SCENARIOS
-from exporter.simulate.simulation import simulate, without
+from exporter.simulate.simulation import simulate
 from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from exporter.specs import find_spec
 from tests.fleets import as_served, fleet_of, lines, told
 from tests.fleets import shown as really_shown
+from tests.hidden import without
 from tests.scenarios import goldens
 from tests.scenarios.goldens import GOLDENS
 from tests.scenarios.stage import fed

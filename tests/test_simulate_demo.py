@@ -1,4 +1,4 @@
-"""The demo's programs speak as a real node's would: of what they really do, and the core believes them."""
+"""The demo's programs report what they actually do, and the core accepts their reports."""
 
 from functools import cache
 from itertools import islice
@@ -42,18 +42,18 @@ def fed(seed: int = 0, board: str = "H100-SXM5-80GB") -> Ledger:
 
 
 def lost(job: Books, leak: str) -> float:
-    """Of a job's GPU time the share that one leak has."""
+    """Return one leak's share of a job's GPU time."""
     return job.book.parts[LEAK_NAMES.index(leak)] / job.book.paid
 
 
 def said() -> list[TrainingReport]:
-    """What rank 0 says of its steps while somebody watches."""
+    """Return the reports of rank 0 in the live part."""
     simulation, observations = story()
     return [r for o in observations for r in o.reports if r.rank == "0" and r.steps and r.start > simulation.live_from]
 
 
 def dumb(simulation: Simulation) -> Simulation:
-    """The same node, on which nobody says a word."""
+    """Return the same node without any reports."""
     jobs = tuple(replace(job, reporting=None, serves=False) for job in simulation.plan.jobs)
     return replace(simulation, plan=replace(simulation.plan, jobs=jobs))
 
@@ -67,7 +67,7 @@ def test_nothing_but_words_is_added_by_speaking() -> None:
 
 
 def outline(stage: Stage) -> tuple[object, ...]:
-    """All of a stage but its words."""
+    """Return a stage without its counts."""
     cycles = tuple(cycle.segments for cycle in stage.cycles)
     return stage.name, stage.ms, cycles, stage.memory, stage.program, stage.context, stage.climates
 
@@ -118,7 +118,7 @@ def test_the_training_says_how_far_it_has_come() -> None:
 
 @pytest.mark.parametrize("job_id", [TRAINING, CHAT])
 def test_less_is_claimed_than_the_tensor_cores_did(job_id: str) -> None:
-    """Of the whole job, start-up excepted, which is not reported on: by a tenth at most."""
+    """Allow a difference of 10 % over the whole job except start-up, which is not reported."""
     book = fed().jobs[job_id].book
     mfu, pipes = book.reported / book.reportable, book.ofu / book.tensor_seen
     assert 0.9 * pipes < mfu < pipes
@@ -133,7 +133,7 @@ def test_what_does_not_move_the_model_is_small_and_visible() -> None:
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_a_step_is_worth_the_same_in_hot_air(board: str) -> None:
-    """The same batch, which only takes longer."""
+    """The batch is the same but takes longer."""
     simulation = simulate("demo", board=board, period_seconds=60, duration_seconds=1800)
     words = [r for o in simulation.observations for r in o.reports if r.steps]
     assert {(r.recompute, r.parallel, r.gpus) for r in words} == {("selective", Parallel(data=4), 1)}
@@ -144,7 +144,7 @@ def test_a_step_is_worth_the_same_in_hot_air(board: str) -> None:
 
 
 def test_no_stretch_is_told_at_more_than_its_pipes_did() -> None:
-    """Report by report: the kernels, at 49 %, are 450 ms of a step, the exchange 38.9 and the host's pause 12."""
+    """In every report a step has 450 ms of kernels at 49 %, 38.9 ms of communication and a 12 ms pause of the host."""
     calm = [r for r in said() if not dict(r.phases)["data"]]
     rates = [(r.hardware_flops or 0.0) / ((r.end - r.start) / SECOND) / 989.4e12 for r in calm]
     assert max(rates) < 0.49 * 450 / 500.9
@@ -152,7 +152,7 @@ def test_no_stretch_is_told_at_more_than_its_pipes_did() -> None:
 
 
 def test_the_wait_for_input_is_told_with_the_step_that_it_delays() -> None:
-    """What was waiting and the copy after it, as the hardware had them."""
+    """Compare with the wait and the copy after it on the hardware."""
     simulation, _ = story()
     waits = [dict(r.phases)["data"] / SECOND for r in said()]
     uuid = simulation.uuids[0]

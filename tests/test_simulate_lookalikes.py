@@ -1,4 +1,4 @@
-"""Stories of stuck and forgotten jobs, and of what looks like them: each shows its mechanism, and no judgement."""
+"""Scenarios of hung and forgotten jobs, and of healthy jobs that resemble them, show the intended hardware activity."""
 
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -22,7 +22,7 @@ def told(story: str, *, gpus: int = 2, node: int = 0, period: float = 5.0, board
 
 
 def within(simulation: Simulation, phase: str, slot: int = 0) -> list[Reading]:
-    """Readings of one GPU that lie in the phase altogether."""
+    """Return the readings of one GPU that lie entirely within the phase."""
     uuid = simulation.uuids[slot]
     entries = phases(simulation, uuid)
     start = next(entry.at for entry in entries if entry.phase == phase)
@@ -45,7 +45,7 @@ def test_every_story_gives_readings_that_physics_allows(story: str) -> None:
 def test_what_people_would_like_to_watch_is_a_scenario() -> None:
     public = {"rank0_checkpoint", "rank0_evaluation", "long_first_step", "serving_lull", "idle_poller", "nic_hang"}
     assert set(SCENARIOS) & set(LOOKALIKES) == public
-    with pytest.raises(ValueError, match="no scenario is called 'demo'; there are missing_rank"):
+    with pytest.raises(ValueError, match="unknown scenario 'demo'; known: missing_rank"):
         told("demo")
 
 

@@ -1,4 +1,4 @@
-"""What simulated programs say agrees with what their GPUs did, comes when it can be known, and could be sent."""
+"""Simulated reports agree with the GPU activity, are never early, and are valid messages."""
 
 from collections import defaultdict
 from functools import cache
@@ -34,17 +34,17 @@ from tests.test_simulate import check_gaps, check_reading
 
 TABLE = LEAK_SCENARIOS | WATERFALL_SCENARIOS | {"demo": SCENARIOS["demo"]}
 FLOPS_A_TOKEN = 6 * 8e9
-"""Of the one model that all trainers here train: 8e9 parameters."""
+"""FLOPs per token of the model that all training jobs here train: 8e9 parameters."""
 TOKENS_A_SECOND = 60_000
-"""Of the model that all servers here serve, at the full peak of one GPU."""
+"""Tokens per millisecond of the model that all servers here serve, at one GPU's peak."""
 ALONE_LOSES = 0.02
-"""Of the work that is told: steps and polls unfinished at a story's end."""
+"""Share of unreported work: steps and polls that are unfinished at the end."""
 
 stories = pytest.mark.parametrize("story", TABLE)
 
 
 class Played(msgspec.Struct, frozen=True):
-    """A story, and what was said in it."""
+    """A simulation, and its reports and polls."""
 
     simulation: Simulation
     observations: tuple[Observation, ...]
@@ -80,7 +80,7 @@ def play(story: str, *, seed: int = 0, period: float = 0.0) -> Played:
 
 
 def really(simulation: Simulation, field: str, *, jobs: frozenset[str] = frozenset()) -> dict[str, float]:
-    """GPU-seconds of a share of Truth, by GPU; of all jobs, or of these."""
+    """Return GPU-seconds of a share in GroundTruth, by GPU, of all jobs or of these."""
     total: defaultdict[str, float] = defaultdict(float)
     by_gpu = defaultdict(list)
     for entry in simulation.truth:
@@ -124,7 +124,7 @@ def test_a_process_tells_each_moment_once(story: str) -> None:
         for before, after in pairwise(said):
             assert before.end <= after.start
             if not after.restart and before.end < after.start:
-                assert after.start == after.end  # a process that says its first word: a phase begins
+                assert after.start == after.end  # the first report of a process: a phase begins
 
 
 @stories
@@ -158,7 +158,7 @@ def test_what_is_reported_is_plausible(story: str) -> None:
 
 @stories
 def test_every_report_could_have_been_sent(story: str) -> None:
-    """As a message of the published schema."""
+    """Return the report as a message of the published schema."""
     for report in play(story).reports[:400]:
         message = {
             "v": 1, "at": report.end, "seconds": (report.end - report.start) / SECOND, "run": report.run,
@@ -175,9 +175,9 @@ def test_every_report_could_have_been_sent(story: str) -> None:
 
 @stories
 def test_flops_are_no_more_than_the_tensor_cores_did(story: str) -> None:
-    """And no less, where nothing is done twice: within the steps that had not ended when the story did.
+    """Nor are they less where nothing is recomputed, apart from steps unfinished at the end.
 
-    Of the demo's steps more are broken off, and of its tiles some are filled in part only.
+    The demo has more interrupted steps, and partially filled tiles.
     """
     run = play(story)
     peak = run.simulation.board.peak_flops
@@ -202,7 +202,7 @@ def test_flops_are_no_more_than_the_tensor_cores_did(story: str) -> None:
     ],
 )  # fmt: skip
 def test_seconds_by_phase_are_those_the_gpu_spent(story: str, phase: str, field: str) -> None:
-    """The copy of a batch counts as data (50 ms of 1,000); start-up copies too, and a hang polls for 750 s a GPU."""
+    """Copying a batch counts as data (50 ms of 1,000), as do start-up copies; a hang polls for 750 s per GPU."""
     run = play(story)
     told = sum(dict(report.phases).get(phase, 0) * report.gpus for report in run.reports) / SECOND
     real = sum(really(run.simulation, field).values())
@@ -240,7 +240,7 @@ def test_what_an_engine_says_is_possible(story: str) -> None:
 
 @stories
 def test_tokens_cost_tensor_time(story: str) -> None:
-    """All that go through the model: prompts, drafts and one of each pass. 2 % of rounding (waterfalls) and polls."""
+    """Count prompt and draft tokens, and one token per pass; allow 2 % for rounding (waterfalls) and polls."""
     run = play(story)
     peak = run.simulation.board.peak_flops
     for said in run.by_replica().values():
@@ -254,7 +254,7 @@ def test_tokens_cost_tensor_time(story: str) -> None:
 
 @stories
 def test_the_time_between_tokens_is_what_the_batch_makes_of_it(story: str) -> None:
-    """Requests in the batch over tokens a second: Little's law; but where one kind of traffic gives way to another."""
+    """Requests in the batch over tokens per second obey Little's law, except where the kind of traffic changes."""
     said = play(story).servings
     steady = [b for a, b in pairwise(said) if a.uuids == b.uuids and a.running == b.running]
     for answer in steady:
@@ -268,7 +268,7 @@ def test_the_time_between_tokens_is_what_the_batch_makes_of_it(story: str) -> No
 
 @pytest.mark.parametrize("story", ["checkpoint", "rework", "pipeline_bubble", "idle_allocation", "kv_cache_pressure"])
 def test_what_is_said_does_not_depend_on_who_looks(story: str) -> None:
-    """Programs speak at their own times: the same words, whatever the period of the readings, noise and seed."""
+    """Reports do not depend on the period of the readings, noise and seed."""
     once, rarely, other = play(story), play(story, period=60.0), play(story, seed=3)
     end = rarely.observations[-1].at
     assert [r for r in once.reports if r.end <= end] == rarely.reports
@@ -292,7 +292,7 @@ def test_programs_that_have_nothing_to_say_say_nothing() -> None:
 
 
 def test_a_phase_is_told_when_it_begins_and_when_it_ends() -> None:
-    """Rank 0 speaks for both GPUs: 100 steps of a second, then 96 s of saving, from 20 s on."""
+    """Rank 0 reports for both GPUs: from 20 s on 100 steps of 1 s, then 96 s of checkpoint."""
     said = play("checkpoint").reports
     assert {(report.rank, report.gpus) for report in said} == {("0", 2)}
     begins = [report for report in said if report.phase == "checkpoint"]
@@ -310,7 +310,7 @@ def test_a_phase_is_told_when_it_begins_and_when_it_ends() -> None:
 
 
 def test_a_run_goes_back_to_its_checkpoint() -> None:
-    """300 steps, then 21 to 300 again, and again, then on to 590; the restored step is known when the restore ends."""
+    """300 steps, then 21 to 300 twice, then on to 590; the restored step is known when the restore ends."""
     for said in play("rework").by_process().values():
         restarts = [report for report in said if report.restart]
         assert [report.phase for report in restarts] == ["restore", "restore"]
@@ -324,7 +324,7 @@ def test_the_dead_and_the_stuck_are_silent() -> None:
     stuck = play("hung")
     assert max(report.end for report in stuck.reports) == 600 * SECOND
     gone = play("idle_allocation_twin")
-    assert max(answer.end for answer in gone.servings) == 315 * SECOND  # at 320 s nobody is there to answer
+    assert max(answer.end for answer in gone.servings) == 315 * SECOND  # at 320 s the server is gone
     assert max(report.end for report in gone.reports) == 1200 * SECOND
 
 
@@ -335,7 +335,7 @@ def test_a_server_nobody_asks_says_so() -> None:
 
 
 def test_a_pipelines_bubble_is_what_its_schedule_leaves() -> None:
-    """p = 4, m = 4: 3/7 of each step, and that is how long each GPU polls."""
+    """With 4 stages and 4 microbatches, the bubble and each GPU's polling are 3/7 of each step."""
     run = play("pipeline_bubble")
     assert {report.bubble for report in run.reports if report.steps} == {3 / 7}
     assert {report.parallel.pipeline for report in run.reports if report.parallel} == {4}
@@ -363,7 +363,7 @@ def test_only_a_story_that_needs_it_knows_the_slices() -> None:
 
 
 def test_a_cycle_may_have_empty_segments() -> None:
-    """As the first and the last stage of a pipeline have."""
+    """The first and the last stage of a pipeline have such segments."""
     run = play("pipeline_bubble")
     stages = run.simulation.plan.jobs[0].stages(seeded_random("any"))
     stage = next(stage for stage in stages if stage.name == "training")
@@ -372,7 +372,7 @@ def test_a_cycle_may_have_empty_segments() -> None:
 
 
 def told_of(*stages: Stage, hold_ms: int = 60_000) -> list[TrainingReport]:
-    """Reports of a job of one GPU that does this and is killed in the end."""
+    """Return the reports of a one-GPU job that runs these stages and is killed at the end."""
     job = SimulatedJob(
         owner=Owner("1"), slots=(0,), stages=lambda _: iter(stages), hold_ms=hold_ms,
         reporting=ReportingOptions(run="r"),
@@ -381,13 +381,13 @@ def told_of(*stages: Stage, hold_ms: int = 60_000) -> list[TrainingReport]:
 
 
 def seven(ms: int, *, after: int = 0) -> Stage:
-    """Steps of 300 ms of waiting for data and 400 ms of kernels, for so long."""
+    """Return a stage of steps of 300 ms of waiting for data and 400 ms of kernels."""
     cycle = Cycle(Segment(300.0, Load(), "waiting_input"), Segment(400.0, Load(engine=1.0), "computing"))
     return Stage("steps", ms, (cycle,), step=StepCounts(phases=("data", "compute"), model_flops=7.0, after=after))
 
 
 def test_a_report_ends_with_the_first_step_that_is_due() -> None:
-    """3 steps of 700 ms are 2.1 s; a stage's own end brings what is left, a kill does not: 9.8 s is not due."""
+    """Reports follow 3 steps of 700 ms, or the end of a stage; after a kill at 9.8 s none is sent, as none was due."""
     killed, ended = told_of(seven(60_000), hold_ms=10_000), told_of(seven(9_800))
     assert [(r.start // MS, r.end // MS, r.steps, r.step) for r in killed[1:]] == [
         (0, 2100, 3, 3), (2100, 4200, 3, 6), (4200, 6300, 3, 9), (6300, 8400, 3, 12),
@@ -399,7 +399,7 @@ def test_a_report_ends_with_the_first_step_that_is_due() -> None:
 
 
 def test_a_wait_in_the_midst_of_steps_is_told_with_the_next_of_them() -> None:
-    """Two waits of 5 s and 400 ms after 1.4 s of steps, and one at the beginning, which nothing has come before."""
+    """Two waits of 5 s and 400 ms follow 1.4 s of steps; another one precedes all steps."""
     step = StepCounts(phases=("data",), within=True)
     long, short = (Stage("waits", ms, (Cycle(Segment(100.0, Load(), "idle")),), step=step) for ms in (5_000, 400))
     _, one, two, three = told_of(seven(1_400), long, short, seven(60_000, after=2), hold_ms=10_000)
@@ -412,7 +412,7 @@ def test_a_wait_in_the_midst_of_steps_is_told_with_the_next_of_them() -> None:
 
 
 def test_an_unfinished_step_is_no_step() -> None:
-    """The first stage ends 300 ms into its second step; its time is told, not its work."""
+    """The first stage ends 300 ms into its second step, whose time is reported but not its work."""
     first, one, two = told_of(seven(1000), seven(60_000, after=1), hold_ms=4_000)
     assert first.start == first.end == 0
     assert (one.start // MS, one.end // MS, one.steps, dict(one.phases)["data"] // MS) == (0, 700, 1, 300)
@@ -422,8 +422,8 @@ def test_an_unfinished_step_is_no_step() -> None:
 
 @pytest.mark.parametrize(("now", "passed"), [(0, 0), (300, 0), (650, 350), (700, 400), (1100, 500), (1400, 800)])
 def test_how_much_of_a_segment_has_passed(now: int, passed: int) -> None:
-    """400 ms, 300 ms into each 700."""
-    assert reporting._passed(now, 300.0, 400.0, 700.0) == passed
+    """The segment lasts 400 ms and begins 300 ms into each cycle of 700 ms."""
+    assert reporting._time_in_segment(now, 300.0, 400.0, 700.0) == passed
 
 
 def test_who_is_killed_in_a_phase_does_not_tell_its_end() -> None:
@@ -439,9 +439,9 @@ def test_who_is_killed_in_a_phase_does_not_tell_its_end() -> None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_an_engine_is_asked_every_five_seconds_and_counts_from_the_answer_before(late: bool) -> None:
-    """It answers from 7 s on, serves ten tokens a second, 20 from 12.5 s on, and is gone at 21 s.
+    """The engine responds from 7 s on, generates 10 tokens per second, 20 from 12.5 s on, and stops at 21 s.
 
-    `late`: its job begins when it answers.
+    `late`: its job begins when it first responds.
     """
     cycle = Cycle(Segment(100.0, Load(engine=1.0), "computing"))
     some = [

@@ -16,7 +16,8 @@ from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, GpuView, Snapshot, take_snapshot
 from exporter.simulate.scenarios import SCENARIOS
-from exporter.simulate.simulation import Simulation, simulate, without
+from exporter.simulate.simulation import Simulation, simulate
+from tests.hidden import without
 from tests.lookalikes import LOOKALIKES
 
 NO_PROCESS, UNOWNED, TICKET = 2700 * SECOND, 600 * SECOND, 600 * SECOND

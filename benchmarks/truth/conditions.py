@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import Observation, Reading
-from exporter.simulate.simulation import PROFILED, Simulation, without
+from exporter.simulate.simulation import PROFILED, Simulation
+from tests.hidden import without
 
 _SHARES = (
     "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",

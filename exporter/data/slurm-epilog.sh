@@ -1,8 +1,8 @@
 #!/bin/sh
-# Slurm epilog: takes a job out of the files that the prolog wrote; see slurm-prolog.sh for how to install both.
-# It looks into all of them, for not every Slurm tells an epilog which GPUs the job had.
+# Slurm epilog: removes a job from the files that the prolog wrote; slurm-prolog.sh describes how to install both.
+# It checks all files, because not every Slurm version passes the job's GPUs to an epilog.
 #
-# It always exits 0: an epilog that fails drains the node (Slurm, Prolog and Epilog Guide). What goes wrong is told to
+# It always exits 0: an epilog that fails drains the node (Slurm, Prolog and Epilog Guide). Errors are written to
 # standard error and to syslog.
 
 # shellcheck disable=SC2317  # what `locked` calls is reached
@@ -22,7 +22,7 @@ tell() {
     return 0
 }
 
-# True when $1 is a number of at most 18 digits.
+# True if $1 is a number of at most 18 digits.
 number() {
     case $1 in
         '' | *[!0-9]* | 0?* | ???????????????????*) return 1 ;;
@@ -30,7 +30,7 @@ number() {
     return 0
 }
 
-# Whether this job has a line in file $1.
+# True if file $1 has a line of this job.
 holds() {
     while IFS= read -r line || [ -n "$line" ]; do
         case $line in
@@ -40,7 +40,7 @@ holds() {
     return 1
 }
 
-# Lines of file $1 that are not this job's.
+# Prints the lines of file $1 that are not this job's.
 others() {
     while IFS= read -r line || [ -n "$line" ]; do
         case $line in
@@ -50,7 +50,7 @@ others() {
     done <"$1"
 }
 
-# Readers see the old file or the new one, never half of it. A file without jobs is taken away.
+# Replaces the file atomically; a file without jobs is removed.
 remove() {
     new=$dir/.${1##*/}.$$
     if others "$1" >"$new"; then
@@ -67,7 +67,7 @@ remove() {
 remove_all() {
     for file in "$dir"/*; do
         case ${file##*/} in
-            *[!0-9.]*) continue ;; # none of the prolog's
+            *[!0-9.]*) continue ;; # not written by the prolog
         esac
         if [ -f "$file" ] && holds "$file"; then
             remove "$file"
@@ -75,7 +75,7 @@ remove_all() {
     done
 }
 
-# As in the prolog: one after the other, but nobody is waited for longer than 5 s.
+# As in the prolog: serialized, but waits for at most 5 s.
 locked() {
     if command -v flock >/dev/null 2>&1; then
         (
@@ -98,7 +98,7 @@ locked() {
 }
 
 if [ ! -d "$dir" ]; then
-    exit 0 # no job of this node has had a GPU
+    exit 0 # no job has had a GPU of this node
 fi
 if ! number "$job"; then
     tell "SLURM_JOB_ID is no number: '$job'"

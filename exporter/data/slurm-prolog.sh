@@ -1,22 +1,23 @@
 #!/bin/sh
-# Slurm prolog: writes which job holds which GPU, one file a GPU, named by its index on the node, one job id a line.
-# gpu-efficiency reads them (scheduler "slurm" with slurm.mapping_dir, or "mapping-dir"); so does dcgm-exporter
-# (--hpc-job-mapping-dir). Needs a POSIX shell and coreutils; takes flock of util-linux where it is there.
+# Slurm prolog: records the jobs that hold each GPU: one file per GPU, named by its index, one job id per line.
+# gpu-efficiency reads these files (scheduler "slurm" with slurm.mapping_dir, or "mapping-dir"), and so does
+# dcgm-exporter (--hpc-job-mapping-dir). Needs a POSIX shell and coreutils; uses flock of util-linux if installed.
 #
 # Install on each GPU node, with its epilog, and in slurm.conf:
 #     PrologFlags=Alloc
 #     Prolog=/etc/slurm/prolog.d/*
 #     Epilog=/etc/slurm/epilog.d/*
-# as /etc/slurm/prolog.d/50-gpu-efficiency.sh and likewise for the epilog; or call it from a prolog of your own. Without
-# PrologFlags=Alloc it runs only with the first step, and an allocation without one is seen by nobody.
-# slurmd gives a prolog an environment of its own making: for another directory change the line below, in both scripts,
-# or call them from a script that sets GPU_EFFICIENCY_JOBS_DIR.
+# as /etc/slurm/prolog.d/50-gpu-efficiency.sh and likewise for the epilog, or call it from your own prolog. Without
+# PrologFlags=Alloc it runs only with the first step, so that an allocation without steps is not recorded.
+# slurmd sets the environment of a prolog: for another directory change the line below, in both scripts, or call them
+# from a script that sets GPU_EFFICIENCY_JOBS_DIR.
 #
-# The numbers are SLURM_JOB_GPUS, Slurm's for the devices of gres.conf. They are the driver's where gres.conf lists all
-# of the node's GPUs in the driver's order (AutoDetect=nvml does); for MIG they count instances: do not use this there.
+# The indexes are those in SLURM_JOB_GPUS, Slurm's numbers of the devices in gres.conf. They equal the driver's if
+# gres.conf lists all GPUs of the node in the driver's order (AutoDetect=nvml does). With MIG they number instances: do
+# not use this script there.
 #
 # It always exits 0: a prolog that fails drains the node and requeues the job (Slurm, Prolog and Epilog Guide).
-# What goes wrong is told to standard error and to syslog; the job starts all the same.
+# Errors are written to standard error and to syslog; the job starts nevertheless.
 
 # shellcheck disable=SC2317  # what `locked` calls is reached
 
@@ -35,7 +36,7 @@ tell() {
     return 0
 }
 
-# True when $1 is a number of at most 18 digits, without a leading 0: what a shell can reckon with, and no path.
+# True if $1 is a number of at most 18 digits without a leading 0: safe in shell arithmetic, and not a path.
 number() {
     case $1 in
         '' | *[!0-9]* | 0?* | ???????????????????*) return 1 ;;
@@ -43,7 +44,7 @@ number() {
     return 0
 }
 
-# The numbers of a list such as 0,1,4-6, one a line. Slurm writes no ranges here today; it does elsewhere.
+# Prints the numbers of a list such as 0,1,4-6, one per line. Slurm writes ranges elsewhere, though not here today.
 numbers() {
     printf '%s\n' "$1" | tr ',' '\n' | while IFS= read -r part; do
         first=${part%%-*}
@@ -59,7 +60,7 @@ numbers() {
     done
 }
 
-# Lines of file $1 that are not this job's.
+# Prints the lines of file $1 that are not this job's.
 others() {
     [ -f "$1" ] || return 0
     while IFS= read -r line || [ -n "$line" ]; do
@@ -70,7 +71,7 @@ others() {
     done <"$1"
 }
 
-# Readers see the old file or the new one, never half of it: it is written beside, under a name that is no GPU's.
+# Replaces the file atomically: it is written under a temporary name, which is no GPU's, and then renamed.
 add() {
     new=$dir/.$1.$$
     if [ ! -d "$dir/$1" ] && { others "$dir/$1" && printf '%s\n' "$job"; } >"$new" && mv -f "$new" "$dir/$1"; then
@@ -86,9 +87,9 @@ add_all() {
     done
 }
 
-# Prologs and epilogs of several jobs run at a time; each rewrites whole files, so one after the other. flock's lock dies
-# with its holder, a directory as lock does not. After 5 s nobody is waited for, and such a one is taken away: slurmd
-# takes a job for lost after BatchStartTimeout, 10 s by default.
+# Serializes prologs and epilogs of concurrent jobs, which rewrite whole files. The kernel releases flock's lock if its
+# holder dies, but a directory used as a lock stays. So the wait is at most 5 s, after which that directory is removed:
+# slurmd considers a job lost after BatchStartTimeout, 10 s by default.
 locked() {
     if command -v flock >/dev/null 2>&1; then
         (

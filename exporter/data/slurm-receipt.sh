@@ -1,37 +1,37 @@
 #!/bin/sh
-# Slurm epilog: writes a job's short receipt where its user looks, into the accounting record (sacct) or the job's folder.
-# Nothing is written unless this is installed, on each GPU node, beside what slurm-prolog.sh names:
+# Slurm epilog: writes a job's short report into its accounting record (sacct) or into its working directory.
+# Optional; install it on each GPU node, in addition to the scripts named in slurm-prolog.sh, as
 #     /etc/slurm/epilog.d/60-gpu-efficiency-receipt.sh
-# Needs a POSIX shell, coreutils and util-linux, gpu-efficiency, and sacct and sacctmgr for the record.
+# Needs a POSIX shell, coreutils and util-linux, gpu-efficiency, and sacct and sacctmgr for the accounting record.
 #
-# What it does is set in /etc/gpu-efficiency/receipts.conf, which is shell and belongs to root; below are the defaults.
-# The first node of a job writes, and no other; the record is asked for once and changed once a job, by slurmdbd, for
-# slurmctld takes no comment for a job that is ending. A comment of somebody else's is left alone.
+# Configure it in /etc/gpu-efficiency/receipts.conf, a shell file that must belong to root; the defaults are below.
+# Only the first node of a job writes. The accounting record is read once and changed once per job, through slurmdbd,
+# because slurmctld does not accept a comment for a job that is ending. Comments by others are not replaced.
 #
-# slurmd waits for none of it: this goes on in a session of its own and the epilog is over at once, with exit 0, whatever
-# happens. A node is not drained by it, and is not kept from its next job. What goes wrong is told to syslog.
+# It does not block slurmd: it continues in its own session, and the epilog itself ends at once, always with exit 0. So
+# it neither drains the node nor delays the node's next job. Errors are written to syslog.
 
 # shellcheck disable=SC2317  # what `locked` calls is reached
 
-# What receipts.conf may set.
-places=admin_comment                  # of admin_comment, comment and file, as many as are wanted, or none
-append=no                             # yes: after what somebody else has written into that comment
+# Settings of receipts.conf.
+places=admin_comment                  # any of admin_comment, comment and file, separated by spaces, or none
+append=no                             # yes: append to a comment by others
 command=/opt/gpu-efficiency/bin/gpu-efficiency
 config=/etc/gpu-efficiency/config.toml
-flags=                                # for `report`: "--prometheus http://prometheus:9090" has every node's part
-wait=15                               # seconds in which the node's daemon may learn that the job has ended
-limit=60                              # seconds that any one step may take
-mark='gpu-efficiency: '               # what a comment of ours begins with
+flags=                                # of `report`: "--prometheus http://prometheus:9090" includes all nodes
+wait=15                               # seconds to wait until the node's daemon detects the end of the job
+limit=60                              # seconds for any single step
+mark='gpu-efficiency: '               # beginning of comments by this script
 PATH=/usr/sbin:/usr/bin:/sbin:/bin    # where Slurm's commands are
 
-# Not GPU_EFFICIENCY_...: such a variable would be the command's, too, and no setting of it.
+# Not named GPU_EFFICIENCY_...: the command would take such a variable for an unknown setting.
 conf=${RECEIPT_CONF:-/etc/gpu-efficiency/receipts.conf}
-longest=1000                          # bytes of a comment
+longest=1000                          # maximum bytes of a comment
 umask 077
 trap 'exit 0' EXIT
-cd / || exit 0                        # the folder that slurmd left us in may be on a file system that hangs
+cd / || exit 0                        # the current directory may be on a file system that hangs
 
-# A name of the user's is in some of it: one line it stays.
+# Removes control characters, because messages may contain names that a user has chosen.
 tell() {
     told=$(printf '%s' "$1" | tr '\000-\037\177' ' ')
     printf 'gpu-efficiency receipt: %s\n' "$told" >&2
@@ -41,7 +41,7 @@ tell() {
     return 0
 }
 
-# True when $1 is a number of at most 18 digits.
+# True if $1 is a number of at most 18 digits.
 number() {
     case $1 in
         '' | *[!0-9]* | 0?* | ???????????????????*) return 1 ;;
@@ -49,7 +49,7 @@ number() {
     return 0
 }
 
-# Only the first node of the allocation writes. Slurm's own words are expanded here, without a call to the controller.
+# True on the first node of the allocation. scontrol expands the node list without a request to the controller.
 first_node() {
     list=${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}
     if [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || [ -z "$list" ]; then
@@ -59,14 +59,14 @@ first_node() {
     [ -z "$first" ] || [ "$first" = "${SLURMD_NODENAME:-}" ]
 }
 
-# Where there are several nodes and this one's store is all that was asked: whose part it is.
+# Prints which part of the job the report covers, if the job has several nodes and only this node's store is used.
 part() {
     if [ -z "$flags" ] && [ "${SLURM_JOB_NUM_NODES:-1}" != 1 ]; then
         printf 'part of node %s, one of %s' "${SLURMD_NODENAME:-}" "$SLURM_JOB_NUM_NODES"
     fi
 }
 
-# The receipt in the form that is named by the further words; false where there is none.
+# Prints the report in the form given by the arguments; false if there is none.
 receipt() {
     if [ -f "$config" ]; then
         set -- --config "$config" "$@"
@@ -75,9 +75,9 @@ receipt() {
     nice -n 19 timeout -k 5 "$((limit + wait))" "$command" report "$job" $flags "$@" </dev/null 2>/dev/null
 }
 
-# -- into the accounting record --
+# -- accounting record --
 
-# One line without control characters, of so many bytes at most, never the half of a character.
+# Prints its input as one line without control characters, cut to $longest bytes but not within a character.
 one_line() {
     if command -v iconv >/dev/null 2>&1; then
         tr -s '\000-\037\177' ' ' | head -c "$longest" | iconv -c -f UTF-8 -t UTF-8 2>/dev/null
@@ -87,7 +87,7 @@ one_line() {
     return 0
 }
 
-# What a comment says once $2 is written over $1; false where it must not be.
+# Prints the comment $1 with our part replaced by $2; false if it must not be changed.
 written() {
     case $1 in
         '' | '(null)' | "$mark"*) printf '%s' "$2" ;;
@@ -96,8 +96,8 @@ written() {
     esac
 }
 
-# Field $1 of the job's record becomes line $2. A task of an array is named by the array and its number: for the task that
-# has the array's own number (the last one) that number alone would change them all.
+# Sets field $1 of the job's record to line $2. An array task is addressed as ARRAY_TASK: the raw id of the last task is
+# the array's own id, which would change all tasks.
 comment() {
     said=$(timeout -k 5 "$limit" sacct -X -n -P -j "$job" --format="JobIDRaw,JobID,$1" 2>&1)
     row=$(printf '%s\n' "$said" | grep "^$job|" | tail -n 1)
@@ -115,11 +115,11 @@ comment() {
     fi
 }
 
-# -- into the job's folder --
+# -- job's working directory --
 
-# Run as the job's user, who is given no more than a shell and the text: the file is made under a name that is nobody's
-# and then renamed, so that a link that somebody has put there is replaced and never followed, and there is no half of one.
-# shellcheck disable=SC2016  # it is that shell's to expand
+# Runs as the job's user, with nothing but a shell and the text. The file is created under a random name and then
+# renamed, so that it is replaced atomically, and a symbolic link of that name is replaced instead of followed.
+# shellcheck disable=SC2016  # expanded by that shell
 in_folder='
 cd -- "$1" || exit 1
 new=$(mktemp "./.$2.XXXXXXXX") || exit 1
@@ -146,7 +146,7 @@ file() {
     fi
 }
 
-# -- the two halves --
+# -- main --
 
 write() {
     if [ -n "$flags" ]; then
@@ -175,7 +175,7 @@ This is the $part. All nodes: gpu-efficiency report $job --prometheus URL}"
     done
 }
 
-# No more than four at a time on a node, for jobs of a second each may end by the hundred. The folder is root's alone.
+# Limits a node to four at a time, because hundreds of short jobs may end together. The directory belongs to root.
 locked() {
     locks=${RECEIPT_LOCKS:-/run/gpu-efficiency-receipts}
     if mkdir -p "$locks" 2>/dev/null; then
@@ -190,7 +190,7 @@ locked() {
 
 job=${SLURM_JOB_ID:-}
 if [ -f "$conf" ]; then
-    # shellcheck disable=SC1090  # it is the operator's
+    # shellcheck disable=SC1090  # the operator's file
     . "$conf"
 fi
 export PATH
@@ -200,8 +200,8 @@ elif [ "${1:-}" = detached ]; then
     exec >/dev/null
     if first_node; then locked write; fi
 elif [ "$places" != none ]; then
-    # slurmd kills the epilog's process group when the epilog is over. The substitution ends when the other has closed its
-    # output: by then it has left that group.
+    # slurmd kills the epilog's process group when the epilog ends. The substitution ends once the detached process has
+    # closed its output, and by then it has left that group.
     if ! said=$(setsid -f /bin/sh "$0" detached </dev/null 2>/dev/null); then
         tell "job $job: setsid cannot start what writes it: $said"
     fi

@@ -1,6 +1,6 @@
-"""Tracks each job across Snapshots: its cost, GPUs, incidents and samples, which one Snapshot alone does not have.
+"""Tracks each job across Snapshots: its cost, GPUs, incidents and samples, none of which a single Snapshot has.
 
-Also derives events from two consecutive Snapshots. Costs a few microseconds per GPU and job. Refuses disk access.
+Also derives events from consecutive Snapshots. Costs a few microseconds per GPU and job. Does not access the disk.
 """
 
 from collections.abc import Iterator
@@ -14,50 +14,55 @@ from exporter.core.prices import NO_PRICE
 from exporter.core.snapshot import GpuView, JobView, Snapshot
 
 MOST_SAMPLES = 96
-"""Of one job: where there are more, every other one goes, and from then on they lie twice as far apart."""
+"""Samples kept per job. Beyond it every other sample is dropped, and the sampling interval doubles."""
 MOST_CLOSED = 1024
+"""Jobs with closed books whose end is remembered."""
 _HOUR = 3600.0
 _UPDATE_EVERY = 60 * SECOND
 _EVENT_STATES = (State.HUNG, State.ZOMBIE, State.UNAVAILABLE)
-"""States whose beginning and end are events."""
+"""States that are recorded as events when they begin and end."""
 
 
 class JobTally(Struct, kw_only=True):
-    """What must be known of a job beside its book."""
+    """Values of one job that its book in the ledger does not hold. Stored in checkpoints: field names must stay."""
 
     start: float
-    """Unix seconds. Fixed: with it, the job and the life it is the statement's name."""
+    """Unix seconds; never changes, because job id, ledger id and start identify the job's record."""
     paid: int = 0
-    """GPU-nanoseconds that are in `money`."""
+    """GPU-nanoseconds already included in `money`."""
     money: dict[str, float] = {}
+    """Cost so far by currency."""
     gpus: dict[str, str] = {}
+    """Index of each GPU it has held, by uuid."""
     models: dict[str, None] = {}
     whole_gpus: float = 0.0
+    """Most GPUs held at once, a slice or a shared GPU counting as a fraction."""
     rates: dict[str, float] = {}
-    """What a GPU-hour of it costs, by currency, as far as was seen last."""
+    """Latest price of one GPU-hour, by currency."""
     happened: dict[str, int] = {}
+    """Number of events by kind."""
     apart: float = 0.0
-    """Seconds between its samples, at least."""
+    """Minimum seconds between its samples; 0 until samples were first dropped."""
     ended: bool = False
-    """It holds no GPU any more, and its statement was made."""
+    """Whether it has released its GPUs and its record was made."""
 
 
 class JobTracker:
-    """Tallies and courses of all jobs that a node's Snapshots show."""
+    """Holds a tally and the samples of each job in a node's Snapshots."""
 
     def __init__(self, *, node: str, ledger_id: str, sample_seconds: float = 300.0) -> None:
         self.node, self.ledger_id, self.sample_seconds = node, ledger_id, sample_seconds
         self.tallies: dict[str, JobTally] = {}
         self.samples: dict[str, list[JobSample]] = {}
         self.closed_until: dict[str, float] = {}
-        """Up to when jobs are booked whose books are closed: Unix seconds."""
+        """End of the closed book of each job, in Unix seconds, by job id."""
         self._states: dict[str, State] = {}
         self._xids: dict[str, int] = {}
         self._holding: frozenset[str] = frozenset()
         self._next_update = NEVER
 
     def update(self, snapshot: Snapshot) -> tuple[list[NodeEvent], list[JobRecord]]:
-        """Compare with the Snapshot before: what happened, and the statements of jobs that have ended."""
+        """Return events since the previous Snapshot, and records of jobs that have ended."""
         events = [event for gpu in snapshot.gpus for event in self._events(gpu, snapshot)]
         holding = frozenset(job.owner.job_id for job in snapshot.jobs if job.gpus)
         if snapshot.at >= self._next_update:
@@ -75,7 +80,7 @@ class JobTracker:
         return events, ended
 
     def update_jobs(self, snapshot: Snapshot) -> None:
-        """What need not be done at every tick: see what is held, count money, take samples."""
+        """Update GPUs, costs and samples of every job; called once a minute and before each checkpoint."""
         self._update_gpus(snapshot)
         for job in snapshot.jobs:
             tally = self._tally(job)
@@ -89,11 +94,11 @@ class JobTracker:
                     tally.apart = 2 * apart
 
     def running_records(self, snapshot: Snapshot) -> Iterator[JobRecord]:
-        """Of the jobs that hold a GPU now: what would be said if they ended here."""
+        """Yield the record of each job that holds a GPU, as of this Snapshot."""
         return (self._record(job, snapshot) for job in snapshot.jobs if job.gpus)
 
     def all_records(self, snapshot: Snapshot) -> list[JobRecord]:
-        """Of all jobs, as ended: nobody counts on from here."""
+        """Return records of all jobs, marked as ended because this ledger is not continued."""
         return [msgspec.structs.replace(self._record(job, snapshot), running=False) for job in snapshot.jobs]
 
     # -- jobs --
@@ -103,7 +108,7 @@ class JobTracker:
         if tally is None:
             start = max(job.start / SECOND, self.closed_until.get(job.owner.job_id, 0.0))
             tally = self.tallies[job.owner.job_id] = JobTally(start=start)
-        if job.gpus:  # again, perhaps: its book goes on, and so does its statement
+        if job.gpus:  # perhaps again, after a release: its book continues, and so does its record
             tally.ended = False
         return tally
 
@@ -112,7 +117,10 @@ class JobTracker:
         return self._record(job, snapshot)
 
     def _departed_record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
-        """Its book is closed. If it comes back, it is another statement's, which must not take this one's name."""
+        """Return the last record of a job whose book is closed.
+
+        If the job returns, it gets a new record with a later start, so that this record is not replaced.
+        """
         record, name = self._ended_record(job, snapshot), job.owner.job_id
         del self.tallies[name]
         self.samples.pop(name, None)
@@ -143,14 +151,14 @@ class JobTracker:
         return msgspec.structs.replace(record, start=min(tally.start, until))
 
     def _add_cost(self, job: JobView, tally: JobTally) -> None:
-        """Put a price to what was paid since the last time."""
+        """Add the cost of the GPU time since the previous call."""
         hours = (job.counters.now.paid - tally.paid) / SECOND / _HOUR
         tally.paid = job.counters.now.paid
         for currency, rate in tally.rates.items():
             tally.money[currency] = tally.money.get(currency, 0.0) + hours * rate
 
     def _update_gpus(self, snapshot: Snapshot) -> None:
-        """Which GPUs each job has, how many that is, and what an hour of them costs."""
+        """Update each job's GPUs, their number and their hourly price."""
         holders: dict[str, list[GpuView]] = {}
         for gpu in snapshot.gpus:
             for owner in gpu.owners:
@@ -162,7 +170,7 @@ class JobTracker:
             tally.models.update((gpu.device.model, None) for gpu in held)
             share = sum(gpu.device.weight / PPM / len(gpu.owners) for gpu in held)
             if share:
-                if tally.whole_gpus:  # what was paid before its price was first looked up is priced like what follows
+                if tally.whole_gpus:  # time before the first known price is charged at that price, later on
                     self._add_cost(job, tally)
                 tally.whole_gpus = max(tally.whole_gpus, share)
                 tally.rates = {of: cost / share for of, cost in job.costs if of != NO_PRICE.currency}
@@ -199,15 +207,15 @@ class JobTracker:
     # -- over a restart --
 
     def dump_tallies(self) -> bytes:
-        """Tallies as bytes, and the ends of jobs that are gone."""
+        """Serialize tallies and `closed_until`."""
         return msgspec.msgpack.encode((self.tallies, self.closed_until))
 
     def dump_samples(self) -> bytes:
-        """Courses as bytes: larger, and worth less."""
+        """Serialize samples: separate because they are larger and written less often."""
         return msgspec.msgpack.encode(self.samples)
 
     def load(self, tallies: bytes, samples: bytes) -> None:
-        """Go on with those; raises msgspec.DecodeError."""
+        """Restore the state that `dump_tallies` and `dump_samples` wrote; raises msgspec.DecodeError."""
         self.tallies, self.closed_until = msgspec.msgpack.decode(
             tallies, type=tuple[dict[str, JobTally], dict[str, float]]
         )

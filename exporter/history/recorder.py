@@ -1,8 +1,8 @@
 """Writes checkpoints, records of ended jobs and events to the store, in a thread of its own.
 
-What a scrape returns is saved first (`checkpointed_view`), so that no restart falls behind it: while the file may hold
-a checkpoint inside the resume window, scrapes get the latest checkpointed Snapshot. Owns the order and pace of writes.
-Refuses to block sampling, or a scrape for more than a quarter of a second.
+A Snapshot is saved before a scrape returns it (`checkpointed_view`), so that counters never decrease after a restart:
+while the file may hold a checkpoint inside the resume window, scrapes get the latest checkpointed Snapshot.
+Never blocks sampling, nor a scrape for more than a quarter of a second.
 """
 
 import logging
@@ -45,60 +45,60 @@ from exporter.history.store import (
 
 
 def resume_window(settings: Settings) -> int:
-    """Nanoseconds for which a checkpoint that nobody closed may be gone on from: two of them, and time to start."""
+    """Maximum age in ns at which a checkpoint of a daemon that crashed is resumed: two intervals, and 30 s to start."""
     return round((2 * settings.checkpoint_seconds + 30) * SECOND)
 
 
 class CheckpointCoverage:
-    """Up to when everything is saved, and what follows for a scrape."""
+    """Tracks which Snapshot is saved in the file, and from that which Snapshot a scrape may return."""
 
     def __init__(self, window: int) -> None:
         self._resume_window = window
         self._checkpointed: Snapshot | None = None
-        """The latest that a checkpoint covers."""
+        """The latest saved Snapshot."""
         self._attempted_at = NEVER
-        """The moment of the latest checkpoint that may be in the file: one that failed may be there all the same."""
+        """Time of the latest checkpoint that the file may hold: a write that seemed to fail may have succeeded."""
         self.requested_at = self.saved_at = NEVER
-        """Up to when somebody wants all to be saved, and up to when it is."""
+        """Time of the latest Snapshot that a scrape wants saved, and of the latest that is saved (monotonic ns)."""
 
     def inherit(self, at: int) -> None:
-        """The file holds a checkpoint of that moment, which another daemon has written."""
+        """Note that the file holds a checkpoint of time `at`, written by a previous daemon."""
         self._attempted_at = at
 
     def attempt(self, snapshot: Snapshot, now: int) -> None:
-        """From now on the file may hold a checkpoint of the newest Snapshot, and a restart go on from there.
+        """Note that the file may from now on hold a checkpoint of `snapshot`, from which a restart would resume.
 
-        Who was free to be told anything was told no more than this, and must not be told less from here on.
+        Scrapes were unrestricted so far and have returned at most this Snapshot; from now on they return no less.
         """
         if self.cannot_resume(now):
             self._checkpointed = snapshot
         self._attempted_at = snapshot.at
 
     def succeed(self, snapshot: Snapshot) -> None:
-        """It does."""
+        """Note that a checkpoint of `snapshot` was written."""
         self._checkpointed, self.saved_at = snapshot, snapshot.at
 
     def mark_stale(self) -> None:
-        """The file says that nobody may go on from it."""
+        """Note that the checkpoint in the file is marked as not resumable."""
         self._attempted_at = NEVER
 
     def cannot_resume(self, now: int) -> bool:
-        """Whether nobody would go on from the file, whatever it holds."""
+        """Whether a restart now would not resume from the file, whatever it holds."""
         return now - self._attempted_at > self._resume_window
 
     def view(self, snapshot: Snapshot, now: int) -> Snapshot | None:
-        """What may be told in its place; None: nothing yet."""
+        """Return the Snapshot that a scrape may return instead of `snapshot`; None if none is saved yet."""
         if self.saved_at >= snapshot.at or self.cannot_resume(now):
             return snapshot
         return None if self._checkpointed is None else replace(self._checkpointed, meta=snapshot.meta)
 
 
 MOST_QUEUED = 10_000
-"""Statements, and events; beyond it the oldest go."""
+"""Queued job records, and likewise events; beyond it the oldest are dropped."""
 
 
 class WriteBatch(NamedTuple):
-    """What one write takes along."""
+    """Queued rows that one write includes."""
 
     job_records: tuple[JobRecord, ...]
     events: tuple[NodeEvent, ...]
@@ -106,7 +106,7 @@ class WriteBatch(NamedTuple):
 
 
 class WriteQueue:
-    """Everything that is not on the disk yet."""
+    """Job records, events and closed books that are not on disk yet."""
 
     def __init__(self) -> None:
         self.job_records: dict[tuple[str, str, float], JobRecord] = {}
@@ -120,7 +120,7 @@ class WriteQueue:
         events: Iterable[NodeEvent] = (),
         closed: Iterable[ClosedBook] = (),
     ) -> None:
-        """Keep them until they are written; a later statement of the same name takes the place of the one before."""
+        """Queue them until they are written; a job record replaces a queued record with the same key."""
         self._events.extend(events)
         self._closed |= {(book.uuid, book.life): book for book in closed}
         for record in job_records:
@@ -129,15 +129,15 @@ class WriteQueue:
             del self.job_records[next(iter(self.job_records))]
 
     def events_since(self, at: float) -> list[NodeEvent]:
-        """Those since that Unix time, the latest first."""
+        """Return queued events since Unix time `at`, the latest first."""
         return [event for event in reversed(self._events) if event.at >= at]
 
     def batch(self) -> WriteBatch:
-        """All of it, as it is now."""
+        """Return everything that is queued now."""
         return WriteBatch(tuple(self.job_records.values()), tuple(self._events), tuple(self._closed.values()))
 
     def remove_written(self, written: WriteBatch) -> None:
-        """What was written waits no more; what came since goes on waiting."""
+        """Remove what was written from the queue; rows added since then stay queued."""
         for record in written.job_records:
             if self.job_records.get(record_key(record)) is record:
                 del self.job_records[record_key(record)]
@@ -149,25 +149,25 @@ class WriteQueue:
 
 
 def record_key(record: JobRecord) -> tuple[str, str, float]:
-    """What no two statements of a node share, unless one takes the other's place."""
+    """Return the key of a job record on its node: a record with the same key replaces the earlier record."""
     return record.owner.job_id, record.life, record.start
 
 
 log = logging.getLogger(__name__)
 CHECKPOINT_WAIT_SECONDS = 0.25
-"""The longest that a scrape waits for the disk."""
+"""Longest time a scrape waits for the disk."""
 _JOB_END_SECONDS = 5.0
-"""Between two checkpoints because jobs have ended."""
+"""Minimum interval of checkpoints that are made because jobs have ended."""
 _RETRY_SECONDS = 10.0
-"""After a write that failed, at most."""
+"""Longest time before a failed write is retried."""
 _DISK_TIMEOUT_SECONDS = 5.0
-"""A write that takes longer is told as one that fails; and the longest that a stop waits for the last one."""
+"""A write that takes longer is reported as failed. A shutdown waits this long for its last write."""
 _TRIM_SECONDS, _NEVER = 3600.0, float("-inf")
 _DAY, _MEBIBYTE = 86_400, 1 << 20
 
 
 class HistoryRecorder:
-    """Keeps one node's history in a file; what fails is counted, told, and tried again."""
+    """Records one node's history in a file; failures are counted, logged and retried."""
 
     def __init__(
         self,
@@ -179,28 +179,28 @@ class HistoryRecorder:
         clock: Clock,
         ended: Callable[[JobRecord], None] = lambda _: None,
     ) -> None:
-        """`boot` names this boot of the host. `ended` is told each job that has ended; it must not block."""
+        """`boot` is the host's boot id. `ended` is called with the record of each ended job and must not block."""
         self._path, self._settings, self._clock, self._boot, self._on_end = path, settings, clock, boot, ended
         self._tracker = JobTracker(node=node, ledger_id=uuid.uuid4().hex[:12], sample_seconds=settings.sample_seconds)
         self._agent: Agent | None = None
         self._store: HistoryStore | None = None
         self._lock = threading.Lock()
-        """Over all that both threads have; never held while the disk works. An agent's comes before it."""
+        """Guards all state that the threads share. Never held during disk access; taken after the agent's lock."""
         self._wake = threading.Condition(self._lock)
         self._latest: Snapshot | None = None
         self._queue, self._coverage = WriteQueue(), CheckpointCoverage(resume_window(settings))
         self._stop = self._job_ended = self._damaged = False
         self._status = HistoryStatus(works=True, problem="nothing was written yet")
         self._writing_since: float | None = None
-        """Since when the disk has been at work; None: it is not."""
+        """When the write in progress began (`time.monotonic`); None if there is none."""
         self._saved_at = self._durable_at = self._sampled_at = self._trimmed_at = _NEVER
-        """By the clock of this thread."""
+        """Times of `time.monotonic`."""
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     # -- from other threads --
 
     def begin(self, agent: Agent) -> None:
-        """Give the agent what was remembered, and remember what it tells from now on; before it samples."""
+        """Restore the agent from the store and start recording; called before the agent's first sample."""
         self._agent = agent
         self._add_event("started", "the exporter began to watch")
         self._guard(lambda: self._begin(agent))
@@ -219,11 +219,10 @@ class HistoryRecorder:
         )
         if at is not None:
             self._coverage.inherit(at)
-        if old_books is not None:
-            self._queue_old_books(old_books)
+        self._queue_old_books(old_books)
 
     def end(self) -> None:
-        """Save all that there is; after the last observation and the last scrape."""
+        """Save everything and stop; called after the last observation and the last scrape."""
         with self._wake:
             self._add_event("stopped", "the exporter was told to stop")
             self._stop = True
@@ -231,7 +230,10 @@ class HistoryRecorder:
         self._thread.join(timeout=_DISK_TIMEOUT_SECONDS)
 
     def checkpointed_view(self, snapshot: Snapshot) -> Snapshot | None:
-        """What a scrape may be told in its place: itself, once it is saved. None: nothing yet, the disk hangs."""
+        """Wait until `snapshot` is saved, and return it; if the disk is too slow, return the latest saved Snapshot.
+
+        None if no Snapshot is saved yet.
+        """
         with self._wake:
             if self._coverage.saved_at < snapshot.at and self.status().works:
                 self._coverage.requested_at = max(self._coverage.requested_at, snapshot.at)
@@ -242,37 +244,33 @@ class HistoryRecorder:
             return self._coverage.view(snapshot, self._clock.now())
 
     def status(self) -> HistoryStatus:
-        """How it goes; a disk that does not answer is one that fails."""
+        """Return the current status; a disk that does not respond counts as a failure."""
         writing, status = self._writing_since, self._status
         busy_seconds = 0.0 if writing is None else time.monotonic() - writing
         if busy_seconds < _DISK_TIMEOUT_SECONDS or not status.works:
             return status
-        return replace(status, works=False, problem=f"history: {self._path}: its disk has not answered for a while")
+        return replace(status, works=False, problem=f"history: {self._path}: its disk does not respond")
 
     def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
-        """Of running jobs, and of those that have ended; what ended last first."""
+        """Return records of running jobs, then of ended jobs, the latest end first."""
         with self._lock:
-            found = (
-                {}
-                if self._latest is None
-                else {record_key(record): record for record in self._tracker.running_records(self._latest)}
-            )
-            found = self._queue.job_records | found
-        found = {name: record for name, record in found.items() if wanted.matches(record)}
+            running = () if self._latest is None else self._tracker.running_records(self._latest)
+            found = self._queue.job_records | {record_key(record): record for record in running}
+        found = {key: record for key, record in found.items() if wanted.matches(record)}
         with open_if_readable(self._path) as store:
             for record in store.job_records(wanted) if store else ():
                 found.setdefault(record_key(record), record)
         return sorted(found.values(), key=lambda record: (not record.running, -record.end))[: wanted.limit]
 
     def events(self, since: float, limit: int) -> list[NodeEvent]:
-        """The latest first."""
+        """Return at most `limit` events since Unix time `since`, the latest first."""
         with self._lock:
             waiting = self._queue.events_since(since)
         with open_if_readable(self._path) as store:
             return [*waiting, *(store.events(since, limit) if store else ())][:limit]
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
-        """On the sampler's thread, while the ledger rests."""
+        """Handle a new Snapshot; called on the sampler's thread, while the ledger does not change."""
         with self._wake:
             first, self._latest = self._latest is None, snapshot
             events, ended = self._tracker.update(snapshot)
@@ -310,12 +308,12 @@ class HistoryRecorder:
             act()
         except HistoryError as err:
             self._handle_failure(err)
-        except Exception as err:  # a fault of ours must not be the last that was kept
+        except Exception as err:  # a bug of ours must not end the recording
             log.exception("history failed; please report this")
             self._handle_failure(HistoryError(f"{self._path}: {err}"))
 
     def _wait_until_due(self) -> bool:
-        """Until there is something to do; True: it is the last."""
+        """Block until a checkpoint is due; return True if it is the last one, at shutdown."""
         with self._wake:
             while not self._stop and (seconds := self._seconds_left()) > 0:
                 self._wake.wait(seconds)
@@ -335,14 +333,14 @@ class HistoryRecorder:
         return self._saved_at + pace - time.monotonic()
 
     def _save(self, *, clean: bool = False) -> None:
-        """One checkpoint. What could not be written waits for the next."""
+        """Write one checkpoint; rows that cannot be written stay queued for the next."""
         agent, began = self._agent, time.monotonic()
         if agent is None or self._latest is None:
             return
         self._writing_since = began
         try:
             self._store = store = self._open_store()
-            if not self._status.works:  # a checkpoint that seems to fail may be in the file: first say that it is old
+            if not self._status.works:  # the failed write may be in the file all the same: mark it stale first
                 self._mark_stale(store)
             durable = clean or self._job_ended or began - self._durable_at >= self._settings.checkpoint_seconds
             sampled = clean or began - self._sampled_at >= self._settings.sample_seconds
@@ -356,30 +354,29 @@ class HistoryRecorder:
         self._mark_written(snapshot, batch, size)
 
     def _open_store(self) -> HistoryStore:
-        """The store; one that another life has left is closed first, one that was taken away is begun anew."""
+        """Return the open store; open it again if it was closed, or if the file was moved or replaced."""
         if self._store is not None and self._store.is_current:
             return self._store
         if self._store is not None:
-            log.error("history: %s is not the file any more that was opened; it is opened again", self._path)
+            log.error("history: %s was moved or replaced while it was open; it is opened again", self._path)
             self._store.close()
         self._store = store = open_or_replace(self._path, damaged=self._damaged)
         self._damaged = False
-        old_books = unclosed_books(store, self._tracker, self._host_time)
-        if old_books is not None:
-            self._queue_old_books(old_books)
+        self._queue_old_books(unclosed_books(store, self._tracker, self._host_time))
         return store
 
-    def _queue_old_books(self, old_books: StartFresh) -> None:
-        """Write with the next checkpoint what other books came to."""
-        with self._lock:
-            self._queue.add(job_records=old_books.job_records, events=old_books.events, closed=old_books.closed)
+    def _queue_old_books(self, old_books: StartFresh | None) -> None:
+        """Queue a previous daemon's closed books, if any, for the next checkpoint."""
+        if old_books is not None:
+            with self._lock:
+                self._queue.add(job_records=old_books.job_records, events=old_books.events, closed=old_books.closed)
 
     def _collect(
         self, agent: Agent, *, clean: bool, sampled: bool
     ) -> tuple[Snapshot, list[tuple[str, bytes]], WriteBatch]:
-        """What is to be written, all of one moment."""
+        """Collect what is to be written, all as of the same Snapshot."""
         with agent.ledger_lock, self._lock:
-            snapshot, self._job_ended = cast("Snapshot", self._latest), False  # who saves has seen one
+            snapshot, self._job_ended = cast("Snapshot", self._latest), False  # `_save` checks that there is one
             self._coverage.attempt(snapshot, self._clock.now())
             self._tracker.update_jobs(snapshot)
             info = encode_info(self._tracker.ledger_id, self._boot, clean=clean)
@@ -389,7 +386,7 @@ class HistoryRecorder:
             return snapshot, state, self._queue.batch()
 
     def _mark_written(self, snapshot: Snapshot, written: WriteBatch, size: int) -> None:
-        """What was written waits no more; who waited for it goes on."""
+        """Remove the written rows from the queue and wake scrapes that wait for the checkpoint."""
         with self._wake:
             self._queue.remove_written(written)
             self._coverage.succeed(snapshot)
@@ -405,10 +402,10 @@ class HistoryRecorder:
             self._coverage.mark_stale()
 
     def _handle_failure(self, err: HistoryError) -> None:
-        """Say so, and let nobody wait. The file is opened anew the next time, for it may be another by then.
+        """Log and count the failure, wake waiting scrapes, and close the file; it is opened again at the next write.
 
-        From here on scrapes are told what is: nothing old may look live for a file's sake. That a restart must not go
-        on is said in the file, if that much can be written.
+        From here on scrapes get the newest Snapshot: an old value must not look live because a disk fails. If still
+        possible, the checkpoint in the file is marked stale, so that a restart does not resume from it.
         """
         if self._store is not None:
             with suppress(HistoryError):
@@ -428,7 +425,7 @@ class HistoryRecorder:
             self._store = None
 
     def _trim(self) -> None:
-        """Forget what is too old, or too much."""
+        """Delete rows that exceed the configured age or size."""
         self._trimmed_at, settings = time.monotonic(), self._settings
         if self._store is None:
             return
@@ -436,4 +433,4 @@ class HistoryRecorder:
             before=self._wall - settings.keep_days * _DAY, most_bytes=round(settings.max_mebibytes * _MEBIBYTE)
         )
         if gone:
-            log.info("history: %d statements and events of long ago were forgotten", gone)
+            log.info("history: %d old job records and events were deleted", gone)

@@ -1,4 +1,4 @@
-"""Decides whether a daemon resumes from the checkpoint it finds, or starts fresh where the old books end; and does it.
+"""Decides whether a daemon resumes from the checkpoint it finds or starts fresh where the old books end; and does so.
 
 A counter that Prometheus has scraped must continue or restart at 0, never drop a little: that would read as a reset and
 add the whole total again. So only a checkpoint of this boot that no scrape can be ahead of is resumed: one written at
@@ -20,34 +20,27 @@ from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.history.job_tracker import JobTracker
 from exporter.history.store import UNREADABLE, ClosedBook, HistoryError, HistoryStore
 
-# What is done with the checkpoint that another daemon has left.
-#
-# A counter that Prometheus has seen goes on from where it was, or begins at nought; never a little lower, for that
-# reads as a reset and adds all there ever was once more. So a daemon counts on only from a checkpoint of this boot
-# which no scrape can have outrun: one that was made when the daemon was told to stop, or that is young (covering.py).
-# Else it begins anew, from where the books before end, and these are closed and kept. Owns this decision; refuses to
-# write.
-
-
+log = logging.getLogger(__name__)
 _LONGEST_GAP = 30 * 24 * 3600 * SECOND
-"""A longer absence, over a boot, is a clock that was wrong, or a store of another time."""
+"""A longer downtime across a reboot means that a clock was wrong, or that the store is an old copy."""
 _NO_TALLIES, _NO_SAMPLES = msgspec.msgpack.encode(({}, {})), msgspec.msgpack.encode({})
 
 
 class CheckpointInfo(Struct, frozen=True):
-    """Whose checkpoint it is."""
+    """Describes who wrote a checkpoint, and whether a restart may resume from it. Stored: field names must stay."""
 
     life: str
+    """Id of the ledger."""
     boot: str
-    """Of the host, when its monotonic clock began."""
+    """The host's boot id: the monotonic clock is comparable within one boot only."""
     clean: bool
-    """The daemon was told to stop, and told nobody anything after it."""
+    """Whether it was written at shutdown, after the last scrape."""
     outrun: bool = False
-    """It could not be written any more, and the daemon went on without it."""
+    """Whether scrapes may have returned newer values, because later checkpoints could not be written."""
 
 
 class HostTime(NamedTuple):
-    """Now, by both clocks, and what says whether these are those of then."""
+    """Current time by the monotonic and the wall clock in nanoseconds, and the host's boot id."""
 
     now: int
     wall: int
@@ -55,7 +48,7 @@ class HostTime(NamedTuple):
 
 
 class StoredCheckpoint(NamedTuple):
-    """What another daemon has left."""
+    """A previous daemon's checkpoint as read from the store."""
 
     info: CheckpointInfo
     ledger: bytes
@@ -64,27 +57,30 @@ class StoredCheckpoint(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Count on from it."""
+    """Decision to resume from a checkpoint."""
 
-    checkpoint: StoredCheckpoint
     reason: str
     at: int
-    """The moment of the checkpoint, by the monotonic clock."""
+    """Time of the checkpoint in monotonic nanoseconds."""
 
 
 class StartFresh(NamedTuple):
-    """Begin at nought."""
+    """Decision to start counters at 0, with what must be stored of the previous daemon's books."""
 
     reason: str
     edges: dict[str, int]
-    """From where each GPU's time is paid for, by today's monotonic clock; empty: from the first word on it."""
+    """Monotonic nanoseconds, of this boot, from which each GPU's time is accounted; without an entry, from the GPU's
+    first reading."""
     closed: tuple[ClosedBook, ...] = ()
     job_records: tuple[JobRecord, ...] = ()
     events: tuple[NodeEvent, ...] = ()
 
 
 def read_checkpoint(store: HistoryStore) -> StoredCheckpoint | None:
-    """None: there is no checkpoint in it. Raises CheckpointError, and HistoryError where the file cannot be read."""
+    """Read the checkpoint; None if there is none.
+
+    Raises CheckpointError if it is damaged, and HistoryError if the file cannot be read.
+    """
     try:
         info_bytes, ledger_bytes = store.state("about"), store.state("ledger")
         if info_bytes is None or ledger_bytes is None:
@@ -98,19 +94,19 @@ def read_checkpoint(store: HistoryStore) -> StoredCheckpoint | None:
 
 
 def decide(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str, resume_window: int) -> Resume | StartFresh:
-    """`young`: nanoseconds. Raises CheckpointError where nothing of it can be read."""
-    downtime = _downtime(checkpoint, host_time)
-    if (
-        downtime.same_boot
-        and not checkpoint.info.outrun
-        and (checkpoint.info.clean or downtime.duration <= resume_window)
-    ):
-        return Resume(checkpoint, downtime.reason, downtime.head.at)
+    """Decide what to do with a checkpoint; `resume_window` is in nanoseconds.
+
+    Raises CheckpointError if none of it can be read.
+    """
+    head, same_boot, duration, reason = _downtime(checkpoint, host_time)
+    info = checkpoint.info
+    if same_boot and not info.outrun and (info.clean or duration <= resume_window):
+        return Resume(reason, head.at)
     return close_books(checkpoint, host_time, node=node)
 
 
 class _Downtime(NamedTuple):
-    """Between two daemons."""
+    """Time between two daemons: the old checkpoint's header, and `duration` in nanoseconds."""
 
     head: CheckpointHeader
     same_boot: bool
@@ -129,7 +125,10 @@ def _downtime(checkpoint: StoredCheckpoint, host_time: HostTime) -> _Downtime:
 
 
 def close_books(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str) -> StartFresh:
-    """Its jobs as statements, its GPUs' books as they are, and from where another counts. Raises CheckpointError."""
+    """Turn a checkpoint into final job records and closed books, and compute where new books begin.
+
+    Raises CheckpointError if its header cannot be read.
+    """
     head, same_boot, duration, reason = _downtime(checkpoint, host_time)
     shift = 0 if same_boot else host_time.now - duration - head.at
     known = same_boot or duration <= _LONGEST_GAP
@@ -162,83 +161,74 @@ def _closed_book(gpu: Gpu, ledger: Ledger, ledger_id: str) -> ClosedBook:
     )
 
 
-# How a daemon begins on what another has left: it counts on, or from where the other's books end.
-#
-# Owns the order in which the agent and the file are told, so that the file never says what is not so.
-
-
-log = logging.getLogger(__name__)
-
-
 class ResumeResult(NamedTuple):
-    """What came of it."""
+    """Outcome of `resume_or_start_fresh`."""
 
     tracker: JobTracker
     checkpoint_at: int | None = None
-    """The moment of the checkpoint that is gone on from; None: it is begun anew."""
+    """Time of the resumed checkpoint in monotonic nanoseconds; None if the agent starts fresh."""
     closed: StartFresh | None = None
-    """What of other books is to be written."""
+    """The previous daemon's books, still to be written; None if there are none."""
 
 
 def resume_or_start_fresh(
     store: HistoryStore, agent: Agent, tracker: JobTracker, host_time: HostTime, *, resume_window: int
 ) -> ResumeResult:
-    """Let the agent go on from what the store holds, or begin anew; `memory` is a new life's. Raises HistoryError."""
+    """Resume the agent from the store's checkpoint, or start it fresh with `tracker`. Raises HistoryError."""
     try:
         checkpoint = read_checkpoint(store)
         if checkpoint is None:
             return ResumeResult(tracker)
         decision = decide(checkpoint, host_time, node=tracker.node, resume_window=resume_window)
         if isinstance(decision, Resume):
-            return _resume(store, agent, tracker, host_time, decision)
+            return _resume(store, agent, checkpoint, tracker, host_time=host_time, decision=decision)
     except CheckpointError as err:
-        log.error("%s: its last checkpoint is of no use, and counting begins anew: %s", store.path, err)  # noqa: TRY400  no bug of ours
+        log.error("%s: its last checkpoint cannot be used, and counters restart at 0: %s", store.path, err)  # noqa: TRY400  no bug of ours
         return ResumeResult(tracker)
     return _start_fresh(agent, tracker, host_time, decision)
 
 
 def _resume(
-    store: HistoryStore, agent: Agent, new_tracker: JobTracker, host_time: HostTime, decision: Resume
+    store: HistoryStore,
+    agent: Agent,
+    checkpoint: StoredCheckpoint,
+    new_tracker: JobTracker,
+    *,
+    host_time: HostTime,
+    decision: Resume,
 ) -> ResumeResult:
-    checkpoint, tracker = (
-        decision.checkpoint,
-        JobTracker(
-            node=new_tracker.node, ledger_id=decision.checkpoint.info.life, sample_seconds=new_tracker.sample_seconds
-        ),
-    )
+    node, info = new_tracker.node, checkpoint.info
+    tracker = JobTracker(node=node, ledger_id=info.life, sample_seconds=new_tracker.sample_seconds)
     try:
         tracker.load(checkpoint.tallies, checkpoint.samples)
         agent.resume(checkpoint.ledger, now=host_time.now, reason=decision.reason)
     except (CheckpointError, *UNREADABLE):
-        return _start_fresh(agent, new_tracker, host_time, close_books(checkpoint, host_time, node=new_tracker.node))
-    try:
-        store.write(
-            state=[encode_info(checkpoint.info.life, checkpoint.info.boot)], durable=False
-        )  # from here on it may be outrun
-    except HistoryError:  # what cannot be told so must not be gone on from
-        agent.start_fresh(
-            close_books(checkpoint, host_time, node=new_tracker.node).edges, now=host_time.now, reason=decision.reason
-        )
+        return _start_fresh(agent, new_tracker, host_time, close_books(checkpoint, host_time, node=node))
+    try:  # no longer marked as clean: from here on scrapes may return newer values
+        store.write(state=[encode_info(info.life, info.boot)], durable=False)
+    except HistoryError:  # the old mark may stay in the file: resuming would be unsafe after a crash
+        edges = close_books(checkpoint, host_time, node=node).edges
+        agent.start_fresh(edges, now=host_time.now, reason=decision.reason)
         raise
-    log.info("%s; counting goes on", decision.reason)
+    log.info("%s; counters continue from its checkpoint", decision.reason)
     return ResumeResult(tracker, decision.at)
 
 
 def _start_fresh(agent: Agent, tracker: JobTracker, host_time: HostTime, decision: StartFresh) -> ResumeResult:
     agent.start_fresh(decision.edges, now=host_time.now, reason=decision.reason)
-    log.info("%s; its books are closed, and counting begins anew", decision.reason)
+    log.info("%s; its books are closed, and counters restart at 0", decision.reason)
     return ResumeResult(tracker, closed=decision)
 
 
 def start_after_read_only(store: HistoryStore, agent: Agent, host_time: HostTime, *, node: str) -> None:
-    """Of a store that can be read, but not written: count at least from where its books end. Raises HistoryError."""
+    """Start the agent where the books end in a store that can be read but not written. Raises HistoryError."""
     decision = unclosed_books(store, JobTracker(node=node, ledger_id=""), host_time)
     if decision is not None:
         agent.start_fresh(decision.edges, now=host_time.now, reason=decision.reason)
 
 
 def unclosed_books(store: HistoryStore, tracker: JobTracker, host_time: HostTime) -> StartFresh | None:
-    """Books of another life that the store holds: they are to be closed before they are written over."""
+    """Close the books of another ledger's checkpoint in the store, before it is overwritten; None if there is none."""
     try:
         checkpoint = read_checkpoint(store)
         return (
@@ -247,10 +237,10 @@ def unclosed_books(store: HistoryStore, tracker: JobTracker, host_time: HostTime
             else close_books(checkpoint, host_time, node=tracker.node)
         )
     except CheckpointError as err:
-        log.error("%s: its last checkpoint is of no use: %s", store.path, err)  # noqa: TRY400  likewise
+        log.error("%s: its last checkpoint cannot be used: %s", store.path, err)  # noqa: TRY400  likewise
         return None
 
 
 def encode_info(ledger_id: str, boot: str, *, clean: bool = False, outrun: bool = False) -> tuple[str, bytes]:
-    """A checkpoint's word on itself, as the store takes it."""
+    """Return a CheckpointInfo as name and value for `HistoryStore.write`."""
     return "about", msgspec.msgpack.encode(CheckpointInfo(ledger_id, boot, clean, outrun))

@@ -1,8 +1,7 @@
 """Reads and writes the history database: checkpoints, job records, events and closed books.
 
 Owns the SQLite file, its lock, schema migrations, row encoding, durability and size. Each write is one transaction.
-Sources: SQLite's "Write-Ahead Logging", "Atomic Commit" and "PRAGMA Statements". Refuses to know what a checkpoint
-contains.
+Does not interpret checkpoints. Sources: SQLite's "Write-Ahead Logging", "Atomic Commit" and "PRAGMA Statements".
 """
 
 import fcntl
@@ -33,9 +32,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def store_path(file: str, environ: Mapping[str, str], usual: Path = DEFAULT_FOLDER) -> Path | None:
-    """The store that `[history] file` means; None: none is kept.
+    """Resolve the setting `[history] file`; None if no history is kept.
 
-    systemd gives a unit its folder in STATE_DIRECTORY, several separated by colons (systemd.exec(5)).
+    systemd passes a unit's state directories in STATE_DIRECTORY, separated by colons (systemd.exec(5)).
     """
     if file != "auto":
         return Path(file) if file else None
@@ -46,7 +45,7 @@ def store_path(file: str, environ: Mapping[str, str], usual: Path = DEFAULT_FOLD
 
 
 def boot_id(path: Path = _BOOT_ID) -> str:
-    """What the kernel calls this boot (random(4)); empty where it does not tell: then no two boots are the same."""
+    """Return the kernel's boot id (random(4)); empty if unavailable: then no two boots count as the same."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:
@@ -73,43 +72,53 @@ _MIGRATIONS = (
         PRIMARY KEY (uuid, life)) WITHOUT ROWID;
     """,
 )
-"""Applied in order; `user_version` counts those that were. One that has been released never changes."""
+"""Applied in order; `user_version` is the number already applied. A released migration never changes."""
 _BUSY_SECONDS = 5.0
 _MODE = 0o640
 _DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
 
 
+_LET_WRITE = "let this daemon write it, or set history.file to where it may"
+_CURES = {
+    "make room on its disk, or set history.file to another one": ("full", "No space"),
+    _LET_WRITE: ("readonly", "Read-only"),
+    "does its folder exist, and may this daemon write there? else set history.file": ("unable to open", "No such file"),
+    "may this daemon write there? else set history.file": ("Permission",),
+    "does another daemon use the same store?": ("locked",),
+}
+"""What to do about a failure, by texts in the messages of SQLite and of the system."""
+_UNKNOWN_CURE = "does its disk work? see `dmesg`"
 UNREADABLE = (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a damaged row may bring about."""
+"""Errors that decoding a damaged row may raise."""
 
 
 class HistoryError(OSError):
-    """The store cannot be used; the message says which file, why, and what to do."""
+    """The store cannot be used; the message contains the file, the reason, and what to do."""
 
 
 class DamagedError(HistoryError):
-    """What the file says is no store of ours, or not a whole one."""
+    """The file is not a history store, or a damaged one."""
 
 
 class UnwritableError(HistoryError):
-    """It can perhaps be read, but not written."""
+    """The store cannot be written; reading may work."""
 
 
 class LockedError(HistoryError):
-    """Another daemon writes to it."""
+    """Another daemon has the store open for writing."""
 
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection to a store of this version's schema. Call it within `told`."""
+    """Open a database and migrate it to this version's schema. Call it within `translated_errors`."""
     if read_only and not path.exists():
         raise HistoryError(f"{path}: there is no such store: is [history] file of the daemon another one?")
     immutable = (
         read_only and not Path(f"{path}-wal").exists()
-    )  # a copy, or nobody writes: then it needs no shared memory
+    )  # a copy, or no writer: then SQLite needs no shared memory
     address = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}{'&immutable=1' if immutable else ''}"
     if not (read_only or path.exists()):
-        # Whose jobs ran here is not for every user of the node; SQLite's other files take its mode. Never of a file
-        # that is there: to close it would give back the locks that this process's readers have on it (fcntl(2)).
+        # Not world-readable, because it holds users' jobs; SQLite's other files inherit the mode. Only for a new file:
+        # closing an existing file would release the locks that this process's readers have on it (fcntl(2)).
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
     db = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
@@ -121,20 +130,25 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 
 def lock_store(path: Path) -> int:
-    """The lock beside the file. A file system that knows no locks gives one to everybody."""
+    """Lock the file beside the store and return its descriptor. Raises LockedError.
+
+    On a file system without locks, every caller succeeds.
+    """
     lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise LockedError(f"{path}: another daemon keeps its history there: give one of them another file") from None
+        raise LockedError(
+            f"{path}: another daemon writes its history there: configure a different file for one of them"
+        ) from None
     except OSError:
         pass
     return lock
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """What tells the file of that name from another that comes in its place; None: there is none."""
+    """Return device and inode number of the file, which change when it is replaced; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -151,7 +165,7 @@ def _migrate(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
         )
     if read_only:
         if version < len(_MIGRATIONS):
-            raise HistoryError(f"{path}: no store yet, or of an older version: start the daemon on it once")
+            raise HistoryError(f"{path}: empty, or written by an older version: start the daemon on it once")
         return
     if version == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -163,7 +177,7 @@ def _migrate(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
 
 @contextmanager
 def translated_errors(path: Path) -> Iterator[None]:
-    """Errors of SQLite, and of the system below it, in an operator's words."""
+    """Translate errors of SQLite, the system and decoders to HistoryError with what to do about them."""
     try:
         yield
     except HistoryError:
@@ -177,23 +191,13 @@ def _history_error(err: Exception, path: Path) -> HistoryError:
     if isinstance(err, UNREADABLE) or any(marker in message for marker in _DAMAGE):
         return DamagedError(f"{path}: damaged ({message})")
     message = message.removesuffix(f": '{path}-lock'")
-    cures = {
-        "full": "make room on its disk, or set history.file to another one",
-        "No space": "make room on its disk, or set history.file to another one",
-        "readonly": "let this daemon write it, or set history.file to where it may",
-        "Read-only": "let this daemon write it, or set history.file to where it may",
-        "unable to open": "does its folder exist, and may this daemon write there? else set history.file",
-        "No such file": "does its folder exist, and may this daemon write there? else set history.file",
-        "Permission": "may this daemon write there? else set history.file",
-        "locked": "does another daemon use the same store?",
-    }
-    cure = next((cure for pattern, cure in cures.items() if pattern in message), "is its disk well? `dmesg` may say")
-    kind = UnwritableError if cure == cures["readonly"] or "Permission" in message else HistoryError
+    cure = next((cure for cure, texts in _CURES.items() if any(text in message for text in texts)), _UNKNOWN_CURE)
+    kind = UnwritableError if cure == _LET_WRITE or "Permission" in message else HistoryError
     return kind(f"{path}: {message}: {cure}")
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged store out of the way, with what belongs to it; where it is now."""
+    """Rename a damaged store and its WAL files; return the new path."""
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
     with translated_errors(path):
         for end in ("-wal", "-shm", ""):
@@ -204,11 +208,11 @@ def set_aside(path: Path) -> Path:
 
 _PRECISION = 1000
 _Deltas = tuple[tuple[int, ...], ...]
-"""Samples by field, in thousandths, each as what it is more than the one before."""
+"""Samples by field, in thousandths, each as the difference from the sample before."""
 
 
 class JobRecordSummary(Struct, frozen=True, kw_only=True):
-    """What sums need of a Statement, by the same names: of fifty thousand, each field that is decoded costs time."""
+    """The fields of a JobRecord that usage totals need: decoding only these is faster for 50,000 records."""
 
     node: str
     life: str
@@ -225,15 +229,7 @@ class JobRecordSummary(Struct, frozen=True, kw_only=True):
 
 
 class _Details(Struct, array_like=True):
-    """What is large of a Statement, and that sums hardly ever need: it lies apart, so that they need not read it."""
-
-    training: TrainingView | None
-    service: ServingView | None
-    course: _Deltas
-
-
-class _SamplesOnly(Struct, array_like=True):
-    """The same, of which only the course is looked at."""
+    """The large fields of a JobRecord: stored in a table of their own, which usage totals read for samples only."""
 
     training: msgspec.Raw
     service: msgspec.Raw
@@ -241,32 +237,37 @@ class _SamplesOnly(Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_rest = msgspec.msgpack.Decoder(_Details).decode
-_decode_samples = msgspec.msgpack.Decoder(_SamplesOnly).decode
+_decode_details = msgspec.msgpack.Decoder(_Details).decode
+_decode_training = msgspec.msgpack.Decoder(TrainingView | None).decode
+_decode_service = msgspec.msgpack.Decoder(ServingView | None).decode
 _decode_record = msgspec.msgpack.Decoder(JobRecord).decode
 decode_summary = msgspec.msgpack.Decoder(JobRecordSummary).decode
-"""Of the short bytes."""
+"""Decode the first part of what `encode_job_record` returns."""
 
 
 def encode_job_record(record: JobRecord) -> tuple[bytes, bytes]:
-    """Its short bytes and the rest."""
-    rest = _Details(record.training, record.service, _encode_samples(record.samples))
+    """Return the record without its large fields, and the large fields compressed."""
+    training, service = msgspec.Raw(_encode(record.training)), msgspec.Raw(_encode(record.service))
+    rest = _Details(training, service, _encode_samples(record.samples))
     short = msgspec.structs.replace(record, training=None, service=None, samples=())
     return _encode(short), zlib.compress(_encode(rest), 6)
 
 
 def decode_job_record(short: bytes, rest: bytes) -> JobRecord:
-    """The Statement again."""
-    more = _decode_rest(zlib.decompress(rest))
+    """Decode what `encode_job_record` returned."""
+    details = _decode_details(zlib.decompress(rest))
     return msgspec.structs.replace(
-        _decode_record(short), training=more.training, service=more.service, samples=_decode_deltas(more.course)
+        _decode_record(short),
+        training=_decode_training(details.training),
+        service=_decode_service(details.service),
+        samples=_decode_deltas(details.course),
     )
 
 
 def with_samples(summary: JobRecordSummary, rest: bytes) -> JobRecordSummary:
-    """It, and its samples."""
-    deltas = _decode_samples(zlib.decompress(rest)).course
-    return msgspec.structs.replace(summary, samples=_decode_deltas(deltas))
+    """Return the summary with the samples from the record's large fields."""
+    details = _decode_details(zlib.decompress(rest))
+    return msgspec.structs.replace(summary, samples=_decode_deltas(details.course))
 
 
 def _encode_samples(samples: tuple[JobSample, ...]) -> _Deltas:
@@ -291,12 +292,12 @@ _UPSERT_DETAILS = """
     INSERT OR REPLACE INTO rest
     SELECT number, ? FROM statement WHERE job_id = ? AND life = ? AND start = ?"""
 _FULL_SCAN_RATIO = 8
-"""Where more than one in so many is wanted, the whole table is read faster than these by an index."""
+"""A full scan is faster than the index if more than one row in this many matches."""
 _decode_event = msgspec.msgpack.Decoder(NodeEvent).decode
 
 
 class ClosedBook(Struct, frozen=True, kw_only=True):
-    """A GPU's book of a life that is over. Times are Unix seconds; nanoseconds by leak."""
+    """A GPU's book in a ledger that was not continued. `since` and `until` are Unix seconds, `paid` and `parts` ns."""
 
     uuid: str
     life: str
@@ -310,10 +311,9 @@ _decode_closed = msgspec.msgpack.Decoder(ClosedBook).decode
 
 
 class HistoryStore:
-    """An open store; belongs to one thread. Whatever fails raises HistoryError.
+    """An open store, for use by one thread. All failures raise HistoryError.
 
-    Who may write to it is the only one who does: a lock beside the file says so, and the kernel gives it back whatever
-    ends its holder.
+    A lock file beside the store ensures a single writer; the kernel releases it however the writer ends.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -327,17 +327,17 @@ class HistoryStore:
             self._resources = stack.pop_all()
 
     def close(self) -> None:
-        """Leave the file as one that a copy of it alone would be whole."""
+        """Close the store; SQLite then merges the WAL, so that a copy of the file alone is complete."""
         with suppress(sqlite3.Error, OSError):
             self._resources.close()
 
     @property
     def is_current(self) -> bool:
-        """Whether the file that is open is still the one of that name."""
+        """Whether `path` is still the file that is open."""
         return self._identity == file_identity(self.path)
 
     def state(self, name: str) -> bytes | None:
-        """What was written under that name last; None: nothing. Raises zlib.error where that is damaged."""
+        """Return the latest value written under `name`; None if there is none. Raises zlib.error if it is damaged."""
         with translated_errors(self.path):
             row = self._db.execute("SELECT body FROM state WHERE name = ?", (name,)).fetchone()
             body = None if row is None else _blob(row[0])
@@ -352,7 +352,7 @@ class HistoryStore:
         closed: Iterable[ClosedBook] = (),
         durable: bool = True,
     ) -> None:
-        """All of it or nothing. `durable`: it is on the disk when this returns, not only with the kernel."""
+        """Write everything in one transaction. With `durable` it is on disk on return, not only in the page cache."""
         with translated_errors(self.path):
             self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             with self._db:
@@ -378,7 +378,7 @@ class HistoryStore:
         self._db.execute(_UPSERT_DETAILS, (rest, *name))
 
     def trim(self, *, before: float, most_bytes: int) -> int:
-        """Forget what ended before that Unix time, and the oldest beyond the size; how many statements went."""
+        """Delete rows older than `before` (Unix seconds), then the oldest until the store fits; return how many."""
         with translated_errors(self.path):
             with self._db:
                 gone = self._db.execute("DELETE FROM statement WHERE until < ?", (before,)).rowcount
@@ -391,7 +391,7 @@ class HistoryStore:
             return gone
 
     def _trim_oldest(self) -> int:
-        """Forget a twentieth, the oldest first."""
+        """Delete the oldest twentieth of job records and events; return how many."""
         with self._db:
             count = self._count()
             events = self._db.execute("SELECT count(*) FROM event").fetchone()[0]
@@ -412,7 +412,7 @@ class HistoryStore:
 
     @property
     def bytes(self) -> int:
-        """On disk: the file and what waits to be put into it."""
+        """Size on disk, including the WAL."""
         sizes = 0
         for end in ("", "-wal"):
             with suppress(OSError):
@@ -420,10 +420,10 @@ class HistoryStore:
         return sizes
 
     def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
-        """Those wanted, the one that ended last first."""
+        """Return the records that match, the latest end first."""
         where, values = _where(wanted)
         with translated_errors(self.path), _gc_paused():
-            # All that there are come faster as they lie in the file, and are put in order here.
+            # Reading all rows is faster in the order of the file; they are sorted here.
             order = "" if self._count() <= wanted.limit else " ORDER BY until DESC, number DESC"
             rows = self._db.execute(
                 "SELECT brief, (SELECT body FROM rest WHERE rest.number = statement.number)"  # nosec B608  # noqa: S608
@@ -435,13 +435,13 @@ class HistoryStore:
         return found
 
     def summaries(self, wanted: JobRecordQuery, cuts: Sequence[float]) -> Generator[JobRecordSummary, None, None]:
-        """What sums need of those wanted, of all of them whatever the limit, in no order; while the store is open.
+        """Yield summaries of all records that match, ignoring the query's limit, in no order.
 
-        `cuts`: Unix seconds, rising. Who ran on both sides of one is told with samples, and nobody else. One after the
-        other: the memory for fifty thousand at once takes longer to get than they take to be read.
+        Only records that span one of `cuts` (rising Unix seconds) carry samples. Yielded singly, because allocating
+        memory for 50,000 takes longer than reading them. The store must stay open meanwhile.
         """
         with translated_errors(self.path), _gc_paused(), self._db:
-            self._db.execute("BEGIN")  # what a daemon writes meanwhile is not seen
+            self._db.execute("BEGIN")  # a consistent view while a daemon writes
             where, values = _where(wanted, scan=self._covers_most(wanted.since))
             rows = self._db.execute(
                 f"SELECT number, brief FROM statement WHERE {where}",  # nosec B608  # noqa: S608
@@ -457,7 +457,7 @@ class HistoryStore:
         return None if row is None else row[0]
 
     def _covers_most(self, since: float) -> bool:
-        """Whether most of what there is has ended since."""
+        """Whether so many records ended since then that a full scan is faster."""
         later = self._db.execute("SELECT count(*) FROM statement WHERE until >= ?", (since,)).fetchone()[0]
         return bool(later * _FULL_SCAN_RATIO > self._count())
 
@@ -465,7 +465,7 @@ class HistoryStore:
         return int(self._db.execute("SELECT count(*) FROM statement").fetchone()[0])
 
     def events(self, since: float, limit: int) -> list[NodeEvent]:
-        """Those since that Unix time, the latest first."""
+        """Return events since Unix time `since`, the latest first."""
         with translated_errors(self.path):
             rows = self._db.execute(
                 "SELECT body FROM event WHERE at >= ? ORDER BY at DESC, number DESC LIMIT ?", (since, limit)
@@ -473,20 +473,20 @@ class HistoryStore:
             return [_decode_event(_blob(row[0])) for row in rows]
 
     def closed_books(self) -> list[ClosedBook]:
-        """Books of all lives that are over, in the order of time."""
+        """Return the closed books of earlier ledgers, the oldest first."""
         with translated_errors(self.path):
             rows = self._db.execute("SELECT body FROM book ORDER BY since, uuid")
             return [_decode_closed(_blob(row[0])) for row in rows]
 
 
 def open_read_only(path: Path) -> HistoryStore:
-    """A store for reading alone: a daemon's, while it writes, or a copy. Raises HistoryError."""
+    """Open a store for reading: a copy, or a running daemon's. Raises HistoryError."""
     return HistoryStore(path, read_only=True)
 
 
 @contextmanager
 def open_if_readable(path: Path) -> Iterator[HistoryStore | None]:
-    """The store as it is on the disk; None where it cannot be read."""
+    """Open the store for reading; None if that fails."""
     try:
         store = HistoryStore(path, read_only=True)
     except HistoryError:
@@ -497,22 +497,22 @@ def open_if_readable(path: Path) -> Iterator[HistoryStore | None]:
 
 
 def open_or_replace(path: Path, *, damaged: bool = False) -> HistoryStore:
-    """The store, to be written to; a damaged one is moved away, and another begun. Raises HistoryError."""
-    why = f"{path}: it was found to be damaged while it was open"
+    """Open the store for writing; a damaged store is renamed and replaced by a new one. Raises HistoryError."""
+    why = f"{path}: damage was detected while it was open"
     try:
         if not damaged:
             return HistoryStore(path)
     except DamagedError as err:
         why = str(err)
     aside = set_aside(path)
-    how = f"it is {aside} now, and a new one is begun; `sqlite3 {aside} .recover` may save some"
+    how = f"it is renamed to {aside}, and a new one is begun; `sqlite3 {aside} .recover` may recover some of it"
     log.error("%s; %s", why, how)
     return HistoryStore(path)
 
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Without the garbage collector: of fifty thousand statements none is garbage, and to see that takes a while."""
+    """Pause garbage collection: it would repeatedly scan up to 50,000 live records."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -523,14 +523,14 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _blob(value: object) -> bytes:
-    """What a row holds of ours; damage may leave anything there that SQLite knows, or nothing."""
+    """Check that a column holds bytes: in a damaged file it may hold any type or NULL."""
     if not isinstance(value, bytes):
         raise sqlite3.DatabaseError("malformed: a row without its body")
     return value
 
 
 def _where(wanted: JobRecordQuery, *, scan: bool = False) -> tuple[str, list[object]]:
-    """`scan`: not by the index of ends (a plus makes SQLite take none)."""
+    """Return the WHERE clause and its values; with `scan` the index of ends is not used (unary plus disables it)."""
     named = {"job_id": wanted.job_id, "user": wanted.user, "account": wanted.account, "namespace": wanted.namespace}
     given = {name: value for name, value in named.items() if value}
     conditions = [f"{name} = ?" for name in given]

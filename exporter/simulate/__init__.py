@@ -1,1 +1,1 @@
-"""Simulates nodes with GPUs: Observations from a physical model, and the ground truth kept apart."""
+"""Simulates nodes with GPUs: produces Observations from a physical model, and the ground truth separately."""

@@ -1,6 +1,6 @@
-"""Models kinds of GPU work as cycles of kernels, copies and waits: training steps, decoding, collectives, polling.
+"""Models GPU work as cycles of kernels, copies and waits: training steps, decoding, collectives, polling.
 
-The figures are estimates of what such kernels do to the units of a GPU, not measurements.
+The figures are estimates of the utilization by such kernels, not measurements.
 """
 
 from exporter.simulate.boards import BoardModel
@@ -9,16 +9,16 @@ from exporter.simulate.workload import Cycle, Load, Mechanism, Segment
 _STEP_MS = 450.0
 """Kernels of one micro-batch, forward and backward."""
 _GRADIENT_BYTES = 14e9
-"""What a ring all-reduce of 8 GB of gradients sends from each GPU: 2 x 7/8 of them."""
+"""Bytes that each GPU sends in a ring all-reduce of 8 GB of gradients: 2 x 7/8 of them."""
 _LINK_EFFICIENCY = 0.8
-"""Share of the wire that NCCL's large collectives reach."""
+"""Share of the link bandwidth that NCCL's large collectives reach."""
 
 SPIN = Load(engine=1.0, sm=0.15, occupancy=0.04, dram=0.001, pcie_rx=1.2e6)
-"""A collective that waits: its thread blocks hold some 20 SMs and poll a flag, moving nothing."""
+"""A waiting collective: its thread blocks occupy some 20 SMs and poll a flag, without data transfer."""
 
 
 def training_kernels(board: BoardModel, pace: float) -> Load:
-    """Fused attention and GEMMs of a transformer with its normalisations; some exchange is overlapped."""
+    """Fused attention, GEMMs and normalisations of a transformer, with some overlapped communication."""
     overlapped = 0.08 * board.peer_bytes_per_second * pace
     return Load(
         engine=1.0,
@@ -34,7 +34,7 @@ def training_kernels(board: BoardModel, pace: float) -> Load:
 
 
 def gradient_exchange(board: BoardModel) -> Segment:
-    """Exchange gradients in one collective; HBM is read and written for every byte sent."""
+    """One all-reduce of the gradients; HBM is read and written for every byte sent."""
     rate = _LINK_EFFICIENCY * board.peer_bytes_per_second
     sm = 0.2 if board.nvlink else 0.08
     traffic = Load(
@@ -50,7 +50,7 @@ def gradient_exchange(board: BoardModel) -> Segment:
 
 
 def _small_exchanges(board: BoardModel) -> Segment:
-    """All-reduces of a few hundred kilobytes, two a layer: latency rules them, not the wire."""
+    """All-reduces of a few hundred kilobytes, two per layer, bound by latency rather than bandwidth."""
     rate = 0.05 * board.peer_bytes_per_second
     traffic = Load(engine=1.0, sm=0.08, occupancy=0.03, dram=0.01, peer_tx=rate, peer_rx=rate)
     return Segment(2.0 if board.nvlink else 5.0, traffic, "exchanging")
@@ -59,8 +59,8 @@ def _small_exchanges(board: BoardModel) -> Segment:
 def training_step(board: BoardModel, *, pace: float = 1.0, peer_wait_ms: float = 0.0, alone: bool = False) -> Cycle:
     """One optimiser step of data-parallel training.
 
-    `pace` slows the kernels (1: at the boost clock); `peer_wait_ms` is spent in the collective until the last
-    rank arrives. Over PCIe, gradients of eight micro-batches are accumulated before each exchange.
+    `pace` is the kernels' speed relative to the boost clock; `peer_wait_ms` is the wait in the collective for the last
+    rank. `alone` omits communication. Over PCIe, gradients of eight micro-batches are accumulated before each exchange.
     """
     batches = 1 if board.nvlink or alone else 8
     kernels = training_kernels(board, pace)
@@ -80,7 +80,7 @@ def step_ms(board: BoardModel) -> float:
 
 
 def starved_rank(board: BoardModel, pace: float) -> Cycle:
-    """Give a rank whose host launches kernels late: the same kernels with microseconds between them."""
+    """A training step of a rank whose host launches kernels late: the same kernels with microseconds between them."""
     busy = training_kernels(board, 1.0)
     gappy = Load(*[value * pace for value in busy])
     kernels = Segment(step_ms(board) / pace, gappy, "computing")
@@ -88,9 +88,9 @@ def starved_rank(board: BoardModel, pace: float) -> Cycle:
 
 
 def decode(board: BoardModel, *, batch: float = 1.0, tensor_parallel: bool = False) -> Cycle:
-    """Generate tokens, one thin matrix product after another, with the odd prefill between them.
+    """Token generation by small matrix products, with an occasional prefill.
 
-    `batch` scales with how many sequences are in flight; each kernel streams the weights, whatever the batch.
+    `batch` is the relative number of sequences in flight; each kernel reads all weights, whatever the batch.
     """
     weights = min(0.97, 0.85 * (0.9 + 0.1 * batch)) * board.dram_ceiling
     thin = Load(engine=1.0, sm=0.72, occupancy=0.2, tensor=0.026 * batch, dram=weights, fp32=0.03, fp16=0.02 * batch)
@@ -104,18 +104,18 @@ def decode(board: BoardModel, *, batch: float = 1.0, tensor_parallel: bool = Fal
 
 
 def copy_in(board: BoardModel, *, wire: float = 0.5) -> Cycle:
-    """Host to device by the copy engine at this share of the link: no kernel runs for it."""
+    """Host-to-device copy by the copy engine at this share of PCIe bandwidth, without a kernel."""
     rate = wire * board.pcie
     return uniform(Load(pcie_rx=rate, dram=rate / board.bandwidth), "copying")
 
 
 def copy_out(board: BoardModel, *, rate: float) -> Cycle:
-    """Device to host at `rate` bytes per second, as a checkpoint is written."""
+    """Device-to-host copy at `rate` bytes per second, as when a checkpoint is written."""
     return uniform(Load(pcie_tx=rate, dram=rate / board.bandwidth), "copying")
 
 
 def copy_on_board(board: BoardModel) -> Cycle:
-    """Copy device memory to device memory without a pause, by kernels that load and store."""
+    """Continuous device-to-device copy by kernels that load and store."""
     load = Load(engine=1.0, sm=0.9, occupancy=0.85, dram=0.985 * board.dram_ceiling)
     return uniform(load, "computing")
 
@@ -126,13 +126,13 @@ def large_gemm() -> Cycle:
     return uniform(load, "computing")
 
 
-def steady(*, tensor: float) -> Cycle:
-    """Kernels that never pause and hold the tensor cores at this share."""
-    return uniform(Load(engine=1.0, sm=0.8, occupancy=0.4, tensor=tensor, dram=0.35), "computing")
+def steady() -> Cycle:
+    """Kernels without a pause at a tensor-core activity of 0.4."""
+    return uniform(Load(engine=1.0, sm=0.8, occupancy=0.4, tensor=0.4, dram=0.35), "computing")
 
 
 def warm_up() -> Cycle:
-    """Compilation and tuning: short kernels with long pauses on the host."""
+    """Compilation and autotuning: short kernels with long pauses on the host."""
     return Cycle(
         Segment(60.0, Load(engine=1.0, sm=0.5, occupancy=0.2, tensor=0.1, dram=0.2, fp32=0.05), "computing"),
         Segment(240.0, Load(), "idle"),
@@ -140,42 +140,42 @@ def warm_up() -> Cycle:
 
 
 def one_block(board: BoardModel) -> Cycle:
-    """Give a kernel of one thread block that loops on a flag in registers until somebody sets it."""
+    """A kernel of one thread block that spins on a flag."""
     return uniform(Load(engine=1.0, sm=1.0 / board.sms, occupancy=0.0005, dram=0.0002), "waiting_peer")
 
 
 def polling() -> Cycle:
-    """All of this rank's time in a collective whose peers never come."""
+    """A rank that waits in a collective for peers that never arrive."""
     return uniform(SPIN, "waiting_peer")
 
 
 def polling_host(board: BoardModel) -> Cycle:
-    """Poll a flag in host memory, which a network card would set: a thin, even stream of reads over PCIe."""
+    """A kernel that polls a flag in host memory, which a NIC would set: a low, constant rate of PCIe reads."""
     return uniform(SPIN._replace(pcie_rx=0.008 * board.pcie), "waiting_peer")
 
 
 def polling_queue(board: BoardModel) -> Cycle:
-    """Poll an empty queue of requests in device memory: a persistent kernel of a server, ready at once."""
+    """A server's persistent kernel that polls an empty request queue in device memory."""
     return uniform(Load(engine=1.0, sm=8.0 / board.sms, occupancy=0.004, dram=0.0005), "waiting_input")
 
 
 def evaluation() -> Cycle:
-    """Forward passes of a validation set: no gradients, no exchange, the odd pause for the next batch."""
+    """Forward passes over a validation set, without communication, with short waits for the next batch."""
     forward = Load(engine=1.0, sm=0.85, occupancy=0.35, tensor=0.42, dram=0.4, fp32=0.05)
     return Cycle(Segment(300.0, forward, "computing"), Segment(40.0, Load(), "waiting_input"))
 
 
 def now_and_then() -> Cycle:
-    """A short kernel every half minute, while the host compiles: constants folded, shapes tried."""
+    """A short kernel every half minute, while the host compiles."""
     short = Load(engine=1.0, sm=0.4, occupancy=0.1, dram=0.1, fp32=0.02)
     return Cycle(Segment(29_950.0, Load(), "idle"), Segment(50.0, short, "computing"))
 
 
 def no_input() -> Cycle:
-    """Nothing to do until the host has the next batch ready."""
+    """A wait for the next batch from the host."""
     return uniform(Load(), "waiting_input")
 
 
 def uniform(load: Load, mechanism: Mechanism) -> Cycle:
-    """Give a cycle in which nothing changes."""
+    """Return a cycle of constant load."""
     return Cycle(Segment(1000.0, load, mechanism))

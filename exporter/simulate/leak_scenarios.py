@@ -1,4 +1,4 @@
-"""Scenarios in which one leak is the largest loss, each with a twin that does the same work without it."""
+"""Defines scenarios in which one leak is the largest loss, each with a twin that does the same work without it."""
 
 from collections.abc import Callable, Iterable
 from random import Random
@@ -10,6 +10,7 @@ from exporter.core.model import Latency, Parallel
 from exporter.simulate.boards import BoardModel
 from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, one_each, server_owner
 from exporter.simulate.stages import (
+    SMALL_JOB,
     PhaseSegment,
     cache_swaps,
     cycle,
@@ -34,62 +35,62 @@ from exporter.simulate.workload import (
     IDLE_CYCLE,
     Cycle,
     Load,
-    Program,
     ReportingOptions,
     Segment,
     ServingCounts,
     Stage,
     Stages,
+    as_program,
 )
 
 START_MS = 20_000
-"""Every program here needs so long to get ready."""
+"""Start-up time of every program here."""
 STEPS = 1180
-"""What most trainers here do, with a leak or without: one second a step where there is one."""
+"""Steps of most training jobs here, with or without the leak; one second each with it."""
 
 StageSequence = Iterable[Stage]
 StageFactory = Callable[[BoardModel], StageSequence]
 
 
-def _program(board: BoardModel, build: Callable[[], StageSequence]) -> Program:
-    def stages(_: Random) -> Stages:
-        yield loading_weights(board, START_MS)
-        yield from build()
-
-    return stages
+@as_program
+def _after_loading(
+    _: Random, board: BoardModel, load: Callable[[BoardModel, int], Stage], make: StageFactory
+) -> Stages:
+    yield load(board, START_MS)
+    yield from make(board)
 
 
 def training_job(setting: Setting, slots: tuple[int, ...], make: StageFactory, **options: Any) -> SimulatedJob:
-    """A training job that speaks, on these GPUs."""
+    """Return a training job that reports, on these GPUs."""
     owner = batch_owner(setting, slots[0], "pretrain")
     return SimulatedJob(
         owner=owner,
         slots=slots,
-        stages=_program(setting.board, lambda: make(setting.board)),
+        stages=_after_loading(setting.board, loading_weights, make),
         reporting=ReportingOptions(run=f"run-{owner.job_id}", **options),
     )
 
 
 def job_per_gpu(make: StageFactory, **options: Any) -> Callable[[Setting], Plan]:
-    """A job of its own on every GPU."""
+    """Plan one training job per GPU."""
     return lambda setting: Plan(jobs=tuple(training_job(setting, (slot,), make, **options) for slot in setting.slots))
 
 
 def one_job(make: StageFactory, **options: Any) -> Callable[[Setting], Plan]:
-    """One job on all GPUs."""
+    """Plan one training job on all GPUs."""
     return lambda setting: Plan(jobs=(training_job(setting, setting.slots, make, **options),))
 
 
 def repeated_steps(*parts: Callable[[BoardModel], PhaseSegment], count: int = STEPS, **what: Any) -> StageFactory:
-    """So many steps of these parts."""
+    """Return a factory of `count` steps of these parts."""
     return lambda board: [steps(board, count, *(part(board) for part in parts), **what)]
 
 
-# 1: kernels that memory or too few blocks hold up.
+# 1: kernels limited by memory or by too few blocks.
 
 
 def dense(ms: float, tensor: float = 0.6, **what: float) -> Callable[[BoardModel], PhaseSegment]:
-    """Matrix products of so many milliseconds that hardly wait for memory."""
+    """Matrix products of `ms` milliseconds that hardly wait for memory."""
     return lambda board: products(board, ms, tensor=tensor, **{"dram": 0.15} | what)
 
 
@@ -106,9 +107,8 @@ WIDE = repeated_steps(dense(300), _other(40, sm=0.9, dram=0.3))
 
 
 def sweep(beside: int) -> Callable[[Setting], Plan]:
-    """Seven seeds of a sweep, so many of them side by side on each GPU."""
-    ran = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
-    together = Load(*[min(1.0, beside * value) for value in ran])
+    """Plan a sweep over seeds, of which `beside` share each GPU."""
+    together = Load(*[min(1.0, beside * value) for value in SMALL_JOB])
     doing = Stage("a sweep's seeds", FOREVER_MS, (Cycle(Segment(10.0, together, "computing")),), memory=0.08 * beside)
 
     def plan(setting: Setting) -> Plan:
@@ -117,7 +117,7 @@ def sweep(beside: int) -> Callable[[Setting], Plan]:
     return plan
 
 
-# 4: a host too slow for its GPU. A step is one short kernel.
+# 4: a host too slow for its GPU: a step is one short kernel.
 
 LAUNCHED = repeated_steps(dense(5, 0.25, sm=0.4), lambda _: idle_part(7.0, "compute"), count=STEPS * 1000 // 12)
 REPLAYED = repeated_steps(dense(5, 0.25, sm=0.4), lambda _: idle_part(0.02, "compute"), count=STEPS * 1000 // 12)
@@ -126,10 +126,10 @@ REPLAYED = repeated_steps(dense(5, 0.25, sm=0.4), lambda _: idle_part(0.02, "com
 
 
 def hanging_job(setting: Setting) -> Plan:
-    """Training until the last rank stops, and the others wait in a collective for ever."""
+    """Plan training until the last rank stops, and the others wait in a collective without end."""
 
     def make(board: BoardModel) -> StageSequence:
-        yield from fault_free(580)(board)
+        yield from FAULT_FREE(board)
         polling = cycle(polling_part(1000.0))
         waits = (*[polling] * (setting.gpus - 1), IDLE_CYCLE)
         yield Stage("one rank never comes", FOREVER_MS, waits, memory=0.85)
@@ -137,15 +137,14 @@ def hanging_job(setting: Setting) -> Plan:
     return one_job(make)(setting)
 
 
-def fault_free(count: int) -> StageFactory:
-    """Training without a fault: one step a second, of which 60 ms are an exchange that nothing hides."""
-    return repeated_steps(
-        dense(900), lambda b: exchange(b, 60.0, wire=0.8), lambda _: idle_part(40.0, "data"), count=count
-    )
+FAULT_FREE = repeated_steps(
+    dense(900), lambda b: exchange(b, 60.0, wire=0.8), lambda _: idle_part(40.0, "data"), count=580
+)
+"""Training without a fault: one step per second, with 60 ms of exposed communication."""
 
 
 def failing(board: BoardModel) -> StageSequence:
-    """Every two minutes a node is lost: the program starts anew, and reads its state from slow storage."""
+    """Training in which a node fails every two minutes: it restarts and restores its state from slow storage."""
     done = 0
     while True:
         yield steps(board, 115, dense(1000)(board), after=done)
@@ -154,7 +153,7 @@ def failing(board: BoardModel) -> StageSequence:
 
 
 def saving(board: BoardModel) -> StageSequence:
-    """A hundred steps, then the whole state is written while all wait."""
+    """Training with a synchronous checkpoint of the whole state after every hundred steps."""
     done = 0
     while True:
         yield steps(board, 100, dense(1000)(board), after=done)
@@ -164,7 +163,7 @@ def saving(board: BoardModel) -> StageSequence:
 
 
 def snapshotting(board: BoardModel) -> StageSequence:
-    """The same state, written behind the steps that follow."""
+    """Training with an asynchronous checkpoint of the same state."""
     load = dense(1000)(board).segment.load._replace(pcie_tx=1.15e9)
     part = PhaseSegment(Segment(1000.0, load, "computing"))
     done = 0
@@ -174,13 +173,13 @@ def snapshotting(board: BoardModel) -> StageSequence:
 
 
 def falling_back(*, to: int) -> StageFactory:
-    """Two failures at step 300, after each of which the run goes on from step `to`."""
+    """Training with two failures at step 300, each followed by a resume from step `to`."""
 
     def make(board: BoardModel) -> StageSequence:
         part = dense(1000, 0.65, sm=0.95, dram=0.2)(board)
         yield steps(board, 300, part)
         yield from restore_after_failure(to, restart_ms=5_000, restore_ms=10_000, highest=300)
-        if to < 300:  # noqa: PLR2004  where it failed, for the first time and the second
+        if to < 300:  # noqa: PLR2004  the step of both failures
             yield steps(board, 300 - to, part, after=to, highest=300)
         yield from restore_after_failure(to, restart_ms=5_000, restore_ms=10_000, highest=300)
         yield steps(board, 590 - to, part, after=to, highest=300)
@@ -195,7 +194,7 @@ HIDDEN = repeated_steps(lambda board: products(board, 400, tensor=0.6, dram=0.15
 
 
 def pipeline(microbatches: int | None) -> Callable[[Setting], Plan]:
-    """As many stages as GPUs; of a step each microbatch takes 100 ms a stage. None: a schedule without bubbles."""
+    """Plan a pipeline with one stage per GPU; each microbatch takes 100 ms per stage. None: no bubbles."""
 
     def plan(setting: Setting) -> Plan:
         stages = setting.gpus
@@ -229,22 +228,18 @@ FED = repeated_steps(dense(400))
 
 
 def replica(make: StageFactory, setting: Setting, slot: int) -> SimulatedJob:
-    """A server with an engine that answers, on one GPU."""
-
-    def stages(_: Random) -> Stages:
-        yield loading_server(setting.board, START_MS)
-        yield from make(setting.board)
-
-    return SimulatedJob(owner=server_owner(setting, slot), slots=(slot,), stages=stages, serves=True)
+    """Return a server on one GPU, whose engine can be polled."""
+    program = _after_loading(setting.board, loading_server, make)
+    return SimulatedJob(owner=server_owner(setting, slot), slots=(slot,), stages=program, serves=True)
 
 
 def replicas(*makes: StageFactory) -> Callable[[Setting], Plan]:
-    """A server on every GPU, of these kinds in turn."""
+    """Plan one server per GPU, of these kinds in turn."""
     return lambda setting: Plan(jobs=tuple(replica(makes[slot % len(makes)], setting, slot) for slot in setting.slots))
 
 
 def _repeated_rounds(name: str, *segments: Callable[[BoardModel], Segment], **counts: Any) -> StageFactory:
-    """A server that does this in every round."""
+    """Return a factory of a server that repeats these segments."""
     return lambda board: [
         serving(board, name, *(segment(board) for segment in segments), counts=ServingCounts(**counts))
     ]
@@ -272,7 +267,7 @@ ROOMY = _repeated_rounds(
 
 
 def _documents(again: int, ms: float, **counts: Any) -> StageFactory:
-    """Long prompts and short answers: 13,840 tokens of prompts, those computed `again`, and 180 of answers a round."""
+    """Long prompts, short answers: per round 13,840 prompt tokens, `again` recomputed tokens and 180 answer tokens."""
     return _repeated_rounds(
         "reading documents",
         lambda b: forward_passes(b, ms, 13_840 + again, dram=0.25, sm=0.9),
@@ -334,46 +329,43 @@ WITH_DRAFTS = _repeated_rounds(
 )  # fmt: skip
 
 
-# 2: GPUs nobody uses.
+# 2: unused GPUs.
 
 _GOOD_TRAINING = repeated_steps(dense(1000), count=FOREVER_MS // 1000)
-
-
-def _briefly_used_server(ms: int) -> StageFactory:
-    def make(board: BoardModel) -> StageSequence:
-        round_ = forward_passes(board, 25.0, 75, dram=0.8)
-        counts = ServingCounts(running=75, generated_tokens=75, passes=1, kv_use=0.5,
-                       inter_token_seconds=0.025, calm_inter_token_seconds=0.025)  # fmt: skip
-        yield serving(board, "answering", round_, counts=counts, ms=ms)
-        yield idle_server()
-
-    return make
 
 
 _REQUESTS_MS = 300_000
 
 
+def _briefly_used_server(board: BoardModel) -> StageSequence:
+    passes = forward_passes(board, 25.0, 75, dram=0.8)
+    counts = ServingCounts(running=75, generated_tokens=75, passes=1, kv_use=0.5,
+                           inter_token_seconds=0.025, calm_inter_token_seconds=0.025)  # fmt: skip
+    yield serving(board, "answering", passes, counts=counts, ms=_REQUESTS_MS)
+    yield idle_server()
+
+
 def _idle(setting: Setting) -> Plan:
-    """Half of the GPUs nobody has, of the others one in two is a server that nobody asks after five minutes."""
+    """Plan half of the GPUs unallocated; of the others every second is a server without requests after 5 minutes."""
     held = setting.slots[: max(1, setting.gpus // 2)]
     jobs = (
         training_job(setting, (slot,), _GOOD_TRAINING)
         if slot % 2 == 0
-        else replica(_briefly_used_server(_REQUESTS_MS), setting, slot)
+        else replica(_briefly_used_server, setting, slot)
         for slot in held
     )
     return Plan(jobs=tuple(jobs))
 
 
 def _scaled(setting: Setting) -> Plan:
-    """The same servers are taken down when nobody asks, and their GPUs given to the next in the queue at once."""
+    """Plan the same servers, stopped when requests end; queued jobs get their GPUs at once."""
     jobs: list[SimulatedJob] = []
     for slot in setting.slots:
         if slot % 2 == 0:
             jobs.append(training_job(setting, (slot,), _GOOD_TRAINING))
             continue
         hold = START_MS + _REQUESTS_MS
-        jobs.append(replace(replica(_briefly_used_server(_REQUESTS_MS), setting, slot), hold_ms=hold))
+        jobs.append(replace(replica(_briefly_used_server, setting, slot), hold_ms=hold))
         jobs.append(replace(training_job(setting, (slot,), _GOOD_TRAINING), start_ms=hold))
     return Plan(jobs=tuple(jobs))
 
@@ -383,24 +375,24 @@ LEAK_SCENARIOS: dict[str, Scenario] = {
     "memory_bound_twin": Scenario(job_per_gpu(FUSED), 560, "the same steps with fused kernels"),
     "low_parallelism": Scenario(job_per_gpu(NARROW), 1200, "training with kernels of a few blocks"),
     "low_parallelism_twin": Scenario(job_per_gpu(WIDE), 420, "the same steps with kernels that fill the chip"),
-    "idle_allocation": Scenario(_idle, 1200, "GPUs nobody has, and a server nobody asks"),
+    "idle_allocation": Scenario(_idle, 1200, "unallocated GPUs, and a server without requests"),
     "idle_allocation_twin": Scenario(_scaled, 1200, "the same work on half of the GPUs, the server taken down in time"),
     "oversized_allocation": Scenario(sweep(1), 10_800, "seeds of a sweep, each with a GPU of its own"),
     "oversized_allocation_twin": Scenario(sweep(7), 10_800, "seven seeds side by side on one GPU"),
-    "host_overhead": Scenario(job_per_gpu(LAUNCHED), 1200, "kernels that end before the host has launched the next"),
+    "host_overhead": Scenario(job_per_gpu(LAUNCHED), 1200, "kernels shorter than the host takes to launch the next"),
     "host_overhead_twin": Scenario(job_per_gpu(REPLAYED), 510, "the same kernels replayed from a graph"),
-    "hung": Scenario(hanging_job, 1800, "one rank stops after ten minutes, the others wait", min_gpus=2),
-    "hung_twin": Scenario(one_job(fault_free(580)), 600, "the same steps, and the end", min_gpus=2),
+    "hung": Scenario(hanging_job, 1800, "one rank stops after ten minutes, and the others wait", min_gpus=2),
+    "hung_twin": Scenario(one_job(FAULT_FREE), 600, "the same steps, then the job ends", min_gpus=2),
     "failure_recovery": Scenario(one_job(failing), 1200, "a failure every two minutes, state read from slow storage"),
     "failure_recovery_twin": Scenario(
         one_job(repeated_steps(dense(1000), count=460)), 480, "the same steps without failures"
     ),
-    "checkpoint": Scenario(one_job(saving, alone=True), 1200, "a checkpoint every hundred steps, while all wait"),
-    "checkpoint_twin": Scenario(one_job(snapshotting, alone=True), 620, "the same, written behind the steps"),
+    "checkpoint": Scenario(one_job(saving, alone=True), 1200, "a synchronous checkpoint every hundred steps"),
+    "checkpoint_twin": Scenario(one_job(snapshotting, alone=True), 620, "the same, written asynchronously"),
     "rework": Scenario(one_job(falling_back(to=20)), 1200, "two failures, far from the last checkpoint"),
     "rework_twin": Scenario(one_job(falling_back(to=300)), 640, "two failures just after a checkpoint"),
     "exposed_communication": Scenario(one_job(EXPOSED), 1200, "gradients go over a slow link after each step"),
-    "exposed_communication_twin": Scenario(one_job(HIDDEN), 490, "the same bytes go behind the products"),
+    "exposed_communication_twin": Scenario(one_job(HIDDEN), 490, "the same bytes, overlapped with computation"),
     "pipeline_bubble": Scenario(pipeline(4), 1200, "a pipeline with as many microbatches as stages", min_gpus=4),
     "pipeline_bubble_twin": Scenario(pipeline(None), 690, "the same with a schedule without bubbles", min_gpus=4),
     "recomputation": Scenario(
@@ -408,22 +400,22 @@ LEAK_SCENARIOS: dict[str, Scenario] = {
     ),
     "recomputation_twin": Scenario(job_per_gpu(NOT_RECOMPUTED), 900, "the same steps, activations kept"),
     "kv_cache_wait": Scenario(replicas(SWAPPING), 1200, "a server that swaps blocks of its full KV cache to the host"),
-    "kv_cache_wait_twin": Scenario(replicas(ROOMY), 490, "the same requests with a KV cache of half the size a token"),
-    "kv_cache_pressure": Scenario(replicas(EVICTING), 1200, "a server that evicts requests and computes them again"),
-    "kv_cache_pressure_twin": Scenario(replicas(NOT_EVICTING), 540, "the same requests with room for all"),
-    "prefill_decode_interference": Scenario(replicas(MIXED), 1200, "prompts are read between the tokens of others"),
+    "kv_cache_wait_twin": Scenario(replicas(ROOMY), 490, "the same requests with half as much KV cache per token"),
+    "kv_cache_pressure": Scenario(replicas(EVICTING), 1200, "a server that evicts requests and recomputes them"),
+    "kv_cache_pressure_twin": Scenario(replicas(NOT_EVICTING), 540, "the same requests with enough KV cache"),
+    "prefill_decode_interference": Scenario(replicas(MIXED), 1200, "prefill delays the decoding of other requests"),
     "prefill_decode_interference_twin": Scenario(
-        replicas(PREFILL_ONLY, PREFILL_ONLY, DECODE_ONLY), 410, "prompts and answers on GPUs of their own", min_gpus=3
+        replicas(PREFILL_ONLY, PREFILL_ONLY, DECODE_ONLY), 410, "prefill and decoding on separate GPUs", min_gpus=3
     ),
     "batching": Scenario(replicas(UNFILLED), 1200, "requests queue while the batch is a quarter full"),
     "batching_twin": Scenario(replicas(FILLED), 335, "the same requests, the batch always full"),
-    "rejected_speculation": Scenario(replicas(LONG_DRAFTS), 1200, "drafts of eight tokens, of which one is right"),
+    "rejected_speculation": Scenario(replicas(LONG_DRAFTS), 1200, "drafts of eight tokens, of which one is accepted"),
     "rejected_speculation_twin": Scenario(replicas(NO_DRAFTS), 1080, "the same tokens without drafts"),
     "unused_drafts": Scenario(replicas(ALONE), 1200, "a few requests at a time, without drafts"),
     "unused_drafts_twin": Scenario(replicas(WITH_DRAFTS), 370, "the same tokens with good drafts"),
-    "data_stall": Scenario(job_per_gpu(STARVED), 1200, "every step waits for its batch"),
-    "data_stall_twin": Scenario(job_per_gpu(FED), 490, "the same steps, the next batch always there"),
-    "padding": Scenario(job_per_gpu(PADDED), 1200, "half of the tokens only fill up"),
-    "padding_twin": Scenario(job_per_gpu(PACKED), 610, "the same tokens, packed"),
+    "data_stall": Scenario(job_per_gpu(STARVED), 1200, "training in which every step waits for its batch"),
+    "data_stall_twin": Scenario(job_per_gpu(FED), 490, "the same steps, with batches always ready"),
+    "padding": Scenario(job_per_gpu(PADDED), 1200, "training on half padding tokens"),
+    "padding_twin": Scenario(job_per_gpu(PACKED), 610, "the same tokens in packed sequences"),
 }
-"""Each twin's time is about what the same work takes: within a step or two of its end."""
+"""Each twin's duration is what the same work takes, within a step or two."""

@@ -1,6 +1,6 @@
-"""Describes what happens on one node: jobs, their timelines, faults, and the ground truth about them.
+"""Defines scenarios and the plan of one node: jobs, their timelines, faults, and the ground truth.
 
-Also holds what a scenario is made of. No reading is ever made from the ground truth.
+No reading is ever derived from the ground truth.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +27,11 @@ from exporter.simulate.workload import (
 )
 
 Leftover = Literal["nothing", "zeros", "stale"]
-"""What is left for others while a profiler has a board's counters: no value, 0, or the driver's note that it is old."""
+"""What telemetry reports while a profiler has the performance counters: no value, 0, or a value marked as stale."""
 
 
 class SimulatedJob(Struct, frozen=True, kw_only=True):
-    """One job: the scheduler's hold on GPUs of this node, and what its processes do, one rank a GPU."""
+    """One job: its allocation of GPUs on this node, and the work of its processes, one rank per GPU."""
 
     owner: Owner
     slots: tuple[int, ...]
@@ -39,24 +39,24 @@ class SimulatedJob(Struct, frozen=True, kw_only=True):
     stages: Program
     start_ms: int = 0
     hold_ms: int = FOREVER_MS
-    """How long the scheduler gives the GPUs to this job."""
+    """How long the GPUs are allocated to this job."""
     orphans: frozenset[int] = frozenset()
-    """Ranks whose process outlives the hold: nobody killed it."""
+    """Ranks whose process survives the end of the allocation."""
     gpus: int = 0
     """GPUs on all nodes; 0 means those of `slots`."""
     restarts: int = 0
     reporting: ReportingOptions | None = None
-    """How its training processes speak of themselves; None: not at all."""
+    """How its training processes report; None if they do not."""
     serves: bool = False
-    """A serving engine runs in it, which answers when asked."""
+    """Whether a serving engine runs in it, which can be scraped."""
 
     @property
     def end_ms(self) -> int:
-        """When the scheduler takes the GPUs back."""
+        """When the allocation ends."""
         return self.start_ms + self.hold_ms
 
     def allocation(self, uuid: str, *, now_ms: int) -> Allocation:
-        """Tell the hold on one GPU as known at `now_ms`: an end that has not come yet is not known."""
+        """Return the allocation of one GPU as known at `now_ms`: without an end that lies in the future."""
         return Allocation(
             uuid=uuid,
             owner=self.owner,
@@ -72,55 +72,56 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     jobs: tuple[SimulatedJob, ...] = ()
     lost_ms: Mapping[int, int] = {}
-    """When the GPU in a slot falls off the bus, if it does."""
+    """When the GPU in a slot falls off the bus."""
     silent_ms: tuple[tuple[int, int], ...] = ()
-    """When the telemetry source gives nothing: [start, end)."""
+    """Intervals [start, end) in which the telemetry source returns nothing."""
     drained_ms: Mapping[int, int] = {}
-    """When an operator drains the GPU in a slot: its job goes on, and no other is given it."""
+    """When an operator drains the GPU in a slot: its job continues, and it is not allocated again."""
     profiler_ms: tuple[tuple[int, int], ...] = ()
-    """When somebody's profiler has the performance counters: [start, end)."""
+    """Intervals [start, end) in which another process's profiler holds the performance counters."""
     profiler_leaves: Leftover = "nothing"
     slices_known: bool = False
-    """Whether the inventory says which MIG slices the boards could be cut into."""
+    """Whether devices carry the MIG slices that the boards could be divided into."""
     power_floor: float = 0.0
-    """Share of its limit that a board draws at least while a kernel is resident: it smooths its power."""
+    """Minimum share of its limit that a board draws while a kernel is resident (power smoothing)."""
     noise: float = 1.0
+    """Factor on every sensor's error; 0: exact."""
 
     def profiled(self, now_ms: int) -> bool:
-        """Whether the performance counters are somebody else's at this moment."""
+        """Whether another process's profiler holds the performance counters at this time."""
         return any(start <= now_ms < end for start, end in self.profiler_ms)
 
     def condition(self, slot: int, now_ms: int) -> str:
-        """What keeps the scheduler from using this GPU at this moment, in one word; empty: nothing."""
+        """Return "lost" or "drained" if the scheduler cannot use this GPU at this time, else an empty string."""
         if self.lost(slot, now_ms):
             return "lost"
         return "drained" if self.drained_ms.get(slot, FOREVER_MS) <= now_ms else ""
 
     def silent(self, now_ms: int) -> bool:
-        """Whether the source gives nothing at this moment."""
+        """Whether the telemetry source returns nothing at this time."""
         return any(start <= now_ms < end for start, end in self.silent_ms)
 
     def lost(self, slot: int, now_ms: int) -> bool:
-        """Whether this GPU no longer answers at this moment."""
+        """Whether this GPU has fallen off the bus at this time."""
         return self.lost_ms.get(slot, FOREVER_MS) <= now_ms
 
 
 class GroundTruth(Struct, frozen=True, kw_only=True):
-    """What really goes on with one GPU from `at` until its next entry: plain physics, no judgement.
+    """Actual activity of one GPU from `at` until its next entry: physics only, without any classification.
 
-    Shares are of time, `*_active` of the unit's capacity, all means over one cycle of the work, as intended and
-    before any sensor. `clock_ratio` is the SM clock over the board's tensor reference clock while a kernel runs.
-    An entry without a uuid is about the node as a whole.
+    `*_share` are shares of time, `*_active` of the unit's capacity: means over one cycle of the work, without sensor
+    errors. `clock_ratio` is the SM clock over the board's tensor reference clock while a kernel runs.
+    An entry without a uuid applies to the whole node.
     """
 
     at: int
     phase: str
     uuid: str = ""
     job_id: str = ""
-    """The job whose process is there, or whose hold it is."""
+    """The job whose process runs on the GPU, or to which it is allocated."""
     process: bool = False
     held: bool = False
-    """Whether the scheduler has given the GPU to `job_id`."""
+    """Whether the GPU is allocated to `job_id`."""
     engine_active: float = 0.0
     sm_active: float = 0.0
     tensor_active: float = 0.0
@@ -136,13 +137,13 @@ class GroundTruth(Struct, frozen=True, kw_only=True):
 
 
 class TimelineInterval(Struct, frozen=True):
-    """A stretch of one GPU's time in which nothing changes but the place within a cycle."""
+    """An interval of one GPU's time in which the same cycle repeats. Times are milliseconds."""
 
     start: int
     end: int
     name: str
     origin: int = 0
-    """When the cycle began its first time round."""
+    """When the first repetition of the cycle began."""
     cycle: Cycle = IDLE_CYCLE
     climate: Climate = NORMAL_CLIMATE
     process: Process | None = None
@@ -151,14 +152,14 @@ class TimelineInterval(Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether it ends because its stage does: nobody has killed the process."""
+        """Whether it ends with its stage, not because the process was killed."""
         return self.stage is not None and self.end == self.origin + self.stage.ms
 
 
 def timeline(plan: Plan, slot: int, *, board: BoardModel, seed: int) -> Iterator[TimelineInterval]:
-    """All pieces of one GPU's time, without a gap, from 0 to FOREVER_MS.
+    """Yield the intervals of one GPU's time, without gaps, from 0 to FOREVER_MS.
 
-    Raises ValueError if a job is still there when the next one starts.
+    Raises ValueError if a job is still on the GPU when the next job starts.
     """
     now = 0
     jobs = sorted((job for job in plan.jobs if slot in job.slots), key=lambda job: job.start_ms)
@@ -180,7 +181,7 @@ def _free_interval(start: int, end: int) -> Iterator[TimelineInterval]:
 
 
 def _job_timeline(job: SimulatedJob, slot: int, *, board: BoardModel, seed: int) -> Iterator[TimelineInterval]:
-    """Play a job on one of its GPUs: its stages, cut where the scheduler kills it, then what is left of the hold."""
+    """Yield a job's intervals on one of its GPUs: its stages until it is killed, then the rest of the allocation."""
     rank = job.slots.index(slot)
     killed_at = FOREVER_MS if rank in job.orphans else min(FOREVER_MS, job.end_ms)
     pid = seeded_random(seed, job.owner.job_id, "pid").randrange(2_000, 4_000_000) + rank
@@ -199,7 +200,7 @@ def _job_timeline(job: SimulatedJob, slot: int, *, board: BoardModel, seed: int)
 def _stage_intervals(
     job: SimulatedJob, stage: Stage, rank: int, *, span: tuple[int, int], process: Process | None
 ) -> Iterator[TimelineInterval]:
-    """Give one rank's part of a stage, in two pieces if the hold ends within it."""
+    """Yield one rank's part of a stage, as two intervals if the allocation ends within it."""
     start, end = span
     cuts = [start, job.end_ms, end] if start < job.end_ms < end else [start, end]
     for left, right in pairwise(cuts):
@@ -220,7 +221,7 @@ def _stage_intervals(
 def ground_truth(
     plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int, end_ms: int
 ) -> Iterator[GroundTruth]:
-    """Every change of what really goes on until `end_ms`, in order of time, lazily."""
+    """Yield every change of the ground truth until `end_ms`, in order of time."""
     per_gpu = [
         _gpu_truth(plan, slot, uuid=uuid, board=board, seed=seed, end_ms=end_ms) for slot, uuid in enumerate(uuids)
     ]
@@ -270,7 +271,7 @@ def _interval_truth(interval: TimelineInterval, uuid: str, board: BoardModel) ->
 
 
 def clock_ratio(board: BoardModel, load: Load, climate: Climate) -> float:
-    """Give the SM clock over the tensor reference clock while this load's kernels run; 0 if it has none."""
+    """Return the SM clock over the tensor reference clock while this load's kernels run; 0 if there are none."""
     if load.engine <= 0:
         return 0.0
     clock = min(governed_clock(board, busy_demand(load)), climate.clock_cap_hz)
@@ -278,14 +279,14 @@ def clock_ratio(board: BoardModel, load: Load, climate: Climate) -> float:
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What a scenario is told: the node's boards, its number in the fleet, and how long the story will be."""
+    """Parameters of a scenario: the node's boards, its number in the fleet, and the duration."""
 
     board: BoardModel
     gpus: int
     node: int
     preroll_ms: int
     duration_ms: int
-    """Altogether, the pre-roll included."""
+    """Total, including the pre-roll."""
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -294,18 +295,18 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Scenario(Struct, frozen=True):
-    """One row of a table of scenarios: how to build it, how long it takes to show what it shows, and what that is."""
+    """One scenario: how its plan is built, its default duration, and its description."""
 
     plan: Callable[[Setting], Plan]
     duration_seconds: int
     description: str
     min_gpus: int = 1
     preroll_seconds: int = 0
-    """How much of it has to have happened before anyone watches; played in steps of a minute."""
+    """Time simulated before the live part, in steps of a minute."""
 
 
 def batch_owner(setting: Setting, number: int, name: str, *, user: str = "ada") -> Owner:
-    """Make a Slurm batch job; numbers do not repeat within a fleet."""
+    """Return the owner of a Slurm batch job; job ids are unique within a fleet."""
     return Owner(
         job_id=str(41_000 + 1_000 * setting.node + number),
         scheduler="slurm",
@@ -317,20 +318,13 @@ def batch_owner(setting: Setting, number: int, name: str, *, user: str = "ada") 
 
 
 def notebook_owner(setting: Setting, number: int) -> Owner:
-    """Make a notebook under Slurm."""
-    return Owner(
-        job_id=str(41_000 + 1_000 * setting.node + number),
-        scheduler="slurm",
-        user="grace",
-        account="research",
-        partition="interactive",
-        name="jupyter",
-        workload_class="interactive",
-    )
+    """Return the owner of a notebook under Slurm."""
+    owner = batch_owner(setting, number, "jupyter", user="grace")
+    return replace(owner, partition="interactive", workload_class="interactive")
 
 
 def server_owner(setting: Setting, number: int) -> Owner:
-    """Make a language-model server's pod."""
+    """Return the owner of a language-model server's pod."""
     pod = f"chat-{setting.node}-{number}"
     return Owner(
         job_id=f"inference/{pod}",
@@ -343,13 +337,13 @@ def server_owner(setting: Setting, number: int) -> Owner:
 
 
 def whole_node(setting: Setting, name: str, program: Program, *, hold_ms: int | None = None) -> SimulatedJob:
-    """Give all GPUs of the node to one batch job."""
+    """Return a batch job on all GPUs of the node."""
     job = SimulatedJob(owner=batch_owner(setting, 1, name), slots=setting.slots, stages=program)
     return job if hold_ms is None else replace(job, hold_ms=hold_ms)
 
 
 def one_each(setting: Setting, name: str, program: Program) -> tuple[SimulatedJob, ...]:
-    """Give a job of its own to every GPU."""
+    """Return one batch job per GPU."""
     return tuple(
         SimulatedJob(owner=batch_owner(setting, slot, name), slots=(slot,), stages=program) for slot in setting.slots
     )

@@ -1,6 +1,6 @@
-"""Makes the training reports and serving-engine polls of simulated programs, and adds such counts to existing programs.
+"""Produces training reports and serving-engine polls of simulated programs, and adds counts to existing programs.
 
-Owns when a report is made and how much was done since the last one. Changes nothing of what happens on the hardware.
+Decides when a report is made and what it counts. Does not change the simulated hardware activity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from exporter.core.model import MS, ServingReport, TrainingReport
 from exporter.simulate.boards import BoardModel
 from exporter.simulate.plan import Plan, SimulatedJob, TimelineInterval, clock_ratio, timeline
-from exporter.simulate.stages import FLOPS_A_TOKEN, TOKENS_A_MS, latencies
+from exporter.simulate.stages import FLOPS_PER_TOKEN, TOKENS_PER_MS, latencies
 from exporter.simulate.workload import (
     Mechanism,
     Program,
@@ -26,14 +26,15 @@ from exporter.simulate.workload import (
     Stage,
     Stages,
     StepCounts,
+    as_program,
 )
 
 _FILLED = 0.92
-"""Of what the tensor cores do in their time; the rest are tiles that a matrix fills in part only (an estimate)."""
+"""Share of tensor-core work that is useful; the rest is lost in partially filled tiles (an estimate)."""
 _RECOMPUTED = 0.04
-"""Of a step's FLOPs: attention alone is computed again (Korthikanti et al. 2022: 2 to 4 %)."""
+"""Share of a step's FLOPs for recomputing attention (Korthikanti et al. 2022: 2 to 4 %)."""
 _PADDED = 0.03
-"""Of the tokens, where sequences are packed."""
+"""Share of padding tokens with packed sequences."""
 _PHASE_OF_STAGE = {
     "weights are loaded": "startup",
     "kernels are compiled": "startup",
@@ -43,30 +44,27 @@ _PHASE_OF_STAGE = {
 }
 _PHASE_OF_MECHANISM: dict[Mechanism, str] = {"computing": "compute", "exchanging": "communication", "idle": "compute"}
 _KV_SHARE = 0.011
-"""Of the KV cache, for each request: some 4,500 tokens of one that holds 420,000."""
+"""Share of the KV cache per request: some 4,500 of 420,000 tokens."""
 _CACHED = 30.0
-"""Tokens of a prompt that the prefix cache has, for each that it has not: a chat sends all that was said before."""
+"""Prompt tokens found in the prefix cache per token that is not: a chat resends the whole conversation."""
 _TTFT = 0.004
-"""Seconds to the first token, for each request that is in the batch already."""
+"""Seconds to the first token, per request in the batch."""
 _STEP_ROUNDING = 1e-6
-"""Of a step: where it ends is known to a few binary digits."""
+"""Tolerance for binary rounding, in steps."""
 
 
-def reporting_trainer(program: Program, board: BoardModel) -> Program:
-    """A training program that counts its steps, the same on every rank.
+@as_program
+def reporting_trainer(rng: Random, program: Program, board: BoardModel) -> Stages:
+    """Return the program with training counts, the same on every rank.
 
-    Raises KeyError when a stage has a mechanism for which a step has no phase.
+    Raises KeyError if a mechanism of a stage has no phase.
     """
-
-    def stages(rng: Random) -> Stages:
-        done = 0
-        for stage in program(rng):
-            step = _step(stage, board, after=done)
-            yield replace(stage, step=step)
-            if step is not None and step.after is not None:
-                done += floor(stage.ms / stage.cycle(0).ms + _STEP_ROUNDING)
-
-    return stages
+    done = 0
+    for stage in program(rng):
+        step = _step(stage, board, after=done)
+        yield replace(stage, step=step)
+        if step is not None and step.after is not None:
+            done += floor(stage.ms / stage.cycle(0).ms + _STEP_ROUNDING)
 
 
 def _step(stage: Stage, board: BoardModel, *, after: int) -> StepCounts | None:
@@ -78,7 +76,7 @@ def _step(stage: Stage, board: BoardModel, *, after: int) -> StepCounts | None:
     segments = stage.cycle(0).segments
     done = sum(_work(stage, segment, board) for segment in segments) * board.peak_flops / 1000
     own = (1 - _RECOMPUTED) * done
-    tokens = own / FLOPS_A_TOKEN
+    tokens = own / FLOPS_PER_TOKEN
     return StepCounts(
         phases=tuple(_PHASE_OF_MECHANISM[segment.mechanism] for segment in segments),
         model_flops=own,
@@ -90,29 +88,26 @@ def _step(stage: Stage, board: BoardModel, *, after: int) -> StepCounts | None:
 
 
 def _work(stage: Stage, segment: Segment, board: BoardModel) -> float:
-    """Milliseconds of the board's peak that a segment comes to, at the clock it runs at: the same, the air hot or not.
+    """Return a segment's useful tensor work in milliseconds at the board's peak: independent of a slowed clock.
 
-    One clock holds throughout a cycle.
+    The clock is constant within a cycle.
     """
     ratio = clock_ratio(board, stage.cycle(0).mean(), stage.climate(0))
     return _FILLED * ratio * segment.load.tensor * segment.ms
 
 
-def reporting_server(program: Program, board: BoardModel) -> Program:
-    """A server on one GPU, whose engine answers while it decodes."""
-
-    def stages(rng: Random) -> Stages:
-        for stage in program(rng):
-            yield replace(stage, service=_service(stage, board)) if stage.name == "decoding" else stage
-
-    return stages
+@as_program
+def reporting_server(rng: Random, program: Program, board: BoardModel) -> Stages:
+    """Return the program with serving counts while it decodes, for a server on one GPU."""
+    for stage in program(rng):
+        yield replace(stage, service=_service(stage, board)) if stage.name == "decoding" else stage
 
 
 def _service(stage: Stage, board: BoardModel) -> ServingCounts:
-    """One pass: a token for each request in the batch, beside a piece of somebody's prompt."""
+    """Count one pass: a token for each request in the batch, and a part of a prompt."""
     cycle = stage.cycle(0)
     decode, prefill = cycle.segments[:2]
-    generated, prompt = (TOKENS_A_MS * _work(stage, segment, board) for segment in (decode, prefill))
+    generated, prompt = (TOKENS_PER_MS * _work(stage, segment, board) for segment in (decode, prefill))
     mean, seconds = cycle.mean(), cycle.ms / 1000
     return ServingCounts(
         running=round(generated),
@@ -121,7 +116,7 @@ def _service(stage: Stage, board: BoardModel) -> ServingCounts:
         cached_tokens=_CACHED * prompt,
         generated_tokens=generated,
         passes=1,
-        flops=(generated + prompt) / TOKENS_A_MS / 1000 * board.peak_flops,
+        flops=(generated + prompt) / TOKENS_PER_MS / 1000 * board.peak_flops,
         bytes=mean.dram * seconds * board.bandwidth,
         inter_token_seconds=seconds,
         calm_inter_token_seconds=seconds - prefill.ms / 1000,
@@ -130,9 +125,9 @@ def _service(stage: Stage, board: BoardModel) -> ServingCounts:
 
 
 POLL_MS = 5_000
-"""How often an engine is asked."""
+"""Interval at which an engine is polled."""
 _ROUNDING = 1e-6
-"""Of a time round: where it ends is known to a few binary digits."""
+"""Tolerance for binary rounding, in cycles."""
 _COUNTS = (
     "preemptions", "prompt_tokens", "cached_tokens", "generated_tokens", "recomputed_tokens", "drafted_tokens",
     "accepted_tokens", "passes",
@@ -140,11 +135,11 @@ _COUNTS = (
 
 
 Waits = tuple[tuple[str, int], ...]
-"""Phases between two steps that have not been told, with their milliseconds."""
+"""Phases since the last step that were not reported yet, with their milliseconds."""
 
 
 class ReportingProcess(Struct, frozen=True):
-    """Where a process speaks from: its job, its rank, and the GPUs it has on this node."""
+    """A process that reports: its job, rank and GPU."""
 
     job: SimulatedJob
     options: ReportingOptions
@@ -153,12 +148,12 @@ class ReportingProcess(Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole job."""
+        """Number of GPUs of the whole job."""
         return self.job.gpus or len(self.job.slots)
 
 
 def reports(plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int) -> Iterator[TrainingReport]:
-    """All reports of all processes on this node in the order in which they are made; times are ns from 0."""
+    """Yield all reports of all processes on this node in order of time; times are ns from 0."""
     streams = [
         _process_reports(
             ReportingProcess(job, job.reporting, rank, uuids[slot]),
@@ -175,13 +170,13 @@ def reports(plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int) -
 def _job_intervals(
     plan: Plan, job: SimulatedJob, slot: int, *, board: BoardModel, seed: int
 ) -> Iterator[TimelineInterval]:
-    """What a job does on one of its GPUs, as long as it holds it."""
+    """Yield a job's intervals on one of its GPUs until its allocation ends."""
     ours = takewhile(lambda interval: interval.start < job.end_ms, timeline(plan, slot, board=board, seed=seed))
     return (interval for interval in ours if interval.job is job)
 
 
 def _process_reports(process: ReportingProcess, intervals: Iterable[TimelineInterval]) -> Iterator[TrainingReport]:
-    """One process from its first word to its last."""
+    """Yield all reports of one process."""
     since: int | None = None
     waits: Waits = ()
     for interval in intervals:
@@ -199,7 +194,7 @@ def _process_reports(process: ReportingProcess, intervals: Iterable[TimelineInte
         made = (
             _closing_report(process, step, interval)
             if step.after is None
-            else _steps(process, step, interval, since=since, waits=waits)
+            else _step_reports(process, step, interval, since=since, waits=waits)
         )
         for report in made:
             yield report
@@ -207,7 +202,7 @@ def _process_reports(process: ReportingProcess, intervals: Iterable[TimelineInte
 
 
 def _opening_report(process: ReportingProcess, step: StepCounts, since: int, now: int) -> TrainingReport:
-    """A phase begins; what came since the last word, if anything, was the end of the one before."""
+    """Return the report at the start of a phase, or of the first steps; it covers the time since the last report."""
     return replace(
         _empty_report(process, since, now),
         phase=step.phases[0] if step.after is None else "",
@@ -219,7 +214,7 @@ def _opening_report(process: ReportingProcess, step: StepCounts, since: int, now
 def _closing_report(
     process: ReportingProcess, step: StepCounts, interval: TimelineInterval
 ) -> Iterator[TrainingReport]:
-    """The closing word of a phase; none if the process is killed in it."""
+    """Yield the report at the end of a phase; none if the process is killed in it."""
     if interval.complete:
         lasted = ((step.phases[0], (interval.end - interval.start) * MS),)
         yield replace(
@@ -231,12 +226,12 @@ def _closing_report(
         )
 
 
-def _steps(
+def _step_reports(
     process: ReportingProcess, step: StepCounts, interval: TimelineInterval, *, since: int, waits: Waits = ()
 ) -> Iterator[TrainingReport]:
-    """A report after every so many steps, and one of those that are left when the stage is over.
+    """Yield a report each time it is due, and one of the remaining steps at the end of the interval.
 
-    `waits`: what came between `since` and the piece.
+    `waits` are the phases between `since` and the start of the interval.
     """
     after, length, before = step.after or 0, interval.cycle.ms, 0
     last = floor((interval.end - interval.origin) / length + _ROUNDING)
@@ -246,14 +241,14 @@ def _steps(
         end = min(interval.end, ceil(interval.origin + now * length - _ROUNDING))
         if now == last and not interval.complete and end < since + process.options.every_ms:
             return  # killed before it was due
-        phases = _timed(interval, step, process.options, since, end, waits=() if before else waits)
+        phases = _phase_times(interval, step, process.options, since, end, waits=() if before else waits)
         report = replace(_empty_report(process, since, end), phases=phases)
         made = step.checkpoints if now == last and interval.complete else 0
-        yield _counted(report, process, step, now - before, at=after + now, checkpoints=made)
+        yield _with_counts(report, process, step, now - before, at=after + now, checkpoints=made)
         before, since = now, end
 
 
-def _counted(
+def _with_counts(
     report: TrainingReport, process: ReportingProcess, step: StepCounts, steps: int, *, at: int, checkpoints: int
 ) -> TrainingReport:
     total_steps = steps * (process.gpus if process.options.alone else 1)
@@ -282,36 +277,35 @@ def _empty_report(process: ReportingProcess, start: int, end: int) -> TrainingRe
         rank=str(process.rank),
         run=process.options.run,
         recompute=process.options.recompute,
-        dtype=process.options.dtype,
+        dtype="bf16",
         parallel=process.options.parallel,
         world_size=process.gpus,
     )
 
 
-def _timed(
+def _phase_times(
     interval: TimelineInterval, step: StepCounts, options: ReportingOptions, since: int, end: int, *, waits: Waits
 ) -> tuple[tuple[str, int], ...]:
-    """Nanoseconds by phase from `since` to `end`, for the phases that the program measures."""
+    """Return nanoseconds by phase from `since` to `end`, for the phases that the program measures."""
     times = {name: float(sum(ms for phase, ms in waits if phase == name)) for name in options.times}
     position = 0.0
-    start = max(since, interval.start) - interval.origin
+    start, end = max(since, interval.start) - interval.origin, end - interval.origin
     for segment, phase in zip(interval.cycle.segments, step.phases, strict=True):
         if phase in times:
-            times[phase] += _passed(end - interval.origin, position, segment.ms, interval.cycle.ms) - _passed(
-                start, position, segment.ms, interval.cycle.ms
-            )
+            before = _time_in_segment(start, position, segment.ms, interval.cycle.ms)
+            times[phase] += _time_in_segment(end, position, segment.ms, interval.cycle.ms) - before
         position += segment.ms
     return tuple((phase, int(ms * MS)) for phase, ms in times.items())
 
 
-def _passed(now: float, begin: float, lasts: float, around: float) -> float:
-    """Milliseconds until `now` of a segment that begins `begin` into each time round."""
-    rounds, rest = divmod(now, around)
-    return rounds * lasts + min(max(rest - begin, 0.0), lasts)
+def _time_in_segment(now: float, begin: float, length: float, cycle_ms: float) -> float:
+    """Return milliseconds spent until `now` in a segment that begins `begin` ms into each cycle."""
+    rounds, rest = divmod(now, cycle_ms)
+    return rounds * length + min(max(rest - begin, 0.0), length)
 
 
 def servings(plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int) -> Iterator[ServingReport]:
-    """All answers of all engines on this node in the order in which they are given; times are ns from 0."""
+    """Yield all polls of all engines on this node in order of time; times are ns from 0."""
     streams = [
         _engine_polls(job, uuids, _job_intervals(plan, job, job.slots[0], board=board, seed=seed))
         for job in plan.jobs
@@ -323,8 +317,8 @@ def servings(plan: Plan, uuids: Sequence[str], *, board: BoardModel, seed: int) 
 def _engine_polls(
     job: SimulatedJob, uuids: Sequence[str], intervals: Iterable[TimelineInterval]
 ) -> Iterator[ServingReport]:
-    """One engine, asked again and again: an answer needs the one before it, for counts are differences."""
-    here = tuple(uuids[slot] for slot in job.slots)
+    """Yield the polls of one engine; each counts the difference to the poll before."""
+    job_uuids = tuple(uuids[slot] for slot in job.slots)
     polled = job.start_ms - job.start_ms % POLL_MS
     known: list[TimelineInterval] = []
     for interval in intervals:
@@ -332,27 +326,29 @@ def _engine_polls(
         if interval.stage is None or interval.stage.service is None:
             polled = max(polled, interval.end - interval.end % POLL_MS)
         while interval.end > polled + POLL_MS:
-            known = [one for one in known if one.end > polled]
+            known = [interval for interval in known if interval.end > polled]
             polled += POLL_MS
             poll = _poll(job, known, polled)
             if poll is not None:
-                yield replace(poll, uuids=here, gpus=len(here))
+                yield replace(poll, uuids=job_uuids, gpus=len(job_uuids))
 
 
 def _poll(job: SimulatedJob, known: Sequence[TimelineInterval], now: int) -> ServingReport | None:
-    """What has come since the last poll; nothing where the engine did not answer at both ends, or all the time."""
+    """Return counts since the last poll; None if the engine did not respond throughout."""
     then = now - POLL_MS
     services = [(interval, interval.stage.service) for interval in known if interval.stage and interval.stage.service]
     if len(services) < len(known) or services[0][0].start > then:
         return None
     gauge = services[-1][1]
     mostly = max(services, key=lambda one: min(now, one[0].end) - max(then, one[0].start))[1]
-    counts: dict[str, Any] = {name: float(sum(_gain(p, s, name, then, now) for p, s in services)) for name in _COUNTS}
+    counts: dict[str, Any] = {
+        name: float(sum(_increase(p, s, name, then, now) for p, s in services)) for name in _COUNTS
+    }
     return ServingReport(
         job_id=job.owner.job_id,
         start=then * MS,
         end=now * MS,
-        engine=gauge.engine,
+        engine="vllm",
         running=gauge.running,
         waiting=gauge.waiting,
         slots=gauge.slots,
@@ -366,14 +362,14 @@ def _poll(job: SimulatedJob, known: Sequence[TimelineInterval], now: int) -> Ser
     )
 
 
-def _gain(interval: TimelineInterval, service: ServingCounts, name: str, then: int, now: int) -> int:
-    """What a counter of whole things has gained."""
+def _increase(interval: TimelineInterval, service: ServingCounts, name: str, then: int, now: int) -> int:
+    """Return the increase of an integer counter from `then` to `now`."""
     each: float = getattr(service, name)
     start, end = max(then, interval.start), min(now, interval.end)
-    return _until(interval, each, end) - _until(interval, each, start)
+    return _count_until(interval, each, end) - _count_until(interval, each, start)
 
 
-def _until(interval: TimelineInterval, each: float, at: int) -> int:
+def _count_until(interval: TimelineInterval, each: float, at: int) -> int:
     return floor((at - interval.origin) / interval.cycle.ms * each + _ROUNDING)
 
 
@@ -385,9 +381,9 @@ Emitted = TypeVar("Emitted", TrainingReport, ServingReport)
 
 
 def emitter(stream: Iterator[Emitted], start: int) -> Callable[[int], tuple[Emitted, ...]]:
-    """Give a function that hands out what was said up to a moment and has not been handed out.
+    """Return a function that returns the items of the stream up to a time, each once.
 
-    Moments of the stream are ns from 0; `start` is added to what is handed out.
+    Times are ns from 0; `start` is added to the returned items.
     """
     ahead = next(stream, None)
 

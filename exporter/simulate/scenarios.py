@@ -1,4 +1,4 @@
-"""The scenarios of `demo` and `simulate`: who holds which GPU and when; one row each."""
+"""Defines the scenarios of `demo` and `simulate`: which jobs run on which GPUs and when."""
 
 from collections.abc import Callable
 
@@ -24,17 +24,17 @@ _HOUR = 3600
 
 
 def all_gpus(name: str, make: Callable[[BoardModel, int], Program]) -> Callable[[Setting], Plan]:
-    """One batch job on all GPUs of the node; `make` is given how many these are."""
+    """Plan one batch job on all GPUs of the node; `make` is called with their number."""
     return lambda setting: Plan(jobs=(whole_node(setting, name, make(setting.board, setting.gpus)),))
 
 
 def each_gpu(name: str, make: Callable[[BoardModel], Program]) -> Callable[[Setting], Plan]:
-    """A batch job of its own on every GPU."""
+    """Plan one batch job per GPU."""
     return lambda setting: Plan(jobs=one_each(setting, name, make(setting.board)))
 
 
 def servers(*rounds: tuple[str, float, Callable[[BoardModel], Cycle]]) -> Callable[[Setting], Plan]:
-    """A server on every GPU, which does these in turn: name, minutes, cycle."""
+    """Plan one server per GPU, which runs these in turn: name, minutes, cycle."""
 
     def plan(setting: Setting) -> Plan:
         made = [(name, minutes, cycle(setting.board)) for name, minutes, cycle in rounds]
@@ -47,7 +47,7 @@ def servers(*rounds: tuple[str, float, Callable[[BoardModel], Cycle]]) -> Callab
 
 
 def rank0_checkpoint(seconds: int) -> Callable[[Setting], Plan]:
-    """Rank 0 writes a checkpoint for so long, while all others wait."""
+    """Plan training in which rank 0 writes a checkpoint for `seconds`, while all others wait."""
 
     def make(board: BoardModel, ranks: int) -> Program:
         doing = kernels.copy_out(board, rate=3e9)
@@ -57,7 +57,7 @@ def rank0_checkpoint(seconds: int) -> Callable[[Setting], Plan]:
 
 
 def rank0_evaluation(board: BoardModel, ranks: int, *, rank0_here: bool = True) -> Program:
-    """Rank 0, on this node or another, evaluates for 20 minutes, while all others wait."""
+    """Training in which rank 0, on this node or another, evaluates for 20 minutes, while all others wait."""
     doing = kernels.evaluation()
     return programs.rank0_alone(
         board, ranks, name="rank 0 evaluates", doing=doing, ms=20 * MINUTE_MS, rank0_here=rank0_here
@@ -99,7 +99,7 @@ def _notebook(setting: Setting, slot: int, *, start_ms: int) -> SimulatedJob:
 
 
 def _zombie_notebook(setting: Setting) -> Plan:
-    # Starts off the sampling grid, as people do.
+    # Starts are not on the sampling grid, as in practice.
     return Plan(jobs=tuple(_notebook(setting, slot, start_ms=2_345 + 5_000 * slot) for slot in setting.slots))
 
 
@@ -122,7 +122,7 @@ _throttled = all_gpus("pretrain", programs.slowed_training)
 def _lost_gpu(setting: Setting) -> Plan:
     missing, when = setting.gpus - 1, 10 * MINUTE_MS + 400
     program = programs.losing(setting.board, setting.gpus, missing=missing, after_ms=when)
-    # The collective library's watchdog gives up after ten minutes by default, and the job fails.
+    # By default the watchdog of the collective library ends the job after ten minutes.
     job = whole_node(setting, "pretrain", program, hold_ms=when + 10 * MINUTE_MS)
     return Plan(jobs=(job,), lost_ms={missing: when})
 
@@ -142,7 +142,7 @@ _ROUND_MS = 30 * MINUTE_MS
 
 
 def _demo(setting: Setting) -> Plan:
-    """Eight GPUs, four tenants, of whom two speak; `live` is when someone starts to watch."""
+    """Plan eight GPUs with four tenants, two of which report; `live` is the end of the pre-roll."""
     board, live = setting.board, setting.preroll_ms
     chat = reporting.reporting_server(programs.decoding(board, 1), board)
     jobs = (
@@ -168,7 +168,7 @@ def _demo_trainer(setting: Setting, *, start_ms: int) -> SimulatedJob:
 
 
 def _demo_pair(setting: Setting, *, first: int) -> tuple[SimulatedJob, ...]:
-    """Give two GPUs to one job that deadlocks, is cancelled, and one that leaves a process behind; again and again."""
+    """Plan two GPUs for a job that deadlocks and is cancelled, and one that leaves a process behind, repeatedly."""
     end = min(setting.duration_ms, first + 7 * 24 * HOUR_MS)
     rounds = range(first, end, _ROUND_MS)
     return tuple(job for number, start in enumerate(rounds) for job in _demo_round(setting, number, start))
@@ -199,7 +199,7 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[SimulatedJob
 
 
 def _across_nodes(setting: Setting) -> Plan:
-    """Half of a job that spans this node and its neighbour."""
+    """Plan half of a job that spans this node and its neighbour."""
     pair = setting.node // len(_FLEET)
     owner = replace(batch_owner(setting, 0, "pretrain-large"), job_id=str(40_000 + pair))
     program = programs.training(setting.board, 2 * setting.gpus)
@@ -241,10 +241,10 @@ SCENARIOS: dict[str, Scenario] = {
         _zombie_notebook, 3 * _HOUR, "notebooks used for some minutes and then left open for hours"
     ),
     "leaked_process": Scenario(
-        _leaked_process, 1800, "a job that ends for the scheduler while some of its processes compute on"
+        _leaked_process, 1800, "a job that ends for the scheduler while some of its processes continue"
     ),
     "deadlock": Scenario(
-        _deadlock, 2700, "training until one rank stops, and all others poll in a collective for ever", min_gpus=2
+        _deadlock, 2700, "training until one rank stops, and all others poll in a collective without end", min_gpus=2
     ),
     "straggler": Scenario(
         all_gpus("pretrain", programs.straggling), 1800,
@@ -272,7 +272,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "spin_kernel": Scenario(
         each_gpu("spin", lambda board: programs.single_cycle("one block waits for a flag", kernels.one_block(board))),
-        900, "a kernel of one thread block that waits for a flag for ever",
+        900, "a kernel of one thread block that waits for a flag without end",
     ),
     "idle_context": Scenario(
         each_gpu(
@@ -283,7 +283,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "carpenter": Scenario(
         _carpenter, 8 * _HOUR,
-        "eight hours, without noise: two held by nobody, four of even work, two of pauses in between",
+        "eight hours, without noise: two unallocated, four of constant work, two of pauses in between",
     ),
     "rank0_checkpoint": Scenario(
         rank0_checkpoint(90), 900, "rank 0 writes a checkpoint for 90 s, the others wait", min_gpus=2

@@ -1,31 +1,21 @@
-"""Simulates one node as Observations from a physical model of its own.
+"""Simulates one node as a stream of Observations from a physical model.
 
-Owns the loop that plays a plan through boards and sensors, board health, and `without`, which hides signals. Emits only
-what hardware and a scheduler would report; the ground truth goes to another file. Imports core.model alone of the core:
-it must not know how the rest of the program judges, so that agreement between the two means something.
+Owns the loop that runs a plan through boards and sensors, and board health. Emits only what hardware and a scheduler
+would report; the ground truth is written to another file. Of the core it imports only core.model: it must not know the
+rules of classification, so that the simulation can test them independently.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from exporter.core.model import (
-    MS,
-    Allocation,
-    Device,
-    Fault,
-    Health,
-    Observation,
-    Reading,
-    ServingReport,
-    TrainingReport,
-)
+from exporter.core.model import MS, Allocation, Device, Fault, Health, Observation, Reading
 from exporter.simulate.boards import BOARDS, BoardModel, BoardSensors
 from exporter.simulate.plan import GroundTruth, Plan, Scenario, Setting, TimelineInterval, ground_truth, timeline
 from exporter.simulate.reporting import emitter, reports, servings
@@ -33,24 +23,202 @@ from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.workload import FOREVER_MS, Load, add_loads, seeded_random
 
 HEALTH_PERIOD_MS = 10_000
-"""As a daemon reads it."""
+"""Interval at which a daemon reads board health."""
 _OFF_THE_BUS = 79
 """NVIDIA's Xid document: "GPU has fallen off the bus"."""
 _SLOWDOWN_CELSIUS = 87.0
 _MEMORY_ABOVE_CHIP = 6.0
 
 
-def health_readings(
-    plan: Plan, board: BoardModel, uuids: tuple[str, ...], readings: tuple[Reading, ...], *, before: int, now: int
+_NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
+PROFILED = (
+    "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",
+    "fp16_active", "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second", *_NVLINK_SIGNALS,
+)  # fmt: skip
+"""Signals from performance counters, which serve one client at a time; the driver itself provides the others."""
+
+
+class Simulation(Struct, frozen=True, kw_only=True):
+    """One simulated node. `observations` and `truth` start from the beginning at each access."""
+
+    scenario: str
+    host: str
+    board: BoardModel
+    uuids: tuple[str, ...]
+    plan: Plan
+    seed: int
+    node: int
+    start: int
+    """Monotonic nanoseconds of the first Observation."""
+    wall: int
+    """The same time in Unix nanoseconds."""
+    period_ms: int
+    preroll_ms: int
+    """Time simulated first, in coarse steps, before the live part."""
+    preroll_period_ms: int
+    duration_ms: int
+    """Total, including the pre-roll."""
+
+    @property
+    def live_from(self) -> int:
+        """Monotonic nanoseconds at which the pre-roll ends; `start` if there is none."""
+        return self.start + self.preroll_ms * MS
+
+    @property
+    def observations(self) -> Iterator[Observation]:
+        """Yields every Observation in order; the first has devices and allocations but no reading."""
+        return _observations(self)
+
+    @property
+    def truth(self) -> Iterator[GroundTruth]:
+        """Yields every change of the ground truth; `at` is monotonic nanoseconds."""
+        entries = ground_truth(self.plan, self.uuids, board=self.board, seed=self.seed, end_ms=self.duration_ms)
+        return (replace(entry, at=self.start + entry.at) for entry in entries)
+
+    def write_truth(self, path: str | Path) -> None:
+        """Write the ground truth as JSON lines to a file other than the trace."""
+        encode = msgspec.json.Encoder().encode
+        with Path(path).open("wb") as file:
+            file.writelines(encode(entry) + b"\n" for entry in self.truth)
+
+
+def node_uuids(seed: int, node: int, gpus: int) -> tuple[str, ...]:
+    """Return one UUID per GPU in the driver's format, unique across seeds and nodes."""
+    rng = seeded_random(seed, node, "uuid")
+    return tuple(f"GPU-{UUID(int=rng.getrandbits(128), version=4)}" for _ in range(gpus))
+
+
+class _SimulatedGpu:
+    """One GPU: its timeline and its sensors."""
+
+    def __init__(self, simulation: Simulation, slot: int) -> None:
+        plan, board, seed = simulation.plan, simulation.board, simulation.seed
+        self._intervals = timeline(plan, slot, board=board, seed=seed)
+        self._current = next(self._intervals)
+        noise = seeded_random(seed, simulation.node, slot, "sensors")
+        self._sensors = BoardSensors(board, simulation.uuids[slot], noise, noise=plan.noise, floor=plan.power_floor)
+
+    def read(self, start: int, end: int, *, offset: int) -> Reading:
+        """Advance from `start` to `end` and read the sensors; `offset` is added to the reading's times."""
+        load, interval = self._advance(start, end)
+        return self._sensors.read(
+            start + offset, end + offset, load=load, climate=interval.climate, process=interval.process
+        )
+
+    def _advance(self, start: int, end: int) -> tuple[Load, TimelineInterval]:
+        """Return the mean load over [start, end) milliseconds, and the timeline interval at its end."""
+        total, now = Load(), start
+        while now < end:
+            interval = self._current
+            until = min(end, interval.end)
+            part = interval.cycle.integral(now - interval.origin, until - interval.origin)
+            total = part if now == start else add_loads(total, part)
+            if now < until == interval.end:
+                self._current = next(self._intervals)
+            now = until
+        return Load(*[max(0.0, value / (end - start)) for value in total]), interval
+
+
+def _ticks(simulation: Simulation) -> Iterator[int]:
+    """Yield the times of Observations, in milliseconds after the first: coarse in the pre-roll, then every period."""
+    yield from range(simulation.preroll_period_ms, simulation.preroll_ms, simulation.preroll_period_ms)
+    if simulation.preroll_ms:
+        yield simulation.preroll_ms
+    first = simulation.preroll_ms + simulation.period_ms
+    yield from range(first, simulation.duration_ms + 1, simulation.period_ms)
+
+
+def _observations(simulation: Simulation) -> Iterator[Observation]:
+    plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
+    gpus = [_SimulatedGpu(simulation, slot) for slot in range(len(uuids))]
+    new_reports = emitter(reports(plan, uuids, board=board, seed=seed), simulation.start)
+    new_polls = emitter(servings(plan, uuids, board=board, seed=seed), simulation.start)
+    yield _observation(simulation, -1, 0, readings=())
+    before = 0
+    was_silent = False
+    for now in _ticks(simulation):
+        offset = simulation.start // MS
+        readings = tuple(gpu.read(before, now, offset=offset) for gpu in gpus)
+        silent = plan.silent(now)
+        # The first response after a silence only sets the counters' baseline: rates need two.
+        visible = () if silent or was_silent else _visible_readings(simulation, readings, now)
+        observation = _observation(simulation, before, now, readings=visible)
+        yield replace(observation, reports=new_reports(now * MS), serving=new_polls(now * MS))
+        before, was_silent = now, silent
+
+
+def _visible_readings(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
+    plan = simulation.plan
+    answered = tuple(r for slot, r in enumerate(readings) if not plan.lost(slot, now))
+    return tuple(_left_by_profiler(r, plan) for r in answered) if plan.profiled(now) else answered
+
+
+def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
+    if plan.profiler_leaves == "stale":
+        return replace(reading, distrust="stale")
+    left = None if plan.profiler_leaves == "nothing" else 0.0
+    blank: dict[str, float | None] = {name: left for name in PROFILED if getattr(reading, name) is not None}
+    return replace(reading, **blank)
+
+
+def _observation(simulation: Simulation, before: int, now: int, *, readings: tuple[Reading, ...]) -> Observation:
+    """Build the Observation at `now`, with devices and allocations only if they changed after `before`."""
+    plan = simulation.plan
+
+    def changed(*times_ms: int) -> bool:
+        return before < 0 or any(before < at <= now for at in times_ms)
+
+    devices_changed = changed(*plan.lost_ms.values(), *plan.drained_ms.values())
+    allocations_changed = changed(*(at for job in plan.jobs for at in (job.start_ms, job.end_ms)))
+    return Observation(
+        at=simulation.start + now * MS,
+        wall=simulation.wall + now * MS,
+        readings=readings,
+        devices=_devices(simulation, now) if devices_changed else None,
+        allocations=_allocations(simulation, before, now) if allocations_changed else None,
+        source="simulation",
+        faults=_faults(simulation, now),
+        health=_health_readings(simulation, readings, before, now),
+    )
+
+
+def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
+    board = simulation.board
+    return tuple(
+        Device(
+            uuid=uuid,
+            index=str(slot),
+            model=board.driver_name,
+            spec=board.sliceable_spec if simulation.plan.slices_known else board.spec,
+            lacks=() if board.nvlink else _NVLINK_SIGNALS,
+            condition=simulation.plan.condition(slot, now),
+        )
+        for slot, uuid in enumerate(simulation.uuids)
+    )
+
+
+def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocation, ...]:
+    """Return allocations that are active at `now` or ended since `before`."""
+    return tuple(
+        replace(held, start=simulation.start + held.start, end=held.end and simulation.start + held.end)
+        for job in simulation.plan.jobs
+        if job.start_ms <= now and job.end_ms > before
+        for held in (job.allocation(simulation.uuids[slot], now_ms=now) for slot in job.slots)
+    )
+
+
+def _health_readings(
+    simulation: Simulation, readings: tuple[Reading, ...], before: int, now: int
 ) -> tuple[Health, ...]:
-    """Health of the boards that answered, where its time came between two ticks (milliseconds); and a last word."""
+    """Return board health if due between two ticks (milliseconds), and the Xid of each GPU lost between them."""
+    plan = simulation.plan
     health = [
-        Health(uuids[slot], xids=(_OFF_THE_BUS,))
+        Health(simulation.uuids[slot], xids=(_OFF_THE_BUS,))
         for slot, lost_at in sorted(plan.lost_ms.items())
         if before < lost_at <= now
     ]
     if now // HEALTH_PERIOD_MS > before // HEALTH_PERIOD_MS:
-        health += [_healthy(reading, board, smooths=plan.power_floor > 0) for reading in readings]
+        health += [_healthy(reading, simulation.board, smooths=plan.power_floor > 0) for reading in readings]
     return tuple(health)
 
 
@@ -70,206 +238,6 @@ def _healthy(reading: Reading, board: BoardModel, *, smooths: bool) -> Health:
     )
 
 
-_NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
-PROFILED = (
-    "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",
-    "fp16_active", "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second", *_NVLINK_SIGNALS,
-)  # fmt: skip
-"""What the hardware's performance counters give, one client at a time; the rest is the driver's own."""
-
-
-class Simulation(Struct, frozen=True, kw_only=True):
-    """One node's story. Both `observations` and `truth` start anew each time they are asked for."""
-
-    scenario: str
-    host: str
-    board: BoardModel
-    uuids: tuple[str, ...]
-    plan: Plan
-    seed: int
-    node: int
-    start: int
-    """Monotonic nanoseconds of the first Observation."""
-    wall: int
-    """The same moment in Unix nanoseconds."""
-    period_ms: int
-    preroll_ms: int
-    """How much of the story comes first, in coarse steps, to be fed before anyone watches."""
-    preroll_period_ms: int
-    duration_ms: int
-    """How long the story is altogether, the pre-roll included."""
-
-    @property
-    def live_from(self) -> int:
-        """Monotonic nanoseconds at which the pre-roll is over: `start` when there is none."""
-        return self.start + self.preroll_ms * MS
-
-    @property
-    def observations(self) -> Iterator[Observation]:
-        """Every Observation in order, lazily; the first has devices and allocations and no reading."""
-        return _observations(self)
-
-    @property
-    def truth(self) -> Iterator[GroundTruth]:
-        """What really went on, change by change, for a file of its own; `at` is monotonic nanoseconds."""
-        entries = ground_truth(self.plan, self.uuids, board=self.board, seed=self.seed, end_ms=self.duration_ms)
-        return (replace(entry, at=self.start + entry.at) for entry in entries)
-
-    def write_truth(self, target: str | Path | BinaryIO) -> None:
-        """Write the truth as JSON lines, to a path or an open binary file: never into the trace itself."""
-        if isinstance(target, (str, Path)):
-            with Path(target).open("wb") as file:
-                self.write_truth(file)
-            return
-        encode = msgspec.json.Encoder().encode
-        target.writelines(encode(entry) + b"\n" for entry in self.truth)
-
-
-def node_uuids(seed: int, node: int, gpus: int) -> tuple[str, ...]:
-    """Names as the driver makes them up, one a GPU; no two seeds or nodes share one."""
-    rng = seeded_random(seed, node, "uuid")
-    return tuple(f"GPU-{UUID(int=rng.getrandbits(128), version=4)}" for _ in range(gpus))
-
-
-class _Player:
-    """Follows one GPU's timeline, and gives its mean load over one interval after another."""
-
-    def __init__(self, intervals: Iterator[TimelineInterval]) -> None:
-        self._intervals = intervals
-        self._current = next(intervals)
-
-    def play(self, start: int, end: int) -> tuple[Load, TimelineInterval]:
-        """Mean load over [start, end) milliseconds, and the piece that is on at its end."""
-        total, here = Load(), start
-        while here < end:
-            interval = self._current
-            until = min(end, interval.end)
-            part = interval.cycle.integral(here - interval.origin, until - interval.origin)
-            total = part if here == start else add_loads(total, part)
-            if here < until == interval.end:
-                self._current = next(self._intervals)
-            here = until
-        return Load(*[max(0.0, value / (end - start)) for value in total]), interval
-
-
-class _SimulatedGpu:
-    """One GPU: what is done to it, and what its sensors say."""
-
-    def __init__(self, simulation: Simulation, slot: int) -> None:
-        plan, board, seed = simulation.plan, simulation.board, simulation.seed
-        uuid = simulation.uuids[slot]
-        self._player = _Player(timeline(plan, slot, board=board, seed=seed))
-        noise = seeded_random(seed, simulation.node, slot, "sensors")
-        self._meter = BoardSensors(board, uuid, noise, noise=plan.noise, floor=plan.power_floor)
-
-    def read(self, start: int, end: int, *, offset: int) -> Reading:
-        """Play on from `start` to `end`, and read the sensors; time in the reading is moved by `offset`."""
-        load, interval = self._player.play(start, end)
-        return self._meter.read(
-            start + offset, end + offset, load=load, climate=interval.climate, process=interval.process
-        )
-
-
-def _ticks(simulation: Simulation) -> Iterator[int]:
-    """Milliseconds after the first Observation: coarse through the pre-roll, then every period."""
-    yield from range(simulation.preroll_period_ms, simulation.preroll_ms, simulation.preroll_period_ms)
-    if simulation.preroll_ms:
-        yield simulation.preroll_ms
-    first = simulation.preroll_ms + simulation.period_ms
-    yield from range(first, simulation.duration_ms + 1, simulation.period_ms)
-
-
-def _observations(simulation: Simulation) -> Iterator[Observation]:
-    gpus = [_SimulatedGpu(simulation, slot) for slot in range(len(simulation.uuids))]
-    reported, answered = _message_streams(simulation)
-    yield _observation(simulation, -1, 0, readings=())
-    before = 0
-    blind = False
-    for now in _ticks(simulation):
-        offset = simulation.start // MS
-        readings = tuple(gpu.read(before, now, offset=offset) for gpu in gpus)
-        silent = simulation.plan.silent(now)
-        # The first answer after a silence only sets the counters' baseline: rates need two.
-        visible = () if silent or blind else _visible_readings(simulation, readings, now)
-        observation = _observation(simulation, before, now, readings=visible)
-        yield replace(observation, reports=reported(now * MS), serving=answered(now * MS))
-        before, blind = now, silent
-
-
-def _message_streams(
-    simulation: Simulation,
-) -> tuple[Callable[[int], tuple[TrainingReport, ...]], Callable[[int], tuple[ServingReport, ...]]]:
-    """Give two functions of time (ns from the first Observation): what processes and engines have said since."""
-    plan, uuids, board, seed = simulation.plan, simulation.uuids, simulation.board, simulation.seed
-    reported = reports(plan, uuids, board=board, seed=seed)
-    answered = servings(plan, uuids, board=board, seed=seed)
-    return emitter(reported, simulation.start), emitter(answered, simulation.start)
-
-
-def _visible_readings(simulation: Simulation, readings: tuple[Reading, ...], now: int) -> tuple[Reading, ...]:
-    plan = simulation.plan
-    answered = tuple(r for slot, r in enumerate(readings) if not plan.lost(slot, now))
-    return tuple(_left_by_profiler(r, plan) for r in answered) if plan.profiled(now) else answered
-
-
-def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
-    if plan.profiler_leaves == "stale":
-        return replace(reading, distrust="stale")
-    left = None if plan.profiler_leaves == "nothing" else 0.0
-    blank: dict[str, float | None] = {name: left for name in PROFILED if getattr(reading, name) is not None}
-    return replace(reading, **blank)
-
-
-def _observation(simulation: Simulation, before: int, now: int, *, readings: tuple[Reading, ...]) -> Observation:
-    """Tell what changed after `before` and up to `now`."""
-    first = before < 0
-    return Observation(
-        at=simulation.start + now * MS,
-        wall=simulation.wall + now * MS,
-        readings=readings,
-        devices=_devices(simulation, now) if first or _devices_changed(simulation.plan, before, now) else None,
-        allocations=_allocations(simulation, before, now)
-        if first or _allocations_changed(simulation, before, now)
-        else None,
-        source="simulation",
-        faults=_faults(simulation, now),
-        health=health_readings(simulation.plan, simulation.board, simulation.uuids, readings, before=before, now=now),
-    )
-
-
-def _devices_changed(plan: Plan, before: int, now: int) -> bool:
-    return any(before < at <= now for at in (*plan.lost_ms.values(), *plan.drained_ms.values()))
-
-
-def _devices(simulation: Simulation, now: int) -> tuple[Device, ...]:
-    board = simulation.board
-    return tuple(
-        Device(
-            uuid=uuid,
-            index=str(slot),
-            model=board.driver_name,
-            spec=board.sliceable_spec if simulation.plan.slices_known else board.spec,
-            lacks=() if board.nvlink else _NVLINK_SIGNALS,
-            condition=simulation.plan.condition(slot, now),
-        )
-        for slot, uuid in enumerate(simulation.uuids)
-    )
-
-
-def _allocations_changed(simulation: Simulation, before: int, now: int) -> bool:
-    return any(before < at <= now for job in simulation.plan.jobs for at in (job.start_ms, job.end_ms))
-
-
-def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocation, ...]:
-    """Every hold that is on at `now`, or ended since `before`."""
-    return tuple(
-        replace(held, start=simulation.start + held.start, end=held.end and simulation.start + held.end)
-        for job in simulation.plan.jobs
-        if job.start_ms <= now and job.end_ms > before
-        for held in (job.allocation(simulation.uuids[slot], now_ms=now) for slot in job.slots)
-    )
-
-
 def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
     if simulation.plan.silent(now):
         return (Fault("source_failed", "simulated: the telemetry source does not answer"),)
@@ -280,40 +248,11 @@ def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
     )
 
 
-_SIGNALS = frozenset(field.name for field in fields(Reading)) - {"uuid", "start", "end", "distrust"}
-_OTHER_SIGNALS = frozenset({"owner", "spec"})
-
-
-def without(observations: Iterable[Observation], *, signals: Collection[str]) -> Iterator[Observation]:
-    """Tell the same story as a node that cannot see these signals: fields of Reading, "owner" or "spec".
-
-    "owner" takes the allocations away, "spec" what is known of the board. Raises ValueError for any other name.
-    """
-    unknown = sorted(set(signals) - _SIGNALS - _OTHER_SIGNALS)
-    if unknown:
-        known = ", ".join(sorted(_SIGNALS | _OTHER_SIGNALS))
-        raise ValueError(f"no signal is called {', '.join(unknown)}; there are {known}")
-    blank: dict[str, None] = dict.fromkeys(_SIGNALS.intersection(signals))
-    return (_blanked(observation, blank, frozenset(signals) & _OTHER_SIGNALS) for observation in observations)
-
-
-def _blanked(observation: Observation, blank: dict[str, None], whole: frozenset[str]) -> Observation:
-    devices = observation.devices
-    if devices is not None and "spec" in whole:
-        devices = tuple(replace(device, spec=None) for device in devices)
-    return replace(
-        observation,
-        readings=tuple(replace(reading, **blank) for reading in observation.readings),
-        devices=devices,
-        allocations=None if "owner" in whole else observation.allocations,
-    )
-
-
 DEFAULT_WALL = 1_767_225_600 * 1_000_000_000
-"""2026-01-01 00:00 UTC in Unix nanoseconds: a fixed day, so that the same seed gives the same bytes."""
+"""2026-01-01 00:00 UTC in Unix nanoseconds: fixed, so that the same seed gives the same bytes."""
 _PREROLL_PERIOD_MS = 60_000
 _MS_GRAIN = 1e-6
-"""How far from a whole millisecond a figure in seconds may be: binary fractions are not exact."""
+"""Tolerance in milliseconds for rounding seconds to whole milliseconds."""
 
 Row = TypeVar("Row")
 
@@ -332,13 +271,13 @@ def simulate(
     start: int = 0,
     wall: int = DEFAULT_WALL,
 ) -> Simulation:
-    """Set up one node's story; nothing is computed until its Observations are asked for.
+    """Set up the simulation of one node; Observations are computed only when they are iterated.
 
-    `start` is monotonic nanoseconds on a whole millisecond, `wall` Unix nanoseconds of the same moment.
-    `duration_seconds` comes on top of `preroll_seconds` (both default to the scenario's own; the duration may be
-    infinite). Nodes of one fleet share the seed and differ in `node`. `stories` is the table that `scenario` is a row
-    of: SCENARIOS, STORIES, TWELVE or WATERFALLS. The same arguments give the same bytes.
-    Raises ValueError for an unknown scenario or board, a time off the millisecond grid, or too few GPUs.
+    `start` is monotonic nanoseconds on a whole millisecond, `wall` Unix nanoseconds of the same time.
+    `duration_seconds` is added to `preroll_seconds` (both default to the scenario's own; the duration may be infinite).
+    Nodes of one fleet share the seed and differ in `node`. `stories` is the table that contains `scenario`, for
+    example SCENARIOS, LEAK_SCENARIOS or WATERFALL_SCENARIOS. The same arguments give the same bytes.
+    Raises ValueError for an unknown scenario or board, a time that is not whole milliseconds, or too few GPUs.
     """
     row = _lookup(scenario, stories, "scenario")
     if gpus < row.min_gpus:
@@ -376,7 +315,7 @@ def _lookup(name: str, table: Mapping[str, Row], kind: str) -> Row:
     try:
         return table[name]
     except KeyError:
-        raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(table)}") from None
+        raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(table)}") from None
 
 
 def _whole_ms(seconds: float, name: str) -> int:

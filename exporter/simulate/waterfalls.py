@@ -1,6 +1,6 @@
-"""Scenarios whose every hour is known beforehand: the worked example, and two days of 100 GPU-hours.
+"""Defines scenarios with a known expected waterfall: the worked example, and two days of 100 GPU-hours.
 
-What each hour should count as is worked out by hand beside the tests, and compared.
+The tests compare them with expected results that were calculated by hand.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from exporter.simulate.kernels import SPIN
 from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, server_owner
 from exporter.simulate.programs import at_reference
 from exporter.simulate.stages import (
+    SMALL_JOB,
     PhaseSegment,
     cycle,
     exchange,
@@ -42,11 +43,11 @@ from exporter.simulate.workload import (
 )
 
 _DAY_MS = 10 * HOUR_MS
-"""Ten GPUs for so long are 100 GPU-hours."""
+"""100 GPU-hours on ten GPUs."""
 
 
 def _carpenter(setting: Setting) -> Plan:
-    """Two hours nobody has it; then 20 minutes of steps and ten of waiting for data, by turns."""
+    """Plan two unallocated hours, then 20 minutes of steps and ten of waiting for data in turn."""
     board = setting.board
 
     def stages(_: Random) -> Stages:
@@ -68,10 +69,10 @@ def _carpenter(setting: Setting) -> Plan:
     return Plan(jobs=jobs, noise=0.0)
 
 
-# Training: eight GPUs pretrain all day; the ninth falls off the bus; the tenth has two small jobs of one GPU.
+# Training: eight GPUs pretrain all day; the ninth falls off the bus; the tenth runs two small jobs.
 
-_CLOCK = 0.97155
-"""Of the reference: a power limit holds the clocks there all day."""
+_TRAINING_CLOCK = 0.97155
+"""Share of the reference clock that a power limit allows all day."""
 _STARTS_MS, _STUCK_MS, _RESTART_MS, _RESTORES_MS = 450_000, 750_000, 225_000, 450_000
 _SAVES_MS, _EVALUATION_MS = 90_000, 90_000
 _LOST_STEPS = 1110
@@ -89,22 +90,20 @@ def _day_of_steps(board: BoardModel) -> tuple[PhaseSegment, ...]:
 def _training_steps(board: BoardModel, count: int, *, after: int, highest: int | None = None) -> Stage:
     return steps(
         board, count, *_day_of_steps(board),
-        after=after, highest=highest, model=0.8536, padding=0.0343, counted=True, clock=_CLOCK,
+        after=after, highest=highest, model=0.8536, padding=0.0343, counted=True, clock=_TRAINING_CLOCK,
     )  # fmt: skip
 
 
 def _pretraining(board: BoardModel) -> Iterator[Stage]:
-    """Ten blocks of steps, after each a checkpoint and a validation; in the fifth and after the eighth a failure."""
+    """Ten blocks of steps, each followed by a checkpoint and a validation; failures in the fifth, after the eighth."""
     yield phase_stage("weights are loaded", _STARTS_MS, idle_part(1000.0, "startup"))
     done = 0
     for block in range(10):
-        count = 3000 if block == 9 else 3060  # noqa: PLR2004  the day's last block is cut short
+        count = 3000 if block == 9 else 3060  # noqa: PLR2004  the last block is shorter
         if block == 4:  # noqa: PLR2004  the fifth
             yield _training_steps(board, _LOST_STEPS, after=done)
             yield Stage("all ranks wait", _STUCK_MS, (Cycle(Segment(1000.0, SPIN, "waiting_peer")),), memory=0.85)
-            yield from restore_after_failure(
-                done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=done + _LOST_STEPS
-            )
+            yield from _restore(done, highest=done + _LOST_STEPS)
         if block == 8:  # noqa: PLR2004  before the ninth
             yield from _restore(done, highest=done)
         yield _training_steps(board, count, after=done, highest=done + _LOST_STEPS if block == 4 else None)  # noqa: PLR2004
@@ -120,8 +119,8 @@ def _restore(done: int, *, highest: int) -> Iterator[Stage]:
     return restore_after_failure(done, restart_ms=_RESTART_MS, restore_ms=_RESTORES_MS, highest=highest)
 
 
-def _launched(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
-    """Kernels shorter than the host takes to launch the next."""
+def _short_kernels(setting: Setting, *, memory: float, hold_ms: int, start_ms: int) -> SimulatedJob:
+    """Return a job of kernels that are shorter than the launch of the next."""
     board = setting.board
     shorts = cycle(products(board, 5.0, tensor=0.25, sm=0.4, dram=0.15), idle_part(7.0, "compute"))
     slow = Stage("short kernels", FOREVER_MS, (shorts,), memory=memory, climates=(at_reference(board),))
@@ -142,20 +141,20 @@ def _training(setting: Setting) -> Plan:
         stages=lambda _: _pretraining(board),
         reporting=ReportingOptions(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
     )
-    small = _launched(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
-    large = _launched(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
+    small = _short_kernels(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
+    large = _short_kernels(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
     lost = {8: 8 * HOUR_MS + 400}
     return Plan(jobs=(pretrain, small, large), lost_ms=lost, slices_known=True, noise=0.0)
 
 
 # Inference: two replicas of two GPUs, four of one; the ninth GPU has a small batch job, the tenth falls off the bus.
 
-_CAP = 0.925
-"""Of the reference: what the room's power leaves the clocks."""
+_SERVING_CLOCK = 0.925
+"""Share of the reference clock that the room's power allows."""
 
 
 class _ReplicaMode(NamedTuple):
-    """What a replica does for some time: shares of each second, of the SMs, tensor cores and DRAM's ceiling."""
+    """Activity of a replica for `ms`: shares of time, of SMs, of tensor cores and of achievable DRAM bandwidth."""
 
     name: str
     ms: int
@@ -165,19 +164,19 @@ class _ReplicaMode(NamedTuple):
     dram: float
     counts: ServingCounts
     peers: float = 0.0
-    """Of each second, an exchange with the other GPU of the replica, at half the link."""
+    """Share of time in communication with the replica's other GPU, at half the link bandwidth."""
     swaps: bool = False
-    """What the engine does not fill are blocks of the KV cache on their way to the host and back."""
+    """Whether KV-cache blocks are swapped with the host while no kernel runs."""
 
 
-def _counted(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
-    """FLOPs and bytes on one GPU in a second, as the engine works them out from tokens and context."""
-    flops = mode.tensor * _CAP * board.peak_flops
+def _with_work(mode: _ReplicaMode, board: BoardModel) -> ServingCounts:
+    """Return the counts with FLOPs and bytes per second of one GPU, as the engine computes them from its tokens."""
+    flops = mode.tensor * _SERVING_CLOCK * board.peak_flops
     return replace(mode.counts, flops=flops, bytes=mode.dram * board.dram_ceiling * board.bandwidth)
 
 
 def _serving_stage(mode: _ReplicaMode, board: BoardModel) -> Stage:
-    """One time round is a second."""
+    """Build the stage of this mode, with a cycle of one second."""
     own = mode.engine - mode.peers
     kernel = Load(
         engine=1.0,
@@ -193,10 +192,10 @@ def _serving_stage(mode: _ReplicaMode, board: BoardModel) -> Stage:
     if mode.engine < 1:
         wire = 0.2 * board.pcie if mode.swaps else 0.0
         segments.append(Segment(1000 * (1 - mode.engine), Load(pcie_tx=wire, pcie_rx=wire), "idle"))
-    climate = replace(at_reference(board), clock_cap_hz=_CAP * board.reference_clock_hz)
+    climate = replace(at_reference(board), clock_cap_hz=_SERVING_CLOCK * board.reference_clock_hz)
     return Stage(
         mode.name, mode.ms, (Cycle(*segments),), memory=0.9, program="server", climates=(climate,),
-        service=_counted(mode, board),
+        service=_with_work(mode, board),
     )  # fmt: skip
 
 
@@ -204,12 +203,12 @@ def _reported_latencies(itl: float, *, queue: float = 0.02) -> tuple[Latency, ..
     return latencies(ttft=0.4, itl=itl, queue=queue)
 
 
-_TOGETHER = _ReplicaMode(
+_TWO_GPU_MODE = _ReplicaMode(
     "decoding on two GPUs", 8 * HOUR_MS, engine=1.0, sm=0.344, tensor=0.1505, dram=0.86, peers=0.14,
     counts=ServingCounts(running=200, generated_tokens=16_700, passes=84, kv_use=0.7,
                          latencies=_reported_latencies(0.012)),
 )  # fmt: skip
-_ALONE = (
+_ONE_GPU_MODES = (
     _ReplicaMode(
         "a fifth of the batch is filled", 2 * HOUR_MS, engine=1.0, sm=0.45, tensor=0.06, dram=0.9,
         counts=ServingCounts(running=51, waiting=20, slots=255, generated_tokens=3330, passes=65, kv_use=0.3,
@@ -242,32 +241,32 @@ _ALONE = (
 _LOADS_MS, _UPDATES_MS, _RELOADS_MS, _LAST_MS = 900_000, 450_000, 1_800_000, 60_000
 
 
-def _loads(name: str, ms: int) -> Stage:
-    """The engine does not answer yet."""
+def _loading(name: str, ms: int) -> Stage:
+    """Build a stage in which the engine does not respond yet."""
     return Stage(name, ms, (IDLE_CYCLE,), memory=0.3, program="server")
 
 
 def _replica(setting: Setting, slots: tuple[int, ...], modes: tuple[_ReplicaMode, ...]) -> SimulatedJob:
     def stages(_: Random) -> Stages:
-        yield _loads("weights are loaded", _LOADS_MS)
+        yield _loading("weights are loaded", _LOADS_MS)
         yield from (_serving_stage(mode, setting.board) for mode in modes)
-        yield _loads("new weights are loaded", _UPDATES_MS)
+        yield _loading("new weights are loaded", _UPDATES_MS)
         yield idle_server()
 
     return SimulatedJob(owner=server_owner(setting, slots[0]), slots=slots, stages=stages, serves=True)
 
 
 def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]:
-    """A replica that fails a minute before the last request of its day: its container starts again."""
-    first = _replica(setting, (slot,), _ALONE)
-    fails = _LOADS_MS + sum(mode.ms for mode in _ALONE) - _LAST_MS
+    """Return a replica that fails one minute before its last request, and the job of its restarted container."""
+    first = _replica(setting, (slot,), _ONE_GPU_MODES)
+    fails = _LOADS_MS + sum(mode.ms for mode in _ONE_GPU_MODES) - _LAST_MS
     again = replace(
         _replica(setting, (slot,), ()),
         owner=server_owner(setting, 10 + slot),
         stages=lambda _: iter((
-            _loads("weights are loaded again", _RELOADS_MS),
-            _serving_stage(_ALONE[-1]._replace(ms=_LAST_MS), setting.board),
-            _loads("new weights are loaded", _UPDATES_MS),
+            _loading("weights are loaded again", _RELOADS_MS),
+            _serving_stage(_ONE_GPU_MODES[-1]._replace(ms=_LAST_MS), setting.board),
+            _loading("new weights are loaded", _UPDATES_MS),
             idle_server(),
         )),
         start_ms=fails,
@@ -277,14 +276,13 @@ def _restarted(setting: Setting, slot: int) -> tuple[SimulatedJob, SimulatedJob]
 
 
 def _inference(setting: Setting) -> Plan:
-    ran = Load(engine=0.6, sm=0.06, occupancy=0.02, tensor=0.03, dram=0.02, fp32=0.01)
-    embeds = Stage("embedding", FOREVER_MS, (Cycle(Segment(10.0, ran, "computing")),), memory=0.08)
+    embeds = Stage("embedding", FOREVER_MS, (Cycle(Segment(10.0, SMALL_JOB, "computing")),), memory=0.08)
     small = SimulatedJob(
         owner=batch_owner(setting, 8, "embed"), slots=(8,), stages=lambda _: iter((embeds,)), hold_ms=8 * HOUR_MS
     )
     jobs = (
-        *(_replica(setting, pair, (_TOGETHER,)) for pair in ((0, 1), (2, 3))),
-        *(_replica(setting, (slot,), _ALONE) for slot in (4, 5)),
+        *(_replica(setting, pair, (_TWO_GPU_MODE,)) for pair in ((0, 1), (2, 3))),
+        *(_replica(setting, (slot,), _ONE_GPU_MODES) for slot in (4, 5)),
         *(job for slot in (6, 7) for job in _restarted(setting, slot)),
         small,
     )
@@ -295,18 +293,18 @@ WATERFALL_SCENARIOS: dict[str, Scenario] = {
     "carpenter_told": Scenario(
         _carpenter,
         8 * 3600,
-        "the worked example, told by the job: two hours held by nobody, four of steps, two without input",
+        "the worked example, reported by the job: two hours unallocated, four of steps, two without input",
     ),
     "training_waterfall": Scenario(
         _training,
         _DAY_MS // 1000,
-        "ten hours of ten GPUs of which one job trains on eight, and every leak of training has its part",
+        "ten hours of ten GPUs, one job training on eight of them, with every leak of training",
         min_gpus=10,
     ),
     "inference_waterfall": Scenario(
         _inference,
         _DAY_MS // 1000,
-        "ten hours of ten GPUs of which eight serve, and every leak of serving has its part",
+        "ten hours of ten GPUs, eight of them serving, with every leak of serving",
         min_gpus=10,
     ),
 }

@@ -1,11 +1,11 @@
 """Defines the work of a GPU (load, segment, cycle, stage), and how programs count it as training steps or requests.
 
-Owns exact sums of a cycle over any interval. Knows what hardware does, not whether that is good or bad.
+Describes hardware activity only, without classifying it.
 """
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Concatenate, Literal, NamedTuple, ParamSpec
 
 from msgspec import Struct
 
@@ -13,56 +13,55 @@ from exporter.core.model import Latency, Parallel
 
 
 class ReportingOptions(Struct, frozen=True, kw_only=True):
-    """How the training processes of a job speak of themselves, whatever they do."""
+    """How the training processes of a job report."""
 
     run: str
-    """What the job and its restarts have in common."""
+    """Name that the job and its restarts share."""
     alone: bool = False
-    """Rank 0 speaks for the GPUs of the whole job; else each rank for its own."""
+    """Whether rank 0 reports for the GPUs of the whole job; otherwise each rank reports for its own."""
     every_ms: int = 2000
-    """A report is made at the end of the first step that comes so long after the last."""
+    """Minimum interval of reports, which are sent at the end of a step."""
     times: tuple[str, ...] = ("data", "communication")
-    """Phases within a step that the program measures: told even where they take no time."""
+    """Phases within a step that the program measures; reported even if their time is 0."""
     recompute: str = "none"
-    dtype: str = "bf16"
     parallel: Parallel | None = None
     bubble: float | None = None
-    """What the pipeline's schedule leaves empty of each step, 0-1, as the program works it out."""
+    """Pipeline bubble as a share of each step, 0-1, as the program computes it from its schedule."""
 
 
 class StepCounts(Struct, frozen=True, kw_only=True):
-    """One time round of a cycle as a training program counts it, on one rank.
+    """What a training program counts on one rank in one cycle.
 
-    Without `after` no optimiser step is made: a spell of one phase, which is told when it begins and when it ends.
+    Without `after` it is not an optimiser step but a single phase, reported when it begins and when it ends.
     """
 
     phases: tuple[str, ...]
-    """Of each segment of the cycle, one of model.PHASES."""
+    """Phase of each segment of the cycle, one of model.PHASES."""
     model_flops: float = 0.0
-    """Of the model's own passes, on one GPU."""
+    """FLOPs of the model's own passes on one GPU."""
     hardware_flops: float | None = None
-    """With those that are computed twice; None: the program does not count them."""
+    """FLOPs including recomputation; None if the program does not count them."""
     tokens: float = 0.0
-    """On one GPU."""
+    """Tokens on one GPU."""
     padding: float = 0.0
+    """Padding tokens among them."""
     after: int | None = None
-    """The last optimiser step that had ended before."""
+    """The last optimiser step completed before."""
     highest: int | None = None
-    """How far the run had come, as the process has read in its checkpoint."""
+    """The highest step that the run had reached, as read from its checkpoint."""
     resumes: int | None = None
-    """The step that it goes on from, as a process that has read its checkpoint knows when the spell ends."""
+    """The step from which training resumes, as read from its checkpoint; reported at the end of the phase."""
     restart: bool = False
-    """The first word of a process that begins anew."""
+    """Whether this begins with the first report of a restarted process."""
     checkpoints: int = 0
-    """Made by the end of it."""
+    """Checkpoints written by its end."""
     within: bool = False
-    """A wait in the midst of steps: nothing is said until the next of them has ended, and then how long it was."""
+    """Whether it is a wait between steps, whose duration is reported only with the next step."""
 
 
 class ServingCounts(Struct, frozen=True, kw_only=True):
-    """One time round of a cycle as a serving engine counts it, of all its GPUs together; gauges hold throughout."""
+    """What a serving engine counts in one cycle on all its GPUs together; gauges are constant."""
 
-    engine: str = "vllm"
     running: int = 0
     waiting: int = 0
     slots: int = 256
@@ -76,9 +75,9 @@ class ServingCounts(Struct, frozen=True, kw_only=True):
     accepted_tokens: float = 0.0
     passes: float = 0.0
     flops: float = 0.0
-    """On one GPU."""
+    """FLOPs on one GPU."""
     bytes: float = 0.0
-    """To and from one GPU's memory."""
+    """Bytes read from and written to one GPU's memory."""
     inter_token_seconds: float | None = None
     calm_inter_token_seconds: float | None = None
     latencies: tuple[Latency, ...] = ()
@@ -89,13 +88,13 @@ Mechanism = Literal["computing", "exchanging", "copying", "waiting_input", "wait
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 FOREVER_MS = 10 * 365 * 24 * HOUR_MS
-"""Longer than any simulation: the length of a stage that has no end of its own."""
+"""Ten years, longer than any simulation: the length of a stage without end."""
 
 
 class Load(NamedTuple):
-    """How far each unit is in use while this goes on: shares of the whole board, and bytes per second.
+    """Utilization of each unit of a board as a share of its capacity, and traffic in bytes per second.
 
-    `engine` is 1 while a kernel is resident: a copy engine at work does not count (DCGM field 1001).
+    `engine` is 1 while a kernel is resident; copy engines do not count (DCGM field 1001).
     """
 
     engine: float = 0.0
@@ -112,11 +111,11 @@ class Load(NamedTuple):
     """To other GPUs, over NVLink or, where there is none, PCIe."""
     peer_rx: float = 0.0
     integer: float = 0.0
-    """Integer pipes: they draw power, and no counter shows them."""
+    """Integer pipes: they draw power, but no performance counter measures them."""
 
 
 class Segment(NamedTuple):
-    """One thing after another: `ms` milliseconds of one load."""
+    """`ms` milliseconds of one load."""
 
     ms: float
     load: Load
@@ -124,9 +123,9 @@ class Segment(NamedTuple):
 
 
 class Cycle:
-    """Segments that repeat without end, as a training step or a decode iteration does.
+    """Segments that repeat without end, such as a training step or a decode iteration.
 
-    Positions and lengths are milliseconds from the first time round.
+    Positions are milliseconds from the start of the first repetition.
     """
 
     __slots__ = ("_sums", "ms", "segments")
@@ -139,17 +138,17 @@ class Cycle:
             self._sums.append(add_loads(self._sums[-1], segment.load, weight=segment.ms))
 
     def integral(self, start: float, end: float) -> Load:
-        """Sum loads times milliseconds over [start, end): exact for any interval, however long."""
+        """Integrate the load over [start, end), in load times milliseconds: exact for any interval."""
         if len(self.segments) == 1:
             return add_loads(Load(), self.segments[0].load, weight=end - start)
         return add_loads(self._until(end), self._until(start), weight=-1.0)
 
     def mean(self) -> Load:
-        """Give the mean load of one time round."""
+        """Return the mean load over one cycle."""
         return Load(*[total / self.ms for total in self._sums[-1]])
 
     def share(self, mechanism: Mechanism) -> float:
-        """Share of time this mechanism has."""
+        """Return the share of time spent in this mechanism."""
         return sum(segment.ms for segment in self.segments if segment.mechanism == mechanism) / self.ms
 
     def _until(self, position: float) -> Load:
@@ -163,66 +162,72 @@ class Cycle:
 
 
 def add_loads(left: Load, right: Load, *, weight: float = 1.0) -> Load:
-    """Sum of two loads, unit by unit, the right one weighted."""
+    """Return `left` plus `weight` times `right`, unit by unit."""
     return Load(*[a + weight * b for a, b in zip(left, right, strict=True)])
 
 
 class Climate(Struct, frozen=True):
-    """What the machine room imposes on a board, from outside its own power limit."""
+    """External limits on a board: a clock cap beside its own power limit, and inlet air temperature."""
 
     clock_cap_hz: float = float("inf")
     event_reasons: int = 0
     """Bits of NVML's `nvmlClocksEventReasons` that the cap sets."""
     inlet_kelvin: float = 0.0
-    """How much warmer than usual the air comes in."""
+    """How much warmer than usual the inlet air is."""
 
 
 NORMAL_CLIMATE = Climate()
 
 
 class Stage(Struct, frozen=True):
-    """A stretch of a job during which every rank repeats its own cycle.
+    """A part of a job in which every rank repeats its own cycle.
 
-    `cycles` and `climates` hold one entry for all ranks, or one a rank.
+    `cycles` and `climates` hold one entry for all ranks, or one per rank.
     """
 
     name: str
     ms: int
     cycles: tuple[Cycle, ...]
     memory: float = 0.0
-    """Share of the board's memory the process holds, beyond the context itself."""
+    """Share of the board's memory that the process holds in addition to its CUDA context."""
     program: str = "python"
     context: bool = True
-    """Whether the process has a CUDA context: before that the driver does not list it."""
+    """Whether the process has a CUDA context; without one the driver does not list it."""
     climates: tuple[Climate, ...] = (NORMAL_CLIMATE,)
     step: StepCounts | None = None
-    """What a training program would say of it; None: it says nothing."""
+    """What a training program reports of it; None if it does not report."""
     service: ServingCounts | None = None
-    """What a serving engine would answer meanwhile; None: nothing answers."""
+    """What a serving engine's metrics contain meanwhile; None if it does not respond."""
 
     def cycle(self, rank: int) -> Cycle:
-        """Give the cycle of one rank."""
+        """Return the cycle of one rank."""
         return self.cycles[rank] if len(self.cycles) > 1 else self.cycles[0]
 
     def climate(self, rank: int) -> Climate:
-        """Give the climate of one rank."""
+        """Return the climate of one rank."""
         return self.climates[rank] if len(self.climates) > 1 else self.climates[0]
 
 
 Stages = Iterator[Stage]
 Program = Callable[[Random], Stages]
-"""What the ranks of a job do; called anew for each rank, with equal random numbers."""
+"""Returns the stages of a job; called for each rank, with equal random numbers."""
+Arguments = ParamSpec("Arguments")
+
+
+def as_program(stages: Callable[Concatenate[Random, Arguments], Stages]) -> Callable[Arguments, Program]:
+    """Turn a generator of stages into a function that returns a Program: the generator without its random numbers."""
+    return lambda *args, **options: lambda rng: stages(rng, *args, **options)
 
 
 def seeded_random(*key: object) -> Random:
-    """Random numbers of their own for this key: the same on every run and machine, and no one else's."""
+    """Return a random generator seeded with this key, the same on every run and machine."""
     return Random("/".join(map(str, key)))  # nosec B311  # noqa: S311  repeatable noise, not a secret
 
 
 IDLE_CYCLE = Cycle(Segment(1000.0, Load(), "idle"))
-"""No kernel and no copy."""
+"""A cycle without kernels and copies."""
 
 
 def absent(name: str, ms: int) -> Stage:
-    """No process is there."""
+    """Build a stage without a process."""
     return Stage(name, ms, (IDLE_CYCLE,), context=False)

@@ -21,8 +21,9 @@ from exporter.simulate import kernels, programs
 from exporter.simulate.plan import Leftover, Plan, Scenario, Setting, SimulatedJob, batch_owner, whole_node
 from exporter.simulate.programs import bring_up, training
 from exporter.simulate.scenarios import SCENARIOS
-from exporter.simulate.simulation import Simulation, simulate, without
+from exporter.simulate.simulation import Simulation, simulate
 from exporter.simulate.workload import IDLE_CYCLE, Program, Stage, Stages
+from tests.hidden import without
 from tests.lookalikes import LOOKALIKES
 
 BOARD = "H100-SXM5-80GB"

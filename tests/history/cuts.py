@@ -1,8 +1,8 @@
-"""Power cuts at any point of what a daemon has written, and what must be true of the file after each.
+"""Simulates power cuts at any point of a daemon's writes, and checks the file after each.
 
-`python -m tests.history.cuts --pairs 5000` tries so many pairs of a point and a coin's seed. Owns the judgement:
-the file opens and is whole, no more is lost than since the last write that was to last, no receipt that was written is
-lost, every second is there once.
+`python -m tests.history.cuts --pairs 5000` tries that many pairs of a point and a random seed. The file must open and
+be intact, lose nothing from before the last durable write, keep every job record that was written durably, and contain
+every second once.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from tests.history.journal import Entry, PowerCut, entries
 from tests.history.player import names
 
 LIVES = ((0, 180, "stop"), (180, 320, "kill"), (320, 500, "kill"), (500, 640, "stop"))
-"""Ticks of the story that each process plays, and how it ends."""
+"""First and last tick of each process, and how it ends."""
 NAME = "history.db"
-_MEMORY = Path("/dev/shm")  # noqa: S108  a disk that is made up need not wait for a real one
+_MEMORY = Path("/dev/shm")  # noqa: S108  simulated disks need no real one, which is slower
 
 
 def recorded(folder: Path, seed: int) -> list[Entry]:
-    """What the disk was told by several lives of a daemon, one after the other."""
+    """Run several daemons one after the other and return the journal of their writes."""
     disk = Disk(folder)
     for first, last, end in LIVES:
         words = [sys.executable, "-m", "tests.history.player", f"{disk.folder / NAME}", f"{first}", f"{last}", end]
@@ -49,7 +49,7 @@ def recorded(folder: Path, seed: int) -> list[Entry]:
 
 
 def tried(told: Sequence[Entry], point: int, seed: int, folder: Path) -> str:
-    """Cut the power after so many entries, and judge what is left; what was found there, in a word."""
+    """Cut the power after `point` entries, check what is left, and return a short description of it."""
     before = list(told[:point])
     left = PowerCut([entry for entry in before if entry.name != "marks"], "disk").left(seed)
     for name, content in left.items():
@@ -71,7 +71,7 @@ def _judged(path: Path, marks: list[dict[str, Any]]) -> str:
     if not path.exists():
         assert not lasting, "the file is gone"
         return "no file yet"
-    with closing(HistoryStore(path)) as store:  # raises where it is damaged
+    with closing(HistoryStore(path)) as store:  # raises if it is damaged
         left = read_checkpoint(store)
         found = {name[:3]: name for name in names(store.job_records(JobRecordQuery(limit=10_000)))}
         books = store.closed_books()
@@ -101,7 +101,7 @@ def _whole(path: Path) -> None:
 
 
 def _conserved(way: StartFresh, books: Sequence[Any]) -> None:
-    """Every second of every GPU is in one book, and the parts of each add up."""
+    """Assert that every second of every GPU is in one book, and that the parts of each book add up."""
     assert len(way.closed) == len(way.edges) == 8, (len(way.closed), len(way.edges), way.reason)
     for each in (*books, *way.job_records):
         assert sum(each.parts.values()) == each.paid
@@ -114,7 +114,7 @@ def _conserved(way: StartFresh, books: Sequence[Any]) -> None:
 
 
 def _pairs(count: int, length: int, seed: int) -> list[tuple[int, int]]:
-    """Every point once if there are enough; the rest at random."""
+    """Yield every point once if `pairs` suffice, and random points for the rest."""
     chance = random.Random(seed)  # noqa: S311
     points = [*range(length + 1)] if count > length else []
     points += [chance.randint(0, length) for _ in range(count - len(points))]
@@ -122,7 +122,7 @@ def _pairs(count: int, length: int, seed: int) -> list[tuple[int, int]]:
 
 
 def many(pairs: int, seed: int) -> Counter[str]:
-    """So many cuts of one recording, and what was found after them; raises AssertionError at the first that is bad."""
+    """Try power cuts on one recording and count the outcomes; raises AssertionError at the first failure."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         told = recorded(Path(folder), seed)
@@ -139,7 +139,7 @@ def many(pairs: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """The long run."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
-"""What a disk was told, write by write, and what is left of it when the power goes at any point.
+"""Reads a journal of disk writes, and computes the files that are left if the power fails at any point.
 
-Owns one model of a disk that loses its power: what was synced is there; of each later write every sector of 512 bytes
-is there or is not, by a coin; later truncations likewise; files that were created, removed or renamed since the folder
-was synced are so up to some point of their order, for file systems keep that. A file's own sync keeps its name too.
+Model: synced data survives. Of each later write every sector of 512 bytes survives at random, as do later truncations.
+Of the creations, removals and renames since the folder was synced, a random number of the first survive, because file
+systems keep their order. Syncing a file also makes its name durable.
 """
 
 import random
@@ -16,17 +16,17 @@ _HEAD = struct.Struct("<qqqq")
 
 
 class Entry(NamedTuple):
-    """One call that changed something."""
+    """One system call that changed a file."""
 
     kind: str
-    """W wrote, T truncated, S synced, C created, U unlinked, R renamed."""
+    """W write, T truncate, S sync, C create, U unlink, R rename."""
     name: str
     offset: int
     data: bytes
 
 
 def entries(journal: Path) -> list[Entry]:
-    """All that a journal tells; names are without the folder."""
+    """Return all entries of a journal; names are without the folder."""
     return list(_parsed(journal.read_bytes()))
 
 
@@ -41,7 +41,7 @@ def _parsed(told: bytes) -> Iterator[Entry]:
 
 
 class _File:
-    """What lies on the disk for sure, and what was written since."""
+    """A file's synced content, and the writes since."""
 
     def __init__(self) -> None:
         self.sure, self.pending = bytearray(), list[Entry]()
@@ -81,14 +81,14 @@ def _apply(content: bytearray, entry: Entry) -> None:
 
 
 class PowerCut:
-    """The disk after a number of entries; `folder`: the name that the folder's own syncs have."""
+    """The disk after these entries; `folder` is the name in entries that sync the folder."""
 
     def __init__(self, told: list[Entry], folder: str) -> None:
         self._sure: dict[str, _File] = {}
         self._now: dict[str, _File] = {}
         self._named: list[Entry] = []
         self._files: list[_File | None] = []
-        """Names that were given or taken since the folder was synced, and to which file."""
+        """Files of the creations, removals and renames since the folder was synced (`_named`)."""
         for entry in told:
             self._take(entry, folder)
 
@@ -112,7 +112,7 @@ class PowerCut:
         _rename(self._now, entry, file)
 
     def left(self, seed: int | None) -> dict[str, bytes]:
-        """What is there when the power comes back; None: the power was not cut, and all is there."""
+        """Return the files after the power cut; with None as seed there was no power cut, and all writes survive."""
         if seed is None:
             return {name: file.left(None) for name, file in self._now.items()}
         coin, files = random.Random(seed), dict(self._sure)  # noqa: S311

@@ -1,7 +1,7 @@
-"""kill -9 in a loop on the whole daemon, while jobs come and go and a scraper reads all the time.
+"""Kills the whole daemon with SIGKILL in a loop, while jobs start and end and a client scrapes continuously.
 
-`python -m tests.history.kills --times 200` is the long run. Owns what must be true at the end: no counter that
-Prometheus has seen ever went back, every job that was told of has one receipt, every second is booked once.
+`python -m tests.history.kills --times 200` is the long run. At the end, no scraped counter may ever have decreased,
+every exported job must have one job record, and every second must be booked once.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from tests.history.served import Node, Served
 
 
 class Came(NamedTuple):
-    """What came of it."""
+    """Result of a run."""
 
     pages: int
     receipts: int
     jobs_told: int
     kills: int
     down: float
-    """GPU-seconds in which the daemon was not there, as it says itself."""
+    """GPU-seconds of downtime that the daemon reports."""
     seconds: float
 
 
 def killed(folder: Path, *, times: int, seed: int, longest: float) -> Came:
-    """Start it and kill it so many times, each life at most so many seconds long; judge what is left."""
+    """Start and kill the daemon `times` times, within at most `longest` seconds each, and check what is left."""
     node, chance, began = Node(folder, seed=seed), random.Random(seed), time.monotonic()  # noqa: S311
     with node.jobs.at_random():
         for _ in range(times):
@@ -51,7 +51,7 @@ def killed(folder: Path, *, times: int, seed: int, longest: float) -> Came:
 
 
 def _live(served: Served, chance: random.Random, longest: float) -> None:
-    """Be scraped until a moment that nobody chose; of five one is killed while it starts."""
+    """Scrape until a random time; one daemon in five is killed during start-up."""
     early = chance.random() < 0.2
     if not early:
         served.first()
@@ -101,7 +101,7 @@ def _booked(frozen: bytes, statements: list[JobRecord]) -> None:
 
 
 def main() -> None:
-    """The long run."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
-"""A daemon's inside without its hardware: the real agent, core and history on a simulated node, as fast as it goes.
+"""Runs the real agent, core and history on a simulated node, as fast as possible.
 
-Run as a process (`python -m tests.history.player STORE FROM TO END SEED`) it plays a part of the story and tells what
-it did in a file `marks` beside the store, a JSON object a line; END is `stop` or `kill` (itself, with SIGKILL).
+As a process (`python -m tests.history.player STORE FROM TO END SEED`) it plays a part of the scenario and logs its
+writes and scrapes to a file `marks` beside the store, one JSON object per line; END is `stop` or `kill` (SIGKILL).
 """
 
 import json
@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 20.0
 
 
 class PlayedClock:
-    """The time of what was played last."""
+    """A clock that shows the time of the latest observation."""
 
     def __init__(self) -> None:
         self.at = self.wall_at = 0
@@ -50,12 +50,12 @@ class PlayedClock:
 
 
 def story(scenario: str = STORY, **more: Any) -> Iterable[Observation]:
-    """A node's day, always the same."""
+    """Return the observations of a scenario, always the same."""
     return simulate(scenario, stories=SCENARIOS, **({"gpus": 8, "period_seconds": TICK_SECONDS} | more)).observations
 
 
 def part_of(told: Iterable[Observation], first: int, last: int) -> Iterator[Observation]:
-    """A part of it as a daemon sees it that begins there: it asks anew what there is, and whose it is."""
+    """Yield observations from `first` to `last`; the first has devices and allocations, as after a daemon's start."""
     devices = owners = None
     for number, seen in enumerate(islice(told, last)):
         devices, owners = seen.devices or devices, owners if seen.allocations is None else seen.allocations
@@ -66,7 +66,7 @@ def part_of(told: Iterable[Observation], first: int, last: int) -> Iterator[Obse
 
 
 class Played:
-    """A life of the daemon: observations go in, scrapes are answered."""
+    """One daemon: takes observations and serves scrapes."""
 
     def __init__(self, path: Path, *, boot: str = "boot", checkpoint_seconds: float = 0.05) -> None:
         self.clock = PlayedClock()
@@ -83,7 +83,7 @@ class Played:
         self.agent.process(observation)
 
     def scrape(self) -> Snapshot | None:
-        """What a scrape is told; asked again while the disk works and is only slow, as on a busy machine."""
+        """Return what a scrape gets; repeated while the disk works but is slow, as on a busy machine."""
         newest, deadline = self.agent.latest(), time.monotonic() + _PATIENCE_SECONDS
         assert newest is not None
         told = self.history.checkpointed_view(newest)
@@ -96,7 +96,7 @@ class Played:
 
 
 def names(statements: Iterable[Any]) -> list[tuple[str, str, float, int]]:
-    """What is remembered of each for a comparison."""
+    """Return each record's key and paid time, for comparisons."""
     return [(one.owner.job_id, one.life, one.start, one.paid) for one in statements]
 
 
@@ -118,7 +118,7 @@ def _marking(write: Any) -> Any:
 
 
 def play(path: Path, part: Iterator[Observation], *, boot: str, chance: random.Random) -> Played:
-    """One life; a scrape now and then."""
+    """Run one daemon, with scrapes at random times."""
     life = Played(path, boot=boot)
     for observation in part:
         life.take_in(observation)
@@ -130,7 +130,7 @@ def play(path: Path, part: Iterator[Observation], *, boot: str, chance: random.R
 
 
 def main(store: str, first: str, last: str, end: str, seed: str) -> None:
-    """A process of one life."""
+    """Run one daemon as a process."""
     HistoryStore.write = _marking(HistoryStore.write)  # type: ignore[method-assign]
     part = part_of(story(), int(first), int(last))
     life = play(Path(store), part, boot="boot", chance=random.Random(int(seed)))  # noqa: S311

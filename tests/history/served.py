@@ -1,7 +1,6 @@
-"""The whole daemon with a store, on the stand-in NVML, with jobs that come and go; it may be killed at any moment.
+"""Runs the whole daemon with a store on the NVML stand-in, with jobs that start and end; it can be killed at any time.
 
-Owns the processes, the jobs, and what every scrape of them all was told; `Told` judges each page by the one before,
-whatever happened to the daemon in between.
+`Told` compares each scraped page with the page before, whatever happened to the daemon in between.
 """
 
 import random
@@ -21,17 +20,17 @@ from tests.nvml_stub.build import build
 GPUS = 8
 NOTHING: Mapping[str, str] = {}
 _OWN = ("ticks", "late_ticks", "errors", "core_seconds", "read_seconds", "messages", "history_failures")
-"""Counters of the process, which begin at nought with it."""
+"""Counters of the process, which start at 0 with it."""
 Key = tuple[str, Labels]
 
 
 class Told:
-    """What Prometheus would make of all pages, one after the other."""
+    """All scraped pages in sequence, as Prometheus sees them."""
 
     def __init__(self) -> None:
         self.pages = 0
         self.jobs: dict[str, Decimal] = {}
-        """GPU-seconds that were told last of each job."""
+        """Latest GPU-seconds of each job."""
         self.resets: set[Key] = set()
         self._last: dict[Key, Decimal] = {}
 
@@ -54,7 +53,7 @@ def _lasting(name: str) -> bool:
 
 
 class Jobs:
-    """Jobs in a mapping directory that begin and end at random moments until they are told to rest."""
+    """Jobs in a mapping directory that start and end at random times."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self._chance, self._stop = folder, random.Random(seed), threading.Event()  # noqa: S311
@@ -92,7 +91,7 @@ class Jobs:
 
 
 class Node:
-    """A daemon that is started again and again, on the same store."""
+    """A node whose daemon is started repeatedly on the same store."""
 
     def __init__(
         self, folder: Path, *, seed: int = 0, store: Path | None = None, env: Mapping[str, str] = NOTHING
@@ -107,7 +106,7 @@ class Node:
 
     @contextmanager
     def running(self, *words: str) -> Iterator["Served"]:
-        """One life of the daemon; it is killed at the end of the block, if it has not ended by then."""
+        """Start the daemon; at the end of the block it is killed if it still runs."""
         self._starts += 1
         line = command(
             "serve", "--source", "nvml", "--scheduler", "mapping-dir", "--sampling.interval-seconds", "0.2",
@@ -126,7 +125,7 @@ class Node:
 
 
 class Served:
-    """One life of it."""
+    """One running daemon."""
 
     def __init__(self, program: Program, told: Told) -> None:
         self.program, self.told, self._port = program, told, 0
@@ -138,7 +137,7 @@ class Served:
         return self._port
 
     def scraped(self) -> Page | None:
-        """A page that was told, and judged by those before; None: not yet, or not any more."""
+        """Scrape a page and compare it with earlier pages; None if the daemon does not respond."""
         with suppress(httpx.HTTPError):
             answer = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=PATIENCE, trust_env=False)
             if answer.status_code == 200:
@@ -151,7 +150,7 @@ class Served:
         return wait_for(self.scraped, "its first page")
 
     def scraping(self, seconds: float) -> None:
-        """Scrape all the time, for so long."""
+        """Scrape continuously for this many seconds."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.scraped()

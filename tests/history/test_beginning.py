@@ -1,4 +1,4 @@
-"""What a daemon does with what another has left: go on, or begin anew where its books end; never a little lower."""
+"""A daemon resumes from a previous checkpoint or starts fresh where its books end; counters never decrease a little."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,7 +31,7 @@ YOUNG = 150 * SECOND
 
 
 def left_behind() -> tuple[Ledger, JobTracker]:
-    """A daemon's state some way into a story."""
+    """Return a daemon's state some way into a scenario."""
     from exporter.core.snapshot import take_snapshot  # noqa: PLC0415  here alone
 
     ledger, memory = Ledger(), JobTracker(node="node", ledger_id="before")
@@ -148,7 +148,7 @@ def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_book
 
 @pytest.mark.parametrize("wall_away", [-3600.0, 0.0, 60.0])
 def test_over_a_boot_books_end_at_the_same_time_of_day(store: HistoryStore, wall_away: float) -> None:
-    """A clock that was set back makes the gap nought, and never negative."""
+    """If the clock was set back, the downtime is 0, not negative."""
     now = HostTime(5 * SECOND, WALL + round(wall_away * SECOND), "another")
     agent, _ = came(store, now)
     for uuid, gpu in LEDGER.gpus.items():

@@ -1,4 +1,4 @@
-"""The rule of what a scrape may be told: no restart goes back behind it, whatever the disk does."""
+"""A scrape gets only what a restart can never fall behind, whatever the disk does."""
 
 import random
 from typing import Any
@@ -80,7 +80,7 @@ def test_how_old_a_checkpoint_may_be_follows_the_interval() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_happens_nothing_goes_back_and_no_restart_goes_behind_it(seed: int) -> None:
-    """Of the file it is only known which checkpoints it may hold: those attempted since the last that surely is."""
+    """The file may hold the last checkpoint that surely succeeded, or any attempted since."""
     chance, covered, now, seen = random.Random(seed), CheckpointCoverage(YOUNG), 0, 0  # noqa: S311
     may_hold: list[int | None] = [None]
     for _ in range(300):

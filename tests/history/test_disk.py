@@ -1,4 +1,4 @@
-"""The disk that fails on demand: without rules it is the kernel's own, with them it does what they say, and no more."""
+"""The fault-injecting disk library passes calls through without rules, and applies exactly the rules given."""
 
 import hashlib
 import os
@@ -58,7 +58,7 @@ def _disk(tmp_path: Path) -> Disk:
 
 
 def said(disk: Disk, name: str = "file", *, folder: Path | None = None) -> list[str]:
-    """What a program got of a write, another, a sync, a truncation, a read and a removal."""
+    """Return the results of two writes, a sync, a truncation, a read and a removal."""
     done = subprocess.run(
         [sys.executable, "-c", _TRY, f"{(folder or disk.folder) / name}"],
         env=os.environ | disk.recorded, capture_output=True, text=True, check=True,
@@ -112,7 +112,7 @@ def test_one_that_hangs_goes_on_when_it_is_well_again(disk: Disk) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_journal_tells_all_that_is_on_the_disk(disk: Disk, seed: int) -> None:
-    """Played again without a power cut, it gives the files that the kernel has."""
+    """Replaying the journal without a power cut gives the kernel's own files."""
     subprocess.run(
         [sys.executable, "-c", _STORM, f"{disk.folder}", f"{seed}"], env=os.environ | disk.recorded, check=True
     )

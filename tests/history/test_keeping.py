@@ -1,4 +1,4 @@
-"""The thread that writes, over a real file: what fails is told and tried again, and nobody waits for it."""
+"""The recorder's thread on a real file: failures are reported and retried, and block nothing."""
 
 import logging
 import time
@@ -193,7 +193,7 @@ def test_a_store_that_is_found_damaged_while_it_is_written_is_moved_away(
 def test_a_file_that_takes_a_word_but_no_checkpoint_is_told_that_nobody_may_go_on_from_it(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a disk that is nearly full: and so what is newer may be told at once."""
+    """A nearly full disk fails so; then newer values may be scraped at once."""
     path = tmp_path / "history.db"
     life = live(path, every=0.05)
     play(life, 380, 410)
@@ -207,7 +207,7 @@ def test_a_file_that_takes_a_word_but_no_checkpoint_is_told_that_nobody_may_go_o
 
     monkeypatch.setattr(HistoryStore, "write", little)
     until(lambda: not life.history.status().works, "it fails")
-    play(life, 410, 411)  # sooner than a restart would begin anew for
+    play(life, 410, 411)  # within the resume window
     newest = life.agent.latest()
     assert newest is not None
     until(lambda: (told := life.scrape()) is not None and told.at == newest.at, "as it was at the latest attempt")

@@ -1,4 +1,4 @@
-"""What is remembered of jobs along the way: money, samples, GPUs, events; and which statement a job's time goes to."""
+"""The job tracker's cost, samples, GPUs and events, and which job record a job's time goes to."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -24,7 +24,7 @@ TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
 
 
 class World:
-    """A memory beside a ledger: seconds are played, statements and events come out."""
+    """A job tracker with a ledger: plays seconds, and collects job records and events."""
 
     def __init__(self, *, sample_seconds: float = 300.0, policy: Policy | None = None) -> None:
         self.ledger = Ledger(policy)

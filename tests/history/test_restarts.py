@@ -1,4 +1,4 @@
-"""Statements are the ledger's own figures to the nanosecond, however often the daemon that kept them was restarted."""
+"""Job records equal the ledger to the nanosecond, however often the daemon was restarted."""
 
 import random
 import shutil
@@ -29,9 +29,9 @@ PARTS = dict[str, Counter[str]]
 
 
 def uninterrupted(observations: list[Observation], edges: Sequence[int] = ()) -> tuple[Ledger, PARTS]:
-    """The ledger of one that was never stopped, and what each job came to.
+    """Return the ledger of a daemon that never stopped, and the time of each job by leak.
 
-    At `edges` it forgets what a checkpoint leaves out: what workloads said of the moment (tests/core has that).
+    At `edges` it drops what a checkpoint omits: the workloads' current values (tested in tests/core).
     """
     ledger, found = Ledger(), PARTS()
     for number, observation in enumerate(observations):
@@ -45,7 +45,7 @@ def uninterrupted(observations: list[Observation], edges: Sequence[int] = ()) ->
 
 
 class Kept:
-    """A store at the end of a story that was told by several lives."""
+    """Content of a store after several daemons."""
 
     def __init__(self, path: Path) -> None:
         with closing(open_read_only(path)) as store:
@@ -56,7 +56,7 @@ class Kept:
         load_ledger(self.ledger, left.ledger)
 
     def jobs(self) -> PARTS:
-        """Of all lives together, and with what runs still as it stands."""
+        """Return the time of each job by leak over all daemons, including running jobs."""
         named = {(one.owner.job_id, one.life, one.start): one for one in self.statements}
         found: PARTS = {}
         for one in named.values():
@@ -69,13 +69,13 @@ class Kept:
 
 
 def lives(observations: list[Observation], edges: list[int], path: Path, ways: list[str]) -> Path:
-    """Let a life after the other tell the story; each ends at an edge in one of the ways. Returns the last's store."""
+    """Run one daemon after the other; each ends at an edge in one of the ways. Return the last one's store."""
     boot = 0
     for (first, last), way in zip(pairwise(edges), ways, strict=True):
         life = Played(path, boot=f"{boot}", checkpoint_seconds=3600.0)
         for observation in part_of(observations, first, last):
             life.take_in(observation)
-        if way == "kill":  # what the kernel has of its files once a scrape was told all
+        if way == "kill":  # a copy of the files after a scrape of the newest values
             _saved(life, path)
             path = copied(path)
         life.end()
@@ -84,7 +84,7 @@ def lives(observations: list[Observation], edges: list[int], path: Path, ways: l
 
 
 def _saved(life: Played, path: Path) -> None:
-    """Scrape until the file has the newest: a machine that is busy may need longer than a scrape waits."""
+    """Scrape until the file has the newest values: a busy machine may need longer than a scrape waits."""
     newest, deadline = life.agent.latest(), time.monotonic() + 30
     assert newest is not None
     while True:
@@ -160,7 +160,7 @@ def _touch(books: list[ClosedBook]) -> None:
 
 
 def test_a_scrape_is_told_what_is_saved(tmp_path: Path) -> None:
-    """The store at the moment the cover returns holds what was told, to the nanosecond."""
+    """When `checkpointed_view` returns, the store holds the scraped values to the nanosecond."""
     path, life = tmp_path / "history.db", Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
     for number, observation in enumerate(story("deadlock", period_seconds=30.0)):
         life.take_in(observation)

@@ -1,4 +1,4 @@
-"""The file: what is put in comes out, in order and by what is asked; it is kept small, private, and one daemon's."""
+"""The store returns what was written, in order and by query; it is kept small, private, and has a single writer."""
 
 import gc
 import sqlite3
@@ -316,7 +316,7 @@ def test_a_file_that_is_no_store_of_this_version_is_not_read(path: Path) -> None
     with pytest.raises(HistoryError, match="no such store"):
         open_read_only(path)
     path.write_bytes(b"")
-    with pytest.raises(HistoryError, match="no store yet"):
+    with pytest.raises(HistoryError, match="empty, or written by an older version"):
         open_read_only(path)
     with open_if_readable(path) as found:
         assert found is None
@@ -358,7 +358,7 @@ def test_one_that_may_not_be_written_can_perhaps_be_read(store: HistoryStore, pa
     store.close()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db, pytest.raises(sqlite3.Error) as caught:
         db.execute("DELETE FROM event")
-    from exporter.history.store import translated_errors  # noqa: PLC0415  what it makes of it
+    from exporter.history.store import translated_errors  # noqa: PLC0415  needed here only
 
     with pytest.raises(UnwritableError, match="let this daemon write it"), translated_errors(path):
         raise caught.value

@@ -13,7 +13,8 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Observation, Reading
 from exporter.core.pipeline import advance
 from exporter.simulate.plan import GroundTruth
-from exporter.simulate.simulation import Simulation, simulate, without
+from exporter.simulate.simulation import Simulation, simulate
+from tests.hidden import without
 
 BOARDS = ("H100-SXM5-80GB", "A100-SXM4-80GB", "L40S")
 SEEDS = (1, 2, 3)

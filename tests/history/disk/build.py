@@ -1,6 +1,6 @@
-"""Builds the failing disk from the C beside it, and says how a process is put upon it.
+"""Builds the fault-injecting disk library from disk.c, and sets up processes to use it.
 
-Owns the environment of such a process, and the rules while it runs. What the disk can do, disk.c says.
+disk.c describes the rules and the journal.
 """
 
 import os
@@ -17,7 +17,7 @@ def build(into: Path | None = None) -> Path:
 
 
 class Disk:
-    """One folder whose files lie on the failing disk; its rules and its journal lie beside it."""
+    """A folder on the fault-injecting disk, with its rules and journal beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve() / "disk"
@@ -26,17 +26,17 @@ class Disk:
 
     @property
     def env(self) -> dict[str, str]:
-        """For a process whose writes are judged by the rules."""
+        """Environment of a process to whose file accesses the rules apply."""
         library = build() / LIBRARY
         return {"LD_PRELOAD": f"{library}", "DISK_FOLDER": f"{self.folder}", "DISK_RULES": f"{self._rules}"}
 
     @property
     def recorded(self) -> dict[str, str]:
-        """For one whose writes are put into the journal as well."""
+        """The same environment, with a journal of its writes."""
         return self.env | {"DISK_JOURNAL": f"{self.journal}"}
 
     def fails(self, *rules: str) -> None:
-        """From now on it behaves so; without rules it is well."""
+        """Replace the rules; without rules no call fails."""
         draft = self._rules.with_suffix(".draft")
         draft.write_text("".join(f"{rule}\n" for rule in rules))
-        os.replace(draft, self._rules)  # noqa: PTH105  the inode is what tells the disk that they are others
+        os.replace(draft, self._rules)  # noqa: PTH105  a new inode makes the library read them again

@@ -1,18 +1,17 @@
-/* A disk that fails when it is told to, and that remembers what was written to it in which order.
+/* A library that injects disk faults and records all writes in their order.
  *
- * Preloaded (ld.so(8), LD_PRELOAD) below any program, the real SQLite too, it stands between libc and the kernel for the
- * files of one folder, and for nobody else's. It is a stand-in for what cannot be had at will: a disk that is full, that
- * hangs, that gives errors, or that loses its power between two writes. Without rules every call does what the kernel
- * does (tests/history/test_disk.py shows it). What it cannot see: stores to mapped memory, which SQLite uses for its
- * -shm file alone; and it has no say over stat(2).
+ * Preloaded (ld.so(8), LD_PRELOAD) into any program, it intercepts libc's file calls for the files of one folder only.
+ * It simulates a disk that is full, hangs, returns errors, or loses power between two writes. Without rules every call
+ * is passed to the kernel (tests/history/test_disk.py checks this). It does not intercept stat(2) nor stores to mapped
+ * memory, which SQLite uses only for its -shm file.
  *
- *   DISK_FOLDER   whose files; nothing is done without it
- *   DISK_RULES    a file with one rule a line: CALL SUFFIX FIRST COUNT WHAT [ARGUMENT]
- *                 CALL is open, read, write, sync, truncate, unlink or *; SUFFIX ends the file's name, * is any;
- *                 of the calls that fit, counted since the file has changed, COUNT from the FIRST on (COUNT 0: all);
- *                 WHAT is an errno's name, short (that many bytes are written, and no more), slow (so many
- *                 milliseconds), hang (until the rules change)
- *   DISK_JOURNAL  where each write, truncation, sync, creation, removal and renaming is told, in their order:
+ *   DISK_FOLDER   the folder; nothing is intercepted without it
+ *   DISK_RULES    a file with one rule per line: CALL SUFFIX FIRST COUNT WHAT [ARGUMENT]
+ *                 CALL is open, read, write, sync, truncate, unlink or *; SUFFIX is the end of the file's name, * any;
+ *                 the rule applies to COUNT matching calls from the FIRST on, counted since the rules changed (COUNT 0:
+ *                 to all further calls); WHAT is an errno's name, short (write at most ARGUMENT bytes), slow (wait
+ *                 ARGUMENT milliseconds), or hang (until the rules change)
+ *   DISK_JOURNAL  a file that records each write, truncation, sync, creation, removal and rename, in their order:
  *                 kind, offset, length of the name, length of the data (four little-endian int64), name, data
  */
 #define _GNU_SOURCE
@@ -62,14 +61,14 @@ static int number_of(const char *what) {
     return 0;
 }
 
-/* Whether a path is one of the folder's. */
+/* Whether a path is in the folder. */
 static int ours(const char *path) {
     const char *folder = getenv("DISK_FOLDER");
     size_t length = folder ? strlen(folder) : 0;
     return length && !strncmp(path, folder, length) && (path[length] == '/' || !path[length]);
 }
 
-/* The path of an open file; empty: it is none of ours. */
+/* Sets `path` to the path of an open file; empty if it is not in the folder. */
 static void path_of(int fd, char path[PATH_MAX]) {
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -98,7 +97,7 @@ static void full_path(int folder, const char *path, char full[PATH_MAX]) {
         full[0] = 0;
 }
 
-/* Read the rules again if their file is another one. */
+/* Reads the rules again if their file was replaced or changed. */
 static void look(void) {
     const char *name = getenv("DISK_RULES");
     struct stat now;
@@ -136,7 +135,7 @@ static void sleep_ms(long ms) {
     nanosleep(&rest, NULL);
 }
 
-/* What is to happen to this call: an errno, or 0. `most` is cut where only a part is to be written. */
+/* Applies the rules to a call and returns an errno, or 0. `most` is reduced if only a part is to be written. */
 static int trouble(const char *call, const char *path, size_t *most) {
     for (;;) {
         int number = 0, again = 0;
@@ -167,7 +166,7 @@ static int trouble(const char *call, const char *path, size_t *most) {
     }
 }
 
-/* Tell the journal. The caller has the turn, and has done what it tells. */
+/* Appends to the journal. The caller holds `turn` and has already made the call. */
 static void tell(char kind, const char *path, int64_t offset, const void *data, size_t length) {
     static int journal = -1;
     const char *name = getenv("DISK_JOURNAL");
@@ -188,7 +187,7 @@ static void tell(char kind, const char *path, int64_t offset, const void *data, 
     free(whole);
 }
 
-/* One call on one file: TROUBLE or DO under the turn, and the journal's word on it where it went well. */
+/* Returns from the calling function with the error that the rules give, if any. */
 #define FAIL(call, path, most)                                                                                        \
     do {                                                                                                               \
         int number = trouble(call, path, most);                                                                        \
