@@ -196,7 +196,7 @@ def test_nanotrons_other_lines() -> None:
 
 @pytest.mark.parametrize("text", [False, True])
 def test_the_trainers_dictionaries(text: bool) -> None:
-    assert say(logs.trainer(loss=1.234, epoch=0.5, text=text)) == LogEvent("words", loss=1.234, epoch=0.5)
+    assert say(logs.trainer(loss=1.234, epoch=0.5, text=text)) == LogEvent("metrics", loss=1.234, epoch=0.5)
 
 
 @pytest.mark.parametrize(

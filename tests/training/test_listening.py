@@ -79,7 +79,7 @@ def test_a_replay_counts_once(enter: Enter, speaker: Start) -> None:
     one.hang_up()
     one.connect()
     one.say(at=at, seconds=0.01, tokens=100)
-    assert "has spoken of" in one.answer()["error"]
+    assert "has already reported" in one.answer()["error"]
     assert [report.tokens for report in room.taken(1)] == [100.0]
     wait_for(lambda: room.count("replayed") == 3, "those before the end are refused too")
     assert (room.count("taken"), room.count("replayed")) == (1, 3)
@@ -202,7 +202,7 @@ def test_a_connection_with_descriptors_in_it_leaves_none_here(enter: Enter) -> N
 def test_more_than_may_connect_are_told_so(enter: Enter, speaker: Start) -> None:
     room = enter(processes=2)
     speakers = [connected(room, speaker) for _ in range(3)]
-    assert "2 are connected, as many as may be" in speakers[2].answer()["error"]
+    assert "2 connections are open, the maximum" in speakers[2].answer()["error"]
     assert speakers[2].read() == "end"
     assert room.count("too_many_connections") == 1
     speakers[0].hang_up()
@@ -329,7 +329,7 @@ def test_a_socket_on_which_somebody_listens_is_left_alone(folder: Path, kind: so
     with socket.socket(socket.AF_UNIX, kind) as theirs:
         theirs.bind(f"{path}")
         theirs.listen(1)
-        with pytest.raises(ReportListenError, match="somebody listens there"):
+        with pytest.raises(ReportListenError, match="in use by another process"):
             bind_socket(path)
         with socket.socket(socket.AF_UNIX, kind) as line:
             line.connect(f"{path}")
@@ -371,7 +371,7 @@ def test_what_is_put_in_the_socket_s_place_is_not_opened_to_all(
         return real(name, flags)
 
     monkeypatch.setattr(os, "open", late)
-    with pytest.raises(ReportListenError, match="somebody else can write to its folder"):
+    with pytest.raises(ReportListenError, match="another user can write to its directory"):
         bind_socket(path)
     assert stat.S_IMODE(precious.stat().st_mode) == 0o600
 

@@ -132,7 +132,7 @@ def test_a_process_is_one_by_socket_and_by_http(room: Room) -> None:
         line.send(said)
         room.taken(1)
     status, body = post(room, said)
-    assert (status, "has spoken of" in body) == (400, True)
+    assert (status, "has already reported" in body) == (400, True)
 
 
 def test_one_that_cannot_be_told_is_refused(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
