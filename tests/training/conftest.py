@@ -1,4 +1,4 @@
-"""Rooms and speakers, ended with the test. A unix socket's path is short, so its folder is."""
+"""Fixtures for receivers and reporting processes; sockets are in a folder with a short path (107 bytes at most)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def enter(folder: Path) -> Iterator[Callable[..., Room]]:
-    """Open a desk."""
+    """Open a receiver with a socket."""
     with ExitStack() as stack:
 
         def enter(**settings: Any) -> Room:
@@ -32,7 +32,7 @@ def enter(folder: Path) -> Iterator[Callable[..., Room]]:
 
 @pytest.fixture
 def speaker(folder: Path) -> Iterator[Callable[[], Speaker]]:
-    """Start a process that reports."""
+    """Start a process that sends reports."""
     with ExitStack() as stack:
 
         def start() -> Speaker:

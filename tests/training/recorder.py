@@ -1,6 +1,6 @@
-"""A daemon's ear and nothing behind it: it takes messages on a real unix socket, or by real HTTP, and keeps them.
+"""A daemon's listener that only records: it accepts messages on a real unix socket or by HTTP.
 
-Owns the socket and the thread that reads it. Refuses what the schema refuses, with the daemon's kind of answer.
+Rejects what the schema rejects, with replies like the daemon's.
 """
 
 import json
@@ -17,7 +17,7 @@ from exporter.training.message import Message, MessageError, decode_message, mod
 
 
 class Recorder:
-    """Listens on a unix socket; a context manager. `refuse`: what is answered to every message."""
+    """Listens on a unix socket; a context manager. `refuse`: the reply to every message."""
 
     def __init__(self, path: Path, *, refuse: Mapping[str, str] | None = None) -> None:
         self.path = str(path)
@@ -38,7 +38,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Go away as a daemon does that ends: the socket is unlinked and every connection is closed."""
+        """Stop like a daemon: unlink the socket and close all connections."""
         Path(self.path).unlink(missing_ok=True)
         for each in (self._server, *self._open):
             each.shutdown(socket.SHUT_RDWR)
@@ -48,21 +48,21 @@ class Recorder:
             each.close()
 
     def wait(self, many: int, *, seconds: float = 20.0) -> list[Message]:
-        """Give what has come once there are so many; AssertionError where they do not come."""
+        """Wait for so many messages and return them; raises AssertionError on timeout."""
         with self._came:
             there = self._came.wait_for(lambda: len(self.messages) >= many, timeout=seconds)
             assert there, f"{len(self.messages)} of {many} messages; refused: {self.refused}"
             return list(self.messages)
 
     def all(self, *, seconds: float = 20.0) -> list[Message]:
-        """Give what has come once there was somebody, and everybody has gone."""
+        """Wait until all clients have connected and disconnected, and return their messages."""
         with self._came:
             done = self._came.wait_for(lambda: 0 < self.connections == self._gone, timeout=seconds)
             assert done, f"{self._gone} of {self.connections} connections have ended"
             return list(self.messages)
 
     def take(self, packet: bytes) -> bytes | None:
-        """Keep a message, or give the answer that refuses it."""
+        """Record a message; returns the rejection if it is invalid."""
         with self._came:
             try:
                 self.messages.append(decode_message(packet))
@@ -88,7 +88,7 @@ class Recorder:
         while packet := _packet(link):
             answer = self.take(packet)
             if answer:
-                with suppress(OSError):  # nobody has to wait for it
+                with suppress(OSError):  # the client need not read the reply
                     link.send(answer)
         with self._came:
             self._gone += 1
@@ -103,7 +103,7 @@ def _packet(link: socket.socket) -> bytes:
 
 
 class WebRecorder:
-    """The same by HTTP on 127.0.0.1; a context manager."""
+    """Records messages sent by HTTP to 127.0.0.1; a context manager."""
 
     def __init__(self, path: Path, *, refuse: Mapping[str, str] | None = None) -> None:
         self.ear = ear = Recorder(path)
@@ -126,7 +126,7 @@ class WebRecorder:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Tests are quiet."""
+                """Suppress the log of requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1/report"
@@ -145,7 +145,7 @@ class WebRecorder:
 
 
 def summed(messages: list[Message]) -> dict[str, Any]:
-    """Add up what messages say: figures, seconds by phase (what is left is compute), and the last step."""
+    """Sum the messages' figures and seconds by phase (the remainder is compute), with the last step."""
     phases: defaultdict[str, float] = defaultdict(float)
     for each in messages:
         for name, took in each.phases.items():

@@ -1,4 +1,4 @@
-"""Processes that report, and a desk that hears them: real ones, on real sockets."""
+"""Real processes that send reports over real sockets, and a receiver for them."""
 
 import json
 import subprocess
@@ -61,7 +61,7 @@ for command in sys.stdin:
 
 
 class Speaker:
-    """A process of its own, which does as it is told."""
+    """A separate process that executes commands from its standard input."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -77,15 +77,15 @@ class Speaker:
         return self._do("send", line, (json.dumps(message).encode() if raw is None else raw).hex())
 
     def flood(self, times: int, *, line: str = "a", **message: Any) -> int:
-        """Send as often as the socket takes it without waiting; give how often."""
+        """Send until the socket would block; returns the number of messages."""
         return int(self._do("flood", line, json.dumps(message).encode().hex(), f"{times}"))
 
     def child_says(self, *, line: str = "a", **message: Any) -> int:
-        """Have a child send it, over the connection that it has inherited."""
+        """Send it from a forked child, over the inherited connection."""
         return int(self._do("child", line, json.dumps(message).encode().hex()))
 
     def answer(self, line: str = "a") -> dict[str, str]:
-        """Give the next answer; it waits for it."""
+        """Wait for the next reply and return it."""
         said: dict[str, str] = json.loads(self.read(line))
         return said
 
@@ -108,7 +108,7 @@ class Speaker:
 
 
 class Room:
-    """A desk, and who is whose: `jobs` is the scheduler's word."""
+    """A receiver with a socket; `jobs` is the scheduler's list of processes by pid."""
 
     def __init__(
         self, socket: Path, *, http: str = "", follow: tuple[FollowSettings, ...] = (), **settings: Any
@@ -128,13 +128,13 @@ class Room:
         return {pid: self.jobs[pid] for pid in pids if pid in self.jobs}
 
     def take(self, *guests: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
-        """One tick, `later` seconds from now; `guests` are on GPUs."""
+        """Poll once, `later` seconds from now; `guests` are on GPUs."""
         self.heard = self.desk.poll(self.clock.now() + int(later * 1e9), guests, self.whose)
         self.reports += self.heard.reports
         return self.heard.reports
 
     def taken(self, number: int, *guests: WorkloadProcess) -> list[TrainingReport]:
-        """Tick until there are so many reports since the start, and give them."""
+        """Poll until there are so many reports since the start, and return them."""
         wait_for(lambda: self.take(*guests) is not None and len(self.reports) >= number, f"{number} reports")
         return self.reports
 
@@ -144,7 +144,7 @@ class Room:
 
 @contextmanager
 def ticking(room: Room) -> Iterator[None]:
-    """Have the desk looked at by another thread, as the daemon's does, while this one waits for answers."""
+    """Poll the receiver on another thread, like the daemon, while this one waits for replies."""
     over = threading.Event()
 
     def tick() -> None:
@@ -161,7 +161,7 @@ def ticking(room: Room) -> Iterator[None]:
 
 
 def wait_for(true: Callable[[], T], what: str) -> T:
-    """Ask until it is true, and give it."""
+    """Wait until the condition returns a true value, and return that."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if found := true():

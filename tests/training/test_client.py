@@ -1,4 +1,4 @@
-"""The client a training job uses: what it sends, and that nothing it meets slows or breaks the training."""
+"""The client of training jobs: the messages it sends, and that no error slows or breaks the training."""
 
 import ast
 import copy
@@ -30,7 +30,7 @@ SHAPE = {"parameters": 1e9, "layers": 24, "heads": 16, "head_size": 64, "sequenc
 
 
 class Clock:
-    """Monotonic nanoseconds that pass when they are told to."""
+    """A manual clock in monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self.now = 1_000 * SECOND
@@ -63,7 +63,7 @@ def ear(tmp_path: Path) -> Iterator[Recorder]:
 
 @pytest.fixture
 def make(clock: Clock, tmp_path: Path) -> Iterator[Callable[..., Reporter]]:
-    """Reporters on the socket of `ear`, on the turned clock; closed at the end."""
+    """Create reporters that use the recorder's socket and the manual clock; closed after the test."""
     made = []
 
     def one(**options: Any) -> Reporter:
@@ -128,7 +128,7 @@ def _run(script: str, *, environment: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-# -- what is said, and when --
+# -- messages, and when they are sent --
 
 
 def test_startup_and_the_first_step_are_told_at_once_the_rest_every_other_second(
@@ -381,7 +381,7 @@ def test_a_loss_that_is_no_number_is_not_hidden_by_later_ones(
 
 
 class Tensor:
-    """A number on another device: reading it is waited for, and its graph is kept as long as it is."""
+    """A fake tensor: reading it synchronises the device, and it keeps its graph in memory."""
 
     def __init__(self, value: float, *, detached: bool = False) -> None:
         self.value = value
@@ -448,7 +448,7 @@ def test_steps_that_are_counted_from_zero_are_no_lie(
     assert [(each.step, each.steps) for each in ear.wait(4)[1:]] == [(0, 0), (1, 1), (2, 1)]
 
 
-# -- who says it --
+# -- ranks and processes --
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_the_ways_are_those_of_the_environment(
         web.ear.wait(1)
 
 
-# -- nobody listens, nobody reads --
+# -- no daemon, or one that does not read --
 
 
 def test_figures_wait_for_a_daemon_that_is_away(make: Callable[..., Reporter], tmp_path: Path, clock: Clock) -> None:
@@ -614,7 +614,7 @@ def test_a_daemon_that_does_not_read_is_not_waited_for(make: Callable[..., Repor
 
 
 def _drained(server: socket.socket) -> list[Message]:
-    """Read whatever was sent, on all connections."""
+    """Read everything sent, on all connections."""
     server.settimeout(0)
     heard: list[Message] = []
     while True:
@@ -654,7 +654,7 @@ def test_what_the_daemon_refuses_is_kept_and_logged_once(
 
 
 def _refusal(one: Reporter, clock: Clock) -> str:
-    """What was answered to a message of long ago, read as the next one is sent."""
+    """The reply to an earlier message is read when the next one is sent."""
     clock.forward(3)
     one.step()
     return one.refusal
@@ -735,7 +735,7 @@ def test_a_server_that_never_answers_is_waited_for_at_the_end_only_and_not_long(
 
 
 def test_half_a_message_is_no_message(make: Callable[..., Reporter]) -> None:
-    """Where the kernel takes no more of a stream, the figures of what it took in part go again on the next one."""
+    """After a partial write the message's figures are sent again on the next connection."""
     clock = Clock()
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -842,7 +842,7 @@ def test_a_fork_is_silent_and_leaves_the_parents_connection_alone(ear: Recorder)
             with one.checkpoint():
                 pass
             print(one.closed, one.error, flush=True)
-            sys.exit(0)  # with all that is registered to be called at the end
+            sys.exit(0)  # runs the atexit handlers
         os.waitpid(child, 0)
         one.step(tokens=2)
         one.close()

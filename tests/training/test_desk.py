@@ -1,4 +1,4 @@
-"""The desk: whose a sender is, what becomes of what it says, logs beside it, and what cannot be opened."""
+"""ReportReceiver: identification of senders, conversion of messages, logs, and listeners that cannot be opened."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ US = os.getpid()
 
 
 class Door:
-    """Where messages come in, which a test can shut."""
+    """A listener that a test can stop."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -42,7 +42,7 @@ class Door:
 
 
 class Logs:
-    """Logs that say what a test puts into them."""
+    """A log follower whose messages the test provides."""
 
     def __init__(self) -> None:
         self.found: list[LoggedMessage] = []
@@ -60,7 +60,7 @@ class Logs:
 
 
 class Office:
-    """A desk without a socket: senders are this process, or made up in a /proc of the test's own."""
+    """A receiver without a socket: senders are this process, or processes in a fake /proc."""
 
     def __init__(self, proc: Path = PROC, followers: Logs | None = None) -> None:
         self.intake, self.door, self.now, self.proc = Inbox(per_second=1000.0, processes=1024), Door(), NOW, proc
@@ -93,7 +93,7 @@ def pretend(proc: Path, pid: int, ticks: int = 1) -> None:
     (proc / str(pid) / "stat").write_text(f"{pid} (x) S {'0 ' * 18}{ticks} 0\n")
 
 
-# Whose a sender is.
+# Identification of senders.
 
 
 def test_a_sender_s_job_is_asked_for_once_and_all_it_says_is_in_order() -> None:
@@ -219,7 +219,7 @@ def test_what_a_scheduler_cannot_say_ends_nothing(enter: Enter, speaker: Start) 
 
 
 def followed(at: float, *, pid: int = 5, job: str = "7", rank: int | None = None, **said: object) -> LoggedMessage:
-    message = Message(rank=rank, **said)  # type: ignore[arg-type]  # as each test names them
+    message = Message(rank=rank, **said)  # type: ignore[arg-type]  # fields given by each test
     return LoggedMessage(pid, job, message, NOW + int(at * SECOND))
 
 

@@ -1,4 +1,4 @@
-"""Files that appear, grow, are rotated, emptied, replaced and deleted; whose they are, and what is not opened."""
+"""Log files that appear, grow, are rotated, truncated, replaced and deleted; their owners, and which are not opened."""
 
 import os
 import socket
@@ -35,7 +35,7 @@ ME = os.getpid()
 
 
 class Node:
-    """Jobs whose processes are this one, and logs below a folder."""
+    """Jobs whose only process is this one, with logs in a folder."""
 
     def __init__(self, folder: Path, *rows: FollowSettings) -> None:
         self.folder, self.now = folder, 1000 * SECOND
@@ -49,7 +49,7 @@ class Node:
         return path
 
     def look(self, *, after: float = 6.0) -> list[LoggedMessage]:
-        """Longer after than files are looked for."""
+        """Poll after the search interval has passed."""
         self.now += int(after * SECOND)
         return self.watch.poll(self.now, wall=0, processes=self.guests)
 
@@ -82,7 +82,7 @@ Make = Callable[..., Node]
 
 
 def test_a_log_that_was_there_counts_from_its_end_on(node: Make) -> None:
-    """What it said before tells the world's size and how far the job had come, and is no message."""
+    """Old lines yield the world size and the last step, and no message."""
     a = node()
     a.write("12.log", *logs.megatron_start(), *(f"noise {n} " + "x" * 100 for n in range(2000)), line(10), line(20))
     assert a.look() == []
@@ -102,7 +102,7 @@ def test_a_log_that_comes_later_is_read_from_its_beginning(node: Make) -> None:
 
 
 def test_a_huge_log_is_not_read(node: Make) -> None:
-    """Four gigabytes of nothing, and a line."""
+    """A sparse file of four gigabytes, and a line."""
     a = node()
     path = a.write("12.log", *logs.megatron_start())
     os.truncate(path, 4 << 30)
@@ -156,7 +156,7 @@ def test_rotation_by_a_new_name(node: Make) -> None:
 
 
 def test_rotation_by_copy_and_truncation(node: Make) -> None:
-    """The copy has the same name's beginning, and says nothing new."""
+    """copytruncate: the copy's name has the same prefix, and it contains nothing new."""
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}*"))
     path = a.write("12.log", line(10))
     a.look()
@@ -239,7 +239,7 @@ def test_two_jobs_have_two_logs(node: Make) -> None:
 
 @pytest.mark.parametrize("second", [True, False])
 def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
-    """1* is any job's whose id begins so."""
+    """As a pattern, 1* would match all jobs whose ID starts with 1."""
     a = node()
     a.write("12.log", line(10))
     a.guests = [WorkloadProcess(ME, "1"), *([WorkloadProcess(ME, "12")] if second else [])]
@@ -280,7 +280,7 @@ def test_a_path_without_a_job_is_read_by_nobody(node: Make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("job_id", ["*", "?2", "[1]2", "../other/12", "..", "/", "", "12\0", "./12"])
 def test_a_jobs_id_leads_to_no_other_log(tmp_path: Path, job_id: str) -> None:
-    """A path names one job's files, whatever its id is made of."""
+    """A path matches one job's files, whatever characters its ID contains."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "other").mkdir()
     a = Node(tmp_path / "logs", FollowSettings(path=f"{tmp_path}/logs/{{job_id}}.log"))
@@ -309,7 +309,7 @@ def test_whoever_wrote_before_another_may_go_on(node: Make) -> None:
 
 
 def test_a_bar_that_was_there_tells_no_time(node: Make) -> None:
-    """When it was drawn nobody knows: the first interval begins with the first position that was seen."""
+    """The time of an old bar is unknown: the first interval begins with the first position that was read live."""
     a = node()
     words = logs.trainer(loss=2.0, epoch=0.1)
     a.write("12.log", words + logs.bar(10, 500), words, logs.bar(10, 500))
@@ -339,7 +339,7 @@ def test_what_is_no_file_is_not_opened(node: Make, kind: str) -> None:
     assert a.look() == []
     assert a.counts() == {"log_not_a_file": 1}
     assert a.look() == []
-    assert a.counts() == {"log_not_a_file": 1}  # told once
+    assert a.counts() == {"log_not_a_file": 1}  # counted once
 
 
 def place(path: Path, *users: int) -> watcher.LogLocation:
@@ -375,7 +375,7 @@ def test_a_users_file_is_his_whatever_leads_there(tmp_path: Path) -> None:
 
 @needs_root
 def test_roots_file_must_be_out_of_the_users_reach(tmp_path: Path) -> None:
-    """Even where the job is root's, as most are in containers."""
+    """Even if the job runs as root, as most containers do."""
     secret = tmp_path / "secret"
     secret.write_text("x")
     assert accepted(secret, 4711)
@@ -394,7 +394,7 @@ def test_roots_file_must_be_out_of_the_users_reach(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_all_may_write_is_within_reach(tmp_path: Path) -> None:
-    """Unless it is sticky: then what is ours stays there."""
+    """Unless it is sticky: then other users cannot replace our file."""
     folder = tmp_path / "open"
     folder.mkdir()
     path = folder / "12.log"
@@ -437,7 +437,7 @@ def test_a_look_reads_no_more_than_it_may_and_nothing_is_left_out(node: Make) ->
 
 
 def test_all_files_have_their_turn(node: Make) -> None:
-    """Twelve that are longer than a look's whole share: each is read at once in three looks."""
+    """Twelve files larger than a poll's limit: each is read in one of three polls."""
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
     a.guests = [WorkloadProcess(ME, f"j{n}") for n in range(12)]
     a.look()
@@ -471,7 +471,7 @@ def test_behind_what_was_left_out_the_first_line_is_whole(node: Make) -> None:
 
 
 def test_a_line_without_an_end_is_dropped(node: Make) -> None:
-    """Megabytes of it, and the line after it is read."""
+    """A line of megabytes is skipped, and the line after it is read."""
     a = node()
     a.write("12.log", line(10))
     a.look()
@@ -503,7 +503,7 @@ def test_figures_that_no_message_may_have_are_counted(node: Make) -> None:
 
 
 def test_a_backlog_took_place_before_now(node: Make) -> None:
-    """Three steps of 2 s in one look of 10 s: they ended 4 s ago, 2 s ago, and when the file was last written to."""
+    """Three steps of 2 s in a poll after 10 s: they ended 4 s ago, 2 s ago, and at the last write."""
     a = node()
     a.write("12.log", logs.maxtext(0, seconds=2.0))
     a.look()
@@ -515,7 +515,7 @@ def test_a_backlog_took_place_before_now(node: Make) -> None:
 
 
 def test_what_is_too_much_for_the_time_since_the_last_word_is_put_into_it(node: Make) -> None:
-    """Three steps of 2 s within 3 s: each is given 1 s, and has its work."""
+    """Three steps of 2 s within 3 s: each is shortened to 1 s and keeps its work."""
     a = node()
     a.look()
     a.write("12.log", logs.maxtext(0, seconds=2.0))
@@ -588,7 +588,7 @@ def happen(node: Node, path: Path, what: str, content: bytes) -> None:
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 64))
 @settings(deadline=None)
 def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], most: int) -> None:
-    """Whatever the pieces, a file's lines are those between its ends of line."""
+    """However a file is cut into chunks, its lines are the same."""
     text = b"".join(parts)
     with tempfile.TemporaryFile() as file:
         tail = FileTail(os.dup(file.fileno()), Counter(), offset=0)

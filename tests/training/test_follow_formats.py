@@ -1,4 +1,4 @@
-"""Every dialect of every framework's lines, each figure against the one that was printed."""
+"""Every dialect of every framework's lines; each parsed value is compared with the printed one."""
 
 import math
 import re
@@ -25,12 +25,12 @@ STAGED = "Finished saving the checkpoint (or staging if async is enabled)"
 
 
 def approx(value: float) -> Any:
-    """Equal but for rounding."""
+    """Equal within rounding."""
     return pytest.approx(value)
 
 
 def say(text: str, framework: str = "auto") -> LogEvent | None:
-    """What a reader that knows nothing yet makes of one line of bytes."""
+    """Parse one line with a new reader."""
     raw, reader = text.encode(), LineReader(framework)
     return reader.read(parse_line(raw).text) if reader.may_match(raw) else None
 
@@ -308,7 +308,7 @@ def test_any_bytes_are_read(raw: bytes) -> None:
 
 
 def other(name: str) -> str:
-    """The line of the next step, and of another time."""
+    """The line of the next step, with a later timestamp."""
     return (
         STEPS[name].replace("512", "513").replace("1234.5", "9876.5").replace("1.234", "9.876").replace("11.5K", "9.9K")
     )
@@ -316,7 +316,7 @@ def other(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan", "maxtext", "nanotron"])
 def test_a_line_behind_one_that_was_cut_is_read(name: str) -> None:
-    """No newline is between them: whoever wrote the first was killed."""
+    """Without a newline between them: the first writer was killed."""
     line = STEPS[name]
     begin = max(line.find(word) for word in (" iteration", "step: ", "completed step: ", "iteration: "))
     for cut in range(begin + 12, len(line) - 5, 7):

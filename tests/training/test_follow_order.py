@@ -1,4 +1,4 @@
-"""What several ranks, restarts, checkpoints and evaluations make of a log: figures worked by hand."""
+"""Logs with several ranks, restarts, checkpoints and evaluations; expected values are computed by hand."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from tests.training import follow_logs as logs
 
 
 class Job:
-    """A job whose lines are heard at once, at `now` seconds."""
+    """A job whose lines are parsed at once, at `now` seconds."""
 
     def __init__(self, *, fresh: bool = True) -> None:
         self.progress, self.reader = LogTracker(), LineReader()
@@ -32,7 +32,7 @@ class Job:
 
 
 def approx(value: float) -> Any:
-    """Equal but for rounding."""
+    """Equal within rounding."""
     return pytest.approx(value)
 
 
@@ -136,18 +136,18 @@ def test_hardware_flops_below_the_models_are_rounding() -> None:
 
 def test_the_trainers_bar_tells_steps_once_a_look() -> None:
     job = Job()
-    assert job.hear(logs.bar(1, 500), logs.bar(9, 500), now=1) == []  # nobody knows yet whose bar it is
+    assert job.hear(logs.bar(1, 500), logs.bar(9, 500), now=1) == []  # not known yet to be the training's bar
     words = job.hear(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=2)
     assert short(words, "step", "steps", "loss", "epoch") == [(None, 0, 2.0, 0.02), (10, 0, None, None)]
     assert short(job.hear(logs.bar(11, 500), logs.bar(12, 500), now=4), "step", "steps", "seconds") == [(12, 2, 2.0)]
     (bar, loss) = job.hear(logs.bar(20, 500), logs.trainer(loss=1.9, epoch=0.04), now=8)
     assert (bar.step, bar.steps, bar.seconds) == (20, 8, 4.0)
     assert (loss.step, loss.loss, loss.epoch) == (20, 1.9, 0.04)
-    assert job.hear(logs.bar(20, 500), now=20) == []  # drawn again
+    assert job.hear(logs.bar(20, 500), now=20) == []  # redrawn
 
 
 def test_steps_of_no_time_are_in_the_next_interval() -> None:
-    """Two positions of the bar in one look: ten steps are one second's, once the second is over."""
+    """A second bar position in the same poll has no duration: its steps count in the next interval."""
     job = Job()
     job.hear(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=1)
     told = job.hear(logs.bar(14, 500), logs.trainer(loss=1.9, epoch=0.03), logs.bar(16, 500), now=2)
@@ -186,7 +186,7 @@ def test_an_asynchronous_checkpoint_holds_nobody_up() -> None:
 
 
 def test_eight_ranks_of_torchtitan_save_once() -> None:
-    """Their lines come in any order."""
+    """Lines of several ranks arrive in any order."""
     job = Job()
     at = "2025-06-16 22:30:00,000"
     job.hear(logs.titan(10, tps=1, stamp=at))
@@ -225,7 +225,7 @@ def test_megatrons_evaluation_has_lasted() -> None:
 
 
 def test_the_first_of_a_step_counts() -> None:
-    """All ranks print it: the same, or a few milliseconds later, or behind the next step of another."""
+    """All ranks print each step: at the same time, milliseconds later, or after another rank's next step."""
     job = Job()
     lines = [logs.titan(step, tps=100, stamp=f"2025-06-16 22:30:{second:02},{ms:03}") for step, second, ms in
              [(10, 0, 0), (10, 0, 0), (10, 0, 7), (20, 10, 0), (10, 0, 9), (20, 10, 5), (30, 20, 0)]]  # fmt: skip
@@ -241,7 +241,7 @@ def test_copies_without_stamps_come_at_once() -> None:
 
 
 def test_another_ranks_lines_may_come_much_later() -> None:
-    """Each rank's output has a buffer of its own."""
+    """Each rank's output is buffered separately."""
     job = Job()
     assert len(job.hear(*(logs.maxtext(step, seconds=1.0) for step in range(10)), writer="a ")) == 10
     assert job.hear(*(logs.maxtext(step, seconds=1.0) for step in range(10)), writer="b ", now=20) == []
@@ -257,7 +257,7 @@ def test_who_is_silent_for_long_is_relieved() -> None:
 
 
 def test_what_was_written_before_the_last_step_is_no_rollback() -> None:
-    """Somebody copies the log to another name that is followed, a long time after the job's last word."""
+    """A copy of the log is found under another followed name, long after the job's last message."""
     job = Job()
     lines = [logs.titan(step, tps=1, stamp=f"2025-06-16 22:{step}:00,000") for step in (10, 20, 30)]
     assert len(job.hear(*lines, writer="a ")) == 3
@@ -275,7 +275,7 @@ def test_who_is_gone_is_relieved_at_once() -> None:
 
 
 def test_a_step_going_back_is_a_rollback() -> None:
-    """Every 10 steps a line: so many were made again."""
+    """A line every 10 steps: these were repeated."""
     job = Job()
     job.hear(logs.megatron(10, ms=1000.0), logs.megatron(20, ms=1000.0), logs.megatron(30, ms=1000.0))
     told = job.hear(logs.megatron(20, ms=1000.0), now=40)
@@ -293,7 +293,7 @@ def test_a_rollback_is_known_by_the_stamps_too() -> None:
 
 
 def test_a_restart_from_a_checkpoint() -> None:
-    """From 500 on: the line of 510 speaks of 10 steps, and it is the first word after the run began anew."""
+    """Resumed at 500: the line of 510 covers 10 steps and is the first message after the restart."""
     job = Job()
     job.hear(logs.megatron(510, ms=1000.0), logs.megatron(520, ms=1000.0))
     told = job.hear(

@@ -1,4 +1,4 @@
-"""Real processes with real standard outputs, and the thread that follows them."""
+"""Real processes with real standard outputs, and the follower thread."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ DEADLINE = 20.0
 
 
 class Echo:
-    """A process that writes to its standard output what it is told to."""
+    """A process that copies its input to its standard output."""
 
     def __init__(self, output: IO[bytes] | int, *command: str) -> None:
         self.process = subprocess.Popen(command or ("cat",), stdin=subprocess.PIPE, stdout=output)
@@ -70,7 +70,7 @@ def until(found: Callable[[], bool]) -> None:
 
 
 def written(path: Path, size: int) -> None:
-    """Wait until another process has written so much."""
+    """Wait until the file has the given size."""
     until(lambda: path.stat().st_size >= size)
 
 
@@ -79,7 +79,7 @@ def look(watch: LogWatcher, *guests: WorkloadProcess) -> list[LoggedMessage]:
 
 
 def gathered(take: Callable[[], Sequence[LoggedMessage]], size: int) -> list[LoggedMessage]:
-    """So many messages, however many calls they take."""
+    """Poll until there are so many messages, and return them."""
     found: list[LoggedMessage] = []
 
     def enough() -> bool:
@@ -101,7 +101,7 @@ def test_the_standard_output_of_a_process_is_followed(start: Start, watch: LogWa
     echo.says(line(10))
     written(tmp_path / "out", 100)
     assert look(watch, guest) == []
-    (tmp_path / "out").unlink()  # or in another mount namespace: its name is of no use
+    (tmp_path / "out").unlink()  # as in another mount namespace: the path does not exist
     echo.says(line(20))
     found = gathered(lambda: look(watch, guest), 1)
     assert [(one.pid, one.job_id, one.message.step, one.message.steps) for one in found] == [(echo.pid, "12", 20, 10)]
@@ -109,7 +109,7 @@ def test_the_standard_output_of_a_process_is_followed(start: Start, watch: LogWa
 
 
 def test_of_an_ancestor_where_its_own_is_a_pipe(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """As torchrun has it with --tee: the worker writes to a pipe, the launcher to the job's file."""
+    """As with torchrun --tee: the worker writes to a pipe, the launcher to the job's file."""
     with (tmp_path / "out").open("wb") as output:
         echo = start(output, "sh", "-c", "cat | cat; true")
     children = Path(f"/proc/{echo.pid}/task/{echo.pid}/children")
@@ -130,7 +130,7 @@ def is_piped(pid: str) -> bool:
 
 
 def test_an_ancestor_in_another_control_group_or_of_another_user_is_not_asked(tmp_path: Path) -> None:
-    """A hand-made /proc: the worker's parent is in its group, its grandparent is not."""
+    """A fake /proc: the worker's parent is in its cgroup, its grandparent is not."""
     (tmp_path / "log").touch()
     for pid, parent, group, output in (
         (30, 20, "/job", "/dev/null"),
@@ -152,7 +152,7 @@ def test_an_ancestor_in_another_control_group_or_of_another_user_is_not_asked(tm
 
 
 def test_the_same_output_of_several_ranks_is_followed_once(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """And the lowest rank speaks, be its pid the highest."""
+    """Messages are attributed to the lowest rank, even if its pid is the highest."""
     with (tmp_path / "out").open("ab") as output:
         third, first, unknown = start(output), start(output), start(output)
     guests = [
@@ -171,7 +171,7 @@ def test_the_same_output_of_several_ranks_is_followed_once(start: Start, watch: 
 
 
 def test_what_it_only_reads_is_no_log(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """Whatever a process has as its standard output, it must be able to write to it."""
+    """A process's standard output is followed only if it is open for writing."""
     (tmp_path / "secret").write_text(line(10) + "\n")
     with (tmp_path / "secret").open("rb") as output:
         echo = start(output, "sleep", "600")
@@ -238,7 +238,7 @@ def test_closing_ends_the_thread(followers: LogFollowerThread) -> None:
 
 
 def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
-    """Whatever hangs, hangs the followers' own thread."""
+    """A hanging file system blocks only the follower thread."""
     entered, leave = threading.Event(), threading.Event()
 
     def hangs(now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:

@@ -1,4 +1,4 @@
-"""Pace, past, queue and counts, where time is the test's."""
+"""Inbox: rate limit, replays, queue and counts, with a manual clock."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ NOW = 10_000 * SECOND
 
 
 class Post:
-    """An intake, and one sender."""
+    """An inbox with one sender."""
 
     def __init__(self, per_second: float = 10.0, processes: int = 4) -> None:
         self.intake = Inbox(per_second=per_second, processes=processes)
@@ -34,7 +34,7 @@ class Post:
     def says(
         self, raw: bytes | None = None, sender: Sender | None = None, *, pid: int | None = None, **said: Any
     ) -> str:
-        """What becomes of it."""
+        """Send a message; returns its outcome."""
         sender = sender or self.sender
         whole = json.dumps(said).encode() if raw is None else raw
         try:
@@ -152,7 +152,7 @@ def test_letters_of_whom_nobody_has_asked_about_wait_and_the_others_do_not() -> 
 
 
 def test_processes_made_without_end_keep_nobody_s_words_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are asked about more slowly than they can be made: theirs waits, and has half of the room."""
+    """Processes can be started faster than they are looked up: their messages may use half of the queue."""
     monkeypatch.setattr(module, "MOST_WAITING", 8)
     monkeypatch.setattr(module, "MOST_UNMET", 4)
     post = Post()

@@ -1,4 +1,4 @@
-"""The unix socket: real processes that connect, lie, flood, never read, and go."""
+"""The unix socket with real processes that connect, forge, flood, never read, and disconnect."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ Start = Callable[[], Speaker]
 
 
 def connected(room: Room, start: Start) -> Speaker:
-    """A process of job 7, which has connected."""
+    """A connected process of job 7."""
     speaker = start()
     room.jobs[speaker.pid] = WorkloadProcess(speaker.pid, "7", ("GPU-0",), "3")
     assert speaker.connect() == "ok"
@@ -159,7 +159,7 @@ def test_one_that_comes_and_goes_is_heard_each_time(enter: Enter, speaker: Start
 def test_one_that_floods_is_left_unread_for_a_while(enter: Enter, speaker: Start) -> None:
     room = enter(per_second=1.0)
     one = connected(room, speaker)
-    (door,) = room.desk._listeners  # type: ignore[attr-defined]  # a Desk's
+    (door,) = room.desk._listeners  # type: ignore[attr-defined]  # a ReportReceiver's
     assert one.flood(100, step=1) > 40
     wait_for(lambda: door._muted, "it is muted")
     wait_for(lambda: not door._muted, "and no more after a while")
@@ -299,7 +299,7 @@ def test_a_daemon_that_starts_again_hears_those_that_connect_again(enter: Enter,
     assert [report.step for report in room.taken(1)] == [3]
 
 
-# The socket's place.
+# The socket's path.
 
 
 def test_the_socket_is_for_everybody_and_its_folder_is_made(folder: Path) -> None:
@@ -351,7 +351,7 @@ def test_what_is_no_socket_is_left_alone(folder: Path) -> None:
 def test_what_is_put_in_the_socket_s_place_is_not_opened_to_all(
     folder: Path, swap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody can who may write to the folder, right after the socket was made."""
+    """A user who can write to the folder replaces the socket right after its creation."""
     path, precious = folder / "report.sock", folder / "precious"
     precious.write_text("secret")
     precious.chmod(0o600)

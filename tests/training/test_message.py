@@ -1,4 +1,4 @@
-"""The message: what is taken, what is refused and why, and what follows from a model's shape."""
+"""Messages: which are accepted, which are rejected and why, and FLOPs computed from a model's shape."""
 
 import json
 import math
@@ -133,7 +133,7 @@ def test_the_words_are_the_core_s() -> None:
 
 
 def test_flops_are_six_a_parameter_and_token_and_those_of_attention() -> None:
-    """PaLM's appendix B: 6N + 12 LHQT; halved where attention is causal. Worked by hand."""
+    """PaLM's appendix B: 6N + 12 LHQT, attention halved if causal. Computed by hand."""
     shape = Shape(parameters=1e9, layers=10, heads=8, head_size=64, sequence=1000, causal=False)
     assert flops_per_token(shape) == 6e9 + 12 * 10 * 8 * 64 * 1000
     assert flops_per_token(msgspec.structs.replace(shape, causal=True)) == 6e9 + 30_720_000
@@ -151,7 +151,7 @@ def test_hardware_flops_are_held_against_a_shape_s_too() -> None:
 
 
 def test_a_schedule_s_bubble() -> None:
-    """(p - 1) / (v m + p - 1), by hand."""
+    """(p - 1) / (v m + p - 1), computed by hand."""
     assert bubble_share(Schedule(4, 12)) == pytest.approx(3 / 15)
     assert bubble_share(Schedule(4, 12, 2)) == pytest.approx(3 / 27)
     assert bubble_share(Schedule(4, 12, schedule="zero-bubble")) == 0.0

@@ -1,4 +1,4 @@
-"""When a message speaks of: bounds of time, replays, and the Report it becomes. Times in milliseconds here."""
+"""The interval of a message: limits, replays, and its conversion to a TrainingReport. Times in milliseconds."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NOW = 2 * HOUR
 def when(
     seconds: float = 0.0, *, at: float | None = None, begun: float | None = None, until: float | None = None
 ) -> Any:
-    """Start and end in milliseconds, or the outcome of the refusal; all times are after the host's boot."""
+    """Start and end in milliseconds, or the outcome of the rejection; times since boot."""
     times = {name: NEVER if time is None else int(time * MS) for name, time in (("begun", begun), ("until", until))}
     ended = None if at is None else int(at * MS)
     try:
@@ -103,7 +103,7 @@ def test_what_is_said_is_told_in_the_core_s_words() -> None:
 
 
 def test_the_process_knows_its_rank_better_than_who_started_it() -> None:
-    """Under one task of srun all workers that it spawns are that task's; what one claims only its own job hears."""
+    """All workers spawned by one srun task have that task's rank; a claimed rank affects only its own job."""
     assert to_report(Message(rank=5), WorkloadProcess(1, "j", rank="3"), start=0, end=0).rank == "5"
     assert to_report(Message(), WorkloadProcess(1, "j", rank="3"), start=0, end=0).rank == "3"
     assert to_report(Message(rank=0), WorkloadProcess(1, "j"), start=0, end=0).rank == "0"

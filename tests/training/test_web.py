@@ -1,4 +1,4 @@
-"""Reports over HTTP on loopback: from processes of their own, told by their end of the connection."""
+"""Reports over HTTP on loopback, from separate processes that are identified by their end of the connection."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ for raw in sys.stdin:
 
 
 class Caller:
-    """A process of its own that posts what it is given, over one connection."""
+    """A separate process that posts messages over one connection."""
 
     def __init__(self, port: int) -> None:
         command = [sys.executable, "-c", _CALLER, f"{port}"]
@@ -74,7 +74,7 @@ def room(enter: Enter) -> Room:
 
 
 def post(room: Room, raw: bytes, path: str = "/v1/report") -> tuple[int, str]:
-    """As this process."""
+    """Post from this process."""
     with closing(HTTPConnection("127.0.0.1", door(room).port, timeout=20)) as line:
         line.request("POST", path, raw)
         answer = line.getresponse()
