@@ -5,6 +5,7 @@ Used by every server of this daemon. Has no sockets and no clock: the caller pas
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from typing import TypeVar
 
 from msgspec import Struct
@@ -42,19 +43,17 @@ def surplus(connections: Collection[Key], most: int, *, worst: Callable[[Key], f
 
 
 class TokenBucket(Struct, eq=False):
-    """A token bucket: limits a rate to `per_second` on average and to `burst` at once."""
+    """A token bucket: limits a rate to `rate` tokens per unit of time on average, and to `burst` at once."""
 
     burst: float
-    per_second: float
-    tokens: float = -1.0
-    """Tokens left at `updated_at`; negative: the bucket is new and full."""
+    rate: float
+    tokens: float = inf
+    """Tokens left at `updated_at`, limited to `burst`; infinite: the bucket is new and full."""
     updated_at: float = 0.0
 
     def take(self, now: float) -> bool:
         """Take a token; returns False if none is left."""
-        available = (
-            self.burst if self.tokens < 0 else min(self.burst, self.tokens + (now - self.updated_at) * self.per_second)
-        )
+        available = min(self.burst, self.tokens + (now - self.updated_at) * self.rate)
         taken = available >= 1
         self.tokens, self.updated_at = available - taken, now
         return taken
@@ -68,14 +67,14 @@ class AddressBuckets(Struct, eq=False):
     """One token bucket per client address, for the `most` most recently used addresses."""
 
     burst: float
-    per_second: float
+    rate: float
     most: int = 1024
     by_address: dict[str, TokenBucket] = {}
 
     def bucket_of(self, address: str) -> TokenBucket:
         """Return the address's bucket; evicts the least recently used one above the maximum."""
         group = client_network(address)
-        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.per_second)
+        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.rate)
         self.by_address[group] = bucket
         if len(self.by_address) > self.most:
             del self.by_address[next(iter(self.by_address))]

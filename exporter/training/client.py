@@ -23,7 +23,7 @@ import socket as sockets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar, cast
 
 VERSION = 1
 SOCKET = "/run/gpu-efficiency/report.sock"
@@ -54,6 +54,25 @@ _NEVER = 1 << 62
 _log = logging.getLogger("gpu_efficiency")
 
 
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _safely(method: _Method) -> _Method:
+    """Catch all errors of a Reporter's method or a framework's hook: losing a figure is better than ending the job.
+
+    The methods that are called in every step do so themselves, without the cost of a second call.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            method(self, *args, **named)
+        except Exception as error:  # noqa: BLE001 - see above
+            getattr(self, "_reporter", self).failed(error)
+
+    return cast("_Method", run)
+
+
 class Reporter:
     """Reports of one training process; see docs/client.md. Create it before building the model, to count the startup.
 
@@ -63,11 +82,7 @@ class Reporter:
     could not be sent, `refusal` is the reason of the daemon's last rejection, `error` the last internal error.
     """
 
-    _tokens: Any
-    _padding: Any
-    _samples: Any
-    _model_flops: Any
-    _hardware_flops: Any
+    _figures: dict[str, Any]
     _step: Any
     _epoch: Any
     _loss: Any
@@ -152,16 +167,17 @@ class Reporter:
         try:
             self._steps += 1
             self._step = self._step + 1 if step is None else step
+            figures = self._figures
             if tokens is not None:
-                self._tokens += tokens
+                figures["tokens"] += tokens
             if padding is not None:
-                self._padding += padding
+                figures["padding"] += padding
             if samples is not None:
-                self._samples += samples
+                figures["samples"] += samples
             if flops is not None:
-                self._model_flops += flops
+                figures["model_flops"] += flops
             if hardware_flops is not None:
-                self._hardware_flops += hardware_flops
+                figures["hardware_flops"] += hardware_flops
             if loss is not None or epoch is not None:
                 self.note(loss=loss, epoch=epoch)
             if self._fresh:
@@ -192,74 +208,69 @@ class Reporter:
         """Report the end of the startup; the first phase of data and the first step do so too."""
         self.enter("compute", only_from="startup")
 
+    @_safely
     def enter(self, name: str, *, only_from: str = "") -> None:
         """For hooks: end all open phases and begin this one; with `only_from` only if that is the innermost phase."""
-        try:
-            before = self._stack[-1]
-            if name not in PHASES or name == before or (only_from and before != only_from):
-                return
-            now = self._charge(self._clock())
-            self._stack[:] = [name]
-            if name in LIVE or before in LIVE:
-                self._send_soon(now)
-            elif now >= self._due:
-                self._message(now)
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        before = self._stack[-1]
+        if name not in PHASES or name == before or (only_from and before != only_from):
+            return
+        now = self._charge(self._clock())
+        self._stack[:] = [name]
+        if name in LIVE or before in LIVE:
+            self._send_soon(now)
+        elif now >= self._due:
+            self._message(now)
 
+    @_safely
     def restored(self, step: int, highest_step: int | None = None) -> None:
         """Report that training resumes from a checkpoint of `step` (0: from the beginning).
 
         Steps up to `highest_step` count as repeated. Its default is the last step of this process, or the highest step
         that the daemon knows of the run.
         """
-        try:
-            if self._steps:
-                self._message(self._clock())
-            known = [int(number) for number in (highest_step, self._highest, self._step) if number]
-            self._highest = max(known) if known and max(known) > step else self._highest
-            self._step = step
-            self._restart = True
-            self._send_soon(self._clock())
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        if self._steps:
+            self._message(self._clock())
+        known = [int(number) for number in (highest_step, self._highest, self._step) if number]
+        self._highest = max(known) if known and max(known) > step else self._highest
+        self._step = step
+        self._restart = True
+        self._send_soon(self._clock())
 
     def note(self, *, loss: Any = None, epoch: float | None = None, flops: float = 0, checkpoints: int = 0) -> None:
         """Add figures outside of step(); they are sent with the next message."""
-        if epoch is not None:
-            self._epoch = epoch
-        if loss is not None:
-            self._loss = loss if type(loss) is float else _detached(loss)
-            if type(loss) is float and loss - loss:  # true for nan and infinities; a later loss must not hide them
-                self._non_finite_loss = loss
-        if flops:
-            self._model_flops += flops
-        self._checkpoints += checkpoints
+        try:
+            if epoch is not None:
+                self._epoch = epoch
+            if loss is not None:
+                self._loss = loss if type(loss) is float else _detached(loss)
+                if type(loss) is float and loss - loss:  # true for nan and infinities; a later loss must not hide them
+                    self._non_finite_loss = loss
+            if flops:
+                self._figures["model_flops"] += flops
+            self._checkpoints += checkpoints
+        except Exception as error:  # noqa: BLE001 - see __init__
+            self.failed(error)
 
+    @_safely
     def quality(self, name: str, value: Any, target: float | None = None, *, falls: bool = False) -> None:
         """Report a quality figure of the model and its target; `falls`: lower is better."""
-        try:
-            figure = float(value)
-            if math.isfinite(figure) and (len(self._qualities) < _QUALITIES or name in self._qualities):
-                entry = {"value": figure, "name": str(name)[:128], "target": target, "falls": falls}
-                self._qualities[name] = {key: item for key, item in entry.items() if item is not None}
-                self._send_soon(self._clock())
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        figure = float(value)
+        if math.isfinite(figure) and (len(self._qualities) < _QUALITIES or name in self._qualities):
+            entry = {"value": figure, "name": str(name)[:128], "target": target, "falls": falls}
+            self._qualities[name] = {key: item for key, item in entry.items() if item is not None}
+            self._send_soon(self._clock())
 
+    @_safely
     def close(self) -> None:
         """Send the remaining figures and stop reporting. Called automatically when the process exits."""
-        try:
-            if self._connection is not None and not self.closed:
-                now = self._charge(self._clock())
-                self._stack[:] = ["compute"]
-                self._message(now)
-            if self._connection is not None:
-                self._connection.close()
-            self._due = _NEVER
-            atexit.unregister(self.close)
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        if self._connection is not None and not self.closed:
+            now = self._charge(self._clock())
+            self._stack[:] = ["compute"]
+            self._message(now)
+        if self._connection is not None:
+            self._connection.close()
+        self._due = _NEVER
+        atexit.unregister(self.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a reporter that sends nothing: workers of a data loader are not training processes."""
@@ -311,7 +322,7 @@ class Reporter:
     # -- messages --
 
     def _send_soon(self, now: int) -> None:
-        """Send at once, or within `_LIVE_EVERY` if the rate limit is known."""
+        """Send at once, or within `_LIVE_EVERY` if the rate limit is reached."""
         if self._sent_until - now <= _LIVE_BURST:
             self._sent_until = max(self._sent_until, now) + _LIVE_EVERY
             self._message(now)
@@ -343,9 +354,9 @@ class Reporter:
         seconds = (end - self._since) / _SECOND
         fields: dict[str, Any] = {"at": end, "seconds": seconds, "steps": steps}
         fields["step"] = None if self._fresh and not self._step else self._step
-        self._known.update(name for name in _FIGURES if not _zero(getattr(self, "_" + name)))
+        self._known.update(name for name, value in self._figures.items() if type(value) is not int or value)
         if seconds:
-            fields.update({name: _figure(getattr(self, "_" + name)) for name in sorted(self._known)})
+            fields.update({name: _figure(self._figures[name]) for name in sorted(self._known)})
             spent = {name: duration / _SECOND for name, duration in self._spent.items() if duration > 0 and name}
             fields["phases"] = {name: duration for name, duration in spent.items() if name != "compute"}
         fields["phase"] = next((name for name in reversed(self._stack) if name in LIVE), "")
@@ -362,11 +373,7 @@ class Reporter:
         """Reset all figures; the next interval starts at `end`."""
         self._since = end
         self._steps = 0
-        self._tokens = 0
-        self._padding = 0
-        self._samples = 0
-        self._model_flops = 0
-        self._hardware_flops = 0
+        self._figures = dict.fromkeys(_FIGURES, 0)
         self._checkpoints = 0
         self._epoch = None
         self._loss = None
@@ -609,10 +616,6 @@ def _plain(value: Any) -> Any:
     return int(value) if hasattr(value, "__index__") else float(value)
 
 
-def _zero(value: Any) -> bool:
-    return type(value) is int and value == 0
-
-
 def _figure(value: Any) -> float | int | None:
     """Convert a number or tensor to a number; None if it is negative, not finite or not a number."""
     try:
@@ -673,19 +676,6 @@ def lightning(count: Callable[[Any], Mapping[str, Any]] | None = None, **options
 
 def _lightning(base: Any, count: Callable[[Any], Mapping[str, Any]] | None, options: dict[str, Any]) -> Any:
     return type("GpuEfficiency", (_Lightning, base), {})(base, count, options)
-
-
-def _safely(hook: Callable[..., None]) -> Callable[..., None]:
-    """Catch all errors of a hook: an incompatible framework version must not end the training."""
-
-    @functools.wraps(hook)
-    def run(self: Any, *args: Any, **named: Any) -> None:
-        try:
-            hook(self, *args, **named)
-        except Exception as error:  # noqa: BLE001 - see Reporter.__init__
-            self._reporter.failed(error)
-
-    return run
 
 
 class _HuggingFace:

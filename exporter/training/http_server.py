@@ -110,7 +110,7 @@ class HttpListener:
 
     async def _receive(self, peer: Peer, raw: bytes) -> None:
         now = self._clock.now()
-        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.receive(sender, raw, pid=peer.pid, now=now)
         until = time.monotonic() + _IDENTIFY_SECONDS
         while sender.is_pending and time.monotonic() < until:  # noqa: ASYNC110  the sampling thread has no event loop

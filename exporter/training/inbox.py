@@ -6,13 +6,14 @@ Called from several threads; one lock guards the shared state.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 
 from msgspec import Struct
 
+from exporter.connections import TokenBucket
 from exporter.core.model import MS, NEVER, SECOND
-from exporter.training.message import MOST_BYTES, OUTCOMES, Message, MessageError, ReportRefusedError, decode_message
+from exporter.training.message import OUTCOMES, Message, ReportRefusedError, decode_message
 from exporter.training.peer import Peer
 from exporter.workloads import WorkloadProcess
 
@@ -68,7 +69,7 @@ BURST = 5.0
 """Minimum burst of a sender's rate limit, in messages; the burst is one second's worth if that is more."""
 MOST_WAITING = 16_384
 """Maximum length of the queue; further messages are rejected."""
-MOST_UNMET = MOST_WAITING // 2
+MOST_UNIDENTIFIED = MOST_WAITING // 2
 """The same for senders that are not identified yet: any user can start processes without end."""
 CONNECTIONS_EACH = 8
 """Maximum connections of one process, so that none can take them all."""
@@ -84,9 +85,7 @@ class Sender(Struct, eq=False):
     peer: Peer
     started_at: int
     """Start of the process."""
-    tokens: float
-    """Messages that its rate limit allows at `tokens_at`."""
-    tokens_at: int
+    rate_limit: TokenBucket
     process: WorkloadProcess | None = None
     """The identified process; None: not identified."""
     looked_up_at: int = NEVER
@@ -126,24 +125,22 @@ class Inbox:
 
     def __init__(self, *, per_second: float, processes: int) -> None:
         """`processes` is the maximum of simultaneous senders, each limited to `per_second` messages a second."""
-        self._rate, self._burst = per_second / SECOND, max(BURST, per_second)
-        self._most = _REMEMBERED_SENDERS * processes
+        self._per_second, self._most = per_second, _REMEMBERED_SENDERS * processes
         self._lock = threading.Lock()
         self._senders: dict[Peer, Sender] = {}
-        self._unidentified: dict[Peer, Sender] = {}
         self._queue: deque[QueuedReport] = deque()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self.likely_pids: tuple[int, ...] = ()
         """Processes on GPUs; the search for the owner of an HTTP connection starts with them."""
 
-    def sender(self, peer: Peer, *, begun: int, now: int) -> Sender:
+    def sender(self, peer: Peer, *, begun: int) -> Sender:
         """Return the sender of the process `peer`; creates it with start time `begun` if it is new."""
         with self._lock:
             known = self._senders.get(peer)
             if known is None:
                 self._make_room()
-                known = self._senders[peer] = Sender(peer, begun, self._burst, now)
-                self._unidentified[peer] = known
+                rate_limit = TokenBucket(max(BURST, self._per_second), self._per_second / SECOND)
+                known = self._senders[peer] = Sender(peer, begun, rate_limit)
             return known
 
     def connect(self, sender: Sender) -> None:
@@ -184,13 +181,7 @@ class Inbox:
     def unidentified_senders(self) -> list[Sender]:
         """Senders without an identified process, oldest first."""
         with self._lock:
-            return list(self._unidentified.values())
-
-    def mark_identified(self, senders: Iterable[Sender]) -> None:
-        """Remove the senders from the unidentified ones."""
-        with self._lock:
-            for sender in senders:
-                self._unidentified.pop(sender.peer, None)
+            return [sender for sender in self._senders.values() if sender.process is None]
 
     def drain(self, most: int) -> list[QueuedReport]:
         """Remove and return up to `most` messages, oldest first; those of senders not looked up yet stay queued."""
@@ -206,11 +197,11 @@ class Inbox:
 
     def _queued_report(self, sender: Sender, raw: bytes, now: int, reply: Reply | None) -> QueuedReport:
         sender.last_message_at = now
-        self._take_token(sender, now)
-        message = _decode(raw)
+        self._apply_rate_limit(sender, now)
+        message = decode_message(raw)
         if sender.unidentified:
             raise unidentified_error(sender)
-        if len(self._queue) >= (MOST_UNMET if sender.is_pending else MOST_WAITING):
+        if len(self._queue) >= (MOST_UNIDENTIFIED if sender.is_pending else MOST_WAITING):
             raise ReportRefusedError("busy", f"{len(self._queue)} messages wait here: the daemon is behind; send fewer")
         started_at, reported_until = sender.started_at, sender.reported_until
         start, end = resolve_interval(message, at=message.at, arrived=now, begun=started_at, until=reported_until)
@@ -220,28 +211,19 @@ class Inbox:
             _check_event(sender, message)
         return QueuedReport(sender, message, start, end, reply)
 
-    def _take_token(self, sender: Sender, now: int) -> None:
-        """Apply the sender's rate limit (a token bucket); raises ReportRefusedError."""
-        tokens = sender.tokens + (now - sender.tokens_at) * self._rate
-        sender.tokens, sender.tokens_at = min(tokens, self._burst), now
-        if sender.tokens >= 1.0:
-            sender.tokens -= 1.0
+    def _apply_rate_limit(self, sender: Sender, now: int) -> None:
+        if sender.rate_limit.take(now):
             return
         already_warned = now - sender.warned_at < SECOND
         sender.warned_at = sender.warned_at if already_warned else now
-        most = self._rate * SECOND
-        raise ReportRefusedError(
-            "too_many", f"more than {most:g} messages a second (reports.per_second)", silent=already_warned
-        )
+        reason = f"more than {self._per_second:g} messages a second (reports.per_second)"
+        raise ReportRefusedError("too_many", reason, silent=already_warned)
 
     def _make_room(self) -> None:
         """Forget the oldest senders without a connection if there are too many."""
         disconnected = (peer for peer, sender in self._senders.items() if not sender.connections)
         for peer in list(islice(disconnected, max(0, len(self._senders) + 1 - self._most))):
-            removed = self._senders.pop(peer)
-            # No longer pending, so that its queued messages are drained and rejected.
-            removed.looked_up_at = max(removed.looked_up_at, removed.tokens_at)
-            self._unidentified.pop(peer, None)
+            self._senders.pop(peer).looked_up_at = 0  # no longer pending: its queued messages are drained and rejected
 
 
 def unidentified_error(sender: Sender) -> ReportRefusedError:
@@ -257,15 +239,6 @@ def _inherited_error(sender: Sender) -> ReportRefusedError:
     return ReportRefusedError(
         "other_process", f"process {sender.peer.pid} made this connection: after a fork make one of your own"
     )
-
-
-def _decode(raw: bytes) -> Message:
-    if len(raw) > MOST_BYTES:
-        raise ReportRefusedError("too_large", f"longer than {MOST_BYTES} bytes")
-    try:
-        return decode_message(raw)
-    except MessageError as err:
-        raise ReportRefusedError("malformed", str(err), field=err.field) from err
 
 
 def _check_event(sender: Sender, message: Message) -> None:

@@ -1,12 +1,10 @@
 """Defines the message that a training process sends: its fields, their bounds, and the outcomes of receiving one.
 
-Owns the schema (`docs/report.schema.json` is printed from it), the FLOPs derived from a model's shape, and the answer
-to a refused message. Refuses to know who sent it: a message names no job.
+`docs/report.schema.json` is derived from it. A message does not identify its sender or job.
 """
 
-import json
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -56,23 +54,9 @@ Dtype = Literal["", "bf16", "fp16", "tf32", "fp8", "fp4"]
 PhaseName = Literal[
     "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle"
 ]
-Phase = Literal[
-    "", "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle"
-]
+Phase = Literal["", PhaseName]
 _FIELD = re.compile(r"\$[\w.\[\]]*")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-
-
-class MessageError(Exception):
-    """A message is invalid; the text names the field and the reason."""
-
-    @property
-    def field(self) -> str:
-        """Path of the invalid field, such as `$.model.layers`; empty if the error is not about one field."""
-        text = str(self)
-        found, unknown = _FIELD.search(text), _UNKNOWN.search(text)
-        path = found[0] if found else "$" if unknown else ""
-        return f"{path}.{unknown[1]}" if unknown else path
 
 
 class Shape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,13 +171,13 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 def decode_message(raw: bytes) -> Message:
-    """Decode and validate a message; raises MessageError with the field and the reason."""
+    """Decode and validate a message; raises ReportRefusedError, "too_large" or "malformed"."""
     if len(raw) > MOST_BYTES:
-        raise MessageError(f"{len(raw)} bytes: a message has {MOST_BYTES} at most")
+        raise ReportRefusedError("too_large", f"longer than {MOST_BYTES} bytes")
     try:
         message = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
-        raise MessageError(_reason(err)) from err
+        raise _malformed(_reason(err)) from err
     _check(message)
     return message
 
@@ -203,18 +187,25 @@ def _reason(err: Exception) -> str:
     return f"this daemon takes version {VERSION} - at `$.v`" if text.endswith("`$.v`") else text
 
 
+def _malformed(reason: str) -> ReportRefusedError:
+    """The error with the path of the invalid field in the reason, such as `$.model.layers`, if it names one."""
+    found, unknown = _FIELD.search(reason), _UNKNOWN.search(reason)
+    path = found[0] if found else "$" if unknown else ""
+    return ReportRefusedError("malformed", reason, field=f"{path}.{unknown[1]}" if unknown else path)
+
+
 def _check(message: Message) -> None:
     if message.padding is not None and message.padding > (message.tokens or 0.0):
-        raise MessageError("$.padding: more than the tokens")
+        raise _malformed("$.padding: more than the tokens")
     if message.steps and (message.step is None or message.steps > message.step):
-        raise MessageError("$.steps: more than the step that ended last")
+        raise _malformed("$.steps: more than the step that ended last")
     if message.phases and sum(message.phases.values()) > message.seconds * 1.01 + 0.001:
-        raise MessageError("$.phases: longer together than $.seconds")
+        raise _malformed("$.phases: longer together than $.seconds")
     given = (message.tokens, message.samples, message.model_flops, message.hardware_flops, message.steps or None)
     if not message.seconds and any(given):
-        raise MessageError("$.seconds: figures of an interval need its length")
+        raise _malformed("$.seconds: figures of an interval need its length")
     if message.hardware_flops is not None and message.hardware_flops < (model_flops(message) or 0.0):
-        raise MessageError("$.hardware_flops: less than model_flops")
+        raise _malformed("$.hardware_flops: less than model_flops")
 
 
 def model_flops(message: Message) -> float | None:
@@ -241,22 +232,3 @@ def bubble_share(schedule: Schedule | None) -> float | None:
         return 0.0
     empty = schedule.stages - 1
     return empty / (schedule.chunks * schedule.microbatches + empty)
-
-
-def loss_value(message: Message) -> float | None:
-    """The loss as a float. JSON has no nan and infinity, so messages carry them as text."""
-    return None if message.loss is None else float(message.loss)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a message."""
-    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A report of a training process"}
-    schema = about | msgspec.json.schema(Message)
-    for kind in schema["$defs"].values():
-        kind["description"] = " ".join(kind["description"].split())
-    return schema
-
-
-def schema_text() -> str:
-    """The schema as written to `docs/report.schema.json`."""
-    return json.dumps(json_schema(), indent=2) + "\n"

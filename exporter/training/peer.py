@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.core.model import SECOND
-from exporter.procfs import start_ticks
+from exporter.procfs import read_bytes, start_ticks
 from exporter.training.message import ReportRefusedError
 
 _CREDENTIALS = struct.Struct("iII")
@@ -146,14 +146,12 @@ def _table_forms(client: Address, server: Address) -> Iterator[tuple[str, tuple[
 
     An IPv4 connection may belong to an IPv6 socket.
     """
-    ends = ip_address(client.host.partition("%")[0]), ip_address(server.host.partition("%")[0])
-    ports = client.port, server.port
+    ends = [ip_address(end.host.partition("%")[0]) for end in (client, server)]
+    prefix = b""
     if all(isinstance(end, IPv4Address) for end in ends):
-        yield "tcp", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
-        mapped = b"\0" * 10 + b"\xff\xff"
-        yield "tcp6", (_hex(mapped + ends[0].packed, ports[0]), _hex(mapped + ends[1].packed, ports[1]))
-    else:
-        yield "tcp6", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
+        yield "tcp", (_hex(ends[0].packed, client.port), _hex(ends[1].packed, server.port))
+        prefix = b"\0" * 10 + b"\xff\xff"  # an IPv4-mapped IPv6 address
+    yield "tcp6", (_hex(prefix + ends[0].packed, client.port), _hex(prefix + ends[1].packed, server.port))
 
 
 def _hex(packed: bytes, port: int) -> bytes:
@@ -164,8 +162,7 @@ def _hex(packed: bytes, port: int) -> bytes:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        with path.open("rb") as file:
-            return file.read(_TABLE_BYTES).splitlines()[1:]
+        return read_bytes(path, _TABLE_BYTES).splitlines()[1:]
     except OSError:
         return []
 
@@ -208,8 +205,7 @@ def _holders(proc: Path, uid: int, target: str, budget: _ScanBudget) -> Iterator
 
 def _uid(proc: Path, pid: int) -> int | None:
     try:
-        with (proc / str(pid) / "status").open("rb", buffering=0) as file:
-            found = _UID.search(file.read(4096))
+        found = _UID.search(read_bytes(proc / str(pid) / "status", 4096))
     except OSError:
         return None
     return int(found[1]) if found else None

@@ -6,9 +6,11 @@ process belongs to; a sender cannot report for another job.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import astuple
 
 from exporter.clock import Clock
 from exporter.config import Config
@@ -20,7 +22,6 @@ from exporter.training.message import (
     Message,
     ReportRefusedError,
     bubble_share,
-    loss_value,
     model_flops,
 )
 from exporter.training.unix_socket import ReportListenError, SocketListener
@@ -57,7 +58,7 @@ class ReportListener(Protocol):
 class LogFollower(Protocol):
     """Reads messages from the logs of jobs."""
 
-    def poll(self, now: int, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
+    def poll(self, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
         """Messages found since the last call, oldest first."""
         ...
 
@@ -134,7 +135,6 @@ class ReportReceiver:
             found |= lookup([sender.peer.pid for sender in due])
         for sender in (*due, *(sender for sender in senders if sender.peer.pid in found)):
             self._identify(sender, found.get(sender.peer.pid), now)
-        self._inbox.mark_identified([sender for sender in senders if sender.process is not None])
 
     def _identify(self, sender: Sender, process: WorkloadProcess | None, now: int) -> None:
         """Set the sender's process if the pid has not been reused by another process since."""
@@ -163,7 +163,7 @@ class ReportReceiver:
         if self._followers is None:
             return ()
         self._reported_at = {job: at for job, at in self._reported_at.items() if now - at < LOG_IGNORED_AFTER_REPORT}
-        return self._followers.poll(now, processes)
+        return self._followers.poll(processes)
 
     def _logged_report(
         self, found: LoggedMessage, by_pid: Mapping[int, WorkloadProcess], now: int
@@ -175,11 +175,8 @@ class ReportReceiver:
             self._inbox.count(err.outcome)
             return None
         process = by_pid.get(found.pid)
-        process = (
-            process
-            if process is not None and process.job_id == found.job_id
-            else WorkloadProcess(found.pid, found.job_id)
-        )
+        if process is None or process.job_id != found.job_id:
+            process = WorkloadProcess(found.pid, found.job_id)
         return to_report(found.message, process, start=start, end=end, each=True)
 
     def _logged_interval(self, found: LoggedMessage, now: int) -> tuple[int, int]:
@@ -213,31 +210,29 @@ def open_receiver(config: Config, clock: Clock) -> WorkloadListener:
     """
     settings, proc = config.reports, Path(config.host.proc)
     inbox = Inbox(per_second=settings.per_second, processes=settings.processes)
-    listeners: list[ReportListener] = []
-    faults: list[Fault] = []
+    openers: list[Callable[[], ReportListener]] = []
+    if settings.socket:
+        most = settings.processes
+        openers.append(lambda: SocketListener(settings.socket, inbox, clock=clock, proc=proc, most=most))
     if settings.http:
         from exporter.training.http_server import HttpListener, parse_loopback_address  # noqa: PLC0415  seldom used
 
-        parse_loopback_address(settings.http)
-    if settings.socket:
-        _open_listener(
-            lambda: SocketListener(settings.socket, inbox, clock=clock, proc=proc, most=settings.processes),
-            listeners,
-            faults,
-        )
-    if settings.http:
-        _open_listener(lambda: HttpListener(settings.http, inbox, clock=clock, proc=proc), listeners, faults)
+        parse_loopback_address(settings.http)  # raises ConfigError before any listener is opened
+        openers.append(lambda: HttpListener(settings.http, inbox, clock=clock, proc=proc))
+    listeners, faults = _open_listeners(openers)
     return ReportReceiver(inbox, listeners, proc=proc, followers=_open_followers(config, clock), faults=faults)
 
 
-def _open_listener(
-    open_one: Callable[[], ReportListener], listeners: list[ReportListener], faults: list[Fault]
-) -> None:
-    try:
-        listeners.append(open_one())
-    except ReportListenError as err:
-        log.warning("reports: %s; jobs cannot report there, all other functions continue", err)
-        faults.append(Fault("reports_failed", str(err)))
+def _open_listeners(openers: Iterable[Callable[[], ReportListener]]) -> tuple[list[ReportListener], list[Fault]]:
+    listeners: list[ReportListener] = []
+    faults: list[Fault] = []
+    for open_listener in openers:
+        try:
+            listeners.append(open_listener())
+        except ReportListenError as err:
+            log.warning("reports: %s; jobs cannot report there, all other functions continue", err)
+            faults.append(Fault("reports_failed", str(err)))
+    return listeners, faults
 
 
 def _open_followers(config: Config, clock: Clock) -> LogFollower | None:
@@ -249,44 +244,36 @@ def _open_followers(config: Config, clock: Clock) -> LogFollower | None:
     return followers
 
 
+_UNCHANGED = (
+    "run", "step", "steps", "highest_step", "epoch", "tokens", "padding", "samples", "hardware_flops", "dtype",
+    "recompute", "phase", "checkpoints", "restart",
+)  # fmt: skip
+"""Fields that a report has from its message without conversion."""
+
+
 def to_report(
     message: Message, process: WorkloadProcess, *, start: int, end: int, each: bool = False
 ) -> TrainingReport:
     """Convert the message of `process` about [start, end) to a report; `each`: its figures are a mean per GPU."""
-    quality, degrees = message.quality, message.parallel
+    quality = message.quality
     return TrainingReport(
         job_id=process.job_id,
         start=start,
         end=end,
+        **{name: getattr(message, name) for name in _UNCHANGED},
         model_flops=model_flops(message),
         gpus=message.gpus or message.world_size or 1,
         each=each,
         uuids=process.uuids,
         rank=process.rank if message.rank is None else str(message.rank),
-        run=message.run,
-        step=message.step,
-        steps=message.steps,
-        highest_step=message.highest_step,
-        epoch=message.epoch,
-        tokens=message.tokens,
-        padding=message.padding,
-        samples=message.samples,
-        hardware_flops=message.hardware_flops,
-        dtype=message.dtype,
-        recompute=message.recompute,
-        phase=message.phase,
         phases=_phases(message, end - start) if message.phases else (),
         bubble=bubble_share(message.pipeline),
-        checkpoints=message.checkpoints,
-        restart=message.restart,
-        loss=loss_value(message),
+        loss=None if message.loss is None else float(message.loss),  # nan and infinity are text in a message
         quality=quality.value if quality else None,
         quality_name=quality.name if quality else "",
         quality_target=quality.target if quality else None,
         quality_falls=quality.falls if quality else False,
-        parallel=Parallel(degrees.tensor, degrees.pipeline, degrees.data, degrees.context, degrees.expert)
-        if degrees
-        else None,
+        parallel=Parallel(*astuple(message.parallel)) if message.parallel else None,
         world_size=message.world_size or 0,
     )
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.clock import Clock
+from exporter.connections import TokenBucket
 from exporter.training.inbox import Inbox, Reply, Sender
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import CREDENTIALS_SPACE, connected_peer, process_age, sender_pid
@@ -112,14 +113,14 @@ def connection_limit(most: int) -> int:
 
 
 log = logging.getLogger(__name__)
-_ANSWER_BYTES = 4096
+_SEND_BUFFER_BYTES = 4096
 """Send buffer of a connection: replies that the kernel keeps for a peer that does not read."""
 _PAUSE = 0.05
 """Seconds between two polls: with 512 ranks, a wake-up for each message would cost more than the messages."""
 _PACKETS_PER_ROUND = 64
 """Maximum packets of one connection per poll; each round reads one packet of every connection."""
 _ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
-"""Maximum connections accepted per round, per second and at once."""
+"""Maximum connections accepted per round, per second and at once, so that reconnecting clients cost little."""
 _REFUSED_BEFORE_MUTE = 32
 """Rejected packets after which a connection is muted: it is not read for a while."""
 _MUTED, _MUTED_MOST = 0.25, 8.0
@@ -154,7 +155,7 @@ class SocketListener:
         self._connections: dict[int, _SocketConnection] = {}
         self._muted: list[tuple[float, int]] = []
         self._responses: deque[tuple[socket.socket, ReportRefusedError]] = deque()
-        self._accept_tokens, self._accept_tokens_at = _ACCEPTS_BURST, time.monotonic()
+        self._accepts = TokenBucket(_ACCEPTS_BURST, _ACCEPTS_PER_SECOND)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         for descriptor in (self._listener.fileno(), self._wake):
@@ -219,7 +220,7 @@ class SocketListener:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
-            if not self._take_accept_token():
+            if not self._accepts.take(time.monotonic()):
                 self._mute(self._listener.fileno(), 1 / _ACCEPTS_PER_SECOND)
                 return
             try:
@@ -235,19 +236,9 @@ class SocketListener:
             self._full = False
             self._add_connection(sock)
 
-    def _take_accept_token(self) -> bool:
-        """Limit the rate of new connections (a token bucket), so that reconnecting clients cost little."""
-        now = time.monotonic()
-        filled = self._accept_tokens + (now - self._accept_tokens_at) * _ACCEPTS_PER_SECOND
-        self._accept_tokens, self._accept_tokens_at = min(filled, _ACCEPTS_BURST), now
-        if self._accept_tokens < 1.0:
-            return False
-        self._accept_tokens -= 1.0
-        return True
-
     def _add_connection(self, sock: socket.socket) -> None:
         sock.settimeout(0.0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         try:
             connection = _SocketConnection(sock, self._sender(sock), partial(self._queue_response, sock))
         except ReportRefusedError as err:
@@ -266,7 +257,7 @@ class SocketListener:
                 "too_many_connections", f"{self._most} connections are open, the maximum (reports.processes)"
             )
         peer, now = connected_peer(sock, self._proc), self._clock.now()
-        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.connect(sender)
         return sender
 
@@ -305,15 +296,13 @@ class SocketListener:
     def _handle_refusal(self, connection: _SocketConnection, err: ReportRefusedError) -> None:
         _send_refusal(connection.sock, err)
         connection.refused_packets += err.outcome in _COSTLY
-        if connection.refused_packets >= _REFUSED_BEFORE_MUTE:
-            now = time.monotonic()
-            seconds = min(_MUTED_MOST, 2.0 * connection.muted_seconds) if now < connection.forgiven_at else _MUTED
-            connection.refused_packets, connection.muted_seconds, connection.forgiven_at = (
-                0,
-                seconds,
-                now + seconds + _FORGIVEN_AFTER,
-            )
-            self._mute(connection.sock.fileno(), seconds)
+        if connection.refused_packets < _REFUSED_BEFORE_MUTE:
+            return
+        now = time.monotonic()
+        seconds = min(_MUTED_MOST, 2.0 * connection.muted_seconds) if now < connection.forgiven_at else _MUTED
+        connection.refused_packets, connection.muted_seconds = 0, seconds
+        connection.forgiven_at = now + seconds + _FORGIVEN_AFTER
+        self._mute(connection.sock.fileno(), seconds)
 
     def _mute(self, descriptor: int, seconds: float) -> None:
         """Stop reading the descriptor for a while; the kernel blocks the sender once the buffer is full."""

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from exporter.training.message import Message, MessageError, decode_message, model_flops
+from exporter.training.message import Message, ReportRefusedError, decode_message, model_flops
 
 
 class Recorder:
@@ -66,7 +66,7 @@ class Recorder:
         with self._came:
             try:
                 self.messages.append(decode_message(packet))
-            except MessageError as error:
+            except ReportRefusedError as error:
                 self.refused.append(f"{error}: {packet!r}")
                 return json.dumps({"error": str(error), "field": ""}).encode()
             finally:
@@ -106,19 +106,19 @@ class WebRecorder:
     """Records messages sent by HTTP to 127.0.0.1; a context manager."""
 
     def __init__(self, path: Path, *, refuse: Mapping[str, str] | None = None) -> None:
-        self.ear = ear = Recorder(path)
+        self.recorder = recorder = Recorder(path)
         self.callers = 0
-        recorder = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def setup(self) -> None:
-                recorder.callers += 1
+                server.callers += 1
                 super().setup()
 
             def do_POST(self) -> None:
-                answer = ear.take(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = recorder.take(self.rfile.read(int(self.headers["Content-Length"])))
                 body = answer or (b"" if refuse is None else json.dumps(refuse).encode())
                 self.send_response(400 if body else 204)
                 self.send_header("Content-Length", str(len(body)))
@@ -133,7 +133,7 @@ class WebRecorder:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
     def __enter__(self) -> Self:
-        self.ear.__enter__()
+        self.recorder.__enter__()
         self._thread.start()
         return self
 
@@ -141,7 +141,7 @@ class WebRecorder:
         self._server.shutdown()
         self._thread.join(timeout=10)
         self._server.server_close()
-        self.ear.__exit__()
+        self.recorder.__exit__()
 
 
 def summed(messages: list[Message]) -> dict[str, Any]:

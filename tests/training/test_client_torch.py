@@ -29,13 +29,13 @@ def _seconds(said: list[Message], truth: dict[str, Any]) -> None:
 def test_a_loop_that_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     if reason := missing("torch"):
         pytest.skip(reason)
-    with Recorder(tmp_path / "first.sock") as ear:
-        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path, check=CRASHED)
-        first = ear.all()
-    with Recorder(tmp_path / "second.sock") as ear:
-        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path)
-        second = ear.all()
-        assert not ear.refused
+    with Recorder(tmp_path / "first.sock") as recorder:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=recorder.path, check=CRASHED)
+        first = recorder.all()
+    with Recorder(tmp_path / "second.sock") as recorder:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=recorder.path)
+        second = recorder.all()
+        assert not recorder.refused
     _before_the_crash(first, json.loads((tmp_path / "truth-0.json").read_text()))
     _after_it(second, json.loads((tmp_path / "truth-1.json").read_text()), first)
 

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.e2e
 
 def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any], list[Message]]:
     """Return the script's own counts and its messages."""
-    with Recorder(folder / f"{len(list(folder.iterdir()))}.sock") as ear:
-        run(script, folder, *arguments, socket=ear.path)
-        said = ear.all()
-        assert not ear.refused
+    with Recorder(folder / f"{len(list(folder.iterdir()))}.sock") as recorder:
+        run(script, folder, *arguments, socket=recorder.path)
+        said = recorder.all()
+        assert not recorder.refused
     return json.loads((folder / "truth.json").read_text()), said
 
 

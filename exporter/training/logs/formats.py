@@ -77,9 +77,9 @@ def parse_amount(text: str | None) -> float | None:
     return found if found is not None and 0.0 <= found < math.inf else None
 
 
-def scaled(value: float | None, factor: float) -> float | None:
-    """`value` times `factor`; None without a value."""
-    return None if value is None else value * factor
+def scaled(value: float | None, factor: float | None) -> float | None:
+    """`value` times `factor`; None if one of them is missing."""
+    return None if value is None or factor is None else value * factor
 
 
 def parse_count(text: str | None) -> int | None:
@@ -141,8 +141,7 @@ def parse_line(raw: bytes) -> LogLine:
 
 
 def _timestamp(text: str) -> float | None:
-    found = _YEAR_FIRST.search(text)
-    if found:
+    if found := _YEAR_FIRST.search(text):
         year, month, day, *clock, part = found.groups(default="0")
     else:
         found = _YEAR_LAST.search(text)
@@ -181,14 +180,11 @@ _HUGGINGFACE_VALIDATE = re.compile(r"\*{5} Running Evaluation \*{5}")
 
 def read_huggingface(text: str) -> LogEvent | None:
     """Parse a line of the Trainer; None if it is not one."""
-    found = _HUGGINGFACE_BAR.match(text)
-    if found:
+    if found := _HUGGINGFACE_BAR.match(text):
         return LogEvent("bar", step=int(found[1]), total=int(found[2]))
-    found = _HUGGINGFACE_FIELDS.search(text)
-    if found:
+    if found := _HUGGINGFACE_FIELDS.search(text):
         return _huggingface_dictionary(dict(_HUGGINGFACE_FIELD.findall(found[1])))
-    found = _HUGGINGFACE_START.search(text)
-    if found:
+    if found := _HUGGINGFACE_START.search(text):
         return LogEvent("start", step=int(found[1]))
     if _HUGGINGFACE_SAVE.search(text):
         return LogEvent("save")
@@ -232,17 +228,13 @@ _MAXTEXT_DEVICES = re.compile(r"Num_devices: (\d{1,7}), shape")
 
 def read_maxtext(text: str) -> LogEvent | None:
     """Parse a line of MaxText; None if it is not one."""
-    step = last_match(_MAXTEXT_STEP, text)
-    if step:
+    if step := last_match(_MAXTEXT_STEP, text):
         return _maxtext_step(int(step[0][1]) + 1, step[1])
-    found = _MAXTEXT_VALIDATED.search(text)
-    if found:
+    if found := _MAXTEXT_VALIDATED.search(text):
         return LogEvent("validated", value=parse_number(found[1]))
-    found = _MAXTEXT_SAVED.search(text)
-    if found:
+    if found := _MAXTEXT_SAVED.search(text):
         return LogEvent("saved", step=int(found[1]) + 1)
-    found = _MAXTEXT_LOAD.search(text)
-    if found:
+    if found := _MAXTEXT_LOAD.search(text):
         return LogEvent("load", step=int(found[1]) + 1)
     found = _MAXTEXT_DEVICES.search(text)
     return LogEvent("facts", facts=(("world", float(found[1])),)) if found else None
@@ -315,8 +307,7 @@ _MEGATRON_LOSSES = ("lm loss", "loss", "lm_loss", "total loss")
 
 def read_megatron(text: str) -> LogEvent | None:
     """Parse a line of Megatron-LM; None if it is not one."""
-    step = last_match(_MEGATRON_STEP, text)
-    if step:
+    if step := last_match(_MEGATRON_STEP, text):
         return _megatron_step(int(step[0][1]), step[1])
     return _megatron_event(text) or _megatron_validation(text) or _megatron_facts(text)
 
@@ -355,8 +346,7 @@ def _megatron_event(text: str) -> LogEvent | None:
 
 
 def _megatron_validation(text: str) -> LogEvent | None:
-    found = _MEGATRON_VALIDATED.search(text)
-    if found:
+    if found := _MEGATRON_VALIDATED.search(text):
         return LogEvent("validated", value=parse_number(found[1]))
     found = _MEGATRON_EVALUATED.fullmatch(text.rstrip())
     return LogEvent("evaluated", seconds=scaled(parse_amount(found[1]), 1e-3)) if found else None
@@ -398,11 +388,9 @@ _NANOTRON_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 def read_nanotron(text: str) -> LogEvent | None:
     """Parse a line of nanotron; None if it is not one."""
-    step = last_match(_NANOTRON_STEP, text)
-    if step:
+    if step := last_match(_NANOTRON_STEP, text):
         return _nanotron_step(int(step[0][1]), step[1])
-    found = _NANOTRON_START.search(text)
-    if found:
+    if found := _NANOTRON_START.search(text):
         return LogEvent("start", step=int(found[1]))
     return LogEvent("save") if _NANOTRON_SAVE.search(text) else None
 
@@ -461,17 +449,13 @@ _TORCHTITAN_NO_LOSS = (-1.0, -2.0)
 
 def read_torchtitan(text: str) -> LogEvent | None:
     """Parse a line of torchtitan; None if it is not one."""
-    step = last_match(_TORCHTITAN_STEP, text)
-    if step:
+    if step := last_match(_TORCHTITAN_STEP, text):
         return _torchtitan_step(int(step[0][1]), step[1])
-    found = _TORCHTITAN_VALIDATED.search(text)
-    if found:
+    if found := _TORCHTITAN_VALIDATED.search(text):
         return LogEvent("validated", step=int(found[1]), value=parse_number(found[2]))
-    found = _TORCHTITAN_START.search(text)
-    if found:
+    if found := _TORCHTITAN_START.search(text):
         return LogEvent("start", step=max(0, int(found[1]) - 1))
-    found = _TORCHTITAN_PEAK.search(text)
-    if found:
+    if found := _TORCHTITAN_PEAK.search(text):
         return LogEvent("facts", facts=(("peak", float(found[1])),))
     return _torchtitan_checkpoint(text)
 
@@ -493,13 +477,11 @@ def _torchtitan_step(step: int, rest: str) -> LogEvent | None:
 
 
 def _torchtitan_checkpoint(text: str) -> LogEvent | None:
-    saved = _TORCHTITAN_SAVED.search(text)
-    if saved:
+    if saved := _TORCHTITAN_SAVED.search(text):
         return LogEvent("saved", seconds=parse_amount(saved[1] or saved[2]))
     if _TORCHTITAN_SAVE.search(text):
         return LogEvent("save", step=parse_count(text.rstrip(". ").rpartition("step ")[2]))
-    loaded = _TORCHTITAN_LOADED.search(text)
-    if loaded:
+    if loaded := _TORCHTITAN_LOADED.search(text):
         return LogEvent("loaded", seconds=parse_amount(loaded[1]))
     return LogEvent("load") if _TORCHTITAN_LOAD.search(text) else None
 

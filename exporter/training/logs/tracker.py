@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, SECOND
-from exporter.training.logs.formats import EventKind, LogEvent
+from exporter.training.logs.formats import EventKind, LogEvent, scaled
 from exporter.training.message import Degrees, LoggedMessage, Message, Phase, PhaseName, Quality, Schedule
 from exporter.workloads import WorkloadProcess
 
@@ -29,17 +29,17 @@ def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float
         return {}
     world, sequence = rank_count(facts, "world"), facts.get("sequence")
     share = None if world is None else steps / world
-    samples = _product(event.samples, share)
-    tokens = _product(event.tokens, seconds)
+    samples = scaled(event.samples, share)
+    tokens = scaled(event.tokens, seconds)
     if tokens is None and isinstance(sequence, float):
-        tokens = _product(samples, sequence)
-    model, hardware = _product(_flops(event, facts), seconds), _product(event.hardware_flops, seconds)
+        tokens = scaled(samples, sequence)
+    model, hardware = scaled(_flops(event, facts), seconds), scaled(event.hardware_flops, seconds)
     found = {
         "seconds": seconds,
         "steps": steps,
         "samples": samples,
         "tokens": tokens,
-        "padding": _padding(tokens, _product(event.unpadded_tokens, share), rounded=_ROUNDED_SECONDS * steps / seconds),
+        "padding": _padding(tokens, scaled(event.unpadded_tokens, share), rounded=_ROUNDED_SECONDS * steps / seconds),
         "model_flops": model,
         # It may be below model_flops by rounding.
         "hardware_flops": None if hardware is None or hardware < (model or 0.0) else hardware,
@@ -72,13 +72,9 @@ def rank_count(facts: Facts, name: str) -> int | None:
     return int(found) if isinstance(found, float) and 1.0 <= found <= _MOST_RANKS else None
 
 
-def _product(value: float | None, factor: float | None) -> float | None:
-    return None if value is None or factor is None else value * factor
-
-
 def _flops(event: LogEvent, facts: Facts) -> float | None:
     peak = facts.get("peak")
-    return event.flops if event.flops is not None else _product(event.mfu, peak if isinstance(peak, float) else None)
+    return event.flops if event.flops is not None else scaled(event.mfu, peak if isinstance(peak, float) else None)
 
 
 def _padding(tokens: float | None, trained: float | None, *, rounded: float) -> float | None:
@@ -266,7 +262,7 @@ class LogTracker:
 
     def reset(self, *, fresh: bool = False) -> None:
         """Forget the job's progress; `fresh`: the next log is read from its beginning."""
-        self._sequence = StepSequence(fresh=fresh)
+        self.sequence = StepSequence(fresh=fresh)
         self._phase: Phase = ""
         self._just_saved, self._saved_step = False, -1
         self._total: int | None = None
@@ -275,7 +271,7 @@ class LogTracker:
 
     def start_fresh(self) -> None:
         """Prepare for a log that is read from its beginning; no effect after the first step."""
-        if self._sequence.step is None:
+        if self.sequence.step is None:
             self.reset(fresh=True)
 
     def handle(self, event: LogEvent, *, writer: str, at: LineTime) -> list[TimedMessage]:
@@ -289,19 +285,11 @@ class LogTracker:
 
     def end_history(self) -> None:
         """End the replay of old lines, whose messages are discarded."""
-        self._sequence.end_history()
+        self.sequence.end_history()
         self._phase, self._bar_event = "", None
 
-    def mark_gap(self) -> None:
-        """Register that lines were skipped."""
-        self._sequence.mark_gap()
-
-    def remove_writers(self, writers: str) -> None:
-        """Forget writers whose name starts with `writers`."""
-        self._sequence.remove_writers(writers)
-
     def _on_step(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
-        sequence, step = self._sequence, event.step or 0
+        sequence, step = self.sequence, event.step or 0
         if not step or not sequence.is_new(step, writer, at):
             return []
         steps, seconds = sequence.interval(step, event.step_seconds, at)
@@ -322,7 +310,7 @@ class LogTracker:
         if self._expects_total:
             self._total, self._expects_total = event.total, False
         if event.total == self._total:
-            self._bar_event = None if event.step == self._sequence.step else (event, writer, at)
+            self._bar_event = None if event.step == self.sequence.step else (event, writer, at)
             return []
         # Only an evaluation draws a second bar during training; a full bar is redrawn after its end.
         return [] if self._total is None or event.step == event.total else self._on_validate(event, writer, at)
@@ -331,7 +319,7 @@ class LogTracker:
         before = self.flush_bar()
         self._expects_total = True
         message = Message(
-            step=self._sequence.step, epoch=event.epoch, loss=encode_loss(event.loss), phase=self._resume_compute()
+            step=self.sequence.step, epoch=event.epoch, loss=encode_loss(event.loss), phase=self._resume_compute()
         )
         return [*before, TimedMessage(message)]
 
@@ -351,7 +339,7 @@ class LogTracker:
         return self._enter("compute") if self._phase == "checkpoint" else []
 
     def _on_load(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
-        if event.step is not None and not self._sequence.begin(event.step, at):
+        if event.step is not None and not self.sequence.begin(event.step, at):
             return []
         return self._enter("restore")
 
@@ -359,7 +347,7 @@ class LogTracker:
         return self._enter("startup") if self._phase == "restore" else []
 
     def _on_start(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
-        self._sequence.begin(event.step or 0, at)
+        self.sequence.begin(event.step or 0, at)
         return self._on_loaded(event, writer, at)
 
     def _on_validate(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
@@ -370,9 +358,9 @@ class LogTracker:
         return [] if known else [_past_phase("evaluation", event.seconds or 0.0)]
 
     def _on_validated(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
-        if not self._sequence.is_main_writer(writer):
+        if not self.sequence.is_main_writer(writer):
             return []
-        self._sequence.start_interval(at)
+        self.sequence.start_interval(at)
         value = encode_loss(event.value)
         quality = Quality(value, _VALIDATION, falls=True) if isinstance(value, float) else None
         return [TimedMessage(Message(quality=quality, epoch=event.epoch, phase=self._resume_compute()))]
@@ -422,7 +410,7 @@ def timed_messages(batch: LogBatch, until: int | None) -> list[LoggedMessage]:
     found: list[LoggedMessage] = []
     at = batch.end
     for timed, process in reversed(batch.messages):
-        found.append(LoggedMessage(process.pid, process.job_id, _scaled(timed.message, scale), at // MS * MS))
+        found.append(LoggedMessage(process.pid, process.job_id, _shortened(timed.message, scale), at // MS * MS))
         at -= int(timed.seconds * scale * SECOND)
     return found[::-1]
 
@@ -434,7 +422,7 @@ def _time_scale(batch: LogBatch, until: int | None) -> float:
     return available / duration if 0 < available < duration - SLACK else 1.0
 
 
-def _scaled(message: Message, scale: float) -> Message:
+def _shortened(message: Message, scale: float) -> Message:
     """The message with its durations multiplied by `scale`."""
     if scale >= 1.0:
         return message

@@ -22,10 +22,10 @@ from msgspec import Struct
 from exporter.clock import Clock
 from exporter.config import Config, FollowSettings
 from exporter.core.model import SECOND
-from exporter.procfs import parent_pid
+from exporter.procfs import parent_pid, read_bytes
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
 from exporter.training.logs.tracker import LineTime, LogBatch, LogTracker, TimedMessage, timed_messages
-from exporter.training.message import LoggedMessage, Message, MessageError, decode_message
+from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
 from exporter.workloads import WorkloadProcess
 
 # Finding the logs of jobs on this node, and which of them are safe to open.
@@ -52,7 +52,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class LogRefusedError(Exception):
-    """The file is not followed; the text is the name of the count, a space and the message."""
+    """The file is not followed; `count` is the name of the count in COUNTS."""
+
+    def __init__(self, count: str, reason: str) -> None:
+        super().__init__(reason)
+        self.count = count
 
 
 class LogLocation(Struct, frozen=True):
@@ -85,7 +89,7 @@ def open_log(location: LogLocation) -> int:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise LogRefusedError(f"log_not_a_file {location.path} is no regular file")
+            raise LogRefusedError("log_not_a_file", f"{location.path} is no regular file")
         if location.allowed_owners is not None:
             _check_owner(location.path, found, location.allowed_owners)
         return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -132,8 +136,7 @@ def _with_ancestors(pid: int, proc: Path) -> Iterator[int]:
 def _user_and_cgroup(folder: Path) -> tuple[int, bytes] | None:
     """Uid and content of the cgroup file; None if unreadable."""
     try:
-        with (folder / "cgroup").open("rb") as file:
-            return folder.stat().st_uid, file.read(_TEXT_BYTES)
+        return folder.stat().st_uid, read_bytes(folder / "cgroup", _TEXT_BYTES)
     except OSError:
         return None
 
@@ -175,11 +178,12 @@ def _check_owner(path: str, found: os.stat_result, users: frozenset[int]) -> Non
         return
     ours = {0, os.geteuid()}
     if found.st_uid not in ours:
-        raise LogRefusedError(f"log_owner {path} belongs to user {found.st_uid}, who does not run the job")
+        raise LogRefusedError("log_owner", f"{path} belongs to user {found.st_uid}, who does not run the job")
     if found.st_nlink > 1 or not _is_protected(path, found, ours):
         raise LogRefusedError(
-            f"log_owner {path} belongs to this daemon's user or root, and others could have put it there: each"
-            " folder above it must be writable by them alone, no link may lead to it, and it may have no second name"
+            "log_owner",
+            f"{path} belongs to this daemon's user or root, and others could have put it there: each"
+            " folder above it must be writable by them alone, no link may lead to it, and it may have no second name",
         )
 
 
@@ -381,7 +385,7 @@ class LogWatcher:
             found = Path(location.path).stat()
         except OSError as err:
             if not isinstance(err, FileNotFoundError):
-                self._refuse(f"log_unreadable {location.path}: {err.strerror}")
+                self._refuse("log_unreadable", f"{location.path}: {err.strerror}")
             return
         key = (found.st_dev, found.st_ino)
         file = self._files.get(key)
@@ -395,7 +399,7 @@ class LogWatcher:
 
     def _reject_shared(self, key: FileKey, location: LogLocation) -> None:
         """Stop following a file that two jobs write to: its lines cannot be attributed."""
-        self._refuse(f"log_shared {location.path} is the log of two jobs")
+        self._refuse("log_shared", f"{location.path} is the log of two jobs")
         if len(self._shared) >= _REFUSALS:
             self._shared.clear()
         self._shared.add(key)
@@ -404,7 +408,7 @@ class LogWatcher:
 
     def _open(self, key: FileKey, location: LogLocation, now: int, *, new: bool) -> None:
         if len(self._files) >= MOST_FILES:
-            self._refuse(f"log_too_many files: {MOST_FILES} are followed at a time, {location.path} is not")
+            self._refuse("log_too_many", f"files: {MOST_FILES} are followed at a time, {location.path} is not")
             return
         try:
             handle = open_log(location)
@@ -414,9 +418,9 @@ class LogWatcher:
                 if key not in self._files:
                     os.close(handle)
         except LogRefusedError as err:
-            self._refuse(str(err))
+            self._refuse(err.count, str(err))
         except OSError as err:
-            self._refuse(f"log_unreadable {location.path}: {err.strerror}")
+            self._refuse("log_unreadable", f"{location.path}: {err.strerror}")
 
     def _start_reading(self, key: FileKey, location: LogLocation, handle: int, now: int, *, new: bool) -> None:
         found, reader = os.fstat(handle), LineReader(location.framework)
@@ -469,36 +473,26 @@ class LogWatcher:
         try:
             written = file.tail.read(min(FILE_BYTES, self._bytes_left))
         except OSError as err:
-            self._refuse(f"log_unreadable log of job {file.job_id}: {err.strerror}")
+            self._refuse("log_unreadable", f"log of job {file.job_id}: {err.strerror}")
             return []
         self._bytes_left -= written.size
         if written.rewritten:
             file.reader.reset()
         if written.gap:
-            tracker.mark_gap()
+            tracker.sequence.mark_gap()
         messages = [
             message
-            for event, writer, timestamp in self._parse(written.lines, file.reader)
+            for event, writer, timestamp in _parse_lines(written.lines, file.reader, self.counts)
             for message in tracker.handle(event, writer=file.name + writer, at=LineTime(timestamp, now))
         ]
         return messages + tracker.flush_bar()
-
-    def _parse(self, lines: Iterable[bytes], reader: LineReader) -> Iterator[tuple[LogEvent, str, float | None]]:
-        for raw in lines:
-            self.counts["log_lines"] += 1
-            if reader.may_match(raw):
-                log_line = parse_line(raw)
-                event = reader.read(log_line.text)
-                if event is not None:
-                    self.counts["log_understood"] += 1
-                    yield event, log_line.writer, log_line.timestamp
 
     def _is_valid(self, message: Message) -> bool:
         if message == Message():
             return False
         try:
             decode_message(msgspec.json.encode(message))
-        except MessageError:
+        except ReportRefusedError:
             self.counts["log_absurd"] += 1
             return False
         return True
@@ -514,18 +508,17 @@ class LogWatcher:
         file.tail.close()
         job = self._jobs.get(file.job_id)
         if job is not None and all(other.name != file.name for other in self._files.values()):
-            job.tracker.remove_writers(file.name)
+            job.tracker.sequence.remove_writers(file.name)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, count: str, reason: str) -> None:
         """Count and log a rejection, once per reason."""
         if reason in self._refused:
             return
         if len(self._refused) >= _REFUSALS:
             self._refused.clear()
         self._refused.add(reason)
-        kind, _, text = reason.partition(" ")
-        self.counts[kind] += 1
-        log.warning("log not followed: %s", text)
+        self.counts[count] += 1
+        log.warning("log not followed: %s", reason)
 
 
 def _read_history(handle: int, size: int, reader: LineReader, tracker: LogTracker, *, now: int, steps: bool) -> int:
@@ -550,11 +543,21 @@ def _read_history(handle: int, size: int, reader: LineReader, tracker: LogTracke
 
 
 def _parse_chunk(chunk: bytes, reader: LineReader) -> Iterator[tuple[LogEvent, str, float | None]]:
-    for raw in chunk.replace(b"\r", b"\n").split(b"\n"):
-        if len(raw) <= TAIL_BYTES and reader.may_match(raw):
+    lines = chunk.replace(b"\r", b"\n").split(b"\n")
+    return _parse_lines((raw for raw in lines if len(raw) <= TAIL_BYTES), reader, Counter())
+
+
+def _parse_lines(
+    lines: Iterable[bytes], reader: LineReader, counts: Counter[str]
+) -> Iterator[tuple[LogEvent, str, float | None]]:
+    """Events with their writer and timestamp; counts log_lines and log_understood."""
+    for raw in lines:
+        counts["log_lines"] += 1
+        if reader.may_match(raw):
             log_line = parse_line(raw)
             event = reader.read(log_line.text)
             if event is not None:
+                counts["log_understood"] += 1
                 yield event, log_line.writer, log_line.timestamp
 
 
@@ -568,7 +571,7 @@ _WAIT_SECONDS = 5.0
 
 
 class LogFollowerThread:
-    """Follows logs on a thread of its own; without rows it does nothing and starts no thread."""
+    """Follows logs on a thread of its own."""
 
     def __init__(self, rows: Sequence[FollowSettings], clock: Clock, *, proc: str = "/proc") -> None:
         self._watcher, self._clock = LogWatcher(rows, proc=proc), clock
@@ -577,10 +580,9 @@ class LogFollowerThread:
         self._processes: tuple[WorkloadProcess, ...] = ()
         self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-followers", daemon=True)
-        if rows:
-            self._thread.start()
+        self._thread.start()
 
-    def poll(self, _now: int, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
+    def poll(self, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
         """Messages found since the last call; the thread then polls the logs of `processes`. Does not block."""
         with self._lock:
             self._processes = tuple(processes)
@@ -598,8 +600,7 @@ class LogFollowerThread:
         """Stop the thread and close the files; gives up after 5 s if a file system hangs."""
         self._stop.set()
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_WAIT_SECONDS)
+        self._thread.join(_WAIT_SECONDS)
         if not self._thread.is_alive():
             self._watcher.close()
 

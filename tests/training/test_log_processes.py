@@ -1,6 +1,5 @@
 """Real processes with real standard outputs, and the follower thread."""
 
-import os
 import subprocess
 import threading
 import time
@@ -28,7 +27,7 @@ class Echo:
         self.process = subprocess.Popen(command or ("cat",), stdin=subprocess.PIPE, stdout=output)
         self.pid = self.process.pid
 
-    def says(self, *lines: str) -> None:
+    def write(self, *lines: str) -> None:
         assert self.process.stdin
         self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
         self.process.stdin.flush()
@@ -74,8 +73,8 @@ def written(path: Path, size: int) -> None:
     until(lambda: path.stat().st_size >= size)
 
 
-def look(watch: LogWatcher, *guests: WorkloadProcess) -> list[LoggedMessage]:
-    return watch.poll(time.monotonic_ns() // 1_000_000 * 1_000_000, wall=time.time_ns(), processes=guests)
+def poll(watch: LogWatcher, *processes: WorkloadProcess) -> list[LoggedMessage]:
+    return watch.poll(time.monotonic_ns() // 1_000_000 * 1_000_000, wall=time.time_ns(), processes=processes)
 
 
 def gathered(take: Callable[[], Sequence[LoggedMessage]], size: int) -> list[LoggedMessage]:
@@ -97,13 +96,13 @@ def line(step: int) -> str:
 def test_the_standard_output_of_a_process_is_followed(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         echo = start(output)
-    guest = WorkloadProcess(echo.pid, "12", rank="0")
-    echo.says(line(10))
+    process = WorkloadProcess(echo.pid, "12", rank="0")
+    echo.write(line(10))
     written(tmp_path / "out", 100)
-    assert look(watch, guest) == []
+    assert poll(watch, process) == []
     (tmp_path / "out").unlink()  # as in another mount namespace: the path does not exist
-    echo.says(line(20))
-    found = gathered(lambda: look(watch, guest), 1)
+    echo.write(line(20))
+    found = gathered(lambda: poll(watch, process), 1)
     assert [(one.pid, one.job_id, one.message.step, one.message.steps) for one in found] == [(echo.pid, "12", 20, 10)]
     assert 0 <= time.monotonic_ns() - found[0].at < DEADLINE * SECOND
 
@@ -115,10 +114,10 @@ def test_of_an_ancestor_where_its_own_is_a_pipe(start: Start, watch: LogWatcher,
     children = Path(f"/proc/{echo.pid}/task/{echo.pid}/children")
     until(lambda: any(is_piped(pid) for pid in children.read_text().split()))
     worker = next(int(pid) for pid in children.read_text().split() if is_piped(pid))
-    look(watch, WorkloadProcess(worker, "12"))
-    echo.says(line(10))
+    poll(watch, WorkloadProcess(worker, "12"))
+    echo.write(line(10))
     written(tmp_path / "out", 100)
-    assert [(one.pid, one.message.step) for one in look(watch, WorkloadProcess(worker, "12"))] == [(worker, 10)]
+    assert [(one.pid, one.message.step) for one in poll(watch, WorkloadProcess(worker, "12"))] == [(worker, 10)]
 
 
 def is_piped(pid: str) -> bool:
@@ -155,19 +154,19 @@ def test_the_same_output_of_several_ranks_is_followed_once(start: Start, watch: 
     """Messages are attributed to the lowest rank, even if its pid is the highest."""
     with (tmp_path / "out").open("ab") as output:
         third, first, unknown = start(output), start(output), start(output)
-    guests = [
+    processes = [
         WorkloadProcess(unknown.pid, "12"),
         WorkloadProcess(third.pid, "12", rank="10"),
         WorkloadProcess(first.pid, "12", rank="9"),
     ]
-    look(watch, *guests)
-    third.says(line(10))
+    poll(watch, *processes)
+    third.write(line(10))
     written(tmp_path / "out", 100)
-    assert [(one.pid, one.message.step) for one in look(watch, *guests)] == [(first.pid, 10)]
+    assert [(one.pid, one.message.step) for one in poll(watch, *processes)] == [(first.pid, 10)]
     assert watch.counts["log_files"] == 1
-    third.says(line(20))
+    third.write(line(20))
     written(tmp_path / "out", 500)
-    assert [one.pid for one in look(watch, *guests[:2])] == [third.pid]
+    assert [one.pid for one in poll(watch, *processes[:2])] == [third.pid]
 
 
 def test_what_it_only_reads_is_no_log(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
@@ -176,7 +175,7 @@ def test_what_it_only_reads_is_no_log(start: Start, watch: LogWatcher, tmp_path:
     with (tmp_path / "secret").open("rb") as output:
         echo = start(output, "sleep", "600")
     try:
-        look(watch, WorkloadProcess(echo.pid, "12"))
+        poll(watch, WorkloadProcess(echo.pid, "12"))
     finally:
         echo.process.terminate()
     opened = [Path(f"/proc/self/fd/{file.tail._handle}").readlink().name for file in watch._files.values()]
@@ -188,7 +187,7 @@ def test_processes_that_are_gone_or_have_no_file_are_passed_over(start: Start, w
     gone = start(subprocess.DEVNULL)
     gone.close()
     assert (
-        look(
+        poll(
             watch,
             WorkloadProcess(echo.pid, "12"),
             WorkloadProcess(gone.pid, "12"),
@@ -211,30 +210,20 @@ def _followers() -> Iterator[LogFollowerThread]:
 def test_the_thread_follows_who_is_here(start: Start, followers: LogFollowerThread, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         echo = start(output)
-    guests = [WorkloadProcess(echo.pid, "12")]
-    until(lambda: followers.poll(0, guests) == () and followers.counts()["log_files"] == 1)
-    echo.says(line(10), line(20))
-    found = gathered(lambda: followers.poll(0, guests), 2)
+    processes = [WorkloadProcess(echo.pid, "12")]
+    until(lambda: followers.poll(processes) == () and followers.counts()["log_files"] == 1)
+    echo.write(line(10), line(20))
+    found = gathered(lambda: followers.poll(processes), 2)
     assert [(one.message.step, one.message.steps) for one in found] == [(10, 1), (20, 10)]
     assert followers.counts()["log_messages"] == 2
     assert set(followers.counts()) == set(COUNTS)
 
 
-def test_without_rows_there_is_no_thread() -> None:
-    before = threading.active_count()
-    followers = open_log_follower(Config(), JumpClock())
-    assert threading.active_count() == before
-    assert followers.poll(0, [WorkloadProcess(os.getpid(), "12")]) == ()
-    assert not any(followers.counts().values())
-    followers.close()
-    followers.close()
-
-
 def test_closing_ends_the_thread(followers: LogFollowerThread) -> None:
-    followers.poll(0, [])
+    followers.poll([])
     followers.close()
     assert not followers._thread.is_alive()
-    assert followers.poll(0, []) == ()
+    assert followers.poll([]) == ()
 
 
 def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
@@ -248,13 +237,13 @@ def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
         return [LoggedMessage(1, "12", Message(step=n), 0) for n in range(MOST_PENDING + 2)]
 
     followers._watcher.poll = hangs  # type: ignore[method-assign]
-    followers.poll(0, [])
+    followers.poll([])
     assert entered.wait(DEADLINE)
-    assert followers.poll(0, []) == ()
+    assert followers.poll([]) == ()
     followers._stop.set()
     leave.set()
     until(lambda: followers.counts()["log_dropped"] == 2)
-    taken = followers.poll(0, [])
+    taken = followers.poll([])
     assert len(taken) == MOST_PENDING
     assert taken[0].message.step == 2
 

@@ -16,29 +16,29 @@ from exporter.core.model import SECOND
 from exporter.training.inbox import Inbox
 from exporter.training.unix_socket import ReportListenError, SocketListener, bind_socket, connection_limit
 from exporter.workloads import WorkloadProcess
-from tests.training.speaking import PATIENCE, Room, Speaker, ticking, wait_for
+from tests.training.senders import PATIENCE, ReceiverRig, SenderProcess, ticking, wait_for
 
 pytestmark = pytest.mark.e2e
-Enter = Callable[..., Room]
-Start = Callable[[], Speaker]
+OpenRig = Callable[..., ReceiverRig]
+Start = Callable[[], SenderProcess]
 
 
-def connected(room: Room, start: Start) -> Speaker:
+def connected(rig: ReceiverRig, start: Start) -> SenderProcess:
     """A connected process of job 7."""
-    speaker = start()
-    room.jobs[speaker.pid] = WorkloadProcess(speaker.pid, "7", ("GPU-0",), "3")
-    assert speaker.connect() == "ok"
-    return speaker
+    start_sender = start()
+    rig.jobs[start_sender.pid] = WorkloadProcess(start_sender.pid, "7", ("GPU-0",), "3")
+    assert start_sender.connect() == "ok"
+    return start_sender
 
 
-def test_what_is_said_arrives_and_silence_means_taken(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    one.say(step=1)
-    one.say(step=2)
-    assert [(report.job_id, report.step, report.rank) for report in room.taken(2)] == [("7", 1, "3"), ("7", 2, "3")]
-    assert room.count("taken") == 2
-    one.say(step=-1)
+def test_what_is_said_arrives_and_silence_means_taken(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    one.send(step=1)
+    one.send(step=2)
+    assert [(report.job_id, report.step, report.rank) for report in rig.taken(2)] == [("7", 1, "3"), ("7", 2, "3")]
+    assert rig.count("taken") == 2
+    one.send(step=-1)
     assert one.answer()["field"] == "$.step", "the first answer there is"
 
 
@@ -59,185 +59,185 @@ def test_what_is_said_arrives_and_silence_means_taken(enter: Enter, speaker: Sta
     ],
 )
 def test_what_is_wrong_is_answered_with_the_reason_and_counted(
-    enter: Enter, speaker: Start, raw: bytes, outcome: str, reason: str
+    open_rig: OpenRig, start_sender: Start, raw: bytes, outcome: str, reason: str
 ) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    one.say(raw)
-    one.say(step=5)
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    one.send(raw)
+    one.send(step=5)
     assert reason in one.answer()["error"]
-    assert [report.step for report in room.taken(1)] == [5], "nothing else is lost"
-    assert room.count(outcome) == 1
+    assert [report.step for report in rig.taken(1)] == [5], "nothing else is lost"
+    assert rig.count(outcome) == 1
 
 
-def test_a_replay_counts_once(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    at = room.clock.now()
+def test_a_replay_counts_once(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    at = rig.clock.now()
     for _ in range(3):
-        one.say(at=at, seconds=0.01, tokens=100)
-    one.hang_up()
+        one.send(at=at, seconds=0.01, tokens=100)
+    one.disconnect()
     one.connect()
-    one.say(at=at, seconds=0.01, tokens=100)
+    one.send(at=at, seconds=0.01, tokens=100)
     assert "has already reported" in one.answer()["error"]
-    assert [report.tokens for report in room.taken(1)] == [100.0]
-    wait_for(lambda: room.count("replayed") == 3, "those before the end are refused too")
-    assert (room.count("taken"), room.count("replayed")) == (1, 3)
+    assert [report.tokens for report in rig.taken(1)] == [100.0]
+    wait_for(lambda: rig.count("replayed") == 3, "those before the end are refused too")
+    assert (rig.count("taken"), rig.count("replayed")) == (1, 3)
 
 
-def test_a_rank_is_the_process_s_own_word_and_its_gpus_are_not(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    connected(room, speaker).say(rank=99)
-    (report,) = room.taken(1)
+def test_a_rank_is_the_process_s_own_word_and_its_gpus_are_not(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    connected(rig, start_sender).send(rank=99)
+    (report,) = rig.taken(1)
     assert (report.rank, report.uuids) == ("99", ("GPU-0",))
 
 
-def test_a_job_cannot_speak_for_another(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one, other = connected(room, speaker), speaker()
-    room.jobs[other.pid] = WorkloadProcess(other.pid, "8", ("GPU-1",))
+def test_a_job_cannot_speak_for_another(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one, other = connected(rig, start_sender), start_sender()
+    rig.jobs[other.pid] = WorkloadProcess(other.pid, "8", ("GPU-1",))
     other.connect()
-    other.say(run="of job 7", rank=3, step=1)
-    one.say(step=2)
-    reports = {report.job_id: (report.step, report.uuids) for report in room.taken(2)}
+    other.send(run="of job 7", rank=3, step=1)
+    one.send(step=2)
+    reports = {report.job_id: (report.step, report.uuids) for report in rig.taken(2)}
     assert reports == {"7": (2, ("GPU-0",)), "8": (1, ("GPU-1",))}
 
 
-def test_a_child_that_inherits_the_connection_is_not_its_parent(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    one.child_says(step=1)
-    one.say(step=2)
+def test_a_child_that_inherits_the_connection_is_not_its_parent(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    one.send_from_child(step=1)
+    one.send(step=2)
     assert f"process {one.pid} made this connection" in one.answer()["error"]
-    assert [report.step for report in room.taken(1)] == [2]
-    assert room.count("other_process") == 1
+    assert [report.step for report in rig.taken(1)] == [2]
+    assert rig.count("other_process") == 1
 
 
-def test_a_process_of_no_job_is_told_so(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = speaker()
+def test_a_process_of_no_job_is_told_so(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = start_sender()
     one.connect()
-    one.say(step=1)
-    with ticking(room):
+    one.send(step=1)
+    with ticking(rig):
         assert f"process {one.pid} belongs to no job" in one.answer()["error"]
-        one.say(step=2)
+        one.send(step=2)
         assert "belongs to no job" in one.answer()["error"]
-    assert (room.reports, room.count("unknown_process")) == ([], 2)
+    assert (rig.reports, rig.count("unknown_process")) == ([], 2)
 
 
-def test_one_that_is_gone_before_anybody_looks_is_nobody_s(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one, other = connected(room, speaker), connected(room, speaker)
-    one.say(step=1)
+def test_one_that_is_gone_before_anybody_looks_is_nobody_s(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one, other = connected(rig, start_sender), connected(rig, start_sender)
+    one.send(step=1)
     one.end()
-    other.say(step=2)
-    assert [report.step for report in room.taken(1)] == [2]
-    assert room.count("unknown_process") == 1
+    other.send(step=2)
+    assert [report.step for report in rig.taken(1)] == [2]
+    assert rig.count("unknown_process") == 1
 
 
-def test_what_was_said_before_the_end_is_heard(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    one.say(step=1)
-    room.taken(1)
-    one.say(step=2)
+def test_what_was_said_before_the_end_is_heard(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    one.send(step=1)
+    rig.taken(1)
+    one.send(step=2)
     one.end()
-    assert [report.step for report in room.taken(2)] == [1, 2]
+    assert [report.step for report in rig.taken(2)] == [1, 2]
 
 
-def test_one_that_comes_and_goes_is_heard_each_time(enter: Enter, speaker: Start) -> None:
-    room = enter(per_second=1000.0)
-    one = connected(room, speaker)
+def test_one_that_comes_and_goes_is_heard_each_time(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(per_second=1000.0)
+    one = connected(rig, start_sender)
     for step in range(3 * 8):
-        one.say(step=step)
-        room.taken(step + 1)
-        one.hang_up()
+        one.send(step=step)
+        rig.taken(step + 1)
+        one.disconnect()
         wait_for(lambda: one.connect() == "ok", "it connects again")
-    assert [report.step for report in room.reports] == list(range(24))
+    assert [report.step for report in rig.reports] == list(range(24))
 
 
-def test_one_that_floods_is_left_unread_for_a_while(enter: Enter, speaker: Start) -> None:
-    room = enter(per_second=1.0)
-    one = connected(room, speaker)
-    (door,) = room.desk._listeners  # type: ignore[attr-defined]  # a ReportReceiver's
+def test_one_that_floods_is_left_unread_for_a_while(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(per_second=1.0)
+    one = connected(rig, start_sender)
+    (listener,) = rig.receiver._listeners  # type: ignore[attr-defined]  # a ReportReceiver's
     assert one.flood(100, step=1) > 40
-    wait_for(lambda: door._muted, "it is muted")
-    wait_for(lambda: not door._muted, "and no more after a while")
+    wait_for(lambda: listener._muted, "it is muted")
+    wait_for(lambda: not listener._muted, "and no more after a while")
 
 
-def test_a_flood_costs_nobody_else_anything(enter: Enter, speaker: Start) -> None:
-    room = enter(per_second=5.0)
-    one, other = connected(room, speaker), connected(room, speaker)
+def test_a_flood_costs_nobody_else_anything(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(per_second=5.0)
+    one, other = connected(rig, start_sender), connected(rig, start_sender)
     sent = one.flood(100_000, step=1)
-    other.say(step=2)
-    wait_for(lambda: room.take() is not None and any(r.step == 2 for r in room.reports), "the other is heard")
+    other.send(step=2)
+    wait_for(lambda: rig.take() is not None and any(r.step == 2 for r in rig.reports), "the other is received")
     assert sent < 100_000, "its own buffer is full, and it is not waited for"
-    assert room.count("too_many") >= 20
+    assert rig.count("too_many") >= 20
     assert "more than 5 messages a second" in one.answer()["error"]
 
 
-def test_one_that_never_reads_is_not_waited_for(enter: Enter, speaker: Start) -> None:
-    room = enter(per_second=1000.0)
-    deaf, other = connected(room, speaker), connected(room, speaker)
+def test_one_that_never_reads_is_not_waited_for(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(per_second=1000.0)
+    deaf, other = connected(rig, start_sender), connected(rig, start_sender)
     for _ in range(400):
-        deaf.say(nonsense=1)
-    wait_for(lambda: room.count("malformed") == 400, "they are refused")
-    other.say(step=2)
-    assert [report.step for report in room.taken(1)] == [2]
+        deaf.send(nonsense=1)
+    wait_for(lambda: rig.count("malformed") == 400, "they are refused")
+    other.send(step=2)
+    assert [report.step for report in rig.taken(1)] == [2]
 
 
-def test_a_connection_with_descriptors_in_it_leaves_none_here(enter: Enter) -> None:
-    room = enter()
+def test_a_connection_with_descriptors_in_it_leaves_none_here(open_rig: OpenRig) -> None:
+    rig = open_rig()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.connect(f"{room.socket}")
-        room.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
+        line.connect(f"{rig.socket}")
+        rig.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
         with Path("/dev/null").open() as null:
             for step in range(4):
                 socket.send_fds(line, [b'{"step": %d}' % step], [null.fileno()] * 50)
-        assert [report.step for report in room.taken(4)] == [0, 1, 2, 3]
+        assert [report.step for report in rig.taken(4)] == [0, 1, 2, 3]
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 
 
-def test_more_than_may_connect_are_told_so(enter: Enter, speaker: Start) -> None:
-    room = enter(processes=2)
-    speakers = [connected(room, speaker) for _ in range(3)]
-    assert "2 connections are open, the maximum" in speakers[2].answer()["error"]
-    assert speakers[2].read() == "end"
-    assert room.count("too_many_connections") == 1
-    speakers[0].hang_up()
+def test_more_than_may_connect_are_told_so(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(processes=2)
+    senders = [connected(rig, start_sender) for _ in range(3)]
+    assert "2 connections are open, the maximum" in senders[2].answer()["error"]
+    assert senders[2].read() == "end"
+    assert rig.count("too_many_connections") == 1
+    senders[0].disconnect()
 
     def again() -> bool:
-        speakers[2].connect("again")
-        return speakers[2].say(line="again", step=4) == "ok" and room.take() is not None and bool(room.reports)
+        senders[2].connect("again")
+        return senders[2].send(line="again", step=4) == "ok" and rig.take() is not None and bool(rig.reports)
 
-    wait_for(again, "there is room again")
+    wait_for(again, "a connection is free again")
 
 
-def test_those_who_are_nobody_s_give_their_place_to_others(enter: Enter, speaker: Start) -> None:
-    room = enter(processes=2)
-    strangers = [speaker() for _ in range(2)]
+def test_those_who_are_nobody_s_give_their_place_to_others(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(processes=2)
+    strangers = [start_sender() for _ in range(2)]
     for one in strangers:
         one.connect()
-        one.say(step=1)
-    with ticking(room):
+        one.send(step=1)
+    with ticking(rig):
         for one in strangers:
             assert "belongs to no job" in one.answer()["error"]
-        jobs = connected(room, speaker)
-        jobs.say(step=2)
-        wait_for(lambda: [report.step for report in room.reports] == [2], "the job is heard")
+        jobs = connected(rig, start_sender)
+        jobs.send(step=2)
+        wait_for(lambda: [report.step for report in rig.reports] == [2], "the report is received")
         assert [one.read() for one in strangers] == ["end", "end"]
 
 
-def test_one_process_cannot_have_all_connections(enter: Enter, speaker: Start) -> None:
-    room = enter(processes=64)
-    one, other = connected(room, speaker), connected(room, speaker)
+def test_one_process_cannot_have_all_connections(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(processes=64)
+    one, other = connected(rig, start_sender), connected(rig, start_sender)
     for number in range(7):
         one.connect(f"{number}")
     assert one.connect("more") == "ok"
     assert "8 connections already" in one.answer("more")["error"]
-    other.say(step=1)
-    room.taken(1)
+    other.send(step=1)
+    rig.taken(1)
 
 
 _MANY = """
@@ -267,36 +267,38 @@ for _ in range(children):
 """
 
 
-def test_of_two_thousand_connections_as_many_are_heard_as_may_be(enter: Enter, speaker: Start) -> None:
-    room = enter(processes=1024)
-    command = [sys.executable, "-S", "-E", "-c", _MANY, f"{room.socket}", "250", "8"]
+def test_of_two_thousand_connections_as_many_are_heard_as_may_be(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig(processes=1024)
+    command = [sys.executable, "-S", "-E", "-c", _MANY, f"{rig.socket}", "250", "8"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as many:
 
         def all_told() -> bool:
-            heard = room.desk.poll(room.clock.now(), (), lambda pids: {pid: WorkloadProcess(pid, "7") for pid in pids})
-            counts = dict(heard.counts)
+            update = rig.receiver.poll(
+                rig.clock.now(), (), lambda pids: {pid: WorkloadProcess(pid, "7") for pid in pids}
+            )
+            counts = dict(update.counts)
             return (counts["taken"], counts["too_many_connections"]) == (1024, 976)
 
         wait_for(all_told, "2000 connections are answered")
         many.communicate(timeout=PATIENCE)
-    one = connected(room, speaker)
-    wait_for(lambda: one.connect("b") == "ok" and one.say(line="b", step=1) == "ok", "room")
-    wait_for(lambda: any(report.step == 1 for report in room.take()), "and one more is heard when they have gone")
+    one = connected(rig, start_sender)
+    wait_for(lambda: one.connect("b") == "ok" and one.send(line="b", step=1) == "ok", "a free connection")
+    wait_for(lambda: any(report.step == 1 for report in rig.take()), "a report is received after they have gone")
 
 
-def test_a_daemon_that_starts_again_hears_those_that_connect_again(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    one = connected(room, speaker)
-    one.say(step=1)
-    room.taken(1)
-    room.desk.close()
-    assert one.say(step=2) == "BrokenPipeError"
+def test_a_daemon_that_starts_again_hears_those_that_connect_again(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    one = connected(rig, start_sender)
+    one.send(step=1)
+    rig.taken(1)
+    rig.receiver.close()
+    assert one.send(step=2) == "BrokenPipeError"
     assert one.connect() == "FileNotFoundError", "the socket is taken away"
-    room = enter()
-    room.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    rig = open_rig()
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
     assert one.connect() == "ok"
-    one.say(step=3)
-    assert [report.step for report in room.taken(1)] == [3]
+    one.send(step=3)
+    assert [report.step for report in rig.taken(1)] == [3]
 
 
 # The socket's path.
@@ -385,8 +387,8 @@ def test_a_path_that_cannot_be_made_is_named_with_what_to_do(folder: Path, name:
 
 def test_a_socket_that_is_somebody_else_s_by_now_is_not_taken_away(folder: Path) -> None:
     path = folder / "report.sock"
-    intake = Inbox(per_second=1.0, processes=1)
-    first = SocketListener(path, intake, clock=SystemClock(), proc=Path("/proc"), most=1)
+    inbox = Inbox(per_second=1.0, processes=1)
+    first = SocketListener(path, inbox, clock=SystemClock(), proc=Path("/proc"), most=1)
     path.unlink()
     with bind_socket(path):
         first.close()
@@ -405,22 +407,22 @@ def test_there_are_descriptors_for_as_many_as_may_connect(monkeypatch: pytest.Mo
     assert limits[7] == (4096, 4096)
 
 
-def test_a_moment_is_that_of_the_clock_s_grid(enter: Enter, speaker: Start) -> None:
-    room = enter()
-    connected(room, speaker).say(seconds=0.01, tokens=3)
-    (report,) = room.taken(1)
+def test_a_moment_is_that_of_the_clock_s_grid(open_rig: OpenRig, start_sender: Start) -> None:
+    rig = open_rig()
+    connected(rig, start_sender).send(seconds=0.01, tokens=3)
+    (report,) = rig.taken(1)
     assert report.end % 1_000_000 == 0
     assert report.end - report.start == 10_000_000
-    assert 0 <= room.clock.now() - report.end < 20 * SECOND
+    assert 0 <= rig.clock.now() - report.end < 20 * SECOND
 
 
-def test_the_ten_lines_of_the_page_are_taken(enter: Enter) -> None:
+def test_the_ten_lines_of_the_page_are_taken(open_rig: OpenRig) -> None:
     page = (Path(__file__).parents[2] / "docs/reports.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0].replace("/run/gpu-efficiency/report.sock", "{path}")
-    room = enter()
-    room.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
+    rig = open_rig()
+    rig.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
     names: dict[str, Any] = {}
-    exec(code.replace("{path}", f"{room.socket}").replace("0.4}", "0.0}"), names)  # noqa: S102  our own page
+    exec(code.replace("{path}", f"{rig.socket}").replace("0.4}", "0.0}"), names)  # noqa: S102  our own page
     with names["line"]:
-        (report,) = room.taken(1)
+        (report,) = rig.taken(1)
     assert (report.step, report.steps, report.gpus, report.model_flops) == (1200, 10, 64, 41_943_040 * 6 * 8.03e9)

@@ -60,7 +60,7 @@ for command in sys.stdin:
 """
 
 
-class Speaker:
+class SenderProcess:
     """A separate process that executes commands from its standard input."""
 
     def __init__(self, socket: Path) -> None:
@@ -73,14 +73,14 @@ class Speaker:
     def connect(self, line: str = "a") -> str:
         return self._do("connect", line, f"{self.socket}")
 
-    def say(self, raw: bytes | None = None, *, line: str = "a", **message: Any) -> str:
+    def send(self, raw: bytes | None = None, *, line: str = "a", **message: Any) -> str:
         return self._do("send", line, (json.dumps(message).encode() if raw is None else raw).hex())
 
     def flood(self, times: int, *, line: str = "a", **message: Any) -> int:
         """Send until the socket would block; returns the number of messages."""
         return int(self._do("flood", line, json.dumps(message).encode().hex(), f"{times}"))
 
-    def child_says(self, *, line: str = "a", **message: Any) -> int:
+    def send_from_child(self, *, line: str = "a", **message: Any) -> int:
         """Send it from a forked child, over the inherited connection."""
         return int(self._do("child", line, json.dumps(message).encode().hex()))
 
@@ -92,7 +92,7 @@ class Speaker:
     def read(self, line: str = "a") -> str:
         return self._do("read", line)
 
-    def hang_up(self, line: str = "a") -> str:
+    def disconnect(self, line: str = "a") -> str:
         return self._do("hang-up", line)
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Speaker:
         return cast("IO[str]", self._process.stdout).readline().strip()
 
 
-class Room:
+class ReceiverRig:
     """A receiver with a socket; `jobs` is the scheduler's list of processes by pid."""
 
     def __init__(
@@ -115,41 +115,41 @@ class Room:
     ) -> None:
         self.socket, self.clock = socket, SystemClock()
         reports = Settings(f"{socket}", http, **settings)
-        self.desk: WorkloadListener = open_receiver(
+        self.receiver: WorkloadListener = open_receiver(
             Config(reports=reports, follow=follow, host=HostSettings()), self.clock
         )
         self.jobs: dict[int, WorkloadProcess] = {}
-        self.asked: list[int] = []
+        self.looked_up: list[int] = []
         self.reports: list[TrainingReport] = []
-        self.heard = WorkloadUpdate()
+        self.update = WorkloadUpdate()
 
-    def whose(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
-        self.asked += pids
+    def lookup(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
+        self.looked_up += pids
         return {pid: self.jobs[pid] for pid in pids if pid in self.jobs}
 
-    def take(self, *guests: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
-        """Poll once, `later` seconds from now; `guests` are on GPUs."""
-        self.heard = self.desk.poll(self.clock.now() + int(later * 1e9), guests, self.whose)
-        self.reports += self.heard.reports
-        return self.heard.reports
+    def take(self, *processes: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
+        """Poll once, `later` seconds from now; `processes` are on GPUs."""
+        self.update = self.receiver.poll(self.clock.now() + int(later * 1e9), processes, self.lookup)
+        self.reports += self.update.reports
+        return self.update.reports
 
-    def taken(self, number: int, *guests: WorkloadProcess) -> list[TrainingReport]:
+    def taken(self, number: int, *processes: WorkloadProcess) -> list[TrainingReport]:
         """Poll until there are so many reports since the start, and return them."""
-        wait_for(lambda: self.take(*guests) is not None and len(self.reports) >= number, f"{number} reports")
+        wait_for(lambda: self.take(*processes) is not None and len(self.reports) >= number, f"{number} reports")
         return self.reports
 
     def count(self, outcome: str) -> int:
-        return dict(self.desk.poll(self.clock.now(), (), self.whose).counts)[outcome]
+        return dict(self.receiver.poll(self.clock.now(), (), self.lookup).counts)[outcome]
 
 
 @contextmanager
-def ticking(room: Room) -> Iterator[None]:
+def ticking(rig: ReceiverRig) -> Iterator[None]:
     """Poll the receiver on another thread, like the daemon, while this one waits for replies."""
     over = threading.Event()
 
     def tick() -> None:
         while not over.wait(0.05):
-            room.take()
+            rig.take()
 
     thread = threading.Thread(target=tick)
     thread.start()

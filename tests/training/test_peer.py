@@ -238,7 +238,7 @@ def test_the_kernel_s_table_is_read_as_it_is_written(tmp_path: Path) -> None:
 def test_a_connection_that_its_process_has_closed_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """It remains in TIME_WAIT (06), without an inode."""
     hand_made(tmp_path, LINE.replace(" 01 ", " 06 ").replace(" 4242 ", " 0 "))
-    with pytest.raises(ReportRefusedError, match="keep it until it is answered"):
+    with pytest.raises(ReportRefusedError, match="keep it open until the reply"):
         peer_of_connection(CLIENT, SERVER, proc=tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The interval of a message: limits, replays, and its conversion to a TrainingReport. Times in milliseconds."""
 
+import math
 from typing import Any
 
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.core.model import MS, NEVER, Parallel, TrainingReport
 from exporter.training.inbox import resolve_interval
-from exporter.training.message import Degrees, Message, Quality, ReportRefusedError, Schedule, Shape
+from exporter.training.message import Degrees, Message, Quality, ReportRefusedError, Schedule, Shape, decode_message
 from exporter.training.receiver import to_report
 from exporter.workloads import WorkloadProcess
 
@@ -100,6 +101,14 @@ def test_what_is_said_is_told_in_the_core_s_words() -> None:
         checkpoints=1, restart=True, loss=float("inf"), quality=0.7, quality_name="accuracy", quality_target=0.9,
         parallel=Parallel(tensor=8, data=2), world_size=16,
     )  # fmt: skip
+
+
+def test_a_loss_that_json_cannot_represent() -> None:
+    def loss(raw: bytes) -> float | None:
+        return to_report(decode_message(raw), WorkloadProcess(1, "j"), start=0, end=0).loss
+
+    assert math.isnan(loss(b'{"loss": "nan"}') or 0.0)
+    assert (loss(b'{"loss": "-inf"}'), loss(b'{"loss": 2}'), loss(b"{}")) == (-math.inf, 2.0, None)
 
 
 def test_the_process_knows_its_rank_better_than_who_started_it() -> None:
