@@ -126,7 +126,7 @@ class Reporter:
         self._due = self._since + self._every
         try:
             self._connection = _open_connection(socket, http)
-            self._every = self._due_in(every)
+            self._every = int(min(max(float(every), 0.2), 3600.0) * _SECOND)
             placed = _rank_fields(rank, world_size, gpus=gpus, parallel=parallel)
             fields = {"run": run or os.environ.get("GPU_EFFICIENCY_RUN", ""), **placed, "model": model}
             fields.update({"parallel": parallel, "pipeline": pipeline, "dtype": dtype, "recompute": recompute})
@@ -349,7 +349,7 @@ class Reporter:
 
     def _packet(self, end: int) -> bytes:
         """Encode a message; its schema is docs/report.schema.json."""
-        self._step = _whole(self._step)
+        self._step = int(_figure(self._step) or 0)
         steps = min(self._steps, self._step)  # a job that counts from 0 reports its first step as number 0
         seconds = (end - self._since) / _SECOND
         fields: dict[str, Any] = {"at": end, "seconds": seconds, "steps": steps}
@@ -382,9 +382,6 @@ class Reporter:
         self._restart = False
         for name in list(self._qualities)[:1]:
             del self._qualities[name]
-
-    def _due_in(self, every: float) -> int:
-        return int(min(max(float(every), 0.2), 3600.0) * _SECOND)
 
     def failed(self, error: Exception) -> None:
         """Record an error; only the first is logged."""
@@ -623,10 +620,6 @@ def _figure(value: Any) -> float | int | None:
         return number if number >= 0 and math.isfinite(number) else None
     except Exception:  # noqa: BLE001 - tensor libraries raise exceptions of their own
         return None
-
-
-def _whole(value: Any) -> int:
-    return int(_figure(value) or 0)
 
 
 def _loss(value: Any) -> float | str | None:

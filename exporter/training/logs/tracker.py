@@ -6,7 +6,7 @@ twice. Independent of files and frameworks.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -34,7 +34,7 @@ def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float
     if tokens is None and isinstance(sequence, float):
         tokens = scaled(samples, sequence)
     model, hardware = scaled(_flops(event, facts), seconds), scaled(event.hardware_flops, seconds)
-    found = {
+    return {
         "seconds": seconds,
         "steps": steps,
         "samples": samples,
@@ -44,7 +44,6 @@ def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float
         # It may be below model_flops by rounding.
         "hardware_flops": None if hardware is None or hardware < (model or 0.0) else hardware,
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def job_fields(facts: Facts) -> dict[str, Any]:
@@ -393,33 +392,22 @@ SLACK = SECOND // 2
 """Accuracy of a file's modification time, in nanoseconds."""
 
 
-class LogBatch(Struct):
-    """Messages that one poll found in a job's logs, in order, each with its process."""
+def date_messages(
+    messages: Sequence[tuple[TimedMessage, WorkloadProcess]], *, end: int, until: int | None
+) -> list[LoggedMessage]:
+    """Date a job's messages: the last ended at `end`, each other when the one after it started.
 
-    messages: list[tuple[TimedMessage, WorkloadProcess]]
-    end: int
-    """Time of the last write to one of the logs; monotonic nanoseconds."""
-
-
-def timed_messages(batch: LogBatch, until: int | None) -> list[LoggedMessage]:
-    """Date the messages: the last ended at `batch.end`, each other when the one after it started.
-
-    `until` is the end of the job's last batch; None before the first.
+    The messages are shortened if they do not fit after `until`, the end of the job's previous ones; None: there are
+    none. Times are monotonic nanoseconds.
     """
-    scale = _time_scale(batch, until)
+    duration = sum(timed.seconds for timed, _ in messages) * SECOND
+    available = duration if until is None else end - until
+    scale = available / duration if 0 < available < duration - SLACK else 1.0
     found: list[LoggedMessage] = []
-    at = batch.end
-    for timed, process in reversed(batch.messages):
-        found.append(LoggedMessage(process.pid, process.job_id, _shortened(timed.message, scale), at // MS * MS))
-        at -= int(timed.seconds * scale * SECOND)
+    for timed, process in reversed(messages):
+        found.append(LoggedMessage(process.pid, process.job_id, _shortened(timed.message, scale), end // MS * MS))
+        end -= int(timed.seconds * scale * SECOND)
     return found[::-1]
-
-
-def _time_scale(batch: LogBatch, until: int | None) -> float:
-    """Factor 0-1 by which the messages must be shortened to fit after `until`; 1 if they exceed it within SLACK."""
-    duration = sum(timed.seconds for timed, _ in batch.messages) * SECOND
-    available = duration if until is None else batch.end - until
-    return available / duration if 0 < available < duration - SLACK else 1.0
 
 
 def _shortened(message: Message, scale: float) -> Message:

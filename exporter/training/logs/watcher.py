@@ -24,7 +24,7 @@ from exporter.config import Config, FollowSettings
 from exporter.core.model import SECOND
 from exporter.procfs import parent_pid, read_bytes
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
-from exporter.training.logs.tracker import LineTime, LogBatch, LogTracker, TimedMessage, timed_messages
+from exporter.training.logs.tracker import LineTime, LogTracker, TimedMessage, date_messages
 from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
 from exporter.workloads import WorkloadProcess
 
@@ -454,20 +454,22 @@ class LogWatcher:
         return turns[first:] + turns[:first]
 
     def _read_job(self, job: _JobLogs, files: Iterable[_OpenLog], now: int, wall: int) -> list[LoggedMessage]:
-        batch = LogBatch([], 0)
+        messages: list[tuple[TimedMessage, WorkloadProcess]] = []
+        end = 0  # the last write to one of the logs
         for file in files:
-            messages = self._read_file(job.tracker, file, now)
-            if messages:
-                batch.messages += [(message, file.process) for message in messages]
-                batch.end = max(batch.end, min(now, now - (wall - file.tail.modified_at())))
-        if not batch.messages:
+            read = [(message, file.process) for message in self._read_file(job.tracker, file, now)]
+            if read:
+                messages += read
+                end = max(end, min(now, now - (wall - file.tail.modified_at())))
+        if not messages:
             return []
-        if job.reported_until is not None and batch.end <= job.reported_until:
-            batch.end = now  # the file system's clock has gone back
-        found = [logged for logged in timed_messages(batch, job.reported_until) if self._is_valid(logged.message)]
-        job.reported_until = batch.end
-        self.counts["log_messages"] += len(found)
-        return found
+        if job.reported_until is not None and end <= job.reported_until:
+            end = now  # the file system's clock has gone back
+        dated = date_messages(messages, end=end, until=job.reported_until)
+        valid = [logged for logged in dated if self._is_valid(logged.message)]
+        job.reported_until = end
+        self.counts["log_messages"] += len(valid)
+        return valid
 
     def _read_file(self, tracker: LogTracker, file: _OpenLog, now: int) -> list[TimedMessage]:
         try:
