@@ -5,7 +5,6 @@ process belongs to; a sender cannot report for another job.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -115,11 +114,8 @@ class ReportReceiver:
         return [Fault("reports_failed", "a thread that receives reports has ended: please report this")] if dead else []
 
     def _counts(self) -> tuple[tuple[str, int], ...]:
-        if self._followers is None:
-            return self._inbox.counts()
-        counts = Counter(dict(self._inbox.counts()))
-        counts.update(self._followers.counts())
-        return tuple(counts.items())
+        log_counts = {} if self._followers is None else self._followers.counts()
+        return (*self._inbox.counts(), *log_counts.items())
 
     # Identification of senders.
 

@@ -8,7 +8,7 @@ import calendar
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec import Struct
 
@@ -275,12 +275,13 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
 _MEGATRON_MARKERS = (b"iteration", b"....", b"world size", b"batches to constant", b"evaluate .")
 _MEGATRON_STEP = re.compile(r"iteration\s{1,10}(\d{1,15})/\s{0,10}(\d{1,15}) \|")
 _MEGATRON_EVENT = re.compile(
-    r"(?P<saved>successfully saved checkpoint (?:at|from) iteration)\s{1,10}(?P<n1>\d{1,15})"
-    r"|(?P<detached>scheduled an async checkpoint save at iteration)\s{1,10}(?P<n2>\d{1,15})"
-    r"|(?P<save>saving checkpoint at iteration)\s{1,10}(?P<n3>\d{1,15})"
-    r"|(?P<start>successfully loaded checkpoint from) .{1,2000} at iteration (?P<n4>\d{1,15})"
-    r"|(?P<load>loading (?:\w{1,20} )?checkpoint from) .{1,2000} at iteration (?P<n5>\d{1,15})"
+    r"successfully saved checkpoint (?:at|from) iteration\s{1,10}(?P<saved>\d{1,15})"
+    r"|scheduled an async checkpoint save at iteration\s{1,10}(?P<detached>\d{1,15})"
+    r"|saving checkpoint at iteration\s{1,10}(?P<save>\d{1,15})"
+    r"|successfully loaded checkpoint from .{1,2000} at iteration (?P<start>\d{1,15})"
+    r"|loading (?:\w{1,20} )?checkpoint from .{1,2000} at iteration (?P<load>\d{1,15})"
 )
+"""The group that matches is named after the event's kind and contains its step."""
 _MEGATRON_VALIDATED = re.compile(r"validation loss at (?!.{0,200}test).{0,200}?\| lm loss value: (\S{1,40})")
 _MEGATRON_EVALUATED = re.compile(r"\s{0,8}evaluate \.{1,60}: \([\d.]{1,20}, ([\d.]{1,20})\)")
 _MEGATRON_ARGUMENT = re.compile(r"\s{0,10}([a-z_0-9]{2,60}) \.{2,60} (\S{1,40})\s{0,4}")
@@ -335,14 +336,8 @@ def _megatron_event(text: str) -> LogEvent | None:
     found = _MEGATRON_EVENT.search(text)
     if found is None:
         return None
-    step = int(next(n for name, n in found.groupdict().items() if name[0] == "n" and n))
-    if found["saved"]:
-        return LogEvent("saved", step)
-    if found["detached"]:
-        return LogEvent("detached", step)
-    if found["save"]:
-        return LogEvent("save", step)
-    return LogEvent("start" if found["start"] else "load", step)
+    kind = cast("EventKind", found.lastgroup)
+    return LogEvent(kind, step=int(found[kind]))
 
 
 def _megatron_validation(text: str) -> LogEvent | None:
