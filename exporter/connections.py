@@ -1,81 +1,80 @@
 """Computes connection time limits, which connections to close when there are too many, and rate limits per client.
 
-Used by every server of this daemon. Refuses sockets, clocks and event loops: the caller passes the time.
+Used by every server of this daemon. Has no sockets and no clock: the caller passes the time.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
 from typing import TypeVar
 
 from msgspec import Struct
 
-One = TypeVar("One", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 _V6_HOST = 64
-"""Bits of an IPv6 address that one machine may choose as it likes."""
+"""Bits of an IPv6 address that a host can choose freely."""
 
 
 class Deadline(Struct, eq=False):
-    """What a connection is waited for, in seconds as time.monotonic gives them."""
+    """Time limit of a connection's next operation, in seconds of time.monotonic()."""
 
     since: float
-    """When it was made, or did its last whole thing."""
+    """Start of the connection, or end of its last operation."""
     allowed: float
-    """How long the next may take."""
+    """Time allowed for the next operation."""
 
     def restart(self, now: float, allowed: float) -> None:
-        """Wait for something else from now on."""
+        """Start a new time limit now."""
         self.since, self.allowed = now, allowed
 
     def used_share(self, now: float) -> float:
-        """Share of the allowed time that is gone; 1 and more: overdue."""
+        """Share of the allowed time that has passed; above 1: overdue."""
         return (now - self.since) / self.allowed
 
 
-def overdue(deadlines: Mapping[One, Deadline], now: float) -> list[One]:
-    """Those that have used up their time."""
-    return [one for one, deadline in deadlines.items() if deadline.used_share(now) > 1]
+def overdue(deadlines: Mapping[Key, Deadline], now: float) -> list[Key]:
+    """Connections past their deadline."""
+    return [connection for connection, deadline in deadlines.items() if deadline.used_share(now) > 1]
 
 
-def surplus(ones: Collection[One], most: int, *, worst: Callable[[One], float]) -> list[One]:
-    """Those beyond `most`, the worst of all first."""
-    return sorted(ones, key=worst, reverse=True)[: len(ones) - most] if len(ones) > most else []
+def surplus(connections: Collection[Key], most: int, *, worst: Callable[[Key], float]) -> list[Key]:
+    """Connections to close when there are more than `most`: those with the highest `worst`, highest first."""
+    return sorted(connections, key=worst, reverse=True)[: max(0, len(connections) - most)]
 
 
 class TokenBucket(Struct, eq=False):
-    """So many at once, and so many a second."""
+    """A token bucket: limits a rate to `rate` tokens per unit of time on average, and to `burst` at once."""
 
     burst: float
-    per_second: float
-    tokens: float = -1.0
-    """Of the burst; below 0: all, for nobody has taken any."""
+    rate: float
+    tokens: float = inf
+    """Tokens left at `updated_at`, limited to `burst`; infinite: the bucket is new and full."""
     updated_at: float = 0.0
 
     def take(self, now: float) -> bool:
-        """Take one if there is one."""
-        available = (
-            self.burst if self.tokens < 0 else min(self.burst, self.tokens + (now - self.updated_at) * self.per_second)
-        )
+        """Take a token; returns False if none is left."""
+        available = min(self.burst, self.tokens + (now - self.updated_at) * self.rate)
         taken = available >= 1
         self.tokens, self.updated_at = available - taken, now
         return taken
 
     def refund(self) -> None:
-        """Give one back: it was not what is counted."""
+        """Return a token that turned out not to count."""
         self.tokens += 1
 
 
 class AddressBuckets(Struct, eq=False):
-    """A bucket for each address, for the latest `most` of them."""
+    """One token bucket per client address, for the `most` most recently used addresses."""
 
     burst: float
-    per_second: float
+    rate: float
     most: int = 1024
     by_address: dict[str, TokenBucket] = {}
 
     def bucket_of(self, address: str) -> TokenBucket:
-        """Give the address's own; the one not asked for longest is forgotten."""
+        """Return the address's bucket; evicts the least recently used one above the maximum."""
         group = client_network(address)
-        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.per_second)
+        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.rate)
         self.by_address[group] = bucket
         if len(self.by_address) > self.most:
             del self.by_address[next(iter(self.by_address))]
@@ -83,7 +82,7 @@ class AddressBuckets(Struct, eq=False):
 
 
 def client_network(address: str) -> str:
-    """What counts as one sender: an IPv4 address, or the 64 bits of an IPv6 network that a host has to itself."""
+    """Key by which a client is rate-limited: its IPv4 address, or the /64 network of its IPv6 address."""
     known = plain_address(address)
     if not isinstance(known, IPv6Address):
         return address if known is None else f"{known}"
@@ -91,13 +90,13 @@ def client_network(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """True for an address of the loopback; what is no address is none of it."""
+    """Whether the text is a loopback address; False if it is not an address."""
     known = plain_address(address)
     return known is not None and known.is_loopback
 
 
 def plain_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Read an address; one of IPv4 in IPv6's clothes, as sockets for both give it, is of IPv4. None: no address."""
+    """Parse an address; converts an IPv4-mapped IPv6 address to IPv4. None if the text is not an address."""
     try:
         known = ip_address(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Reads /proc/PID/stat (proc(5)): a process's command name, its parent and its start.
 
-`folder` is /proc/PID, perhaps below another root. A process may end at any moment: then there is no value, and no
-error. The command name may hold spaces and brackets, so the other fields are counted from its last bracket.
+`folder` is /proc/PID, possibly below another root. A process may end at any moment; then the functions return an empty
+value instead of raising. The command name may contain spaces and brackets, so fields are counted from its last bracket.
 """
 
 import os
@@ -11,17 +11,17 @@ _STAT_BYTES = 4096
 
 
 def command_name(folder: Path) -> str:
-    """Field 2, without its brackets; empty where it is not known."""
+    """Field 2, the command name without its brackets; empty if unknown."""
     return _stat(folder)[0]
 
 
 def parent_pid(folder: Path) -> int:
-    """Field 4; 0 where it is not known."""
+    """Field 4, the parent's pid; 0 if unknown."""
     return _number(folder, 4) or 0
 
 
 def start_ticks(folder: Path) -> int | None:
-    """Field 22: clock ticks from boot to the start of the process; None where it is not known."""
+    """Field 22, the start of the process in clock ticks since boot; None if unknown."""
     return _number(folder, 22)
 
 
@@ -33,7 +33,7 @@ def _number(folder: Path, field: int) -> int | None:
 
 
 def _stat(folder: Path) -> tuple[str, list[bytes]]:
-    """The name, and the fields from the third on."""
+    """The command name, and the fields from the third on."""
     try:
         name, _, fields = read_bytes(folder / "stat", _STAT_BYTES).partition(b"(")[2].rpartition(b")")
     except OSError:
@@ -42,8 +42,8 @@ def _stat(folder: Path) -> tuple[str, list[bytes]]:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a file of /proc. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third cheaper than a file object: it adds up
+    """Read the first `limit` bytes of a file of /proc. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third cheaper than a file object, and called often
     try:
         found = b""
         while len(found) < limit and (more := os.read(descriptor, limit - len(found))):

@@ -1,13 +1,13 @@
-"""What a training job says how it is doing with: one file, to be copied beside a training script as it is.
+"""Reports a training job's progress to the gpu-efficiency daemon of its node: one file, copied beside the script.
 
     reporter = Reporter(model={"parameters": 7e9, "layers": 32, "heads": 32, "head_size": 128, "sequence": 4096})
     for batch in reporter.iterate(loader):
         ...
         reporter.step(tokens=batch.numel())
 
-Owns the figures between two messages and the way to the daemon of this node. Refuses to slow or to break training: it
-never waits, never raises, starts no thread, and what cannot be sent is kept for later and counted. Needs Python 3.8
-and nothing else, which is why it is one file, and longer than the others. What the fields mean: docs/client.md.
+Never slows or breaks training: it does not block, raises no exception and starts no thread; figures that cannot be sent
+are kept for the next message and counted. Needs Python 3.8 and nothing else, which is why it is one long file. The
+meaning of the fields: docs/client.md.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import socket as sockets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar, cast
 
 VERSION = 1
 SOCKET = "/run/gpu-efficiency/report.sock"
 PHASES = ("startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle")
 LIVE = frozenset(("startup", "restore", "checkpoint", "evaluation", "idle"))
-"""Phases that are told when they begin and when they end: they may last, and no step ends in them."""
+"""Phases that are reported when they begin and end, because they may be long and no step completes in them."""
 _FIGURES = ("tokens", "padding", "samples", "model_flops", "hardware_flops")
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -37,41 +37,56 @@ _RANKS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-"""Where launchers tell a process its place: torchrun, Open MPI, MPICH, srun. Slurm tells the number of tasks of a step
-in processes that srun has started only; SLURM_NTASKS is in the batch script too, which is no rank."""
+"""Environment variables with the rank and world size: torchrun, Open MPI, MPICH, srun. SLURM_STEP_NUM_TASKS is set only
+in processes started by srun; SLURM_NTASKS is also set in the batch script, which has no rank."""
 _SECOND = 1_000_000_000
 _MS = 1_000_000
 _RETRY = 10 * _SECOND
 _LONGEST = 86_000 * _SECOND
-"""The daemon takes intervals of a day at most: figures that could not be sent for longer are let go."""
+"""Nanoseconds after which unsent figures are dropped: the daemon accepts intervals of up to a day."""
 _LIVE_EVERY, _LIVE_BURST = _SECOND // 4, 2 * _SECOND
-"""Phases that come and go quickly are told 4 times a second in the long run: the daemon takes 10 messages a second."""
+"""Rate limit of immediate messages: 4 a second on average, because the daemon accepts 10 messages a second."""
 _QUALITIES = 16
-"""That wait to be told: a message has one."""
+"""Maximum quality figures waiting to be sent: a message has room for one."""
 _REFUSALS = 8
-"""Different ones that are logged."""
+"""Maximum number of different rejections that are logged."""
 _NEVER = 1 << 62
 _log = logging.getLogger("gpu_efficiency")
 
 
-class Reporter:
-    """Reports of one training process; see docs/client.md. Make it before the model is built, to have startup counted.
+_Method = TypeVar("_Method", bound=Callable[..., None])
 
-    `gpus` are those whose figures are told together. Without it they are the GPUs that share one batch (tensor x
-    pipeline x context): so tell the tokens of the batch that this process has loaded.
-    `socket` and `http` are paths of the daemon; empty ones: it is silent. `dropped` counts messages that could not be
-    sent, `refusal` is what the daemon has said against the last one it refused, `error` what went wrong in here.
+
+def _safely(method: _Method) -> _Method:
+    """Catch all errors of a Reporter's method or a framework's hook: losing a figure is better than ending the job.
+
+    The methods that are called in every step do so themselves, without the cost of a second call.
     """
 
-    _tokens: Any
-    _padding: Any
-    _samples: Any
-    _model_flops: Any
-    _hardware_flops: Any
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            method(self, *args, **named)
+        except Exception as error:  # noqa: BLE001 - see above
+            getattr(self, "_reporter", self).failed(error)
+
+    return cast("_Method", run)
+
+
+class Reporter:
+    """Reports of one training process; see docs/client.md. Create it before building the model, to count the startup.
+
+    `gpus` is the number of GPUs that the figures cover. Without it these are the GPUs that share one batch (tensor x
+    pipeline x context), so report the tokens of the batch that this process has loaded.
+    `socket` and `http` are the daemon's addresses; if both are empty, nothing is sent. `dropped` counts messages that
+    could not be sent, `refusal` is the reason of the daemon's last rejection, `error` the last internal error.
+    """
+
+    _figures: dict[str, Any]
     _step: Any
     _epoch: Any
     _loss: Any
-    _odd: float | None
+    _non_finite_loss: float | None
     _spent: dict[str, int]
 
     def __init__(
@@ -111,7 +126,7 @@ class Reporter:
         self._due = self._since + self._every
         try:
             self._connection = _open_connection(socket, http)
-            self._every = self._due_in(every)
+            self._every = int(min(max(float(every), 0.2), 3600.0) * _SECOND)
             placed = _rank_fields(rank, world_size, gpus=gpus, parallel=parallel)
             fields = {"run": run or os.environ.get("GPU_EFFICIENCY_RUN", ""), **placed, "model": model}
             fields.update({"parallel": parallel, "pipeline": pipeline, "dtype": dtype, "recompute": recompute})
@@ -119,18 +134,18 @@ class Reporter:
             if not self.closed:
                 atexit.register(self.close)
                 self._send_soon(clock())
-        except Exception as error:  # noqa: BLE001 - a figure less is nothing, a dead training run is much
+        except Exception as error:  # noqa: BLE001 - losing a figure is better than ending the training
             self.failed(error)
 
     @property
     def refusal(self) -> str:
-        """What the daemon has said against the last message that it refused; empty: nothing."""
+        """The daemon's reason for rejecting the last rejected message; empty if none was rejected."""
         return "" if self._connection is None else self._connection.refusal
 
     @property
     def closed(self) -> bool:
-        """Whether nothing that is told goes anywhere: after close(), in a fork, in a copy, or without a way."""
-        return self._connection is None or self._connection.mute()
+        """Whether no report can be sent: after close(), in a fork, in a copy, or without an address."""
+        return self._connection is None or self._connection.closed()
 
     def step(
         self,
@@ -144,24 +159,25 @@ class Reporter:
         flops: float | None = None,
         hardware_flops: float | None = None,
     ) -> None:
-        """Say that an optimiser step has ended, the `step`-th of the run (1, 2, ...), with figures of it alone.
+        """Report a completed optimiser step, the `step`-th of the run (1, 2, ...), with the figures of this step alone.
 
-        `padding` is a part of `tokens`. `flops` are the model's own, where no `model` was given; `hardware_flops` have
-        recomputation with them. A tensor is read when a message goes out, and only then its device is waited for.
+        `padding` is included in `tokens`. `flops` are the model's, if no `model` was given; `hardware_flops` include
+        recomputation. Tensors are read only when a message is sent, and only then their device is synchronised.
         """
         try:
             self._steps += 1
             self._step = self._step + 1 if step is None else step
+            figures = self._figures
             if tokens is not None:
-                self._tokens += tokens
+                figures["tokens"] += tokens
             if padding is not None:
-                self._padding += padding
+                figures["padding"] += padding
             if samples is not None:
-                self._samples += samples
+                figures["samples"] += samples
             if flops is not None:
-                self._model_flops += flops
+                figures["model_flops"] += flops
             if hardware_flops is not None:
-                self._hardware_flops += hardware_flops
+                figures["hardware_flops"] += hardware_flops
             if loss is not None or epoch is not None:
                 self.note(loss=loss, epoch=epoch)
             if self._fresh:
@@ -173,110 +189,105 @@ class Reporter:
             self.failed(error)
 
     def phase(self, name: str) -> _Phase:
-        """Give a context manager: the time inside is of that phase (one of PHASES), less that of phases within it."""
+        """Return a context manager; time inside counts as this phase (one of PHASES), except nested phases."""
         return _Phase(self, name)
 
     def checkpoint(self) -> _Phase:
-        """Give a context manager around the writing of a checkpoint; it counts when nothing is raised in it."""
+        """Return a context manager for saving a checkpoint; it is counted unless an exception is raised inside."""
         return _Phase(self, "checkpoint")
 
     def evaluation(self) -> _Phase:
-        """Give a context manager around an evaluation."""
+        """Return a context manager for an evaluation."""
         return _Phase(self, "evaluation")
 
     def iterate(self, loader: Any) -> _Timed:
-        """Give an iterable of the same items and length: the time that the loader takes is of phase data."""
+        """Return an iterable with the same items and length; time spent in the loader counts as phase data."""
         return _Timed(self, loader)
 
     def started(self) -> None:
-        """Say that the startup is over. The first phase of data says so too, and the first step."""
+        """Report the end of the startup; the first phase of data and the first step do so too."""
         self.enter("compute", only_from="startup")
 
+    @_safely
     def enter(self, name: str, *, only_from: str = "") -> None:
-        """For hooks: end whatever phase is open, and begin this one; with `only_from` only if that is the open one."""
-        try:
-            before = self._stack[-1]
-            if name not in PHASES or name == before or (only_from and before != only_from):
-                return
-            now = self._charge(self._clock())
-            self._stack[:] = [name]
-            if name in LIVE or before in LIVE:
-                self._send_soon(now)
-            elif now >= self._due:
-                self._message(now)
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        """For hooks: end all open phases and begin this one; with `only_from` only if that is the innermost phase."""
+        before = self._stack[-1]
+        if name not in PHASES or name == before or (only_from and before != only_from):
+            return
+        now = self._charge(self._clock())
+        self._stack[:] = [name]
+        if name in LIVE or before in LIVE:
+            self._send_soon(now)
+        elif now >= self._due:
+            self._message(now)
 
+    @_safely
     def restored(self, step: int, highest_step: int | None = None) -> None:
-        """Say that training goes on from a checkpoint of `step`, and how far the run had come before, if known.
+        """Report that training resumes from a checkpoint of `step` (0: from the beginning).
 
-        0: from the beginning. Steps up to the highest are counted as done again. Without `highest_step` it is the
-        last step of this process, or what the daemon remembers of the run.
+        Steps up to `highest_step` count as repeated. Its default is the last step of this process, or the highest step
+        that the daemon knows of the run.
         """
-        try:
-            if self._steps:
-                self._message(self._clock())
-            reached = [int(each) for each in (highest_step, self._highest, self._step) if each]
-            self._highest = max(reached) if reached and max(reached) > step else self._highest
-            self._step = step
-            self._restart = True
-            self._send_soon(self._clock())
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        if self._steps:
+            self._message(self._clock())
+        known = [int(number) for number in (highest_step, self._highest, self._step) if number]
+        self._highest = max(known) if known and max(known) > step else self._highest
+        self._step = step
+        self._restart = True
+        self._send_soon(self._clock())
 
     def note(self, *, loss: Any = None, epoch: float | None = None, flops: float = 0, checkpoints: int = 0) -> None:
-        """Tell figures that are known outside of step(): they go out with the next message."""
-        if epoch is not None:
-            self._epoch = epoch
-        if loss is not None:
-            self._loss = loss if type(loss) is float else _detached(loss)
-            if type(loss) is float and loss - loss:  # nan and infinities: no later loss may hide them
-                self._odd = loss
-        if flops:
-            self._model_flops += flops
-        self._checkpoints += checkpoints
+        """Add figures outside of step(); they are sent with the next message."""
+        try:
+            if epoch is not None:
+                self._epoch = epoch
+            if loss is not None:
+                self._loss = loss if type(loss) is float else _detached(loss)
+                if type(loss) is float and loss - loss:  # true for nan and infinities; a later loss must not hide them
+                    self._non_finite_loss = loss
+            if flops:
+                self._figures["model_flops"] += flops
+            self._checkpoints += checkpoints
+        except Exception as error:  # noqa: BLE001 - see __init__
+            self.failed(error)
 
+    @_safely
     def quality(self, name: str, value: Any, target: float | None = None, *, falls: bool = False) -> None:
-        """Tell what the model is good for, and what is wanted; `falls`: less is better."""
-        try:
-            figure = float(value)
-            if math.isfinite(figure) and (len(self._qualities) < _QUALITIES or name in self._qualities):
-                entry = {"value": figure, "name": str(name)[:128], "target": target, "falls": falls}
-                self._qualities[name] = {key: each for key, each in entry.items() if each is not None}
-                self._send_soon(self._clock())
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        """Report a quality figure of the model and its target; `falls`: lower is better."""
+        figure = float(value)
+        if math.isfinite(figure) and (len(self._qualities) < _QUALITIES or name in self._qualities):
+            entry = {"value": figure, "name": str(name)[:128], "target": target, "falls": falls}
+            self._qualities[name] = {key: item for key, item in entry.items() if item is not None}
+            self._send_soon(self._clock())
 
+    @_safely
     def close(self) -> None:
-        """Send what is left and be silent from now on. Done by itself when the process ends; once is enough."""
-        try:
-            if self._connection is not None and not self.closed:
-                now = self._charge(self._clock())
-                self._stack[:] = ["compute"]
-                self._message(now)
-            if self._connection is not None:
-                self._connection.close()
-            self._due = _NEVER
-            atexit.unregister(self.close)
-        except Exception as error:  # noqa: BLE001 - see __init__
-            self.failed(error)
+        """Send the remaining figures and stop reporting. Called automatically when the process exits."""
+        if self._connection is not None and not self.closed:
+            now = self._charge(self._clock())
+            self._stack[:] = ["compute"]
+            self._message(now)
+        if self._connection is not None:
+            self._connection.close()
+        self._due = _NEVER
+        atexit.unregister(self.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give a silent one to whoever copies it: workers of a data loader are no training processes."""
-        return _silent, ()
+        """Pickle as a reporter that sends nothing: workers of a data loader are not training processes."""
+        return _disabled_reporter, ()
 
     # -- phases --
 
     def begin(self, name: str) -> bool:
-        """Begin a phase inside the open one; False: not, for it is unknown or begins in another thread."""
+        """Begin a nested phase; returns False if the phase is unknown or begins in another thread."""
         if name not in PHASES:
             self.failed(ValueError(f"{name!r} is no phase: {', '.join(PHASES)}"))
             return False
-        here = get_ident()
-        if here != self._thread:
-            if self._thread:  # an asynchronous checkpoint, say: training goes on meanwhile
+        thread = get_ident()
+        if thread != self._thread:
+            if self._thread:  # an asynchronous checkpoint, for example: training continues meanwhile
                 return False
-            self._thread = here
+            self._thread = thread
         if name == "data" and self._stack == ["startup"]:
             self.started()
         now = self._charge(self._clock())
@@ -286,7 +297,7 @@ class Reporter:
         return True
 
     def end(self) -> None:
-        """End the phase that began last."""
+        """End the innermost phase."""
         now = self._charge(self._clock())
         name = self._stack.pop() if len(self._stack) > 1 else ""
         if name in LIVE:
@@ -295,7 +306,7 @@ class Reporter:
             self._message(now)
 
     def _charge(self, now: int) -> int:
-        """Let the open phase have the time up to now, and give it back."""
+        """Add the time up to `now` to the innermost phase; returns `now`."""
         phase = self._stack[-1]
         self._spent[phase] = self._spent.get(phase, 0) + now - self._charged_until
         self._charged_until = now
@@ -311,7 +322,7 @@ class Reporter:
     # -- messages --
 
     def _send_soon(self, now: int) -> None:
-        """Send at once, or, when that was done too often, soon."""
+        """Send at once, or within `_LIVE_EVERY` if the rate limit is reached."""
         if self._sent_until - now <= _LIVE_BURST:
             self._sent_until = max(self._sent_until, now) + _LIVE_EVERY
             self._message(now)
@@ -319,9 +330,9 @@ class Reporter:
             self._due = min(self._due, now + _LIVE_EVERY)
 
     def _message(self, now: int) -> None:
-        """Send all figures since the last message that went out, or keep them."""
+        """Send all figures since the last message that was sent, or keep them for the next one."""
         connection = self._connection
-        if connection is None or connection.mute():
+        if connection is None or connection.closed():
             self._due = _NEVER
             return
         self._due = now + self._every
@@ -337,60 +348,53 @@ class Reporter:
             self._clear(now // _MS * _MS)
 
     def _packet(self, end: int) -> bytes:
-        """One message, as the daemon's schema wants it: exporter/training/message.py."""
-        self._step = _whole(self._step)
-        steps = min(self._steps, self._step)  # to a job that counts from 0 the first step is none
+        """Encode a message; its schema is docs/report.schema.json."""
+        self._step = int(_figure(self._step) or 0)
+        steps = min(self._steps, self._step)  # a job that counts from 0 reports its first step as number 0
         seconds = (end - self._since) / _SECOND
         fields: dict[str, Any] = {"at": end, "seconds": seconds, "steps": steps}
         fields["step"] = None if self._fresh and not self._step else self._step
-        self._known.update(name for name in _FIGURES if not _zero(getattr(self, "_" + name)))
+        self._known.update(name for name, value in self._figures.items() if type(value) is not int or value)
         if seconds:
-            fields.update({name: _figure(getattr(self, "_" + name)) for name in sorted(self._known)})
-            spent = {name: took / _SECOND for name, took in self._spent.items() if took > 0 and name}
-            fields["phases"] = {name: took for name, took in spent.items() if name != "compute"}
+            fields.update({name: _figure(self._figures[name]) for name in sorted(self._known)})
+            spent = {name: duration / _SECOND for name, duration in self._spent.items() if duration > 0 and name}
+            fields["phases"] = {name: duration for name, duration in spent.items() if name != "compute"}
         fields["phase"] = next((name for name in reversed(self._stack) if name in LIVE), "")
         fields["epoch"] = _figure(self._epoch)
-        fields["loss"] = _loss(self._loss if self._odd is None else self._odd)
+        fields["loss"] = _loss(self._loss if self._non_finite_loss is None else self._non_finite_loss)
         fields["quality"] = next(iter(self._qualities.values()), None)
         fields["checkpoints"] = self._checkpoints
         fields["restart"] = self._restart
         fields["highest_step"] = self._highest
-        wanted = {name: each for name, each in fields.items() if each not in (None, "", {}) and each is not False}
-        return (self._head + ", " + json.dumps(wanted)[1:]).encode()
+        present = {name: value for name, value in fields.items() if value not in (None, "", {}) and value is not False}
+        return (self._head + ", " + json.dumps(present)[1:]).encode()
 
     def _clear(self, end: int) -> None:
-        """Begin the next interval."""
+        """Reset all figures; the next interval starts at `end`."""
         self._since = end
         self._steps = 0
-        self._tokens = 0
-        self._padding = 0
-        self._samples = 0
-        self._model_flops = 0
-        self._hardware_flops = 0
+        self._figures = dict.fromkeys(_FIGURES, 0)
         self._checkpoints = 0
         self._epoch = None
         self._loss = None
-        self._odd = None
+        self._non_finite_loss = None
         self._spent = {}
         self._restart = False
         for name in list(self._qualities)[:1]:
             del self._qualities[name]
 
-    def _due_in(self, every: float) -> int:
-        return int(min(max(float(every), 0.2), 3600.0) * _SECOND)
-
     def failed(self, error: Exception) -> None:
-        """Keep what went wrong, and say it once."""
+        """Record an error; only the first is logged."""
         try:
             if not self.error:
                 _log.warning("gpu-efficiency: something could not be reported, training goes on: %r", error)
-        except Exception:  # nosec B110  # noqa: BLE001, S110 - raised by a logging handler of the job's own
+        except Exception:  # nosec B110  # noqa: BLE001, S110 - raised by one of the job's logging handlers
             pass
         self.error = self.error or repr(error)
 
 
 class _Phase:
-    """The time inside is of one phase."""
+    """Context manager that measures the time of one phase."""
 
     def __init__(self, reporter: Reporter, name: str) -> None:
         self._reporter = reporter
@@ -414,7 +418,7 @@ class _Phase:
 
 
 class _Timed:
-    """A loader whose own time is of phase data."""
+    """A data loader whose time counts as phase data."""
 
     def __init__(self, reporter: Reporter, loader: Any) -> None:
         self._reporter = reporter
@@ -436,74 +440,77 @@ class _Timed:
             yield item
 
 
-# -- the way to the daemon --
+# -- connection to the daemon --
 
 
 class _DaemonConnection:
-    """A connection that never waits: to the unix socket, or by HTTP to 127.0.0.1 where that is not to be had.
+    """A non-blocking connection to the unix socket, or by HTTP to 127.0.0.1 if the socket is not available.
 
-    HTTP needs neither a thread nor a time-out: on loopback the kernel has made the connection when connect() returns.
-    It is kept, so that the daemon finds out once whose it is, and what is answered is read at the next message.
+    HTTP needs neither a thread nor a timeout: on loopback the connection is established when connect() returns. It is
+    kept open, so that the daemon identifies the process only once; responses are read at the next message.
     """
 
     def __init__(self, path: str, web: tuple[str, int, str] | None) -> None:
         self.refusal = ""
         self.retry = 0
-        self._path = path
-        self._web = web
+        self._socket_path = path
+        self._http_address = web
         self._pid = os.getpid()
         self._socket: sockets.socket | None = None
         self._by_http = False
         self._logged_refusals: set[str] = set()
 
-    def mute(self) -> bool:
-        """Whether nothing can ever be sent: closed, no way known, or a fork of the process that made it."""
-        return os.getpid() != self._pid or not (self._path or self._web)
+    def closed(self) -> bool:
+        """Whether no message can be sent: closed, without an address, or in a fork of the process that created it."""
+        return os.getpid() != self._pid or not (self._socket_path or self._http_address)
 
     def ready(self, now: int) -> bool:
-        """Whether sending is worth a try; reads what has been answered."""
+        """Read responses; returns whether a message can be tried now."""
         self._read_responses()
         return self._socket is not None or now >= self.retry
 
     def send(self, packet: bytes, now: int) -> bool:
-        """Whether it went out. A connection that fails is made anew, but not twice within ten seconds."""
+        """Send a message; returns whether it was sent. Reconnects at most once every ten seconds."""
         if self._put(packet):
             return True
         if now < self.retry:
             return False
         self.retry = now + _RETRY
-        return any(self._connect(way) and self._put(packet) for way in (self._path, self._web) if way)
+        return any(
+            self._connect(address) and self._put(packet)
+            for address in (self._socket_path, self._http_address)
+            if address
+        )
 
     def close(self) -> None:
-        """Read what has been answered, and be mute.
+        """Read the last responses and disconnect.
 
-        Only here, and only by HTTP, it waits, 50 ms at most: a connection that is gone has no process to be told by.
+        With HTTP it waits up to 50 ms, the only wait: after disconnecting, the daemon cannot identify the process.
         """
-        if self._socket is not None and self._by_http and not self.mute():
+        if self._socket is not None and self._by_http and not self.closed():
             self._socket.settimeout(0.05)
         self._read_responses()
         self._drop()
-        self._path, self._web = "", None
+        self._socket_path, self._http_address = "", None
 
-    def _connect(self, way: str | tuple[str, int, str]) -> bool:
-        self._by_http = not isinstance(way, str)
+    def _connect(self, address: str | tuple[str, int, str]) -> bool:
+        self._by_http = not isinstance(address, str)
         try:
-            if isinstance(way, str):
+            if isinstance(address, str):
                 self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
                 self._socket.settimeout(0)
-                self._socket.connect(way)
+                self._socket.connect(address)
             else:
-                self._socket = sockets.socket(
-                    sockets.AF_INET6 if ":" in way[0] else sockets.AF_INET, sockets.SOCK_STREAM
-                )
+                family = sockets.AF_INET6 if ":" in address[0] else sockets.AF_INET
+                self._socket = sockets.socket(family, sockets.SOCK_STREAM)
                 self._socket.settimeout(0)
-                self._socket.connect_ex(way[:2])
-        except (OSError, AttributeError):  # a system without such sockets has no daemon either
+                self._socket.connect_ex(address[:2])
+        except (OSError, AttributeError):  # AttributeError: a system without unix sockets, which has no daemon
             self._drop()
         return self._socket is not None
 
     def _put(self, packet: bytes) -> bool:
-        """Send all of it, or be without a connection."""
+        """Send the whole packet; disconnects and returns False otherwise."""
         if self._socket is None:
             return False
         whole = self._request(packet) if self._by_http else packet
@@ -516,17 +523,17 @@ class _DaemonConnection:
         return False
 
     def _request(self, packet: bytes) -> bytes:
-        host, port, path = self._web or ("", 0, "")
+        host, port, path = self._http_address or ("", 0, "")
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(packet)}\r\n\r\n".encode() + packet
 
     def _read_responses(self) -> None:
-        """Read what has been answered. Silence means taken."""
+        """Read the daemon's responses; the unix socket sends none for accepted messages."""
         data = b""
         for _ in range(16):
             try:
                 data = b"" if self._socket is None else self._socket.recv(4096)
-            except (BlockingIOError, sockets.timeout):  # noqa: UP041 - one is the other from Python 3.10 on
+            except (BlockingIOError, sockets.timeout):  # noqa: UP041 - not a TimeoutError before Python 3.10
                 break
             except OSError:
                 data = b""
@@ -554,7 +561,7 @@ class _DaemonConnection:
 
 
 def _open_connection(path: str | None, url: str | None) -> _DaemonConnection:
-    """Those given, else those of the environment, else the daemon's usual socket."""
+    """Use the given addresses, else those of the environment, else the daemon's default socket."""
     address = os.environ.get("GPU_EFFICIENCY_HTTP", "") if url is None else url
     return _DaemonConnection(
         os.environ.get("GPU_EFFICIENCY_SOCKET", SOCKET) if path is None else path, _address(address)
@@ -562,7 +569,7 @@ def _open_connection(path: str | None, url: str | None) -> _DaemonConnection:
 
 
 def _address(url: str) -> tuple[str, int, str] | None:
-    """Host, port and path of http://127.0.0.1:PORT/PATH; no name is looked up, for that may take long."""
+    """Split http://127.0.0.1:PORT/PATH into host, port and path; no DNS lookups, which could block."""
     if not url:
         return None
     place, _, path = url.partition("://")[2].partition("/")
@@ -574,13 +581,13 @@ def _address(url: str) -> tuple[str, int, str] | None:
     return host, int(port), "/" + path
 
 
-# -- what is said --
+# -- fields of messages --
 
 
 def _rank_fields(
     rank: int | None, world_size: int | None, *, gpus: int | None, parallel: Mapping[str, int] | None
 ) -> dict[str, int | None]:
-    """The place of this process in its job, as given or as its launcher tells it."""
+    """Rank, world size and GPUs of this process, as given or from the launcher's environment."""
     env = os.environ
     names = next((pair for pair in _RANKS if env.get(pair[0], "").isdigit()), ("", ""))
     found = [int(env[name]) if env.get(name, "").isdigit() else None for name in names]
@@ -593,73 +600,65 @@ def _rank_fields(
 
 
 def _head(fields: Mapping[str, Any]) -> str:
-    """The part of every message that stays, without its last brace."""
-    short = {name: each[:128] if isinstance(each, str) else each for name, each in fields.items()}
-    wanted = {name: each for name, each in short.items() if each not in (None, "")}
-    return json.dumps({"v": VERSION, **wanted}, default=_plain)[:-1]
+    """The constant first part of every message, without the closing brace."""
+    short = {name: value[:128] if isinstance(value, str) else value for name, value in fields.items()}
+    present = {name: value for name, value in short.items() if value not in (None, "")}
+    return json.dumps({"v": VERSION, **present}, default=_plain)[:-1]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for: a mapping, a number of numpy's."""
+    """Convert a mapping or a numpy number for JSON."""
     if isinstance(value, Mapping):
         return dict(value)
     return int(value) if hasattr(value, "__index__") else float(value)
 
 
-def _zero(value: Any) -> bool:
-    return type(value) is int and value == 0
-
-
 def _figure(value: Any) -> float | int | None:
-    """A number, whatever it comes in (a tensor, say); None: none that could be told."""
+    """Convert a number or tensor to a number; None if it is negative, not finite or not a number."""
     try:
-        plain = value if type(value) is int else float(value)
-        return plain if plain >= 0 and math.isfinite(plain) else None
-    except Exception:  # noqa: BLE001 - what a tensor raises is its library's own
+        number = value if type(value) is int else float(value)
+        return number if number >= 0 and math.isfinite(number) else None
+    except Exception:  # noqa: BLE001 - tensor libraries raise exceptions of their own
         return None
-
-
-def _whole(value: Any) -> int:
-    return int(_figure(value) or 0)
 
 
 def _loss(value: Any) -> float | str | None:
-    """JSON has no words for nan and infinity: they go as text."""
+    """Convert a loss for JSON: nan and infinity become text; None if it is not a number."""
     try:
-        plain = float(value)
+        number = float(value)
     except Exception:  # noqa: BLE001 - see _figure
         return None
-    return plain if math.isfinite(plain) else str(plain)
+    return number if math.isfinite(number) else str(number)
 
 
 def _detached(loss: Any) -> Any:
-    """Without the graph that a tensor holds on to."""
+    """Detach a tensor from its graph, which it would keep in memory."""
     return loss.detach() if hasattr(loss, "detach") else loss
 
 
-def _silent() -> Reporter:
+def _disabled_reporter() -> Reporter:
     return Reporter(socket="", http="")
 
 
-# -- one line in a framework --
+# -- callbacks for frameworks --
 
 
 def hugging_face(**options: Any) -> Any:
-    """Give a transformers.TrainerCallback; `options` are a Reporter's.
+    """Return a transformers.TrainerCallback; `options` are those of Reporter.
 
-    Steps, epochs, losses that are logged, tokens (with include_num_input_tokens_seen), checkpoints, evaluations,
-    resumption, and, without a `model`, the FLOPs that the Trainer counts. It tells these when it logs: until then the
-    steps are told at the pace of those before, so those before the first log go without.
+    Reports steps, epochs, logged losses, tokens (with include_num_input_tokens_seen), checkpoints, evaluations,
+    resumption and, without a `model`, the FLOPs that the Trainer counts. The Trainer updates these only when it logs;
+    steps in between are reported with the FLOPs per step of the last log, steps before the first log without FLOPs.
     """
     base = importlib.import_module("transformers").TrainerCallback
     return type("GpuEfficiency", (_HuggingFace, base), {})(options)
 
 
 def lightning(count: Callable[[Any], Mapping[str, Any]] | None = None, **options: Any) -> Any:
-    """Give a Callback of lightning or pytorch_lightning; `options` are a Reporter's.
+    """Return a Callback of lightning or pytorch_lightning; `options` are those of Reporter.
 
-    `count` gives the figures of a batch: {"tokens": ..., "padding": ..., "samples": ...}; without it a batch's
-    `input_ids` are its tokens. Steps, epochs, losses, checkpoints, validation and resumption are the Trainer's.
+    `count` returns the figures of a batch: {"tokens": ..., "padding": ..., "samples": ...}; by default the tokens are
+    the size of `input_ids`. Steps, epochs, losses, checkpoints, validation and resumption come from the Trainer.
     """
     try:
         base = importlib.import_module("lightning.pytorch").Callback
@@ -672,25 +671,12 @@ def _lightning(base: Any, count: Callable[[Any], Mapping[str, Any]] | None, opti
     return type("GpuEfficiency", (_Lightning, base), {})(base, count, options)
 
 
-def _safely(hook: Callable[..., None]) -> Callable[..., None]:
-    """What another version of a framework does differently must not end the training."""
-
-    @functools.wraps(hook)
-    def run(self: Any, *args: Any, **named: Any) -> None:
-        try:
-            hook(self, *args, **named)
-        except Exception as error:  # noqa: BLE001 - see Reporter.__init__
-            self._reporter.failed(error)
-
-    return run
-
-
 class _HuggingFace:
-    """What a Trainer says of itself, hook by hook."""
+    """The hooks of a transformers.TrainerCallback."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
-        self._reporter = _silent()
+        self._reporter = _disabled_reporter()
         self._tokens = 0
         self._flos = _FlopsPerStep(0.0)
 
@@ -754,62 +740,62 @@ class _HuggingFace:
         self._reporter.close()
 
     def _after(self, control: Any) -> None:
-        """What comes between two steps: an evaluation first, then a checkpoint, else only data."""
+        """Enter the phase between two steps: evaluation first, then checkpoint, otherwise data."""
         saving = "checkpoint" if control.should_save else "data"
         self._reporter.enter("evaluation" if control.should_evaluate else saving)
 
 
 class _FlopsPerStep:
-    """FLOPs of each step, of a sum that is told only now and then: those of the last steps, corrected at every sum."""
+    """Estimates the FLOPs of each step from a total that is updated now and then; each update corrects the error."""
 
     def __init__(self, total: float) -> None:
         self._total = total
         self._steps = 0
         self._rate: float | None = None
         self._owed = 0.0
-        self._each = 0.0
+        self._per_step = 0.0
 
     def step(self) -> float | None:
-        """FLOPs to tell of a step that has ended; None: not known yet."""
+        """FLOPs to report for a completed step; None before the first update."""
         self._steps += 1
         if self._rate is None:
             return None
-        self._owed -= self._each
-        return self._each
+        self._owed -= self._per_step
+        return self._per_step
 
     def seen(self, total: float) -> None:
-        """Learn the sum of all steps so far."""
+        """Update the total over all steps so far."""
         if self._steps and total > self._total:
-            came = total - self._total
-            self._owed = 0.0 if self._rate is None else self._owed + came
-            self._rate = came / self._steps
-            self._each = max(0.0, self._rate + self._owed / self._steps)
+            added = total - self._total
+            self._owed = 0.0 if self._rate is None else self._owed + added
+            self._rate = added / self._steps
+            self._per_step = max(0.0, self._rate + self._owed / self._steps)
             self._total, self._steps = total, 0
 
     def rest(self, total: float) -> float:
-        """FLOPs that were not told, at the end."""
+        """FLOPs not reported yet, at the end of the training."""
         self.seen(total)
         return max(0.0, self._owed)
 
 
 class _Lightning:
-    """What a Lightning Trainer says of itself, hook by hook."""
+    """The hooks of a Lightning Callback."""
 
     def __init__(self, base: Any, count: Callable[[Any], Mapping[str, Any]] | None, options: dict[str, Any]) -> None:
-        self._made_of = (base, count, options)
-        self._reporter = _silent()
+        self._arguments = (base, count, options)
+        self._reporter = _disabled_reporter()
         self._resumed = False
         self._steps = 0
         self._batch: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Trainers that spawn their processes send their callbacks along."""
-        return _lightning, self._made_of
+        """Pickle by arguments: Trainers that spawn processes pickle their callbacks."""
+        return _lightning, self._arguments
 
     @_safely
     def setup(self, *_: Any, **__: Any) -> None:
         if self._reporter.closed:
-            self._reporter = Reporter(**self._made_of[2])
+            self._reporter = Reporter(**self._arguments[2])
 
     @_safely
     def on_load_checkpoint(self, *_: Any, **__: Any) -> None:
@@ -853,14 +839,14 @@ class _Lightning:
         self._reporter.close()
 
     def _counted(self, batch: Any) -> Mapping[str, Any]:
-        count = self._made_of[1]
+        count = self._arguments[1]
         if count is not None:
             return count(batch)
-        there = isinstance(batch, Mapping) and hasattr(batch.get("input_ids"), "numel")
-        return {"tokens": batch["input_ids"].numel()} if there else {}
+        countable = isinstance(batch, Mapping) and hasattr(batch.get("input_ids"), "numel")
+        return {"tokens": batch["input_ids"].numel()} if countable else {}
 
     def _timed(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """No hook is called when a checkpoint has been written, so the Trainer's own way to write one is timed."""
+        """Wrap the Trainer's save_checkpoint, because no hook is called after a checkpoint was written."""
 
         @functools.wraps(save)
         def timed(*args: Any, **named: Any) -> Any:

@@ -1,7 +1,7 @@
 """Serves POST /v1/report on loopback, for jobs that cannot mount the unix socket.
 
-Owns the server, its thread, and the limits of a connection. Refuses to listen on addresses that other hosts can reach,
-for the sender is identified by the process that holds the other end of the connection.
+Listens on loopback addresses only, because a sender is identified by the local process that holds the other end of the
+connection.
 """
 
 import asyncio
@@ -34,35 +34,37 @@ from exporter.training.unix_socket import ReportListenError
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
 _IDLE_SECONDS = 75.0
-"""From one message of a connection to the next, or from its beginning to the first, whatever comes meanwhile."""
+"""Maximum time between two messages of a connection, and from its start to the first message."""
 _BODY_SECONDS = 5.0
+"""Timeout for reading a request's body."""
 _IDENTIFY_SECONDS = 3.0
-"""Waited until the reading thread knows whose a new sender is: it looks about once a second."""
+"""Timeout for identifying a new sender; the sampling thread looks senders up about once a second."""
 _RATE_LIMIT_DELAY_SECONDS = 0.5
-"""For which one that is too fast waits for its answer: a request costs more than a packet of the socket."""
+"""Delay of the reply to a sender above its rate limit: a request costs more than a packet of the socket."""
 _CHECK_EVERY_SECONDS = 0.05
 _RECENT = 64
-"""Processes found last, which may speak again: a client may make a connection a message, and not keep it for long."""
+"""Recently identified processes that are searched first: a client may open a new connection for each message."""
 _STATUS = {
     "too_large": 413, "too_many": 429, "too_many_connections": 429, "busy": 503, "not_visible": 403,
     "unknown_process": 403, "other_process": 403,
 }  # fmt: skip
-"""Of the rest: 400."""
+"""HTTP status by outcome; 400 for all other outcomes."""
 
 
 class _HttpConnection(Struct, eq=False):
-    """What is remembered of a connection."""
+    """State of a connection."""
 
     deadline: Deadline
-    """Begun when it was made, and with each message."""
+    """Restarted with each message."""
     peer: Peer | None = None
+    """The client's process; None until it is identified."""
 
 
 class HttpListener:
-    """The server, while it lives."""
+    """The HTTP server and its thread."""
 
     def __init__(self, address: str, inbox: Inbox, *, clock: Clock, proc: Path) -> None:
-        """Listen on `address`, host:port; raises ConfigError where that is not loopback, ListenError."""
+        """Listen on `address`, host:port. Raises ConfigError if it is not loopback, ReportListenError."""
         self._inbox, self._clock, self._proc = inbox, clock, proc
         self._sock = _listen(*parse_loopback_address(address))
         host, self.port = self._sock.getsockname()[:2]
@@ -76,11 +78,11 @@ class HttpListener:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody is heard."""
+        """Whether the server's thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End the server; a request under way has a second."""
+        """Stop the server; a request in progress has one second to finish."""
         self._server.should_exit = True
         self._thread.join(timeout=5.0)
 
@@ -92,7 +94,7 @@ class HttpListener:
             log.exception("reports: the server for HTTP has failed; please report this")
 
     async def _handle_report(self, request: Request) -> Response:
-        connection: _HttpConnection = request.state.line
+        connection: _HttpConnection = request.state.connection
         connection.deadline.restart(time.monotonic(), _IDLE_SECONDS)
         try:
             raw = await _body(request)
@@ -108,16 +110,16 @@ class HttpListener:
 
     async def _receive(self, peer: Peer, raw: bytes) -> None:
         now = self._clock.now()
-        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.receive(sender, raw, pid=peer.pid, now=now)
         until = time.monotonic() + _IDENTIFY_SECONDS
-        while sender.is_pending and time.monotonic() < until:  # noqa: ASYNC110  the reading thread knows of no event loop
+        while sender.is_pending and time.monotonic() < until:  # noqa: ASYNC110  the sampling thread has no event loop
             await asyncio.sleep(_CHECK_EVERY_SECONDS)
         if sender.unidentified:
-            raise unidentified_error(sender)  # the reading thread has counted it
+            raise unidentified_error(sender)  # the sampling thread has counted it
 
     async def _find_peer(self, request: Request) -> Peer:
-        """Find out who has the other end, one connection at a time, in a thread: it may take a second."""
+        """Identify the client's process, one connection at a time, in a worker thread: it may take a second."""
         client = request.client
         if client is None:
             raise ReportRefusedError("not_visible", "the connection has no address")
@@ -129,11 +131,12 @@ class HttpListener:
             raise
 
     async def _close_overdue(self) -> None:
-        """Hang up on those that say nothing, whatever they send, and on the latest where there are too many."""
-        now = time.monotonic()
-        deadlines = {one: one.app_state["line"].deadline for one in self._server.server_state.connections}
-        for one in overdue(deadlines, now) + surplus(deadlines, _CONNECTIONS, worst=lambda one: deadlines[one].since):
-            one.transport.close()
+        """Close overdue connections, and the newest ones above the limit."""
+        now, protocols = time.monotonic(), self._server.server_state.connections
+        deadlines = {protocol: protocol.app_state["connection"].deadline for protocol in protocols}
+        excess = surplus(deadlines, _CONNECTIONS, worst=lambda protocol: deadlines[protocol].since)
+        for protocol in overdue(deadlines, now) + excess:
+            protocol.transport.close()
 
     def _peer(self, client: Address) -> Peer:
         likely = dict.fromkeys((*self._inbox.likely_pids, *self._recent))
@@ -143,14 +146,14 @@ class HttpListener:
 
 
 def parse_loopback_address(address: str) -> tuple[str, int]:
-    """Split host:port; raises ConfigError where others than this host's processes could connect."""
+    """Split host:port; raises ConfigError if processes of other hosts could connect to it."""
     try:
         host, port = split_address(address)
         host = "127.0.0.1" if host == "localhost" else host
-        inside = ip_address(host).is_loopback
+        loopback = ip_address(host).is_loopback
     except (ConfigError, ValueError):
-        inside = False
-    if not inside:
+        loopback = False
+    if not loopback:
         raise ConfigError(
             f"reports.http: {address!r} is not host:port on loopback (examples: 127.0.0.1:19402, [::1]:19402)"
         )
@@ -163,12 +166,12 @@ def _listen(host: str, port: int) -> socket.socket:
         sock = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
     except OSError as err:
         raise ReportListenError(f"reports.http: {host} port {port}: {err.strerror or err}: set another port") from err
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by accepted connections
     return sock
 
 
 async def _body(request: Request) -> bytes:
-    """Give the message, one byte more where it is too long; raises RefusedError where it does not come."""
+    """Read the request's body, truncated to MOST_BYTES + 1; raises ReportRefusedError on timeout."""
     raw = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -177,21 +180,20 @@ async def _body(request: Request) -> bytes:
                 if len(raw) > MOST_BYTES:
                     break
     except TimeoutError as err:
-        raise ReportRefusedError("malformed", f"the message was not there after {_BODY_SECONDS:g} s") from err
+        raise ReportRefusedError("malformed", f"the message did not arrive within {_BODY_SECONDS:g} s") from err
     return raw[: MOST_BYTES + 1]
 
 
 def _protocol(app_state: dict[str, Any], **others: Any) -> H11Protocol:
-    """Give a connection's protocol; what is in `app_state` comes with each of its requests."""
-    return H11Protocol(
-        app_state={**app_state, "line": _HttpConnection(Deadline(time.monotonic(), _IDLE_SECONDS))}, **others
-    )
+    """Create the protocol of a new connection; `app_state` becomes the state of each of its requests."""
+    connection = _HttpConnection(Deadline(time.monotonic(), _IDLE_SECONDS))
+    return H11Protocol(app_state={**app_state, "connection": connection}, **others)
 
 
 def _server_config(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_protocol,  # type: ignore[arg-type]  # it calls what it is given for each connection
+        http=_protocol,  # type: ignore[arg-type]  # uvicorn calls it for each connection
         loop="asyncio",
         ws="none",
         lifespan="off",

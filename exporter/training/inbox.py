@@ -1,33 +1,35 @@
-"""Accepts or refuses messages, and queues the accepted ones for the receiver.
+"""Accepts or rejects messages, and queues the accepted ones for the receiver.
 
-Owns the senders with their rate limits, the interval that each message covers, the queue, and the counts by outcome.
-Refuses to find out which job a process belongs to. Several threads call it; one lock guards what they share.
+Keeps the senders with their rate limits, the interval that each message covers, the queue, and the counts by outcome.
+Called from several threads; one lock guards the shared state.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 
 from msgspec import Struct
 
+from exporter.connections import TokenBucket
 from exporter.core.model import MS, NEVER, SECOND
-from exporter.training.message import MOST_BYTES, OUTCOMES, Message, MessageError, ReportRefusedError, decode_message
+from exporter.training.message import OUTCOMES, Message, ReportRefusedError, decode_message
 from exporter.training.peer import Peer
 from exporter.workloads import WorkloadProcess
 
 SLACK = SECOND
-"""Clocks, schedulers and queues shift a message by so much; within it an interval is cut to what is possible."""
+"""Tolerance for clock and queueing delays, in nanoseconds; within it an interval is clipped, not rejected."""
 OLDEST = 3600 * SECOND
+"""Maximum age of a message, in nanoseconds."""
 
 
 def resolve_interval(
     message: Message, *, at: int | None, arrived: int, begun: int = NEVER, until: int = NEVER
 ) -> tuple[int, int]:
-    """Give [start, end) of the message, on whole milliseconds; raises RefusedError.
+    """Compute [start, end) of the message, on whole milliseconds; raises ReportRefusedError.
 
-    `at` is when the message says that its interval ended, `begun` when its process began, `until` how far that has
-    spoken: time is spoken of once.
+    `at` is the reported end of the interval, `begun` the start of the process, `until` the end of its last reported
+    interval: no time is reported twice. All are monotonic nanoseconds.
     """
     end = _interval_end(at, arrived)
     length = max(round(message.seconds * 1000), 1) * MS if message.seconds else 0
@@ -38,7 +40,7 @@ def resolve_interval(
         )
     if (length and end <= until) or until - start > SLACK:
         raise ReportRefusedError(
-            "replayed", f"the process has spoken of the last {_format_seconds(until - start)}", field="$.at"
+            "replayed", f"the process has already reported the last {_format_seconds(until - start)}", field="$.at"
         )
     start = max(start, begun, until)
     return start, max(start, end)
@@ -64,36 +66,34 @@ def _format_seconds(nanoseconds: int) -> str:
 
 
 BURST = 5.0
-"""Messages that may come at once, where a second's worth is less."""
+"""Minimum burst of a sender's rate limit, in messages; the burst is one second's worth if that is more."""
 MOST_WAITING = 16_384
-"""Messages for the reading thread; more are refused."""
-MOST_UNMET = MOST_WAITING // 2
-"""The same, from whom it is not known yet whose he is: anybody may make processes without end."""
+"""Maximum length of the queue; further messages are rejected."""
+MOST_UNIDENTIFIED = MOST_WAITING // 2
+"""The same for senders that are not identified yet: any user can start processes without end."""
 CONNECTIONS_EACH = 8
-"""Of one process, so that none has them all."""
+"""Maximum connections of one process, so that none can take them all."""
 _REMEMBERED_SENDERS = 4
-"""Times reports.processes: those that have gone are remembered, or a connection made anew could say all again."""
+"""Senders kept, as a multiple of reports.processes: disconnected ones too, so that a reconnect cannot replay."""
 Reply = Callable[[ReportRefusedError], None]
-"""Takes an answer to where the message came from. Never blocks."""
+"""Sends a rejection to the sender of a message. Never blocks."""
 
 
 class Sender(Struct, eq=False):
-    """A process that speaks."""
+    """A process that sends reports. Times are monotonic nanoseconds of the daemon's clock."""
 
     peer: Peer
     started_at: int
-    """When it was started, on our clock."""
-    tokens: float
-    """Messages that it may send now."""
-    tokens_at: int
-    """When that was so."""
+    """Start of the process."""
+    rate_limit: TokenBucket
     process: WorkloadProcess | None = None
+    """The identified process; None: not identified."""
     looked_up_at: int = NEVER
-    """When it was last asked whose it is."""
+    """Time of the last lookup of its job."""
     warned_at: int = NEVER
-    """When it was last told that it is too fast."""
+    """Time of the last rate limit warning."""
     reported_until: int = NEVER
-    """The end of what it has spoken of."""
+    """End of the last interval it reported."""
     last_event: Message | None = None
     """The last message without an interval."""
     last_message_at: int = NEVER
@@ -101,17 +101,17 @@ class Sender(Struct, eq=False):
 
     @property
     def is_pending(self) -> bool:
-        """Nobody has been asked yet whose it is."""
+        """Whether its job has not been looked up yet."""
         return self.process is None and self.looked_up_at == NEVER
 
     @property
     def unidentified(self) -> bool:
-        """It was asked whose it is, and is nobody's."""
+        """Whether the last lookup found no job for it."""
         return self.process is None and self.looked_up_at != NEVER
 
 
 class QueuedReport(Struct, eq=False):
-    """A message that was taken, and will count if its sender is a job's."""
+    """An accepted message; it is applied if its sender is identified as a job's process."""
 
     sender: Sender
     message: Message
@@ -121,32 +121,30 @@ class QueuedReport(Struct, eq=False):
 
 
 class Inbox:
-    """Where all that is said comes in."""
+    """Accepts messages from all listeners; safe to call from several threads."""
 
     def __init__(self, *, per_second: float, processes: int) -> None:
-        """`processes` is the most that may speak at a time, each `per_second` messages."""
-        self._rate, self._burst = per_second / SECOND, max(BURST, per_second)
-        self._most = _REMEMBERED_SENDERS * processes
+        """`processes` is the maximum of simultaneous senders, each limited to `per_second` messages a second."""
+        self._per_second, self._most = per_second, _REMEMBERED_SENDERS * processes
         self._lock = threading.Lock()
         self._senders: dict[Peer, Sender] = {}
-        self._unidentified: dict[Peer, Sender] = {}
         self._queue: deque[QueuedReport] = deque()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self.likely_pids: tuple[int, ...] = ()
-        """Processes that GPUs list: if it is not known which one speaks, it is likely one of these."""
+        """Processes on GPUs; the search for the owner of an HTTP connection starts with them."""
 
-    def sender(self, peer: Peer, *, begun: int, now: int) -> Sender:
-        """Give the sender that the process is, new or known."""
+    def sender(self, peer: Peer, *, begun: int) -> Sender:
+        """Return the sender of the process `peer`; creates it with start time `begun` if it is new."""
         with self._lock:
             known = self._senders.get(peer)
             if known is None:
                 self._make_room()
-                known = self._senders[peer] = Sender(peer, begun, self._burst, now)
-                self._unidentified[peer] = known
+                rate_limit = TokenBucket(max(BURST, self._per_second), self._per_second / SECOND)
+                known = self._senders[peer] = Sender(peer, begun, rate_limit)
             return known
 
     def connect(self, sender: Sender) -> None:
-        """Count a connection of the sender; raises RefusedError when it has enough."""
+        """Count a new connection of the sender; raises ReportRefusedError above CONNECTIONS_EACH."""
         with self._lock:
             if sender.connections >= CONNECTIONS_EACH:
                 raise ReportRefusedError(
@@ -155,12 +153,12 @@ class Inbox:
             sender.connections += 1
 
     def disconnect(self, sender: Sender) -> None:
-        """It has one less."""
+        """Count a connection of the sender as closed."""
         with self._lock:
             sender.connections -= 1
 
     def receive(self, sender: Sender, raw: bytes, *, pid: int | None, now: int, reply: Reply | None = None) -> None:
-        """Take what process `pid` said at `now`, if that is the sender; raises RefusedError, which is counted."""
+        """Queue the message `raw` that process `pid` sent at `now`; raises ReportRefusedError, and counts it."""
         with self._lock:
             try:
                 if pid != sender.peer.pid:
@@ -171,28 +169,22 @@ class Inbox:
                 raise
 
     def count(self, outcome: str, messages: int = 1) -> None:
-        """Count that something became of so many messages."""
+        """Count `messages` with the outcome."""
         with self._lock:
             self._counts[outcome] += messages
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Messages by outcome, since the start."""
+        """Number of messages by outcome, since the daemon started."""
         with self._lock:
             return tuple(self._counts.items())
 
     def unidentified_senders(self) -> list[Sender]:
-        """Those of whom it is not known whose they are, the earliest first."""
+        """Senders without an identified process, oldest first."""
         with self._lock:
-            return list(self._unidentified.values())
-
-    def mark_identified(self, senders: Iterable[Sender]) -> None:
-        """It is known now whose these are."""
-        with self._lock:
-            for sender in senders:
-                self._unidentified.pop(sender.peer, None)
+            return [sender for sender in self._senders.values() if sender.process is None]
 
     def drain(self, most: int) -> list[QueuedReport]:
-        """Give what was taken, oldest first. Of whom nobody has asked about yet, it waits."""
+        """Remove and return up to `most` messages, oldest first; those of senders not looked up yet stay queued."""
         ready: list[QueuedReport] = []
         waiting: list[QueuedReport] = []
         for _ in range(len(self._queue)):
@@ -205,11 +197,11 @@ class Inbox:
 
     def _queued_report(self, sender: Sender, raw: bytes, now: int, reply: Reply | None) -> QueuedReport:
         sender.last_message_at = now
-        self._take_token(sender, now)
-        message = _decode(raw)
+        self._apply_rate_limit(sender, now)
+        message = decode_message(raw)
         if sender.unidentified:
             raise unidentified_error(sender)
-        if len(self._queue) >= (MOST_UNMET if sender.is_pending else MOST_WAITING):
+        if len(self._queue) >= (MOST_UNIDENTIFIED if sender.is_pending else MOST_WAITING):
             raise ReportRefusedError("busy", f"{len(self._queue)} messages wait here: the daemon is behind; send fewer")
         started_at, reported_until = sender.started_at, sender.reported_until
         start, end = resolve_interval(message, at=message.at, arrived=now, begun=started_at, until=reported_until)
@@ -219,33 +211,23 @@ class Inbox:
             _check_event(sender, message)
         return QueuedReport(sender, message, start, end, reply)
 
-    def _take_token(self, sender: Sender, now: int) -> None:
-        """A token bucket: it fills at the rate, and a message takes one."""
-        tokens = sender.tokens + (now - sender.tokens_at) * self._rate
-        sender.tokens, sender.tokens_at = min(tokens, self._burst), now
-        if sender.tokens >= 1.0:
-            sender.tokens -= 1.0
+    def _apply_rate_limit(self, sender: Sender, now: int) -> None:
+        if sender.rate_limit.take(now):
             return
         already_warned = now - sender.warned_at < SECOND
         sender.warned_at = sender.warned_at if already_warned else now
-        most = self._rate * SECOND
-        raise ReportRefusedError(
-            "too_many", f"more than {most:g} messages a second (reports.per_second)", silent=already_warned
-        )
+        reason = f"more than {self._per_second:g} messages a second (reports.per_second)"
+        raise ReportRefusedError("too_many", reason, silent=already_warned)
 
     def _make_room(self) -> None:
-        """Where there are too many, forget who came first of those that have no connection."""
-        gone = (peer for peer, one in self._senders.items() if not one.connections)
-        for peer in list(islice(gone, max(0, len(self._senders) + 1 - self._most))):
-            gone_one = self._senders.pop(peer)
-            gone_one.looked_up_at = max(
-                gone_one.looked_up_at, gone_one.tokens_at
-            )  # nobody will ask for it: what waits is refused
-            self._unidentified.pop(peer, None)
+        """Forget the oldest senders without a connection if there are too many."""
+        disconnected = (peer for peer, sender in self._senders.items() if not sender.connections)
+        for peer in list(islice(disconnected, max(0, len(self._senders) + 1 - self._most))):
+            self._senders.pop(peer).looked_up_at = 0  # no longer pending: its queued messages are drained and rejected
 
 
 def unidentified_error(sender: Sender) -> ReportRefusedError:
-    """Say why a stranger is not heard, and what to do."""
+    """The rejection of a sender that belongs to no job."""
     return ReportRefusedError(
         "unknown_process",
         f"process {sender.peer.pid} belongs to no job that holds a GPU of this node, as its scheduler knows it;"
@@ -259,17 +241,8 @@ def _inherited_error(sender: Sender) -> ReportRefusedError:
     )
 
 
-def _decode(raw: bytes) -> Message:
-    if len(raw) > MOST_BYTES:
-        raise ReportRefusedError("too_large", f"longer than {MOST_BYTES} bytes")
-    try:
-        return decode_message(raw)
-    except MessageError as err:
-        raise ReportRefusedError("malformed", str(err), field=err.field) from err
-
-
 def _check_event(sender: Sender, message: Message) -> None:
-    """An event is told by when it was: the same one of the same moment is that one again."""
+    """Reject a repeated event: events are identified by their time `at`. Raises ReportRefusedError."""
     if message.at is not None and message == sender.last_event:
-        raise ReportRefusedError("replayed", "the process has said just that", field="$.at")
+        raise ReportRefusedError("replayed", "the process has already sent this message", field="$.at")
     sender.last_event = message

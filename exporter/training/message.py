@@ -1,52 +1,50 @@
 """Defines the message that a training process sends: its fields, their bounds, and the outcomes of receiving one.
 
-Owns the schema (`docs/report.schema.json` is printed from it), the FLOPs derived from a model's shape, and the answer
-to a refused message. Refuses to know who sent it: a message names no job.
+`docs/report.schema.json` is derived from it. A message does not identify its sender or job.
 """
 
-import json
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 OUTCOMES = {
-    "taken": "was taken",
-    "malformed": "is no message of this version",
-    "too_large": "is longer than a message may be",
-    "too_many": "came faster than reports.per_second",
-    "too_many_connections": "more processes than reports.processes, or many connections of one",
-    "busy": "came while the daemon was behind",
-    "not_visible": "its sender's process cannot be seen from here",
-    "other_process": "was sent by another process than the one that connected",
-    "unknown_process": "its sender is of no job that holds a GPU here",
-    "replayed": "speaks of time that the process has spoken of",
-    "before_start": "speaks of time before the process began",
-    "future": "speaks of time to come",
-    "old": "is of more than an hour ago",
-    "reported": "was found in the log of a job that reports by itself",
+    "taken": "accepted",
+    "malformed": "not a valid message of this version",
+    "too_large": "longer than MOST_BYTES",
+    "too_many": "sent faster than reports.per_second",
+    "too_many_connections": "more processes than reports.processes, or too many connections of one process",
+    "busy": "arrived while the daemon's queue was full",
+    "not_visible": "the sender's process is not visible to the daemon",
+    "other_process": "sent by another process than the one that connected",
+    "unknown_process": "the sender belongs to no job that holds a GPU of this node",
+    "replayed": "covers time that the process has already reported",
+    "before_start": "covers time before the process started",
+    "future": "covers time in the future",
+    "old": "ended more than an hour ago",
+    "reported": "read from the log of a job that sends reports itself",
 }
-"""Of a message, what `gpu_efficiency_workload_messages_total{outcome}` counts. Nothing else is counted."""
+"""Outcomes of a message, counted by `gpu_efficiency_workload_messages_total{outcome}`. No other label values exist."""
 
 
 class ReportRefusedError(Exception):
-    """A message or a connection is not taken; the text is the reason, for its sender."""
+    """A message or a connection is rejected; the text is the reason, sent to the sender."""
 
     def __init__(self, outcome: str, reason: str, *, field: str = "", silent: bool = False) -> None:
-        """`outcome` is one of OUTCOMES; `silent`: the sender has just been told."""
+        """`outcome` is one of OUTCOMES; `silent`: count it without a reply, because the sender was warned just now."""
         super().__init__(reason)
         self.outcome, self.field, self.silent = outcome, field, silent
 
     @property
     def packet(self) -> bytes:
-        """The answer."""
+        """The reply to the sender: JSON with `error` and `field`."""
         return msgspec.json.encode({"error": str(self), "field": self.field})
 
 
 VERSION: Final = 1
 MOST_BYTES = 4096
-"""A longer message is refused unread."""
+"""Maximum length of a message; a longer one is rejected without being parsed."""
 _REASON_CHARS = 300
 Text = Annotated[str, Meta(max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=10**15)]
@@ -56,23 +54,9 @@ Dtype = Literal["", "bf16", "fp16", "tf32", "fp8", "fp4"]
 PhaseName = Literal[
     "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle"
 ]
-Phase = Literal[
-    "", "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle"
-]
+Phase = Literal["", PhaseName]
 _FIELD = re.compile(r"\$[\w.\[\]]*")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-
-
-class MessageError(Exception):
-    """The message cannot be used; the text says which field and why."""
-
-    @property
-    def field(self) -> str:
-        """Path of the field, as in `$.model.layers`; empty: it is not one field's fault."""
-        text = str(self)
-        found, unknown = _FIELD.search(text), _UNKNOWN.search(text)
-        path = found[0] if found else "$" if unknown else ""
-        return f"{path}.{unknown[1]}" if unknown else path
 
 
 class Shape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,15 +66,15 @@ class Shape(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     parameters: Annotated[float, Meta(gt=0, le=1e15)]
-    """Active ones."""
+    """Active parameters."""
     layers: Annotated[int, Meta(ge=0, le=10**5)] = 0
-    """0: attention's own products are left out."""
+    """0: FLOPs of the attention products are not counted."""
     heads: Annotated[int, Meta(ge=0, le=10**5)] = 0
     head_size: Annotated[int, Meta(ge=0, le=10**5)] = 0
     sequence: Annotated[int, Meta(ge=0, le=10**8)] = 0
     causal: bool = True
     trained: Annotated[float, Meta(ge=0, le=1e15)] | None = None
-    """Of the parameters those that are trained (LoRA); None: all."""
+    """Trainable parameters, as with LoRA; None: all of them."""
 
 
 class Degrees(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +93,7 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True):
     stages: Ranks
     microbatches: Ranks
     chunks: Ranks = 1
-    """Model chunks a rank has (interleaved schedule)."""
+    """Model chunks per rank (interleaved schedule)."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
 
 
@@ -120,7 +104,7 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     name: Text = ""
     target: float | None = None
     falls: bool = False
-    """Less is better."""
+    """Lower values are better."""
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,41 +115,41 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
 
     v: Literal[1] = VERSION
     at: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
-    """CLOCK_MONOTONIC in nanoseconds, which all processes of a host share; None: when it arrives."""
+    """End of the interval: CLOCK_MONOTONIC nanoseconds, the same for all processes of a host; None: time of arrival."""
     seconds: Annotated[float, Meta(ge=0, le=86400)] = 0.0
-    """Length of the interval that the figures speak of."""
+    """Length of the interval that the figures cover."""
     run: Text = ""
-    """What a job and its restarts have in common."""
+    """Name of the training run, shared by a job and its restarts."""
     rank: Annotated[int, Meta(ge=0, le=10**6)] | None = None
     world_size: Ranks | None = None
     gpus: Ranks | None = None
-    """None: the world size, or 1."""
+    """GPUs that the figures cover; None: the world size, or 1 without one."""
     step: Count | None = None
-    """The last optimiser step that ended."""
+    """Number of the last completed optimiser step."""
     steps: Count = 0
-    """Steps that ended in the interval."""
+    """Steps completed in the interval."""
     highest_step: Count | None = None
-    """How far the run had come before, where the process knows it (from its checkpoint)."""
+    """Highest step of the run so far, where the process knows it (from its checkpoint)."""
     epoch: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     tokens: Amount | None = None
-    """Padding included."""
+    """Including padding."""
     padding: Amount | None = None
     samples: Amount | None = None
     model_flops: Amount | None = None
-    """FLOPs of forward and backward passes, padded tokens included, recomputation not."""
+    """FLOPs of forward and backward passes, including padded tokens, excluding recomputation."""
     hardware_flops: Amount | None = None
-    """The same with recomputation."""
+    """`model_flops` plus recomputation."""
     model: Shape | None = None
-    """Instead of model_flops: they are counted from the tokens."""
+    """Model shape, from which FLOPs are computed if `model_flops` is missing."""
     dtype: Dtype = ""
-    """Of most tensor work; empty: 16 bits."""
+    """Number format of most tensor operations; empty: a 16-bit format."""
     parallel: Degrees | None = None
     pipeline: Schedule | None = None
     recompute: Literal["", "none", "selective", "full"] = ""
     phase: Phase = ""
-    """What the process does from `at` on."""
+    """Phase that the process is in from `at` on; empty: unchanged."""
     phases: dict[PhaseName, Annotated[float, Meta(ge=0, le=86400)]] = {}
-    """Seconds of the interval by phase; what is left is compute."""
+    """Seconds of the interval by phase; the remainder is compute."""
     checkpoints: Annotated[int, Meta(ge=0, le=10**6)] = 0
     restart: bool = False
     loss: float | Literal["nan", "inf", "-inf"] | None = None
@@ -173,27 +157,27 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoggedMessage(Struct, frozen=True):
-    """A message that was found in a log: nobody waits for an answer to it."""
+    """A message derived from a job's log; it has no sender to reply to."""
 
     pid: int
-    """Of the process whose log it is, in the host's pid namespace."""
+    """Process that wrote the log, in the host's pid namespace."""
     job_id: str
     message: Message
     at: int
-    """When its interval ended, where the message does not say; monotonic nanoseconds."""
+    """End of the interval if `message.at` is None; monotonic nanoseconds."""
 
 
 _decoder = msgspec.json.Decoder(Message)
 
 
 def decode_message(raw: bytes) -> Message:
-    """The message, checked; raises MessageError naming the field and the reason."""
+    """Decode and validate a message; raises ReportRefusedError, "too_large" or "malformed"."""
     if len(raw) > MOST_BYTES:
-        raise MessageError(f"{len(raw)} bytes: a message has {MOST_BYTES} at most")
+        raise ReportRefusedError("too_large", f"longer than {MOST_BYTES} bytes")
     try:
         message = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
-        raise MessageError(_reason(err)) from err
+        raise _malformed(_reason(err)) from err
     _check(message)
     return message
 
@@ -203,22 +187,29 @@ def _reason(err: Exception) -> str:
     return f"this daemon takes version {VERSION} - at `$.v`" if text.endswith("`$.v`") else text
 
 
+def _malformed(reason: str) -> ReportRefusedError:
+    """The error with the path of the invalid field in the reason, such as `$.model.layers`, if it names one."""
+    found, unknown = _FIELD.search(reason), _UNKNOWN.search(reason)
+    path = found[0] if found else "$" if unknown else ""
+    return ReportRefusedError("malformed", reason, field=f"{path}.{unknown[1]}" if unknown else path)
+
+
 def _check(message: Message) -> None:
     if message.padding is not None and message.padding > (message.tokens or 0.0):
-        raise MessageError("$.padding: more than the tokens")
+        raise _malformed("$.padding: more than the tokens")
     if message.steps and (message.step is None or message.steps > message.step):
-        raise MessageError("$.steps: more than the step that ended last")
+        raise _malformed("$.steps: more than the step that ended last")
     if message.phases and sum(message.phases.values()) > message.seconds * 1.01 + 0.001:
-        raise MessageError("$.phases: longer together than $.seconds")
+        raise _malformed("$.phases: longer together than $.seconds")
     given = (message.tokens, message.samples, message.model_flops, message.hardware_flops, message.steps or None)
     if not message.seconds and any(given):
-        raise MessageError("$.seconds: figures of an interval need its length")
+        raise _malformed("$.seconds: figures of an interval need its length")
     if message.hardware_flops is not None and message.hardware_flops < (model_flops(message) or 0.0):
-        raise MessageError("$.hardware_flops: less than model_flops")
+        raise _malformed("$.hardware_flops: less than model_flops")
 
 
 def model_flops(message: Message) -> float | None:
-    """FLOPs of the model's own passes in the interval, of all its GPUs; None where they are not told."""
+    """FLOPs of the model's passes in the interval, over all its GPUs; None where not reported."""
     if message.model_flops is not None:
         return message.model_flops
     if message.model is None or message.tokens is None:
@@ -227,36 +218,17 @@ def model_flops(message: Message) -> float | None:
 
 
 def flops_per_token(shape: Shape) -> float:
-    """Of training: 6N + 12*L*H*Q*T, half the attention term if causal; 4 a frozen parameter and 6 a trained one."""
+    """Training FLOPs per token: 6N + 12*L*H*Q*T, attention halved if causal; frozen parameters count 4, trained 6."""
     trained = shape.parameters if shape.trained is None else min(shape.trained, shape.parameters)
     attention = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
     return 4.0 * (shape.parameters - trained) + 6.0 * trained + attention * (0.5 if shape.causal else 1.0)
 
 
 def bubble_share(schedule: Schedule | None) -> float | None:
-    """Share of a step that the schedule leaves empty; 0 for zero-bubble schedules; None where none is told."""
+    """Share of a step that is pipeline bubble, 0-1; 0 for zero-bubble schedules; None without a schedule."""
     if schedule is None:
         return None
     if schedule.schedule == "zero-bubble":
         return 0.0
     empty = schedule.stages - 1
     return empty / (schedule.chunks * schedule.microbatches + empty)
-
-
-def loss_value(message: Message) -> float | None:
-    """The loss as a float; JSON has no words for nan and infinity, so they come as text."""
-    return None if message.loss is None else float(message.loss)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the message."""
-    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A report of a training process"}
-    schema = about | msgspec.json.schema(Message)
-    for kind in schema["$defs"].values():
-        kind["description"] = " ".join(kind["description"].split())
-    return schema
-
-
-def schema_text() -> str:
-    """Give the same as `docs/report.schema.json` has it."""
-    return json.dumps(json_schema(), indent=2) + "\n"

@@ -1,7 +1,7 @@
-"""Identifies the process at the other end of a connection by what the kernel reports, never by what the process claims.
+"""Identifies the process at the other end of a connection from the kernel's data, never from what the process claims.
 
-Owns peer credentials of unix sockets (unix(7)), and the lookup from a loopback TCP connection to its process: the
-socket's inode in /proc/net/tcp (proc(5)), then the process that has it open. Refuses to know jobs.
+Reads peer credentials of unix sockets (unix(7)), and finds the process of a loopback TCP connection: first the
+socket's inode in /proc/net/tcp (proc(5)), then the process that has it open.
 Pids are the host's if the daemon shares the host's pid namespace; otherwise the kernel reports 0 for processes outside
 it (pid_namespaces(7)), and they cannot be identified.
 """
@@ -21,15 +21,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.core.model import SECOND
-from exporter.procfs import start_ticks
+from exporter.procfs import read_bytes, start_ticks
 from exporter.training.message import ReportRefusedError
 
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred (unix(7)): pid, uid, gid."""
 CREDENTIALS_SPACE = socket.CMSG_LEN(_CREDENTIALS.size)
-"""Room for one message's sender, and for no descriptor beside it."""
+"""Size of the ancillary data: one sender's credentials, no file descriptors."""
 _SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
-"""Linux 6.5, include/uapi/asm-generic/socket.h: a descriptor of the process itself."""
+"""Socket option that returns a pidfd of the peer; Linux 6.5, include/uapi/asm-generic/socket.h."""
 _NAMESPACE = (
     "your process cannot be seen from the daemon's pid namespace: run the daemon in the host's"
     " (hostPID: true in a pod, --pid=host in a container)"
@@ -37,17 +37,17 @@ _NAMESPACE = (
 _UID = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
 _MOST_PROCESSES = 65_536
 _MOST_DESCRIPTORS = 262_144
-"""Looked at to find one connection's process: a second or two of a thread that nobody waits for."""
+"""Limits of the search for one connection's process: one or two seconds, on a thread that blocks nothing else."""
 _TABLE_BYTES = 16 * 1024 * 1024
 _HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class Peer(Struct, frozen=True):
-    """A process, and no other that gets its pid later."""
+    """A process, distinguished by its start time from later processes with the same pid."""
 
     pid: int
     ticks: int
-    """Its start, in clock ticks since boot."""
+    """Start of the process, in clock ticks since boot."""
 
 
 class Address(Struct, frozen=True):
@@ -58,23 +58,23 @@ class Address(Struct, frozen=True):
 
 
 def connected_peer(sock: socket.socket, proc: Path) -> Peer:
-    """Give the process that connected a unix socket; raises RefusedError where it cannot be told."""
+    """Return the process that connected the unix socket; raises ReportRefusedError if it cannot be identified."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     peer = peer_with_pid(_CREDENTIALS.unpack(raw)[0], proc)
     if _has_ended(sock):
-        raise ReportRefusedError("not_visible", f"process {peer.pid} has ended: its pid may be another's by now")
+        raise ReportRefusedError("not_visible", f"process {peer.pid} has ended: its pid may have been reused")
     return peer
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether the process that connected has ended and given back its pid; kernels before 6.5 do not say."""
+    """Whether the process that connected has ended and released its pid; False on kernels before 6.5."""
     try:
         handle = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as err:
         return err.errno != errno.ENOPROTOOPT
     try:
         signal.pidfd_send_signal(handle, 0)
-    except OSError as err:  # EPERM: it is another user's, and there
+    except OSError as err:  # EPERM: the process exists and belongs to another user
         return err.errno == errno.ESRCH
     finally:
         os.close(handle)
@@ -82,7 +82,7 @@ def _has_ended(sock: socket.socket) -> bool:
 
 
 def peer_with_pid(pid: int, proc: Path) -> Peer:
-    """Give the process that has the pid now; raises RefusedError where there is none."""
+    """Return the process that has the pid now; raises ReportRefusedError if there is none."""
     if pid <= 0:
         raise ReportRefusedError("not_visible", _NAMESPACE)
     ticks = start_ticks(proc / str(pid))
@@ -92,7 +92,7 @@ def peer_with_pid(pid: int, proc: Path) -> Peer:
 
 
 def sender_pid(ancillary: Iterable[tuple[int, int, bytes]]) -> int | None:
-    """Give the pid of who sent a packet, as SO_PASSCRED brings it with it (unix(7)); None: it came with none."""
+    """Return the pid of a packet's sender from its SCM_CREDENTIALS (unix(7)); None without credentials."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
             return int(_CREDENTIALS.unpack_from(data)[0])
@@ -100,15 +100,15 @@ def sender_pid(ancillary: Iterable[tuple[int, int, bytes]]) -> int | None:
 
 
 def process_age(peer: Peer) -> int:
-    """Nanoseconds since it was started, suspended time included; a tick more at most."""
+    """Nanoseconds since the process started, including suspended time; at most one clock tick too long."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - peer.ticks * SECOND // _HERTZ
 
 
 def peer_of_connection(client: Address, server: Address, *, proc: Path, first: Iterable[int] = ()) -> Peer:
-    """Give the process that has the client's end of a connection on loopback; `first` are pids that are likely.
+    """Find the process that holds the client's end of a loopback connection; pids in `first` are searched first.
 
-    Where several have it, as after a fork, it is of those that are likely, else the oldest. Reads much: not for a
-    thread that others wait for. Raises RefusedError where it cannot be told.
+    If several processes hold it, as after a fork, the oldest is returned, with preference for `first`. Slow: do not
+    call it on a thread that must not block. Raises ReportRefusedError if the process cannot be identified.
     """
     entry = _socket_entry(client, server, proc)
     if entry is None:
@@ -116,7 +116,7 @@ def peer_of_connection(client: Address, server: Address, *, proc: Path, first: I
     inode, uid = entry
     if not inode:
         raise ReportRefusedError(
-            "not_visible", "the connection was closed before it could be told whose it is: keep it until it is answered"
+            "not_visible", "the connection was closed before its process was identified: keep it open until the reply"
         )
     target, budget = f"socket:[{inode}]", _ScanBudget()
     likely = [pid for pid in first if budget.holds(proc, pid, target)]
@@ -142,39 +142,39 @@ def _socket_entry(client: Address, server: Address, proc: Path) -> tuple[int, in
 
 
 def _table_forms(client: Address, server: Address) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
-    """The tables it may be in, and how its two ends are written there; IPv4 may be spoken by a socket of IPv6 too."""
-    ends = ip_address(client.host.partition("%")[0]), ip_address(server.host.partition("%")[0])
-    ports = client.port, server.port
+    """Tables of /proc/net that may list the connection, with its two ends as written there.
+
+    An IPv4 connection may belong to an IPv6 socket.
+    """
+    ends = [ip_address(end.host.partition("%")[0]) for end in (client, server)]
+    prefix = b""
     if all(isinstance(end, IPv4Address) for end in ends):
-        yield "tcp", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
-        mapped = b"\0" * 10 + b"\xff\xff"
-        yield "tcp6", (_hex(mapped + ends[0].packed, ports[0]), _hex(mapped + ends[1].packed, ports[1]))
-    else:
-        yield "tcp6", (_hex(ends[0].packed, ports[0]), _hex(ends[1].packed, ports[1]))
+        yield "tcp", (_hex(ends[0].packed, client.port), _hex(ends[1].packed, server.port))
+        prefix = b"\0" * 10 + b"\xff\xff"  # an IPv4-mapped IPv6 address
+    yield "tcp6", (_hex(prefix + ends[0].packed, client.port), _hex(prefix + ends[1].packed, server.port))
 
 
 def _hex(packed: bytes, port: int) -> bytes:
-    """As /proc/net/tcp writes it: words of 32 bits in the host's own order, then the port."""
+    """Format an address as /proc/net/tcp does: 32-bit words in host byte order, then the port."""
     values = struct.unpack(f"={len(packed) // 4}I", packed)
     return ("".join(f"{value:08X}" for value in values) + f":{port:04X}").encode()
 
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        with path.open("rb") as file:
-            return file.read(_TABLE_BYTES).splitlines()[1:]
+        return read_bytes(path, _TABLE_BYTES).splitlines()[1:]
     except OSError:
         return []
 
 
 class _ScanBudget:
-    """How much is still looked at for one connection."""
+    """Limits the number of descriptors that are read to find one connection's process."""
 
     def __init__(self) -> None:
         self._left = _MOST_DESCRIPTORS
 
     def holds(self, proc: Path, pid: int, target: str) -> bool:
-        """Whether the process has a descriptor of that name."""
+        """Whether the process has a descriptor that links to `target`; False once the budget is used up."""
         folder = proc / str(pid) / "fd"
         if self._left < 0:
             return False
@@ -193,7 +193,7 @@ class _ScanBudget:
 
 
 def _holders(proc: Path, uid: int, target: str, budget: _ScanBudget) -> Iterator[list[int]]:
-    """Processes that have it: those of the user who has the socket, then others."""
+    """Processes that hold the socket: first those of the socket's user, then the rest."""
     pids = [int(entry.name) for entry in islice(proc.iterdir(), _MOST_PROCESSES) if entry.name.isdigit()]
     owners = {pid: _uid(proc, pid) for pid in pids}
     same_user = [pid for pid in pids if owners[pid] == uid]
@@ -205,8 +205,7 @@ def _holders(proc: Path, uid: int, target: str, budget: _ScanBudget) -> Iterator
 
 def _uid(proc: Path, pid: int) -> int | None:
     try:
-        with (proc / str(pid) / "status").open("rb", buffering=0) as file:
-            found = _UID.search(file.read(4096))
+        found = _UID.search(read_bytes(proc / str(pid) / "status", 4096))
     except OSError:
         return None
     return int(found[1]) if found else None

@@ -1,14 +1,15 @@
 """Receives training reports from the socket, HTTP and logs, and attributes each to the job of the process that sent it.
 
-Owns the lookup of a sender's job, and the conversion of its messages to `Report`s. Refuses reports for another job:
-only the scheduler decides which job a process belongs to.
+Looks up the job of each sender and converts its messages to `TrainingReport`s. Only the scheduler decides which job a
+process belongs to; a sender cannot report for another job.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import astuple
 
 from exporter.clock import Clock
 from exporter.config import Config
@@ -20,7 +21,6 @@ from exporter.training.message import (
     Message,
     ReportRefusedError,
     bubble_share,
-    loss_value,
     model_flops,
 )
 from exporter.training.unix_socket import ReportListenError, SocketListener
@@ -28,49 +28,50 @@ from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess,
 
 log = logging.getLogger(__name__)
 LOOKUP_INTERVAL = 10 * SECOND
-"""From one question whose a process is to the next, while it is nobody's: a scheduler may learn of a job late."""
+"""Time between two lookups of an unidentified process: the scheduler may list its job late."""
 SENDER_EXPIRY = 60 * SECOND
-"""One that hangs up and says nothing for so long is not asked about."""
+"""A disconnected sender that has sent nothing for this long is no longer looked up."""
 MOST_LOOKUPS = 128
-"""At a time; each is a few files of /proc."""
+"""Maximum lookups per poll; each reads a few files of /proc."""
 MOST_TAKEN = 4096
-"""Messages at a time."""
+"""Maximum messages per poll."""
 LOG_IGNORED_AFTER_REPORT = 600 * SECOND
-"""For so long after a report of a job, its log is not believed beside it: the same would be said twice."""
+"""A job's log is ignored for this long after a report of the job itself: its work would be counted twice."""
 _MOST_LOGS = 4096
+"""Logs for which the end of the last interval is kept."""
 
 
 class ReportListener(Protocol):
-    """Where messages come in."""
+    """A server that puts messages into the inbox, on a thread of its own."""
 
     @property
     def alive(self) -> bool:
-        """Whether anybody is heard."""
+        """Whether its thread is running."""
         ...
 
     def close(self) -> None:
-        """Let nobody in any more. Never raises."""
+        """Stop the server. Never raises."""
         ...
 
 
 class LogFollower(Protocol):
-    """Logs that are followed."""
+    """Reads messages from the logs of jobs."""
 
-    def poll(self, now: int, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
-        """What was found since the last time, oldest first."""
+    def poll(self, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
+        """Messages found since the last call, oldest first."""
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """Lines and files by kind, since the start."""
+        """Number of lines, files and errors by kind, since the daemon started."""
         ...
 
     def close(self) -> None:
-        """Let go of the logs. Never raises."""
+        """Close all logs. Never raises."""
         ...
 
 
 class ReportReceiver:
-    """The `Listener` to training jobs."""
+    """The `WorkloadListener` of training jobs."""
 
     def __init__(
         self,
@@ -81,16 +82,16 @@ class ReportReceiver:
         followers: LogFollower | None = None,
         faults: Sequence[Fault] = (),
     ) -> None:
-        """`doors` put what they hear into `intake`; `faults` stand as long as the desk."""
+        """`listeners` put messages into `inbox`; `faults` are reported until the receiver is closed."""
         self._inbox, self._listeners, self._proc = inbox, listeners, proc
         self._followers, self._faults = followers, tuple(faults)
         self._reported_at: dict[str, int] = {}
-        """When each job last reported by itself."""
+        """Time of the last report that each job sent itself; kept only if logs are followed."""
         self._logged_until: dict[tuple[int, str, int | None], int] = {}
-        """How far each log has spoken, by its process, job and rank."""
+        """End of the last interval from each log, by process, job and rank."""
 
     def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
-        """See `Listener.take`."""
+        """See `WorkloadListener.poll`."""
         by_pid = {process.pid: process for process in processes}
         self._inbox.likely_pids = tuple(by_pid)
         self._identify_senders(now, by_pid, lookup)
@@ -102,7 +103,7 @@ class ReportReceiver:
         return WorkloadUpdate(reports, faults=(*self._faults, *self._dead_listeners()), counts=self._counts())
 
     def close(self) -> None:
-        """See `Listener.close`."""
+        """See `WorkloadListener.close`."""
         for listener in self._listeners:
             listener.close()
         if self._followers is not None:
@@ -110,38 +111,34 @@ class ReportReceiver:
 
     def _dead_listeners(self) -> list[Fault]:
         dead = [listener for listener in self._listeners if not listener.alive]
-        return [Fault("reports_failed", "a thread that heard reports has ended: please report this")] if dead else []
+        return [Fault("reports_failed", "a thread that receives reports has ended: please report this")] if dead else []
 
     def _counts(self) -> tuple[tuple[str, int], ...]:
-        if self._followers is None:
-            return self._inbox.counts()
-        counts = Counter(dict(self._inbox.counts()))
-        counts.update(self._followers.counts())
-        return tuple(counts.items())
+        log_counts = {} if self._followers is None else self._followers.counts()
+        return (*self._inbox.counts(), *log_counts.items())
 
-    # Whose a sender is.
+    # Identification of senders.
 
     def _identify_senders(self, now: int, by_pid: Mapping[int, WorkloadProcess], lookup: ProcessLookup) -> None:
-        """Find out whose they are of whom that is not known, the earliest first."""
+        """Look up the jobs of unidentified senders, least recently looked up first."""
         senders = self._inbox.unidentified_senders()
         if not senders:
             return
-        found = {one.peer.pid: by_pid[one.peer.pid] for one in senders if one.peer.pid in by_pid}
-        due = [one for one in senders if one.peer.pid not in found and _lookup_due(one, now)]
-        due = sorted(due, key=lambda one: one.looked_up_at)[:MOST_LOOKUPS]
+        found = {sender.peer.pid: by_pid[sender.peer.pid] for sender in senders if sender.peer.pid in by_pid}
+        due = [sender for sender in senders if sender.peer.pid not in found and _lookup_due(sender, now)]
+        due = sorted(due, key=lambda sender: sender.looked_up_at)[:MOST_LOOKUPS]
         if due:
-            found |= lookup([one.peer.pid for one in due])
-        for one in (*due, *(one for one in senders if one.peer.pid in found)):
-            self._identify(one, found.get(one.peer.pid), now)
-        self._inbox.mark_identified([one for one in senders if one.process is not None])
+            found |= lookup([sender.peer.pid for sender in due])
+        for sender in (*due, *(sender for sender in senders if sender.peer.pid in found)):
+            self._identify(sender, found.get(sender.peer.pid), now)
 
     def _identify(self, sender: Sender, process: WorkloadProcess | None, now: int) -> None:
-        """What was said is said of whoever has the pid now."""
+        """Set the sender's process if the pid has not been reused by another process since."""
         if process is not None and start_ticks(self._proc / str(sender.peer.pid)) == sender.peer.ticks:
             sender.process = process
         sender.looked_up_at = now
 
-    # What they say.
+    # Conversion of messages.
 
     def _report(self, queued: QueuedReport, by_pid: Mapping[int, WorkloadProcess], now: int) -> TrainingReport | None:
         process = queued.sender.process
@@ -155,35 +152,32 @@ class ReportReceiver:
             self._reported_at[process.job_id] = now
         current = by_pid.get(process.pid)
         if current is not None and current.job_id == process.job_id:
-            process = queued.sender.process = current  # it has come to a GPU, or to another
+            process = queued.sender.process = current  # the process now uses a GPU, or another one
         return to_report(queued.message, process, start=queued.start, end=queued.end)
 
     def _poll_logs(self, now: int, processes: Sequence[WorkloadProcess]) -> Sequence[LoggedMessage]:
         if self._followers is None:
             return ()
         self._reported_at = {job: at for job, at in self._reported_at.items() if now - at < LOG_IGNORED_AFTER_REPORT}
-        return self._followers.poll(now, processes)
+        return self._followers.poll(processes)
 
     def _logged_report(
         self, found: LoggedMessage, by_pid: Mapping[int, WorkloadProcess], now: int
     ) -> TrainingReport | None:
-        """As what a process says itself, but there is nobody to answer."""
+        """Convert a message from a log; None if it is rejected."""
         try:
             start, end = self._logged_interval(found, now)
         except ReportRefusedError as err:
             self._inbox.count(err.outcome)
             return None
         process = by_pid.get(found.pid)
-        process = (
-            process
-            if process is not None and process.job_id == found.job_id
-            else WorkloadProcess(found.pid, found.job_id)
-        )
+        if process is None or process.job_id != found.job_id:
+            process = WorkloadProcess(found.pid, found.job_id)
         return to_report(found.message, process, start=start, end=end, each=True)
 
     def _logged_interval(self, found: LoggedMessage, now: int) -> tuple[int, int]:
         if found.job_id in self._reported_at:
-            raise ReportRefusedError("reported", "the job reports by itself")
+            raise ReportRefusedError("reported", "the job sends reports itself")
         message, log_of = found.message, (found.pid, found.job_id, found.message.rank)
         at = found.at if message.at is None else message.at
         start, end = resolve_interval(message, at=at, arrived=now, until=self._logged_until.get(log_of, NEVER))
@@ -199,99 +193,89 @@ class ReportReceiver:
 
 
 def _lookup_due(sender: Sender, now: int) -> bool:
-    """Whether to ask whose it is: it is new, or still speaks and may by now be somebody's."""
+    """Whether to look up the sender's job: it is new, or still active and its job may be listed by now."""
     return now - sender.looked_up_at >= LOOKUP_INTERVAL and (
         sender.is_pending or sender.connections > 0 or now - sender.last_message_at < SENDER_EXPIRY
     )
 
 
 def open_receiver(config: Config, clock: Clock) -> WorkloadListener:
-    """Listen as `config` says. What cannot be opened is a warning and a fault that stands; nothing else is lost.
+    """Open the listeners and log followers of `config`; one that fails is logged and becomes a lasting fault.
 
-    Raises ConfigError where reports.http is not on loopback.
+    Raises ConfigError if reports.http is not a loopback address.
     """
     settings, proc = config.reports, Path(config.host.proc)
     inbox = Inbox(per_second=settings.per_second, processes=settings.processes)
-    listeners: list[ReportListener] = []
-    faults: list[Fault] = []
-    if settings.http:
-        from exporter.training.http_server import HttpListener, parse_loopback_address  # noqa: PLC0415  few need a second server
-
-        parse_loopback_address(settings.http)
+    openers: list[Callable[[], ReportListener]] = []
     if settings.socket:
-        _open_listener(
-            lambda: SocketListener(settings.socket, inbox, clock=clock, proc=proc, most=settings.processes),
-            listeners,
-            faults,
-        )
+        most = settings.processes
+        openers.append(lambda: SocketListener(settings.socket, inbox, clock=clock, proc=proc, most=most))
     if settings.http:
-        _open_listener(lambda: HttpListener(settings.http, inbox, clock=clock, proc=proc), listeners, faults)
+        from exporter.training.http_server import HttpListener, parse_loopback_address  # noqa: PLC0415  seldom used
+
+        parse_loopback_address(settings.http)  # raises ConfigError before any listener is opened
+        openers.append(lambda: HttpListener(settings.http, inbox, clock=clock, proc=proc))
+    listeners, faults = _open_listeners(openers)
     return ReportReceiver(inbox, listeners, proc=proc, followers=_open_followers(config, clock), faults=faults)
 
 
-def _open_listener(
-    open_one: Callable[[], ReportListener], listeners: list[ReportListener], faults: list[Fault]
-) -> None:
-    try:
-        listeners.append(open_one())
-    except ReportListenError as err:
-        log.warning("reports: %s; jobs cannot report there, all else goes on", err)
-        faults.append(Fault("reports_failed", str(err)))
+def _open_listeners(openers: Iterable[Callable[[], ReportListener]]) -> tuple[list[ReportListener], list[Fault]]:
+    listeners: list[ReportListener] = []
+    faults: list[Fault] = []
+    for open_listener in openers:
+        try:
+            listeners.append(open_listener())
+        except ReportListenError as err:
+            log.warning("reports: %s; jobs cannot report there, all other functions continue", err)
+            faults.append(Fault("reports_failed", str(err)))
+    return listeners, faults
 
 
 def _open_followers(config: Config, clock: Clock) -> LogFollower | None:
     if not config.follow:
         return None
-    from exporter.training.logs.watcher import open_log_follower  # noqa: PLC0415  few follow logs
+    from exporter.training.logs.watcher import open_log_follower  # noqa: PLC0415  seldom used
 
     followers: LogFollower = open_log_follower(config, clock)
     return followers
 
 
+_UNCHANGED = (
+    "run", "step", "steps", "highest_step", "epoch", "tokens", "padding", "samples", "hardware_flops", "dtype",
+    "recompute", "phase", "checkpoints", "restart",
+)  # fmt: skip
+"""Fields that a report has from its message without conversion."""
+
+
 def to_report(
     message: Message, process: WorkloadProcess, *, start: int, end: int, each: bool = False
 ) -> TrainingReport:
-    """Give the message in the core's words, as what its process, which is `guest`, says of [start, end)."""
-    quality, degrees = message.quality, message.parallel
+    """Convert the message of `process` about [start, end) to a report; `each`: its figures are a mean per GPU."""
+    quality = message.quality
     return TrainingReport(
         job_id=process.job_id,
         start=start,
         end=end,
+        **{name: getattr(message, name) for name in _UNCHANGED},
         model_flops=model_flops(message),
         gpus=message.gpus or message.world_size or 1,
         each=each,
         uuids=process.uuids,
         rank=process.rank if message.rank is None else str(message.rank),
-        run=message.run,
-        step=message.step,
-        steps=message.steps,
-        highest_step=message.highest_step,
-        epoch=message.epoch,
-        tokens=message.tokens,
-        padding=message.padding,
-        samples=message.samples,
-        hardware_flops=message.hardware_flops,
-        dtype=message.dtype,
-        recompute=message.recompute,
-        phase=message.phase,
         phases=_phases(message, end - start) if message.phases else (),
         bubble=bubble_share(message.pipeline),
-        checkpoints=message.checkpoints,
-        restart=message.restart,
-        loss=loss_value(message),
+        loss=None if message.loss is None else float(message.loss),  # nan and infinity are text in a message
         quality=quality.value if quality else None,
         quality_name=quality.name if quality else "",
         quality_target=quality.target if quality else None,
         quality_falls=quality.falls if quality else False,
-        parallel=Parallel(degrees.tensor, degrees.pipeline, degrees.data, degrees.context, degrees.expert)
-        if degrees
-        else None,
+        parallel=Parallel(*astuple(message.parallel)) if message.parallel else None,
         world_size=message.world_size or 0,
     )
 
 
 def _phases(message: Message, length: int) -> tuple[tuple[str, int], ...]:
-    """Nanoseconds by phase, together not more than the interval, which may have been cut."""
+    """Nanoseconds by phase, scaled down if their sum exceeds the interval, which may have been clipped."""
     reported = {phase: int(seconds * SECOND) for phase, seconds in message.phases.items()}
     total = sum(reported.values())
     if total > length:

@@ -1,8 +1,8 @@
 """Listens on the unix socket on which training jobs report, in one thread that never blocks on a client.
 
-Owns the socket, its connections and their cost: a sender that exceeds its rate is refused, then not read for a while.
-All users may connect, for the sender is proven by the credentials of whoever connected and of each packet's sender (a
-child inherits the connection). Refuses to parse messages, and to replace anything but a dead socket.
+All users may connect: a sender is identified by the credentials of the process that connected and of each packet's
+sender (a child inherits the connection). A sender above its rate is rejected first, and then not read for a while.
+Replaces only a socket on which no process listens.
 """
 
 import errno
@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.clock import Clock
+from exporter.connections import TokenBucket
 from exporter.training.inbox import Inbox, Reply, Sender
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import CREDENTIALS_SPACE, connected_peer, process_age, sender_pid
@@ -31,14 +32,11 @@ _BACKLOG = 1024
 
 
 class ReportListenError(Exception):
-    """The socket cannot be made; the message says where, why, and what to do."""
+    """A listener cannot be opened; the message names the address, the reason and a remedy."""
 
 
 def bind_socket(path: Path) -> socket.socket:
-    """Make the socket, and its folder, for everybody to write to; one that nobody listens on is replaced.
-
-    Raises ListenError.
-    """
+    """Create the socket, writable for all users, and its directory; replaces a stale one. Raises ReportListenError."""
     try:
         _make_folder(path.parent)
         _remove_stale(path)
@@ -46,7 +44,7 @@ def bind_socket(path: Path) -> socket.socket:
     except OSError as err:
         why = err.strerror or err
         raise ReportListenError(
-            f"{path}: {why}: run as root, or set reports.socket to a path that can be made"
+            f"{path}: {why}: run as root, or set reports.socket to a path that can be created"
         ) from err
 
 
@@ -59,7 +57,7 @@ def _make_folder(folder: Path) -> None:
 def _bind(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # connections inherit it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # inherited by accepted connections
         sock.settimeout(0.0)
         sock.bind(os.fspath(path))
         _allow_all_users(path)
@@ -71,42 +69,40 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _allow_all_users(path: Path) -> None:
-    """Change the mode of the socket that was made, and of nothing that somebody has put in its place since."""
-    name = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Make the new socket writable for all users; raises ReportListenError if another user has replaced the file."""
+    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        made = os.fstat(name)
-        if not stat.S_ISSOCK(made.st_mode) or made.st_uid != os.geteuid() or made.st_nlink > 1:
+        created = os.fstat(handle)
+        if not stat.S_ISSOCK(created.st_mode) or created.st_uid != os.geteuid() or created.st_nlink > 1:
             raise ReportListenError(
-                f"{path}: somebody else can write to its folder: set reports.socket to another path"
+                f"{path}: another user can write to its directory: set reports.socket to another path"
             )
-        Path(f"/proc/self/fd/{name}").chmod(0o666)
+        Path(f"/proc/self/fd/{handle}").chmod(0o666)
     finally:
-        os.close(name)
+        os.close(handle)
 
 
 def _remove_stale(path: Path) -> None:
-    """Take away what a daemon has left that is no more."""
+    """Remove the socket of a daemon that no longer runs; raises ReportListenError if it is in use or no socket."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise ReportListenError(
-            f"{path}: is there and is no socket: move it away, or set reports.socket to another path"
-        )
+        raise ReportListenError(f"{path}: exists and is no socket: move it away, or set reports.socket to another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.settimeout(0.0)
         answer = probe.connect_ex(os.fspath(path))
     if answer != errno.ECONNREFUSED:
         raise ReportListenError(
-            f"{path}: somebody listens there ({os.strerror(answer) if answer else 'it answers'}): stop the second"
+            f"{path}: in use by another process ({os.strerror(answer) if answer else 'it answers'}): stop the second"
             " daemon, or set reports.socket to another path"
         )
     path.unlink()
 
 
 def connection_limit(most: int) -> int:
-    """Let the process have as many descriptors as it may, and give how many of them connections may take."""
+    """Raise the limit of open files for `most` connections; returns how many connections that limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * most + 1024
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -117,19 +113,22 @@ def connection_limit(most: int) -> int:
 
 
 log = logging.getLogger(__name__)
-_ANSWER_BYTES = 4096
-"""Kept by the kernel for a peer that does not read."""
+_SEND_BUFFER_BYTES = 4096
+"""Send buffer of a connection: replies that the kernel keeps for a peer that does not read."""
 _PAUSE = 0.05
-"""Seconds from one look to the next: to be woken for each message of 512 ranks would be most of what they cost."""
+"""Seconds between two polls: with 512 ranks, a wake-up for each message would cost more than the messages."""
 _PACKETS_PER_ROUND = 64
-"""Packets of one connection at a look, one after another with all the others."""
+"""Maximum packets of one connection per poll; each round reads one packet of every connection."""
 _ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
+"""Maximum connections accepted per round, per second and at once, so that reconnecting clients cost little."""
 _REFUSED_BEFORE_MUTE = 32
-"""Refused packets after which a connection is not read for a while."""
+"""Rejected packets after which a connection is muted: it is not read for a while."""
 _MUTED, _MUTED_MOST = 0.25, 8.0
-"""Seconds that lasts; twice as long each time, until it has been good for half a minute."""
+"""First and maximum duration of muting, in seconds; it doubles each time."""
 _FORGIVEN_AFTER = 30.0
+"""Seconds after muting until the duration starts from `_MUTED` again."""
 _COSTLY = frozenset({"too_many", "other_process"})
+"""Outcomes that count towards muting."""
 
 
 class _SocketConnection(Struct, eq=False):
@@ -137,18 +136,18 @@ class _SocketConnection(Struct, eq=False):
     sender: Sender
     reply: Reply
     refused_packets: int = 0
-    """Packets refused since it was last muted, because they were too many."""
+    """Packets with a `_COSTLY` outcome since the connection was last muted."""
     muted_seconds: float = 0.0
-    """For how long it was, last."""
+    """Duration of the last muting."""
     forgiven_at: float = 0.0
-    """When that will be forgotten."""
+    """Time from which the next muting is short again."""
 
 
 class SocketListener:
-    """The thread, while it lives."""
+    """The socket and the thread that reads it."""
 
     def __init__(self, path: str | Path, inbox: Inbox, *, clock: Clock, proc: Path, most: int) -> None:
-        """Listen on `path` for `most` connections; raises ListenError. `proc` is the host's process tree."""
+        """Listen on `path` for up to `most` connections; raises ReportListenError. `proc` is the host's /proc."""
         self._path, self._inbox, self._clock, self._proc = Path(path), inbox, clock, proc
         self._most = min(most, connection_limit(most))
         self._listener = bind_socket(self._path)
@@ -156,24 +155,24 @@ class SocketListener:
         self._connections: dict[int, _SocketConnection] = {}
         self._muted: list[tuple[float, int]] = []
         self._responses: deque[tuple[socket.socket, ReportRefusedError]] = deque()
-        self._accept_tokens, self._accept_tokens_at = _ACCEPTS_BURST, time.monotonic()
+        self._accepts = TokenBucket(_ACCEPTS_BURST, _ACCEPTS_PER_SECOND)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         for descriptor in (self._listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
         self._stopping = self._full = False
         self.cpu_seconds = 0.0
-        """Seconds of the processor that the thread has used, when it last slept."""
+        """CPU seconds used by the thread, updated at the end of each poll."""
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether anybody is heard."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Hang up on all and take the socket away, if it still is ours."""
+        """Close all connections, and remove the socket unless another process has replaced it."""
         self._stopping = True
         if self._thread.is_alive():
             with suppress(OSError):
@@ -197,7 +196,7 @@ class SocketListener:
             self._release()
 
     def _serve_round(self, timeout: float) -> bool:
-        """One packet of each connection that has some; False: there was nothing."""
+        """Read one packet of each ready connection; returns False if no event was pending."""
         events = self._epoll.poll(timeout, maxevents=4096)
         for descriptor, _ in events:
             connection = self._connections.get(descriptor)
@@ -221,7 +220,7 @@ class SocketListener:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
-            if not self._take_accept_token():
+            if not self._accepts.take(time.monotonic()):
                 self._mute(self._listener.fileno(), 1 / _ACCEPTS_PER_SECOND)
                 return
             try:
@@ -230,26 +229,16 @@ class SocketListener:
                 return
             except OSError as err:
                 if not self._full:
-                    log.warning("reports: nobody more can be let in for now: %s", err.strerror)
+                    log.warning("reports: no more connections can be accepted for now: %s", err.strerror)
                 self._full = True
                 self._mute(self._listener.fileno(), 1.0)
                 return
             self._full = False
             self._add_connection(sock)
 
-    def _take_accept_token(self) -> bool:
-        """A token bucket: whoever connects without end costs no more than so much."""
-        now = time.monotonic()
-        filled = self._accept_tokens + (now - self._accept_tokens_at) * _ACCEPTS_PER_SECOND
-        self._accept_tokens, self._accept_tokens_at = min(filled, _ACCEPTS_BURST), now
-        if self._accept_tokens < 1.0:
-            return False
-        self._accept_tokens -= 1.0
-        return True
-
     def _add_connection(self, sock: socket.socket) -> None:
         sock.settimeout(0.0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         try:
             connection = _SocketConnection(sock, self._sender(sock), partial(self._queue_response, sock))
         except ReportRefusedError as err:
@@ -265,15 +254,15 @@ class SocketListener:
             self._make_room()
         if len(self._connections) >= self._most:
             raise ReportRefusedError(
-                "too_many_connections", f"{self._most} are connected, as many as may be (reports.processes)"
+                "too_many_connections", f"{self._most} connections are open, the maximum (reports.processes)"
             )
         peer, now = connected_peer(sock, self._proc), self._clock.now()
-        sender = self._inbox.sender(peer, begun=now - process_age(peer), now=now)
+        sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.connect(sender)
         return sender
 
     def _make_room(self) -> None:
-        """Hang up on those who are nobody's: they may come again, and others want their place."""
+        """Close the connections of senders that belong to no job; they may reconnect."""
         muted = {descriptor for _, descriptor in self._muted}
         for descriptor, connection in list(self._connections.items()):
             if connection.sender.unidentified and descriptor not in muted:
@@ -281,7 +270,7 @@ class SocketListener:
 
     def _drop(self, connection: _SocketConnection) -> None:
         del self._connections[connection.sock.fileno()]
-        with suppress(OSError):  # it is not looked at while it is muted
+        with suppress(OSError):  # it is not registered while it is muted
             self._epoll.unregister(connection.sock)
         connection.sock.close()
         self._inbox.disconnect(connection.sender)
@@ -291,14 +280,11 @@ class SocketListener:
     def _read(self, connection: _SocketConnection) -> None:
         try:
             data, ancillary, _, _ = connection.sock.recvmsg(MOST_BYTES + 1, CREDENTIALS_SPACE)
-        except (
-            BlockingIOError,
-            ConnectionResetError,
-        ):  # it went without reading its answers: what it said is still here
+        except (BlockingIOError, ConnectionResetError):  # closed with unread replies: its packets can still be read
             return
         except OSError:
             data, ancillary = b"", []
-        if not data and not ancillary:  # an empty packet has credentials, the end of a connection has none
+        if not data and not ancillary:  # end of connection; an empty packet has credentials
             self._drop(connection)
             return
         pid, now = sender_pid(ancillary), self._clock.now()
@@ -310,18 +296,16 @@ class SocketListener:
     def _handle_refusal(self, connection: _SocketConnection, err: ReportRefusedError) -> None:
         _send_refusal(connection.sock, err)
         connection.refused_packets += err.outcome in _COSTLY
-        if connection.refused_packets >= _REFUSED_BEFORE_MUTE:
-            now = time.monotonic()
-            seconds = min(_MUTED_MOST, 2.0 * connection.muted_seconds) if now < connection.forgiven_at else _MUTED
-            connection.refused_packets, connection.muted_seconds, connection.forgiven_at = (
-                0,
-                seconds,
-                now + seconds + _FORGIVEN_AFTER,
-            )
-            self._mute(connection.sock.fileno(), seconds)
+        if connection.refused_packets < _REFUSED_BEFORE_MUTE:
+            return
+        now = time.monotonic()
+        seconds = min(_MUTED_MOST, 2.0 * connection.muted_seconds) if now < connection.forgiven_at else _MUTED
+        connection.refused_packets, connection.muted_seconds = 0, seconds
+        connection.forgiven_at = now + seconds + _FORGIVEN_AFTER
+        self._mute(connection.sock.fileno(), seconds)
 
     def _mute(self, descriptor: int, seconds: float) -> None:
-        """Do not look at it for a while; what it sends stays in its own buffer, and then is not accepted."""
+        """Stop reading the descriptor for a while; the kernel blocks the sender once the buffer is full."""
         self._epoll.unregister(descriptor)
         heapq.heappush(self._muted, (time.monotonic() + seconds, descriptor))
 
@@ -333,12 +317,12 @@ class SocketListener:
     def _poll_timeout(self) -> float:
         return max(0.0, self._muted[0][0] - time.monotonic()) if self._muted else -1.0
 
-    # Answers.
+    # Replies.
 
     def _queue_response(self, sock: socket.socket, refused: ReportRefusedError) -> None:
-        """Called by other threads."""
+        """Queue a reply; called by other threads."""
         self._responses.append((sock, refused))
-        with suppress(OSError):  # it may just have been closed
+        with suppress(OSError):  # the eventfd may be closed already
             os.eventfd_write(self._wake, 1)
 
     def _send_responses(self) -> None:
@@ -349,14 +333,14 @@ class SocketListener:
 
 
 def _send_refusal(sock: socket.socket, refused: ReportRefusedError) -> None:
-    """Tell why, if it reads; one that does not has only itself to thank."""
+    """Send the reason unless the sender's buffer is full."""
     if not refused.silent:
         with suppress(OSError):
             sock.send(refused.packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def _close_after_response(sock: socket.socket) -> None:
-    """Close a connection so that its answer can be read: with something unread it would be reset."""
+    """Close a connection after draining it: closing with unread data would discard the reply."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RD)
         while sock.recv(1):

@@ -161,7 +161,7 @@ def _message_samples() -> list[bytes]:
 
 def _reports() -> Feed:
     intake, books = Inbox(per_second=1e9, processes=10), _Books()
-    sender = intake.sender(Peer(7, 1), begun=0, now=0)
+    sender = intake.sender(Peer(7, 1), begun=0)
     guest = WorkloadProcess(7, "41", ("GPU-0",), "0", "training")
     sender.process, sender.looked_up_at = guest, 0
     heard = 0

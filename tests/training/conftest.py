@@ -1,4 +1,4 @@
-"""Rooms and speakers, ended with the test. A unix socket's path is short, so its folder is."""
+"""Fixtures for receivers and reporting processes; sockets are in a folder with a short path (107 bytes at most)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.speaking import Room, Speaker
+from tests.training.senders import ReceiverRig, SenderProcess
 
 
 @pytest.fixture
@@ -18,25 +18,25 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def enter(folder: Path) -> Iterator[Callable[..., Room]]:
-    """Open a desk."""
+def open_rig(folder: Path) -> Iterator[Callable[..., ReceiverRig]]:
+    """Open a receiver with a socket."""
     with ExitStack() as stack:
 
-        def enter(**settings: Any) -> Room:
-            room = Room(folder / "report.sock", **settings)
-            stack.callback(room.desk.close)
-            return room
+        def open_rig(**settings: Any) -> ReceiverRig:
+            rig = ReceiverRig(folder / "report.sock", **settings)
+            stack.callback(rig.receiver.close)
+            return rig
 
-        yield enter
+        yield open_rig
 
 
 @pytest.fixture
-def speaker(folder: Path) -> Iterator[Callable[[], Speaker]]:
-    """Start a process that reports."""
+def start_sender(folder: Path) -> Iterator[Callable[[], SenderProcess]]:
+    """Start a process that sends reports."""
     with ExitStack() as stack:
 
-        def start() -> Speaker:
-            started = Speaker(folder / "report.sock")
+        def start() -> SenderProcess:
+            started = SenderProcess(folder / "report.sock")
             stack.callback(started.end)
             return started
 

@@ -1,6 +1,6 @@
-"""A daemon's ear and nothing behind it: it takes messages on a real unix socket, or by real HTTP, and keeps them.
+"""A daemon's listener that only records: it accepts messages on a real unix socket or by HTTP.
 
-Owns the socket and the thread that reads it. Refuses what the schema refuses, with the daemon's kind of answer.
+Rejects what the schema rejects, with replies like the daemon's.
 """
 
 import json
@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from exporter.training.message import Message, MessageError, decode_message, model_flops
+from exporter.training.message import Message, ReportRefusedError, decode_message, model_flops
 
 
 class Recorder:
-    """Listens on a unix socket; a context manager. `refuse`: what is answered to every message."""
+    """Listens on a unix socket; a context manager. `refuse`: the reply to every message."""
 
     def __init__(self, path: Path, *, refuse: Mapping[str, str] | None = None) -> None:
         self.path = str(path)
@@ -38,7 +38,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Go away as a daemon does that ends: the socket is unlinked and every connection is closed."""
+        """Stop like a daemon: unlink the socket and close all connections."""
         Path(self.path).unlink(missing_ok=True)
         for each in (self._server, *self._open):
             each.shutdown(socket.SHUT_RDWR)
@@ -48,25 +48,25 @@ class Recorder:
             each.close()
 
     def wait(self, many: int, *, seconds: float = 20.0) -> list[Message]:
-        """Give what has come once there are so many; AssertionError where they do not come."""
+        """Wait for so many messages and return them; raises AssertionError on timeout."""
         with self._came:
             there = self._came.wait_for(lambda: len(self.messages) >= many, timeout=seconds)
             assert there, f"{len(self.messages)} of {many} messages; refused: {self.refused}"
             return list(self.messages)
 
     def all(self, *, seconds: float = 20.0) -> list[Message]:
-        """Give what has come once there was somebody, and everybody has gone."""
+        """Wait until all clients have connected and disconnected, and return their messages."""
         with self._came:
             done = self._came.wait_for(lambda: 0 < self.connections == self._gone, timeout=seconds)
             assert done, f"{self._gone} of {self.connections} connections have ended"
             return list(self.messages)
 
     def take(self, packet: bytes) -> bytes | None:
-        """Keep a message, or give the answer that refuses it."""
+        """Record a message; returns the rejection if it is invalid."""
         with self._came:
             try:
                 self.messages.append(decode_message(packet))
-            except MessageError as error:
+            except ReportRefusedError as error:
                 self.refused.append(f"{error}: {packet!r}")
                 return json.dumps({"error": str(error), "field": ""}).encode()
             finally:
@@ -88,7 +88,7 @@ class Recorder:
         while packet := _packet(link):
             answer = self.take(packet)
             if answer:
-                with suppress(OSError):  # nobody has to wait for it
+                with suppress(OSError):  # the client need not read the reply
                     link.send(answer)
         with self._came:
             self._gone += 1
@@ -103,22 +103,22 @@ def _packet(link: socket.socket) -> bytes:
 
 
 class WebRecorder:
-    """The same by HTTP on 127.0.0.1; a context manager."""
+    """Records messages sent by HTTP to 127.0.0.1; a context manager."""
 
     def __init__(self, path: Path, *, refuse: Mapping[str, str] | None = None) -> None:
-        self.ear = ear = Recorder(path)
+        self.recorder = recorder = Recorder(path)
         self.callers = 0
-        recorder = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def setup(self) -> None:
-                recorder.callers += 1
+                server.callers += 1
                 super().setup()
 
             def do_POST(self) -> None:
-                answer = ear.take(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = recorder.take(self.rfile.read(int(self.headers["Content-Length"])))
                 body = answer or (b"" if refuse is None else json.dumps(refuse).encode())
                 self.send_response(400 if body else 204)
                 self.send_header("Content-Length", str(len(body)))
@@ -126,14 +126,14 @@ class WebRecorder:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Tests are quiet."""
+                """Suppress the log of requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1/report"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
     def __enter__(self) -> Self:
-        self.ear.__enter__()
+        self.recorder.__enter__()
         self._thread.start()
         return self
 
@@ -141,11 +141,11 @@ class WebRecorder:
         self._server.shutdown()
         self._thread.join(timeout=10)
         self._server.server_close()
-        self.ear.__exit__()
+        self.recorder.__exit__()
 
 
 def summed(messages: list[Message]) -> dict[str, Any]:
-    """Add up what messages say: figures, seconds by phase (what is left is compute), and the last step."""
+    """Sum the messages' figures and seconds by phase (the remainder is compute), with the last step."""
     phases: defaultdict[str, float] = defaultdict(float)
     for each in messages:
         for name, took in each.phases.items():

@@ -1,4 +1,4 @@
-"""The client a training job uses: what it sends, and that nothing it meets slows or breaks the training."""
+"""The client of training jobs: the messages it sends, and that no error slows or breaks the training."""
 
 import ast
 import copy
@@ -30,7 +30,7 @@ SHAPE = {"parameters": 1e9, "layers": 24, "heads": 16, "head_size": 64, "sequenc
 
 
 class Clock:
-    """Monotonic nanoseconds that pass when they are told to."""
+    """A manual clock in monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self.now = 1_000 * SECOND
@@ -55,7 +55,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ear(tmp_path: Path) -> Iterator[Recorder]:
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
     with Recorder(tmp_path / "report.sock") as one:
         yield one
         assert not one.refused
@@ -63,7 +63,7 @@ def ear(tmp_path: Path) -> Iterator[Recorder]:
 
 @pytest.fixture
 def make(clock: Clock, tmp_path: Path) -> Iterator[Callable[..., Reporter]]:
-    """Reporters on the socket of `ear`, on the turned clock; closed at the end."""
+    """Create reporters that use the recorder's socket and the manual clock; closed after the test."""
     made = []
 
     def one(**options: Any) -> Reporter:
@@ -92,7 +92,9 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [name.partition(".")[0] for name in full]
 
 
-def test_a_copy_reports_from_a_bare_interpreter_and_importing_it_does_nothing(tmp_path: Path, ear: Recorder) -> None:
+def test_a_copy_reports_from_a_bare_interpreter_and_importing_it_does_nothing(
+    tmp_path: Path, recorder: Recorder
+) -> None:
     shutil.copy(SOURCE, tmp_path / "reporting.py")
     told = _run(
         f"""
@@ -102,13 +104,13 @@ def test_a_copy_reports_from_a_bare_interpreter_and_importing_it_does_nothing(tm
         import reporting
         after = sorted(os.listdir("/proc/self/fd")), atexit._ncallbacks()
         print(before == after, threading.active_count())
-        one = reporting.Reporter(socket={ear.path!r})
+        one = reporting.Reporter(socket={recorder.path!r})
         one.step(tokens=5)
         print(threading.active_count(), one.dropped, one.error)
         """
     )
     assert told.split() == ["True", "1", "1", "0"]
-    assert summed(ear.wait(3))["tokens"] == 5
+    assert summed(recorder.wait(3))["tokens"] == 5
 
 
 def _run(script: str, *, environment: dict[str, str] | None = None) -> str:
@@ -128,11 +130,11 @@ def _run(script: str, *, environment: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-# -- what is said, and when --
+# -- messages, and when they are sent --
 
 
 def test_startup_and_the_first_step_are_told_at_once_the_rest_every_other_second(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     clock.forward(5)
@@ -140,7 +142,7 @@ def test_startup_and_the_first_step_are_told_at_once_the_rest_every_other_second
     for _ in range(7):
         clock.forward(0.5)
         one.step(tokens=10, padding=1, samples=2)
-    said = ear.wait(3)
+    said = recorder.wait(3)
     assert [(each.phase, each.seconds, each.steps, each.step) for each in said] == [
         ("startup", 0.0, 0, None),
         ("", 5.0, 1, 1),
@@ -149,15 +151,15 @@ def test_startup_and_the_first_step_are_told_at_once_the_rest_every_other_second
     assert said[1].phases == {"startup": 5.0}
     assert said[2].phases == {}
     one.close()
-    last = ear.all()[3]
+    last = recorder.all()[3]
     assert (last.at, last.seconds, last.steps) == (clock.now, 1.5, 3)
-    assert {name: summed(ear.messages)[name] for name in ("tokens", "padding", "samples", "steps", "seconds")} == {
+    assert {name: summed(recorder.messages)[name] for name in ("tokens", "padding", "samples", "steps", "seconds")} == {
         "tokens": 80, "padding": 8, "samples": 16, "steps": 8, "seconds": 8.5,
     }  # fmt: skip
 
 
 def test_intervals_join_without_a_gap_on_whole_milliseconds(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make(every=0.2)
     for _ in range(50):
@@ -167,7 +169,7 @@ def test_intervals_join_without_a_gap_on_whole_milliseconds(
         one.step(tokens=1)
     one.close()
     clock.forward(1)
-    said = ear.all()
+    said = recorder.all()
     ends = [each.at or 0 for each in said]
     assert all(end % 1_000_000 == 0 for end in ends)
     lengths = [round(each.seconds * 1000) * 1_000_000 for each in said[1:]]
@@ -176,7 +178,7 @@ def test_intervals_join_without_a_gap_on_whole_milliseconds(
 
 
 def test_the_time_of_an_inner_phase_is_not_the_outer_ones(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     one.started()
@@ -191,14 +193,14 @@ def test_the_time_of_an_inner_phase_is_not_the_outer_ones(
         clock.forward(0.5)
     clock.forward(7)
     one.close()
-    said = ear.all()
+    said = recorder.all()
     assert summed(said)["phases"] == {"compute": 8.0, "evaluation": 2.5, "data": 3.25, "idle": 4.0}
     assert [each.phase for each in said] == ["startup", "", "evaluation", "idle", "evaluation", "", ""]
 
 
 @pytest.mark.parametrize("name", [name for name in get_args(Phase) if name])
 def test_every_phase_of_the_schema_can_be_told(
-    name: str, ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    name: str, recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     assert name in client.PHASES
     one = make()
@@ -207,28 +209,28 @@ def test_every_phase_of_the_schema_can_be_told(
     with one.phase(name):
         clock.forward(3)
     one.close()
-    ear.all()
-    assert summed(ear.messages)["phases"].get(name) == (4 if name == "startup" else 3)
+    recorder.all()
+    assert summed(recorder.messages)["phases"].get(name) == (4 if name == "startup" else 3)
 
 
 def test_long_phases_are_told_when_they_begin_and_when_they_end(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     one.started()
     with one.checkpoint():
-        assert ear.wait(3)[2].phase == "checkpoint"
+        assert recorder.wait(3)[2].phase == "checkpoint"
         clock.forward(60)
-    last = ear.wait(4)[3]
+    last = recorder.wait(4)[3]
     assert (last.phase, last.seconds, last.phases, last.checkpoints) == ("", 60.0, {"checkpoint": 60.0}, 1)
     with one.phase("data"):
         clock.forward(0.1)
     one.step()
-    assert len(ear.wait(5)) == 5, "the first step is told, a phase of data is not"
+    assert len(recorder.wait(5)) == 5, "the first step is told, a phase of data is not"
 
 
 def test_phases_that_come_and_go_quickly_do_not_flood_the_daemon(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     for _ in range(2_000):
@@ -239,15 +241,15 @@ def test_phases_that_come_and_go_quickly_do_not_flood_the_daemon(
             clock.forward(0.005)
     clock.forward(3)
     one.close()
-    done = summed(ear.all())
-    assert len(ear.messages) < 20 * 4 + 12 + 10 + 3, "20 seconds: 4 a second at most, and a burst"
+    done = summed(recorder.all())
+    assert len(recorder.messages) < 20 * 4 + 12 + 10 + 3, "20 seconds: 4 a second at most, and a burst"
     assert (done["checkpoints"], done["steps"], one.dropped) == (2_000, 2_000, 0)
     assert done["phases"]["checkpoint"] == pytest.approx(10, abs=0.001)
     assert done["phases"]["evaluation"] == pytest.approx(10, abs=0.001)
 
 
 def test_a_loader_is_timed_item_by_item_and_keeps_its_length(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     class Loader:
         def __len__(self) -> int:
@@ -267,12 +269,12 @@ def test_a_loader_is_timed_item_by_item_and_keeps_its_length(
         clock.forward(0.5)
         one.step()
     one.close()
-    ear.all()
-    assert summed(ear.messages)["phases"] == {"startup": 2.0, "data": 13.0, "compute": 1.5}
+    recorder.all()
+    assert summed(recorder.messages)["phases"] == {"startup": 2.0, "data": 13.0, "compute": 1.5}
     assert list(one.iterate(iter("ab"))) == ["a", "b"], "one without a length is as good"
 
 
-def test_what_the_training_raises_goes_through(make: Callable[..., Reporter], ear: Recorder, clock: Clock) -> None:
+def test_what_the_training_raises_goes_through(make: Callable[..., Reporter], recorder: Recorder, clock: Clock) -> None:
     def broken() -> Iterator[int]:
         yield 1
         raise KeyError("of the loader")
@@ -283,9 +285,9 @@ def test_what_the_training_raises_goes_through(make: Callable[..., Reporter], ea
     with pytest.raises(OSError, match="disk full"), one.checkpoint():
         _disk_full(clock)
     one.close()
-    ear.all()
-    assert summed(ear.messages)["checkpoints"] == 0, "it was not written"
-    assert summed(ear.messages)["phases"] == {"compute": 0.0, "checkpoint": 2.0}
+    recorder.all()
+    assert summed(recorder.messages)["checkpoints"] == 0, "it was not written"
+    assert summed(recorder.messages)["phases"] == {"compute": 0.0, "checkpoint": 2.0}
 
 
 def _disk_full(clock: Clock) -> None:
@@ -293,7 +295,7 @@ def _disk_full(clock: Clock) -> None:
     raise OSError("disk full")
 
 
-def test_hooks_turn_from_phase_to_phase(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_hooks_turn_from_phase_to_phase(recorder: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
     one = make()
     for name in ("data", "compute", "data", "checkpoint", "checkpoint", "no such phase", "data"):
         clock.forward(1)
@@ -301,13 +303,13 @@ def test_hooks_turn_from_phase_to_phase(ear: Recorder, make: Callable[..., Repor
     one.enter("idle", only_from="compute")
     clock.forward(4)
     one.close()
-    ear.all()
-    assert summed(ear.messages)["phases"] == {"startup": 1, "data": 6, "compute": 1, "checkpoint": 3}
-    assert [each.phase for each in ear.messages].count("checkpoint") == 1, "it is told once that it goes on"
+    recorder.all()
+    assert summed(recorder.messages)["phases"] == {"startup": 1, "data": 6, "compute": 1, "checkpoint": 3}
+    assert [each.phase for each in recorder.messages].count("checkpoint") == 1, "it is told once that it goes on"
 
 
 def test_after_a_restart_the_step_goes_on_and_the_highest_is_told(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make(run="r")
     with one.phase("restore"):
@@ -315,18 +317,18 @@ def test_after_a_restart_the_step_goes_on_and_the_highest_is_told(
     one.restored(100, highest_step=140)
     clock.forward(1)
     one.step()
-    said = ear.wait(5)
+    said = recorder.wait(5)
     assert [(each.restart, each.step, each.highest_step) for each in said[3:]] == [(True, 100, 140), (False, 101, 140)]
     assert [each.step for each in said[:3]] == [None, None, None], "no step is claimed before it is known"
     clock.forward(1)
     one.step()
     one.restored(50)
-    said = ear.wait(7)
+    said = recorder.wait(7)
     assert (said[5].step, said[5].steps, said[5].restart) == (102, 1, False), "what was done before is told first"
     assert (said[6].step, said[6].highest_step, said[6].restart) == (50, 140, True)
     clock.forward(3)
     one.step()
-    assert (ear.wait(8)[7].step, ear.messages[7].restart) == (51, False)
+    assert (recorder.wait(8)[7].step, recorder.messages[7].restart) == (51, False)
 
 
 def test_a_restart_is_not_lost_when_nobody_listens(make: Callable[..., Reporter], tmp_path: Path, clock: Clock) -> None:
@@ -334,54 +336,54 @@ def test_a_restart_is_not_lost_when_nobody_listens(make: Callable[..., Reporter]
     one.step()
     clock.forward(1)
     one.restored(0)
-    with Recorder(tmp_path / "report.sock") as ear:
+    with Recorder(tmp_path / "report.sock") as recorder:
         clock.forward(20)
         one.step()
-        assert ear.wait(1)[0].restart
-        assert ear.messages[0].highest_step == 1
+        assert recorder.wait(1)[0].restart
+        assert recorder.messages[0].highest_step == 1
 
 
-def test_qualities_go_one_a_message(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_qualities_go_one_a_message(recorder: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
     one = make()
     one.started()
     one.quality("accuracy", 0.5, 0.75)
     one.quality("perplexity", 9, 8, falls=True)
     one.quality("unknown", math.nan)
-    told = [each.quality for each in ear.wait(4)[2:]]
+    told = [each.quality for each in recorder.wait(4)[2:]]
     assert [(each.name, each.value, each.target, each.falls) for each in told if each] == [
         ("accuracy", 0.5, 0.75, False),
         ("perplexity", 9.0, 8.0, True),
     ]
     clock.forward(3)
     one.step()
-    assert ear.wait(5)[4].quality is None
+    assert recorder.wait(5)[4].quality is None
 
 
 def test_no_quality_is_lost_for_others(make: Callable[..., Reporter], tmp_path: Path, clock: Clock) -> None:
     one = make()
     for number in range(100):
         one.quality(f"q{number}", number)
-    with Recorder(tmp_path / "report.sock") as ear:
+    with Recorder(tmp_path / "report.sock") as recorder:
         for _ in range(20):
             clock.forward(20)
             one.step()
-        told = [each.quality.name for each in ear.wait(20) if each.quality]
+        told = [each.quality.name for each in recorder.wait(20) if each.quality]
     assert told == [f"q{number}" for number in range(16)]
 
 
 def test_a_loss_that_is_no_number_is_not_hidden_by_later_ones(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     one.step(loss=3.0)
     for loss in (2.0, math.nan, 1.0, 1.5, math.inf, 0.5, 0.25):
         clock.forward(0.7)
         one.step(loss=loss)
-    assert [each.loss for each in ear.wait(4)[1:]] == [3.0, "nan", "inf"]
+    assert [each.loss for each in recorder.wait(4)[1:]] == [3.0, "nan", "inf"]
 
 
 class Tensor:
-    """A number on another device: reading it is waited for, and its graph is kept as long as it is."""
+    """A fake tensor: reading it synchronises the device, and it keeps its graph in memory."""
 
     def __init__(self, value: float, *, detached: bool = False) -> None:
         self.value = value
@@ -411,7 +413,7 @@ class Tensor:
 
 
 def test_tensors_are_read_when_a_message_goes_out_and_only_then(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     one.step(loss=0.0)
@@ -421,34 +423,34 @@ def test_tensors_are_read_when_a_message_goes_out_and_only_then(
     assert tokens.read == 0
     clock.forward(2)
     one.step()
-    last = ear.wait(3)[2]
+    last = recorder.wait(3)[2]
     assert (last.loss, last.tokens, tokens.read, one.error) == (2.5, 7.0, 1, "")
 
 
 def test_figures_told_once_are_told_as_zero_while_there_are_none(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make(model=SHAPE)
     one.step(tokens=10)
     clock.forward(1)
     with one.checkpoint():
         clock.forward(5)
-    said = ear.wait(4)
+    said = recorder.wait(4)
     assert [each.tokens for each in said] == [None, 10.0, 0.0, 0.0]
     assert said[3].padding is None
 
 
 def test_steps_that_are_counted_from_zero_are_no_lie(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     for step in range(3):
         one.step(step=step)
         clock.forward(2)
-    assert [(each.step, each.steps) for each in ear.wait(4)[1:]] == [(0, 0), (1, 1), (2, 1)]
+    assert [(each.step, each.steps) for each in recorder.wait(4)[1:]] == [(0, 0), (1, 1), (2, 1)]
 
 
-# -- who says it --
+# -- ranks and processes --
 
 
 @pytest.mark.parametrize(
@@ -466,29 +468,31 @@ def test_steps_that_are_counted_from_zero_are_no_lie(
 def test_the_place_is_the_launchers_word(
     environment: dict[str, str],
     place: tuple[int | None, int | None],
-    ear: Recorder,
+    recorder: Recorder,
     make: Callable[..., Reporter],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     make()
-    said = ear.wait(1)[0]
+    said = recorder.wait(1)[0]
     assert (said.rank, said.world_size, said.gpus) == (*place, 1)
     make(rank=1, world_size=2)
-    assert (ear.wait(2)[1].rank, ear.messages[1].world_size) == (1, 2)
+    assert (recorder.wait(2)[1].rank, recorder.messages[1].world_size) == (1, 2)
 
 
-def test_figures_are_of_the_gpus_that_share_a_batch(ear: Recorder, make: Callable[..., Reporter]) -> None:
+def test_figures_are_of_the_gpus_that_share_a_batch(recorder: Recorder, make: Callable[..., Reporter]) -> None:
     make(parallel={"tensor": 4, "pipeline": 2, "context": 2, "data": 8, "expert": 8}, world_size=128)
     make(parallel={"tensor": 4}, world_size=128, gpus=128)
-    said = sorted(ear.wait(2), key=lambda each: each.gpus or 0)
+    said = sorted(recorder.wait(2), key=lambda each: each.gpus or 0)
     assert [(each.gpus, each.world_size) for each in said] == [(16, 128), (128, 128)]
     assert said[0].parallel is not None
     assert said[0].parallel.expert == 8
 
 
-def test_everything_that_can_be_told_fits_a_message(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_everything_that_can_be_told_fits_a_message(
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
+) -> None:
     class Counted:
         def __index__(self) -> int:
             return 32
@@ -510,7 +514,7 @@ def test_everything_that_can_be_told_fits_a_message(ear: Recorder, make: Callabl
     clock.forward(9)
     one.step(tokens=1e29 / 3, padding=1e28 / 3, samples=1e28 / 7, flops=1e29 / 7, hardware_flops=1e29 / 3, epoch=1 / 3)
     one.close()
-    said = ear.all()
+    said = recorder.all()
     assert len(said[0].run) == 128
     assert said[0].model is not None
     assert said[0].model.layers == 32
@@ -524,24 +528,24 @@ def _words(message: Message) -> dict[str, Any]:
 
 
 def test_the_ways_are_those_of_the_environment(
-    tmp_path: Path, ear: Recorder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recorder: Recorder, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPU_EFFICIENCY_SOCKET", ear.path)
+    monkeypatch.setenv("GPU_EFFICIENCY_SOCKET", recorder.path)
     monkeypatch.setenv("GPU_EFFICIENCY_RUN", "of the environment")
     Reporter(clock=clock).close()
-    assert {each.run for each in ear.wait(2)} == {"of the environment"}
+    assert {each.run for each in recorder.wait(2)} == {"of the environment"}
     monkeypatch.setenv("GPU_EFFICIENCY_SOCKET", "")
     one = Reporter(clock=clock)
     one.step()
-    assert (one.closed, one.dropped, len(ear.messages)) == (True, 0, 2)
+    assert (one.closed, one.dropped, len(recorder.messages)) == (True, 0, 2)
     monkeypatch.setenv("GPU_EFFICIENCY_SOCKET", str(tmp_path / "nobody.sock"))
     with WebRecorder(tmp_path / "web.sock") as web:
         monkeypatch.setenv("GPU_EFFICIENCY_HTTP", web.url)
         Reporter(clock=clock).close()
-        web.ear.wait(1)
+        web.recorder.wait(1)
 
 
-# -- nobody listens, nobody reads --
+# -- no daemon, or one that does not read --
 
 
 def test_figures_wait_for_a_daemon_that_is_away(make: Callable[..., Reporter], tmp_path: Path, clock: Clock) -> None:
@@ -551,11 +555,11 @@ def test_figures_wait_for_a_daemon_that_is_away(make: Callable[..., Reporter], t
         with one.phase("data"):
             clock.forward(1)
     assert one.dropped == 4, "startup, the first step, and every ten seconds"
-    with Recorder(tmp_path / "report.sock") as ear:
+    with Recorder(tmp_path / "report.sock") as recorder:
         for _ in range(20):
             clock.forward(1)
             one.step(tokens=10)
-        said = ear.wait(2)
+        said = recorder.wait(2)
     assert said[0].seconds == pytest.approx(30, abs=1)
     assert said[0].phases == {"data": 25.0}
     assert said[0].steps * 10 == said[0].tokens
@@ -566,10 +570,10 @@ def test_figures_of_more_than_a_day_are_let_go(make: Callable[..., Reporter], tm
     for _ in range(30):
         one.step(tokens=1)
         clock.forward(3600)
-    with Recorder(tmp_path / "report.sock") as ear:
+    with Recorder(tmp_path / "report.sock") as recorder:
         one.step(tokens=1)
-        told = ear.wait(1)[0]
-        assert not ear.refused
+        told = recorder.wait(1)[0]
+        assert not recorder.refused
     assert told.step == 31
     assert told.steps == told.tokens == pytest.approx(told.seconds / 3600, abs=2)
     assert told.seconds < 86400
@@ -606,55 +610,55 @@ def test_a_daemon_that_does_not_read_is_not_waited_for(make: Callable[..., Repor
             one.step(tokens=1)
         assert time.monotonic() - began < 20
         assert one.dropped > 100, "the kernel keeps some packets only"
-        heard = _drained(deaf)
+        received = _drained(deaf)
         clock.forward(20)
         one.step(tokens=1)
-        heard += _drained(deaf)
-    assert sum(each.tokens or 0 for each in heard) == 3_001, "what could not be sent has joined the next"
+        received += _drained(deaf)
+    assert sum(each.tokens or 0 for each in received) == 3_001, "what could not be sent has joined the next"
 
 
 def _drained(server: socket.socket) -> list[Message]:
-    """Read whatever was sent, on all connections."""
+    """Read everything sent, on all connections."""
     server.settimeout(0)
-    heard: list[Message] = []
+    received: list[Message] = []
     while True:
         try:
             link, _ = server.accept()
         except BlockingIOError:
-            return heard
+            return received
         with link:
-            heard += _packets(link)
+            received += _packets(link)
 
 
 def _packets(link: socket.socket) -> list[Message]:
     link.settimeout(0)
-    heard: list[Message] = []
+    received: list[Message] = []
     while True:
         try:
             packet = link.recv(65536)
         except BlockingIOError:
-            return heard
+            return received
         if not packet:
-            return heard
-        heard.append(decode_message(packet))
+            return received
+        received.append(decode_message(packet))
 
 
 def test_what_the_daemon_refuses_is_kept_and_logged_once(
     tmp_path: Path, make: Callable[..., Reporter], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Recorder(tmp_path / "report.sock", refuse={"error": "no job", "field": "$.rank"}) as ear:
+    with Recorder(tmp_path / "report.sock", refuse={"error": "no job", "field": "$.rank"}) as recorder:
         one = make()
         for number in range(5):
             clock.forward(3)
             one.step()
-            ear.wait(number + 2)
+            recorder.wait(number + 2)
         _until(lambda: _refusal(one, clock) == "$.rank: no job")
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert said == ["gpu-efficiency: the daemon refuses what this process reports: $.rank: no job"]
 
 
 def _refusal(one: Reporter, clock: Clock) -> str:
-    """What was answered to a message of long ago, read as the next one is sent."""
+    """The reply to an earlier message is read when the next one is sent."""
     clock.forward(3)
     one.step()
     return one.refusal
@@ -690,21 +694,21 @@ def test_answers_that_make_no_sense_do_no_harm(
 
 
 def test_by_http_where_there_is_no_socket(tmp_path: Path, make: Callable[..., Reporter], clock: Clock) -> None:
-    with WebRecorder(tmp_path / "ear.sock") as web:
+    with WebRecorder(tmp_path / "recorder.sock") as web:
         one = make(socket=str(tmp_path / "nobody.sock"), http=web.url)
         for number in range(5):
             clock.forward(3)
             one.step(tokens=7)
-            web.ear.wait(number + 2)
+            web.recorder.wait(number + 2)
         one.close()
-        assert summed(web.ear.wait(7))["tokens"] == 35
-        assert not web.ear.refused
+        assert summed(web.recorder.wait(7))["tokens"] == 35
+        assert not web.recorder.refused
         assert web.callers == 1, "the connection is kept, so it is told once whose it is"
     assert (one.dropped, one.refusal, one.error) == (0, "", "")
 
 
 def test_what_http_refuses_is_kept(tmp_path: Path, make: Callable[..., Reporter], clock: Clock) -> None:
-    with WebRecorder(tmp_path / "ear.sock", refuse={"error": "too many", "field": ""}) as web:
+    with WebRecorder(tmp_path / "recorder.sock", refuse={"error": "too many", "field": ""}) as web:
         one = make(socket="", http=web.url)
         _until(lambda: _refusal(one, clock) == "too many")
         one.close()
@@ -735,7 +739,7 @@ def test_a_server_that_never_answers_is_waited_for_at_the_end_only_and_not_long(
 
 
 def test_half_a_message_is_no_message(make: Callable[..., Reporter]) -> None:
-    """Where the kernel takes no more of a stream, the figures of what it took in part go again on the next one."""
+    """After a partial write the message's figures are sent again on the next connection."""
     clock = Clock()
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -750,8 +754,8 @@ def test_half_a_message_is_no_message(make: Callable[..., Reporter]) -> None:
             sent += 1
         link, _ = deaf.accept()
         with link, link.makefile("rb") as stream:
-            heard = stream.read().split(b"POST ")[1:]
-    bodies = [each.partition(b"\r\n\r\n")[2] for each in heard]
+            received = stream.read().split(b"POST ")[1:]
+    bodies = [each.partition(b"\r\n\r\n")[2] for each in received]
     whole = [each for each in bodies if each.endswith(b"}")]
     assert sum(decode_message(each).tokens or 0 for each in whole) == sent - 1
     assert len(bodies) - len(whole) in (0, 1)
@@ -773,7 +777,7 @@ def test_names_of_loopback(host: str, make: Callable[..., Reporter]) -> None:
 # -- nothing breaks the training --
 
 
-@pytest.mark.usefixtures("ear")
+@pytest.mark.usefixtures("recorder")
 def test_no_argument_is_bad_enough_to_raise(
     make: Callable[..., Reporter], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -781,6 +785,7 @@ def test_no_argument_is_bad_enough_to_raise(
     for bad in ("text", object(), [1], -1, math.nan, -math.inf):
         one.step(tokens=bad, padding=bad, samples=bad, loss=bad, flops=bad, hardware_flops=bad, epoch=bad)  # type: ignore[arg-type]
         one.step(step=bad)  # type: ignore[arg-type]
+        one.note(loss=bad, epoch=bad, flops=bad)  # type: ignore[arg-type]
         one.restored(bad)  # type: ignore[arg-type]
         one.quality("q", bad, bad)  # type: ignore[arg-type]
         one.enter(bad)  # type: ignore[arg-type]
@@ -790,32 +795,32 @@ def test_no_argument_is_bad_enough_to_raise(
     assert len([each for each in caplog.records if "something could not be reported" in each.getMessage()]) == 1
 
 
-def test_a_figure_that_is_none_spoils_no_other(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_a_figure_that_is_none_spoils_no_other(recorder: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
     one = make()
     one.step(tokens=math.nan, samples=3, flops=-1.0)
-    told = ear.wait(2)[1]
+    told = recorder.wait(2)[1]
     assert (told.tokens, told.samples, told.model_flops) == (None, 3.0, None)
     clock.forward(3)
     one.step(tokens=4, samples=3)
-    assert ear.wait(3)[2].tokens == 4.0, "a message later it is well again"
+    assert recorder.wait(3)[2].tokens == 4.0, "a message later it is well again"
 
 
 def test_an_unknown_phase_is_told_once_and_its_time_is_the_outer_ones(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     one.step(tokens=1)
     with one.evaluation(), one.phase("coffee"):
         clock.forward(4)
     one.close()
-    ear.all()
+    recorder.all()
     assert "coffee" in one.error
-    assert summed(ear.messages)["phases"] == {"evaluation": 4.0, "compute": 0.0}
-    assert summed(ear.messages)["tokens"] == 1
+    assert summed(recorder.messages)["phases"] == {"evaluation": 4.0, "compute": 0.0}
+    assert summed(recorder.messages)["tokens"] == 1
 
 
 def test_logging_that_raises_is_survived(
-    make: Callable[..., Reporter], monkeypatch: pytest.MonkeyPatch, ear: Recorder
+    make: Callable[..., Reporter], monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("of a handler")
@@ -824,16 +829,16 @@ def test_logging_that_raises_is_survived(
     monkeypatch.setattr(logging.getLogger("gpu_efficiency"), "warning", broken)
     one.phase("coffee").__enter__()
     one.step(tokens=1)
-    assert ear.wait(2)[1].tokens == 1
+    assert recorder.wait(2)[1].tokens == 1
 
 
-def test_a_fork_is_silent_and_leaves_the_parents_connection_alone(ear: Recorder) -> None:
+def test_a_fork_is_silent_and_leaves_the_parents_connection_alone(recorder: Recorder) -> None:
     told = _run(
         f"""
         import os, sys
         sys.path.insert(0, {str(SOURCE.parent)!r})
         from client import Reporter
-        one = Reporter(socket={ear.path!r}, every=0.2)
+        one = Reporter(socket={recorder.path!r}, every=0.2)
         one.step(tokens=1)
         child = os.fork()
         if not child:
@@ -842,7 +847,7 @@ def test_a_fork_is_silent_and_leaves_the_parents_connection_alone(ear: Recorder)
             with one.checkpoint():
                 pass
             print(one.closed, one.error, flush=True)
-            sys.exit(0)  # with all that is registered to be called at the end
+            sys.exit(0)  # runs the atexit handlers
         os.waitpid(child, 0)
         one.step(tokens=2)
         one.close()
@@ -850,12 +855,12 @@ def test_a_fork_is_silent_and_leaves_the_parents_connection_alone(ear: Recorder)
         """
     )
     assert told.split() == ["True", "0"]
-    assert summed(ear.all())["tokens"] == 3
-    assert ear.connections == 1
-    assert summed(ear.messages)["checkpoints"] == 0
+    assert summed(recorder.all())["tokens"] == 3
+    assert recorder.connections == 1
+    assert summed(recorder.messages)["checkpoints"] == 0
 
 
-def test_copies_are_silent(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_copies_are_silent(recorder: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
     one = make()
     for other in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), copy.copy(one)):  # noqa: S301 - its own
         clock.forward(30)
@@ -864,11 +869,11 @@ def test_copies_are_silent(ear: Recorder, make: Callable[..., Reporter], clock: 
             pass
         assert (other.closed, other.dropped) == (True, 0)
     one.close()
-    assert summed(ear.all())["tokens"] == 0
+    assert summed(recorder.all())["tokens"] == 0
 
 
 def test_a_checkpoint_written_beside_the_training_takes_none_of_its_time(
-    ear: Recorder, make: Callable[..., Reporter], clock: Clock
+    recorder: Recorder, make: Callable[..., Reporter], clock: Clock
 ) -> None:
     one = make()
     with one.phase("data"):
@@ -882,26 +887,26 @@ def test_a_checkpoint_written_beside_the_training_takes_none_of_its_time(
     thread.start()
     thread.join()
     one.close()
-    ear.all()
-    done = summed(ear.messages)
+    recorder.all()
+    done = summed(recorder.messages)
     assert (done["checkpoints"], done["phases"]) == (1, {"data": 1.0, "compute": 30.0})
 
 
-def test_what_is_left_is_told_when_the_process_ends_and_only_then_it_is_over(ear: Recorder) -> None:
+def test_what_is_left_is_told_when_the_process_ends_and_only_then_it_is_over(recorder: Recorder) -> None:
     _run(
         f"""
         import sys
         sys.path.insert(0, {str(SOURCE.parent)!r})
         from client import Reporter
-        one = Reporter(socket={ear.path!r}, every=3600)
+        one = Reporter(socket={recorder.path!r}, every=3600)
         for _ in range(10):
             one.step(tokens=1)
         """
     )
-    assert summed(ear.all())["tokens"] == 10
+    assert summed(recorder.all())["tokens"] == 10
 
 
-def test_after_close_it_is_silent(ear: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
+def test_after_close_it_is_silent(recorder: Recorder, make: Callable[..., Reporter], clock: Clock) -> None:
     one = make()
     one.step(tokens=1)
     one.close()
@@ -912,4 +917,4 @@ def test_after_close_it_is_silent(ear: Recorder, make: Callable[..., Reporter], 
         clock.forward(60)
     one.quality("q", 1.0)
     one.restored(3)
-    assert (len(ear.all()), one.error, one.closed) == (3, "", True)
+    assert (len(recorder.all()), one.error, one.closed) == (3, "", True)

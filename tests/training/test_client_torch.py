@@ -1,4 +1,4 @@
-"""A real training loop in PyTorch, with a crash and a rollback: all that it reported is what it has itself counted."""
+"""A real training loop in PyTorch, with a crash and a rollback: its reports agree with its own counts."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def _phases(said: list[Message]) -> dict[str, float]:
 
 
 def _seconds(said: list[Message], truth: dict[str, Any]) -> None:
-    """Every phase's seconds are the stopwatch's, but for what lies between the two of them, 5 % or 0.1 s."""
+    """Each phase's seconds agree with the stopwatch within 5 % or 0.1 s."""
     for name, took in _phases(said).items():
         assert took == pytest.approx(truth["seconds"][name], rel=0.05, abs=0.1), name
 
@@ -29,19 +29,19 @@ def _seconds(said: list[Message], truth: dict[str, Any]) -> None:
 def test_a_loop_that_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     if reason := missing("torch"):
         pytest.skip(reason)
-    with Recorder(tmp_path / "first.sock") as ear:
-        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path, check=CRASHED)
-        first = ear.all()
-    with Recorder(tmp_path / "second.sock") as ear:
-        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=ear.path)
-        second = ear.all()
-        assert not ear.refused
+    with Recorder(tmp_path / "first.sock") as recorder:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=recorder.path, check=CRASHED)
+        first = recorder.all()
+    with Recorder(tmp_path / "second.sock") as recorder:
+        run("transformer.py", tmp_path, "--every", 0.5, "--tell-highest", socket=recorder.path)
+        second = recorder.all()
+        assert not recorder.refused
     _before_the_crash(first, json.loads((tmp_path / "truth-0.json").read_text()))
     _after_it(second, json.loads((tmp_path / "truth-1.json").read_text()), first)
 
 
 def _before_the_crash(said: list[Message], truth: dict[str, Any]) -> None:
-    """What a message has told is exact; what came after the last one went down with the process."""
+    """Reported counts are exact; what followed the last message was lost with the process."""
     told = summed(said)
     then = next(each for each in truth["history"] if each["step"] == told["step"])
     assert {name: told[name] for name in FIGURES} == {name: then[name] for name in FIGURES} | {

@@ -1,4 +1,4 @@
-"""The one-line integrations, each in the real library: what they report is what the library did."""
+"""The framework callbacks in the real libraries: their reports agree with what the library did."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.e2e
 
 
 def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any], list[Message]]:
-    """Give the truth of a run and the messages of it."""
-    with Recorder(folder / f"{len(list(folder.iterdir()))}.sock") as ear:
-        run(script, folder, *arguments, socket=ear.path)
-        said = ear.all()
-        assert not ear.refused
+    """Return the script's own counts and its messages."""
+    with Recorder(folder / f"{len(list(folder.iterdir()))}.sock") as recorder:
+        run(script, folder, *arguments, socket=recorder.path)
+        said = recorder.all()
+        assert not recorder.refused
     return json.loads((folder / "truth.json").read_text()), said
 
 

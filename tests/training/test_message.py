@@ -1,4 +1,4 @@
-"""The message: what is taken, what is refused and why, and what follows from a model's shape."""
+"""Messages: which are accepted, which are rejected and why, and FLOPs computed from a model's shape."""
 
 import json
 import math
@@ -15,16 +15,13 @@ from exporter.training.message import (
     MOST_BYTES,
     OUTCOMES,
     Message,
-    MessageError,
+    ReportRefusedError,
     Schedule,
     Shape,
     bubble_share,
     decode_message,
     flops_per_token,
-    json_schema,
-    loss_value,
     model_flops,
-    schema_text,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +43,7 @@ def test_any_bytes_are_a_message_or_refused_with_a_reason(raw: bytes) -> None:
     said = reason = None
     try:
         said = decode_message(raw)
-    except MessageError as err:
+    except ReportRefusedError as err:
         reason = str(err)
     assert isinstance(said, Message) or reason
 
@@ -56,7 +53,7 @@ def test_any_bytes_are_a_message_or_refused_with_a_reason(raw: bytes) -> None:
 def test_whatever_a_field_holds_it_is_within_bounds_or_refused(fields: dict[str, Any]) -> None:
     try:
         message = of(**fields)
-    except MessageError:
+    except ReportRefusedError:
         return
     flops = model_flops(message)
     assert message.seconds >= 0
@@ -67,7 +64,7 @@ def test_whatever_a_field_holds_it_is_within_bounds_or_refused(fields: dict[str,
 @given(st.integers(1, 2000))
 def test_however_deep_it_nests_it_is_refused(depth: int) -> None:
     for raw in (b'{"quality": ' + b"[" * depth, b'{"x": ' + b'{"x":' * depth, b"[" * depth):
-        with pytest.raises(MessageError):
+        with pytest.raises(ReportRefusedError):
             decode_message(raw)
 
 
@@ -105,11 +102,11 @@ def test_however_deep_it_nests_it_is_refused(depth: int) -> None:
         (b'{"world_size": 0}', ">= 1", "$.world_size"),
         (b'{"model": {"layers": 3}}', "`parameters`", "$.model"),
         (b'{"run": "' + b"a" * 129 + b'"}', "<= 128", "$.run"),
-        (b" " * (MOST_BYTES + 1), "4096 at most", ""),
+        (b" " * (MOST_BYTES + 1), "longer than 4096 bytes", ""),
     ],
 )
 def test_what_is_wrong_is_said_with_the_field(raw: bytes, reason: str, field: str) -> None:
-    with pytest.raises(MessageError) as refused:
+    with pytest.raises(ReportRefusedError) as refused:
         decode_message(raw)
     assert reason in str(refused.value)
     assert refused.value.field == field
@@ -117,7 +114,7 @@ def test_what_is_wrong_is_said_with_the_field(raw: bytes, reason: str, field: st
 
 
 def test_a_long_name_is_not_given_back_whole() -> None:
-    with pytest.raises(MessageError) as refused:
+    with pytest.raises(ReportRefusedError) as refused:
         decode_message(b'{"' + b"x" * 4000 + b'": 1}')
     assert len(str(refused.value)) <= 300
 
@@ -133,7 +130,7 @@ def test_the_words_are_the_core_s() -> None:
 
 
 def test_flops_are_six_a_parameter_and_token_and_those_of_attention() -> None:
-    """PaLM's appendix B: 6N + 12 LHQT; halved where attention is causal. Worked by hand."""
+    """PaLM's appendix B: 6N + 12 LHQT, attention halved if causal. Computed by hand."""
     shape = Shape(parameters=1e9, layers=10, heads=8, head_size=64, sequence=1000, causal=False)
     assert flops_per_token(shape) == 6e9 + 12 * 10 * 8 * 64 * 1000
     assert flops_per_token(msgspec.structs.replace(shape, causal=True)) == 6e9 + 30_720_000
@@ -145,13 +142,13 @@ def test_flops_are_six_a_parameter_and_token_and_those_of_attention() -> None:
 
 
 def test_hardware_flops_are_held_against_a_shape_s_too() -> None:
-    with pytest.raises(MessageError, match="less than model_flops"):
+    with pytest.raises(ReportRefusedError, match="less than model_flops"):
         of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=5e11)
     assert of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=8e11).hardware_flops == 8e11
 
 
 def test_a_schedule_s_bubble() -> None:
-    """(p - 1) / (v m + p - 1), by hand."""
+    """(p - 1) / (v m + p - 1), computed by hand."""
     assert bubble_share(Schedule(4, 12)) == pytest.approx(3 / 15)
     assert bubble_share(Schedule(4, 12, 2)) == pytest.approx(3 / 27)
     assert bubble_share(Schedule(4, 12, schedule="zero-bubble")) == 0.0
@@ -159,16 +156,22 @@ def test_a_schedule_s_bubble() -> None:
     assert bubble_share(None) is None
 
 
-def test_a_loss_that_json_cannot_say() -> None:
-    assert math.isnan(loss_value(of(loss="nan")) or 0.0)
-    assert (loss_value(of(loss="-inf")), loss_value(of(loss=2)), loss_value(of())) == (-math.inf, 2.0, None)
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a message."""
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A report of a training process"}
+    schema = about | msgspec.json.schema(Message)
+    for kind in schema["$defs"].values():
+        kind["description"] = " ".join(kind["description"].split())
+    return schema
+
+
+def schema_text() -> str:
+    """The schema as written to `docs/report.schema.json`."""
+    return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def test_the_published_schema_is_the_message_s() -> None:
-    """Where it is not:
-
-    `python -c "from exporter.training.message import schema_text; print(schema_text(), end='')"`.
-    """
+    """To update the file: `python -c "from tests.training.test_message import *; print(schema_text(), end='')"`."""
     assert (ROOT / "docs/report.schema.json").read_text(encoding="utf-8") == schema_text()
     message = json_schema()["$defs"]["Message"]
     assert set(message["properties"]) == set(FIELDS)

@@ -1,5 +1,4 @@
-"""Reads progress from the logs of training jobs, without a change to the job.
+"""Reads progress from the logs of training jobs, without changes to the jobs.
 
-Refuses to pass on anything of a line but the numbers of a format it knows, and to read a file that is not the log of a
-job which holds a GPU of this node.
+Reads only logs of jobs that hold a GPU of this node, and uses nothing of a line but the values of known formats.
 """

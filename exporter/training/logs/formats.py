@@ -1,6 +1,6 @@
 """Parses the log lines of Megatron-LM, torchtitan, MaxText, nanotron and Hugging Face's Trainer into `LogEvent`s.
 
-Owns the registry of formats: one row and two functions add a framework. Prefixes of terminals, launchers and container
+A framework is added by one row of LOG_FORMATS and its functions. Prefixes of terminals, launchers and container
 runtimes are removed first. Each format's sources and dialects are listed above its patterns.
 """
 
@@ -8,29 +8,27 @@ import calendar
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec import Struct
 
-# What a line of a training log says, in words that all frameworks share.
-#
-# Owns those words and the reading of numbers. Refuses to know any framework.
+# Events and number parsing, common to all frameworks.
 
 
 EventKind = Literal[
-    "step",  # steps ended
-    "bar",  # a progress bar stands at `step` of `total`
-    "words",  # loss or epoch, without a step
-    "save",  # a checkpoint begins to be written
-    "saved",  # one was
-    "detached",  # one is being written beside the training
-    "load",  # a checkpoint begins to be read
-    "loaded",
-    "start",  # training begins, after `step`
-    "validate",  # a validation begins
-    "evaluated",  # one has lasted that long
-    "validated",  # one has given a value
-    "facts",
+    "step",  # a training step was completed
+    "bar",  # a progress bar is at `step` of `total`
+    "metrics",  # loss or epoch, without a step
+    "save",  # saving a checkpoint starts
+    "saved",  # a checkpoint was saved
+    "detached",  # a checkpoint is saved asynchronously
+    "load",  # loading a checkpoint starts
+    "loaded",  # a checkpoint was loaded
+    "start",  # training starts, after `step`
+    "validate",  # a validation starts
+    "evaluated",  # a validation took `seconds`
+    "validated",  # a validation returned `value`
+    "facts",  # constants of the job
 ]
 Fact = tuple[str, float | str]
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]{0,30}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,3})?|\.\d{1,30}|nan|inf)", re.IGNORECASE)
@@ -38,76 +36,74 @@ _MOST_DIGITS = 15
 
 
 class LogEvent(Struct, frozen=True):
-    """One line. None: it does not say."""
+    """The content of one log line. Fields are None where the line does not contain them."""
 
     kind: EventKind
     step: int | None = None
-    """The last that ended, the first step of a run being 1."""
+    """Number of the last completed step; a run's first step is 1."""
     total: int | None = None
     step_seconds: float | None = None
-    """Seconds of one step, a mean over those since the last line."""
+    """Seconds per step, averaged since the last line."""
     flops: float | None = None
-    """Model FLOP/s of one GPU."""
+    """Model FLOP/s per GPU."""
     hardware_flops: float | None = None
-    """The same with recomputation."""
+    """Model FLOP/s plus recomputation, per GPU."""
     mfu: float | None = None
-    """0-1, of the peak that the log has told as a fact."""
+    """0-1, relative to the peak that the log has printed (fact `peak`)."""
     tokens: float | None = None
-    """A second, of one GPU."""
+    """Tokens per second and GPU."""
     samples: float | None = None
-    """Of one step, of all GPUs."""
+    """Samples per step, over all GPUs."""
     unpadded_tokens: float | None = None
-    """Tokens of one step that are no padding, of all GPUs."""
+    """Tokens per step without padding, over all GPUs."""
     loss: float | None = None
     epoch: float | None = None
     seconds: float | None = None
-    """Seconds of what has ended."""
+    """Duration of the completed save, load or validation."""
     value: float | None = None
-    """Of a validation: less is better."""
+    """Validation loss: lower is better."""
     facts: tuple[Fact, ...] = ()
 
 
 def parse_number(text: str | None) -> float | None:
-    """The number that the text is, with commas between thousands or without; None where it is none."""
+    """Parse a number, with or without thousands separators; None if the text is not one."""
     stripped = (text or "").strip()
     return float(stripped.replace(",", "")) if _NUMBER.fullmatch(stripped) else None
 
 
 def parse_amount(text: str | None) -> float | None:
-    """The same, finite and not negative."""
+    """Parse a finite, non-negative number; None otherwise."""
     found = parse_number(text)
     return found if found is not None and 0.0 <= found < math.inf else None
 
 
-def scaled(value: float | None, factor: float) -> float | None:
-    """Their product; None where there is no value."""
-    return None if value is None else value * factor
+def scaled(value: float | None, factor: float | None) -> float | None:
+    """`value` times `factor`; None if one of them is missing."""
+    return None if value is None or factor is None else value * factor
 
 
 def parse_count(text: str | None) -> int | None:
-    """A count: decimal digits alone, no more than a counter of steps has."""
+    """Parse a count of up to 15 decimal digits; None otherwise."""
     stripped = (text or "").strip()
     return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= _MOST_DIGITS else None
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> tuple[re.Match[str], str] | None:
-    """Its last match and what follows: before it may be a line that was cut, when its writer was killed."""
+    """The last match and the text after it; an incomplete line of a killed process may precede it."""
     found = None
-    for found in pattern.finditer(text):  # noqa: B007  the last is wanted
+    for found in pattern.finditer(text):  # noqa: B007  only the last match is used
         pass
     return None if found is None else (found, text[found.end() :].rstrip())
 
 
-# One line of a log, without what terminals, launchers and container runtimes put around it.
-#
-# Owns colours, the names of ranks and the stamps of time before a line. Refuses to know what the line says.
+# Removal of terminal colours, rank labels and timestamps that terminals, launchers and container runtimes add.
 
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b\][^\x07\x1b]{0,200}\x07|[\x00-\x08\x0b-\x1f]")
-"""Colours and cursor movements (ECMA-48), titles of terminals, and control characters but tabs."""
+"""Colours and cursor movements (ECMA-48), terminal titles, and control characters except tabs."""
 _PREFIX = re.compile(
     r"\s*(?:"
-    r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "  # kubelet's files of containers (CRI)
+    r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "  # container log files (CRI)
     r"|\[(?P<mpi>\d{1,6},\d{1,6})\]<std(?:out|err)>:? ?"  # mpirun --tag-output
     r"|(?P<srun>\d{1,6}): "  # srun --label
     r"|\[(?P<elastic>[A-Za-z_-]{0,32}\d{1,6})\]: ?"  # torchrun: [rank0]: or [default0]:
@@ -115,7 +111,7 @@ _PREFIX = re.compile(
 )
 _MOST_PREFIXES = 4
 _STAMPED_CHARS = 160
-"""A line's time is in its first characters."""
+"""A line's timestamp is searched in this many characters."""
 _YEAR_FIRST = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _YEAR_LAST = re.compile(r"(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d):(\d\d)")
 
@@ -124,15 +120,15 @@ class LogLine(Struct, frozen=True):
     """A line of a log."""
 
     text: str
-    """What the program wrote."""
+    """The line without prefixes."""
     writer: str = ""
-    """What a launcher calls the process that wrote it; empty: the line does not say."""
+    """Launcher's label of the process that wrote the line; empty without a label."""
     timestamp: float | None = None
-    """Seconds by the line's own clock, of an unknown time zone: good for differences alone."""
+    """Seconds in an unknown time zone, usable for differences only; None without a timestamp."""
 
 
 def parse_line(raw: bytes) -> LogLine:
-    """Any bytes are a line."""
+    """Decode a line and remove its prefixes; accepts any bytes."""
     whole = _CONTROL.sub("", raw.decode(errors="replace"))
     text, writer = whole, ""
     for _ in range(_MOST_PREFIXES):
@@ -145,8 +141,7 @@ def parse_line(raw: bytes) -> LogLine:
 
 
 def _timestamp(text: str) -> float | None:
-    found = _YEAR_FIRST.search(text)
-    if found:
+    if found := _YEAR_FIRST.search(text):
         year, month, day, *clock, part = found.groups(default="0")
     else:
         found = _YEAR_LAST.search(text)
@@ -161,18 +156,17 @@ def _timestamp(text: str) -> float | None:
     return whole + float(f"0.{part}")
 
 
-# What Hugging Face's Trainer prints: its dictionaries, and tqdm's bar.
+# Hugging Face's Trainer: metric dictionaries and tqdm's progress bar.
 #
-# Owns their formats. Sources: `ProgressCallback` and `PrinterCallback` in src/transformers/trainer_callback.py of
+# Sources: `ProgressCallback` and `PrinterCallback` in src/transformers/trainer_callback.py of
 # huggingface/transformers (numbers to 4.x, read at 55093b7; text in %.4g since 5), `_inner_training_loop` in trainer.py
 # ("Continuing training from global step", "Saving model checkpoint to", "***** Running Evaluation *****", at log level
 # info only), tqdm's `format_meter` (tqdm/std.py). Dialects: {'loss': 1.2}, {'loss': '1.2'}, nan, other trainers' keys
 # (TRL) between.
 #
-# A dictionary names no step: the bar does, in the standard error (2>&1). Evaluations, downloads and tokenizers have
-# bars too. The Trainer's is drawn anew right after it wrote a dictionary with a loss (tqdm.write refreshes), and that
-# is how its total is known. Nothing tells FLOPs; samples and tokens are of an unknown number of GPUs and are left
-# alone.
+# A dictionary contains no step; the bar does, on the standard error (2>&1). Evaluations, downloads and tokenizers have
+# bars too. The Trainer's own bar is redrawn right after a dictionary with a loss (tqdm.write refreshes), which
+# identifies its total. FLOPs are not printed; samples and tokens cover an unknown number of GPUs and are ignored.
 
 
 _HUGGINGFACE_MARKERS = (b"'loss'", b"'eval_loss'", b"%|", b"Continuing training", b"Saving model", b"Running Eval")
@@ -185,15 +179,12 @@ _HUGGINGFACE_VALIDATE = re.compile(r"\*{5} Running Evaluation \*{5}")
 
 
 def read_huggingface(text: str) -> LogEvent | None:
-    """What the line says; None where it is none of the Trainer's."""
-    found = _HUGGINGFACE_BAR.match(text)
-    if found:
+    """Parse a line of the Trainer; None if it is not one."""
+    if found := _HUGGINGFACE_BAR.match(text):
         return LogEvent("bar", step=int(found[1]), total=int(found[2]))
-    found = _HUGGINGFACE_FIELDS.search(text)
-    if found:
+    if found := _HUGGINGFACE_FIELDS.search(text):
         return _huggingface_dictionary(dict(_HUGGINGFACE_FIELD.findall(found[1])))
-    found = _HUGGINGFACE_START.search(text)
-    if found:
+    if found := _HUGGINGFACE_START.search(text):
         return LogEvent("start", step=int(found[1]))
     if _HUGGINGFACE_SAVE.search(text):
         return LogEvent("save")
@@ -206,19 +197,19 @@ def _huggingface_dictionary(fields: dict[str, str]) -> LogEvent | None:
         return LogEvent("validated", value=parse_number(fields["eval_loss"]), epoch=epoch)
     if "loss" not in fields or epoch is None:
         return None
-    return LogEvent("words", loss=parse_number(fields["loss"]), epoch=epoch)
+    return LogEvent("metrics", loss=parse_number(fields["loss"]), epoch=epoch)
 
 
-# MaxText's lines, on GPUs.
+# MaxText, on GPUs.
 #
-# Owns their formats. Sources, all AI-Hypercomputer/maxtext: `write_metrics` in MaxText/train.py (2023), the same in
+# Sources, all AI-Hypercomputer/maxtext: `write_metrics` in MaxText/train.py (2023), the same in
 # MaxText/metric_logger.py (2025; read at 12cfd47) and src/maxtext/common/metric_logger.py (2026; read at 000e6d8),
 # checkpointing.py and max_utils.py's "Num_devices". Dialects: without and with "Tokens/s/device" and "total_weights"
 # (2024), more losses after "loss" (2025), "[Rampup Batch Size Phase]" before a line without FLOPs, three forms of the
 # evaluation's line, "Saved a checkpoint" and "saved a checkpoint", asynchronous saves.
 #
-# Steps are counted from 0 there: "completed step: 0" is the first that ended, and is 1 here. "total_weights" are the
-# tokens that have a weight in the loss, of all devices: what is left of a step's tokens is padding.
+# MaxText counts steps from 0: "completed step: 0" is the first completed step, 1 here. "total_weights" are the tokens
+# with a weight in the loss, over all devices; the remaining tokens of a step are padding.
 
 
 _MAXTEXT_MARKERS = (b"step", b"Num_devices")
@@ -236,18 +227,14 @@ _MAXTEXT_DEVICES = re.compile(r"Num_devices: (\d{1,7}), shape")
 
 
 def read_maxtext(text: str) -> LogEvent | None:
-    """What the line says; None where it is none of MaxText's."""
-    step = last_match(_MAXTEXT_STEP, text)
-    if step:
+    """Parse a line of MaxText; None if it is not one."""
+    if step := last_match(_MAXTEXT_STEP, text):
         return _maxtext_step(int(step[0][1]) + 1, step[1])
-    found = _MAXTEXT_VALIDATED.search(text)
-    if found:
+    if found := _MAXTEXT_VALIDATED.search(text):
         return LogEvent("validated", value=parse_number(found[1]))
-    found = _MAXTEXT_SAVED.search(text)
-    if found:
+    if found := _MAXTEXT_SAVED.search(text):
         return LogEvent("saved", step=int(found[1]) + 1)
-    found = _MAXTEXT_LOAD.search(text)
-    if found:
+    if found := _MAXTEXT_LOAD.search(text):
         return LogEvent("load", step=int(found[1]) + 1)
     found = _MAXTEXT_DEVICES.search(text)
     return LogEvent("facts", facts=(("world", float(found[1])),)) if found else None
@@ -257,7 +244,7 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
     parts = [_MAXTEXT_FIELD.fullmatch(part) for part in rest.split(", ")]
     fields = {part[1]: part[2] for part in parts if part}
     step_seconds = parse_amount(fields.get("seconds"))
-    if step_seconds is None or "loss" not in fields or not all(parts):  # two lines in one, or a cut one
+    if step_seconds is None or "loss" not in fields or not all(parts):  # two lines mixed, or an incomplete line
         return None
     return LogEvent(
         "step",
@@ -270,9 +257,9 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
     )
 
 
-# Megatron-LM's lines, and those of programs that have kept its training loop (Megatron-DeepSpeed, MindSpeed).
+# Megatron-LM, and programs with its training loop (Megatron-DeepSpeed, MindSpeed).
 #
-# Owns their formats. Sources, all NVIDIA/Megatron-LM: `training_log` and `evaluate_and_print_results` in
+# Sources, all NVIDIA/Megatron-LM: `training_log` and `evaluate_and_print_results` in
 # megatron/training.py (2019 to core 0.5) and megatron/training/training.py (since; read at 001b00c), `save_checkpoint`
 # and `load_checkpoint` in megatron/training/checkpointing.py, the arguments' table and "using world size" in
 # arguments.py, micro-batches in num_microbatches_calculator.py. Dialects: lines without and with "[date time.us]",
@@ -280,20 +267,21 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
 # counted), "skipped samples" and energy between, "saved checkpoint at" (to 2024) and "from" iteration, asynchronous
 # saves.
 #
-# The last rank prints steps, rank 0 all else. The time of an iteration leaves checkpoints and validations out. Since
-# 2025 iteration 1 is printed too and is part of the first mean after it. A loss that is not finite is not printed by
-# the older ones: their count of nan iterations tells it.
+# The last rank prints steps, rank 0 everything else. The time per iteration excludes checkpoints and validations. Since
+# 2025 iteration 1 is printed too and is part of the first mean after it. Older versions do not print a loss that is not
+# finite; their number of nan iterations indicates it.
 
 
 _MEGATRON_MARKERS = (b"iteration", b"....", b"world size", b"batches to constant", b"evaluate .")
 _MEGATRON_STEP = re.compile(r"iteration\s{1,10}(\d{1,15})/\s{0,10}(\d{1,15}) \|")
 _MEGATRON_EVENT = re.compile(
-    r"(?P<saved>successfully saved checkpoint (?:at|from) iteration)\s{1,10}(?P<n1>\d{1,15})"
-    r"|(?P<detached>scheduled an async checkpoint save at iteration)\s{1,10}(?P<n2>\d{1,15})"
-    r"|(?P<save>saving checkpoint at iteration)\s{1,10}(?P<n3>\d{1,15})"
-    r"|(?P<start>successfully loaded checkpoint from) .{1,2000} at iteration (?P<n4>\d{1,15})"
-    r"|(?P<load>loading (?:\w{1,20} )?checkpoint from) .{1,2000} at iteration (?P<n5>\d{1,15})"
+    r"successfully saved checkpoint (?:at|from) iteration\s{1,10}(?P<saved>\d{1,15})"
+    r"|scheduled an async checkpoint save at iteration\s{1,10}(?P<detached>\d{1,15})"
+    r"|saving checkpoint at iteration\s{1,10}(?P<save>\d{1,15})"
+    r"|successfully loaded checkpoint from .{1,2000} at iteration (?P<start>\d{1,15})"
+    r"|loading (?:\w{1,20} )?checkpoint from .{1,2000} at iteration (?P<load>\d{1,15})"
 )
+"""The group that matches is named after the event's kind and contains its step."""
 _MEGATRON_VALIDATED = re.compile(r"validation loss at (?!.{0,200}test).{0,200}?\| lm loss value: (\S{1,40})")
 _MEGATRON_EVALUATED = re.compile(r"\s{0,8}evaluate \.{1,60}: \([\d.]{1,20}, ([\d.]{1,20})\)")
 _MEGATRON_ARGUMENT = re.compile(r"\s{0,10}([a-z_0-9]{2,60}) \.{2,60} (\S{1,40})\s{0,4}")
@@ -319,9 +307,8 @@ _MEGATRON_LOSSES = ("lm loss", "loss", "lm_loss", "total loss")
 
 
 def read_megatron(text: str) -> LogEvent | None:
-    """What the line says; None where it is none of Megatron's."""
-    step = last_match(_MEGATRON_STEP, text)
-    if step:
+    """Parse a line of Megatron-LM; None if it is not one."""
+    if step := last_match(_MEGATRON_STEP, text):
         return _megatron_step(int(step[0][1]), step[1])
     return _megatron_event(text) or _megatron_validation(text) or _megatron_facts(text)
 
@@ -349,19 +336,12 @@ def _megatron_event(text: str) -> LogEvent | None:
     found = _MEGATRON_EVENT.search(text)
     if found is None:
         return None
-    step = int(next(n for name, n in found.groupdict().items() if name[0] == "n" and n))
-    if found["saved"]:
-        return LogEvent("saved", step)
-    if found["detached"]:
-        return LogEvent("detached", step)
-    if found["save"]:
-        return LogEvent("save", step)
-    return LogEvent("start" if found["start"] else "load", step)
+    kind = cast("EventKind", found.lastgroup)
+    return LogEvent(kind, step=int(found[kind]))
 
 
 def _megatron_validation(text: str) -> LogEvent | None:
-    found = _MEGATRON_VALIDATED.search(text)
-    if found:
+    if found := _MEGATRON_VALIDATED.search(text):
         return LogEvent("validated", value=parse_number(found[1]))
     found = _MEGATRON_EVALUATED.fullmatch(text.rstrip())
     return LogEvent("evaluated", seconds=scaled(parse_amount(found[1]), 1e-3)) if found else None
@@ -382,16 +362,16 @@ def _megatron_facts(text: str) -> LogEvent | None:
     return LogEvent("facts", facts=tuple(found)) if found else None
 
 
-# nanotron's lines.
+# nanotron.
 #
-# Owns their formats. Sources, all huggingface/nanotron: `train_step_logs` and `save_checkpoint` in
+# Sources, all huggingface/nanotron: `train_step_logs` and `save_checkpoint` in
 # src/nanotron/trainer.py, `LoggerWriter` in src/nanotron/logging (and brrr before it), issues 23 (2024) and 390 (2025)
 # for whole lines. Dialects: plain numbers ("consumed_samples", 2023) or three digits and K, M, G, T;
 # "elapsed_time_per_iteration_ms" or "time_per_iteration_ms" (2025); the fields in any order; "MM/DD/YYYY hh:mm:ss
 # [INFO|DP=0|PP=0|TP=0|host]: " before.
 #
-# Three digits: figures are within 0.5 %. "global_batch_size" has been samples and, since 2025, tokens: it is not used.
-# Where not every iteration is printed the time is that of the last one.
+# With three digits, values are accurate to 0.5 %. "global_batch_size" was samples and is tokens since 2025: not used.
+# If not every iteration is printed, the time is that of the last iteration.
 
 
 _NANOTRON_MARKERS = (b"iteration", b"aving checkpoint")
@@ -402,12 +382,10 @@ _NANOTRON_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def read_nanotron(text: str) -> LogEvent | None:
-    """What the line says; None where it is none of nanotron's."""
-    step = last_match(_NANOTRON_STEP, text)
-    if step:
+    """Parse a line of nanotron; None if it is not one."""
+    if step := last_match(_NANOTRON_STEP, text):
         return _nanotron_step(int(step[0][1]), step[1])
-    found = _NANOTRON_START.search(text)
-    if found:
+    if found := _NANOTRON_START.search(text):
         return LogEvent("start", step=int(found[1]))
     return LogEvent("save") if _NANOTRON_SAVE.search(text) else None
 
@@ -430,22 +408,22 @@ def _nanotron_step(step: int, rest: str) -> LogEvent | None:
 
 
 def _nanotron_amount(text: str | None) -> float | None:
-    """11.5K is 11,500."""
+    """Parse a number with a unit: 11.5K is 11,500."""
     unit = _NANOTRON_UNITS.get((text or "")[-1:])
     return parse_amount(text) if unit is None else scaled(parse_amount((text or "")[:-1]), unit)
 
 
-# torchtitan's lines.
+# torchtitan.
 #
-# Owns their formats. Sources, all pytorch/torchtitan: train.py (2024; read at 0011fb9: "wps", no "tflops"), `log` and
+# Sources, all pytorch/torchtitan: train.py (2024; read at 0011fb9: "wps", no "tflops"), `log` and
 # `log_validation` in torchtitan/components/metrics.py (since 2025; read at 00fbaaf: "tps", "tflops", "grad_norm"),
 # torchtitan/components/checkpoint.py, logging.py's "[titan] date time,ms - root - INFO - ". Dialects: colours, "wps" or
 # "tps" (both a second and GPU), with and without "grad_norm" and "tflops", "mfu: N/A", the checkpoint's lines with and
 # without "(or staging if async is enabled)", also with no space before "in".
 #
-# No line says how long its interval was: that is from the line before, by the stamps. It is since the end of a
-# validation where one came between. Without "tflops" the FLOPs are mfu times the peak that the program itself has
-# told. Where not only one rank prints, those without the loss (other pipeline stages) give -1 or -2.
+# Lines do not contain the length of their interval: it is the difference of the timestamps to the previous line, or to
+# the end of a validation in between. Without "tflops" the FLOPs are mfu times the peak that the program has printed. If
+# several ranks print, those without the loss (other pipeline stages) print -1 or -2.
 
 
 _TORCHTITAN_MARKERS = (b"step", b"heckpoint", b"Peak FLOPS")
@@ -465,18 +443,14 @@ _TORCHTITAN_NO_LOSS = (-1.0, -2.0)
 
 
 def read_torchtitan(text: str) -> LogEvent | None:
-    """What the line says; None where it is none of torchtitan's."""
-    step = last_match(_TORCHTITAN_STEP, text)
-    if step:
+    """Parse a line of torchtitan; None if it is not one."""
+    if step := last_match(_TORCHTITAN_STEP, text):
         return _torchtitan_step(int(step[0][1]), step[1])
-    found = _TORCHTITAN_VALIDATED.search(text)
-    if found:
+    if found := _TORCHTITAN_VALIDATED.search(text):
         return LogEvent("validated", step=int(found[1]), value=parse_number(found[2]))
-    found = _TORCHTITAN_START.search(text)
-    if found:
+    if found := _TORCHTITAN_START.search(text):
         return LogEvent("start", step=max(0, int(found[1]) - 1))
-    found = _TORCHTITAN_PEAK.search(text)
-    if found:
+    if found := _TORCHTITAN_PEAK.search(text):
         return LogEvent("facts", facts=(("peak", float(found[1])),))
     return _torchtitan_checkpoint(text)
 
@@ -498,28 +472,25 @@ def _torchtitan_step(step: int, rest: str) -> LogEvent | None:
 
 
 def _torchtitan_checkpoint(text: str) -> LogEvent | None:
-    saved = _TORCHTITAN_SAVED.search(text)
-    if saved:
+    if saved := _TORCHTITAN_SAVED.search(text):
         return LogEvent("saved", seconds=parse_amount(saved[1] or saved[2]))
     if _TORCHTITAN_SAVE.search(text):
         return LogEvent("save", step=parse_count(text.rstrip(". ").rpartition("step ")[2]))
-    loaded = _TORCHTITAN_LOADED.search(text)
-    if loaded:
+    if loaded := _TORCHTITAN_LOADED.search(text):
         return LogEvent("loaded", seconds=parse_amount(loaded[1]))
     return LogEvent("load") if _TORCHTITAN_LOAD.search(text) else None
 
 
-# The table of frameworks whose logs can be followed, and how one is told by its lines.
-#
-# Owns the choice. One row and one module add a framework.
+# The supported frameworks, and the detection of a log's framework.
 
 
 class LogFormat(Struct, frozen=True):
-    """How the lines of one framework are read."""
+    """The log format of one framework."""
 
     markers: tuple[bytes, ...]
-    """A line that has none of these is none of its."""
+    """Every relevant line contains one of these."""
     read: Callable[[str], LogEvent | None]
+    """Parses a line; returns None if it is not one of the framework's."""
 
 
 LOG_FORMATS = {
@@ -529,12 +500,12 @@ LOG_FORMATS = {
     "nanotron": LogFormat(_NANOTRON_MARKERS, read_nanotron),
     "huggingface": LogFormat(_HUGGINGFACE_MARKERS, read_huggingface),
 }
-_DECIDING_KINDS = ("step", "words")
-"""What only one of them would say so."""
+_DECIDING_KINDS = ("step", "metrics")
+"""Events whose line is unique to one framework."""
 
 
 class LineReader:
-    """Reads the lines of one file; with `auto` the first line that only one framework writes decides for good."""
+    """Parses the lines of one file; with `auto`, the first line of a `_DECIDING_KINDS` event selects the framework."""
 
     def __init__(self, name: str = "auto") -> None:
         self._auto = name == "auto"
@@ -545,11 +516,11 @@ class LineReader:
         self._markers = tuple({marker for log_format in self._formats.values() for marker in log_format.markers})
 
     def may_match(self, raw: bytes) -> bool:
-        """Whether the line is worth a closer look."""
+        """Whether the line contains a marker of a possible framework."""
         return any(marker in raw for marker in self._markers)
 
     def read(self, text: str) -> LogEvent | None:
-        """What the line says."""
+        """Parse a line; None if it contains no event."""
         for name, log_format in self._formats.items():
             event = log_format.read(text)
             if event is not None:
@@ -559,6 +530,6 @@ class LineReader:
         return None
 
     def reset(self) -> None:
-        """The file is another one now."""
+        """Restart the detection: the file was replaced."""
         if self._auto:
             self._choose(LOG_FORMATS)

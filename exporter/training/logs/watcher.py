@@ -1,9 +1,8 @@
 """Finds the logs of the jobs on this node, opens those that are safe to read, and reads what is appended to them.
 
-Owns the open files, the thread, and the bytes read at each poll; a file system that hangs blocks this thread alone. An
-existing log counts from its end on, with its first and last lines read for constants; a new one counts from its start.
-Refuses to open anything but regular files that the job writes or its user owns, for the daemon may be root: see
-`find_logs` and `open_log`.
+Has a thread of its own, because a file system may hang, and a limit of bytes per poll. An existing log counts from its
+end on, with its first and last lines read for constants; a new one counts from its start. Opens only regular files that
+the job writes or its user owns, because the daemon may be root: see `find_logs` and `open_log`.
 """
 
 import glob
@@ -23,29 +22,29 @@ from msgspec import Struct
 from exporter.clock import Clock
 from exporter.config import Config, FollowSettings
 from exporter.core.model import SECOND
-from exporter.procfs import parent_pid
+from exporter.procfs import parent_pid, read_bytes
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
-from exporter.training.logs.tracker import LineTime, LogBatch, LogTracker, TimedMessage, timed_messages
-from exporter.training.message import LoggedMessage, Message, MessageError, decode_message
+from exporter.training.logs.tracker import LineTime, LogTracker, TimedMessage, date_messages
+from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
 from exporter.workloads import WorkloadProcess
 
-# Where the logs of the jobs here are, and which of them may be opened.
+# Finding the logs of jobs on this node, and which of them are safe to open.
 #
-# Owns what is safe to open. Refuses everything but regular files, and by a path those of others than the job's user:
-# this daemon may be root, and whoever can write a folder could lead it anywhere.
+# Only regular files are opened, and by path only those of the job's user: the daemon may be root, and a user who can
+# write to a directory could direct it to any file.
 #
-# - The standard output of a process is opened through /proc/PID/fd/1 (proc(5)), whatever mount namespace it is in, and
-#   only if the process has it open for writing. Where its own is a pipe or a terminal, that of the nearest ancestor
-#   which is in the same control group and is the same user's: torchrun, srun's shell, a job script.
-# - A path's file must be owned by a user (not root) who runs the job: what he leads us to he could read himself. Or by
-#   root or this daemon's user, as container runtimes write them, if nobody else could have put it there: no symbolic
-#   link on the way, no second name, each folder theirs and writable by them alone (or sticky).
-# - A file is first opened as a mere name (O_PATH, open(2)), looked at, and only then for reading, so that no device is
-#   woken and no pipe waited for.
+# - The standard output of a process is opened through /proc/PID/fd/1 (proc(5)), in any mount namespace, and only if the
+#   process has it open for writing. If it is a pipe or a terminal, that of the nearest ancestor in the same cgroup and
+#   of the same user is used: torchrun, srun's shell, a job script.
+# - A file found by path must be owned by a user (not root) who runs the job and so could read the file without the
+#   daemon; or by root or the daemon's user, as container runtimes write them, if no other user can have created it: no
+#   symbolic link in the path, no second hard link, each directory owned and writable by them alone (or sticky).
+# - A file is first opened with O_PATH (open(2)) and checked, and only then for reading, so that opening a device or a
+#   pipe has no side effects.
 
 
 MOST_MATCHES = 64
-"""Files of one row and job."""
+"""Maximum files of one `follow` row and job."""
 _JOB_PLACEHOLDER = "{job_id}"
 _MOST_ANCESTORS = 16
 _TEXT_BYTES = 64 * 1024
@@ -53,7 +52,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class LogRefusedError(Exception):
-    """The file is not followed; the first word is the count's name, the rest is for people."""
+    """The file is not followed; `count` is the name of the count in COUNTS."""
+
+    def __init__(self, count: str, reason: str) -> None:
+        super().__init__(reason)
+        self.count = count
 
 
 class LogLocation(Struct, frozen=True):
@@ -62,40 +65,40 @@ class LogLocation(Struct, frozen=True):
     path: str
     job_id: str
     process: WorkloadProcess
-    """Who speaks in it: the process of the lowest rank."""
+    """Process to which its messages are attributed: the one with the lowest rank."""
     framework: str
     allowed_owners: frozenset[int] | None = None
-    """Who may own it; None: a process of the job has it open for writing."""
+    """Uids that may own the file; None: a process of the job has it open for writing."""
 
 
 def find_logs(
     rows: Sequence[FollowSettings], processes: Sequence[WorkloadProcess], *, proc: str, search: bool
 ) -> Iterator[LogLocation]:
-    """Logs of the guests' jobs by the rows; with `search` also those that are looked for by a path."""
+    """Find the logs of the processes' jobs; with `search` also those of rows with a path."""
     for row in rows:
-        fitting = sorted((p for p in processes if p.workload_class == row.workload_class), key=_rank_order)
+        selected = sorted((p for p in processes if p.workload_class == row.workload_class), key=_rank_order)
         if not row.path:
-            yield from _stdout_logs(row, fitting, Path(proc))
+            yield from _stdout_logs(row, selected, Path(proc))
         elif search:
-            yield from _path_logs(row, fitting, Path(proc))
+            yield from _path_logs(row, selected, Path(proc))
 
 
 def open_log(location: LogLocation) -> int:
-    """A file descriptor to read it; raises RefusedError, and OSError where it cannot be opened."""
-    name = os.open(location.path, os.O_PATH | os.O_CLOEXEC)
+    """Open a log for reading; returns the file descriptor. Raises LogRefusedError and OSError."""
+    handle = os.open(location.path, os.O_PATH | os.O_CLOEXEC)
     try:
-        found = os.fstat(name)
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise LogRefusedError(f"log_not_a_file {location.path} is no regular file")
+            raise LogRefusedError("log_not_a_file", f"{location.path} is no regular file")
         if location.allowed_owners is not None:
             _check_owner(location.path, found, location.allowed_owners)
-        return os.open(f"/proc/self/fd/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     finally:
-        os.close(name)
+        os.close(handle)
 
 
 def _rank_order(process: WorkloadProcess) -> tuple[int, int]:
-    """Rank 0 first, who has none last."""
+    """Sort key: rank 0 first, processes without a rank last."""
     return (int(process.rank) if process.rank.isdecimal() else 1 << 62, process.pid)
 
 
@@ -109,19 +112,19 @@ def _stdout_logs(row: FollowSettings, processes: Iterable[WorkloadProcess], proc
 
 
 def _stdout_path(folder: Path) -> str | None:
-    """Its standard output, if that is a regular file which it may write to."""
+    """Path of the process's standard output if that is a regular file open for writing."""
     path = f"{folder}/fd/1"
     try:
-        writes = os.lstat(path).st_mode & stat.S_IWUSR  # the link's mode is how it was opened: proc(5)
+        writes = os.lstat(path).st_mode & stat.S_IWUSR  # the link's mode is the mode of the open file: proc(5)
         return path if writes and stat.S_ISREG(Path(path).stat().st_mode) else None
     except PermissionError:
-        return path  # opening it will say why
+        return path  # opening it fails and is logged
     except OSError:
         return None
 
 
 def _with_ancestors(pid: int, proc: Path) -> Iterator[int]:
-    """The process and its ancestors as far as they are surely in the same job."""
+    """The process and its ancestors with the same user and cgroups, which are in the same job."""
     identity = _user_and_cgroup(proc / str(pid))
     for _ in range(_MOST_ANCESTORS):
         yield pid
@@ -131,17 +134,16 @@ def _with_ancestors(pid: int, proc: Path) -> Iterator[int]:
 
 
 def _user_and_cgroup(folder: Path) -> tuple[int, bytes] | None:
-    """User and control groups; None where they may not be known."""
+    """Uid and content of the cgroup file; None if unreadable."""
     try:
-        with (folder / "cgroup").open("rb") as file:
-            return folder.stat().st_uid, file.read(_TEXT_BYTES)
+        return folder.stat().st_uid, read_bytes(folder / "cgroup", _TEXT_BYTES)
     except OSError:
         return None
 
 
 def _path_logs(row: FollowSettings, processes: Sequence[WorkloadProcess], proc: Path) -> Iterator[LogLocation]:
     if _JOB_PLACEHOLDER not in row.path:
-        return  # it would be anybody's
+        return  # the file could belong to any job
     for job_id in sorted({process.job_id for process in processes}):
         own = [process for process in processes if process.job_id == job_id]
         users = frozenset(uid for process in own if (uid := _owner(proc / str(process.pid))) is not None)
@@ -150,7 +152,7 @@ def _path_logs(row: FollowSettings, processes: Sequence[WorkloadProcess], proc: 
 
 
 def _matching_files(pattern: str, job_id: str) -> list[str]:
-    """Oldest first. A job's id is text that others may have chosen: it leads nowhere and matches only itself."""
+    """Files that match the pattern, oldest first. Users may choose the job's ID: it is escaped and cannot traverse."""
     if not job_id or job_id.startswith("/") or {"..", "."} & set(job_id.split("/")) or "\0" in job_id:
         return []
     found = islice(glob.iglob(pattern.replace(_JOB_PLACEHOLDER, glob.escape(job_id))), MOST_MATCHES)  # noqa: PTH207  it is absolute
@@ -176,18 +178,19 @@ def _check_owner(path: str, found: os.stat_result, users: frozenset[int]) -> Non
         return
     ours = {0, os.geteuid()}
     if found.st_uid not in ours:
-        raise LogRefusedError(f"log_owner {path} belongs to user {found.st_uid}, who does not run the job")
+        raise LogRefusedError("log_owner", f"{path} belongs to user {found.st_uid}, who does not run the job")
     if found.st_nlink > 1 or not _is_protected(path, found, ours):
         raise LogRefusedError(
-            f"log_owner {path} belongs to this daemon's user or root, and others could have put it there: each"
-            " folder above it must be writable by them alone, no link may lead to it, and it may have no second name"
+            "log_owner",
+            f"{path} belongs to this daemon's user or root, and others could have put it there: each"
+            " folder above it must be writable by them alone, no link may lead to it, and it may have no second name",
         )
 
 
 def _is_protected(path: str, found: os.stat_result, ours: set[int]) -> bool:
-    """Whether nobody else could have chosen what is at `path`."""
-    name = os.lstat(path)
-    if (name.st_dev, name.st_ino) != (found.st_dev, found.st_ino):
+    """Whether only the users in `ours` could have placed the file at `path`."""
+    entry = os.lstat(path)
+    if (entry.st_dev, entry.st_ino) != (found.st_dev, found.st_ino):
         return False
     folders = [os.lstat(folder) for folder in Path(path).absolute().parents]
     return all(
@@ -198,36 +201,34 @@ def _is_protected(path: str, found: os.stat_result, ours: set[int]) -> bool:
     )
 
 
-# The lines that are written to a file from now on.
-#
-# Owns what files go through: growing, being truncated, written anew, cut in the middle of a line. Refuses to read more
-# than it is given leave for, and to keep a line that has no end.
+# Reading the lines appended to a file, which may grow, be truncated, be rewritten or end in an incomplete line.
 
 
 LINE_BYTES = 16 * 1024
-"""A longer one is no line of a training log."""
+"""Maximum length of a line; longer ones are skipped."""
 BEHIND_BYTES = 16 * 1024 * 1024
-"""A file that has got so far ahead is taken up again near its end."""
+"""Maximum backlog of unread bytes; above it, reading continues near the end of the file."""
 _RESTART_BYTES = 64 * 1024
+"""Bytes before the end from which reading continues then."""
 _HEAD_BYTES = 64
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 """A progress bar ends its lines with a carriage return."""
 
 
 class TailChunk(Struct, frozen=True):
-    """What has come to a file."""
+    """The lines appended to a file since the last read."""
 
     lines: tuple[bytes, ...] = ()
     size: int = 0
     """Bytes read."""
     rewritten: bool = False
-    """Before these lines the file was emptied or written anew."""
+    """The file was truncated or rewritten before these lines."""
     gap: bool = False
-    """Lines before these were left out."""
+    """Lines before these were skipped."""
 
 
 class FileTail:
-    """One open file, which it owns and closes."""
+    """An open file that is read as it grows; closes it."""
 
     def __init__(self, handle: int, counts: Counter[str], *, offset: int) -> None:
         """Follow `handle` from `offset` on; counts log_truncated, log_skipped, log_too_long. Raises OSError."""
@@ -236,7 +237,7 @@ class FileTail:
         self._head = os.pread(handle, _HEAD_BYTES, 0)
 
     def read(self, most: int) -> TailChunk:
-        """What was written since, `most` bytes of it at most; raises OSError."""
+        """Read what was appended, at most `most` bytes; raises OSError."""
         size = os.fstat(self._handle).st_size
         rewritten = self._was_rewritten(size)
         if rewritten:
@@ -246,13 +247,13 @@ class FileTail:
         if gap:
             self._counts["log_skipped"] += 1
             self._seek(size - _RESTART_BYTES)
-            self._in_long_line = True  # the first piece is the end of a line
+            self._in_long_line = True  # skip the end of an incomplete line
         chunk = os.pread(self._handle, most, self._offset)
         self._offset += len(chunk)
         return TailChunk(self._split(chunk.replace(b"\0", b"")), len(chunk), rewritten, gap)
 
     def modified_at(self) -> int:
-        """When somebody last wrote to it, Unix nanoseconds; 0 where the file system does not say."""
+        """Time of the last write in Unix nanoseconds; 0 if unknown."""
         try:
             return os.fstat(self._handle).st_mtime_ns
         except OSError:
@@ -263,7 +264,7 @@ class FileTail:
         os.close(self._handle)
 
     def _was_rewritten(self, size: int) -> bool:
-        """Shorter than what was read, or with another beginning: both are done to a file that others write to."""
+        """Whether the file is shorter than what was read, or its first bytes have changed."""
         if size < self._offset:
             self._head = os.pread(self._handle, _HEAD_BYTES, 0)
             return True
@@ -287,11 +288,10 @@ class FileTail:
         return whole
 
 
-# All logs that are followed, one look at a time.
+# Polling all followed logs.
 #
-# Owns which files are open, how much is read at a look, and when what was read took place. A log that was there before
-# its job was known here counts from its end on; its beginning and its last lines are read for what holds for good (the
-# world's size), whose format it is, and how far the job had come. One that comes later is read from its beginning.
+# A log that existed before its job was detected counts from its end on; its beginning and its last lines are read for
+# constants (the world size), the framework and the last step. A log created later is read from its beginning.
 
 
 log = logging.getLogger(__name__)
@@ -299,54 +299,55 @@ COUNTS = (
     "log_files", "log_lines", "log_understood", "log_messages", "log_truncated", "log_skipped", "log_too_long",
     "log_not_a_file", "log_owner", "log_shared", "log_too_many", "log_unreadable", "log_absurd", "log_dropped",
 )  # fmt: skip
-"""All kinds that are ever counted. Files opened; lines read, and of those the ones that said something; messages;
-files emptied, or skipped in part for having grown too fast; lines too long. Then what was refused: no regular file,
-not the job's, one of two jobs, one too many, not readable; figures that no message may have; messages nobody took."""
+"""Names of all counts. Files opened; lines read, and lines parsed; messages; files truncated, or skipped in part
+because they grew too fast; lines too long. Then rejections: not a regular file, not the job's, used by two jobs, too
+many files, not readable; messages with invalid values; messages dropped because the queue was full."""
 MOST_FILES = 256
-"""Followed at a time."""
+"""Maximum files followed at the same time."""
 FILE_BYTES = 256 * 1024
-"""Read of one file at a look."""
+"""Maximum bytes read of one file per poll."""
 POLL_BYTES = 2 * 1024 * 1024
-"""Read of all files at a look."""
+"""Maximum bytes read of all files per poll."""
 FRESH_BYTES = 1024 * 1024
-"""A larger file was not begun since the last look, whenever it was found."""
+"""A larger file is treated as one that existed before its job was detected."""
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 16 * 1024
-"""Read of what was written before."""
+"""Bytes read at the beginning and at the end of an existing log."""
 SEARCH_INTERVAL = 5 * SECOND
-"""Between two looks for files by their paths."""
+"""Time between two searches for files by path."""
 EXPIRY = 60 * SECOND
-"""A file, or a job, that is not found for so long is forgotten."""
+"""A file or job that was not found for this long is forgotten."""
 _REFUSALS = 1024
+"""Maximum rejections and shared files that are remembered."""
 
 FileKey = tuple[int, int]
 """Device and inode."""
 
 
 class _OpenLog(Struct):
-    """A log that is followed."""
+    """A followed log."""
 
     tail: FileTail
     reader: LineReader
     name: str
-    """Its path when it was found: what comes in its place after a rotation is the same writer's."""
+    """Path and newline, the prefix of its writers' names; after a rotation the new file has the same writers."""
     job_id: str
     process: WorkloadProcess
     last_seen: int
-    """When it was last found."""
+    """Time at which it was last found."""
 
 
 class _JobLogs(Struct):
-    """A job that has a guest here, or had one a moment ago."""
+    """A job with a process on this node, now or until EXPIRY ago."""
 
     tracker: LogTracker
     last_seen: int
     reported_until: int | None = None
-    """When its last word ended."""
+    """End of its last message."""
 
 
 class LogWatcher:
-    """All that is followed. One call at a time; it may wait for a disk."""
+    """Follows the logs of all jobs. Not thread-safe; calls may block on disk reads."""
 
     def __init__(self, rows: Sequence[FollowSettings], *, proc: str = "/proc") -> None:
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
@@ -359,7 +360,7 @@ class LogWatcher:
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
 
     def poll(self, now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
-        """What has been written since the last look; `now` never falls. Never raises what a file could cause."""
+        """Messages from what was written since the last poll; `now` must not decrease. Handles all file errors."""
         job_ids = {process.job_id for process in processes}
         new = job_ids - self._jobs.keys()
         search = bool(new) or now - self._searched_at >= SEARCH_INTERVAL
@@ -371,7 +372,7 @@ class LogWatcher:
             self._visit(location, now, new=location.job_id in new)
         self._expire(now)
         turns = self._reading_order(job_ids)
-        return [one for job_id, files in turns for one in self._read_job(self._jobs[job_id], files, now, wall)]
+        return [message for job_id, files in turns for message in self._read_job(self._jobs[job_id], files, now, wall)]
 
     def close(self) -> None:
         """Close all files."""
@@ -379,12 +380,12 @@ class LogWatcher:
             self._close(key)
 
     def _visit(self, location: LogLocation, now: int, *, new: bool) -> None:
-        """Take note of a log, and open it if it is not."""
+        """Mark a log as found, and open it if it is new."""
         try:
             found = Path(location.path).stat()
         except OSError as err:
             if not isinstance(err, FileNotFoundError):
-                self._refuse(f"log_unreadable {location.path}: {err.strerror}")
+                self._refuse("log_unreadable", f"{location.path}: {err.strerror}")
             return
         key = (found.st_dev, found.st_ino)
         file = self._files.get(key)
@@ -392,13 +393,13 @@ class LogWatcher:
             self._reject_shared(key, location)
         elif file is None:
             self._open(key, location, now, new=new)
-        elif key not in self._present:  # the first of a look has the lowest rank
+        elif key not in self._present:  # the first one found in a poll has the lowest rank
             self._present.add(key)
             file.process, file.last_seen = location.process, now
 
     def _reject_shared(self, key: FileKey, location: LogLocation) -> None:
-        """Whose words they are cannot be known: it is nobody's log."""
-        self._refuse(f"log_shared {location.path} is the log of two jobs")
+        """Stop following a file that two jobs write to: its lines cannot be attributed."""
+        self._refuse("log_shared", f"{location.path} is the log of two jobs")
         if len(self._shared) >= _REFUSALS:
             self._shared.clear()
         self._shared.add(key)
@@ -407,7 +408,7 @@ class LogWatcher:
 
     def _open(self, key: FileKey, location: LogLocation, now: int, *, new: bool) -> None:
         if len(self._files) >= MOST_FILES:
-            self._refuse(f"log_too_many files: {MOST_FILES} are followed at a time, {location.path} is not")
+            self._refuse("log_too_many", f"files: {MOST_FILES} are followed at a time, {location.path} is not")
             return
         try:
             handle = open_log(location)
@@ -417,14 +418,14 @@ class LogWatcher:
                 if key not in self._files:
                     os.close(handle)
         except LogRefusedError as err:
-            self._refuse(str(err))
+            self._refuse(err.count, str(err))
         except OSError as err:
-            self._refuse(f"log_unreadable {location.path}: {err.strerror}")
+            self._refuse("log_unreadable", f"{location.path}: {err.strerror}")
 
     def _start_reading(self, key: FileKey, location: LogLocation, handle: int, now: int, *, new: bool) -> None:
         found, reader = os.fstat(handle), LineReader(location.framework)
         if (found.st_dev, found.st_ino) != key:
-            return  # changed in between: the next look sees what it is
+            return  # replaced in between: the next poll handles the new file
         tracker = self._jobs[location.job_id].tracker
         offset = 0
         if new or found.st_size > FRESH_BYTES:
@@ -438,9 +439,9 @@ class LogWatcher:
         log.info("following %r, the log of job %s", location.path, location.job_id)
 
     def _reading_order(self, job_ids: Iterable[str]) -> list[tuple[str, list[_OpenLog]]]:
-        """Jobs with their files. Another job is the first each time, for there may be more than is read at a look.
+        """Jobs with their files; the first job rotates, because POLL_BYTES may not suffice for all.
 
-        Of one job the file that was written to last is the last: after a rotation that is the new one.
+        A job's files are sorted by modification time, so that after a rotation the old file is read first.
         """
         files: dict[str, list[_OpenLog]] = {job_id: [] for job_id in sorted(job_ids)}
         for file in sorted(self._files.values(), key=lambda file: file.tail.modified_at()):
@@ -453,55 +454,47 @@ class LogWatcher:
         return turns[first:] + turns[:first]
 
     def _read_job(self, job: _JobLogs, files: Iterable[_OpenLog], now: int, wall: int) -> list[LoggedMessage]:
-        batch = LogBatch([], 0)
+        messages: list[tuple[TimedMessage, WorkloadProcess]] = []
+        end = 0  # the last write to one of the logs
         for file in files:
-            messages = self._read_file(job.tracker, file, now)
-            if messages:
-                batch.messages += [(one, file.process) for one in messages]
-                batch.end = max(batch.end, min(now, now - (wall - file.tail.modified_at())))
-        if not batch.messages:
+            read = [(message, file.process) for message in self._read_file(job.tracker, file, now)]
+            if read:
+                messages += read
+                end = max(end, min(now, now - (wall - file.tail.modified_at())))
+        if not messages:
             return []
-        if job.reported_until is not None and batch.end <= job.reported_until:
-            batch.end = now  # by its clock the file system has gone back
-        found = [one for one in timed_messages(batch, job.reported_until) if self._is_valid(one.message)]
-        job.reported_until = batch.end
-        self.counts["log_messages"] += len(found)
-        return found
+        if job.reported_until is not None and end <= job.reported_until:
+            end = now  # the file system's clock has gone back
+        dated = date_messages(messages, end=end, until=job.reported_until)
+        valid = [logged for logged in dated if self._is_valid(logged.message)]
+        job.reported_until = end
+        self.counts["log_messages"] += len(valid)
+        return valid
 
     def _read_file(self, tracker: LogTracker, file: _OpenLog, now: int) -> list[TimedMessage]:
         try:
             written = file.tail.read(min(FILE_BYTES, self._bytes_left))
         except OSError as err:
-            self._refuse(f"log_unreadable log of job {file.job_id}: {err.strerror}")
+            self._refuse("log_unreadable", f"log of job {file.job_id}: {err.strerror}")
             return []
         self._bytes_left -= written.size
         if written.rewritten:
             file.reader.reset()
         if written.gap:
-            tracker.mark_gap()
+            tracker.sequence.mark_gap()
         messages = [
-            one
-            for event, writer, timestamp in self._parse(written.lines, file.reader)
-            for one in tracker.handle(event, writer=file.name + writer, at=LineTime(timestamp, now))
+            message
+            for event, writer, timestamp in _parse_lines(written.lines, file.reader, self.counts)
+            for message in tracker.handle(event, writer=file.name + writer, at=LineTime(timestamp, now))
         ]
         return messages + tracker.flush_bar()
-
-    def _parse(self, lines: Iterable[bytes], reader: LineReader) -> Iterator[tuple[LogEvent, str, float | None]]:
-        for raw in lines:
-            self.counts["log_lines"] += 1
-            if reader.may_match(raw):
-                log_line = parse_line(raw)
-                event = reader.read(log_line.text)
-                if event is not None:
-                    self.counts["log_understood"] += 1
-                    yield event, log_line.writer, log_line.timestamp
 
     def _is_valid(self, message: Message) -> bool:
         if message == Message():
             return False
         try:
             decode_message(msgspec.json.encode(message))
-        except MessageError:
+        except ReportRefusedError:
             self.counts["log_absurd"] += 1
             return False
         return True
@@ -517,22 +510,24 @@ class LogWatcher:
         file.tail.close()
         job = self._jobs.get(file.job_id)
         if job is not None and all(other.name != file.name for other in self._files.values()):
-            job.tracker.remove_writers(file.name)
+            job.tracker.sequence.remove_writers(file.name)
 
-    def _refuse(self, reason: str) -> None:
-        """Count it, and say why, once."""
+    def _refuse(self, count: str, reason: str) -> None:
+        """Count and log a rejection, once per reason."""
         if reason in self._refused:
             return
         if len(self._refused) >= _REFUSALS:
             self._refused.clear()
         self._refused.add(reason)
-        kind, _, text = reason.partition(" ")
-        self.counts[kind] += 1
-        log.warning("log not followed: %s", text)
+        self.counts[count] += 1
+        log.warning("log not followed: %s", reason)
 
 
 def _read_history(handle: int, size: int, reader: LineReader, tracker: LogTracker, *, now: int, steps: bool) -> int:
-    """Read what holds for good in a log that was there before; where to go on from. Raises OSError."""
+    """Read the constants, and with `steps` the last step, of an existing log; returns the offset to continue from.
+
+    Raises OSError.
+    """
     for event, _, _ in _parse_chunk(os.pread(handle, HEAD_BYTES, 0), reader):
         if event.kind == "facts":
             tracker.handle(event, writer="", at=LineTime(None, now))
@@ -550,27 +545,35 @@ def _read_history(handle: int, size: int, reader: LineReader, tracker: LogTracke
 
 
 def _parse_chunk(chunk: bytes, reader: LineReader) -> Iterator[tuple[LogEvent, str, float | None]]:
-    for raw in chunk.replace(b"\r", b"\n").split(b"\n"):
-        if len(raw) <= TAIL_BYTES and reader.may_match(raw):
+    lines = chunk.replace(b"\r", b"\n").split(b"\n")
+    return _parse_lines((raw for raw in lines if len(raw) <= TAIL_BYTES), reader, Counter())
+
+
+def _parse_lines(
+    lines: Iterable[bytes], reader: LineReader, counts: Counter[str]
+) -> Iterator[tuple[LogEvent, str, float | None]]:
+    """Events with their writer and timestamp; counts log_lines and log_understood."""
+    for raw in lines:
+        counts["log_lines"] += 1
+        if reader.may_match(raw):
             log_line = parse_line(raw)
             event = reader.read(log_line.text)
             if event is not None:
+                counts["log_understood"] += 1
                 yield event, log_line.writer, log_line.timestamp
 
 
-# Logs, followed in a thread of their own.
-#
-# Owns the thread. It looks once each time that `take` is called: about once a second. A file system that hangs stops
-# this thread, and nobody else.
+# The thread that polls the logs, once for each call of `poll`: about once a second. A file system that hangs blocks
+# only this thread.
 
 
 MOST_PENDING = 4096
-"""Messages that wait to be taken; the oldest are dropped."""
+"""Maximum length of the queue; the oldest messages are dropped."""
 _WAIT_SECONDS = 5.0
 
 
 class LogFollowerThread:
-    """What the logs of the jobs here say. Without rows it does nothing, and has no thread."""
+    """Follows logs on a thread of its own."""
 
     def __init__(self, rows: Sequence[FollowSettings], clock: Clock, *, proc: str = "/proc") -> None:
         self._watcher, self._clock = LogWatcher(rows, proc=proc), clock
@@ -579,11 +582,10 @@ class LogFollowerThread:
         self._processes: tuple[WorkloadProcess, ...] = ()
         self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-followers", daemon=True)
-        if rows:
-            self._thread.start()
+        self._thread.start()
 
-    def poll(self, _now: int, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
-        """All that was found since the last call; the next look is for these guests' logs. Does not wait."""
+    def poll(self, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
+        """Messages found since the last call; the thread then polls the logs of `processes`. Does not block."""
         with self._lock:
             self._processes = tuple(processes)
             found = tuple(self._pending)
@@ -592,16 +594,15 @@ class LogFollowerThread:
         return found
 
     def counts(self) -> Mapping[str, int]:
-        """Since the start, by kind: see `watching.COUNTS`, which are all there are."""
+        """Totals since the daemon started, by kind: see COUNTS."""
         with self._lock:
             return dict(self._counts)
 
     def close(self) -> None:
-        """End the thread and close the files; gives up waiting for a file system that hangs."""
+        """Stop the thread and close the files; gives up after 5 s if a file system hangs."""
         self._stop.set()
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_WAIT_SECONDS)
+        self._thread.join(_WAIT_SECONDS)
         if not self._thread.is_alive():
             self._watcher.close()
 
@@ -619,10 +620,10 @@ class LogFollowerThread:
 
 
 def open_log_follower(config: Config, clock: Clock) -> LogFollowerThread:
-    """Follow what the configuration's rows name."""
+    """Follow the logs of the configuration's `follow` rows; logs a warning for a row that cannot match."""
     for index, row in enumerate(config.follow):
         if row.path and "{job_id}" not in row.path:
             log.warning(
-                "follow[%d].path %r has no {job_id}: nothing tells whose log it is, none is read", index, row.path
+                "follow[%d].path %r has no {job_id}: a log cannot be attributed to a job, none is read", index, row.path
             )
     return LogFollowerThread(config.follow, clock, proc=config.host.proc)

@@ -1,7 +1,7 @@
-"""A real transformers.Trainer on the CPU, with the callback; what was true of it is written down beside.
+"""A real transformers.Trainer on the CPU, with the callback; writes its own counts and times to a file.
 
-Runs where `client.py` lies beside it. Owns a tiny GPT-2 and a data set that is slow; the truth is the Trainer's own and
-a stopwatch's around its methods, never the client's.
+Needs `client.py` in the same folder. Trains a tiny GPT-2 on slow data. Expected values come from the Trainer and from a
+stopwatch around its methods, never from the client.
 """
 
 import json
@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 LENGTH = 32
 SLOW = 0.005
-"""Seconds that an item takes to be read."""
+"""Seconds to read an item."""
 
 
 class Slow(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""A real Lightning Trainer on the CPU, with the callback; what was true of it is written down beside.
+"""A real Lightning Trainer on the CPU, with the callback; writes its own counts and times to a file.
 
-Runs where `client.py` lies beside it: FOLDER STEPS lightning|pytorch_lightning [CHECKPOINT]. Owns a tiny model and data
-that are slow; the truth is the Trainer's own and a stopwatch's, never the client's.
+Needs `client.py` in the same folder. Arguments: FOLDER STEPS lightning|pytorch_lightning [CHECKPOINT]. Trains a tiny
+model on slow data. Expected values come from the Trainer and from a stopwatch, never from the client.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from client import lightning  # type: ignore[import-not-found] # noqa: E402 - af
 
 LENGTH = 16
 SLOW = 0.005
-"""Seconds that an item takes to be read."""
+"""Seconds to read an item."""
 TOOK = Counter[str]()
 
 

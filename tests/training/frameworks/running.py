@@ -1,6 +1,6 @@
-"""Starts training scripts as they are in an image: the interpreter that has the frameworks, the client copied beside.
+"""Starts training scripts as in an image: with the frameworks' interpreter and the client copied beside the script.
 
-Owns the subprocess. Refuses to install anything: `make` does, and where it could not the tests are skipped.
+Installs nothing: `make` does, and if it could not, the tests are skipped.
 """
 
 import os
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @cache
 def missing(*modules: str) -> str:
-    """Say why a script that needs these modules cannot run here, as the reason of a skip; empty when it can."""
+    """Return why a script that needs these modules cannot run here, as a skip reason; empty if it can."""
     done = None
     if PYTHON.exists():
         imports = ["-c", "\n".join(f"import {name}" for name in modules)]
@@ -30,7 +30,7 @@ def missing(*modules: str) -> str:
 
 
 def run(script: str, folder: Path, *arguments: object, socket: str, check: int = 0) -> str:
-    """Run it in a folder, its first argument, to its end and return what it printed.
+    """Run the script with a folder as its first argument, and return its output.
 
     AssertionError with its words for any exit status but `check`.
     """

@@ -1,8 +1,8 @@
-"""A small transformer trained on the CPU, crash and all: it reports, and writes down itself what is true.
+"""A small transformer trained on the CPU, with a crash: it reports, and writes its own counts and times to a file.
 
-Runs where `client.py` lies beside it: once until it crashes, and again to go on from its checkpoint (`--help` lists
-what can be set). Owns a ground truth of its own, truth-START.json, from stopwatches around each part and counts of its
-own: nothing of it comes from the client. The file is written after each step, so that a crash leaves it behind.
+Needs `client.py` in the same folder. Runs until it crashes, and again to resume from its checkpoint (`--help` lists
+the options). Writes expected values to truth-START.json, from its own counts and stopwatches around each part, never
+from the client. The file is written after each step, so that it survives a crash.
 """
 
 import argparse
@@ -25,7 +25,7 @@ VOCABULARY = 512
 
 
 class Truth:
-    """Stopwatches and counts; seconds of a part are its own, those of parts inside it are not in them."""
+    """Stopwatches and counts; the seconds of a part exclude nested parts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,12 +45,12 @@ class Truth:
             self._open.pop()
 
     def begin(self) -> None:
-        """The startup is over."""
+        """End the startup."""
         self._turn()
         self._open[0] = "compute"
 
     def write(self) -> None:
-        """Put all that is known on disk, the time until now included."""
+        """Write all counts to disk, including the time until now."""
         self._turn()
         self.said["until"] = self._mark
         self._path.write_text(json.dumps(self.said))
@@ -98,7 +98,7 @@ class Model(nn.Module):  # type: ignore[misc]
 
 
 def batches(args: argparse.Namespace, start: int) -> Iterator[tuple[Any, int]]:
-    """Batches of sequences of uneven length, filled up with zeros; slowly, and the same after every start."""
+    """Batches of sequences of different length, padded with zeros; slow, and identical after every start."""
     for step in range(start, args.steps):
         source = torch.Generator().manual_seed(step)
         time.sleep(args.load_seconds)
@@ -114,7 +114,7 @@ def loss_of(model: Model, tokens: Any) -> Any:
 
 
 def flops_of(args: argparse.Namespace, parameters: int) -> float:
-    """Of one step: every parameter is multiplied and added once forward, twice backward; and causal attention."""
+    """FLOPs of one step: one multiply-add per parameter forward, two backward; plus causal attention."""
     tokens = args.batch * args.length
     products = 2 * tokens * parameters * 3
     attention = 2 * 2 * args.batch * args.layers * args.length * args.length * args.width * 3 / 2
@@ -156,14 +156,14 @@ def main() -> None:
         (args.folder / "highest").write_text(str(max(step, _highest(args))))
         truth.write()
         if step == args.crash and not start:
-            os._exit(17)  # nothing is flushed, closed or said
+            os._exit(17)  # nothing is flushed, closed or reported
     reporter.close()
     truth.said.update(dropped=reporter.dropped, refusal=reporter.refusal, error=reporter.error)
     truth.write()
 
 
 def _between(args: argparse.Namespace, truth: Truth, reporter: Any, *, step: int, model: Model, optimizer: Any) -> None:
-    """Do what is done every so many steps."""
+    """Checkpoint and evaluate at their intervals."""
     if step % args.evaluate_every == 0:
         with truth.part("evaluation"), reporter.evaluation(), torch.no_grad():
             losses = [float(loss_of(model, tokens)) for tokens, _ in batches(_some(args), args.steps)]
@@ -182,7 +182,7 @@ def _some(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _restore(args: argparse.Namespace, truth: Truth, reporter: Any, *, model: Model, optimizer: Any) -> int:
-    """Go on from the checkpoint, if there is one; gives its step."""
+    """Resume from the checkpoint, if there is one; returns its step."""
     saved = args.folder / "checkpoint.pt"
     if not saved.exists():
         return 0

@@ -1,4 +1,4 @@
-"""The desk: whose a sender is, what becomes of what it says, logs beside it, and what cannot be opened."""
+"""ReportReceiver: identification of senders, conversion of messages, logs, and listeners that cannot be opened."""
 
 import logging
 import os
@@ -21,17 +21,17 @@ from exporter.training.message import LoggedMessage, Message
 from exporter.training.peer import Peer
 from exporter.training.receiver import LOOKUP_INTERVAL, MOST_LOOKUPS, ReportReceiver, open_receiver
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
-from tests.training.speaking import Room, Speaker, ticking
+from tests.training.senders import ReceiverRig, SenderProcess, ticking
 
-Enter = Callable[..., Room]
-Start = Callable[[], Speaker]
+OpenRig = Callable[..., ReceiverRig]
+Start = Callable[[], SenderProcess]
 NOW = 10_000 * SECOND
 PROC = Path("/proc")
 US = os.getpid()
 
 
-class Door:
-    """Where messages come in, which a test can shut."""
+class FakeListener:
+    """A listener that a test can stop."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -41,51 +41,52 @@ class Door:
         self.closed = True
 
 
-class Logs:
-    """Logs that say what a test puts into them."""
+class FakeFollower:
+    """A log follower that returns the messages of the test."""
 
     def __init__(self) -> None:
         self.found: list[LoggedMessage] = []
         self.closed = False
 
-    def poll(self, _now: int, _guests: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
+    def poll(self, _processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
         found, self.found = tuple(self.found), []
         return found
 
     def counts(self) -> Mapping[str, int]:
-        return {"line_unknown": 2, "taken": 1}
+        return {"line_unknown": 2}
 
     def close(self) -> None:
         self.closed = True
 
 
-class Office:
-    """A desk without a socket: senders are this process, or made up in a /proc of the test's own."""
+class Harness:
+    """A receiver without a socket: senders are this process, or processes in a fake /proc."""
 
-    def __init__(self, proc: Path = PROC, followers: Logs | None = None) -> None:
-        self.intake, self.door, self.now, self.proc = Inbox(per_second=1000.0, processes=1024), Door(), NOW, proc
-        self.desk = ReportReceiver(self.intake, [self.door], proc=proc, followers=followers)
+    def __init__(self, proc: Path = PROC, followers: FakeFollower | None = None) -> None:
+        self.inbox, self.listener = Inbox(per_second=1000.0, processes=1024), FakeListener()
+        self.now, self.proc = NOW, proc
+        self.receiver = ReportReceiver(self.inbox, [self.listener], proc=proc, followers=followers)
         self.jobs: dict[int, WorkloadProcess] = {}
-        self.asked: list[tuple[int, ...]] = []
+        self.looked_up: list[tuple[int, ...]] = []
         self.answers: list[tuple[int, str]] = []
 
-    def whose(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
-        self.asked.append(tuple(pids))
+    def lookup(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
+        self.looked_up.append(tuple(pids))
         return {pid: self.jobs[pid] for pid in pids if pid in self.jobs}
 
-    def says(self, raw: bytes, pid: int = US, *, ticks: int | None = None) -> None:
+    def send(self, raw: bytes, pid: int = US, *, ticks: int | None = None) -> None:
         start = start_ticks(self.proc / str(pid)) if ticks is None else ticks
-        sender = self.intake.sender(Peer(pid, start or 0), begun=self.now - 3600 * SECOND, now=self.now)
-        self.intake.receive(
+        sender = self.inbox.sender(Peer(pid, start or 0), begun=self.now - 3600 * SECOND)
+        self.inbox.receive(
             sender, raw, pid=pid, now=self.now, reply=lambda refused: self.answers.append((pid, refused.outcome))
         )
 
-    def take(self, *guests: WorkloadProcess, after: float = 0.0) -> WorkloadUpdate:
+    def take(self, *processes: WorkloadProcess, after: float = 0.0) -> WorkloadUpdate:
         self.now += int(after * SECOND)
-        return self.desk.poll(self.now, guests, self.whose)
+        return self.receiver.poll(self.now, processes, self.lookup)
 
-    def steps(self, *guests: WorkloadProcess, after: float = 0.0) -> list[tuple[str, int | None]]:
-        return [(report.job_id, report.step) for report in self.take(*guests, after=after).reports]
+    def steps(self, *processes: WorkloadProcess, after: float = 0.0) -> list[tuple[str, int | None]]:
+        return [(report.job_id, report.step) for report in self.take(*processes, after=after).reports]
 
 
 def pretend(proc: Path, pid: int, ticks: int = 1) -> None:
@@ -93,159 +94,159 @@ def pretend(proc: Path, pid: int, ticks: int = 1) -> None:
     (proc / str(pid) / "stat").write_text(f"{pid} (x) S {'0 ' * 18}{ticks} 0\n")
 
 
-# Whose a sender is.
+# Identification of senders.
 
 
 def test_a_sender_s_job_is_asked_for_once_and_all_it_says_is_in_order() -> None:
-    office = Office()
-    office.jobs[US] = WorkloadProcess(US, "7", rank="2")
+    harness = Harness()
+    harness.jobs[US] = WorkloadProcess(US, "7", rank="2")
     for step in range(3):
-        office.says(b'{"step": %d}' % step)
-    assert office.steps() == [("7", 0), ("7", 1), ("7", 2)]
-    office.says(b'{"step": 3}')
-    assert office.steps(after=100) == [("7", 3)]
-    assert office.asked == [(US,)]
+        harness.send(b'{"step": %d}' % step)
+    assert harness.steps() == [("7", 0), ("7", 1), ("7", 2)]
+    harness.send(b'{"step": 3}')
+    assert harness.steps(after=100) == [("7", 3)]
+    assert harness.looked_up == [(US,)]
 
 
 def test_a_process_that_a_gpu_lists_is_not_asked_about() -> None:
-    office = Office()
-    office.says(b"{}")
-    (report,) = office.take(WorkloadProcess(US, "7", ("GPU-0",), "1")).reports
+    harness = Harness()
+    harness.send(b"{}")
+    (report,) = harness.take(WorkloadProcess(US, "7", ("GPU-0",), "1")).reports
     assert (report.job_id, report.uuids, report.rank) == ("7", ("GPU-0",), "1")
-    assert office.asked == []
+    assert harness.looked_up == []
 
 
 def test_its_gpus_are_those_it_has_now_and_stay_when_it_leaves_them() -> None:
-    office = Office()
-    office.jobs[US] = WorkloadProcess(US, "7")
+    harness = Harness()
+    harness.jobs[US] = WorkloadProcess(US, "7")
     seen = []
-    for guests in ((), (WorkloadProcess(US, "7", ("GPU-1",)),), (), (WorkloadProcess(US, "8", ("GPU-2",)),)):
-        office.says(b"{}")
-        seen += [(report.job_id, report.uuids) for report in office.take(*guests, after=1).reports]
+    for processes in ((), (WorkloadProcess(US, "7", ("GPU-1",)),), (), (WorkloadProcess(US, "8", ("GPU-2",)),)):
+        harness.send(b"{}")
+        seen += [(report.job_id, report.uuids) for report in harness.take(*processes, after=1).reports]
     assert seen == [("7", ()), ("7", ("GPU-1",)), ("7", ("GPU-1",)), ("7", ("GPU-1",))], "it is its job's for good"
 
 
 def test_one_that_is_nobody_s_is_answered_and_asked_about_again_after_a_while() -> None:
-    office = Office()
-    office.says(b'{"step": 1}')
-    assert office.steps() == []
-    assert office.answers == [(US, "unknown_process")]
-    office.jobs[US] = WorkloadProcess(US, "7")
+    harness = Harness()
+    harness.send(b'{"step": 1}')
+    assert harness.steps() == []
+    assert harness.answers == [(US, "unknown_process")]
+    harness.jobs[US] = WorkloadProcess(US, "7")
     for _ in range(9):
-        assert office.steps(after=1) == []
-    assert office.asked == [(US,)]
-    assert office.steps(after=1) == []
-    office.says(b'{"step": 2}')
-    assert office.steps(after=1) == [("7", 2)]
-    assert office.asked == [(US,), (US,)]
+        assert harness.steps(after=1) == []
+    assert harness.looked_up == [(US,)]
+    assert harness.steps(after=1) == []
+    harness.send(b'{"step": 2}')
+    assert harness.steps(after=1) == [("7", 2)]
+    assert harness.looked_up == [(US,), (US,)]
     assert LOOKUP_INTERVAL == 10 * SECOND
 
 
 def test_one_that_is_nobody_s_and_says_nothing_more_is_not_asked_about_for_ever() -> None:
-    office = Office()
-    office.says(b"{}")
+    harness = Harness()
+    harness.send(b"{}")
     for _ in range(100):
-        office.take(after=10)
-    assert len(office.asked) <= 7
-    office.jobs[US] = WorkloadProcess(US, "7")
+        harness.take(after=10)
+    assert len(harness.looked_up) <= 7
+    harness.jobs[US] = WorkloadProcess(US, "7")
     with pytest.raises(Exception, match="belongs to no job"):
-        office.says(b"{}")
-    office.take(after=1)
-    office.says(b'{"step": 1}')
-    assert office.steps() == [("7", 1)]
+        harness.send(b"{}")
+    harness.take(after=1)
+    harness.send(b'{"step": 1}')
+    assert harness.steps() == [("7", 1)]
 
 
 def test_a_pid_that_is_somebody_else_s_by_now_is_not_believed(tmp_path: Path) -> None:
     pretend(tmp_path, 5, ticks=2)
-    office = Office(tmp_path)
-    office.jobs[5] = WorkloadProcess(5, "7")
-    office.says(b'{"step": 1}', 5, ticks=1)
-    office.says(b'{"step": 2}', 5)
-    assert office.steps() == [("7", 2)]
-    assert office.steps(WorkloadProcess(5, "7"), after=1) == []
-    assert office.answers == [(5, "unknown_process")]
+    harness = Harness(tmp_path)
+    harness.jobs[5] = WorkloadProcess(5, "7")
+    harness.send(b'{"step": 1}', 5, ticks=1)
+    harness.send(b'{"step": 2}', 5)
+    assert harness.steps() == [("7", 2)]
+    assert harness.steps(WorkloadProcess(5, "7"), after=1) == []
+    assert harness.answers == [(5, "unknown_process")]
 
 
 def test_many_that_come_at_once_are_asked_about_in_turns_and_none_is_lost(tmp_path: Path) -> None:
-    office = Office(tmp_path)
+    harness = Harness(tmp_path)
     pids = range(1000, 1000 + 2 * MOST_LOOKUPS + 10)
     for pid in pids:
         pretend(tmp_path, pid)
-        office.jobs[pid] = WorkloadProcess(pid, f"{pid}")
-        office.says(b"{}", pid)
-    turns = [len(office.take(after=1).reports) for _ in range(4)]
+        harness.jobs[pid] = WorkloadProcess(pid, f"{pid}")
+        harness.send(b"{}", pid)
+    turns = [len(harness.take(after=1).reports) for _ in range(4)]
     assert turns == [MOST_LOOKUPS, MOST_LOOKUPS, 10, 0]
-    assert [len(pids) for pids in office.asked] == [MOST_LOOKUPS, MOST_LOOKUPS, 10]
+    assert [len(pids) for pids in harness.looked_up] == [MOST_LOOKUPS, MOST_LOOKUPS, 10]
 
 
 def test_strangers_do_not_keep_the_new_from_being_asked_about(tmp_path: Path) -> None:
-    office = Office(tmp_path)
+    harness = Harness(tmp_path)
     for pid in range(1000, 1000 + 3 * MOST_LOOKUPS):
         pretend(tmp_path, pid)
-        office.says(b"{}", pid)
+        harness.send(b"{}", pid)
     for _ in range(3):
-        office.take(after=1)
+        harness.take(after=1)
     pretend(tmp_path, 9)
-    office.jobs[9] = WorkloadProcess(9, "7")
-    office.says(b'{"step": 1}', 9)
-    assert office.steps(after=20) == [("7", 1)]
+    harness.jobs[9] = WorkloadProcess(9, "7")
+    harness.send(b'{"step": 1}', 9)
+    assert harness.steps(after=20) == [("7", 1)]
 
 
 def test_at_most_so_many_are_taken_at_a_time_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.training.receiver.MOST_TAKEN", 2)
-    office = Office()
-    office.jobs[US] = WorkloadProcess(US, "7")
+    harness = Harness()
+    harness.jobs[US] = WorkloadProcess(US, "7")
     for step in range(5):
-        office.says(b'{"step": %d}' % step)
-    assert [office.steps(after=1) for _ in range(3)] == [[("7", 0), ("7", 1)], [("7", 2), ("7", 3)], [("7", 4)]]
+        harness.send(b'{"step": %d}' % step)
+    assert [harness.steps(after=1) for _ in range(3)] == [[("7", 0), ("7", 1)], [("7", 2), ("7", 3)], [("7", 4)]]
 
 
 @pytest.mark.e2e
-def test_what_a_scheduler_cannot_say_ends_nothing(enter: Enter, speaker: Start) -> None:
+def test_what_a_scheduler_cannot_say_ends_nothing(open_rig: OpenRig, start_sender: Start) -> None:
     """The scheduler learns of the job after the process has connected."""
-    room = enter()
-    one = speaker()
+    rig = open_rig()
+    one = start_sender()
     one.connect()
-    one.say(step=1)
-    with ticking(room):
+    one.send(step=1)
+    with ticking(rig):
         assert "asked again" in one.answer()["error"]
-    room.jobs[one.pid] = WorkloadProcess(one.pid, "7")
-    room.take(later=11.0)
-    one.say(step=2)
-    assert [report.step for report in room.taken(1)] == [2]
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    rig.take(later=11.0)
+    one.send(step=2)
+    assert [report.step for report in rig.taken(1)] == [2]
 
 
-# Logs.
+# FakeFollower.
 
 
 def followed(at: float, *, pid: int = 5, job: str = "7", rank: int | None = None, **said: object) -> LoggedMessage:
-    message = Message(rank=rank, **said)  # type: ignore[arg-type]  # as each test names them
+    message = Message(rank=rank, **said)  # type: ignore[arg-type]  # fields given by each test
     return LoggedMessage(pid, job, message, NOW + int(at * SECOND))
 
 
 def test_what_a_log_says_is_said_of_its_process() -> None:
-    logs = Logs()
-    office = Office(followers=logs)
+    logs = FakeFollower()
+    harness = Harness(followers=logs)
     logs.found = [followed(-1, step=1, seconds=1.0, tokens=5.0), followed(0, step=2, seconds=1.0, tokens=6.0)]
-    reports = office.take(WorkloadProcess(5, "7", ("GPU-0",), "3")).reports
+    reports = harness.take(WorkloadProcess(5, "7", ("GPU-0",), "3")).reports
     assert [(r.step, r.tokens, r.uuids, r.rank, r.start - NOW, r.end - NOW) for r in reports] == [
         (1, 5.0, ("GPU-0",), "3", -2 * SECOND, -SECOND),
         (2, 6.0, ("GPU-0",), "3", -SECOND, 0),
     ]
-    assert office.asked == []
+    assert harness.looked_up == []
 
 
 def test_of_a_process_that_no_gpu_lists_only_the_job_is_known() -> None:
-    logs = Logs()
-    office = Office(followers=logs)
+    logs = FakeFollower()
+    harness = Harness(followers=logs)
     logs.found = [followed(0, step=1, rank=4)]
-    (report,) = office.take(WorkloadProcess(5, "8", ("GPU-0",), "3")).reports
+    (report,) = harness.take(WorkloadProcess(5, "8", ("GPU-0",), "3")).reports
     assert (report.job_id, report.uuids, report.rank, report.each) == ("7", (), "4", True)
 
 
 def test_a_log_says_its_time_once_and_each_rank_s_lines_are_its_own() -> None:
-    logs = Logs()
-    office = Office(followers=logs)
+    logs = FakeFollower()
+    harness = Harness(followers=logs)
     logs.found = [
         followed(0, seconds=5.0, rank=0),
         followed(0, seconds=5.0, rank=0),
@@ -253,32 +254,32 @@ def test_a_log_says_its_time_once_and_each_rank_s_lines_are_its_own() -> None:
         followed(-4000, seconds=5.0, rank=2),
         followed(9, seconds=5.0, rank=2),
     ]
-    heard = office.take()
-    counts = dict(heard.counts)
-    assert [report.rank for report in heard.reports] == ["0", "1"]
+    update = harness.take()
+    counts = dict(update.counts)
+    assert [report.rank for report in update.reports] == ["0", "1"]
     assert (counts["replayed"], counts["old"], counts["future"]) == (1, 1, 1)
 
 
 def test_the_log_of_a_job_that_speaks_for_itself_is_not_believed_beside_it() -> None:
-    logs = Logs()
-    office = Office(followers=logs)
-    office.jobs[US] = WorkloadProcess(US, "7")
-    office.says(b"{}")
-    office.take()
+    logs = FakeFollower()
+    harness = Harness(followers=logs)
+    harness.jobs[US] = WorkloadProcess(US, "7")
+    harness.send(b"{}")
+    harness.take()
     logs.found = [followed(0, step=1), followed(0, step=2, job="8")]
-    heard = office.take()
-    assert [report.job_id for report in heard.reports] == ["8"]
-    assert dict(heard.counts)["reported"] == 1
+    update = harness.take()
+    assert [report.job_id for report in update.reports] == ["8"]
+    assert dict(update.counts)["reported"] == 1
     logs.found = [followed(601, step=3)]
-    assert office.steps(after=601) == [("7", 3)], "it has long been silent"
+    assert harness.steps(after=601) == [("7", 3)], "it has long been silent"
 
 
 def test_counts_of_logs_stand_beside_those_of_messages() -> None:
-    office = Office(followers=Logs())
-    office.jobs[US] = WorkloadProcess(US, "7")
-    office.says(b"{}")
-    counts = dict(office.take().counts)
-    assert (counts["line_unknown"], counts["taken"], counts["malformed"]) == (2, 2, 0)
+    harness = Harness(followers=FakeFollower())
+    harness.jobs[US] = WorkloadProcess(US, "7")
+    harness.send(b"{}")
+    counts = dict(harness.take().counts)
+    assert (counts["line_unknown"], counts["taken"], counts["malformed"]) == (2, 1, 0)
 
 
 # Opening and closing.
@@ -290,10 +291,10 @@ def opened(folder: Path) -> Iterator[Callable[..., ReportReceiver]]:
 
         def opened(name: str = "report.sock", http: str = "") -> ReportReceiver:
             settings = Settings(f"{folder / name}" if name else "", http)
-            desk = open_receiver(Config(reports=settings), SystemClock())
-            stack.callback(desk.close)
-            assert isinstance(desk, ReportReceiver)
-            return desk
+            receiver = open_receiver(Config(reports=settings), SystemClock())
+            stack.callback(receiver.close)
+            assert isinstance(receiver, ReportReceiver)
+            return receiver
 
         yield opened
 
@@ -307,17 +308,17 @@ def test_a_socket_that_cannot_be_made_is_one_warning_and_a_fault_that_stands(
 ) -> None:
     (folder / "file").touch()
     with caplog.at_level(logging.WARNING):
-        desk = opened("file/report.sock", "127.0.0.1:0")
-    heard = [desk.poll(NOW, (), none) for _ in range(3)]
+        receiver = opened("file/report.sock", "127.0.0.1:0")
+    update = [receiver.poll(NOW, (), none) for _ in range(3)]
     assert len(caplog.records) == 1
     assert "set reports.socket" in caplog.text
-    assert [[fault.kind for fault in each.faults] for each in heard] == [["reports_failed"]] * 3
-    assert len(desk._listeners) == 1, "HTTP goes on"
+    assert [[fault.kind for fault in each.faults] for each in update] == [["reports_failed"]] * 3
+    assert len(receiver._listeners) == 1, "HTTP goes on"
 
 
 def test_nothing_is_opened_where_nothing_is_to_be(opened: Callable[..., ReportReceiver], folder: Path) -> None:
-    heard = opened("").poll(NOW, (), none)
-    assert (heard.reports, heard.faults, list(folder.iterdir())) == ((), (), [])
+    update = opened("").poll(NOW, (), none)
+    assert (update.reports, update.faults, list(folder.iterdir())) == ((), (), [])
 
 
 def test_a_port_that_is_taken_is_a_fault_that_names_it(opened: Callable[..., ReportReceiver]) -> None:
@@ -347,19 +348,19 @@ def test_what_is_not_configured_is_not_imported() -> None:
 
 
 def test_a_thread_that_has_ended_is_a_fault() -> None:
-    office = Office()
-    assert office.take().faults == ()
-    office.door.alive = False
-    assert [fault.kind for fault in office.take().faults] == ["reports_failed"]
+    harness = Harness()
+    assert harness.take().faults == ()
+    harness.listener.alive = False
+    assert [fault.kind for fault in harness.take().faults] == ["reports_failed"]
 
 
 def test_closing_closes_all(folder: Path) -> None:
-    logs = Logs()
-    office = Office(followers=logs)
-    office.desk.close()
-    assert office.door.closed
+    logs = FakeFollower()
+    harness = Harness(followers=logs)
+    harness.receiver.close()
+    assert harness.listener.closed
     assert logs.closed
-    desk = open_receiver(Config(reports=Settings(f"{folder}/report.sock", "127.0.0.1:0")), SystemClock())
-    desk.close()
-    desk.close()
+    receiver = open_receiver(Config(reports=Settings(f"{folder}/report.sock", "127.0.0.1:0")), SystemClock())
+    receiver.close()
+    receiver.close()
     assert list(folder.iterdir()) == []

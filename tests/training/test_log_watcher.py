@@ -1,4 +1,4 @@
-"""Files that appear, grow, are rotated, emptied, replaced and deleted; whose they are, and what is not opened."""
+"""Log files that appear, grow, are rotated, truncated, replaced and deleted; their owners, and which are not opened."""
 
 import os
 import socket
@@ -35,11 +35,11 @@ ME = os.getpid()
 
 
 class Node:
-    """Jobs whose processes are this one, and logs below a folder."""
+    """Jobs whose only process is this one, with logs in a folder."""
 
     def __init__(self, folder: Path, *rows: FollowSettings) -> None:
         self.folder, self.now = folder, 1000 * SECOND
-        self.guests = [WorkloadProcess(ME, "12", rank="0")]
+        self.processes = [WorkloadProcess(ME, "12", rank="0")]
         self.watch = LogWatcher(rows or (FollowSettings(path=f"{folder}/{{job_id}}*.log"),))
 
     def write(self, name: str, *lines: str, end: str = "\n") -> Path:
@@ -48,10 +48,10 @@ class Node:
             file.write("".join(line + end for line in lines))
         return path
 
-    def look(self, *, after: float = 6.0) -> list[LoggedMessage]:
-        """Longer after than files are looked for."""
+    def poll(self, *, after: float = 6.0) -> list[LoggedMessage]:
+        """Poll after the search interval has passed."""
         self.now += int(after * SECOND)
-        return self.watch.poll(self.now, wall=0, processes=self.guests)
+        return self.watch.poll(self.now, wall=0, processes=self.processes)
 
     def counts(self) -> dict[str, int]:
         return {name: count for name, count in self.watch.counts.items() if count}
@@ -82,12 +82,12 @@ Make = Callable[..., Node]
 
 
 def test_a_log_that_was_there_counts_from_its_end_on(node: Make) -> None:
-    """What it said before tells the world's size and how far the job had come, and is no message."""
+    """Old lines yield the world size and the last step, and no message."""
     a = node()
     a.write("12.log", *logs.megatron_start(), *(f"noise {n} " + "x" * 100 for n in range(2000)), line(10), line(20))
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", line(30))
-    (one,) = a.look()
+    (one,) = a.poll()
     assert (one.pid, one.job_id, one.at) == (ME, "12", a.now)
     assert (one.message.step, one.message.steps, one.message.seconds) == (30, 10, 10.0)
     assert (one.message.world_size, one.message.samples, one.message.tokens) == (16, 80.0, 80.0 * 4096)
@@ -96,76 +96,76 @@ def test_a_log_that_was_there_counts_from_its_end_on(node: Make) -> None:
 
 def test_a_log_that_comes_later_is_read_from_its_beginning(node: Make) -> None:
     a = node()
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", *logs.megatron_start(), line(10), line(20))
-    assert steps(a.look()) == [(10, 10, False), (20, 10, False)]
+    assert steps(a.poll()) == [(10, 10, False), (20, 10, False)]
 
 
 def test_a_huge_log_is_not_read(node: Make) -> None:
-    """Four gigabytes of nothing, and a line."""
+    """A sparse file of four gigabytes, and a line."""
     a = node()
     path = a.write("12.log", *logs.megatron_start())
     os.truncate(path, 4 << 30)
     a.write("12.log", "", line(10))
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", line(20))
-    (one,) = a.look()
+    (one,) = a.poll()
     assert (one.message.steps, one.message.world_size) == (10, 16)
 
 
 def test_a_huge_log_that_comes_later_is_not_read_either(node: Make) -> None:
     a = node()
-    a.look()
+    a.poll()
     a.write("12.log", *(["x" * 1000] * (FRESH_BYTES // 1000 + 1)), line(10))
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", line(20))
-    assert steps(a.look()) == [(20, 1, False)]
+    assert steps(a.poll()) == [(20, 1, False)]
 
 
 def test_a_line_is_read_when_it_is_whole(node: Make) -> None:
     a = node()
     a.write("12.log", line(10))
-    a.look()
+    a.poll()
     text = line(20)
     a.write("12.log", text[:70], end="")
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", text[70:], end="")
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", "")
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_a_line_that_had_begun_before_is_whole_too(node: Make) -> None:
     a = node()
     a.write("12.log", line(10) + "\n" + line(20)[:70], end="")
-    a.look()
+    a.poll()
     a.write("12.log", line(20)[70:])
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_rotation_by_a_new_name(node: Make) -> None:
     a = node()
     path = a.write("12.log", line(10))
-    a.look()
+    a.poll()
     a.write("12.log", line(20))
     path.rename(path.with_suffix(".log.1"))
     a.write("12.log", line(30))
-    assert steps(a.look()) == [(20, 10, False), (30, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False), (30, 10, False)]
     a.write("12.log", line(40))
-    assert steps(a.look()) == [(40, 10, False)]
+    assert steps(a.poll()) == [(40, 10, False)]
 
 
 def test_rotation_by_copy_and_truncation(node: Make) -> None:
-    """The copy has the same name's beginning, and says nothing new."""
+    """copytruncate: the copy's name has the same prefix, and it contains nothing new."""
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}*"))
     path = a.write("12.log", line(10))
-    a.look()
+    a.poll()
     a.write("12.log", line(20))
-    a.look()
+    a.poll()
     (a.folder / "12.log.1").write_bytes(path.read_bytes())
     os.truncate(path, 0)
     a.write("12.log", line(30))
-    assert steps(a.look()) == [(30, 10, False)]
+    assert steps(a.poll()) == [(30, 10, False)]
     assert a.counts()["log_truncated"] == 1
 
 
@@ -174,150 +174,150 @@ def test_a_writer_that_does_not_append_leaves_a_hole(node: Make) -> None:
     with (a.folder / "12.log").open("w") as file:
         file.write(("x" * 100 + "\n") * 1000 + line(10) + "\n")
         file.flush()
-        a.look()
+        a.poll()
         os.truncate(file.name, 0)
         file.write(line(20) + "\n")
         file.flush()
-        assert steps(a.look()) == [(20, 10, False)]
+        assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_a_log_that_is_written_anew_with_more_than_it_had(node: Make) -> None:
     a = node()
     path = a.write("12.log", "first\n" + line(10))
-    a.look()
+    a.poll()
     path.write_text("second, and longer than the one before\n" + line(20) + "\n" + line(30) + "\n")
-    assert steps(a.look()) == [(20, 10, False), (30, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False), (30, 10, False)]
     assert a.counts()["log_truncated"] == 1
 
 
 def test_a_log_that_is_deleted_and_comes_again(node: Make) -> None:
     a = node()
     path = a.write("12.log", line(10))
-    a.look()
+    a.poll()
     path.unlink()
-    assert a.look() == []
+    assert a.poll() == []
     a.write("12.log", line(20))
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_files_that_are_gone_are_closed(node: Make) -> None:
     a = node()
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     a.write("12.log", line(10))
-    a.look()
+    a.poll()
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before + 1
     (a.folder / "12.log").unlink()
     for _ in range(12):
-        a.look()
+        a.poll()
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
 def test_a_job_that_is_gone_is_forgotten_and_one_that_comes_again_soon_is_not(node: Make) -> None:
     a = node()
     a.write("12.log", line(500), line(510), line(520))
-    a.look()
-    guests, a.guests = a.guests, []
+    a.poll()
+    processes, a.processes = a.processes, []
     a.write("12.log", " loading checkpoint from /c at iteration 500", line(510))
-    assert a.look(after=30) == []
-    a.guests = [WorkloadProcess(ME + 1, "12", rank="3"), *guests]
-    (restore, first) = a.look(after=20)
+    assert a.poll(after=30) == []
+    a.processes = [WorkloadProcess(ME + 1, "12", rank="3"), *processes]
+    (restore, first) = a.poll(after=20)
     assert (restore.message.phase, first.message.step, first.message.restart, first.pid) == ("restore", 510, True, ME)
-    a.guests = []
-    a.look(after=61)
+    a.processes = []
+    a.poll(after=61)
     assert not a.watch._files
 
 
 def test_two_jobs_have_two_logs(node: Make) -> None:
     a = node()
-    a.guests = [WorkloadProcess(ME, "12"), WorkloadProcess(ME, "13")]
-    a.look()
+    a.processes = [WorkloadProcess(ME, "12"), WorkloadProcess(ME, "13")]
+    a.poll()
     a.write("12.log", line(10))
     a.write("13.log", line(70), line(80))
-    found = a.look()
+    found = a.poll()
     assert sorted((one.job_id, one.message.step) for one in found) == [("12", 10), ("13", 70), ("13", 80)]
 
 
 @pytest.mark.parametrize("second", [True, False])
 def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
-    """1* is any job's whose id begins so."""
+    """As a pattern, 1* would match all jobs whose ID starts with 1."""
     a = node()
     a.write("12.log", line(10))
-    a.guests = [WorkloadProcess(ME, "1"), *([WorkloadProcess(ME, "12")] if second else [])]
-    a.look()
-    a.guests = [WorkloadProcess(ME, "1"), WorkloadProcess(ME, "12")]
-    a.look()
+    a.processes = [WorkloadProcess(ME, "1"), *([WorkloadProcess(ME, "12")] if second else [])]
+    a.poll()
+    a.processes = [WorkloadProcess(ME, "1"), WorkloadProcess(ME, "12")]
+    a.poll()
     a.write("12.log", line(20))
     a.write("1.log", line(70))
-    assert [(one.job_id, one.message.step) for one in a.look()] == [("1", 70)]
+    assert [(one.job_id, one.message.step) for one in a.poll()] == [("1", 70)]
     assert a.counts()["log_shared"] == 1
 
 
 def test_only_jobs_of_the_rows_class(node: Make, tmp_path: Path) -> None:
     a = node(FollowSettings(path=f"{tmp_path}/{{job_id}}.log", workload_class="interactive"))
-    a.look()
+    a.poll()
     a.write("12.log", line(10))
-    assert a.look() == []
-    a.guests = [WorkloadProcess(ME, "12", workload_class="interactive")]
-    a.look()
+    assert a.poll() == []
+    a.processes = [WorkloadProcess(ME, "12", workload_class="interactive")]
+    a.poll()
     a.write("12.log", line(20))
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_a_row_that_names_its_framework_reads_no_other(node: Make, tmp_path: Path) -> None:
     a = node(FollowSettings(path=f"{tmp_path}/{{job_id}}.log", framework="maxtext"))
-    a.look()
+    a.poll()
     a.write("12.log", line(10), logs.maxtext(5, seconds=1.0))
-    assert steps(a.look()) == [(6, 6, False)]
+    assert steps(a.poll()) == [(6, 6, False)]
 
 
 def test_a_path_without_a_job_is_read_by_nobody(node: Make, tmp_path: Path) -> None:
     a = node(FollowSettings(path=f"{tmp_path}/*.log"))
-    a.look()
+    a.poll()
     a.write("12.log", line(10))
-    assert a.look() == []
+    assert a.poll() == []
     assert a.counts() == {}
 
 
 @pytest.mark.parametrize("job_id", ["*", "?2", "[1]2", "../other/12", "..", "/", "", "12\0", "./12"])
 def test_a_jobs_id_leads_to_no_other_log(tmp_path: Path, job_id: str) -> None:
-    """A path names one job's files, whatever its id is made of."""
+    """A path matches one job's files, whatever characters its ID contains."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "other").mkdir()
     a = Node(tmp_path / "logs", FollowSettings(path=f"{tmp_path}/logs/{{job_id}}.log"))
-    a.guests = [WorkloadProcess(ME, job_id)]
-    a.look()
+    a.processes = [WorkloadProcess(ME, job_id)]
+    a.poll()
     a.write("12.log", line(10))
     (tmp_path / "other" / "12.log").write_text(line(10) + "\n")
-    assert a.look() == []
+    assert a.poll() == []
 
 
 def test_an_id_with_a_folder_in_it_is_a_folder(node: Make) -> None:
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
-    a.guests = [WorkloadProcess(ME, "team/run[1]")]
+    a.processes = [WorkloadProcess(ME, "team/run[1]")]
     (a.folder / "team").mkdir()
-    a.look()
+    a.poll()
     a.write("team/run[1].log", line(10))
-    assert steps(a.look()) == [(10, 10, False)]
+    assert steps(a.poll()) == [(10, 10, False)]
 
 
 def test_whoever_wrote_before_another_may_go_on(node: Make) -> None:
     a = node()
     a.write("12.log", f"[rank3]:{line(10)}")
-    a.look()
+    a.poll()
     a.write("12.log", f"[rank5]:{line(20)}")
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
 
 
 def test_a_bar_that_was_there_tells_no_time(node: Make) -> None:
-    """When it was drawn nobody knows: the first interval begins with the first position that was seen."""
+    """The time of an old bar is unknown: the first interval begins with the first position that was read live."""
     a = node()
     words = logs.trainer(loss=2.0, epoch=0.1)
     a.write("12.log", words + logs.bar(10, 500), words, logs.bar(10, 500))
-    a.look()
+    a.poll()
     a.write("12.log", logs.bar(12, 500), end="\r")
-    assert steps(a.look()) == [(12, 0, False)]
+    assert steps(a.poll()) == [(12, 0, False)]
     a.write("12.log", logs.bar(15, 500), end="\r")
-    (one,) = a.look(after=6)
+    (one,) = a.poll(after=6)
     assert (one.message.step, one.message.steps, one.message.seconds) == (15, 3, 6.0)
 
 
@@ -336,10 +336,10 @@ def test_what_is_no_file_is_not_opened(node: Make, kind: str) -> None:
         path.symlink_to("/proc/self/cwd")
     else:
         path.symlink_to("/dev/zero")
-    assert a.look() == []
+    assert a.poll() == []
     assert a.counts() == {"log_not_a_file": 1}
-    assert a.look() == []
-    assert a.counts() == {"log_not_a_file": 1}  # told once
+    assert a.poll() == []
+    assert a.counts() == {"log_not_a_file": 1}  # counted once
 
 
 def place(path: Path, *users: int) -> watcher.LogLocation:
@@ -349,7 +349,7 @@ def place(path: Path, *users: int) -> watcher.LogLocation:
 def refused(path: Path, *users: int) -> str:
     with pytest.raises(watcher.LogRefusedError) as caught:
         os.close(watcher.open_log(place(path, *users)))
-    return str(caught.value)
+    return f"{caught.value.count} {caught.value}"
 
 
 def accepted(path: Path, *users: int) -> bool:
@@ -375,7 +375,7 @@ def test_a_users_file_is_his_whatever_leads_there(tmp_path: Path) -> None:
 
 @needs_root
 def test_roots_file_must_be_out_of_the_users_reach(tmp_path: Path) -> None:
-    """Even where the job is root's, as most are in containers."""
+    """Even if the job runs as root, as most containers do."""
     secret = tmp_path / "secret"
     secret.write_text("x")
     assert accepted(secret, 4711)
@@ -394,7 +394,7 @@ def test_roots_file_must_be_out_of_the_users_reach(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_all_may_write_is_within_reach(tmp_path: Path) -> None:
-    """Unless it is sticky: then what is ours stays there."""
+    """Unless it is sticky: then other users cannot replace our file."""
     folder = tmp_path / "open"
     folder.mkdir()
     path = folder / "12.log"
@@ -416,53 +416,53 @@ def test_a_link_to_ours_is_no_log(tmp_path: Path) -> None:
 
 def test_many_files_are_too_many(node: Make) -> None:
     a = node()
-    a.guests = [WorkloadProcess(ME, str(n)) for n in range(MOST_FILES + 2)]
+    a.processes = [WorkloadProcess(ME, str(n)) for n in range(MOST_FILES + 2)]
     for n in range(MOST_FILES + 2):
         a.write(f"{n}x.log", line(10))
     a.watch._rows = (FollowSettings(path=f"{a.folder}/{{job_id}}x.log"),)
-    a.look()
+    a.poll()
     assert a.counts() == {"log_files": MOST_FILES, "log_too_many": 2}
 
 
 def test_a_look_reads_no_more_than_it_may_and_nothing_is_left_out(node: Make) -> None:
     a = node()
     a.write("12.log", line(10))
-    a.look()
+    a.poll()
     lines = [line(step) for step in range(20, 60_000, 10)]
     a.write("12.log", *lines)
     total = sum(len(text) + 1 for text in lines)
-    looks = [a.look() for _ in range(-(-total // FILE_BYTES))]
-    assert [one.message.step for look in looks for one in look] == list(range(20, 60_000, 10))
-    assert max(map(len, looks)) <= FILE_BYTES // len(lines[0])
+    polls = [a.poll() for _ in range(-(-total // FILE_BYTES))]
+    assert [one.message.step for poll in polls for one in poll] == list(range(20, 60_000, 10))
+    assert max(map(len, polls)) <= FILE_BYTES // len(lines[0])
 
 
 def test_all_files_have_their_turn(node: Make) -> None:
-    """Twelve that are longer than a look's whole share: each is read at once in three looks."""
+    """Twelve files larger than a poll's limit: each is read in one of three polls."""
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
-    a.guests = [WorkloadProcess(ME, f"j{n}") for n in range(12)]
-    a.look()
+    a.processes = [WorkloadProcess(ME, f"j{n}") for n in range(12)]
+    a.poll()
     for n in range(12):
         a.write(f"j{n}.log", *(line(step) for step in range(10, 20_000, 10)))
-    looks = [a.look() for _ in range(12)]
-    most = max(sum(len(line(10)) for _ in look) for look in looks)
+    polls = [a.poll() for _ in range(12)]
+    most = max(sum(len(line(10)) for _ in poll) for poll in polls)
     assert most <= POLL_BYTES
-    assert {one.job_id for look in looks for one in look} == {f"j{n}" for n in range(12)}
+    assert {one.job_id for poll in polls for one in poll} == {f"j{n}" for n in range(12)}
 
 
 def test_a_file_that_is_far_ahead_is_taken_up_near_its_end(node: Make) -> None:
     a = node()
     path = a.write("12.log", line(10))
-    a.look()
+    a.poll()
     os.truncate(path, BEHIND_BYTES + (1 << 20))
     a.write("12.log", "", line(520))
-    assert steps(a.look()) == [(520, 1, False)]
+    assert steps(a.poll()) == [(520, 1, False)]
     assert a.counts()["log_skipped"] == 1
 
 
 def test_behind_what_was_left_out_the_first_line_is_whole(node: Make) -> None:
     a = node()
     a.write("12.log", line(10))
-    a.look()
+    a.poll()
     a.write("12.log", *["x" * 999] * (BEHIND_BYTES // 1000 + 1000))
     (file,) = a.watch._files.values()
     read = file.tail.read(1 << 20)
@@ -471,58 +471,58 @@ def test_behind_what_was_left_out_the_first_line_is_whole(node: Make) -> None:
 
 
 def test_a_line_without_an_end_is_dropped(node: Make) -> None:
-    """Megabytes of it, and the line after it is read."""
+    """A line of megabytes is skipped, and the line after it is read."""
     a = node()
     a.write("12.log", line(10))
-    a.look()
+    a.poll()
     a.write("12.log", "x" * (3 * FILE_BYTES), end="")
     for _ in range(4):
-        assert a.look() == []
+        assert a.poll() == []
     assert all(len(file.tail._part) <= LINE_BYTES for file in a.watch._files.values())
     a.write("12.log", "", line(20))
-    assert steps(a.look()) == [(20, 10, False)]
+    assert steps(a.poll()) == [(20, 10, False)]
     assert a.counts()["log_too_long"] == 1
 
 
 def test_what_is_no_text_is_passed_over(node: Make) -> None:
     a = node()
     path = a.write("12.log", line(10))
-    a.look()
+    a.poll()
     with path.open("ab") as file:
         file.write(bytes(range(256)) * 40 + b"\n\xff\xfe" + line(20).encode() + b"\xff\n")
         file.write(line(30).encode() + b"\n")
-    assert steps(a.look()) == [(30, 20, False)]
+    assert steps(a.poll()) == [(30, 20, False)]
 
 
 def test_figures_that_no_message_may_have_are_counted(node: Make) -> None:
     a = node()
-    a.look()
+    a.poll()
     a.write("12.log", logs.maxtext(0, seconds=1000.0, tflops=1e28), logs.maxtext(1, seconds=1.0))
-    assert steps(a.look()) == [(2, 1, False)]
+    assert steps(a.poll()) == [(2, 1, False)]
     assert a.counts()["log_absurd"] == 1
 
 
 def test_a_backlog_took_place_before_now(node: Make) -> None:
-    """Three steps of 2 s in one look of 10 s: they ended 4 s ago, 2 s ago, and when the file was last written to."""
+    """Three steps of 2 s in a poll after 10 s: they ended 4 s ago, 2 s ago, and at the last write."""
     a = node()
     a.write("12.log", logs.maxtext(0, seconds=2.0))
-    a.look()
+    a.poll()
     path = a.write("12.log", *(logs.maxtext(step, seconds=2.0) for step in (1, 2, 3)))
     wall = path.stat().st_mtime_ns + SECOND // 2
     a.now += 10 * SECOND
-    found = a.watch.poll(a.now, wall=wall, processes=a.guests)
+    found = a.watch.poll(a.now, wall=wall, processes=a.processes)
     assert [(a.now - one.at) / SECOND for one in found] == [4.5, 2.5, 0.5]
 
 
 def test_what_is_too_much_for_the_time_since_the_last_word_is_put_into_it(node: Make) -> None:
-    """Three steps of 2 s within 3 s: each is given 1 s, and has its work."""
+    """Three steps of 2 s within 3 s: each is shortened to 1 s and keeps its work."""
     a = node()
-    a.look()
+    a.poll()
     a.write("12.log", logs.maxtext(0, seconds=2.0))
-    (one,) = a.look()
+    (one,) = a.poll()
     assert one.message.seconds == 2.0
     a.write("12.log", *(logs.maxtext(step, seconds=2.0) for step in (1, 2, 3)))
-    found = a.look(after=3)
+    found = a.poll(after=3)
     assert [(a.now - one.at) / SECOND for one in found] == [2.0, 1.0, 0.0]
     assert [(one.message.seconds, one.message.steps, one.message.tokens) for one in found] == [(1.0, 1, 8192.0)] * 3
 
@@ -530,11 +530,11 @@ def test_what_is_too_much_for_the_time_since_the_last_word_is_put_into_it(node: 
 def test_megatrons_first_iteration_is_in_the_mean_after_it(node: Make) -> None:
     """30 s, then nine of 1 s: the mean of ten is 3.9 s. Nine of those are the work of nine steps, done in 9 s."""
     a = node()
-    a.look()
+    a.poll()
     a.write("12.log", logs.megatron(1, ms=30_000.0, tflops=10.0))
-    a.look(after=30)
+    a.poll(after=30)
     a.write("12.log", logs.megatron(10, ms=3900.0, tflops=100.0))
-    (one,) = a.look(after=9)
+    (one,) = a.poll(after=9)
     assert one.message.steps == 9
     assert one.message.seconds == pytest.approx(9.0)
     assert one.message.model_flops == pytest.approx(100e12 * 3.9 * 9)
@@ -542,16 +542,16 @@ def test_megatrons_first_iteration_is_in_the_mean_after_it(node: Make) -> None:
 
 def test_a_file_systems_clock_that_goes_behind_holds_nothing_up(node: Make) -> None:
     a = node()
-    a.look()
+    a.poll()
     a.write("12.log", logs.maxtext(0, seconds=2.0))
-    a.look()
+    a.poll()
     a.write("12.log", logs.maxtext(1, seconds=2.0))
     a.now += 6 * SECOND
-    (one,) = a.watch.poll(a.now, wall=1 << 62, processes=a.guests)
+    (one,) = a.watch.poll(a.now, wall=1 << 62, processes=a.processes)
     assert (one.at, one.message.seconds) == (a.now, 2.0)
 
 
-HAPPENS = ("grow", "cut", "anew", "move", "drop", "hole", "look")
+HAPPENS = ("grow", "cut", "anew", "move", "drop", "hole", "poll")
 
 
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.binary(max_size=300)), max_size=30))
@@ -560,18 +560,18 @@ def test_whatever_happens_to_a_file_nothing_is_raised(happens: list[tuple[str, b
     with tempfile.TemporaryDirectory() as name:
         node = Node(Path(name))
         path = node.folder / "12.log"
-        node.look()
+        node.poll()
         for what, content in happens:
             happen(node, path, what, content)
-        node.look()
+        node.poll()
         assert set(node.watch.counts) == set(COUNTS)
         assert len(node.watch._files) <= MOST_FILES
         node.watch.close()
 
 
 def happen(node: Node, path: Path, what: str, content: bytes) -> None:
-    if what == "look":
-        node.look(after=len(content) / 10 + 0.1)
+    if what == "poll":
+        node.poll(after=len(content) / 10 + 0.1)
     elif what == "move" and path.exists():
         path.rename(path.with_name(f"12-{len(content)}.log"))
     elif what == "drop":
@@ -588,7 +588,7 @@ def happen(node: Node, path: Path, what: str, content: bytes) -> None:
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 64))
 @settings(deadline=None)
 def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], most: int) -> None:
-    """Whatever the pieces, a file's lines are those between its ends of line."""
+    """However a file is cut into chunks, its lines are the same."""
     text = b"".join(parts)
     with tempfile.TemporaryFile() as file:
         tail = FileTail(os.dup(file.fileno()), Counter(), offset=0)

@@ -1,6 +1,5 @@
-"""Real processes with real standard outputs, and the thread that follows them."""
+"""Real processes with real standard outputs, and the follower thread."""
 
-import os
 import subprocess
 import threading
 import time
@@ -22,13 +21,13 @@ DEADLINE = 20.0
 
 
 class Echo:
-    """A process that writes to its standard output what it is told to."""
+    """A process that copies its input to its standard output."""
 
     def __init__(self, output: IO[bytes] | int, *command: str) -> None:
         self.process = subprocess.Popen(command or ("cat",), stdin=subprocess.PIPE, stdout=output)
         self.pid = self.process.pid
 
-    def says(self, *lines: str) -> None:
+    def write(self, *lines: str) -> None:
         assert self.process.stdin
         self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
         self.process.stdin.flush()
@@ -70,16 +69,16 @@ def until(found: Callable[[], bool]) -> None:
 
 
 def written(path: Path, size: int) -> None:
-    """Wait until another process has written so much."""
+    """Wait until the file has the given size."""
     until(lambda: path.stat().st_size >= size)
 
 
-def look(watch: LogWatcher, *guests: WorkloadProcess) -> list[LoggedMessage]:
-    return watch.poll(time.monotonic_ns() // 1_000_000 * 1_000_000, wall=time.time_ns(), processes=guests)
+def poll(watch: LogWatcher, *processes: WorkloadProcess) -> list[LoggedMessage]:
+    return watch.poll(time.monotonic_ns() // 1_000_000 * 1_000_000, wall=time.time_ns(), processes=processes)
 
 
 def gathered(take: Callable[[], Sequence[LoggedMessage]], size: int) -> list[LoggedMessage]:
-    """So many messages, however many calls they take."""
+    """Poll until there are so many messages, and return them."""
     found: list[LoggedMessage] = []
 
     def enough() -> bool:
@@ -97,28 +96,28 @@ def line(step: int) -> str:
 def test_the_standard_output_of_a_process_is_followed(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         echo = start(output)
-    guest = WorkloadProcess(echo.pid, "12", rank="0")
-    echo.says(line(10))
+    process = WorkloadProcess(echo.pid, "12", rank="0")
+    echo.write(line(10))
     written(tmp_path / "out", 100)
-    assert look(watch, guest) == []
-    (tmp_path / "out").unlink()  # or in another mount namespace: its name is of no use
-    echo.says(line(20))
-    found = gathered(lambda: look(watch, guest), 1)
+    assert poll(watch, process) == []
+    (tmp_path / "out").unlink()  # as in another mount namespace: the path does not exist
+    echo.write(line(20))
+    found = gathered(lambda: poll(watch, process), 1)
     assert [(one.pid, one.job_id, one.message.step, one.message.steps) for one in found] == [(echo.pid, "12", 20, 10)]
     assert 0 <= time.monotonic_ns() - found[0].at < DEADLINE * SECOND
 
 
 def test_of_an_ancestor_where_its_own_is_a_pipe(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """As torchrun has it with --tee: the worker writes to a pipe, the launcher to the job's file."""
+    """As with torchrun --tee: the worker writes to a pipe, the launcher to the job's file."""
     with (tmp_path / "out").open("wb") as output:
         echo = start(output, "sh", "-c", "cat | cat; true")
     children = Path(f"/proc/{echo.pid}/task/{echo.pid}/children")
     until(lambda: any(is_piped(pid) for pid in children.read_text().split()))
     worker = next(int(pid) for pid in children.read_text().split() if is_piped(pid))
-    look(watch, WorkloadProcess(worker, "12"))
-    echo.says(line(10))
+    poll(watch, WorkloadProcess(worker, "12"))
+    echo.write(line(10))
     written(tmp_path / "out", 100)
-    assert [(one.pid, one.message.step) for one in look(watch, WorkloadProcess(worker, "12"))] == [(worker, 10)]
+    assert [(one.pid, one.message.step) for one in poll(watch, WorkloadProcess(worker, "12"))] == [(worker, 10)]
 
 
 def is_piped(pid: str) -> bool:
@@ -130,7 +129,7 @@ def is_piped(pid: str) -> bool:
 
 
 def test_an_ancestor_in_another_control_group_or_of_another_user_is_not_asked(tmp_path: Path) -> None:
-    """A hand-made /proc: the worker's parent is in its group, its grandparent is not."""
+    """A fake /proc: the worker's parent is in its cgroup, its grandparent is not."""
     (tmp_path / "log").touch()
     for pid, parent, group, output in (
         (30, 20, "/job", "/dev/null"),
@@ -152,31 +151,31 @@ def test_an_ancestor_in_another_control_group_or_of_another_user_is_not_asked(tm
 
 
 def test_the_same_output_of_several_ranks_is_followed_once(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """And the lowest rank speaks, be its pid the highest."""
+    """Messages are attributed to the lowest rank, even if its pid is the highest."""
     with (tmp_path / "out").open("ab") as output:
         third, first, unknown = start(output), start(output), start(output)
-    guests = [
+    processes = [
         WorkloadProcess(unknown.pid, "12"),
         WorkloadProcess(third.pid, "12", rank="10"),
         WorkloadProcess(first.pid, "12", rank="9"),
     ]
-    look(watch, *guests)
-    third.says(line(10))
+    poll(watch, *processes)
+    third.write(line(10))
     written(tmp_path / "out", 100)
-    assert [(one.pid, one.message.step) for one in look(watch, *guests)] == [(first.pid, 10)]
+    assert [(one.pid, one.message.step) for one in poll(watch, *processes)] == [(first.pid, 10)]
     assert watch.counts["log_files"] == 1
-    third.says(line(20))
+    third.write(line(20))
     written(tmp_path / "out", 500)
-    assert [one.pid for one in look(watch, *guests[:2])] == [third.pid]
+    assert [one.pid for one in poll(watch, *processes[:2])] == [third.pid]
 
 
 def test_what_it_only_reads_is_no_log(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
-    """Whatever a process has as its standard output, it must be able to write to it."""
+    """A process's standard output is followed only if it is open for writing."""
     (tmp_path / "secret").write_text(line(10) + "\n")
     with (tmp_path / "secret").open("rb") as output:
         echo = start(output, "sleep", "600")
     try:
-        look(watch, WorkloadProcess(echo.pid, "12"))
+        poll(watch, WorkloadProcess(echo.pid, "12"))
     finally:
         echo.process.terminate()
     opened = [Path(f"/proc/self/fd/{file.tail._handle}").readlink().name for file in watch._files.values()]
@@ -188,7 +187,7 @@ def test_processes_that_are_gone_or_have_no_file_are_passed_over(start: Start, w
     gone = start(subprocess.DEVNULL)
     gone.close()
     assert (
-        look(
+        poll(
             watch,
             WorkloadProcess(echo.pid, "12"),
             WorkloadProcess(gone.pid, "12"),
@@ -211,34 +210,24 @@ def _followers() -> Iterator[LogFollowerThread]:
 def test_the_thread_follows_who_is_here(start: Start, followers: LogFollowerThread, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         echo = start(output)
-    guests = [WorkloadProcess(echo.pid, "12")]
-    until(lambda: followers.poll(0, guests) == () and followers.counts()["log_files"] == 1)
-    echo.says(line(10), line(20))
-    found = gathered(lambda: followers.poll(0, guests), 2)
+    processes = [WorkloadProcess(echo.pid, "12")]
+    until(lambda: followers.poll(processes) == () and followers.counts()["log_files"] == 1)
+    echo.write(line(10), line(20))
+    found = gathered(lambda: followers.poll(processes), 2)
     assert [(one.message.step, one.message.steps) for one in found] == [(10, 1), (20, 10)]
     assert followers.counts()["log_messages"] == 2
     assert set(followers.counts()) == set(COUNTS)
 
 
-def test_without_rows_there_is_no_thread() -> None:
-    before = threading.active_count()
-    followers = open_log_follower(Config(), JumpClock())
-    assert threading.active_count() == before
-    assert followers.poll(0, [WorkloadProcess(os.getpid(), "12")]) == ()
-    assert not any(followers.counts().values())
-    followers.close()
-    followers.close()
-
-
 def test_closing_ends_the_thread(followers: LogFollowerThread) -> None:
-    followers.poll(0, [])
+    followers.poll([])
     followers.close()
     assert not followers._thread.is_alive()
-    assert followers.poll(0, []) == ()
+    assert followers.poll([]) == ()
 
 
 def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
-    """Whatever hangs, hangs the followers' own thread."""
+    """A hanging file system blocks only the follower thread."""
     entered, leave = threading.Event(), threading.Event()
 
     def hangs(now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
@@ -248,13 +237,13 @@ def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
         return [LoggedMessage(1, "12", Message(step=n), 0) for n in range(MOST_PENDING + 2)]
 
     followers._watcher.poll = hangs  # type: ignore[method-assign]
-    followers.poll(0, [])
+    followers.poll([])
     assert entered.wait(DEADLINE)
-    assert followers.poll(0, []) == ()
+    assert followers.poll([]) == ()
     followers._stop.set()
     leave.set()
     until(lambda: followers.counts()["log_dropped"] == 2)
-    taken = followers.poll(0, [])
+    taken = followers.poll([])
     assert len(taken) == MOST_PENDING
     assert taken[0].message.step == 2
 

@@ -1,4 +1,4 @@
-"""Processes that report, and a desk that hears them: real ones, on real sockets."""
+"""Real processes that send reports over real sockets, and a receiver for them."""
 
 import json
 import subprocess
@@ -60,8 +60,8 @@ for command in sys.stdin:
 """
 
 
-class Speaker:
-    """A process of its own, which does as it is told."""
+class SenderProcess:
+    """A separate process that executes commands from its standard input."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -73,26 +73,26 @@ class Speaker:
     def connect(self, line: str = "a") -> str:
         return self._do("connect", line, f"{self.socket}")
 
-    def say(self, raw: bytes | None = None, *, line: str = "a", **message: Any) -> str:
+    def send(self, raw: bytes | None = None, *, line: str = "a", **message: Any) -> str:
         return self._do("send", line, (json.dumps(message).encode() if raw is None else raw).hex())
 
     def flood(self, times: int, *, line: str = "a", **message: Any) -> int:
-        """Send as often as the socket takes it without waiting; give how often."""
+        """Send until the socket would block; returns the number of messages."""
         return int(self._do("flood", line, json.dumps(message).encode().hex(), f"{times}"))
 
-    def child_says(self, *, line: str = "a", **message: Any) -> int:
-        """Have a child send it, over the connection that it has inherited."""
+    def send_from_child(self, *, line: str = "a", **message: Any) -> int:
+        """Send it from a forked child, over the inherited connection."""
         return int(self._do("child", line, json.dumps(message).encode().hex()))
 
     def answer(self, line: str = "a") -> dict[str, str]:
-        """Give the next answer; it waits for it."""
+        """Wait for the next reply and return it."""
         said: dict[str, str] = json.loads(self.read(line))
         return said
 
     def read(self, line: str = "a") -> str:
         return self._do("read", line)
 
-    def hang_up(self, line: str = "a") -> str:
+    def disconnect(self, line: str = "a") -> str:
         return self._do("hang-up", line)
 
     def end(self) -> None:
@@ -107,49 +107,49 @@ class Speaker:
         return cast("IO[str]", self._process.stdout).readline().strip()
 
 
-class Room:
-    """A desk, and who is whose: `jobs` is the scheduler's word."""
+class ReceiverRig:
+    """A receiver with a socket; `jobs` is the scheduler's list of processes by pid."""
 
     def __init__(
         self, socket: Path, *, http: str = "", follow: tuple[FollowSettings, ...] = (), **settings: Any
     ) -> None:
         self.socket, self.clock = socket, SystemClock()
         reports = Settings(f"{socket}", http, **settings)
-        self.desk: WorkloadListener = open_receiver(
+        self.receiver: WorkloadListener = open_receiver(
             Config(reports=reports, follow=follow, host=HostSettings()), self.clock
         )
         self.jobs: dict[int, WorkloadProcess] = {}
-        self.asked: list[int] = []
+        self.looked_up: list[int] = []
         self.reports: list[TrainingReport] = []
-        self.heard = WorkloadUpdate()
+        self.update = WorkloadUpdate()
 
-    def whose(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
-        self.asked += pids
+    def lookup(self, pids: Sequence[int]) -> dict[int, WorkloadProcess]:
+        self.looked_up += pids
         return {pid: self.jobs[pid] for pid in pids if pid in self.jobs}
 
-    def take(self, *guests: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
-        """One tick, `later` seconds from now; `guests` are on GPUs."""
-        self.heard = self.desk.poll(self.clock.now() + int(later * 1e9), guests, self.whose)
-        self.reports += self.heard.reports
-        return self.heard.reports
+    def take(self, *processes: WorkloadProcess, later: float = 0.0) -> tuple[TrainingReport, ...]:
+        """Poll once, `later` seconds from now; `processes` are on GPUs."""
+        self.update = self.receiver.poll(self.clock.now() + int(later * 1e9), processes, self.lookup)
+        self.reports += self.update.reports
+        return self.update.reports
 
-    def taken(self, number: int, *guests: WorkloadProcess) -> list[TrainingReport]:
-        """Tick until there are so many reports since the start, and give them."""
-        wait_for(lambda: self.take(*guests) is not None and len(self.reports) >= number, f"{number} reports")
+    def taken(self, number: int, *processes: WorkloadProcess) -> list[TrainingReport]:
+        """Poll until there are so many reports since the start, and return them."""
+        wait_for(lambda: self.take(*processes) is not None and len(self.reports) >= number, f"{number} reports")
         return self.reports
 
     def count(self, outcome: str) -> int:
-        return dict(self.desk.poll(self.clock.now(), (), self.whose).counts)[outcome]
+        return dict(self.receiver.poll(self.clock.now(), (), self.lookup).counts)[outcome]
 
 
 @contextmanager
-def ticking(room: Room) -> Iterator[None]:
-    """Have the desk looked at by another thread, as the daemon's does, while this one waits for answers."""
+def ticking(rig: ReceiverRig) -> Iterator[None]:
+    """Poll the receiver on another thread, like the daemon, while this one waits for replies."""
     over = threading.Event()
 
     def tick() -> None:
         while not over.wait(0.05):
-            room.take()
+            rig.take()
 
     thread = threading.Thread(target=tick)
     thread.start()
@@ -161,7 +161,7 @@ def ticking(room: Room) -> Iterator[None]:
 
 
 def wait_for(true: Callable[[], T], what: str) -> T:
-    """Ask until it is true, and give it."""
+    """Wait until the condition returns a true value, and return that."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if found := true():

@@ -1,4 +1,4 @@
-"""Who is at the other end: real sockets of real processes, and hand-made tables of the kernel's."""
+"""Identification of the peer process: real sockets of real processes, and fake /proc tables."""
 
 import errno
 import os
@@ -55,7 +55,7 @@ socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])
 
 
 class Caller:
-    """A process with a connection to a server here, and perhaps a child that has inherited it."""
+    """A process connected to a server of the test, optionally with a child that has inherited the connection."""
 
     def __init__(self, started: subprocess.Popen[str], server: socket.socket) -> None:
         self.pid = started.pid
@@ -92,7 +92,7 @@ def test_the_kernel_says_who_has_connected() -> None:
 
 
 class Kernel(socket.socket):
-    """A connection of a kernel that answers `failure` to who its peer is, as before 6.5, or says what it says."""
+    """A connection whose SO_PEERPIDFD raises `failure`, as kernels before 6.5 do, or works."""
 
     failure = 0
 
@@ -104,7 +104,7 @@ class Kernel(socket.socket):
 
 @pytest.fixture
 def gone(tmp_path: Path) -> Iterator[tuple[Kernel, int]]:
-    """A connection whose process has ended, and its pid, which is another's by now."""
+    """A connection whose process has ended, and its pid, which has been reused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(f"{tmp_path / 's'}")
         server.listen()
@@ -136,7 +136,7 @@ def test_whoever_has_a_pid_next_is_not_who_has_connected(tmp_path: Path, gone: t
 
 
 def test_whoever_is_in_another_pid_namespace_is_told_what_to_do() -> None:
-    """The kernel gives 0 for it."""
+    """The kernel returns pid 0."""
     with pytest.raises(ReportRefusedError, match="hostPID: true") as refused:
         peer_with_pid(0, PROC)
     assert refused.value.outcome == "not_visible"
@@ -236,9 +236,9 @@ def test_the_kernel_s_table_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_its_process_has_closed_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    """It goes on in TIME_WAIT (06), without an inode."""
+    """It remains in TIME_WAIT (06), without an inode."""
     hand_made(tmp_path, LINE.replace(" 01 ", " 06 ").replace(" 4242 ", " 0 "))
-    with pytest.raises(ReportRefusedError, match="keep it until it is answered"):
+    with pytest.raises(ReportRefusedError, match="keep it open until the reply"):
         peer_of_connection(CLIENT, SERVER, proc=tmp_path)
 
 

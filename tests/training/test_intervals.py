@@ -1,5 +1,6 @@
-"""When a message speaks of: bounds of time, replays, and the Report it becomes. Times in milliseconds here."""
+"""The interval of a message: limits, replays, and its conversion to a TrainingReport. Times in milliseconds."""
 
+import math
 from typing import Any
 
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.core.model import MS, NEVER, Parallel, TrainingReport
 from exporter.training.inbox import resolve_interval
-from exporter.training.message import Degrees, Message, Quality, ReportRefusedError, Schedule, Shape
+from exporter.training.message import Degrees, Message, Quality, ReportRefusedError, Schedule, Shape, decode_message
 from exporter.training.receiver import to_report
 from exporter.workloads import WorkloadProcess
 
@@ -18,7 +19,7 @@ NOW = 2 * HOUR
 def when(
     seconds: float = 0.0, *, at: float | None = None, begun: float | None = None, until: float | None = None
 ) -> Any:
-    """Start and end in milliseconds, or the outcome of the refusal; all times are after the host's boot."""
+    """Start and end in milliseconds, or the outcome of the rejection; times since boot."""
     times = {name: NEVER if time is None else int(time * MS) for name, time in (("begun", begun), ("until", until))}
     ended = None if at is None else int(at * MS)
     try:
@@ -102,8 +103,16 @@ def test_what_is_said_is_told_in_the_core_s_words() -> None:
     )  # fmt: skip
 
 
+def test_a_loss_that_json_cannot_represent() -> None:
+    def loss(raw: bytes) -> float | None:
+        return to_report(decode_message(raw), WorkloadProcess(1, "j"), start=0, end=0).loss
+
+    assert math.isnan(loss(b'{"loss": "nan"}') or 0.0)
+    assert (loss(b'{"loss": "-inf"}'), loss(b'{"loss": 2}'), loss(b"{}")) == (-math.inf, 2.0, None)
+
+
 def test_the_process_knows_its_rank_better_than_who_started_it() -> None:
-    """Under one task of srun all workers that it spawns are that task's; what one claims only its own job hears."""
+    """All workers spawned by one srun task have that task's rank; a claimed rank affects only its own job."""
     assert to_report(Message(rank=5), WorkloadProcess(1, "j", rank="3"), start=0, end=0).rank == "5"
     assert to_report(Message(), WorkloadProcess(1, "j", rank="3"), start=0, end=0).rank == "3"
     assert to_report(Message(rank=0), WorkloadProcess(1, "j"), start=0, end=0).rank == "0"

@@ -1,4 +1,4 @@
-"""Every dialect of every framework's lines, each figure against the one that was printed."""
+"""Every dialect of every framework's lines; each parsed value is compared with the printed one."""
 
 import math
 import re
@@ -25,12 +25,12 @@ STAGED = "Finished saving the checkpoint (or staging if async is enabled)"
 
 
 def approx(value: float) -> Any:
-    """Equal but for rounding."""
+    """Equal within rounding."""
     return pytest.approx(value)
 
 
-def say(text: str, framework: str = "auto") -> LogEvent | None:
-    """What a reader that knows nothing yet makes of one line of bytes."""
+def parse(text: str, framework: str = "auto") -> LogEvent | None:
+    """Parse one line with a new reader."""
     raw, reader = text.encode(), LineReader(framework)
     return reader.read(parse_line(raw).text) if reader.may_match(raw) else None
 
@@ -38,19 +38,19 @@ def say(text: str, framework: str = "auto") -> LogEvent | None:
 @pytest.mark.parametrize("dialect", ["2019", "core", "dated"])
 def test_megatrons_step(dialect: str) -> None:
     told = dialect != "2019"
-    assert say(logs.megatron(500, ms=5361.6, dialect=dialect)) == LogEvent(
+    assert parse(logs.megatron(500, ms=5361.6, dialect=dialect)) == LogEvent(
         "step", step=500, step_seconds=5.3616, flops=243.6e12 if told else None, samples=128.0, loss=1.818812
     )
 
 
 def test_megatron_deepspeeds_flops_have_recomputation_in_them() -> None:
-    said = say(logs.megatron(7, ms=1000.0, dialect="deepspeed", tflops=150.25))
+    said = parse(logs.megatron(7, ms=1000.0, dialect="deepspeed", tflops=150.25))
     assert said is not None
     assert (said.flops, said.hardware_flops) == (None, 150.25e12)
 
 
 def test_a_loss_that_megatron_does_not_print_is_no_number() -> None:
-    said = say(logs.megatron(7, ms=1000.0, loss=None))
+    said = parse(logs.megatron(7, ms=1000.0, loss=None))
     assert said is not None
     assert said.loss is not None
     assert math.isnan(said.loss)
@@ -83,7 +83,7 @@ def test_a_loss_that_megatron_does_not_print_is_no_number() -> None:
     ],
 )  # fmt: skip
 def test_megatrons_other_lines(line: str, said: LogEvent | None) -> None:
-    got = say(line, "megatron")
+    got = parse(line, "megatron")
     assert (got and got.kind, got and got.step, got and got.facts) == (
         said and said.kind,
         said and said.step,
@@ -98,7 +98,7 @@ def test_megatrons_other_lines(line: str, said: LogEvent | None) -> None:
 
 @pytest.mark.parametrize(("dialect", "color"), list(product(["2024", "early2025", "2025"], [False, True])))
 def test_torchtitans_step(dialect: str, color: bool) -> None:
-    assert say(logs.titan(200, tps=5856, dialect=dialect, color=color)) == LogEvent(
+    assert parse(logs.titan(200, tps=5856, dialect=dialect, color=color)) == LogEvent(
         "step",
         step=200,
         tokens=5856.0,
@@ -110,7 +110,7 @@ def test_torchtitans_step(dialect: str, color: bool) -> None:
 
 def test_torchtitan_without_a_known_peak_and_on_another_stage() -> None:
     line = "step:  4  loss: -1.0000  memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.71  mfu: N/A"
-    assert say(logs.stamped(line, "2026-02-24 19:46:17,508")) == LogEvent(
+    assert parse(logs.stamped(line, "2026-02-24 19:46:17,508")) == LogEvent(
         "step", step=4, tokens=10050.0, flops=314.71e12
     )
 
@@ -140,13 +140,13 @@ def test_torchtitan_without_a_known_peak_and_on_another_stage() -> None:
     ],
 )  # fmt: skip
 def test_torchtitans_other_lines(line: str, said: LogEvent | None) -> None:
-    assert say(logs.stamped(line, "2025-06-16 22:30:50,322"), "torchtitan") == said
+    assert parse(logs.stamped(line, "2025-06-16 22:30:50,322"), "torchtitan") == said
 
 
 @pytest.mark.parametrize("dialect", ["2023", "2025", "2026"])
 def test_maxtexts_step(dialect: str) -> None:
     told = dialect != "2023"
-    assert say(logs.maxtext(5, seconds=1.234, dialect=dialect)) == LogEvent(
+    assert parse(logs.maxtext(5, seconds=1.234, dialect=dialect)) == LogEvent(
         "step", step=6, step_seconds=1.234, flops=123.456e12, loss=8.921,
         tokens=4096.0 if told else None, unpadded_tokens=65536.0 if told else None,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_maxtexts_step(dialect: str) -> None:
     ],
 )  # fmt: skip
 def test_maxtexts_other_lines(line: str, said: LogEvent | None) -> None:
-    assert say(line, "maxtext") == said
+    assert parse(line, "maxtext") == said
 
 
 @pytest.mark.parametrize(
@@ -182,21 +182,21 @@ def test_maxtexts_other_lines(line: str, said: LogEvent | None) -> None:
     [("2023", "11500.0", "1.140000E+04"), ("2024", "11.5K", "11.4K"), ("2025", "11.5K", "11.4K")],
 )
 def test_nanotrons_step(dialect: str, ms: str, tokens: str) -> None:
-    assert say(logs.nanotron(327281, ms=ms, tokens=tokens, dialect=dialect)) == LogEvent(
+    assert parse(logs.nanotron(327281, ms=ms, tokens=tokens, dialect=dialect)) == LogEvent(
         "step", step=327281, step_seconds=11.5, flops=38.3e12, hardware_flops=approx(40.2e12), tokens=11400.0, loss=2.38
     )
 
 
 def test_nanotrons_other_lines() -> None:
     start = "[Start training] datetime: 2025-10-17 | mbs: 4 | start_iteration_step: 100 | consumed_tokens: 9"
-    assert say(start, "nanotron") == LogEvent("start", 100)
-    assert say("Saving checkpoint at /ckpt/100", "nanotron") == LogEvent("save")
-    assert say(logs.nanotron(1, ms="268")[:200], "nanotron") is None
+    assert parse(start, "nanotron") == LogEvent("start", 100)
+    assert parse("Saving checkpoint at /ckpt/100", "nanotron") == LogEvent("save")
+    assert parse(logs.nanotron(1, ms="268")[:200], "nanotron") is None
 
 
 @pytest.mark.parametrize("text", [False, True])
 def test_the_trainers_dictionaries(text: bool) -> None:
-    assert say(logs.trainer(loss=1.234, epoch=0.5, text=text)) == LogEvent("words", loss=1.234, epoch=0.5)
+    assert parse(logs.trainer(loss=1.234, epoch=0.5, text=text)) == LogEvent("metrics", loss=1.234, epoch=0.5)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +217,11 @@ def test_the_trainers_dictionaries(text: bool) -> None:
     ],
 )  # fmt: skip
 def test_the_trainers_other_lines(line: str, said: LogEvent | None) -> None:
-    assert say(line, "huggingface") == said
+    assert parse(line, "huggingface") == said
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:
-    said = say("{'loss': nan, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': 0.5}")
+    said = parse("{'loss': nan, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': 0.5}")
     assert said is not None
     assert said.loss is not None
     assert math.isnan(said.loss)
@@ -238,7 +238,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", LOG_FORMATS)
 def test_a_line_is_one_frameworks_alone_and_decides(name: str) -> None:
-    assert [each for each in LOG_FORMATS if say(STEPS[name], each)] == [name]
+    assert [each for each in LOG_FORMATS if parse(STEPS[name], each)] == [name]
     reader = LineReader()
     assert reader.read(parse_line(STEPS[name].encode()).text) is not None
     for another in set(LOG_FORMATS) - {name}:
@@ -266,7 +266,7 @@ def test_a_line_is_one_frameworks_alone_and_decides(name: str) -> None:
 def test_what_launchers_and_runtimes_put_before_a_line(name: str, before: str, writer: str) -> None:
     line = parse_line((before + STEPS[name]).encode())
     assert line.writer.replace(" ", "") == re.sub(r"(\w+):", r"\1:", writer).replace(" ", "")
-    assert LineReader().read(line.text) == say(STEPS[name])
+    assert LineReader().read(line.text) == parse(STEPS[name])
 
 
 def test_stamps_tell_differences() -> None:
@@ -308,7 +308,7 @@ def test_any_bytes_are_read(raw: bytes) -> None:
 
 
 def other(name: str) -> str:
-    """The line of the next step, and of another time."""
+    """The line of the next step, with a later timestamp."""
     return (
         STEPS[name].replace("512", "513").replace("1234.5", "9876.5").replace("1.234", "9.876").replace("11.5K", "9.9K")
     )
@@ -316,21 +316,21 @@ def other(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan", "maxtext", "nanotron"])
 def test_a_line_behind_one_that_was_cut_is_read(name: str) -> None:
-    """No newline is between them: whoever wrote the first was killed."""
+    """Without a newline between them: the first writer was killed."""
     line = STEPS[name]
     begin = max(line.find(word) for word in (" iteration", "step: ", "completed step: ", "iteration: "))
     for cut in range(begin + 12, len(line) - 5, 7):
-        assert say(line[:cut] + other(name), name) == say(other(name), name)
+        assert parse(line[:cut] + other(name), name) == parse(other(name), name)
 
 
 @pytest.mark.parametrize("name", ["megatron", "maxtext"])
 def test_a_line_with_something_behind_it_is_none(name: str) -> None:
-    assert say(STEPS[name] + " and more", name) is None
+    assert parse(STEPS[name] + " and more", name) is None
 
 
 @given(st.sampled_from(sorted(STEPS)), st.integers(0, 400))
 def test_of_a_line_that_was_cut_step_and_time_are_whole(name: str, cut: int) -> None:
-    full, said = say(STEPS[name], name), LOG_FORMATS[name].read(parse_line(STEPS[name][:cut].encode()).text)
+    full, said = parse(STEPS[name], name), LOG_FORMATS[name].read(parse_line(STEPS[name][:cut].encode()).text)
     assert full is not None
     assert said is None or (said.kind, said.step, said.step_seconds) == (full.kind, full.step, full.step_seconds)
 

@@ -1,0 +1,199 @@
+"""Reports over HTTP on loopback, from separate processes that are identified by their end of the connection."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from os import getpid
+from typing import IO, Any, cast
+
+import pytest
+
+from exporter.training import http_server as module
+from exporter.training.http_server import HttpListener, parse_loopback_address
+from exporter.training.receiver import ReportReceiver
+from exporter.workloads import WorkloadProcess
+from tests.training.senders import ReceiverRig, ticking, wait_for
+
+pytestmark = pytest.mark.e2e
+OpenRig = Callable[..., ReceiverRig]
+_CALLER = """
+import http.client, json, sys
+line = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+for raw in sys.stdin:
+    line.request("POST", "/v1/report", raw.strip())
+    answer = line.getresponse()
+    print(json.dumps([answer.status, answer.read().decode()]), flush=True)
+"""
+
+
+class Caller:
+    """A separate process that posts messages over one connection."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-c", _CALLER, f"{port}"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def post(self, **message: Any) -> tuple[int, str]:
+        stdin, stdout = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
+        stdin.write(json.dumps(message) + "\n")
+        stdin.flush()
+        status, body = json.loads(stdout.readline())
+        return status, body
+
+    def end(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+def listener(rig: ReceiverRig) -> HttpListener:
+    assert isinstance(rig.receiver, ReportReceiver)
+    (found,) = (listener for listener in rig.receiver._listeners if isinstance(listener, HttpListener))
+    return found
+
+
+@pytest.fixture
+def caller() -> Iterator[Callable[[ReceiverRig], Caller]]:
+    with ExitStack() as stack:
+
+        def start(rig: ReceiverRig) -> Caller:
+            one = Caller(listener(rig).port)
+            stack.callback(one.end)
+            return one
+
+        yield start
+
+
+@pytest.fixture
+def rig(open_rig: OpenRig) -> ReceiverRig:
+    return open_rig(http="127.0.0.1:0")
+
+
+def post(rig: ReceiverRig, raw: bytes, path: str = "/v1/report") -> tuple[int, str]:
+    """Post from this process."""
+    with closing(HTTPConnection("127.0.0.1", listener(rig).port, timeout=20)) as line:
+        line.request("POST", path, raw)
+        answer = line.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_what_is_posted_is_taken_as_from_the_socket(rig: ReceiverRig, caller: Callable[[ReceiverRig], Caller]) -> None:
+    one, other = caller(rig), caller(rig)
+    rig.jobs = {one.pid: WorkloadProcess(one.pid, "7", rank="1"), other.pid: WorkloadProcess(other.pid, "8", rank="2")}
+    with ticking(rig):
+        assert [one.post(step=step) for step in (1, 2)] == [(204, "")] * 2
+        assert other.post(step=3) == (204, "")
+        wait_for(lambda: len(rig.reports) == 3, "all are taken")
+    assert {(report.job_id, report.step, report.rank) for report in rig.reports} == {
+        ("7", 1, "1"), ("7", 2, "1"), ("8", 3, "2"),
+    }  # fmt: skip
+
+
+def test_one_of_no_job_waits_for_the_word_and_is_refused(
+    rig: ReceiverRig, caller: Callable[[ReceiverRig], Caller]
+) -> None:
+    one = caller(rig)
+    with ticking(rig):
+        answers = [one.post(step=1), one.post(step=2)]
+    assert [status for status, _ in answers] == [403, 403]
+    assert all(f"process {one.pid} belongs to no job" in body for _, body in answers)
+    assert (rig.reports, rig.count("unknown_process")) == ([], 2)
+
+
+def test_what_is_wrong_is_answered_with_the_reason(rig: ReceiverRig, caller: Callable[[ReceiverRig], Caller]) -> None:
+    one = caller(rig)
+    assert one.post(step="a")[0] == 400
+    assert json.loads(one.post(step="a")[1])["field"] == "$.step"
+    assert one.post(run="x" * 9000)[0] == 413
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    with ticking(rig):
+        assert one.post(at=rig.clock.now(), seconds=0.01, tokens=1)[0] == 204
+        assert one.post(at=rig.clock.now() + 10**9 * 7200)[0] == 400
+    counts = {name: rig.count(name) for name in ("malformed", "too_large", "future", "taken")}
+    assert counts == {"malformed": 2, "too_large": 1, "future": 1, "taken": 1}
+
+
+def test_one_that_is_too_fast_is_told_so(open_rig: OpenRig, caller: Callable[[ReceiverRig], Caller]) -> None:
+    rig = open_rig(http="127.0.0.1:0", per_second=0.01)
+    one = caller(rig)
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    with ticking(rig):
+        assert [one.post()[0] for _ in range(7)] == [204] * 5 + [429] * 2
+
+
+def test_a_process_is_one_by_socket_and_by_http(rig: ReceiverRig) -> None:
+    rig.jobs[getpid()] = WorkloadProcess(getpid(), "7")
+    at = rig.clock.now()
+    said = json.dumps({"at": at, "seconds": 0.01, "tokens": 1}).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.connect(f"{rig.socket}")
+        line.send(said)
+        rig.taken(1)
+    status, body = post(rig, said)
+    assert (status, "has already reported" in body) == (400, True)
+
+
+def test_one_that_cannot_be_told_is_refused(rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.training.peer._socket_entry", lambda *_, **__: None)
+    status, body = post(rig, b"{}")
+    assert (status, "use the unix socket" in body) == (403, True)
+    assert rig.count("not_visible") == 1
+
+
+def test_there_is_nothing_else(rig: ReceiverRig) -> None:
+    assert post(rig, b"{}", "/metrics")[0] == 404
+    with closing(HTTPConnection("127.0.0.1", listener(rig).port, timeout=20)) as line:
+        line.request("GET", "/v1/report")
+        assert line.getresponse().status == 405
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20) as line:
+        line.sendall(b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert line.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/rep", b"POST /v1/report HTTP/1.1\r\nX: "])
+def test_one_that_says_nothing_whole_is_hung_up_on(
+    rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20) as line:
+        line.sendall(said)
+        assert line.recv(4096) == b""
+
+
+def test_one_that_is_too_fast_waits_for_its_answer(open_rig: OpenRig, caller: Callable[[ReceiverRig], Caller]) -> None:
+    rig = open_rig(http="127.0.0.1:0", per_second=0.001)
+    one = caller(rig)
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    with ticking(rig):
+        assert [one.post()[0] for _ in range(5)] == [204] * 5
+        begun = time.monotonic()
+        assert [one.post()[0] for _ in range(4)] == [429] * 4
+        assert time.monotonic() - begun > 1.9
+
+
+def test_the_latest_are_hung_up_on_where_there_are_too_many(rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CONNECTIONS", 2)
+    with ExitStack() as stack:
+        lines = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20))
+            for _ in range(3)
+        ]
+        assert lines[2].recv(1) == b""
+
+
+def test_ipv6_s_loopback_is_one_too(open_rig: OpenRig) -> None:
+    rig = open_rig(http="[::1]:0")
+    rig.jobs[getpid()] = WorkloadProcess(getpid(), "7")
+    with ticking(rig), closing(HTTPConnection("::1", listener(rig).port, timeout=20)) as line:
+        line.request("POST", "/v1/report", b'{"step": 5}')
+        assert line.getresponse().status == 204
+        wait_for(lambda: [report.step for report in rig.reports] == [5], "it is taken")
+    assert parse_loopback_address("localhost:80") == ("127.0.0.1", 80)

@@ -1,0 +1,365 @@
+"""Logs with several ranks, restarts, checkpoints and evaluations; expected values are computed by hand."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from exporter.core.model import SECOND
+from exporter.training.logs.formats import LineReader, parse_line
+from exporter.training.logs.tracker import LineTime, LogTracker
+from exporter.training.message import Degrees, Message, Quality, Schedule
+from tests.training import follow_logs as logs
+
+
+class Job:
+    """A job whose lines are parsed at once, at `now` seconds."""
+
+    def __init__(self, *, fresh: bool = True) -> None:
+        self.progress, self.reader = LogTracker(), LineReader()
+        if fresh:
+            self.progress.start_fresh()
+
+    def parse(self, *lines: str, now: float = 0.0, writer: str = "file ") -> list[Message]:
+        messages = []
+        for text in lines:
+            line = parse_line(text.encode())
+            said = self.reader.read(line.text)
+            if said is not None:
+                at = LineTime(line.timestamp, int(now * SECOND))
+                messages += self.progress.handle(said, writer=writer + line.writer, at=at)
+        return [one.message for one in [*messages, *self.progress.flush_bar()]]
+
+
+def approx(value: float) -> Any:
+    """Equal within rounding."""
+    return pytest.approx(value)
+
+
+def short(messages: Iterable[Message], *names: str) -> list[Any]:
+    return [tuple(getattr(message, name) for name in names) for message in messages]
+
+
+def test_megatrons_figures() -> None:
+    """10 steps of 5.3616 s: 53.616 s; 128 samples a step over 16 GPUs are 80 of each, and those 4096 tokens each."""
+    job = Job()
+    assert job.parse(*logs.megatron_start()) == []
+    first, second = job.parse(logs.megatron(10, ms=5361.6), logs.megatron(20, ms=5000.0, loss=1.75))
+    assert first == Message(
+        seconds=approx(53.616), world_size=16, gpus=1, step=10, steps=10, samples=80.0, tokens=327680.0,
+        model_flops=approx(243.6e12 * 53.616), dtype="bf16", recompute="full", loss=1.818812,
+        parallel=Degrees(tensor=2, pipeline=4, data=2), pipeline=Schedule(4, 8, 2, "interleaved"),
+    )  # fmt: skip
+    assert (second.steps, second.seconds, second.model_flops) == (10, 50.0, approx(243.6e12 * 50))
+
+
+def test_without_the_worlds_size_only_what_is_of_one_gpu_is_told() -> None:
+    (message,) = Job().parse(logs.megatron(10, ms=1000.0))
+    assert (message.gpus, message.world_size, message.samples, message.tokens) == (1, None, None, None)
+    assert message.model_flops == 2.436e15
+
+
+@pytest.mark.parametrize(
+    ("fp8", "bf16", "dtype"), [("hybrid", "True", "fp8"), ("None", "False", ""), ("None", "True", "bf16")]
+)
+def test_megatrons_number_format(fp8: str, bf16: str, dtype: str) -> None:
+    job = Job()
+    job.parse(f"  fp8 ...... {fp8}", f"  bf16 ..... {bf16}", "  recompute_granularity .... None")
+    assert short(job.parse(logs.megatron(1, ms=1.0)), "dtype", "recompute") == [(dtype, "none")]
+
+
+def test_absurd_facts_are_none() -> None:
+    job = Job()
+    job.parse("  world_size .... 0", "  tensor_model_parallel_size .... 99999999", "  context_parallel_size .... -3")
+    assert short(job.parse(logs.megatron(1, ms=1.0)), "world_size", "parallel") == [(None, None)]
+
+
+def test_torchtitans_figures_are_over_the_time_between_its_stamps() -> None:
+    job = Job()
+    start = logs.stamped("Training starts at step 1, with local batch size 8", "2025-06-16 22:30:00,000")
+    lines = [
+        logs.titan(1, tps=100, tflops=10.0, stamp="2025-06-16 22:30:05,000"),
+        logs.titan(10, tps=5856, tflops=339.16, stamp="2025-06-16 22:30:18,500"),
+    ]
+    first, second = job.parse(start, *lines)
+    assert (first.steps, first.seconds, first.tokens, first.model_flops, first.restart) == (1, 5.0, 500.0, 5e13, False)
+    assert (second.steps, second.seconds, second.tokens) == (9, 13.5, 5856 * 13.5)
+    assert second.model_flops == approx(339.16e12 * 13.5)
+
+
+def test_torchtitan_of_2024_tells_its_flops_by_the_peak() -> None:
+    job = Job()
+    job.parse("Peak FLOPS used for computing MFU: 9.890e+14", logs.titan(1, tps=1, stamp="2024-06-16 22:30:05,000"))
+    (message,) = job.parse(logs.titan(10, tps=5000, dialect="2024", stamp="2024-06-16 22:30:15,000"))
+    assert (message.tokens, message.model_flops) == (50000.0, approx(0.3429 * 9.89e14 * 10))
+
+
+def test_torchtitans_validation_is_not_in_the_interval_after_it() -> None:
+    job = Job()
+    job.parse(logs.titan(10, tps=1, stamp="2025-06-16 22:30:00,000"))
+    validate = "validate step: 10  loss:  5.1234  memory: 49.66GiB(52.28%)  tps: 9,000"
+    (quality,) = job.parse(logs.stamped(validate, "2025-06-16 22:30:40,000"))
+    assert quality == Message(quality=Quality(5.1234, "validation loss", falls=True))
+    assert short(job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:30:50,000")), "seconds", "steps") == [(10.0, 10)]
+
+
+def test_maxtexts_figures() -> None:
+    """Tokens of a device 4096 a second for 2 s; 16 devices had 98,304 that count, 6,144 each: 2,048 are padding."""
+    job = Job()
+    job.parse("Num_devices: 16, shape (16,)")
+    first, second = job.parse(logs.maxtext(0, seconds=2.0, weights=98304), logs.maxtext(1, seconds=2.0, weights=131072))
+    assert (first.step, first.steps, first.tokens, first.padding) == (1, 1, 8192.0, 2048.0)
+    assert first.model_flops == approx(123.456e12 * 2)
+    assert (second.step, second.padding, second.world_size) == (2, 0.0, 16)
+
+
+def test_rounding_is_no_padding() -> None:
+    job = Job()
+    job.parse("Num_devices: 1, shape (1,)")
+    (message,) = job.parse(logs.maxtext(0, seconds=0.05, tokens=81956.0, weights=4096.0))
+    assert (message.tokens, message.padding) == (approx(4097.8), 0.0)
+
+
+def test_nanotrons_figures() -> None:
+    job = Job(fresh=False)
+    job.parse(logs.nanotron(100, ms="11.5K"))
+    (message,) = job.parse(logs.nanotron(101, ms="11.5K"))
+    assert (message.steps, message.seconds, message.tokens) == (1, 11.5, 131100.0)
+    assert message.model_flops == approx(38.3e12 * 11.5)
+    assert message.hardware_flops == approx(40.2e12 * 11.5)
+
+
+def test_hardware_flops_below_the_models_are_rounding() -> None:
+    job = Job()
+    assert short(job.parse(logs.nanotron(1, ms="1000", tflops="40.3")), "hardware_flops") == [(None,)]
+
+
+def test_the_trainers_bar_tells_steps_once_a_look() -> None:
+    job = Job()
+    assert job.parse(logs.bar(1, 500), logs.bar(9, 500), now=1) == []  # not known yet to be the training's bar
+    words = job.parse(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=2)
+    assert short(words, "step", "steps", "loss", "epoch") == [(None, 0, 2.0, 0.02), (10, 0, None, None)]
+    assert short(job.parse(logs.bar(11, 500), logs.bar(12, 500), now=4), "step", "steps", "seconds") == [(12, 2, 2.0)]
+    (bar, loss) = job.parse(logs.bar(20, 500), logs.trainer(loss=1.9, epoch=0.04), now=8)
+    assert (bar.step, bar.steps, bar.seconds) == (20, 8, 4.0)
+    assert (loss.step, loss.loss, loss.epoch) == (20, 1.9, 0.04)
+    assert job.parse(logs.bar(20, 500), now=20) == []  # redrawn
+
+
+def test_steps_of_no_time_are_in_the_next_interval() -> None:
+    """A second bar position in the same poll has no duration: its steps count in the next interval."""
+    job = Job()
+    job.parse(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=1)
+    messages = job.parse(logs.bar(14, 500), logs.trainer(loss=1.9, epoch=0.03), logs.bar(16, 500), now=2)
+    assert short(messages, "step", "steps", "seconds") == [(14, 4, 1.0), (14, 0, 0.0), (16, 0, 0.0)]
+    assert short(job.parse(logs.bar(20, 500), now=4), "step", "steps", "seconds") == [(20, 6, 2.0)]
+
+
+def test_the_trainers_evaluation() -> None:
+    job = Job()
+    job.parse(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=1)
+    assert short(job.parse(logs.bar(1, 32), logs.bar(2, 32), now=2), "phase") == [("evaluation",)]
+    messages = job.parse(
+        "{'eval_loss': 2.5, 'epoch': 0.02}", logs.bar(10, 500), logs.bar(32, 32), logs.bar(10, 500), now=9
+    )
+    assert messages == [Message(quality=Quality(2.5, "validation loss", falls=True), epoch=0.02, phase="compute")]
+
+
+def test_megatrons_checkpoint() -> None:
+    job = Job()
+    job.parse(logs.megatron(10, ms=1000.0))
+    saving = "saving checkpoint at iteration      10 to /ckpt in torch_dist format"
+    saved = "  successfully saved checkpoint from iteration      10 to /ckpt"
+    assert job.parse(saving) == [Message(phase="checkpoint")]
+    assert job.parse(saving) == []
+    assert job.parse(saved, saved) == [Message(checkpoints=1, phase="compute")]
+    assert short(job.parse(logs.megatron(20, ms=1000.0)), "phase", "checkpoints") == [("", 0)]
+
+
+def test_an_asynchronous_checkpoint_holds_nobody_up() -> None:
+    job = Job()
+    job.parse(logs.megatron(10, ms=1000.0))
+    messages = job.parse(
+        "saving checkpoint at iteration 10 to /c", "scheduled an async checkpoint save at iteration 10 to /c"
+    )
+    assert short(messages, "phase", "checkpoints") == [("checkpoint", 0), ("compute", 0)]
+    job.parse(logs.megatron(20, ms=1000.0))
+    assert job.parse("  successfully saved checkpoint from iteration 10 to /c") == [Message(checkpoints=1)]
+
+
+def test_eight_ranks_of_torchtitan_save_once() -> None:
+    """Lines of several ranks arrive in any order."""
+    job = Job()
+    at = "2025-06-16 22:30:00,000"
+    job.parse(logs.titan(10, tps=1, stamp=at))
+    saving, saved = "Saving the checkpoint.", "Finished saving the checkpoint in 5.53 seconds."
+    lines = [f"[rank{rank}]:" + logs.stamped(line, at) for line, rank in
+             [(saving, 0), (saving, 1), (saved, 1), (saving, 2), (saved, 0), (saved, 2)]]  # fmt: skip
+    assert short(job.parse(*lines), "phase", "checkpoints") == [("checkpoint", 0), ("compute", 1)]
+
+
+def test_torchtitan_saves_again_after_a_step() -> None:
+    job = Job()
+    lines = [
+        logs.stamped("Saving the checkpoint.", "2025-06-16 22:30:00,000"),
+        logs.stamped("Finished saving the checkpoint in 5.53 seconds.", "2025-06-16 22:30:05,530"),
+    ]
+    messages = job.parse(*lines, logs.titan(20, tps=1, stamp="2025-06-16 22:30:10,000"), *lines)
+    assert [message.checkpoints for message in messages] == [0, 1, 0, 0, 1]
+
+
+def test_a_checkpoint_whose_beginning_was_not_seen_has_its_seconds() -> None:
+    line = logs.stamped("Finished saving the checkpoint in 5.53 seconds.", "2025-06-16 22:30:00,000")
+    assert Job().parse(line) == [Message(seconds=5.53, phases={"checkpoint": 5.53}, checkpoints=1)]
+
+
+def test_a_checkpoint_that_is_not_said_to_end_ends_with_the_next_step() -> None:
+    job = Job()
+    job.parse(logs.nanotron(1, ms="1000"))
+    messages = job.parse("Saving checkpoint at /c/1", logs.nanotron(2, ms="1000"))
+    assert short(messages, "phase", "checkpoints", "step") == [("checkpoint", 0, None), ("compute", 1, 2)]
+
+
+def test_megatrons_evaluation_has_lasted() -> None:
+    job = Job()
+    line = "    evaluate .......................................: (12345.67, 12346.00)"
+    assert job.parse(line) == [Message(seconds=12.346, phases={"evaluation": 12.346})]
+
+
+def test_the_first_of_a_step_counts() -> None:
+    """All ranks print each step: at the same time, milliseconds later, or after another rank's next step."""
+    job = Job()
+    lines = [logs.titan(step, tps=100, stamp=f"2025-06-16 22:30:{second:02},{ms:03}") for step, second, ms in
+             [(10, 0, 0), (10, 0, 0), (10, 0, 7), (20, 10, 0), (10, 0, 9), (20, 10, 5), (30, 20, 0)]]  # fmt: skip
+    assert short(job.parse(*lines), "step", "seconds", "restart") == [
+        (10, 0.0, False), (20, 10.0, False), (30, 20.0 - 10.0, False),
+    ]  # fmt: skip
+
+
+def test_copies_without_stamps_come_at_once() -> None:
+    job = Job()
+    lines = [logs.maxtext(step, seconds=1.0) for step in (0, 1, 2, 0, 1, 2)]
+    assert short(job.parse(*lines), "step", "restart") == [(1, False), (2, False), (3, False)]
+
+
+def test_another_ranks_lines_may_come_much_later() -> None:
+    """Each rank's output is buffered separately."""
+    job = Job()
+    assert len(job.parse(*(logs.maxtext(step, seconds=1.0) for step in range(10)), writer="a ")) == 10
+    assert job.parse(*(logs.maxtext(step, seconds=1.0) for step in range(10)), writer="b ", now=20) == []
+    assert len(job.parse(*(logs.maxtext(step, seconds=1.0) for step in range(10, 20)), writer="a ", now=25)) == 10
+
+
+def test_who_is_silent_for_long_is_relieved() -> None:
+    job = Job()
+    job.parse(logs.maxtext(0, seconds=1.0), writer="a ")
+    assert job.parse(logs.maxtext(1, seconds=1.0), writer="b ", now=30) == []
+    assert short(job.parse(logs.maxtext(2, seconds=1.0), writer="b ", now=31), "step", "steps") == [(3, 2)]
+    assert job.parse(logs.maxtext(2, seconds=1.0), writer="a ", now=32) == []
+
+
+def test_what_was_written_before_the_last_step_is_no_rollback() -> None:
+    """A copy of the log is found under another followed name, long after the job's last message."""
+    job = Job()
+    lines = [logs.titan(step, tps=1, stamp=f"2025-06-16 22:{step}:00,000") for step in (10, 20, 30)]
+    assert len(job.parse(*lines, writer="a ")) == 3
+    assert job.parse(*lines[:2], writer="b ", now=3600) == []
+    assert job.parse(logs.titan(15, tps=1, stamp="2025-06-16 22:15:00,000"), writer="a ", now=3600) == []
+    messages = job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:40:00,000"), writer="b ", now=3600)
+    assert short(messages, "step", "restart") == [(20, True)]
+
+
+def test_who_is_gone_is_relieved_at_once() -> None:
+    job = Job()
+    job.parse(logs.maxtext(0, seconds=1.0), writer="a ")
+    job.progress.sequence.remove_writers("a ")
+    assert short(job.parse(logs.maxtext(1, seconds=1.0), writer="b ", now=1), "step") == [(2,)]
+
+
+def test_a_step_going_back_is_a_rollback() -> None:
+    """A line every 10 steps: these were repeated."""
+    job = Job()
+    job.parse(logs.megatron(10, ms=1000.0), logs.megatron(20, ms=1000.0), logs.megatron(30, ms=1000.0))
+    messages = job.parse(logs.megatron(20, ms=1000.0), now=40)
+    assert short(messages, "step", "steps", "seconds", "restart") == [(20, 10, 10.0, True)]
+    assert short(job.parse(logs.megatron(30, ms=1000.0), now=50), "step", "restart") == [(30, False)]
+
+
+def test_a_rollback_is_known_by_the_stamps_too() -> None:
+    job = Job()
+    lines = [
+        logs.titan(step, tps=1, stamp=f"2025-06-16 22:{minute}:00,000")
+        for step, minute in [(30, 10), (40, 11), (30, 20)]
+    ]
+    assert short(job.parse(*lines), "step", "restart") == [(30, False), (40, False), (30, True)]
+
+
+def test_a_restart_from_a_checkpoint() -> None:
+    """Resumed at 500: the line of 510 covers 10 steps and is the first message after the restart."""
+    job = Job()
+    job.parse(logs.megatron(510, ms=1000.0), logs.megatron(520, ms=1000.0))
+    messages = job.parse(
+        " loading checkpoint from /c at iteration 500",
+        "  successfully loaded checkpoint from /c [ t 1/1, p 1/1 ] at iteration 500",
+        logs.megatron(510, ms=1000.0), logs.megatron(520, ms=1000.0),
+    )  # fmt: skip
+    assert short(messages, "phase", "step", "steps", "restart") == [
+        ("restore", None, 0, False), ("startup", None, 0, False), ("compute", 510, 10, True), ("", 520, 10, False),
+    ]  # fmt: skip
+
+
+def test_a_restart_that_goes_on_from_the_last_step_is_one_too() -> None:
+    job = Job()
+    job.parse(logs.maxtext(9, seconds=1.0))
+    messages = job.parse("restoring from this run's directory step 9", logs.maxtext(10, seconds=1.0))
+    assert short(messages, "phase", "step", "steps", "restart") == [
+        ("restore", None, 0, False),
+        ("compute", 11, 1, True),
+    ]
+
+
+def test_eight_ranks_start_once() -> None:
+    job = Job()
+    at = "2025-06-16 22:30:00,000"
+    start, step = (
+        logs.stamped("Training starts at step 501.", at),
+        logs.titan(501, tps=1, stamp="2025-06-16 22:30:01,000"),
+    )
+    messages = job.parse(f"[rank0]:{start}", f"[rank0]:{step}", f"[rank1]:{start}", f"[rank1]:{step}",
+                    "[rank0]:" + logs.titan(510, tps=1, stamp="2025-06-16 22:30:11,000"))  # fmt: skip
+    assert short(messages, "step", "steps", "restart") == [(501, 1, True), (510, 9, False)]
+
+
+def test_a_run_that_begins_at_its_beginning_is_no_restart() -> None:
+    job = Job()
+    line = logs.stamped("Training starts at step 1.", "2025-06-16 22:30:00,000")
+    assert short(job.parse(line, logs.titan(1, tps=1)), "restart", "steps") == [(False, 1)]
+
+
+def test_the_first_line_of_an_unknown_run_speaks_of_one_step() -> None:
+    (message,) = Job(fresh=False).parse(logs.megatron(500, ms=1000.0))
+    assert (message.step, message.steps, message.seconds) == (500, 1, 1.0)
+    (message,) = Job().parse(logs.megatron(500, ms=1000.0))
+    assert (message.step, message.steps) == (500, 1)
+
+
+def test_after_a_gap_a_line_speaks_of_one_step() -> None:
+    job = Job()
+    job.parse(logs.megatron(10, ms=1000.0), logs.megatron(20, ms=1000.0))
+    job.progress.sequence.mark_gap()
+    assert short(job.parse(logs.megatron(520, ms=1000.0)), "steps", "seconds") == [(1, 1.0)]
+    assert short(job.parse(logs.megatron(530, ms=1000.0)), "steps", "seconds") == [(10, 10.0)]
+
+
+def test_an_interval_of_more_than_a_day_is_none() -> None:
+    job = Job()
+    job.parse(logs.megatron(1, ms=1000.0))
+    assert short(job.parse(logs.megatron(100_000, ms=1000.0)), "step", "steps", "seconds") == [(100_000, 0, 0.0)]
+
+
+def test_what_was_written_before_is_the_base_of_what_comes() -> None:
+    job = Job(fresh=False)
+    job.parse(logs.titan(10, tps=1, stamp="2025-06-16 22:30:00,000"), writer="")
+    job.progress.end_history()
+    messages = job.parse(logs.titan(20, tps=7, stamp="2025-06-16 22:30:10,000"), now=3)
+    assert short(messages, "steps", "seconds", "tokens", "restart") == [(10, 10.0, 70.0, False)]
