@@ -1,7 +1,7 @@
-"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a thread of their own.
+"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a separate thread.
 
-Owns what pods and nodes mean for queue, expected GPUs and placement; an object that cannot be read is refused by itself
-and counted, DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
+Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
+and counted; DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
 Pods to Nodes", "Init Containers", "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
 """
 
@@ -35,14 +35,14 @@ ClusterPod = PodObject[ContainerRequest]
 
 
 def gpus_in(quantities: dict[str, str | int] | None, patterns: tuple[str, ...]) -> dict[str, int]:
-    """Those that are GPUs, by the resource's name; extended resources are whole numbers. Raises ValueError."""
+    """Return the GPUs by resource name; extended resources are whole numbers. Raises ValueError."""
     found = {name: value for name, value in (quantities or {}).items() if any(fnmatchcase(name, p) for p in patterns)}
     counts = {name: int(value) for name, value in found.items()}
     return {name: count for name, count in counts.items() if count > 0}
 
 
 def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> dict[str, int]:
-    """What the scheduler sets aside: all that run together, or one init container if it wants more.
+    """Return the GPUs reserved for a pod: those of all parallel containers, or of one init container if more.
 
     Source: Kubernetes' "Init Containers", resource sharing within containers. Raises ValueError.
     """
@@ -59,7 +59,7 @@ def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> dict[str, int]:
 
 
 def _requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
-    """For extended resources a request equals its limit, and either may be left out."""
+    """Return the container's GPUs; a request equals its limit, and either may be omitted."""
     return gpus_in(container.resources.limits, patterns) | gpus_in(container.resources.requests, patterns)
 
 
@@ -68,7 +68,7 @@ _CAUSES = {
     "DeletionByTaintManager": "node_failure",
     "DeletionByPodGC": "node_failure",
 }
-"""By reason of the pod condition DisruptionTarget."""
+"""Cause by reason of the pod condition DisruptionTarget."""
 _MOST_JOBS = 10_000
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _LEVELS = (
@@ -76,18 +76,18 @@ _LEVELS = (
     ("switch", ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/block")),
     ("zone", ("topology.kubernetes.io/zone",)),
 )
-"""Level -> labels, the surest first; "block" is what Topograph called a leaf before."""
+"""Labels by level, the most reliable first; "block" is Topograph's earlier name of a leaf."""
 _SHARES, _STRATEGY, _MODEL = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.product"
 
 
 class Disruptions:
-    """Sees every change of a pod, so that one gone before the next question is counted; on the watches' thread."""
+    """Records disrupted pods at each change, so that pods gone before the next turn count; on the watch's thread."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, tuple[ClusterPod, str]] = OrderedDict()
 
     def observe(self, pod: ClusterPod) -> object:
-        """Remember the pod if it is being disrupted."""
+        """Record the pod if it is being disrupted."""
         condition = pod.condition("DisruptionTarget")
         if condition is not None and condition.status == "True" and pod.spec.node_name:
             self._found[pod.metadata.uid] = (pod, _CAUSES.get(condition.reason, ""))
@@ -96,7 +96,7 @@ class Disruptions:
         return None
 
     def pods(self) -> tuple[tuple[ClusterPod, str], ...]:
-        """All that were seen, the latest last."""
+        """Return the recorded pods with the cause, the latest last."""
         return tuple(self._found.values())
 
 
@@ -107,7 +107,7 @@ def read_pods(
     resources: tuple[str, ...],
     disruptions: Iterable[tuple[ClusterPod, str]],
 ) -> Jobs:
-    """Who waits for GPUs and who has some; pods of one job are one run."""
+    """Return pending pods and jobs with GPUs; the pods of a job are one run."""
     pending: list[PendingJob] = []
     places: dict[str, NodeRequirements] = {}
     runs: dict[str, ClusterJob] = {}
@@ -135,7 +135,7 @@ def read_pods(
 
 
 def _job_id(pod: ClusterPod) -> str:
-    """The job's id, as the daemon on the pod's node has it."""
+    """Return the job's id, the same as that of the daemon on the pod's node."""
     return "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
 
 
@@ -150,7 +150,7 @@ def _add_disruptions(
     runs: Mapping[str, ClusterJob],
     resources: tuple[str, ...],
 ) -> dict[str, ClusterJob]:
-    """Add to each job how many of its pods were disrupted so far."""
+    """Add to each job the number of its disrupted pods so far."""
     found = dict(runs)
     for pod, cause in disruptions:
         gpus = _gpu_count(pod, resources)
@@ -164,7 +164,7 @@ def _add_disruptions(
 
 
 def _gpu_count(pod: ClusterPod, resources: tuple[str, ...]) -> int:
-    """0 where it cannot be read."""
+    """Return the pod's GPUs; 0 if its requests cannot be parsed."""
     try:
         return sum(gpus_of_pod(pod, resources).values())
     except ValueError:
@@ -172,7 +172,7 @@ def _gpu_count(pod: ClusterPod, resources: tuple[str, ...]) -> int:
 
 
 class _NodeLabels:
-    """Which labels, as features, any pod may ask of a node."""
+    """The labels and taints that any node has."""
 
     def __init__(self, nodes: Iterable[KubernetesNode]) -> None:
         self.known: dict[str, set[str]] = {}
@@ -204,7 +204,7 @@ _REASONS = {"Unschedulable": "unschedulable", "SchedulingGated": "gated", "Sched
 
 
 def _requirements(pod: ClusterPod, labels: _NodeLabels) -> NodeRequirements:
-    """Selector, required affinity of one term, and tolerations; of anything else nothing is known to fit."""
+    """Return selector, required affinity of one term, and tolerations; anything else makes it unknown."""
     features = {f"{key}={value}" for key, value in (pod.spec.node_selector or {}).items()}
     choices, known = _affinity(pod, labels)
     tolerated = (taint for taint in labels.taints if any(_tolerates(t, taint) for t in pod.spec.tolerations or ()))
@@ -229,7 +229,7 @@ def _affinity(pod: ClusterPod, labels: _NodeLabels) -> tuple[tuple[frozenset[str
 
 
 def _choice(wanted: NodeSelectorRequirement, labels: _NodeLabels) -> frozenset[str] | None:
-    """Features of which a node needs one; None: not understood."""
+    """Return the features of which a node needs one; None for an unsupported operator."""
     if wanted.operator == "In":
         return frozenset(f"{wanted.key}={value}" for value in wanted.values or ())
     if wanted.operator == "Exists":
@@ -246,7 +246,7 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, resources: tuple[str, ...]) -> Nodes:
-    """Each node that has GPUs, with what its pods were given."""
+    """Return each node that has GPUs, with those that its pods use."""
     used = _used(pods, resources)
     found: list[ClusterNode] = []
     refused = 0
@@ -306,7 +306,7 @@ def _gpu_type(resource: str) -> str:
 
 
 def _shares(labels: Mapping[str, str]) -> int:
-    """Replicas of a GPU, where feature discovery shows that it is shared."""
+    """Return the replicas of a GPU, if feature discovery reports that it is shared."""
     text = labels.get(_SHARES, "")
     shared = labels.get(_STRATEGY, "none") != "none"
     return max(1, int(text)) if shared and text.isascii() and text.isdigit() else 1
@@ -321,18 +321,18 @@ def _groups(labels: Mapping[str, str]) -> dict[str, str]:
 
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _WAIT_SECONDS = 15.0
-"""For the first lists, and for the thread with the watches to hand over what it has."""
+"""For the first lists, and for the watch's thread to return its objects."""
 _POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
 class KubernetesCluster:
-    """The `ClusterSource` of a Kubernetes cluster; a thread of its own from construction to `close`."""
+    """The `ClusterSource` of a Kubernetes cluster; runs a thread from construction to `close`."""
 
     name = "kubernetes"
 
     def __init__(self, api_server: ApiServer, *, resources: tuple[str, ...], now: Callable[[], int]) -> None:
-        """`resources` are the names of GPUs, with * for any text; `now` gives monotonic nanoseconds."""
+        """`resources` are patterns of the resource names of GPUs; `now` returns monotonic nanoseconds."""
         self._resources = resources
         self._disruptions = Disruptions()
         self._pod_informer = Informer(
@@ -347,13 +347,13 @@ class KubernetesCluster:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._main.cancel)
             self._thread.join(timeout=2.0)
 
     def _asks_for_gpus(self, pod: ClusterPod) -> bool:
-        """Most pods of a cluster do not; one whose request cannot be read is kept, to be counted as refused."""
+        """Return False for most pods; an unreadable request is kept, to be counted as refused."""
         try:
             return bool(gpus_of_pod(pod, self._resources))
         except ValueError:
@@ -383,11 +383,11 @@ class KubernetesCluster:
         )
 
     def _objects(self, informer: Informer[Any]) -> tuple[Any, ...]:
-        """All objects as they are now; raises ClusterUnavailableError when the API server does not answer."""
+        """Return all current objects. Raises ClusterUnavailableError if the API server does not answer."""
         return self._on_loop(_objects_of(informer))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it where the watches run: a dictionary must not grow while it is copied."""
+        """Run `work` on the watch's thread: a dictionary must not change while it is copied."""
         if not self._thread.is_alive():
             work.close()
             raise ClusterUnavailableError(
@@ -402,7 +402,7 @@ class KubernetesCluster:
 
 
 async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
-    """Wait for the first list, but not for a server that is known not to give it."""
+    """Wait for the first list, unless the server is known not to answer."""
     waited = 0.0
     while not (informer.synced.is_set() or informer.error or waited > _WAIT_SECONDS):
         await asyncio.sleep(_POLL_SECONDS)
@@ -419,7 +419,7 @@ async def _disrupted_pods(disruptions: Disruptions) -> tuple[tuple[ClusterPod, s
 def open_kubernetes(
     config: Any, *, environ: Mapping[str, str] = os.environ, timeouts: ApiTimeouts | None = None
 ) -> Any:
-    """Open with the API server of `config.kubernetes`; raises ConfigError where there is none."""
+    """Open with the API server of `config.kubernetes`. Raises ConfigError if there is none."""
     settings = config.kubernetes
     url = api_url(settings, environ)
     if not url:

@@ -1,4 +1,4 @@
-"""METRICS of `gpu-efficiency cluster`, one row each, and the page that holds them.
+"""METRICS of `gpu-efficiency cluster`, one row each, and the exposition of them.
 
 With P partitions (200 at most), N nodes (20,000 at most) of T types of GPU each, R reservations (200 at most) and J
 jobs (`cluster.max_jobs`) there are at most 70 P + N (2 + 2 T) + 3 R + 9 J + 150 series.
@@ -27,13 +27,13 @@ class ClusterScrape(Struct, frozen=True):
     """Monotonic nanoseconds."""
 
     def live(self, *questions: str) -> bool:
-        """Whether the answers to all of these still count."""
+        """Whether the answers to all of these questions are still live."""
         return self.view.live(*questions, now=self.now)
 
 
 def page(view: ClusterView, *, now: int, openmetrics: bool = False) -> bytes:
-    """The exposition, without OpenMetrics' closing `# EOF`; `now` is monotonic nanoseconds."""
-    # The writer hands its first argument through to the rows, whatever it is.
+    """Return the exposition without OpenMetrics' closing `# EOF`; `now` is monotonic nanoseconds."""
+    # The writer passes its first argument to the rows, whatever its type.
     return exposition.render(cast("Snapshot", ClusterScrape(view, now)), openmetrics=openmetrics, metrics=METRICS)
 
 
@@ -80,7 +80,7 @@ def _row(
     unit: str = "",
     live: tuple[str, ...] = (),
 ) -> Metric:
-    """One metric; it has no samples while an answer that it is computed from, one of `live`, is too old."""
+    """Define one metric; it has no samples while an answer in `live` is too old."""
 
     def samples(scrape: ClusterScrape) -> Iterable[MetricSample]:
         return read(scrape) if scrape.live(*live) else ()

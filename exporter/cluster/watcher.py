@@ -1,7 +1,7 @@
-"""The loop that asks the scheduler what is due, a few calls each turn, and keeps the newest `ClusterView`.
+"""The loop that queries the scheduler, a few calls per turn, and keeps the newest `ClusterView`.
 
-Owns intervals, failures and the sums over the queue; an answer is live for three of its intervals. Refuses to ask more
-because something failed: a controller in trouble gets no further questions that turn.
+Owns intervals, failures and the sums over the queue; an answer is live for three of its intervals. Refuses to retry at
+once: after a failure no further questions are asked in that turn.
 """
 
 import logging
@@ -17,7 +17,7 @@ from exporter.cluster.model import TAKES_WORK, ClusterNode, Jobs, Nodes, Pending
 from exporter.core.model import SECOND
 
 MOST_PARTITIONS = 200
-"""Partitions or namespaces with series of their own; the queues of the others, the shortest ones, count as "other"."""
+"""Partitions or namespaces with series of their own; the others, with the shortest queues, count as "other"."""
 MOST_NODES = 20_000
 MOST_RESERVATIONS = 200
 LIVE_INTERVALS = 3
@@ -26,42 +26,42 @@ QueueKey = tuple[str, str]
 
 
 class QuestionStatus(Struct, frozen=True):
-    """How one question fares."""
+    """Interval, last answer and failures of one question."""
 
     name: str
     interval: int
-    """Nanoseconds between two."""
+    """Nanoseconds between two askings."""
     at: int | None = None
-    """Monotonic nanoseconds of the last answer; None: there was none yet."""
+    """Monotonic nanoseconds of the last answer; None before the first."""
     asked: int = 0
     failed: Mapping[str, int] = {}
     """By kind: silent, unreadable."""
     refused: int = 0
-    """Lines or objects of all answers that could not be read."""
+    """Lines or objects of all answers that could not be parsed."""
 
     def live(self, now: int) -> bool:
-        """Whether the last answer still counts."""
+        """Whether the last answer is recent enough."""
         return self.at is not None and now - self.at <= LIVE_INTERVALS * self.interval
 
 
 class QueueTotals(Struct, frozen=True):
-    """Sums over pending jobs; by partition and reason, but for the waits."""
+    """Sums over pending jobs, by partition and reason."""
 
     jobs: Mapping[QueueKey, int] = {}
     gpus: Mapping[QueueKey, int] = {}
     waits: Mapping[str, float] = {}
-    """Seconds of the job that has waited longest for GPUs, by partition."""
+    """Seconds that the longest waiting job has waited for GPUs, by partition."""
 
 
 class FittingTotals(Struct, frozen=True):
-    """Of those, what would fit now."""
+    """Sums over the pending jobs that would fit now, with the same keys."""
 
     jobs: Mapping[QueueKey, int] = {}
     gpus: Mapping[QueueKey, int] = {}
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
-    """Everything, at one moment."""
+    """All that is exported, at one moment."""
 
     scheduler: str
     questions: tuple[QuestionStatus, ...] = ()
@@ -76,13 +76,13 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     failures: tuple[NodeFailure, ...] = ()
 
     def live(self, *questions: str, now: int) -> bool:
-        """Whether the answers to all of these still count."""
+        """Whether the answers to all of these questions are live; `now` is monotonic nanoseconds."""
         ages = {status.name: status.live(now) for status in self.questions}
         return all(ages.get(question, False) for question in questions)
 
 
 def queue_totals(pending: Iterable[PendingJob], *, now: float) -> QueueTotals:
-    """Add up the jobs that want GPUs; `now` is Unix seconds."""
+    """Sum up the jobs that need GPUs; `now` is Unix seconds."""
     jobs: dict[QueueKey, int] = {}
     gpus: dict[QueueKey, int] = {}
     waits: dict[str, float] = {}
@@ -100,7 +100,7 @@ def _add(sums: dict[QueueKey, int], key: QueueKey, more: int) -> None:
 
 
 def _bound_partitions(queue: QueueTotals) -> QueueTotals:
-    """The partitions with most jobs, and all others as one."""
+    """Keep the partitions with most jobs, and fold all others into "other"."""
     sizes: dict[str, int] = {}
     for (partition, _), count in queue.jobs.items():
         sizes[partition] = sizes.get(partition, 0) + count
@@ -124,10 +124,10 @@ def _fold_partitions(sums: Mapping[QueueKey, int], kept: frozenset[str]) -> dict
 def fitting_totals(
     jobs: Jobs, nodes: Nodes, *, reservations: Reservations, queue: QueueTotals, now: float
 ) -> FittingTotals:
-    """What of the queue would fit; partitions are named as `queue` names them. `now` is Unix seconds."""
+    """Sum up the jobs that would fit, with the keys of `queue`. `now` is Unix seconds."""
     usable = allowed_nodes(jobs.places, nodes.nodes, reservations=reservations.reservations, now=now)
     free = {node.name: node.free for node in nodes.nodes}
-    # A zero is given for each part of the queue: nothing fits is not the same as not known.
+    # Zeros for the whole queue: that nothing fits differs from that being unknown.
     count, gpus = dict.fromkeys(queue.jobs, 0), dict.fromkeys(queue.jobs, 0)
     for job, tasks in fitting_jobs(jobs.pending, free, usable=usable):
         key = (job.partition, job.reason)
@@ -139,12 +139,12 @@ def fitting_totals(
 
 
 def job_spread(jobs: Jobs, nodes: Nodes, *, topology: Topology, most: int) -> Spread:
-    """Placement of the running jobs."""
+    """Return the placement of the running jobs."""
     return spread(jobs.runs, nodes.nodes, groups=topology.groups, most=most)
 
 
 def free_gpus(nodes: Iterable[ClusterNode]) -> dict[str, int]:
-    """By partition, those that nobody has on nodes that take anybody's work."""
+    """Return unallocated GPUs by partition, on nodes that accept work."""
     free: dict[str, int] = {}
     for node in nodes:
         for partition in node.partitions:
@@ -154,7 +154,7 @@ def free_gpus(nodes: Iterable[ClusterNode]) -> dict[str, int]:
 
 
 def reserved_gpus(reservation: Reservation, nodes: Mapping[str, ClusterNode]) -> int | None:
-    """As the scheduler reports, else all GPUs of its nodes if it has them whole; None: not known."""
+    """Return the reported GPUs, else all of its nodes if it has them whole; None if unknown."""
     if reservation.gpus is not None:
         return reservation.gpus
     if not reservation.whole:
@@ -163,7 +163,7 @@ def reserved_gpus(reservation: Reservation, nodes: Mapping[str, ClusterNode]) ->
 
 
 def age(status: QuestionStatus, now: int) -> float | None:
-    """Seconds since the last answer; None: there was none."""
+    """Return the seconds since the last answer; None before the first."""
     return None if status.at is None else max(0, now - status.at) / SECOND
 
 
@@ -175,55 +175,55 @@ QuestionAnswer = Jobs | Nodes | Reservations | Topology
 
 
 class ClusterUnavailableError(Exception):
-    """The scheduler gave no answer; the message has what was tried and what to do."""
+    """The scheduler gave no answer; the message has what was tried and how to fix it."""
 
 
 class Question(Struct, frozen=True):
-    """One thing to ask for."""
+    """One kind of request to the scheduler."""
 
     name: str
     """jobs, nodes, reservations or topology."""
     every: int
-    """Turns between two."""
+    """Interval in turns."""
     calls: int
-    """What it costs the scheduler."""
+    """RPCs that it costs."""
     ask: Callable[[], Any]
-    """Gives a QuestionAnswer; raises ClusterUnavailableError, and ValueError for an answer that cannot be read."""
+    """Return a QuestionAnswer. Raises ClusterUnavailableError, and ValueError if it cannot be parsed."""
 
 
 class ClusterSource(Protocol):
-    """A scheduler, as far as this command asks it."""
+    """A scheduler's answers about its cluster."""
 
     name: str
 
     @property
     def questions(self) -> Sequence[Question]:
-        """What to ask, the most wanted first."""
+        """Questions to ask, the most important first."""
         ...
 
     def close(self) -> None:
-        """Give up what is under way. Never raises."""
+        """Abort what is under way. Never raises."""
         ...
 
 
 class ClusterWatcher:
-    """Asks turn by turn; `view` is the newest, swapped as one reference."""
+    """Asks questions turn by turn; `view` is the newest, replaced as a whole."""
 
     def __init__(self, source: ClusterSource, clock: Clock, *, refresh_seconds: float, max_jobs: int) -> None:
-        """`max_jobs` bounds the jobs whose placement is exported."""
+        """`max_jobs` limits the jobs whose placement is exported."""
         self._source, self._clock = source, clock
         self._turn, self._most = round(refresh_seconds * SECOND), max_jobs
         self._status = {q.name: QuestionStatus(q.name, q.every * self._turn) for q in source.questions}
         self._last: dict[str, int] = {}
-        """Turn in which each was asked last."""
+        """Turn in which each question was last asked."""
         self._next: dict[str, int] = {}
-        """Turn in which each is due."""
+        """Turn in which each question is due."""
         self._turns, self._unanswered = 0, False
         self._known: dict[type, Any] = {}
         self._interruptions = InterruptionCounter()
         self.view = ClusterView(scheduler=source.name, questions=tuple(self._status.values()))
         self.error = "nothing has been asked yet"
-        """Why something is not known; empty while all is."""
+        """Why something is unknown; empty while all is known."""
 
     def run(self, stop: threading.Event) -> None:
         """Take turns until `stop` is set."""
@@ -234,7 +234,7 @@ class ClusterWatcher:
             self._clock.wait(due, stop)
 
     def turn(self) -> None:
-        """Ask what is due, and make the next view."""
+        """Ask the questions that are due, and build the next view."""
         calls, failures = CALLS_PER_TURN, []
         for question in self._due():
             if question.calls <= calls:
@@ -247,7 +247,7 @@ class ClusterWatcher:
         self.view = self._build_view()
 
     def _due(self) -> list[Question]:
-        """Questions of this turn; those asked longest ago first, and of these as the source has them."""
+        """Return the questions of this turn, those asked longest ago first."""
         due = (q for q in self._source.questions if self._next.get(q.name, 0) <= self._turns)
         return sorted(due, key=lambda q: self._last.get(q.name, -1))
 
@@ -284,7 +284,7 @@ class ClusterWatcher:
             self._interruptions.update_nodes(answer.nodes)
 
     def _build_view(self) -> ClusterView:
-        """Put together what is known; what is too old is left out by who reads the view."""
+        """Combine what is known; readers of the view leave out what is too old."""
         wall = self._clock.wall() / SECOND
         jobs: Jobs = self._known.get(Jobs, Jobs())
         nodes: Nodes = self._known.get(Nodes, Nodes())

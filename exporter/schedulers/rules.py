@@ -1,8 +1,7 @@
-"""Assigns each job its workload class, team, time limits and exemption: the operator's rules first, then built-in ones.
+"""Assigns each job its workload class, team, time limits and exemption, from the operator's and the built-in rules.
 
-Owns the order of rules and the table of built-in classes. Refuses to know schedulers: it reads only an `Owner`'s
-fields, a command line and labels. The patterns are the operator's, the values are users': only the first LONGEST
-characters of a value are matched.
+The operator's rules come first. Rules read only an `Owner`'s fields, a command line and labels, never a scheduler.
+Users control the matched values, so only their first LONGEST characters are matched.
 """
 
 import re
@@ -15,9 +14,9 @@ from exporter.config import EXEMPTED, MATCHED, Exemption, WorkloadRule, Workload
 from exporter.core.model import Owner
 
 LONGEST = 4096
-"""Characters of a value that are matched: no label or name is longer, a command line may be."""
+"""Matched characters of a value. Labels and names are shorter; command lines may be longer."""
 _CACHED_VERDICTS = 256
-"""Verdicts kept; a node has far fewer kinds of jobs at a time."""
+"""Size of the cache of results; a node has far fewer kinds of jobs at a time."""
 
 _NOTEBOOK = r"jupyter|ipykernel|code-server|vscode|rstudio|rsession"
 _INTERACTIVE_QUEUES = r"(?i)(?:.*[-_.])?(?:interactive|debug|dev|devel|jupyter|notebooks?|ondemand|ood)(?:[-_.\d].*)?"
@@ -34,7 +33,7 @@ _SERVICES = (
 _SERVING_QUEUES = r"(?i)(?:.*[-_.])?(?:serving|serve|inference|infer)(?:[-_.\d].*)?"
 
 DEFAULTS: tuple[tuple[WorkloadRule, str], ...] = (
-    # From the surest sign to the weakest: what the user asked for, then what runs, then what wraps it, then where.
+    # From the strongest evidence to the weakest: what the user requested, what runs, its controller, its queue.
     (
         WorkloadRule(workload_class="interactive", kind="interactive|notebook|session"),
         "a terminal, a notebook or a login session was asked for: whatever runs in it, a person is at work",
@@ -59,11 +58,11 @@ DEFAULTS: tuple[tuple[WorkloadRule, str], ...] = (
         WorkloadRule(workload_class="interactive", partition=_INTERACTIVE_QUEUES),
         "the site keeps this partition for people at work",
     ),
-    (WorkloadRule(workload_class="interactive", qos=_INTERACTIVE_QUEUES), "the same, said by QoS"),
+    (WorkloadRule(workload_class="interactive", qos=_INTERACTIVE_QUEUES), "the same, by QoS"),
     (WorkloadRule(workload_class="serving", partition=_SERVING_QUEUES), "the site keeps this partition for servers"),
-    (WorkloadRule(workload_class="serving", qos=_SERVING_QUEUES), "the same, said by QoS"),
+    (WorkloadRule(workload_class="serving", qos=_SERVING_QUEUES), "the same, by QoS"),
 )
-"""The class where no rule of the operator's gives one, each row with its reason; what fits none is batch."""
+"""Built-in rules, each with its reason. They apply where no operator's rule sets a class; the default is batch."""
 
 
 class _Verdict(Struct, frozen=True):
@@ -74,7 +73,7 @@ class _Verdict(Struct, frozen=True):
 
 
 class _CompiledRule(Struct, frozen=True):
-    """A rule made ready: patterns by place in the owner's values, one for the command, one for a label."""
+    """A rule with compiled patterns: by index into the owner's values, for the command, and for one label."""
 
     patterns: tuple[tuple[int, re.Pattern[str]], ...]
     command: re.Pattern[str] | None
@@ -86,13 +85,13 @@ class _CompiledRule(Struct, frozen=True):
             return False
         if self.label is not None:
             key, pattern = self.label
-            if key not in labels or not pattern.fullmatch(labels[key]):  # absent fits nothing, not even `.*`
+            if key not in labels or not pattern.fullmatch(labels[key]):  # absent: matches nothing, not even `.*`
                 return False
         return all(pattern.fullmatch(values[place]) for place, pattern in self.patterns)
 
 
 class Rules:
-    """Judges owners; raises ConfigError, where a rule cannot be used."""
+    """The configured and built-in rules, compiled. Raises ConfigError for a rule that cannot be used."""
 
     def __init__(self, workload: WorkloadSettings | None = None, exemptions: Iterable[Exemption] = ()) -> None:
         workload = workload or WorkloadSettings()
@@ -106,10 +105,10 @@ class Rules:
         self._verdict = lru_cache(maxsize=_CACHED_VERDICTS)(self._decide)
 
     def apply(self, owner: Owner, *, command: str = "", labels: Mapping[str, str] | None = None) -> Owner:
-        """The owner with its class, team and limits; each from the first rule that fits and gives it.
+        """Return the owner with class, team and limits, each taken from the first matching rule that sets it.
 
-        What no rule gives stays as it was. `command` is a process's command line, `labels` are the pod's. Of the
-        exemptions that fit, the one that lasts longest counts.
+        Fields that no rule sets keep their value. `command` is a process's command line, `labels` are the pod's. Of
+        several matching exemptions the one that expires last applies.
         """
         owner = self._with_exemption(owner) if self._exemptions else owner
         values = tuple(getattr(owner, field)[:LONGEST] for field in MATCHED)
@@ -154,6 +153,6 @@ def _compile_rule(rule: WorkloadRule) -> _CompiledRule:
 
 
 def _compile_exemption(exemption: Exemption) -> tuple[tuple[tuple[str, re.Pattern[str]], ...], str, float]:
-    """Its patterns by the owner's fields, its name, and when it ends."""
+    """Return its compiled patterns by owner field, its name, and its expiry (Unix seconds)."""
     given = ((field, getattr(exemption, field)) for field in EXEMPTED)
     return tuple((field, re.compile(p, re.DOTALL)) for field, p in given if p), exemption.id, exemption.expiry

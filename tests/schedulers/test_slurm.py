@@ -360,7 +360,7 @@ def test_text_that_may_be_another_s_words_is_refused_and_the_job_is_still_held(r
     rig.socket("7")
     (held,) = rig.told()
     assert (held.owner.user, held.owner.account) == ("alice", "")
-    assert any("scheduler_refused" in f and "job 7 is not believed: ambiguous" in f for f in rig.faults())
+    assert any("scheduler_refused" in f and "job 7 is rejected: ambiguous" in f for f in rig.faults())
     for _ in range(20):
         rig.tick()
     assert rig.answers.asked == ["7"]

@@ -1,7 +1,7 @@
-"""Runs the slow work on a thread of its own: queries to slurmctld and walks through /proc.
+"""Runs queries to slurmctld and walks through /proc on a separate thread.
 
-Owns the queue of queries and the back-off while slurmctld does not answer. Never blocks the reading thread for longer
-than `wait_settled` allows, and drops queries about jobs that have left.
+Holds the queue of queries, with back-off while slurmctld does not answer. Blocks the reading thread only in
+`wait_settled`, and drops queries about jobs that have left.
 """
 
 import threading
@@ -20,7 +20,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5 * SECOND, 60 * SECOND
 
 
 class LocalInspector(Protocol):
-    """What can be learnt on this node without asking anybody."""
+    """Inspects jobs on this node without a query to slurmctld."""
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
         """See NodeProcesses."""
@@ -31,27 +31,27 @@ class LocalInspector(Protocol):
         ...
 
     def gpu_map(self) -> GpuMap:
-        """Read Slurm's and the driver's lists of GPUs."""
+        """Return Slurm's and the driver's lists of GPUs."""
         ...
 
 
 class JobAnswer(Struct, frozen=True):
-    """What was learnt of one job; each part may be missing."""
+    """Results of the node's inspection or the controller's query about one job; each part may be missing."""
 
     job_id: str
     run: int
-    """As the question had it."""
+    """The job's run, as passed to the query."""
     tasks: JobTasks | None = None
     listening: frozenset[str] = frozenset()
-    """Names of the sockets that were bound then; comes with `tasks`."""
+    """Names of all bound sockets; set with `tasks`."""
     job: SlurmJob | None = None
     gone: bool = False
     refused: str = ""
-    """Why the controller's answer is not believed."""
+    """Why the controller's response was rejected."""
 
 
 class Updates(Struct, frozen=True):
-    """What came since the last time."""
+    """Results since the last `take_updates`."""
 
     answers: tuple[JobAnswer, ...] = ()
     node: NodeState | None = None
@@ -68,12 +68,12 @@ class _JobQuery(Struct):
 
 
 class ControllerQueries:
-    """The questions; `step` does one piece of work, the thread calls it as long as there is some."""
+    """Queue of queries. `step` processes one item; the thread calls it while there are any."""
 
     def __init__(
         self, client: SlurmClient, local: LocalInspector, *, node: str, clock: Callable[[], int], threaded: bool = True
     ) -> None:
-        """`clock` gives monotonic nanoseconds. Not `threaded`: the caller steps."""
+        """`clock` returns monotonic nanoseconds. If not `threaded`, the caller calls `step`."""
         self._client, self._local, self._node, self._clock = client, local, node, clock
         self._changed = threading.Condition()
         self._inspections: dict[str, int] = {}
@@ -91,11 +91,11 @@ class ControllerQueries:
         if self._thread is not None:
             self._thread.start()
 
-    # -- the reading thread's side: nothing here waits for anybody, `settle` for at most what it is given --
+    # -- called on the reading thread; only `wait_settled` blocks --
 
     @property
     def unanswered_since(self) -> int | None:
-        """When the oldest question was asked that was put and has had no answer."""
+        """When the oldest query without a response was made (monotonic nanoseconds); None: no query has failed."""
         with self._changed:
             waiting = [query.asked_at for query in self._queries.values() if query.unanswered]
             if self._node_asked is not None and self._node_silent:
@@ -104,50 +104,50 @@ class ControllerQueries:
 
     @property
     def alive(self) -> bool:
-        """Whether anything is still asked."""
+        """Whether queries are still processed."""
         return self._thread is None or self._thread.is_alive()
 
     def query(self, job_id: str, run: int, *, detail: bool = False) -> None:
-        """Ask about a job: first the node, then the controller; `run` comes back with the answers."""
+        """Queue an inspection of the job on this node and a query to the controller; results carry `run`."""
         with self._changed:
             self._inspections[job_id] = run
             self._queries[job_id] = _JobQuery(job_id, run, self._clock(), detail)
             self._changed.notify_all()
 
     def inspect(self, job_id: str, run: int) -> None:
-        """Ask the node alone."""
+        """Queue an inspection of the job on this node only."""
         with self._changed:
             self._inspections[job_id] = run
             self._changed.notify_all()
 
     def request_node_state(self) -> None:
-        """Ask for this node's state."""
+        """Queue a query for this node's state."""
         with self._changed:
             if self._node_asked is None:
                 self._node_asked = self._clock()
                 self._changed.notify_all()
 
     def request_gpu_map(self) -> None:
-        """Ask which GPU is which."""
+        """Queue a reading of Slurm's and the driver's lists of GPUs."""
         with self._changed:
             self._gpu_map_wanted = True
             self._changed.notify_all()
 
     def drop_others(self, jobs: Iterable[str]) -> None:
-        """Drop what is asked about all others."""
+        """Drop queries and inspections of all jobs but these."""
         with self._changed:
             for queries in (self._inspections, self._queries):
                 for job_id in queries.keys() - set(jobs):
                     del queries[job_id]
 
     def wait_settled(self, seconds: float) -> None:
-        """Wait until all is answered, or the controller is silent, but no longer than this."""
+        """Wait until the queue is empty or slurmctld does not answer, at most `seconds`."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(self._is_settled, seconds)
 
     def take_updates(self) -> Updates:
-        """What has come."""
+        """Return and clear the results so far."""
         with self._changed:
             silent = (Fault("controller_silent", self._silence_message),) if self._silence_message else ()
             updates = Updates(tuple(self._answers), self._node_state, self._gpu_map, (*self._faults, *silent))
@@ -155,7 +155,7 @@ class ControllerQueries:
             return updates
 
     def close(self) -> None:
-        """Stop, also in the middle of a question. Never raises."""
+        """Stop the thread, aborting a running query. Never raises."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -169,7 +169,7 @@ class ControllerQueries:
             self._busy or self._inspections or self._gpu_map_wanted or (self._queries and not silent)
         )
 
-    # -- the thread's side --
+    # -- called on the thread --
 
     def _run(self) -> None:
         while not self._stopped:
@@ -184,13 +184,13 @@ class ControllerQueries:
         return bool(self._inspections or self._gpu_map_wanted or due)
 
     def _idle_seconds(self) -> float | None:
-        """How long there is nothing to do; None: until somebody asks."""
+        """Seconds until the next item is due; None: until something is queued."""
         if not self._queries and self._node_asked is None:
             return None
         return max(0.0, (self._retry_at - self._clock()) / SECOND)
 
     def step(self) -> bool:
-        """Do one piece of work, what is near before what is far; False: there was none."""
+        """Process one item, local inspections before queries. Return False if there is none."""
         with self._changed:
             inspections, self._inspections = self._inspections, {}
             gpu_map, self._gpu_map_wanted = self._gpu_map_wanted, False
@@ -270,8 +270,8 @@ class ControllerQueries:
         now, pause = self._clock(), self._backoff.fail()
         self._retry_at = now + pause
         self._silence_message = (
-            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then what"
-            " this node itself shows is told: names and accounts of new jobs are missing"
+            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then only"
+            " this node's own data is used: names and accounts of new jobs are missing"
         )
 
     def _add_fault(self, message: str) -> None:

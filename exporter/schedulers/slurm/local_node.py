@@ -1,8 +1,8 @@
-"""What this node itself shows of its jobs, without asking slurmctld: slurm.conf, sockets, processes, GPU numbering.
+"""Reads what this node shows of its jobs without slurmctld: slurm.conf, sockets, processes, GPU numbering.
 
 Slurm's GPU index is a position in the list of `slurmd -G`, a device file's number is the driver's minor, and
-/proc/driver/nvidia maps that to the UUID; where this chain breaks the caller gets a reason, not a GPU. Of processes
-only those started by slurmstepd count, and what slurmctld reports takes precedence.
+/proc/driver/nvidia maps that to the UUID; if this chain breaks, a ValueError has the reason. Only processes started by
+slurmstepd count, and what slurmctld reports takes precedence.
 """
 
 import logging
@@ -24,34 +24,34 @@ from exporter.schedulers.slurm.client import SlurmUnavailableError
 from exporter.schedulers.slurm.notation import GPU_GRES, expand_hostlist, expand_numbers
 
 DEFAULT_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""As the packages have it, and where slurmd puts what it is given by the controller ("configless")."""
+"""Where the packages put it, and where slurmd puts the controller's ("configless")."""
 DEFAULT_SPOOL = "/var/spool/slurmd"
 _MOST_INCLUDES = 8
 _MOST_BYTES = 64 * 1024 * 1024
 
 
 class SlurmConf(Struct, frozen=True):
-    """Of one slurm.conf, with all that it includes."""
+    """The values read from a slurm.conf and the files it includes."""
 
     path: str
     spool: str = DEFAULT_SPOOL
-    """With its %n and %h."""
+    """SlurmdSpoolDir, with %n and %h not replaced."""
     nodes: tuple[str, ...] = ()
     """NodeNames that are this host."""
 
     def spool_dir(self, node: str, *, host: str | None = None) -> Path:
-        """The spool directory of the slurmd of `node`."""
+        """Return the spool directory of the slurmd of `node`."""
         return Path(self.spool.replace("%n", node).replace("%h", host or short_hostname()))
 
 
 def find_conf(configured: str, environ: Mapping[str, str]) -> str:
-    """Path of slurm.conf: as configured, from SLURM_CONF, or where it usually is; empty: there is none."""
+    """Return the path of slurm.conf: as configured, in SLURM_CONF, or a default; empty if there is none."""
     path = configured or environ.get("SLURM_CONF", "")
     return path or next((candidate for candidate in DEFAULT_PATHS if Path(candidate).is_file()), "")
 
 
 def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
-    """Read it; `host` is this host's short name. Raises OSError, ValueError."""
+    """Read slurm.conf; `host` is this host's short name. Raises OSError, ValueError."""
     host, spool, nodes = host or short_hostname(), DEFAULT_SPOOL, []
     for line in _conf_lines(Path(path), _MOST_INCLUDES):
         key, _, value = (part.strip() for part in line.partition("="))
@@ -63,12 +63,12 @@ def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
 
 
 def short_hostname() -> str:
-    """As `hostname -s`."""
+    """Return the same as `hostname -s`."""
     return socket.gethostname().partition(".")[0]
 
 
 def _conf_lines(path: Path, deep: int) -> Iterator[str]:
-    """Give lines without comments, continued ones joined, included files in their place."""
+    """Yield lines without comments, with continued lines joined and included files in place."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_MOST_BYTES)
     for line in re.sub(r"\\\n", " ", text).splitlines():
@@ -83,7 +83,7 @@ def _conf_lines(path: Path, deep: int) -> Iterator[str]:
 
 
 def _names_of_host(line: str, host: str) -> list[str]:
-    """Give the names in a NodeName= line that are this host."""
+    """Return the names in a NodeName= line that are this host."""
     values = {key.lower(): value for key, _, value in (pair.partition("=") for pair in shlex.split(line))}
     names = expand_hostlist(values.get("nodename", ""))
     if names == ("DEFAULT",):
@@ -100,37 +100,37 @@ _MOST_ENTRIES = 20_000
 
 
 class JobPresence(Struct, frozen=True):
-    """What one job has here."""
+    """The sockets and mapping files of one job on this node."""
 
     sockets: frozenset[tuple[str, int, int]] = frozenset()
-    """Name, inode and change time of each; the same name with another inode is another step."""
+    """Name, inode and change time of each; another inode with the same name is another step."""
     lasting: frozenset[tuple[str, int, int]] = frozenset()
-    """Of these the steps that are there as long as the job is: batch and extern."""
+    """Sockets of the steps that last as long as the job: batch and extern."""
     files: tuple[str, ...] = ()
     """Names of its mapping files: "0", "0.7", a UUID."""
     written: int = 0
-    """When the first of these was; Unix nanoseconds."""
+    """Modification time of the oldest mapping file; Unix nanoseconds."""
 
 
 class SpoolState(Struct, frozen=True):
-    """What both directories show at one moment."""
+    """What the spool and mapping directories show at one moment."""
 
     jobs: Mapping[str, JobPresence]
     problems: tuple[str, ...] = ()
     foreign_nodes: tuple[str, ...] = ()
-    """Nodes whose sockets are there though they are not ours."""
+    """Nodes other than ours whose sockets are there."""
 
 
 class SpoolReader:
-    """Reads them."""
+    """Reads the spool and mapping directories."""
 
     def __init__(self, node: str, *, spool: Path | None, mapping: Path | None) -> None:
-        """Either may be None: not there."""
+        """Either directory may be None: absent."""
         self._node, self._spool = node, spool
         self._files = None if mapping is None else JobFiles(mapping)
 
     def read(self, wall: int) -> SpoolState:
-        """See now, `wall` in Unix nanoseconds; raises OSError where a directory cannot be read."""
+        """Read both now, `wall` in Unix nanoseconds. Raises OSError if a directory cannot be read."""
         sockets, foreign_nodes = self._sockets() if self._spool is not None else ({}, set())
         files: dict[str, list[str]] = {}
         written: dict[str, int] = {}
@@ -172,7 +172,7 @@ def _step(name: str) -> str:
 
 
 def _socket_id(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
-    """None: no socket, or gone since the directory was read."""
+    """Return name, inode and change time; None if it is no socket or gone."""
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
@@ -189,26 +189,26 @@ _CAP_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,6})\s*$", re.MULTILINE)
 
 
 class Slot(Struct, frozen=True):
-    """One place in slurmd's list."""
+    """One entry in slurmd's list of GPUs."""
 
     minor: int | None = None
-    """Of /dev/nvidiaN; None: the slot has no such file."""
+    """Number in /dev/nvidiaN; None if the slot has no such file."""
     capabilities: tuple[int, ...] = ()
-    """Of /dev/nvidia-caps/nvidia-capN: the slot is a MIG instance."""
+    """Numbers in /dev/nvidia-caps/nvidia-capN, if the slot is a MIG instance."""
 
 
 class GpuMap(Struct, frozen=True):
-    """Slurm's and the driver's lists, as last read."""
+    """Slurm's and the driver's lists of GPUs, as last read."""
 
     slots: Mapping[str, tuple[Slot, ...]] | None = None
-    """By resource name; None: slurmd could not be asked, an index is taken for a minor."""
+    """By resource name; None if slurmd could not be run: an index is then taken for a minor."""
     uuids: Mapping[int, str] = {}
-    """By minor; empty: the driver's /proc is not there, a minor is taken for the driver's ordinal."""
+    """UUID by minor; empty without the driver's /proc: a minor is then taken for the driver's ordinal."""
     instances: Mapping[int, tuple[int, int]] = {}
-    """By a capability's minor: minor of the board and number of the GPU instance."""
+    """The board's minor and the GPU instance's number, by a capability's minor."""
 
     def uuids_at(self, name: str, index: int, devices: Sequence[Device]) -> tuple[str, ...]:
-        """UUIDs of the GPU, or of all instances that it is cut into; raises ValueError with the reason."""
+        """Return the GPU's UUID, or those of all its MIG instances. Raises ValueError with the reason."""
         slot = self._slot(name, index)
         if slot.capabilities:
             return (self._instance(slot, devices),)
@@ -230,7 +230,7 @@ class GpuMap(Struct, frozen=True):
         uuid = self.uuids.get(minor)
         if self.uuids and uuid is None:
             raise ValueError(f"/dev/nvidia{minor} is not in /proc/driver/nvidia")
-        # Boards alone: an instance's index is "0:1".
+        # Boards only: an instance's index is "0:1".
         found = [d for d in devices if not d.parent and (d.uuid == uuid if uuid else d.index == str(minor))]
         if len(found) != 1:
             raise ValueError(f"/dev/nvidia{minor} ({uuid or 'by its number'}) is no GPU that the source sees")
@@ -249,10 +249,10 @@ class GpuMap(Struct, frozen=True):
 
 
 def parse_slots(text: str) -> dict[str, tuple[Slot, ...]]:
-    """Read what `slurmd -G` prints to standard error; raises ValueError where it lists nothing.
+    """Parse what `slurmd -G` prints to standard error. Raises ValueError if it lists no GPU.
 
-    A MIG instance has several files (MultipleFiles): newer versions print them on one line, 22.05 one a line, its
-    board's first.
+    A MIG instance has several files (MultipleFiles): newer versions print them on one line, 22.05 prints one per
+    line, its board's first.
     """
     slots: dict[str, list[Slot]] = {}
     types: dict[str, str] = {}
@@ -267,7 +267,7 @@ def parse_slots(text: str) -> dict[str, tuple[Slot, ...]]:
 
 
 def _add_slots(slots: list[Slot], files: str, count: int, *, same: bool) -> None:
-    """Take in one line; `same`: it is of the type of the line before."""
+    """Add the slots of one line; `same`: its type is that of the line before."""
     boards, capabilities = _device_numbers(_BOARD, files), _device_numbers(_CAPABILITY, files)
     if capabilities and not boards and same and slots and slots[-1].minor is not None:
         slots[-1] = Slot(slots[-1].minor, slots[-1].capabilities + capabilities)
@@ -285,14 +285,14 @@ def _device_numbers(pattern: re.Pattern[str], files: str) -> tuple[int, ...]:
 
 
 def read_uuids(proc: Path) -> dict[int, str]:
-    """Minor -> UUID, of /proc/driver/nvidia/gpus/*/information; empty where there is none."""
+    """Return UUIDs by minor from /proc/driver/nvidia/gpus/*/information; empty if there are none."""
     texts = (_read_driver_file(path) for path in sorted(proc.glob("driver/nvidia/gpus/*/information")))
     pairs = ((_MINOR.search(text), _UUID.search(text)) for text in texts)
     return {int(minor[1]): uuid[1] for minor, uuid in pairs if minor and uuid}
 
 
 def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
-    """A capability's minor -> (its board's minor, GPU instance), of GPU and compute instances alike."""
+    """Return (board's minor, GPU instance) by a capability's minor, for GPU and compute instances alike."""
     root = proc / "driver/nvidia/capabilities"
     paths = (*root.glob("gpu*/mig/gi*/access"), *root.glob("gpu*/mig/gi*/ci*/access"))
     return dict(_instances(root, paths))
@@ -322,29 +322,29 @@ _LISTENER = re.compile(r"/([^/\s]+)$", re.MULTILINE)
 
 
 class JobTasks(Struct, frozen=True):
-    """Of one job, on this node."""
+    """What the processes of one job on this node show."""
 
     user: str = ""
     command: str = ""
-    """Of the batch script, or of a task."""
+    """Of the batch script, or else of a task."""
     batch: tuple[int, ...] | None = None
     """All its GPUs here, by Slurm's index; None: its batch script is not here or does not show them."""
     steps: frozenset[int] = frozenset()
-    """GPUs of its steps that are running now: perhaps not all of the job's."""
+    """GPUs of its running steps, perhaps not all of the job's."""
     uuids: tuple[str, ...] = ()
-    """GPUs that the batch script may see, where these are UUIDs."""
+    """GPUs in the batch script's CUDA_VISIBLE_DEVICES, if these are UUIDs."""
     processes: int = 0
-    """Started by slurmstepd and still there."""
+    """Running processes started by slurmstepd."""
 
 
 class NodeProcesses:
-    """The node's processes."""
+    """Inspects the node's processes."""
 
     def __init__(self, name: str, *, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup") -> None:
         self._name, self._proc, self._cgroup = name, Path(proc), Path(cgroup)
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
-        """What is to be seen of each of these jobs now. May take a while; may ask a name service."""
+        """Return what these jobs' processes show. Walks /proc and may query a name service, so it may be slow."""
         wanted = set(jobs)
         found = {job: list(self._in_cgroups(job)) for job in wanted}
         if not all(found.values()):
@@ -357,7 +357,7 @@ class NodeProcesses:
         }
 
     def listening(self) -> frozenset[str]:
-        """Names of all unix sockets bound in the host's network namespace; of none that may not be read, nothing."""
+        """Return the names of all unix sockets bound in the host's network namespace; empty when unreadable."""
         try:
             with (self._proc / "1/net/unix").open(encoding="utf-8", errors="replace") as file:
                 return frozenset(_LISTENER.findall(file.read(16 * 1024 * 1024)))
@@ -365,12 +365,12 @@ class NodeProcesses:
             return frozenset()
 
     def _is_ours(self, pid: str) -> bool:
-        """Several slurmds may share a host, and a job run on more than one of them."""
+        """Several slurmds may share a host and run the same job; the process must belong to ours."""
         match = _NODE_VARIABLE.search("\0" + _read_proc(self._proc / pid / "environ"))
         return match is None or match[1] == self._name
 
     def _in_cgroups(self, job: str) -> Iterator[ProcessInfo]:
-        """Of the job's control group: cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
+        """Yield a job's processes in cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
         trees = [self._cgroup / each for each in _HIERARCHIES]
         groups = [path for tree in trees for path in tree.glob(f"slurm*/uid_*/job_{job}")]
         groups += self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}")
@@ -382,7 +382,7 @@ class NodeProcesses:
         return self._started(path.name for path in self._proc.iterdir() if path.name.isdigit())
 
     def _started(self, pids: Iterable[str]) -> Iterator[ProcessInfo]:
-        """Of these, those that slurmstepd started."""
+        """Yield those of these processes that slurmstepd started."""
         trusted: dict[str, bool] = {}
         for pid in pids:
             parent = str(parent_pid(self._proc / pid))
@@ -395,7 +395,7 @@ class NodeProcesses:
                     continue
 
     def _is_stepd(self, pid: str) -> bool:
-        """Whether a process is slurmstepd; a user may give a process of their own that name."""
+        """Whether the process is slurmstepd, and not a user's process of that name."""
         folder = self._proc / pid
         try:
             return command_name(folder) == "slurmstepd" and folder.stat().st_uid in {0, os.geteuid()}
@@ -451,21 +451,21 @@ class LocalNode:
     """The `LocalInspector` of a real node."""
 
     def __init__(self, processes: NodeProcesses, *, proc: Path, slots: Callable[[], str]) -> None:
-        """`slots` gives what `slurmd -G` prints, or raises SlurmUnavailableError."""
+        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
         self._processes, self._proc, self._slots = processes, proc, slots
         self.inspect_jobs: Callable[[Iterable[str]], dict[str, JobTasks]] = processes.inspect_jobs
         self.listening: Callable[[], frozenset[str]] = processes.listening
 
     def gpu_map(self) -> GpuMap:
-        """See LocalInspector; logs what is assumed."""
+        """See LocalInspector; logs the assumptions made."""
         uuids, instances = read_uuids(self._proc), read_instances(self._proc)
         if not uuids:
             log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
         try:
             return GpuMap(parse_slots(self._slots()), uuids, instances)
         except SlurmUnavailableError as err:
-            log.warning("slurm: gres index N is taken for /dev/nvidiaN, for slurmd's list cannot be had: %s", err)
+            log.warning("slurm: gres index N is taken for /dev/nvidiaN, because slurmd's list is unavailable: %s", err)
             return GpuMap(None, uuids, instances)
         except ValueError as err:
-            log.warning("slurm: %s: whoever has a GPU by its index cannot be told", err)
+            log.warning("slurm: %s: GPUs allocated by index cannot be assigned to jobs", err)
             return GpuMap({}, uuids, instances)

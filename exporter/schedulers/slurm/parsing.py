@@ -1,7 +1,7 @@
 """Parses jobs and nodes from the text and JSON of scontrol, squeue, sinfo and slurmrestd, 22.05 to 25.11.
 
-Refuses partial values: raises ValueError instead. A job's name, comment and paths are written by its user and may hold
-line breaks that imitate other fields, so a line of text counts only where it is the only one of its kind.
+Raises ValueError instead of returning partial values. A job's name, comment and paths are written by its user and may
+contain line breaks that imitate other fields, so a line of text counts only if it is the only one of its kind.
 """
 
 import calendar
@@ -26,15 +26,15 @@ from exporter.schedulers.slurm.notation import (
 )
 
 MOST_TEXT_CHARS = 256
-"""Characters kept of a name or a comment."""
+"""Characters kept of a name or comment."""
 HOLDING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING"}
 )
-"""States in which resources are a job's (squeue(1), JOB STATE CODES); in all others it has none, or not yet."""
+"""States in which a job has resources (squeue(1), JOB STATE CODES)."""
 
 
 class SlurmJob(Struct, frozen=True):
-    """One job as the controller reports it."""
+    """One job as reported by the controller."""
 
     job_id: str
     states: tuple[str, ...]
@@ -50,55 +50,55 @@ class SlurmJob(Struct, frozen=True):
     array_id: str = ""
     het_id: str = ""
     batch: bool | None = None
-    """False: srun or salloc, somebody waits at a terminal."""
+    """False for srun and salloc: interactive."""
     nodes: int = 0
     hosts: str = ""
-    """Nodes that it has, as a hostlist."""
+    """Its nodes, as a hostlist."""
     start: int | None = None
     """Unix seconds."""
     time_limit_seconds: float | None = None
-    """None: without a limit, or not known."""
+    """None: unlimited or unknown."""
     restarts: int = 0
     gpus: int | None = None
-    """Of the whole job; None: not known. MIG instances count as one each."""
+    """Of the whole job; None when unknown. MIG instances count as one each."""
     gpus_here: int | None = None
-    """On each of its nodes; None: not known, or not the same on all."""
+    """On each of its nodes; None when unknown or not the same on all."""
     on_gpus: bool = True
-    """It was asked for with GPUs, or that is not known."""
+    """Whether GPUs were requested; True also when unknown."""
     given: Mapping[str, tuple[Gres, ...]] | None = None
-    """What it has by node; None: not known."""
+    """Allocated resources by node; None when unknown."""
 
     @property
     def ended(self) -> bool:
-        """It has nothing any more and will not come back by itself."""
+        """It holds nothing any more and will not be restarted by itself."""
         return not HOLDING_STATES.intersection(self.states)
 
 
 class _GpuFacts(Struct, frozen=True):
-    """What is known of a job's GPUs, from whichever text."""
+    """A job's GPU requests and allocations, from any of the formats."""
 
     requested: Mapping[str, tuple[Gres, ...]]
-    """By what it was asked for: Job, Node, Task, Socket."""
+    """By the unit of the request: Job, Node, Task, Socket."""
     tres: dict[str, int]
     given: Mapping[str, tuple[Gres, ...]] | None
     nodes: int
     tasks: int | None
 
     def total(self) -> int | None:
-        """GPUs of the whole job, from the surest source to the weakest; None: not known."""
+        """Return the GPUs of the whole job, from the most reliable source; None when unknown."""
         given = sum(map(count_gpus, (self.given or {}).values()))
         whole = tres_gpus(self.tres) or given or count_gpus(self.requested["Job"])
         per_node, per_task = count_gpus(self.requested["Node"]), count_gpus(self.requested["Task"])
         return whole or per_node * self.nodes or per_task * (self.tasks or 0) or None
 
     def on_gpus(self) -> bool:
-        """Whether GPUs or parts of them are named anywhere."""
+        """Return whether any field names GPUs or parts of GPUs."""
         names = {each.name for some in (*self.requested.values(), *(self.given or {}).values()) for each in some}
         names |= {name.removeprefix("gres/").partition(":")[0] for name in self.tres if name.startswith("gres/")}
         return not names.isdisjoint(GPU_GRES)
 
     def fill(self, job: SlurmJob) -> SlurmJob:
-        """Give the job with its GPUs."""
+        """Return the job with its GPU fields set."""
         total = self.total()
         here = total if self.nodes == 1 else count_gpus(self.requested["Node"]) or None
         return replace(job, nodes=self.nodes, gpus=total, gpus_here=here, on_gpus=self.on_gpus(), given=self.given)
@@ -127,10 +127,10 @@ _REQUIRED = frozenset(
 
 
 def parse_job_text(text: str, job_id: str) -> SlurmJob:
-    """Give job `job_id` out of what `scontrol show job ID` printed with TZ=UTC, with or without -d.
+    """Return job `job_id` from the output of `scontrol show job ID` with TZ=UTC, with or without -d.
 
-    An array's or a heterogeneous job's leader is printed with all its other parts. Raises ValueError, also where
-    a user could have written the text of another job.
+    For the leader of an array or heterogeneous job all components are printed. Raises ValueError, also if a user
+    could have written the text of another job.
     """
     if not text.endswith("\n\n"):
         raise ValueError("the text is cut off")
@@ -144,7 +144,7 @@ def parse_job_text(text: str, job_id: str) -> SlurmJob:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `[days-]hours:minutes:seconds`; None for UNLIMITED and its like. Raises ValueError."""
+    """Return the seconds of `[days-]hours:minutes:seconds`; None for UNLIMITED and the like. Raises ValueError."""
     if text in {"UNLIMITED", "INVALID", "Partition_Limit", "N/A", "NONE"}:
         return None
     match = _DURATION.fullmatch(text)
@@ -155,7 +155,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_time(text: str) -> int | None:
-    """Unix seconds of `2026-11-21T09:36:41` in UTC; None for Unknown and its like. Raises ValueError."""
+    """Return the Unix seconds of `2026-11-21T09:36:41` (UTC); None for Unknown and the like. Raises ValueError."""
     if text in {"Unknown", "None", "N/A", "(null)"}:
         return None
     return calendar.timegm(time.strptime(text, _TIME))
@@ -165,7 +165,7 @@ def parse_time(text: str) -> int | None:
 
 
 def _split_jobs(lines: list[str]) -> list[list[str]]:
-    """One list of lines a job; each begins with JobId= and has its UserId= where scontrol puts it."""
+    """Return one list of lines per job; each begins with JobId= and has its UserId= where scontrol puts it."""
     starts = [place for place, line in enumerate(lines) if line.startswith("JobId=")]
     if starts[:1] != [0]:
         raise ValueError("it does not begin with JobId=")
@@ -178,7 +178,7 @@ def _split_jobs(lines: list[str]) -> list[list[str]]:
 
 
 def _check_same_owner(blocks: list[list[str]]) -> None:
-    """Parts of one array or heterogeneous job are one user's, on one account: else somebody may be imitated."""
+    """Raise ValueError unless all are components of one user's array or heterogeneous job, on one account."""
     if not all(re.match(r"JobId=\d+ (Array|Het)JobId=", block[0]) for block in blocks):
         raise ValueError("ambiguous: several jobs where one was asked for")
     for kind, pattern in (("UserId", r"UserId=\S+"), ("Priority", r" Account=\S* QOS=\S*")):
@@ -188,7 +188,7 @@ def _check_same_owner(blocks: list[list[str]]) -> None:
 
 
 def _single_line(block: list[str], kind: str) -> str:
-    """Give the one line of that kind, without its indent."""
+    """Return the only line of that kind, without indentation. Raises ValueError."""
     found = [line for line in block if line.startswith(f"   {kind}=")]
     if len(found) != 1:
         raise ValueError(f"ambiguous or cut off: {len(found)} lines of {kind}=")
@@ -196,13 +196,13 @@ def _single_line(block: list[str], kind: str) -> str:
 
 
 def _first_value(block: list[str], kind: str) -> str:
-    """Give the value of the first line of that kind, or nothing."""
+    """Return the value of the first line of that kind, or ""."""
     prefix = f"   {kind}="
     return next((line[len(prefix) :].strip() for line in block if line.startswith(prefix)), "")
 
 
 def _only_value(block: list[str], kind: str) -> str:
-    """Give the value of the only line of that kind; nothing where there are several, for a comment comes before it."""
+    """Return the value of the only line of that kind, or "": a comment may precede and imitate it."""
     lines = [line for line in block if line.startswith(f"   {kind}=")]
     return lines[0].partition("=")[2].strip() if len(lines) == 1 else ""
 
@@ -253,7 +253,7 @@ def _task_count(fields: Mapping[str, str]) -> int | None:
 
 
 def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
-    """Read the lines by node that -d puts after JOB_GRES=; those are before anything a user may write."""
+    """Parse the lines by node that -d puts after JOB_GRES=, before any text that a user can write."""
     begin = next((place for place, line in enumerate(block) if line.startswith("   JOB_GRES=")), None)
     if begin is None:
         return None
@@ -273,11 +273,11 @@ SQUEUE_COLUMNS = (
     "StartTime", "TimeLimit", "RestartCnt", "ArrayJobID", "HetJobID", "tres-per-job", "tres-per-node", "tres-per-task",
     "tres-alloc", "NumTasks",
 )  # fmt: skip
-"""Of `squeue -O`: none that a user may write as they like."""
+"""Columns of `squeue -O` that users cannot write."""
 
 
 def parse_job_columns(text: str, job_id: str) -> SlurmJob:
-    """Give job `job_id` out of the lines of COLUMNS, each followed by `|`; raises ValueError."""
+    """Return job `job_id` from lines of SQUEUE_COLUMNS, each column followed by `|`. Raises ValueError."""
     rows = [line.split("|")[:-1] for line in text.splitlines()]
     found = [row for row in rows if row[:1] == [job_id]]
     if len(found) != 1 or len(found[0]) != len(SQUEUE_COLUMNS):
@@ -314,18 +314,18 @@ def parse_job_columns(text: str, job_id: str) -> SlurmJob:
 
 
 class NodeState(Struct, frozen=True):
-    """A node as sinfo reports it."""
+    """A node's state as reported by sinfo or slurmrestd."""
 
     name: str
     condition: str
-    """One of the schedulers' CONDITIONS; empty: it takes new work."""
+    """One of the schedulers' CONDITIONS; empty if it takes new work."""
     state: str
     """As Slurm writes it."""
     reason: str = ""
 
 
 _CONDITIONS = (
-    # The first that fits; the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
+    # The first match counts, the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
     (("down", "fail", "failed", "error", "future", "inval", "unknown", "not_responding", "reboot_issued", "rebooting",
       "powered_down", "powering_down", "powering_up", "power_down", "power_up", "powered_off", "no_respond"), "down"),
     (("maint", "maintenance"), "maintenance"),
@@ -340,7 +340,7 @@ _BUSY_STATES = frozenset({"allocated", "mixed", "completing"})
 
 
 def parse_node_states(text: str) -> tuple[NodeState, ...]:
-    """Each line `name|state|reason|` of `sinfo -h -N -O 'NodeList:|,StateLong:|,Reason:|'`; raises ValueError."""
+    """Parse lines `name|state|reason|` of `sinfo -h -N -O 'NodeList:|,StateLong:|,Reason:|'`. Raises ValueError."""
     lines = [line.split("|", 2) for line in text.splitlines() if line.strip()]
     if not all(len(line) == 3 and line[0] and line[1] for line in lines):  # noqa: PLR2004  name, state, reason
         raise ValueError(f"no lines of name|state|reason: {text[:80]!r}")
@@ -351,7 +351,7 @@ def parse_node_states(text: str) -> tuple[NodeState, ...]:
 
 
 def node_condition(states: Iterable[str]) -> str:
-    """Why nothing new may be placed on a node in these states: sinfo's one name, or JSON's state and flags."""
+    """Return one of CONDITIONS, or "", for sinfo's single state or for JSON's state and flags."""
     lowered = [state.lower() for state in states if state]
     flags = {flag for state in lowered for flag in state.rstrip("*~#!%$@^-+").split("+")}
     if "drain" in flags:
@@ -362,7 +362,7 @@ def node_condition(states: Iterable[str]) -> str:
 
 
 _UNSET = 0xFFFFFFFC
-"""NO_VAL, INFINITE and their like, where plain numbers are written."""
+"""NO_VAL, INFINITE and the like, in versions that write plain numbers."""
 
 
 class _OptionalNumber(Struct):
@@ -372,7 +372,7 @@ class _OptionalNumber(Struct):
 
 
 SlurmNumber = int | float | _OptionalNumber | None
-"""A number in either spelling: plain before 23.02, and since then beside a flag `set`."""
+"""Plain before 23.02; since then an object with a flag `set`."""
 
 
 class JobJson(Struct):
@@ -425,14 +425,14 @@ class JobJson(Struct):
 
 
 class JobsResponse(Struct):
-    """An answer about jobs; each is decoded by itself, so that one that cannot be read spoils no other."""
+    """A response about jobs. Each is decoded by itself, so that an invalid one does not affect the others."""
 
     jobs: list[msgspec.Raw]
     errors: list[msgspec.Raw] = []
 
     @property
     def error(self) -> str:
-        """The first error on one line; empty where there is none."""
+        """The first error on one line; empty if there is none."""
         return " ".join(bytes(self.errors[0]).decode(errors="replace").split()) if self.errors else ""
 
 
@@ -441,7 +441,7 @@ _JOB_DECODER = msgspec.json.Decoder(JobJson)
 
 
 def decode_jobs(data: bytes | str) -> JobsResponse:
-    """Decode what `scontrol show job --json` or `squeue --json` printed or slurmrestd sent; raises ValueError."""
+    """Decode the jobs of `scontrol show job --json`, `squeue --json` or slurmrestd. Raises ValueError."""
     try:
         return msgspec.json.decode(data, type=JobsResponse)
     except _UNREADABLE as err:
@@ -449,7 +449,7 @@ def decode_jobs(data: bytes | str) -> JobsResponse:
 
 
 def decode_job(raw: msgspec.Raw) -> JobJson:
-    """Decode one job of a response; raises ValueError."""
+    """Decode one job of a response. Raises ValueError."""
     try:
         return _JOB_DECODER.decode(raw)
     except _UNREADABLE as err:
@@ -457,7 +457,7 @@ def decode_job(raw: msgspec.Raw) -> JobJson:
 
 
 def read_number(value: SlurmNumber) -> int | None:
-    """A number in either spelling; None where it is not set, infinite, or one of Slurm's values for that."""
+    """Return the number; None if it is not set, infinite, or one of Slurm's values for that."""
     if isinstance(value, _OptionalNumber):
         value = value.number if value.set and not value.infinite else None
     return int(value) if value is not None and 0 <= value < _UNSET else None
@@ -494,9 +494,9 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
 
 
 def gres_by_node_of(raw: JobJson) -> Mapping[str, tuple[Gres, ...]] | None:
-    """What a job has by node; `gres_detail` holds one text for each node, in their order (measured).
+    """Return a job's resources by node; `gres_detail` has one text per node, in their order (measured).
 
-    None where the number of texts is not that of the nodes. Raises ValueError.
+    None if the number of texts is not that of the nodes. Raises ValueError.
     """
     hosts = expand_hostlist(raw.nodes or "")
     if not raw.gres_detail or len(hosts) != len(raw.gres_detail):
@@ -517,7 +517,7 @@ class _NodesResponse(Struct):
 
 
 def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
-    """Give the jobs in what `scontrol show job --json` printed or slurmrestd answered; raises ValueError."""
+    """Return the jobs in the output of `scontrol show job --json` or slurmrestd's response. Raises ValueError."""
     response = decode_jobs(data)
     if response.errors:
         raise ValueError(f"the answer holds errors: {response.error[:200]}")
@@ -525,7 +525,7 @@ def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
 
 
 def parse_node_json(data: bytes | str) -> tuple[NodeState, ...]:
-    """Give the nodes in slurmrestd's answer; raises ValueError."""
+    """Return the nodes in slurmrestd's response. Raises ValueError."""
     try:
         response = msgspec.json.decode(data, type=_NodesResponse)
     except _UNREADABLE as err:
