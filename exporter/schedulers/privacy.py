@@ -152,8 +152,8 @@ def _read_key(path: Path) -> bytes:
         ) from err
     if len(secret) < SHORTEST_KEY:
         raise ConfigError(
-            f"{where}: holds {len(secret)} bytes, and {SHORTEST_KEY} are the least: whoever guesses the secret can reveal"
-            " the names. Make it with `openssl rand -hex 32`"
+            f"{where}: holds {len(secret)} bytes, and {SHORTEST_KEY} are the least: whoever guesses the secret can"
+            " reveal the names. Make it with `openssl rand -hex 32`"
         )
     if mode & 0o007:
         log.warning("%s can be read by everybody on this node, who then can reveal the names: chmod 0400", where)

@@ -1,4 +1,4 @@
-"""Pods and nodes of a whole Kubernetes cluster: what they mean, and that they come by one list and one watch."""
+"""Pods and nodes of a whole Kubernetes cluster: parsing, and that they come by one list and one watch."""
 
 import gc
 import warnings
@@ -48,7 +48,7 @@ NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()
 
 
 def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: str = WHOLE, **spec: Any) -> Json:
-    """A valid pod that wants so many GPUs; without `node` it is pending, and the scheduler has said that it cannot."""
+    """Return a valid pod that requests so many GPUs; without `node` it is pending and unschedulable."""
     asked = {"limits": {resource: f"{gpus}"}} if gpus else {}
     scheduled = {"type": "PodScheduled", "status": "True" if node else "False"}
     if not node:
@@ -256,7 +256,7 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
 
 
 def _selected(thing: Json, selector: str) -> bool:
-    """Of all nodes' objects: `a!=b` joined by commas."""
+    """A selector of all nodes' objects: `a!=b` joined by commas."""
     parts = [part.partition("!=") for part in selector.split(",") if part]
     return all(thing.get("status", {}).get(field.rpartition(".")[2]) != value for field, _, value in parts)
 
@@ -288,7 +288,7 @@ def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
 
 
 def ended(source: Any) -> None:
-    """Close it, and have its remains collected here and now; see `tests.kubernetes.cluster.closed`."""
+    """Close it, and collect its garbage here and now; see `tests.kubernetes.cluster.closed`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         source.close()
@@ -296,7 +296,7 @@ def ended(source: Any) -> None:
 
 
 class Looks:
-    """A watch on the server whose turns are taken by hand."""
+    """A watcher of the server whose turns the test calls."""
 
     def __init__(self, source: KubernetesCluster) -> None:
         self._clock = SystemClock()

@@ -1,6 +1,6 @@
-"""What Slurm prints, as recorded from both versions: one and the same scenario on four nodes of eight GPUs.
+"""Output of Slurm recorded from both versions: the same scenario on four nodes of eight GPUs.
 
-Recorded are whole answers, but for paths and cores of jobs; the nodes' names are made the same.
+The recordings are complete but for paths and cores of jobs; the nodes' names are made the same.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, jo
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
 VERSIONS = {"slurm-22.05": 31, "slurm-24.11": 21}
-"""And the number of the scenario's first job."""
+"""Recordings, with the number of the first job in each."""
 AFTER_1 = {"slurm-22.05": "priority", "slurm-24.11": "dependency"}
-"""Why the job that depends on job 1 waits: there 1 was forgotten when it was submitted, here it was not."""
+"""Why the job that depends on job 1 is pending: 22.05 had forgotten job 1 when it was submitted."""
 LATER = 1_795_259_000.0
-"""Unix seconds of some moment after the scenario, and before its reservations."""
+"""Unix seconds after the scenario, and before its reservations."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -335,7 +335,7 @@ def test_garbage_never_crashes(garbage: str | bytes) -> None:
 
 @given(st.data())
 def test_half_an_answer_is_half_believed_at_most(data: st.DataObject) -> None:
-    """Whatever is done to one field of one job, the others are read as before."""
+    """Whatever is done to one field of one job, the others are parsed as before."""
     answer = msgspec.json.decode(text("slurm-24.11", "squeue.json"))
     before = parse_jobs(msgspec.json.encode(answer))
     place = data.draw(st.integers(0, len(answer["jobs"]) - 1))
@@ -350,7 +350,7 @@ def test_half_an_answer_is_half_believed_at_most(data: st.DataObject) -> None:
 
 
 def _number(jobs: Jobs, place: int) -> str:
-    """The number that the job of that place had."""
+    """Return the number of the job at that index."""
     return jobs.runs[place].job_id
 
 

@@ -1,4 +1,4 @@
-"""Rules read again: whoever holds a GPU is judged anew, without a new beginning and without asking anybody."""
+"""New rules apply to jobs that hold a GPU, without a new allocation and without a query."""
 
 from collections.abc import Iterator
 from datetime import date
@@ -66,7 +66,7 @@ def test_a_mapping_directory_s_jobs(tmp_path: Path) -> None:
 
 
 def test_people_s_own_processes_by_what_they_said_at_first(tmp_path: Path) -> None:
-    """Also those that /proc does not show any more, or never did; a later process does not change who was judged."""
+    """Also to processes that /proc does not show; a later process of the allocation is not used."""
     proc = Proc(tmp_path)
     asked = ProcessesScheduler(proc=tmp_path, user_of=lambda _: "alice", suspended=lambda: 0)
     shown = proc.add(10, started=5.0)
@@ -84,13 +84,13 @@ def test_people_s_own_processes_by_what_they_said_at_first(tmp_path: Path) -> No
     word = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
     assert word is not None
     teams = {one.owner.job_id: one.owner.team for one in word.allocations}
-    assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule judges what cannot be seen
+    assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule applies to hidden processes
     assert {job: one.start for job, one in again.items()} == {job: one.start for job, one in first.items()}
     word = asked.poll(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
     assert word is not None
     assert {one.end for one in word.allocations} == {102 * SECOND}
-    assert not asked._identities  # nothing is kept of whoever is gone
-    asked.update(Rules())  # nobody is left to be judged
+    assert not asked._identities  # nothing is kept of ended allocations
+    asked.update(Rules())  # no allocation is left
     later = proc.add(11, started=5.0, command="jupyter lab")
     word = asked.poll(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
     assert word is not None
@@ -104,7 +104,7 @@ def _here() -> Iterator[Node]:
 
 
 def test_pods_without_another_list(here: Node) -> None:
-    """Neither kubelet nor API server are asked again: what they have said is judged anew."""
+    """Neither kubelet nor API server are queried again: the rules are applied to what they last reported."""
     here.api.has(pod_object("train-0", labels={"hub.jupyter.org/username": "alice"}))
     here.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(1))
     scheduler = here.opens(SLOW)
@@ -121,7 +121,7 @@ def test_pods_without_another_list(here: Node) -> None:
 
 
 def test_pods_at_once_where_nothing_else_calls_for_it() -> None:
-    """Without an API server the next list would be an hour away."""
+    """Without an API server the next list would come an hour later."""
     with node(with_api=False) as alone:
         alone.kubelet.gives("train-0", gpu_uuid(0))
         scheduler = alone.opens(SLOW)

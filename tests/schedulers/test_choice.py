@@ -1,4 +1,4 @@
-"""Which scheduler is at home: by what lies on the node, and what is said of those that are not."""
+"""The choice of the scheduler: by what is installed on the node, and the reasons for rejecting the others."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ Choose = Callable[..., Scheduler]
 
 @pytest.fixture(name="chosen")
 def _chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
-    """Choose on a node that has what the test put into its folder, and nothing else."""
+    """Choose on a node that has only what the test put into its folder."""
     monkeypatch.delenv("SLURM_CONF", raising=False)
     opened: list[Scheduler] = []
 

@@ -1,4 +1,4 @@
-"""The Kubernetes scheduler on a kubelet that speaks the real protocol and an API server over real HTTP and TLS."""
+"""The Kubernetes scheduler with a kubelet over real gRPC and an API server over real HTTP and TLS."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ from tests.kubernetes.cluster import (
 from tests.kubernetes.kubelet import Kubelet, claim, container, devices, pod
 
 SLOW = WatchIntervals(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, restart_grace=1)
-"""Asks the kubelet at the start, and then only where something calls for it."""
+"""Queries the kubelet at startup, and then only when something requires it."""
 
 
 @pytest.fixture(name="here")
@@ -42,7 +42,7 @@ def _here() -> Iterator[Node]:
 
 @pytest.fixture(name="alone")
 def _alone() -> Iterator[Node]:
-    """A node whose daemon has no API server to ask."""
+    """A node without an API server."""
     with node(with_api=False) as made:
         yield made
 
@@ -137,7 +137,7 @@ def test_a_kubelet_started_again_on_a_new_socket_is_asked(alone: Node) -> None:
 def test_a_socket_replaced_under_a_live_connection_is_noticed(alone: Node) -> None:
     alone.kubelet.gives("old", gpu_uuid(0))
     alone.held((0, "ml/pod/old"))
-    another = Kubelet(alone.kubelet.socket)  # the first one goes on serving the connections that it has
+    another = Kubelet(alone.kubelet.socket)  # the first one still serves its existing connections
     another.gives("old", gpu_uuid(0))
     another.gives("new", gpu_uuid(1))
     alone.held((0, "ml/pod/old"), (1, "ml/pod/new"))
@@ -247,7 +247,7 @@ def test_work_on_a_gpu_that_nobody_holds_has_the_kubelet_asked_once(alone: Node)
     wait_for(lambda: alone.kubelet.lists == asked + 3, "a question for GPU 3, now nobody's")
     for _ in range(20):
         alone.look(*more)
-        time.sleep(0.005)  # time enough for a question that should not come
+        time.sleep(0.005)  # enough for a query that must not come
     assert alone.kubelet.lists == asked + 3, "the same work is no reason to ask again"
 
 
@@ -628,7 +628,7 @@ def process(here: Node, pid: int, cgroup: str) -> None:
 
 
 def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> None:
-    """What was held, when all is over: each of two hundred pods once, on the GPU that it had, told by its job."""
+    """Each of two hundred pods was held once, on its own GPU, by its own job."""
     here.held()
     names = [f"job-{index}-x" for index in range(200)]
     for index, name in enumerate(names):

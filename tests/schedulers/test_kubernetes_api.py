@@ -1,4 +1,4 @@
-"""The API server's moods, as the scheduler's listing and watching meets them."""
+"""Listing and watching with an API server that fails in every way."""
 
 import json
 import time
@@ -37,7 +37,7 @@ QUICK = WatchIntervals(refresh=0.1, sync=0.3, grace=0.3, settle=0.0, retry=0.05,
 
 @pytest.fixture(name="here")
 def _here() -> Iterator[Node]:
-    """A node with one pod on it, which is a Job's."""
+    """A node with one pod on it, a Job's."""
     with node() as made:
         made.api.has(job_pod())
         made.kubelet.gives("train-0", gpu_uuid(0))
@@ -105,7 +105,7 @@ def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
 
 def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node) -> None:
     ready(here)
-    here.api.objects[PODS].clear()  # what happened in between is in no history
+    here.api.objects[PODS].clear()  # these changes are in no history
     here.api.forgets()
     here.api.has(job_pod("train-1", "later"))
     here.kubelet.holds()
@@ -192,7 +192,7 @@ def test_a_server_that_takes_questions_and_never_answers_is_silent(here: Node) -
     word = here.until(lambda word: word.unanswered_since is not None, "silence")
     assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
     assert "ReadTimeout" in word.faults[0].message
-    # Counted from the question, not from when it was given up.
+    # Counted from the request, not from its timeout.
     assert here.clock.now() - (word.unanswered_since or 0) >= PACE.response * SECOND
 
 

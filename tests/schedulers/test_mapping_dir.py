@@ -1,4 +1,4 @@
-"""A directory that says who holds each GPU: every way it is written, half-written, wrong or gone."""
+"""A mapping directory: every format, incomplete, invalid and missing files."""
 
 import os
 import threading
@@ -17,13 +17,13 @@ from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirSchedul
 from exporter.schedulers.rules import Rules
 
 WALL = 1_700_000_000 * SECOND
-"""Unix time of the first look; its monotonic time is 1,000 s."""
+"""Unix time of the first poll; its monotonic time is 1,000 s."""
 START = 1_000 * SECOND
 TWO = (Device("GPU-a", "0"), Device("GPU-b", "1"))
 
 
 class Rig:
-    """A directory whose files have the times a test gives them, and a scheduler that looks at it once a second."""
+    """A directory whose files have set times, and a scheduler that polls it once a second."""
 
     def __init__(self, root: Path) -> None:
         self.path, self.proc = root / "jobs", root / "proc"
@@ -38,14 +38,14 @@ class Rig:
         return WALL + self.now - START
 
     def write(self, name: str, content: str | bytes, *, age: float = 60.0) -> None:
-        """Put a file in place whole, as if written `age` seconds ago."""
+        """Put a complete file in place, written `age` seconds ago."""
         new = self.path / f".{name}.new"
         new.write_bytes(content if isinstance(content, bytes) else content.encode())
         self.date(new, age)
         new.replace(self.path / name)
 
     def overwrite(self, name: str, content: str) -> None:
-        """Write into the file that is there, just now."""
+        """Write into the existing file, just now."""
         (self.path / name).write_text(content)
         self.date(self.path / name, 0)
 
@@ -66,7 +66,7 @@ class Rig:
         return word
 
     def held(self, *, devices: tuple[Device, ...] = TWO) -> dict[str, list[str]]:
-        """Jobs by GPU, of those that last."""
+        """Jobs by GPU, of the current allocations."""
         return by_gpu(self.look(devices=devices).allocations)
 
     def process(
@@ -95,7 +95,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-# What is written.
+# Formats.
 
 
 def test_a_file_a_gpu_a_job_a_line(rig: Rig) -> None:
@@ -181,7 +181,7 @@ def test_before_the_gpus_are_known_no_file_is_a_strangers(rig: Rig) -> None:
     assert rig.look(devices=()) == SchedulerState((), START)
 
 
-# Since when, until when.
+# Start and end.
 
 
 def test_a_job_found_at_the_start_holds_since_its_file_was_written(rig: Rig) -> None:
@@ -229,7 +229,7 @@ def test_an_end_is_told_once_and_the_others_stay(rig: Rig) -> None:
     assert len(rig.look().allocations) == 1
 
 
-# Half-written files.
+# Incomplete files.
 
 
 def test_a_file_in_the_middle_of_being_written_says_what_it_said(rig: Rig) -> None:
@@ -314,7 +314,7 @@ def test_read_while_others_rename_it_is_always_one_or_the_other(rig: Rig) -> Non
     assert seen == {("111", "222"), ("3333333",)}
 
 
-# Files that cannot be believed.
+# Invalid files.
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def garbage(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return Rig(tmp_path_factory.mktemp("garbage"))
 
 
-# The directory itself.
+# The directory.
 
 
 def test_a_missing_directory_at_the_start_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_directory_of_something_else_is_refused(rig: Rig) -> None:
         rig.look()
 
 
-# Who: members, user, class.
+# Members, users, classes.
 
 
 def gpu(*processes: Process) -> Reading:
@@ -505,7 +505,7 @@ def test_the_user_and_the_class_are_those_of_the_jobs_process(rig: Rig) -> None:
     assert (owners["111"].user, owners["111"].workload_class, owners["111"].team) == ("", "batch", "")
     process = rig.process(10, environ="SLURM_JOB_ID=111", command="vllm serve m")
     rig.look(gpu(process))
-    for reading in (gpu(process), gpu()):  # it stays known when the process is gone
+    for reading in (gpu(process), gpu()):  # it stays known after the process has ended
         owners = {a.owner.job_id: a.owner for a in rig.look(reading).allocations}
         assert (owners["111"].user, owners["111"].workload_class, owners["111"].team) == ("user1001", "serving", "hep")
         assert (owners["222"].user, owners["222"].workload_class, owners["222"].team) == ("", "batch", "")

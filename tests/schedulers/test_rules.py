@@ -1,4 +1,4 @@
-"""What kind of work, whose team, how long it may rest: the operator's rules in their order, then the built-in ones."""
+"""Class, team and limits of a job: from the operator's rules in their order, then the built-in ones."""
 
 import pytest
 from hypothesis import given
@@ -128,7 +128,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_number_field_and_reason(rule: 
     [
         (Owner("7", kind="interactive"), "", "interactive"),
         (Owner("7", kind="notebook"), "", "interactive"),
-        (Owner("7", kind="session"), "vllm serve m", "interactive"),  # a person tries a server out
+        (Owner("7", kind="session"), "vllm serve m", "interactive"),  # a user tries a server out
         (Owner("7", kind="deployment"), "", "serving"),
         (Owner("7", kind="statefulset"), "jupyter-lab", "interactive"),  # how Kubeflow runs notebooks
         (Owner("7", kind="leaderworkerset"), "", "serving"),
@@ -168,7 +168,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_number_field_and_reason(rule: 
         (Owner("7"), "lmdeploy serve api_server m", "serving"),
         (Owner("7"), "python -m dynamo.vllm --model m", "serving"),
         (Owner("7"), "ray::ServeReplica:app:Model", "serving"),
-        (Owner("7", partition="debug"), "vllm serve m", "serving"),  # what runs says more than where
+        (Owner("7", partition="debug"), "vllm serve m", "serving"),  # the command counts more than the partition
         (Owner("7"), "python train.py --data /data/vllm", "batch"),
         (Owner("7"), "python train.py --data /data/ollama/x --out /models/tritonserver/", "batch"),
         (Owner("7"), "python torch_dynamo.py", "batch"),

@@ -1,4 +1,4 @@
-"""What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on trees made by hand."""
+"""What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on made-up trees."""
 
 import os
 from pathlib import Path
@@ -163,7 +163,7 @@ def test_sockets_that_are_bound(proc: Proc) -> None:
     assert "n1_7.0" in node.listening()
 
 
-# Which GPU is which.
+# Resolving GPUs.
 
 
 @pytest.mark.parametrize("version", ["slurm-22.05", "slurm-24.11"])
@@ -194,7 +194,7 @@ def test_other_shapes_of_slurmd_s_list() -> None:
 
 @pytest.fixture
 def places(proc: Proc) -> GpuMap:
-    """Boards whose minors are not the driver's order, one of them cut."""
+    """Boards whose minors differ from the driver's order, one of them in MIG mode."""
     for minor in range(4):
         proc.board(minor, UUIDS[minor])
     proc.board(5, "GPU-????????-????-????-????-????????????")
