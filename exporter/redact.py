@@ -4,25 +4,12 @@ import re
 
 HIDDEN = "***"
 """Replaces a secret."""
-
-
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S*)")
-
-
-_AUTHORITY = re.compile(r"[^/?#]*")
-
-
 _VALUE = re.compile(r"""([?&][^=&#\s]*=)[^&#\s]*?(?=['")>,:;]*(?:[&#\s]|$))""")
-
-
 _NO_PORT = re.compile(r":(?!\d*$)[^\]]*$")
 """No port follows the colon, so this is no host but a password with a slash that was not written as %2F."""
-
-
 _BARE = re.compile(r"(?<![^\s'\"(=<])[^\s:/@'\"(<]*:(?!//)\S+@")
 """user:password@ of an address without its scheme."""
-
-
 _HEADER = re.compile(r"(?is)\b(illegal header value|authorization['\"]?\s*[:=])(\s*)\S.*")
 """HTTP libraries repeat a header in their errors: a token file with two lines is an illegal header value."""
 
@@ -37,8 +24,7 @@ def redact_secrets(text: str) -> str:
 
 def _redact_user(rest: str) -> str:
     """Hide user and password in what follows `://`."""
-    found = _AUTHORITY.match(rest)
-    authority = found[0] if found else ""
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" in authority:
         return f"{HIDDEN}@{rest[authority.rindex('@') + 1 :]}"
     if "@" in rest and _NO_PORT.search(authority):

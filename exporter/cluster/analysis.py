@@ -5,7 +5,7 @@ counts only if the scheduler reports one. Placement is left out for a level that
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -105,22 +105,12 @@ def _allocate(parts: tuple[Demand, ...], left: FreeGpus, usable: Mapping[str, fr
         taken = _choose_nodes(part, left, usable.get(part.place, frozenset()))
         if taken is None:
             for node, kind, count in done:
-                kinds = left.setdefault(node, {})
-                kinds[kind] = kinds.get(kind, 0) + count
+                left[node][kind] += count
             return False
         for node, kind, count in taken:
-            _deduct(left, node, kind, count=count)
+            left[node][kind] -= count
         done += taken
     return True
-
-
-def _deduct(left: FreeGpus, node: str, kind: str, *, count: int) -> None:
-    kinds = left[node]
-    kinds[kind] -= count
-    if not kinds[kind]:
-        del kinds[kind]
-    if not kinds:
-        del left[node]
 
 
 def _choose_nodes(part: Demand, left: FreeGpus, nodes: frozenset[str]) -> TakenGpus | None:
@@ -181,22 +171,6 @@ _MOST_OPEN = 100_000
 _SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, "not_ready": 2}
 
 
-class Interruption(Struct, frozen=True):
-    """One or several interruptions of a job between two answers."""
-
-    job_id: str
-    partition: str
-    nodes: Mapping[str, int]
-    """The nodes it ran on, with their severity at that time."""
-    gpus: int
-    times: int
-    outcome: str
-    cause: str
-    culprit: str
-    at: float
-    """Unix seconds of the answer that showed it."""
-
-
 class NodeFailure(Struct, frozen=True):
     """A node failure that interrupted a job."""
 
@@ -211,23 +185,35 @@ class _JobBefore(Struct, frozen=True):
     restarts: int
     ended: bool
     nodes: Mapping[str, int]
+    """The nodes it last ran on, with their severity at that time."""
     gpus: int
+
+
+class _Interruption(Struct, frozen=True):
+    """One or several interruptions of a job between two answers."""
+
+    run: ClusterJob
+    before: _JobBefore
+    times: int
+    outcome: str
+    at: float
+    """Unix seconds of the answer that showed it."""
 
 
 class InterruptionCounter:
     """Counts interruptions from successive answers about jobs and nodes."""
 
     def __init__(self) -> None:
-        self.jobs: dict[tuple[str, str, str], int] = {}
+        self.jobs = Counter[tuple[str, str, str]]()
         """By partition, cause and outcome."""
-        self.gpus: dict[tuple[str, str, str], int] = {}
+        self.gpus = Counter[tuple[str, str, str]]()
         """GPUs of those jobs, with the same keys."""
         self.failures: deque[NodeFailure] = deque(maxlen=MOST_FAILURES)
         self._past: dict[str, _JobBefore] | None = None
         self._severity: dict[str, int] = {}
         self._partitions: set[str] = set()
         """The first partitions seen, which are counted under their own names."""
-        self._open: deque[Interruption] = deque(maxlen=_MOST_OPEN)
+        self._open: deque[_Interruption] = deque(maxlen=_MOST_OPEN)
 
     def update_jobs(self, runs: Iterable[ClusterJob], *, at: float) -> None:
         """Compare with the last answer; `at` is Unix seconds."""
@@ -255,43 +241,29 @@ class InterruptionCounter:
     def _compare(self, run: ClusterJob, before: _JobBefore, *, at: float) -> None:
         times = run.restarts - before.restarts
         if times > 0:
-            self._record(run, before, times=times, outcome="requeued", at=at)
+            self._decide_or_wait(_Interruption(run, before, times, "requeued", at))
         elif run.ended and not before.ended and run.cause:
-            self._record(run, before, times=1, outcome="ended", at=at)
+            self._decide_or_wait(_Interruption(run, before, 1, "ended", at))
 
-    def _record(self, run: ClusterJob, before: _JobBefore, *, times: int, outcome: str, at: float) -> None:
-        self._decide_or_wait(
-            Interruption(
-                run.job_id,
-                run.partition,
-                before.nodes,
-                run.each or before.gpus,
-                times,
-                outcome,
-                run.cause,
-                run.culprit,
-                at,
-            )
-        )
-
-    def _decide_or_wait(self, what: Interruption) -> None:
+    def _decide_or_wait(self, interruption: _Interruption) -> None:
         """Decide an interruption whose cause is known; another waits for the next answer about the nodes."""
-        if what.cause or self._worse_nodes(what):
-            self._decide(what)
+        if interruption.run.cause or self._worse_nodes(interruption):
+            self._decide(interruption)
         else:
-            self._open.append(what)
+            self._open.append(interruption)
 
-    def _worse_nodes(self, what: Interruption) -> list[str]:
-        return [name for name, then in what.nodes.items() if self._severity.get(name, 0) > then]
+    def _worse_nodes(self, interruption: _Interruption) -> list[str]:
+        return [name for name, then in interruption.before.nodes.items() if self._severity.get(name, 0) > then]
 
-    def _decide(self, what: Interruption) -> None:
-        node = what.culprit or max(self._worse_nodes(what), key=lambda name: self._severity[name], default="")
-        cause = what.cause or ("node_failure" if node else "unknown")
-        key = (self._name(what.partition), cause, what.outcome)
-        self.jobs[key] = self.jobs.get(key, 0) + what.times
-        self.gpus[key] = self.gpus.get(key, 0) + what.times * what.gpus
+    def _decide(self, interruption: _Interruption) -> None:
+        run, times = interruption.run, interruption.times
+        node = run.culprit or max(self._worse_nodes(interruption), key=lambda name: self._severity[name], default="")
+        cause = run.cause or ("node_failure" if node else "unknown")
+        key = (self._name(run.partition), cause, interruption.outcome)
+        self.jobs[key] += times
+        self.gpus[key] += times * (run.each or interruption.before.gpus)
         if cause == "node_failure" and node:
-            self.failures.append(NodeFailure(node, what.job_id, what.partition, what.at))
+            self.failures.append(NodeFailure(node, run.job_id, run.partition, interruption.at))
 
     def _name(self, partition: str) -> str:
         if len(self._partitions) < MOST_PARTITIONS_COUNTED:

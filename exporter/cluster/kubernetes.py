@@ -7,8 +7,7 @@ Pods to Nodes", "Init Containers", "Pod disruption conditions"; labels of NVIDIA
 
 import asyncio
 import os
-import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -16,10 +15,19 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from exporter.clock import SystemClock
-from exporter.cluster.model import ClusterJob, ClusterNode, Demand, Jobs, NodeRequirements, Nodes, PendingJob
+from exporter.cluster.model import (
+    ClusterJob,
+    ClusterNode,
+    Demand,
+    Jobs,
+    NodeRequirements,
+    Nodes,
+    PendingJob,
+    parse_each,
+)
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.config import ConfigError
-from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, api_url
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, api_url
 from exporter.schedulers.kubernetes.objects import (
     ContainerRequest,
     KubernetesNode,
@@ -37,24 +45,21 @@ ClusterPod = PodObject[ContainerRequest]
 def gpus_in(quantities: dict[str, str | int] | None, patterns: tuple[str, ...]) -> dict[str, int]:
     """Return the GPUs by resource name; extended resources are whole numbers. Raises ValueError."""
     found = {name: value for name, value in (quantities or {}).items() if any(fnmatchcase(name, p) for p in patterns)}
-    counts = {name: int(value) for name, value in found.items()}
-    return {name: count for name, count in counts.items() if count > 0}
+    return {name: count for name, count in ((name, int(value)) for name, value in found.items()) if count > 0}
 
 
-def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> dict[str, int]:
+def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> Counter[str]:
     """Return the GPUs reserved for a pod: those of all parallel containers, or of one init container if more.
 
     Source: Kubernetes' "Init Containers", resource sharing within containers. Raises ValueError.
     """
     init = pod.spec.init_containers or ()
     together = [*(pod.spec.containers or ()), *(each for each in init if each.restart_policy == "Always")]
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for container in together:
-        for name, count in _requested_gpus(container, patterns).items():
-            counts[name] = counts.get(name, 0) + count
+        counts += Counter(_requested_gpus(container, patterns))
     for container in init:
-        for name, count in _requested_gpus(container, patterns).items():
-            counts[name] = max(counts.get(name, 0), count)
+        counts |= Counter(_requested_gpus(container, patterns))  # the larger count of each
     return counts
 
 
@@ -108,41 +113,25 @@ def read_pods(
     disruptions: Iterable[tuple[ClusterPod, str]],
 ) -> Jobs:
     """Return pending pods and jobs with GPUs; the pods of a job are one run."""
-    pending: list[PendingJob] = []
-    places: dict[str, NodeRequirements] = {}
+    found, refused = parse_each(lambda pod: (pod, gpus_of_pod(pod, resources)), pods)
+    active = [(pod, gpus) for pod, gpus in found if gpus and not pod.terminal]
     runs: dict[str, ClusterJob] = {}
-    labels = _NodeLabels(nodes)
-    refused = 0
-    for pod in pods:
-        try:
-            gpus = gpus_of_pod(pod, resources)
-        except ValueError:
-            refused += 1
-            continue
-        if not gpus or pod.terminal:
-            continue
+    for pod, gpus in active:
         if pod.spec.node_name:
-            job = _job_id(pod)
-            runs[job] = _add_pod(
-                runs.get(job) or ClusterJob(job, pod.metadata.namespace, running=True), pod, sum(gpus.values())
-            )
-        else:
-            waiting, place = _pending(pod, gpus, labels)
-            pending.append(waiting)
-            places[repr(place)] = place
+            run = _run_of(pod, runs)
+            by_node = Counter(run.gpus) + Counter({pod.spec.node_name: gpus.total()})
+            runs[run.job_id] = structs.replace(run, gpus=by_node, nodes=tuple(by_node), running=True)
+    labels = _NodeLabels(nodes)
+    pending = [_pending(pod, gpus, labels) for pod, gpus in active if not pod.spec.node_name]
     disrupted = _add_disruptions(disruptions, runs, resources)
-    return Jobs(tuple(pending), tuple(disrupted.values()), places, refused)
+    places = {repr(place): place for _, place in pending}
+    return Jobs(tuple(job for job, _ in pending), tuple(disrupted.values()), places, refused)
 
 
-def _job_id(pod: ClusterPod) -> str:
-    """Return the job's id, the same as that of the daemon on the pod's node."""
-    return "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
-
-
-def _add_pod(run: ClusterJob, pod: ClusterPod, gpus: int) -> ClusterJob:
-    by_node = dict(run.gpus)
-    by_node[pod.spec.node_name] = by_node.get(pod.spec.node_name, 0) + gpus
-    return ClusterJob(run.job_id, run.partition, by_node, tuple(by_node), running=True)
+def _run_of(pod: ClusterPod, runs: Mapping[str, ClusterJob]) -> ClusterJob:
+    """Return the pod's job so far, or a new one with the same id as on the daemon of the pod's node."""
+    job_id = "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
+    return runs.get(job_id) or ClusterJob(job_id, pod.metadata.namespace)
 
 
 def _add_disruptions(
@@ -152,23 +141,14 @@ def _add_disruptions(
 ) -> dict[str, ClusterJob]:
     """Add to each job the number of its disrupted pods so far."""
     found = dict(runs)
-    for pod, cause in disruptions:
-        gpus = _gpu_count(pod, resources)
+    counted, _ = parse_each(lambda item: (*item, gpus_of_pod(item[0], resources).total()), disruptions)
+    for pod, cause, gpus in counted:
         if gpus:
-            job = _job_id(pod)
-            run = found.get(job) or ClusterJob(job, pod.metadata.namespace)
+            run = _run_of(pod, found)
             culprit = pod.spec.node_name if cause == "node_failure" else ""
             restarts = run.restarts + 1
-            found[job] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
+            found[run.job_id] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
     return found
-
-
-def _gpu_count(pod: ClusterPod, resources: tuple[str, ...]) -> int:
-    """Return the pod's GPUs; 0 if its requests cannot be parsed."""
-    try:
-        return sum(gpus_of_pod(pod, resources).values())
-    except ValueError:
-        return 0
 
 
 class _NodeLabels:
@@ -247,46 +227,24 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, resources: tuple[str, ...]) -> Nodes:
     """Return each node that has GPUs, with those that its pods use."""
-    used = _used(pods, resources)
-    found: list[ClusterNode] = []
-    refused = 0
-    for node in nodes:
-        try:
-            capacity = gpus_in(node.status.capacity, resources)
-            offered = gpus_in(node.status.allocatable, resources)
-        except ValueError:
-            refused += 1
-            continue
-        if capacity:
-            found.append(_node(node, capacity, offered=offered, used=used.get(node.metadata.name, {})))
-    return Nodes(tuple(found), refused)
+    used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    placed = (pod for pod in pods if pod.spec.node_name and not pod.terminal)
+    for name, gpus in parse_each(lambda pod: (pod.spec.node_name, gpus_of_pod(pod, resources)), placed)[0]:
+        used[name] += gpus
+    found, refused = parse_each(lambda node: _node(node, used[node.metadata.name], resources), nodes)
+    return Nodes(tuple(node for node in found if node.gpus), refused)
 
 
-def _used(pods: Iterable[ClusterPod], resources: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    used: dict[str, dict[str, int]] = {}
-    for pod in pods:
-        if pod.spec.node_name and not pod.terminal:
-            try:
-                gpus = gpus_of_pod(pod, resources)
-            except ValueError:
-                continue
-            here = used.setdefault(pod.spec.node_name, {})
-            for name, count in gpus.items():
-                here[name] = here.get(name, 0) + count
-    return used
-
-
-def _node(
-    node: KubernetesNode, capacity: Mapping[str, int], *, offered: Mapping[str, int], used: Mapping[str, int]
-) -> ClusterNode:
+def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) -> ClusterNode:
+    capacity, offered = gpus_in(node.status.capacity, resources), gpus_in(node.status.allocatable, resources)
     labels = node.metadata.labels or {}
-    given, total = sum(used.get(name, 0) for name in capacity), sum(capacity.values())
+    given, total = sum(used[name] for name in capacity), sum(capacity.values())
     work = "idle" if not given else "allocated" if given >= total else "mixed"
     hard = (taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS)
     return ClusterNode(
         node.metadata.name,
         _by_type(capacity),
-        _by_type({name: used.get(name, 0) for name in capacity}),
+        _by_type({name: used[name] for name in capacity}),
         _by_type({name: count - offered.get(name, 0) for name, count in capacity.items()}),
         shares=_shares(labels),
         model=labels.get(_MODEL, ""),
@@ -313,10 +271,8 @@ def _shares(labels: Mapping[str, str]) -> int:
 
 
 def _groups(labels: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, Any] = {
-        level: next((labels[name] for name in names if labels.get(name)), "") for level, names in _LEVELS
-    }
-    return {level: group for level, group in found.items() if group}
+    found = ((level, next((labels[name] for name in names if labels.get(name)), "")) for level, names in _LEVELS)
+    return {level: group for level, group in found if group}
 
 
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -341,16 +297,12 @@ class KubernetesCluster:
         )  # fmt: skip
         self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
         self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._read_nodes))
-        self._loop = asyncio.new_event_loop()
-        self._main = self._loop.create_task(self._run())
-        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread()
+        self._thread.start(self._run())
 
     def close(self) -> None:
         """Stop the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._main.cancel)
-            self._thread.join(timeout=2.0)
+        self._thread.close()
 
     def _asks_for_gpus(self, pod: ClusterPod) -> bool:
         """Return False for most pods; an unreadable request is kept, to be counted as refused."""
@@ -359,23 +311,16 @@ class KubernetesCluster:
         except ValueError:
             return True
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
     async def _run(self) -> None:
         await asyncio.gather(self._pod_informer.run(), self._node_informer.run())
 
     def _jobs(self) -> Jobs:
         pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)
-        disrupted = self._on_loop(_disrupted_pods(self._disruptions))
+        disrupted = self._on_loop(self._disrupted_pods())
         return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
+
+    async def _disrupted_pods(self) -> tuple[tuple[ClusterPod, str], ...]:
+        return self._disruptions.pods()
 
     def _read_nodes(self) -> Nodes:
         return read_nodes(
@@ -388,12 +333,12 @@ class KubernetesCluster:
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the watch's thread: a dictionary must not change while it is copied."""
-        if not self._thread.is_alive():
+        if not self._thread.alive:
             work.close()
             raise ClusterUnavailableError(
                 "the watch of the API server has ended: read the log and restart this program"
             )
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        done = asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         try:
             return done.result(timeout=2 * _WAIT_SECONDS)
         except TimeoutError as err:
@@ -412,13 +357,9 @@ async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
     return tuple(informer.objects.values())
 
 
-async def _disrupted_pods(disruptions: Disruptions) -> tuple[tuple[ClusterPod, str], ...]:
-    return disruptions.pods()
-
-
 def open_kubernetes(
     config: Any, *, environ: Mapping[str, str] = os.environ, timeouts: ApiTimeouts | None = None
-) -> Any:
+) -> KubernetesCluster:
     """Open with the API server of `config.kubernetes`. Raises ConfigError if there is none."""
     settings = config.kubernetes
     url = api_url(settings, environ)

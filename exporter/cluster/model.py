@@ -4,7 +4,8 @@ Holds no text written by users: names and comments of jobs are dropped by the so
 instance that the scheduler allocates by itself counts as one GPU of its own type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -22,8 +23,22 @@ TAKES_WORK = frozenset({"idle", "mixed", "allocated", "planned"})
 """States in which free GPUs can be allocated; on a planned node to jobs that end before its plan begins."""
 LEVELS = ("node", "switch", "nvlink_domain", "zone")
 """Levels of a job's placement; ordered by distance except nvlink_domain, which crosses nodes."""
-CAUSES = ("node_failure", "preempted", "unknown")
-OUTCOMES = ("requeued", "ended")
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def parse_each(parse: Callable[[A], B], items: Iterable[A]) -> tuple[list[B], int]:
+    """Return the parsed items, and the number of items for which `parse` raised ValueError."""
+    found: list[B] = []
+    refused = 0
+    for item in items:
+        try:
+            found.append(parse(item))
+        except ValueError:
+            refused += 1
+    return found, refused
 
 
 class Demand(Struct, frozen=True):
@@ -79,7 +94,7 @@ class ClusterJob(Struct, frozen=True):
     each: int = 0
     """GPUs lost by one restart; 0: all of the job's."""
     cause: str = ""
-    """Why it was interrupted, one of CAUSES, if the scheduler reports it."""
+    """Why it was interrupted, node_failure or preempted, if the scheduler reports it."""
     culprit: str = ""
     """The node that failed, if the scheduler reports it."""
     ended: bool = False
@@ -169,7 +184,7 @@ class Reservation(Struct, frozen=True):
     end: float | None
     nodes: tuple[str, ...] = ()
     whole: bool = True
-    """Whether it has whole nodes; if not, only `gpus` says how many of their GPUs."""
+    """Whether it has whole nodes; if not, only `gpus` has the number of reserved GPUs."""
     gpus: int | None = None
     """As the scheduler reports; None if it does not."""
 

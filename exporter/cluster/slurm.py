@@ -6,7 +6,7 @@ output recorded from 22.05.8 and 24.11.5, whose calls were counted with sdiag.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from exporter.cluster.model import (
     Reservation,
     Reservations,
     Topology,
+    parse_each,
 )
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
@@ -76,30 +77,20 @@ def parse_jobs(text: str | bytes) -> Jobs:
     response = decode_jobs(text)
     if response.errors and not response.jobs:  # 22.05 exits with 0 then
         raise ClusterUnavailableError(f"squeue had no answer from slurmctld: {response.error[:300]}")
-    return _read_jobs(response.jobs)
-
-
-def _read_jobs(raws: Iterable[msgspec.Raw]) -> Jobs:
+    found, refused = parse_each(_read_job, response.jobs)
     pending: dict[str, PendingJob] = {}
-    runs: list[ClusterJob] = []
-    places: dict[str, NodeRequirements] = {}
-    refused = 0
-    for each in raws:
-        try:
-            raw = decode_job(each)
-            run, waiting = _cluster_job(raw), _pending(raw)
-            place = _requirements(raw) if waiting else None
-        except ValueError:
-            refused += 1
-            continue
-        if run is not None:
-            runs.append(run)
-        if waiting is not None and place is not None:
-            places[_requirements_key(raw)] = place
-            # A heterogeneous job starts as one: its components are one job.
-            leader = waiting.job_id
-            pending[leader] = _merge_components(pending[leader], waiting) if leader in pending else waiting
-    return Jobs(tuple(pending.values()), tuple(runs), places, refused)
+    for job in (job for _, job, _ in found if job is not None):
+        # A heterogeneous job starts as one: its components are one job.
+        pending[job.job_id] = _merge_components(pending[job.job_id], job) if job.job_id in pending else job
+    places = {key: place for _, _, requirements in found for key, place in requirements.items()}
+    return Jobs(tuple(pending.values()), tuple(run for run, _, _ in found), places, refused)
+
+
+def _read_job(text: msgspec.Raw) -> tuple[ClusterJob, PendingJob | None, dict[str, NodeRequirements]]:
+    """Return one job as it runs and as it is pending, and the latter's requirements by key. Raises ValueError."""
+    raw = decode_job(text)
+    run, job = _cluster_job(raw), _pending(raw)
+    return run, job, {_requirements_key(raw): _requirements(raw)} if job else {}
 
 
 def _merge_components(first: PendingJob, other: PendingJob) -> PendingJob:
@@ -111,7 +102,7 @@ def _merge_components(first: PendingJob, other: PendingJob) -> PendingJob:
     )
 
 
-def _cluster_job(raw: JobJson) -> ClusterJob | None:
+def _cluster_job(raw: JobJson) -> ClusterJob:
     """Return what the job holds or held; empty fields for a job that never ran."""
     states = set(raw.states)
     gpus = _gpus_by_node(raw) if states & (_RUNNING_STATES | _ENDING_STATES) else {}
@@ -229,16 +220,10 @@ _NONE = frozenset({"", "(null)", "N/A"})
 
 def parse_nodes(text: str) -> Nodes:
     """Return each node that has GPUs, once. sinfo does not list a node without a partition."""
+    nodes, refused = parse_each(_node, filter(None, text.split("\n")))
     found: dict[str, ClusterNode] = {}
-    refused = 0
-    for line in filter(None, text.split("\n")):
-        try:
-            node = _node(line)
-        except ValueError:
-            refused += 1
-            continue
-        if node.gpus:
-            found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
+    for node in (node for node in nodes if node.gpus):
+        found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
     return Nodes(tuple(found.values()), refused)
 
 
@@ -276,21 +261,16 @@ def _state(text: str) -> str:
 
 def parse_reservations(text: str) -> Reservations:
     """Parse `scontrol -a -o show reservation`, with times in UTC."""
-    found: list[Reservation] = []
-    refused = 0
-    for line in text.split("\n"):
-        if not line.startswith("ReservationName="):
-            refused += bool(line.strip()) and not line.startswith("No reservations")
-            continue
-        try:
-            found.append(_reservation(dict(reversed(_PAIR.findall(line)))))
-        except ValueError:
-            refused += 1
+    lines = (line for line in text.split("\n") if line.strip() and not line.startswith("No reservations"))
+    found, refused = parse_each(_reservation, lines)
     return Reservations(tuple(found), refused)
 
 
-def _reservation(fields: Mapping[str, str]) -> Reservation:
+def _reservation(line: str) -> Reservation:
     """Parse one line; without CoreIDs the reservation has whole nodes (measured)."""
+    if not line.startswith("ReservationName="):
+        raise ValueError("no line of a reservation")
+    fields = dict(reversed(_PAIR.findall(line)))
     nodes, tres = fields.get("Nodes", ""), fields.get("TRES", "")
     return Reservation(
         fields["ReservationName"],
@@ -324,7 +304,7 @@ def parse_topology(text: str) -> Topology:
         except ValueError:
             refused += 1
             continue
-        if _is_leaf(fields):
+        if "nodes" in fields and fields.get("level", "0") == "0":
             for name in names:
                 group = fields["switchname" if level == "switch" else "blockname"]
                 if groups[level].setdefault(name, group) != group:
@@ -332,10 +312,6 @@ def parse_topology(text: str) -> Topology:
     for level, name in doubtful:
         del groups[level][name]
     return Topology({level: names for level, names in groups.items() if names}, refused)
-
-
-def _is_leaf(fields: Mapping[str, str]) -> bool:
-    return "nodes" in fields and fields.get("level", "0") == "0"
 
 
 _STATES = "PD,R,S,CG,CF,RQ,RH,SE,SI,SO,ST,NF,PR,BF"

@@ -6,6 +6,7 @@ once: after a failure no further questions are asked in that turn.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -53,20 +54,14 @@ class QueueTotals(Struct, frozen=True):
     """Seconds that the longest waiting job has waited for GPUs, by partition."""
 
 
-class FittingTotals(Struct, frozen=True):
-    """Sums over the pending jobs that would fit now, with the same keys."""
-
-    jobs: Mapping[QueueKey, int] = {}
-    gpus: Mapping[QueueKey, int] = {}
-
-
 class ClusterView(Struct, frozen=True, kw_only=True):
     """All that is exported, at one moment."""
 
     scheduler: str
     questions: tuple[QuestionStatus, ...] = ()
     queue: QueueTotals = QueueTotals()
-    fitting: FittingTotals = FittingTotals()
+    fitting: QueueTotals = QueueTotals()
+    """Of these jobs, those that would fit now; without waits."""
     nodes: tuple[ClusterNode, ...] = ()
     nodes_left_out: int = 0
     reservations: tuple[Reservation, ...] = ()
@@ -77,53 +72,36 @@ class ClusterView(Struct, frozen=True, kw_only=True):
 
     def live(self, *questions: str, now: int) -> bool:
         """Whether the answers to all of these questions are live; `now` is monotonic nanoseconds."""
-        ages = {status.name: status.live(now) for status in self.questions}
-        return all(ages.get(question, False) for question in questions)
+        return {status.name for status in self.questions if status.live(now)}.issuperset(questions)
 
 
 def queue_totals(pending: Iterable[PendingJob], *, now: float) -> QueueTotals:
     """Sum up the jobs that need GPUs; `now` is Unix seconds."""
-    jobs: dict[QueueKey, int] = {}
-    gpus: dict[QueueKey, int] = {}
+    wanting = [job for job in pending if job.gpus]
+    kept = _kept_partitions(wanting)
+    jobs, gpus = Counter[QueueKey](), Counter[QueueKey]()
     waits: dict[str, float] = {}
+    for job in wanting:
+        partition = job.partition if job.partition in kept else "other"
+        jobs[partition, job.reason] += job.count
+        gpus[partition, job.reason] += job.gpus
+        if job.since is not None:
+            waits[partition] = max(waits.get(partition, 0.0), now - job.since)
+    return QueueTotals(jobs, gpus, waits)
+
+
+def _kept_partitions(pending: Iterable[PendingJob]) -> frozenset[str]:
+    """Return the partitions with series of their own: all, or else those with most jobs."""
+    sizes = Counter[str]()
     for job in pending:
-        if job.gpus:
-            _add(jobs, (job.partition, job.reason), job.count)
-            _add(gpus, (job.partition, job.reason), job.gpus)
-            if job.since is not None:
-                waits[job.partition] = max(waits.get(job.partition, 0.0), now - job.since)
-    return _bound_partitions(QueueTotals(jobs, gpus, waits))
-
-
-def _add(sums: dict[QueueKey, int], key: QueueKey, more: int) -> None:
-    sums[key] = sums.get(key, 0) + more
-
-
-def _bound_partitions(queue: QueueTotals) -> QueueTotals:
-    """Keep the partitions with most jobs, and fold all others into "other"."""
-    sizes: dict[str, int] = {}
-    for (partition, _), count in queue.jobs.items():
-        sizes[partition] = sizes.get(partition, 0) + count
-    if len(sizes) <= MOST_PARTITIONS:
-        return queue
-    kept = frozenset(sorted(sizes, key=lambda name: (-sizes[name], name))[: MOST_PARTITIONS - 1])
-    waits: dict[str, float] = {}
-    for partition, wait in queue.waits.items():
-        name = partition if partition in kept else "other"
-        waits[name] = max(waits.get(name, 0.0), wait)
-    return QueueTotals(_fold_partitions(queue.jobs, kept), _fold_partitions(queue.gpus, kept), waits)
-
-
-def _fold_partitions(sums: Mapping[QueueKey, int], kept: frozenset[str]) -> dict[QueueKey, int]:
-    folded: dict[QueueKey, int] = {}
-    for (partition, reason), count in sums.items():
-        _add(folded, (partition if partition in kept else "other", reason), count)
-    return folded
+        sizes[job.partition] += job.count
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return frozenset(names if len(names) <= MOST_PARTITIONS else names[: MOST_PARTITIONS - 1])
 
 
 def fitting_totals(
     jobs: Jobs, nodes: Nodes, *, reservations: Reservations, queue: QueueTotals, now: float
-) -> FittingTotals:
+) -> QueueTotals:
     """Sum up the jobs that would fit, with the keys of `queue`. `now` is Unix seconds."""
     usable = allowed_nodes(jobs.places, nodes.nodes, reservations=reservations.reservations, now=now)
     free = {node.name: node.free for node in nodes.nodes}
@@ -135,21 +113,16 @@ def fitting_totals(
             key = ("other", job.reason)
         count[key] += tasks
         gpus[key] += tasks * (job.gpus // job.count)
-    return FittingTotals(count, gpus)
-
-
-def job_spread(jobs: Jobs, nodes: Nodes, *, topology: Topology, most: int) -> Spread:
-    """Return the placement of the running jobs."""
-    return spread(jobs.runs, nodes.nodes, groups=topology.groups, most=most)
+    return QueueTotals(count, gpus)
 
 
 def free_gpus(nodes: Iterable[ClusterNode]) -> dict[str, int]:
     """Return unallocated GPUs by partition, on nodes that accept work."""
-    free: dict[str, int] = {}
+    free = Counter[str]()
     for node in nodes:
         for partition in node.partitions:
             usable = partition in node.open_partitions and node.state in TAKES_WORK
-            free[partition] = free.get(partition, 0) + (sum(node.free.values()) if usable else 0)
+            free[partition] += sum(node.free.values()) if usable else 0
     return free
 
 
@@ -160,11 +133,6 @@ def reserved_gpus(reservation: Reservation, nodes: Mapping[str, ClusterNode]) ->
     if not reservation.whole:
         return None
     return sum(nodes[name].total for name in reservation.nodes if name in nodes)
-
-
-def age(status: QuestionStatus, now: int) -> float | None:
-    """Return the seconds since the last answer; None before the first."""
-    return None if status.at is None else max(0, now - status.at) / SECOND
 
 
 log = logging.getLogger(__name__)
@@ -289,6 +257,7 @@ class ClusterWatcher:
         jobs: Jobs = self._known.get(Jobs, Jobs())
         nodes: Nodes = self._known.get(Nodes, Nodes())
         reservations: Reservations = self._known.get(Reservations, Reservations())
+        topology: Topology = self._known.get(Topology, Topology())
         queue = queue_totals(jobs.pending, now=wall)
         counted = self._interruptions
         return ClusterView(
@@ -299,7 +268,7 @@ class ClusterWatcher:
             nodes=nodes.nodes[:MOST_NODES],
             nodes_left_out=max(0, len(nodes.nodes) - MOST_NODES),
             reservations=reservations.reservations[:MOST_RESERVATIONS],
-            spread=job_spread(jobs, nodes, topology=self._known.get(Topology, Topology()), most=self._most),
+            spread=spread(jobs.runs, nodes.nodes, groups=topology.groups, most=self._most),
             interrupted_jobs=dict(counted.jobs),
             interrupted_gpus=dict(counted.gpus),
             failures=tuple(counted.failures),

@@ -96,11 +96,6 @@ class JobFiles:
         return _parsed(before, data, path=path, status=status, quiet=quiet)
 
 
-def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return the job ids by file name, read once. Raises OSError. To read repeatedly keep a JobFiles."""
-    return {name: content.jobs for name, content in JobFiles(path).read(time.time_ns()).items()}
-
-
 class MappingDirScheduler:
     """The `Scheduler` of a node whose prolog or job launcher maintains a mapping directory.
 

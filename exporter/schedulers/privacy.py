@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from exporter.config import ConfigError, PrivacySettings
-from exporter.core.model import Allocation, Device, Owner, Reading
+from exporter.core.model import Device, Owner, Reading
 from exporter.schedulers.base import Member, Scheduler, SchedulerState
 from exporter.schedulers.rules import Rules
 
@@ -103,7 +103,7 @@ class MaskedScheduler:
         state = self._scheduler.poll(now, devices, readings)
         if state is None:
             return None
-        masked = [self._masked_allocation(one) for one in state.allocations]
+        masked = [replace(one, owner=self._mask.owner(one.owner)) for one in state.allocations]
         pairs = zip(state.allocations, masked, strict=True)
         self._masked_jobs = {one.owner.job_id: other.owner.job_id for one, other in pairs}
         return replace(state, allocations=tuple(masked), members=self._masked_members(state.members))
@@ -119,9 +119,6 @@ class MaskedScheduler:
     def close(self) -> None:
         """See `Scheduler.close`."""
         self._scheduler.close()
-
-    def _masked_allocation(self, one: Allocation) -> Allocation:
-        return replace(one, owner=self._mask.owner(one.owner))
 
     def _masked_members(self, members: Mapping[int, Member]) -> Mapping[int, Member]:
         return {pid: replace(one, job_id=self._masked_job(one.job_id)) for pid, one in members.items()}
@@ -147,8 +144,8 @@ def _read_key(path: Path) -> bytes:
             mode, secret = os.fstat(file.fileno()).st_mode, file.read(_FILE_BYTES).strip()
     except OSError as err:
         raise ConfigError(
-            f"{where}: cannot be read: {err.strerror or err}. Make it on one node (`openssl rand -hex 32`), bring the"
-            " same to all, and let this daemon's user alone read it"
+            f"{where}: cannot be read: {err.strerror or err}. Make it on one node (`openssl rand -hex 32`), copy"
+            " it to all nodes, and let only this daemon's user read it"
         ) from err
     if len(secret) < SHORTEST_KEY:
         raise ConfigError(
@@ -156,7 +153,7 @@ def _read_key(path: Path) -> bytes:
             " reveal the names. Make it with `openssl rand -hex 32`"
         )
     if mode & 0o007:
-        log.warning("%s can be read by everybody on this node, who then can reveal the names: chmod 0400", where)
+        log.warning("%s is readable by all users of this node, who can then reveal the names: chmod 0400", where)
     return secret if len(secret) <= _LONGEST_KEY else blake2b(secret).digest()
 
 

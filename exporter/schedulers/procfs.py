@@ -7,7 +7,7 @@ namespace: `proc` must be the host's /proc, or no process is matched to a job.
 
 import pwd
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -48,6 +48,8 @@ _KEPT_VARIABLES = re.compile(
 """Environment variables to keep; SLURM_JWT is a credential."""
 
 _UID = re.compile(r"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
+_GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 
 
 class ProcessInfo(Struct, frozen=True):
@@ -85,8 +87,8 @@ class ProcessCache(Generic[T]):
 
     def lookup(self, pids: Iterable[int]) -> dict[int, T]:
         """Return the values of these processes; of the others the most recently requested stay cached."""
-        asked = dict.fromkeys(pids)
-        found = {pid: known for pid in asked if (known := self._read(pid, self._cached.pop(pid, None))) is not None}
+        requested = dict.fromkeys(pids)
+        found = {pid: known for pid in requested if (known := self._read(pid, self._cached.pop(pid, None))) is not None}
         self._cached |= found
         for pid in list(islice(self._cached, max(0, len(self._cached) - _MOST_CACHED))):
             del self._cached[pid]
@@ -172,6 +174,22 @@ def _command(folder: Path) -> str:
 def read_text(path: Path) -> str:
     """Return the first _TEXT_BYTES of a /proc file. Raises OSError."""
     return read_bytes(path, _TEXT_BYTES).decode(errors="replace")
+
+
+def read_uuids(proc: Path) -> dict[int, str]:
+    """Return the GPUs' UUIDs by minor number, as in the driver's /proc; empty in a container without the host's."""
+    return dict(_numbered_uuids(proc.glob("driver/nvidia/gpus/*/information")))
+
+
+def _numbered_uuids(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
+    for path in sorted(paths):
+        try:
+            text = read_text(path)
+        except OSError:
+            continue
+        minor, uuid = _MINOR.search(text), _GPU_UUID.search(text)
+        if minor and uuid:
+            yield int(minor[1]), uuid[1]
 
 
 def _environ(folder: Path) -> dict[str, str]:

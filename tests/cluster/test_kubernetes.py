@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from exporter.clock import SystemClock
+from exporter.cluster.analysis import spread
 from exporter.cluster.kubernetes import (
     ClusterPod,
     Disruptions,
@@ -22,13 +23,12 @@ from exporter.cluster.kubernetes import (
     read_pods,
 )
 from exporter.cluster.metrics import page
-from exporter.cluster.model import Jobs, Nodes, Reservations, Topology
+from exporter.cluster.model import Jobs, Nodes, Reservations
 from exporter.cluster.watcher import (
     ClusterUnavailableError,
     ClusterWatcher,
-    FittingTotals,
+    QueueTotals,
     fitting_totals,
-    job_spread,
     queue_totals,
 )
 from exporter.config import Config, ConfigError
@@ -100,7 +100,7 @@ def nodes_of(nodes: list[Json], pods: list[Json]) -> Nodes:
     )
 
 
-def fitting(pods: list[Json], nodes: list[Json]) -> FittingTotals:
+def fitting(pods: list[Json], nodes: list[Json]) -> QueueTotals:
     found = jobs(pods, nodes)
     queue = queue_totals(found.pending, now=NOW)
     return fitting_totals(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
@@ -222,9 +222,9 @@ def test_placement_of_a_job_of_several_pods() -> None:
         node("n2", labels=labels | {"nvidia.com/gpu.clique": "c2"}),
     ]
     pods = [of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n2"), "a")]
-    spread = job_spread(jobs(pods, things), nodes_of(things, pods), topology=Topology(), most=10)
-    assert spread.gpus == (("ml/job/a", 8),)
-    found = {each.level: (each.spans, each.fewest) for each in spread.placements}
+    placed = spread(jobs(pods, things).runs, nodes_of(things, pods).nodes, groups={}, most=10)
+    assert placed.gpus == (("ml/job/a", 8),)
+    found = {each.level: (each.spans, each.fewest) for each in placed.placements}
     assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.cluster.analysis import spread
 from exporter.cluster.model import NODE_STATES, REASONS, ClusterNode, Demand, Jobs, Reservation
 from exporter.cluster.slurm import (
     SINFO,
@@ -19,7 +20,7 @@ from exporter.cluster.slurm import (
     parse_reservations,
     parse_topology,
 )
-from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, job_spread, queue_totals, reserved_gpus
+from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, queue_totals, reserved_gpus
 
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
@@ -124,17 +125,18 @@ def test_reservations(version: str) -> None:
 def test_placement_of_what_runs(version: str) -> None:
     """4 + 4 on one switch; 3 + 1 across two, where one node would do."""
     jobs, nodes = jobs_of(version), parse_nodes(text(version, "sinfo.txt"))
-    spread = job_spread(jobs, nodes, topology=parse_topology(text(version, "topology.txt")), most=100)
+    groups = parse_topology(text(version, "topology.txt")).groups
+    placed = spread(jobs.runs, nodes.nodes, groups=groups, most=100)
     first = VERSIONS[version]
-    found = {(int(p.job_id) - first, p.level): (p.spans, p.fewest) for p in spread.placements}
+    found = {(int(p.job_id) - first, p.level): (p.spans, p.fewest) for p in placed.placements}
     assert found[0, "node"] == (2, 1)
     assert found[0, "switch"] == (1, 1)
     assert found[1, "node"] == (1, 1)
     assert found[3, "node"] == (2, 1)
     assert found[3, "switch"] == (2, 1)
     assert {level for _, level in found} == {"node", "switch"}, "of NVLink and zones nothing is known"
-    assert dict(spread.gpus)[f"{first}"] == 8
-    assert f"{first + 4}" not in dict(spread.gpus), "it has no GPU"
+    assert dict(placed.gpus)[f"{first}"] == 8
+    assert f"{first + 4}" not in dict(placed.gpus), "it has no GPU"
 
 
 def test_a_job_is_never_another_for_its_name(version: str) -> None:

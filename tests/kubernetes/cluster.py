@@ -141,15 +141,15 @@ class Node:
     def look(self, *readings: Reading) -> SchedulerState | None:
         """Poll once; ends and faults are collected, because each is reported once."""
         scheduler = self.scheduler or self.opens()
-        word = scheduler.poll(self.clock.now(), self.devices, readings)
-        if word is not None:
-            self.ended += [each for each in word.allocations if each.end is not None]
-            self.faults |= {(fault.kind, fault.message) for fault in word.faults}
-        return word
+        state = scheduler.poll(self.clock.now(), self.devices, readings)
+        if state is not None:
+            self.ended += [each for each in state.allocations if each.end is not None]
+            self.faults |= {(fault.kind, fault.message) for fault in state.faults}
+        return state
 
     def until(self, true: Callable[[SchedulerState], Any], what: str, *readings: Reading) -> SchedulerState:
         """Poll until `true` holds for the scheduler's state."""
-        return wait_for(lambda: word if (word := self.look(*readings)) is not None and true(word) else None, what)
+        return wait_for(lambda: state if (state := self.look(*readings)) is not None and true(state) else None, what)
 
     def refusal(self) -> str:
         """Poll until the scheduler raises, and return its message."""
@@ -166,12 +166,12 @@ class Node:
     def held(self, *expected: tuple[int, str]) -> SchedulerState:
         """Poll until exactly these GPUs, by index, are held by these jobs."""
         wanted = {(gpu_uuid(index), job) for index, job in expected}
-        return self.until(lambda word: holds(word) == wanted, f"{sorted(wanted)}")
+        return self.until(lambda state: holds(state) == wanted, f"{sorted(wanted)}")
 
 
-def holds(word: SchedulerState) -> set[tuple[str, str]]:
+def holds(state: SchedulerState) -> set[tuple[str, str]]:
     """Return UUID and job id of the current allocations."""
-    return {(each.uuid, each.owner.job_id) for each in word.allocations if each.end is None}
+    return {(each.uuid, each.owner.job_id) for each in state.allocations if each.end is None}
 
 
 def wait_for(ask: Callable[[], Found | None], what: str) -> Found:

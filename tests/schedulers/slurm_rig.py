@@ -9,7 +9,7 @@ from exporter.core.model import SECOND, Allocation, Device
 from exporter.schedulers.base import SchedulerState
 from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError
 from exporter.schedulers.slurm.controller import ControllerQueries
-from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, Slot, SpoolReader
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, LocalNode, Slot, SpoolReader
 from exporter.schedulers.slurm.notation import Gres
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
 from exporter.schedulers.slurm.scheduler import SlurmScheduler
@@ -88,7 +88,7 @@ class Answers:
             raise SlurmUnavailableError(self.silent)
 
 
-class Here:
+class Here(LocalNode):
     """What the node itself shows of its jobs."""
 
     def __init__(self) -> None:

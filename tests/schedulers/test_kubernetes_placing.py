@@ -56,7 +56,7 @@ def done(placing: JobReportPublisher, *statements: JobRecord) -> tuple[int, int,
     """Publish these and wait until all are written, failed or dropped."""
     for statement in statements:
         placing.publish(statement)
-    wait_for(placing.idle, "nothing waits")
+    wait_for(lambda: placing._queue.unfinished_tasks == 0, "nothing waits")
     return placing.published, placing.failed, placing.dropped
 
 
@@ -233,4 +233,4 @@ def test_it_ends_with_receipts_that_wait(api: ApiServer, begun: Started) -> None
         placing.publish(of_pod(f"p{number}"))
     api.stop()
     placing.close()
-    assert not placing.alive
+    assert not placing._thread.is_alive()

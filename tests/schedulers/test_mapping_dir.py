@@ -13,8 +13,9 @@ from exporter.config import Config, WorkloadRule, WorkloadSettings
 from exporter.core.model import MS, SECOND, Allocation, Device, Process, Reading
 from exporter.registry import MappingDirSettings
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirScheduler, open_mapping_dir, read_mapping
+from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirScheduler, open_mapping_dir
 from exporter.schedulers.rules import Rules
+from tests.schedulers.mapping import read_mapping
 
 WALL = 1_700_000_000 * SECOND
 """Unix time of the first poll; its monotonic time is 1,000 s."""
@@ -60,10 +61,10 @@ class Rig:
             )
         else:
             self.now += round(after * SECOND)
-        word = self.scheduler.poll(self.now, devices, readings)
-        assert word is not None
-        assert word.at == self.now
-        return word
+        state = self.scheduler.poll(self.now, devices, readings)
+        assert state is not None
+        assert state.at == self.now
+        return state
 
     def held(self, *, devices: tuple[Device, ...] = TWO) -> dict[str, list[str]]:
         """Jobs by GPU, of the current allocations."""
@@ -101,10 +102,10 @@ def rig(tmp_path: Path) -> Rig:
 def test_a_file_a_gpu_a_job_a_line(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.write("1", "222\n333\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"], "GPU-b": ["222", "333"]}
-    assert (word.faults, word.condition, word.members) == ((), "", {})
-    first = word.allocations[0]
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"], "GPU-b": ["222", "333"]}
+    assert (state.faults, state.condition, state.members) == ((), "", {})
+    first = state.allocations[0]
     assert (first.owner.scheduler, first.owner.user, first.gpus) == ("mapping-dir", "", 1)
 
 
@@ -167,9 +168,9 @@ def test_a_boards_file_holds_the_instances_without_one_of_their_own(rig: Rig) ->
 def test_a_file_for_a_gpu_that_is_not_there_is_told(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.write("7", "222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"]}
-    (fault,) = word.faults
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"]}
+    (fault,) = state.faults
     assert fault.kind == "scheduler_refused"
     assert "mapping file 7 gives job 222 a GPU that this node does not have" in fault.message
     rig.write("7", "")
@@ -331,9 +332,9 @@ def test_read_while_others_rename_it_is_always_one_or_the_other(rig: Rig) -> Non
 def test_a_file_that_cannot_be_believed_holds_the_gpu_for_somebody(rig: Rig, content: bytes, reason: str) -> None:
     rig.write("0", content)
     rig.write("1", "222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN], "GPU-b": ["222"]}
-    (fault,) = word.faults
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN], "GPU-b": ["222"]}
+    (fault,) = state.faults
     assert (fault.kind, fault.uuid) == ("scheduler_refused", "GPU-a")
     assert f"{rig.path}/0: " in fault.message
     assert reason in fault.message
@@ -341,43 +342,43 @@ def test_a_file_that_cannot_be_believed_holds_the_gpu_for_somebody(rig: Rig, con
 
 def test_lines_that_are_no_job_ids_are_left_out_and_told(rig: Rig) -> None:
     rig.write("0", "111\n" + "x" * 129 + "\na b c\n222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111", "222"]}
-    assert "is no job id; 2 such lines left out" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111", "222"]}
+    assert "is no job id; 2 such lines left out" in state.faults[0].message
 
 
 def test_jobs_on_a_gpu_are_bounded(rig: Rig) -> None:
     rig.write("0", "".join(f"{job}\n" for job in range(100)) + "0\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [str(job) for job in range(64)]}
-    assert "more than 64 jobs; 36 such lines left out" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [str(job) for job in range(64)]}
+    assert "more than 64 jobs; 36 such lines left out" in state.faults[0].message
 
 
 def test_a_file_that_goes_bad_keeps_the_jobs_it_had(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.look()
     rig.write("0", b"\0\0\0")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"]}
-    assert len(word.faults) == 1
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"]}
+    assert len(state.faults) == 1
     assert len(rig.look().faults) == 1, "told as long as it is so"
     rig.write("0", "222\n")
-    word = rig.look()
-    assert (by_gpu(word.allocations), word.faults) == ({"GPU-a": ["222"]}, ())
+    state = rig.look()
+    assert (by_gpu(state.allocations), state.faults) == ({"GPU-a": ["222"]}, ())
 
 
 def test_a_fifo_blocks_nobody(rig: Rig) -> None:
     os.mkfifo(rig.path / "0")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN]}
-    assert "no regular file" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN]}
+    assert "no regular file" in state.faults[0].message
 
 
 def test_a_file_that_may_not_be_read_is_told(rig: Rig) -> None:
     (rig.path / "0").symlink_to("0")  # ELOOP: even root may not
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN]}
-    assert "cannot be read" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN]}
+    assert "cannot be read" in state.faults[0].message
 
 
 def test_a_link_to_nothing_is_nobody(rig: Rig) -> None:
@@ -533,7 +534,7 @@ def test_opened_from_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("111\n")
     config = Config(mapping_dir=MappingDirSettings(str(tmp_path)), workload=WorkloadSettings((WorkloadRule(team="t"),)))
     asked = open_mapping_dir(config)
-    word = asked.poll(START, TWO, ())
-    assert word is not None
-    assert [(a.owner.job_id, a.owner.team) for a in word.allocations] == [("111", "t")]
+    state = asked.poll(START, TWO, ())
+    assert state is not None
+    assert [(a.owner.job_id, a.owner.team) for a in state.allocations] == [("111", "t")]
     asked.close()

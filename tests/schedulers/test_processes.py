@@ -72,9 +72,9 @@ def blind(index: int, at: int = 100 * SECOND) -> Reading:
 
 
 def told(asked: ProcessesScheduler, now: int, *readings: Reading) -> tuple[Allocation, ...]:
-    word = asked.poll(now, (), readings)
-    assert word is not None
-    return word.allocations
+    state = asked.poll(now, (), readings)
+    assert state is not None
+    return state.allocations
 
 
 def look(asked: ProcessesScheduler, *readings: Reading) -> tuple[Allocation, ...]:
@@ -160,9 +160,9 @@ def test_a_missing_proc_is_an_error(tmp_path: Path) -> None:
 def test_every_listed_process_is_a_member_of_its_owner_with_its_rank(proc: Proc) -> None:
     first, second, hidden = proc.add(10), proc.add(11, uid=BOB), Process(77, name="/opt/python")
     (proc.root / "10" / "environ").write_bytes(b"RANK=5\0")
-    word = scheduler(proc).poll(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
-    assert word is not None
-    assert word.members == {
+    state = scheduler(proc).poll(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
+    assert state is not None
+    assert state.members == {
         10: Member("alice/train.service", "5"),
         11: Member("bob/train.service"),
         77: Member("unknown/python"),
@@ -191,7 +191,7 @@ def test_what_is_known_grows_old_while_no_list_is_seen(proc: Proc) -> None:
     asked, one = scheduler(proc), proc.add(10)
     ticks: list[tuple[Reading, ...]] = [(gpu(0, one),), (blind(0),), (), (blind(0),), (blind(0), gpu(1))]
     words = [asked.poll((100 + second) * SECOND, (), readings) for second, readings in enumerate(ticks)]
-    ages = [None if word is None else 100 + second - word.at // SECOND for second, word in enumerate(words)]
+    ages = [None if state is None else 100 + second - state.at // SECOND for second, state in enumerate(words)]
     assert ages == [0, 1, 0, 1, 0], "a tick without readings says nothing of anybody's sight"
 
 

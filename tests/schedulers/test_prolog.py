@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.schedulers.mapping_dir import JobFiles, read_mapping
+from exporter.schedulers.mapping_dir import JobFiles
+from tests.schedulers.mapping import read_mapping
 
 DATA = Path(__file__).parents[2] / "exporter" / "data"
 PROLOG, EPILOG = DATA / "slurm-prolog.sh", DATA / "slurm-epilog.sh"

@@ -116,9 +116,9 @@ def test_an_answer_about_an_earlier_run_is_dropped(rig: Rig) -> None:
     rig.end(batch)
     (rig.spool / "other").write_text("")
     rig.socket("7")
-    word = rig.scheduler.poll(rig.now + SECOND, DEVICES, ())
-    assert word is not None
-    assert {a.owner.job_id for a in word.allocations} == {"unknown"}, "the new run has not been told of yet"
+    polled = rig.scheduler.poll(rig.now + SECOND, DEVICES, ())
+    assert polled is not None
+    assert {a.owner.job_id for a in polled.allocations} == {"unknown"}, "the new run has not been told of yet"
 
 
 def test_a_start_that_is_yet_to_come_is_not_believed(rig: Rig) -> None:
@@ -199,9 +199,9 @@ def test_a_step_less_trace_that_never_had_a_gpu_is_dropped(rig: Rig) -> None:
     step = rig.socket("7", "0")
     rig.tick()
     rig.end(step)
-    word = rig.tick()
-    assert word is not None
-    assert word.unanswered_since is None, "what was asked about a job that is gone is asked no more"
+    polled = rig.tick()
+    assert polled is not None
+    assert polled.unanswered_since is None, "what was asked about a job that is gone is asked no more"
 
 
 # Precedence of sources.
@@ -336,11 +336,11 @@ def test_with_a_silent_controller_the_node_s_own_truth_is_told(rig: Rig) -> None
     rig.answers.silent = ""
     rig.answers.jobs["7"] = job("7", 0)
     for _ in range(61):
-        word = rig.tick()
+        polled = rig.tick()
     assert rig.faults() == []
-    assert word is not None
-    assert word.unanswered_since is None
-    assert [a.owner.account for a in word.allocations] == ["nlp"]
+    assert polled is not None
+    assert polled.unanswered_since is None
+    assert [a.owner.account for a in polled.allocations] == ["nlp"]
 
 
 def test_a_job_without_a_step_is_kept_while_nobody_can_say(rig: Rig) -> None:
@@ -451,9 +451,9 @@ def test_the_node_s_state_is_asked_when_a_job_has_left_and_while_a_gpu_is_free(t
     assert rig.answers.asked == [], "all are held"
     rig.answers.state = replace(rig.answers.state, condition="draining")
     rig.end(batch)
-    word = rig.tick()
-    assert word is not None
-    assert (rig.answers.asked, word.condition) == ([f"node {NODE}"], "draining")
+    polled = rig.tick()
+    assert polled is not None
+    assert (rig.answers.asked, polled.condition) == ([f"node {NODE}"], "draining")
     for _ in range(700):
         rig.tick()
     assert 4 <= rig.answers.asked.count(f"node {NODE}") <= 7
@@ -545,9 +545,9 @@ def test_processes_are_their_job_s_with_their_rank(
     reading = Reading("GPU-0", BEGIN - SECOND, BEGIN, processes=(Process(60),))
     scheduler.poll(BEGIN, DEVICES, (reading,))
     rig.work()
-    word = scheduler.poll(BEGIN, DEVICES, (reading,))
-    assert word is not None
-    assert word.members == ({60: Member(expected, "3")} if expected else {})
+    polled = scheduler.poll(BEGIN, DEVICES, (reading,))
+    assert polled is not None
+    assert polled.members == ({60: Member(expected, "3")} if expected else {})
 
 
 @pytest.mark.parametrize(

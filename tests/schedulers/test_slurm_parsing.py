@@ -328,7 +328,7 @@ def test_hostlists(said: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("said", ["a[1", "a]1", "a[[1]]", "a[2-1]", "a[x]", "a[]", "a,,b", "a[0-9999999]", "a b"])
 def test_hostlists_that_are_none(said: str) -> None:
-    with pytest.raises(ValueError, match=r"hostlist|numbers|range"):
+    with pytest.raises(ValueError, match=r"hostlist|brackets|numbers|range"):
         expand_hostlist(said)
 
 

@@ -1,4 +1,4 @@
-"""User names in a scheduler's state: kept, hashed or dropped."""
+"""User names in a scheduler's word: kept, hashed or dropped."""
 
 import logging
 import os
@@ -135,11 +135,11 @@ def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: 
     assert hashed.text("user1099x") == hashed.user("user1099x")
 
 
-# A scheduler's state.
+# A scheduler's word.
 
 
 class Fixed(FakeScheduler):
-    """Returns one state, and has set members."""
+    """Returns one word, and has set members."""
 
     def __init__(self, word: SchedulerState) -> None:
         super().__init__(*word.allocations)

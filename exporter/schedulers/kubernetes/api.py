@@ -9,10 +9,12 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -39,9 +41,9 @@ _RANDOM = random.SystemRandom()
 """The kernel's generator: nodes started together from one image must not get the same pauses."""
 _WATCH_SECONDS = (300, 600)
 """Range of a watch's timeout, random so that not all nodes reconnect at once."""
+_JOIN_SECONDS = 5.0
 _LINE_BYTES = 16 << 20
 """Longest line of a watch; far longer than any object: etcd's limit is 1.5 MiB."""
-_OK, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _GONE = 200, 401, 403, 404, 410
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -49,9 +51,9 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 """Detects a server that vanished within half a minute."""
-_ADVICE = {
-    _UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
-    _FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
+_ADVICE: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
+    HTTPStatus.FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
 }
 
 
@@ -202,7 +204,7 @@ class Informer(Generic[T]):
         params = {"fieldSelector": self._selector, "resourceVersion": fresh}
         self._requested_at = self._now()
         response = await client.get(self._paths[0], params=params, headers=self._api_server.headers())
-        if response.status_code == _NOT_FOUND and len(self._paths) > 1:
+        if response.status_code == HTTPStatus.NOT_FOUND and len(self._paths) > 1:
             self._paths = self._paths[1:]
             return await self._get_list(client, fresh)
         check_response(response)
@@ -221,9 +223,9 @@ class Informer(Generic[T]):
         timeout = httpx.Timeout(timeouts.response, read=timeouts.watch_idle)
         self._requested_at, headers = self._now(), self._api_server.headers()
         async with client.stream("GET", self._paths[0], params=params, headers=headers, timeout=timeout) as response:
-            if response.status_code == _GONE:
+            if response.status_code == HTTPStatus.GONE:
                 return False
-            if response.status_code != _OK:
+            if response.status_code != HTTPStatus.OK:
                 await response.aread()
             check_response(response)
             self._record_answer()
@@ -245,23 +247,23 @@ class Informer(Generic[T]):
         """Apply one event; return False if our version is too old. Raises ApiError."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=ApiStatus)
-            if status.code == _GONE:
+            if status.code == HTTPStatus.GONE:
                 return False
             raise ApiError(f"the watch ended with {status.code} {status.message}")
         obj = self._decode(event.object)
         if obj is not None:
             self._version = obj.metadata.resource_version or self._version
             if event.type != "BOOKMARK":
-                self._apply(obj, there=event.type != "DELETED" and self._accepts(obj))
+                self._apply(obj, present=event.type != "DELETED" and self._accepts(obj))
         return True
 
-    def _apply(self, obj: T, *, there: bool) -> None:
+    def _apply(self, obj: T, *, present: bool) -> None:
         before = self.objects.pop(obj.metadata.uid, None)
-        if there:
+        if present:
             self.objects[obj.metadata.uid] = obj
         elif before is None:
             return
-        if before is None or not there or self._significant(before) != self._significant(obj):
+        if before is None or not present or self._significant(before) != self._significant(obj):
             self._on_change()
         self._on_update()
 
@@ -273,6 +275,45 @@ class Informer(Generic[T]):
             return None
 
 
+class LoopThread:
+    """Runs one coroutine on an event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def start(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run `main` until it ends or `close` cancels it."""
+        self._main = self.loop.create_task(main)
+        self._thread.start()
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call the function on the loop, if the thread is running; callable from any thread."""
+        if self.alive:
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """Cancel the coroutine and wait for the thread to end."""
+        self.call(self._main.cancel)
+        self._thread.join(timeout=_JOIN_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            log.debug("kubelet and API server are no longer queried")
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
+            self.loop.close()
+
+
 async def _pause(seconds: float) -> None:
     await asyncio.sleep(spread_pause(seconds))
 
@@ -280,7 +321,7 @@ async def _pause(seconds: float) -> None:
 def check_response(response: httpx.Response) -> None:
     """Raise ApiError with the server's message unless the response is 200."""
     code = response.status_code
-    if code == _OK:
+    if code == HTTPStatus.OK:
         return
     try:
         message = msgspec.json.decode(response.content, type=ApiStatus).message

@@ -23,6 +23,7 @@ from exporter.core.model import Device
 from exporter.schedulers.base import SchedulerError
 from exporter.schedulers.kubernetes import podresources_pb2 as wire
 from exporter.schedulers.kubernetes.objects import DeviceAttribute, ResourceSlice, SliceDevice
+from exporter.schedulers.procfs import read_uuids
 
 LIST_METHOD = "/v1.PodResourcesLister/List"
 ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
@@ -56,6 +57,11 @@ class PodResources(Struct, frozen=True):
     name: str
     devices: tuple[ContainerDevices, ...] = ()
     claims: tuple[ClaimResource, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The pod's namespace and name."""
+        return self.namespace, self.name
 
 
 def read_list(message: bytes) -> tuple[PodResources, ...]:
@@ -209,7 +215,6 @@ _CDI = re.compile(rf"(?:k8s\.{re.escape(DRIVER)}|nvidia\.com)/(\w+)=(.+)")
 _CLAIM_CDI = re.compile(rf"{_UUID}-(.+)")
 _NAMED = re.compile(rf"(gpu|mig)-({_UUID})")
 _NUMBERED = re.compile(r"gpu-(\d+)")
-_INFORMATION = "driver/nvidia/gpus/*/information"
 DraDevices = Mapping[tuple[str, str], SliceDevice]
 """DRA devices by pool and name."""
 
@@ -224,7 +229,7 @@ class DeviceResolver:
     def __init__(self, devices: Sequence[Device], *, proc: str | Path = "/proc") -> None:
         self._devices = {device.uuid: device for device in devices}
         self._ordinals = {d.index: d.uuid for d in devices if not d.parent}
-        self._minors = {number: uuid for number, uuid in _minors(Path(proc)) if uuid in self._devices}
+        self._minors = {f"{n}": uuid for n, uuid in read_uuids(Path(proc)).items() if uuid in self._devices}
 
     def resolve(
         self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices
@@ -339,21 +344,6 @@ def _attribute(device: SliceDevice, name: str) -> str:
     given = device.attributes or (device.basic.attributes if device.basic else None) or {}
     found = given.get(name) or given.get(f"{DRIVER}/{name}") or DeviceAttribute()
     return found.string or ""
-
-
-def _minors(proc: Path) -> list[tuple[str, str]]:
-    """Return minor numbers and UUIDs from the driver's /proc; empty in a container without the host's."""
-    return [found for file in sorted(proc.glob(_INFORMATION)) if (found := _minor_of(file))]
-
-
-def _minor_of(file: Path) -> tuple[str, str] | None:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    number, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
-    return (number, uuid) if number and uuid else None
 
 
 def try_kubelet(path: str) -> tuple[int, int]:

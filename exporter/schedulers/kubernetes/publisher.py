@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -32,7 +33,6 @@ _MOST_WAITING = 256
 _SECONDS_BETWEEN = 1.0
 """Seconds between two writes, so that a node whose jobs all end at once does not load the API server."""
 _TRIES = 3
-_OK, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _BUSY, _SERVER = 200, 403, 404, 409, 429, 500
 _NAME_CHARACTERS = 230
 """Characters of the pod's name in the Event's, which may have 253."""
 _JOIN_SECONDS = 5.0
@@ -57,13 +57,8 @@ class JobReportPublisher:
         between: float = _SECONDS_BETWEEN,
     ) -> None:
         """`render` returns one line; it is called on this object's thread."""
-        self._api_server, self._destination, self._node, self._render, self._between = (
-            api_server,
-            destination,
-            node,
-            render,
-            between,
-        )
+        self._api_server, self._destination = api_server, destination
+        self._node, self._render, self._between = node, render, between
         self._queue: queue.Queue[JobRecord | None] = queue.Queue(_MOST_WAITING)
         self._stopped = threading.Event()
         self._failing = False
@@ -94,15 +89,6 @@ class JobReportPublisher:
         except queue.Full:
             log.debug("the queue is full: the thread stops after its current report")
         self._thread.join(timeout=_JOIN_SECONDS)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
-
-    def idle(self) -> bool:
-        """Whether nothing is queued or being written."""
-        return self._queue.unfinished_tasks == 0
 
     # -- called on the thread --
 
@@ -214,7 +200,7 @@ def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
     A StatefulSet reuses the name for its next pod: a pod created after the job's end is not the job's.
     """
     response = client.get(_path(record, "pods"), params={"fieldSelector": f"metadata.name={record.owner.pod}"})
-    if response.status_code == _NOT_FOUND:
+    if response.status_code == HTTPStatus.NOT_FOUND:
         return ""
     _check_written(response)
     for raw in msgspec.json.decode(response.content, type=ObjectList).items or ():
@@ -228,11 +214,11 @@ def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
 def _check_written(response: httpx.Response) -> None:
     """Raise ApiError for a permanent error, `_RetryError` for a temporary one; an existing Event is a success."""
     code = response.status_code
-    if _OK <= code < 300 or (code == _CONFLICT and response.request.method == "POST"):  # noqa: PLR2004  all 2xx
+    if response.is_success or (code == HTTPStatus.CONFLICT and response.request.method == "POST"):
         return
-    if code == _BUSY or code >= _SERVER:
+    if code == HTTPStatus.TOO_MANY_REQUESTS or response.is_server_error:
         raise _RetryError(f"{code} {response.text[:200]}")
-    if code == _FORBIDDEN and response.request.method != "GET":
+    if code == HTTPStatus.FORBIDDEN and response.request.method != "GET":
         kind = "create events" if response.request.method == "POST" else "patch pods"
         raise ApiError(
             f"403: the service account may not {kind}: the chart's receipts.kubernetes grants it; {response.text[:300]}"

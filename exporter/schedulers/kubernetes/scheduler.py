@@ -10,8 +10,7 @@ import logging
 import os
 import platform
 import re
-import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +22,7 @@ from exporter.clock import Clock, SystemClock
 from exporter.config import Config
 from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, find_api_server
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, find_api_server
 from exporter.schedulers.kubernetes.kubelet import (
     ClaimResource,
     ContainerDevices,
@@ -94,24 +93,24 @@ class PodTable:
 
     def count_devices(self, offered: Iterable[ContainerDevices]) -> dict[str, int]:
         """Return the number of devices by GPU resource."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         for devices in self._gpu_devices(offered):
-            counts[devices.resource] = counts.get(devices.resource, 0) + len(devices.ids)
+            counts[devices.resource] += len(devices.ids)
         return counts
 
     def unknown_pods(self, holding: Iterable[PodResources], api_pods: Mapping[PodName, Pod]) -> set[PodName]:
         """Return the pods on a list that are new and not yet reported by the API server."""
-        return {(h.namespace, h.name) for h in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
+        return {each.key for each in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
 
     def missing(self, listed: Iterable[PodResources], api_pods: Mapping[PodName, Pod] | None) -> list[PodName]:
         """Return known pods missing from the list, except those that the API server (if live) reports as ended."""
-        gone = {(h.namespace, h.name) for h in self._listed} - {(h.namespace, h.name) for h in listed}
+        gone = {each.key for each in self._listed} - {each.key for each in listed}
         pods = self._known if api_pods is None else api_pods
         return sorted(name for name in gone if not (pods[name].terminal if name in pods else api_pods is not None))
 
     def replace_list(self, holding: tuple[PodResources, ...], *, listed: Iterable[PodResources], silent: bool) -> None:
         """Replace the list; `silent`: the API server does not report what became of pods that left it."""
-        names = {(each.namespace, each.name) for each in listed}
+        names = {each.key for each in listed}
         if silent:
             self._ended |= {p.metadata.uid for name, p in self._known.items() if p.terminal and name not in names}
         self._listed = holding
@@ -122,7 +121,7 @@ class PodTable:
         """Return the pods that hold GPUs now."""
         self._ended &= {pod.metadata.uid for pod in api_pods.values()}
         self._known |= {name: pod for name, pod in api_pods.items() if pod.metadata.uid not in self._ended}
-        found = ((each, self._known.get((each.namespace, each.name))) for each in self._listed)
+        found = ((each, self._known.get(each.key)) for each in self._listed)
         return tuple(self._gpu_pod(each, pod) for each, pod in found if pod is None or not pod.terminal)
 
     def jobs(self) -> dict[str, str]:
@@ -137,7 +136,7 @@ class PodTable:
         pods, world_size = size_of(pod)
         begun = pod.status.start_time if pod is not None else None
         return GpuPod(
-            owner=self._owner((held.namespace, held.name), pod),
+            owner=self._owner(held.key, pod),
             device_ids=tuple(name for devices in held.devices for name in devices.ids),
             claims=held.claims,
             started=round(begun.timestamp()) * SECOND if begun is not None else None,
@@ -157,7 +156,6 @@ class PodTable:
 T = TypeVar("T", Pod, KubernetesNode, ResourceSlice)
 log = logging.getLogger(__name__)
 _SLICES = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1"))
-_JOIN_SECONDS = 5.0
 
 
 class WatchIntervals(Struct, frozen=True):
@@ -194,7 +192,7 @@ class KubernetesState(Struct, frozen=True):
 
 
 class KubernetesWatcher:
-    """Queries kubelet and API server on a separate thread, from construction to `close`."""
+    """Queries kubelet and API server on a separate thread, from construction until `thread.close`."""
 
     def __init__(
         self,
@@ -221,55 +219,32 @@ class KubernetesWatcher:
         self._pods = self._informer(Pod, ("/api/v1/pods",), "spec.nodeName", significant=_pod_lifecycle)
         self._nodes = self._informer(KubernetesNode, ("/api/v1/nodes",), "metadata.name")
         self._slices: Informer[ResourceSlice] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._main = self._loop.create_task(self._run())
-        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
+        self.thread = LoopThread()
+        self._loop = self.thread.loop
+        self.thread.start(self._run())
 
     def wake(self) -> None:
         """Query the kubelet now; callable from any thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._wake.set)
+        self.thread.call(self._wake.set)
 
     def update_rules(self, rules: Rules) -> None:
         """Apply the rules to all pods without a query; callable from any thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._apply_rules, rules)
-
-    def close(self) -> None:
-        """Stop the thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._main.cancel)
-            self._thread.join(timeout=_JOIN_SECONDS)
+        self.thread.call(self._apply_rules, rules)
 
     # -- called on the thread --
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            log.debug("kubelet and API server are no longer queried")
+            async with asyncio.TaskGroup() as self._group:
+                for informer in self._informers():
+                    self._group.create_task(informer.run())
+                await self._synced()
+                while True:
+                    self._wake.clear()
+                    answered = await self._refresh()
+                    await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
         finally:
             self._kubelet.close()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
-            self._loop.close()
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as self._group:
-            for informer in self._informers():
-                self._group.create_task(informer.run())
-            await self._synced()
-            while True:
-                self._wake.clear()
-                answered = await self._refresh()
-                await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
 
     async def _synced(self) -> None:
         deadline = self._loop.time() + self._intervals.sync
@@ -282,7 +257,7 @@ class KubernetesWatcher:
 
     async def _refresh(self) -> bool:
         """Query the kubelet once; return False if it did not answer."""
-        asked = self._clock.now()
+        queried_at = self._clock.now()
         try:
             listed = await self._kubelet.list_pods()
         except KubeletError as err:
@@ -298,7 +273,7 @@ class KubernetesWatcher:
         if self._at is None:
             await self._log_offered()
         self._pod_table.replace_list(holding, listed=listed, silent=self._pods is None or not self._pods.live)
-        self._at, self.error = asked, ""
+        self._at, self.error = queried_at, ""
         self._publish()
         return True
 
@@ -459,7 +434,7 @@ class KubernetesScheduler:
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
         """See `Scheduler.poll`: returns the newest state with its time."""
-        if not self._watcher.alive:
+        if not self.alive:
             raise SchedulerError("scheduler kubernetes: its thread has ended: please report it with this daemon's log")
         state = self._watcher.state
         if state is None:
@@ -488,12 +463,12 @@ class KubernetesScheduler:
 
     def close(self) -> None:
         """See `Scheduler.close`."""
-        self._watcher.close()
+        self._watcher.thread.close()
 
     @property
     def alive(self) -> bool:
         """Whether kubelet and API server are still queried."""
-        return self._watcher.alive
+        return self._watcher.thread.alive
 
     def _job_of(self, process: ProcessInfo) -> str:
         uids = _POD.findall(process.cgroup.replace(r"\x2d", "-"))
@@ -546,10 +521,8 @@ class KubernetesScheduler:
 
     def _owners(self) -> dict[str, Owner]:
         """Return one owner per job, that of its first pod on this node, for all its GPUs."""
-        owners: dict[str, Owner] = {}
-        for owner in sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod):
-            owners.setdefault(owner.job_id, owner)
-        return owners
+        by_pod = sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod, reverse=True)
+        return {owner.job_id: owner for owner in by_pod}
 
     def _sizes(self) -> dict[str, int]:
         """Return the GPUs of each whole job: those here, or more if its pods show that."""

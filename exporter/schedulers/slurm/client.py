@@ -9,10 +9,8 @@ import os
 import re
 import subprocess  # there is no other way to run scontrol  # nosec B404
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
-
-from msgspec import Struct
 
 from exporter.schedulers.slurm.parsing import (
     SQUEUE_COLUMNS,
@@ -39,28 +37,6 @@ class SlurmUnavailableError(Exception):
     """Slurm gave no answer; the message has the command, its errors, and how to fix it."""
 
 
-class CommandResult(Struct, frozen=True):
-    """Output and exit status of a finished command."""
-
-    command_line: str
-    out: str
-    errors: str
-    """Standard error."""
-    status: int
-
-    @property
-    def message(self) -> str:
-        """The last _MESSAGE_CHARS characters of standard error, on one line."""
-        return " ".join(self.errors.split())[-_MESSAGE_CHARS:]
-
-    def output(self) -> str:
-        """Return standard output. Raises SlurmUnavailableError with standard error if the command failed."""
-        if self.status:
-            message = self.message or "no error output"
-            raise SlurmUnavailableError(f"{self.command_line}: exit {self.status}: {message}")
-        return self.out
-
-
 class Commands:
     """Runs one command at a time; `close` may be called from another thread."""
 
@@ -72,7 +48,7 @@ class Commands:
         self._closed = False
         self._lock = threading.Lock()
 
-    def run(self, command: str, *arguments: str) -> CommandResult:
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end. Raises SlurmUnavailableError if it cannot start or times out."""
         path = os.path.join(self._bin, command) if self._bin else command  # noqa: PTH118  "" is PATH, not "."
         try:
@@ -80,14 +56,12 @@ class Commands:
         except OSError as err:
             raise SlurmUnavailableError(f"{path}: cannot be started: {err.strerror or err}. Set slurm.bin_dir") from err
         command_line = " ".join((command, *arguments))
-        out, errors = self._wait(child, command_line)
-        return CommandResult(
-            command_line, out.decode(errors="replace"), errors.decode(errors="replace"), child.returncode
-        )
+        output, errors = (text.decode(errors="replace") for text in self._wait(child, command_line))
+        return subprocess.CompletedProcess(command_line, child.returncode, output, errors)
 
     def output(self, command: str, *arguments: str) -> str:
         """Run and return standard output. Raises SlurmUnavailableError as `run`, or if the command fails."""
-        return self.run(command, *arguments).output()
+        return _output_of(self.run(command, *arguments))
 
     def close(self) -> None:
         """Kill a running command and start no more. Never raises."""
@@ -124,6 +98,17 @@ class Commands:
                 self._child = None
 
 
+def _output_of(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode:
+        message = _message_of(done) or "no error output"
+        raise SlurmUnavailableError(f"{done.args}: exit {done.returncode}: {message}")
+    return done.stdout
+
+
+def _message_of(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(done.stderr.split())[-_MESSAGE_CHARS:]
+
+
 def _kill(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, 9)
@@ -153,6 +138,14 @@ def job_in(response: str | bytes, job_id: str) -> SlurmJob:
     if len(found) != 1:
         raise ValueError(f"{len(found)} jobs of number {job_id} in the answer")
     return found[0]
+
+
+def node_in(states: Iterable[NodeState], name: str, *, source: str) -> NodeState:
+    """Return the state of the node called `name`; raises ValueError if `source` did not report it."""
+    found = next((state for state in states if state.name == name), None)
+    if found is None:
+        raise ValueError(f"{source} does not know node {name}: set slurm.node_name")
+    return found
 
 
 class SlurmClient(Protocol):
@@ -186,7 +179,7 @@ class CommandClient:
         """See SlurmClient. One REQUEST_JOB_INFO_SINGLE; --local avoids a second RPC about federations."""
         if self._supports_json():
             try:
-                return self._job_json(job_id)
+                return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
             except ValueError:
                 self._json = False  # the serializer plugin is missing; the text has the same data
         try:
@@ -206,14 +199,11 @@ class CommandClient:
     def node(self, name: str) -> NodeState:
         """See SlurmClient. Two small RPCs: this node, and the partitions."""
         output = self._commands.output("sinfo", "-h", "-N", "-n", name, "-O", "NodeList:|,StateLong:|,Reason:|")
-        found = [state for state in parse_node_states(output) if state.name == name]
-        if not found:
-            raise ValueError(f"sinfo does not know node {name}: set slurm.node_name")
-        return found[0]
+        return node_in(parse_node_states(output), name, source="sinfo")
 
     def slurmd_gpus(self, name: str) -> str:
         """Return what `slurmd -G` prints, whatever its status; sends no RPC. Raises SlurmUnavailableError."""
-        return self._commands.run("slurmd", "-N", name, "-G").errors
+        return self._commands.run("slurmd", "-N", name, "-G").stderr
 
     def close(self) -> None:
         """See SlurmClient."""
@@ -225,12 +215,9 @@ class CommandClient:
             self._json = match is not None and (int(match[1]), int(match[2])) >= _JSON_SINCE
         return self._json
 
-    def _job_json(self, job_id: str) -> SlurmJob:
-        return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
-
     def _scontrol(self, *arguments: str) -> str:
         """Return standard output. Raises UnknownJobError, SlurmUnavailableError."""
-        result = self._commands.run("scontrol", *arguments)
-        if result.status and _INVALID_JOB in result.message:
-            raise UnknownJobError(result.message)
-        return result.output()
+        done = self._commands.run("scontrol", *arguments)
+        if done.returncode and _INVALID_JOB in _message_of(done):
+            raise UnknownJobError(_message_of(done))
+        return _output_of(done)

@@ -58,7 +58,7 @@ class NodeJob:
         self.backoff, self.query_at = Backoff(QUERY_AGAIN, QUERY_SELDOM), now
         self.rivals = frozenset[int]()
         """Runs that shared a GPU with it when the controller was last queried about that."""
-        self.stale = self.asked = False
+        self.stale = self.query_pending = False
         self.bound = True
         """At the last inspection one of its sockets was bound, or it had a process."""
         self._start: int | None = None
@@ -102,7 +102,7 @@ class NodeJob:
         """Apply results received at `now` (monotonic) and `wall` (Unix), both in nanoseconds."""
         self.tasks = _merged_tasks(self.tasks, answer.tasks)
         if answer.job is not None or answer.gone or answer.refused:
-            self.answered_at, self.asked = now, False
+            self.answered_at, self.query_pending = now, False
             self.gone, self.refused = answer.gone, answer.refused
         if answer.job is not None:
             if self.basis <= Basis.PART and self.job is None:
@@ -270,7 +270,7 @@ class JobTable:
         self._controller.drop_others(self._by_job.keys())
         return new
 
-    def apply_answers(self, answers: tuple[JobAnswer, ...], *, now: int, wall: int) -> None:
+    def apply_answers(self, answers: Iterable[JobAnswer], *, now: int, wall: int) -> None:
         """Apply results; those about an earlier run are dropped."""
         for answer in answers:
             entry = self._by_job.get(answer.job_id)
@@ -294,9 +294,9 @@ class JobTable:
 
     def query(self, entry: NodeJob, now: int) -> None:
         """Query the controller about a job again if due; pauses double."""
-        if entry.asked or now < entry.query_at or not entry.job_id.isdigit():
+        if entry.query_pending or now < entry.query_at or not entry.job_id.isdigit():
             return
-        entry.asked, entry.query_at = True, now + entry.backoff.fail()
+        entry.query_pending, entry.query_at = True, now + entry.backoff.fail()
         self._controller.query(entry.job_id, entry.run)
 
     def recheck(self, contested: Iterable[NodeJob], now: int) -> None:
@@ -317,7 +317,7 @@ class JobTable:
         entry.apply_mapping(presence.files)
         if not job_id.isdigit():
             return False
-        entry.asked, entry.inspect_at = True, now + SECOND
+        entry.query_pending, entry.inspect_at = True, now + SECOND
         self._controller.query(job_id, entry.run)
         return True
 
@@ -393,17 +393,13 @@ class AllocationTracker:
     """Compares the allocations of each poll with those of the last one."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._held: dict[HoldKey, Allocation] = {}
         self._earliest_starts: dict[HoldKey, int] = {}
         self._freed_at: dict[str, int] = {}
         self.contested: tuple[NodeJob, ...] = ()
         """Jobs that hold a whole GPU which another job holds too."""
         self.problems: tuple[str, ...] = ()
-
-    def update_rules(self, rules: Rules) -> None:
-        """Replace the rules."""
-        self._rules = rules
 
     def held_uuids(self) -> frozenset[str]:
         """Return the GPUs that are held."""
@@ -421,9 +417,10 @@ class AllocationTracker:
         present: dict[HoldKey, Allocation] = {}
         counts = {e.run: sum(e in its for its in claims.values()) for its in claims.values() for e in its}
         for uuid, its in claims.items():
-            yields = len([e for e in rivals.get(uuid, ()) if not e.suspended]) > 0
+            others = rivals.get(uuid, [])
+            running = any(not e.suspended for e in others)
             for entry in its:
-                if not (yields and entry.suspended and entry in rivals.get(uuid, ())):
+                if not (running and entry.suspended and entry in others):
                     key = (uuid, entry.job_id, entry.run)
                     present[key] = self._allocation(key, entry, gpus=counts[entry.run], now=now, wall=wall)
         return self._compare(present, now)
@@ -433,10 +430,10 @@ class AllocationTracker:
     ) -> tuple[dict[str, list[NodeJob]], list[str]]:
         claims: dict[str, list[NodeJob]] = {}
         problems: list[str] = []
-        for entry in entries if gpu_map is not None else ():
-            if not entry.stale:
-                found, complaints = entry.uuids(gpu_map, devices) if gpu_map else ((), ())
-                problems += complaints
+        for entry in entries:
+            if gpu_map is not None and not entry.stale:
+                found, unresolved = entry.uuids(gpu_map, devices)
+                problems += unresolved
                 for uuid in found:
                     claims.setdefault(uuid, []).append(entry)
         return claims, problems
@@ -445,18 +442,14 @@ class AllocationTracker:
         earliest = self._earliest_starts.setdefault(key, self._freed_at.get(key[0], 0))
         start = min(max(entry.start(wall=wall, now=now), earliest), now)
         restarts = entry.job.restarts if entry.job else 0
-        return Allocation(key[0], entry.owner(self._rules), start, gpus=entry.gpus(gpus), restarts=restarts)
+        return Allocation(key[0], entry.owner(self.rules), start, gpus=entry.gpus(gpus), restarts=restarts)
 
     def _compare(self, present: dict[HoldKey, Allocation], now: int) -> tuple[Allocation, ...]:
-        ended = [_ended(self._held[key], now) for key in self._held.keys() - present.keys()]
+        ended = [replace(self._held[key], end=now) for key in self._held.keys() - present.keys()]
         self._freed_at |= {allocation.uuid: now for allocation in ended}
         self._held = present
         self._earliest_starts = {key: earliest for key, earliest in self._earliest_starts.items() if key in present}
         return (*present.values(), *ended)
-
-
-def _ended(allocation: Allocation, now: int) -> Allocation:
-    return replace(allocation, end=now)
 
 
 def _has_shared_gres(entry: NodeJob) -> bool:

@@ -11,7 +11,10 @@ import re
 import shlex
 import socket
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,10 +22,11 @@ from msgspec import Struct
 from exporter.core.model import Device
 from exporter.procfs import command_name, parent_pid
 from exporter.schedulers.mapping_dir import JobFiles
-from exporter.schedulers.procfs import ProcessInfo, read_process, read_text, user_name
+from exporter.schedulers.procfs import ProcessInfo, read_process, read_text, read_uuids, user_name
 from exporter.schedulers.slurm.client import SlurmUnavailableError
 from exporter.schedulers.slurm.notation import GPU_GRES, expand_hostlist, expand_numbers
 
+log = logging.getLogger(__name__)
 DEFAULT_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Where the packages put it, and where slurmd puts the controller's ("configless")."""
 DEFAULT_SPOOL = "/var/spool/slurmd"
@@ -94,8 +98,9 @@ def _names_of_host(line: str, host: str) -> list[str]:
     return [name for name, its in zip(names, hosts, strict=True) if its.partition(".")[0] == host]
 
 
-_SOCKET = re.compile(r"(.+)_(\d{1,10})\.(\d{1,10})(?:\.\d{1,10})?")
-_BATCH, _EXTERN = "4294967291", "4294967292"
+_SOCKET = re.compile(r"(.+)_(\d{1,10})\.\d{1,10}(?:\.\d{1,10})?")
+_LASTING_STEP = re.compile(r".+_\d{1,10}\.(?:4294967291|4294967292)(?:\.\d{1,10})?")
+"""Sockets of batch and extern steps."""
 _MOST_ENTRIES = 20_000
 
 
@@ -104,12 +109,15 @@ class JobPresence(Struct, frozen=True):
 
     sockets: frozenset[tuple[str, int, int]] = frozenset()
     """Name, inode and change time of each; another inode with the same name is another step."""
-    lasting: frozenset[tuple[str, int, int]] = frozenset()
-    """Sockets of the steps that last as long as the job: batch and extern."""
     files: tuple[str, ...] = ()
     """Names of its mapping files: "0", "0.7", a UUID."""
     written: int = 0
     """Modification time of the oldest mapping file; Unix nanoseconds."""
+
+    @property
+    def lasting(self) -> frozenset[tuple[str, int, int]]:
+        """Sockets of the steps that last as long as the job: batch and extern."""
+        return frozenset(bound for bound in self.sockets if _LASTING_STEP.fullmatch(bound[0]))
 
 
 class SpoolState(Struct, frozen=True):
@@ -131,44 +139,34 @@ class SpoolReader:
 
     def read(self, wall: int) -> SpoolState:
         """Read both now, `wall` in Unix nanoseconds. Raises OSError if a directory cannot be read."""
-        sockets, foreign_nodes = self._sockets() if self._spool is not None else ({}, set())
-        files: dict[str, list[str]] = {}
+        sockets, foreign_nodes = self._sockets()
+        files: defaultdict[str, list[str]] = defaultdict(list)
         written: dict[str, int] = {}
         problems = []
         for name, content in sorted(self._files.read(wall).items()) if self._files else ():
             problems += [content.problem] if content.problem else []
             for job in content.jobs:
-                files.setdefault(job, []).append(name)
+                files[job].append(name)
                 written[job] = min(content.written, written.get(job, content.written))
         jobs = {
-            job: _presence(sockets.get(job, []), tuple(files.get(job, ())), written.get(job, 0))
+            job: JobPresence(frozenset(sockets[job]), tuple(files[job]), written.get(job, 0))
             for job in sorted(sockets.keys() | files.keys())
         }
-        jobs = {job: presence for job, presence in jobs.items() if presence.sockets or presence.files}
         return SpoolState(jobs, tuple(problems), tuple(sorted(foreign_nodes)))
 
-    def _sockets(self) -> tuple[dict[str, list[os.DirEntry[str]]], set[str]]:
-        found: dict[str, list[os.DirEntry[str]]] = {}
+    def _sockets(self) -> tuple[defaultdict[str, set[tuple[str, int, int]]], set[str]]:
+        """Return our sockets by job, and the other nodes that have some here."""
+        found: defaultdict[str, set[tuple[str, int, int]]] = defaultdict(set)
         foreign_nodes = set()
-        with os.scandir(self._spool) as entries:
-            for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+        with os.scandir(self._spool) if self._spool is not None else nullcontext(()) as entries:
+            for entry in islice(entries, _MOST_ENTRIES):
                 match = _SOCKET.fullmatch(entry.name)
-                if match is not None and match[1] == self._node:
-                    found.setdefault(match[2], []).append(entry)
-                elif match is not None and _socket_id(entry) is not None:
+                bound = _socket_id(entry) if match is not None else None
+                if match is not None and bound is not None and match[1] == self._node:
+                    found[match[2]].add(bound)
+                elif match is not None and bound is not None:
                     foreign_nodes.add(match[1])
         return found, foreign_nodes
-
-
-def _presence(entries: list[os.DirEntry[str]], files: tuple[str, ...], written: int) -> JobPresence:
-    sockets = frozenset(bound for bound in map(_socket_id, entries) if bound is not None)
-    lasting = frozenset(bound for bound in sockets if _step(bound[0]) in {_BATCH, _EXTERN})
-    return JobPresence(sockets, lasting, files, written)
-
-
-def _step(name: str) -> str:
-    match = _SOCKET.fullmatch(name)
-    return match[3] if match else ""
 
 
 def _socket_id(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
@@ -183,8 +181,6 @@ def _socket_id(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
 _LINE = re.compile(r"Gres Name=(\S+) Type=(\S*) Count=(\d{1,9})(?: Index=\S+)?(?: ID=\d+)?(?: File=(\S+))?")
 _BOARD = re.compile(r"nvidia(\d{1,4})")
 _CAPABILITY = re.compile(r"nvidia-cap(\d{1,6})")
-_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
-_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 _CAP_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,6})\s*$", re.MULTILINE)
 
 
@@ -284,13 +280,6 @@ def _device_numbers(pattern: re.Pattern[str], files: str) -> tuple[int, ...]:
     return tuple(int(match[1]) for match in map(pattern.fullmatch, names) if match)
 
 
-def read_uuids(proc: Path) -> dict[int, str]:
-    """Return UUIDs by minor from /proc/driver/nvidia/gpus/*/information; empty if there are none."""
-    texts = (_read_driver_file(path) for path in sorted(proc.glob("driver/nvidia/gpus/*/information")))
-    pairs = ((_MINOR.search(text), _UUID.search(text)) for text in texts)
-    return {int(minor[1]): uuid[1] for minor, uuid in pairs if minor and uuid}
-
-
 def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
     """Return (board's minor, GPU instance) by a capability's minor, for GPU and compute instances alike."""
     root = proc / "driver/nvidia/capabilities"
@@ -301,22 +290,16 @@ def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
 def _instances(root: Path, paths: Iterable[Path]) -> Iterable[tuple[int, tuple[int, int]]]:
     for path in paths:
         board, _, instance = path.relative_to(root).parts[:3]
-        match = _CAP_MINOR.search(_read_driver_file(path))
+        match = _CAP_MINOR.search(_read_or_empty(path))
         numbers = board.removeprefix("gpu"), instance.removeprefix("gi")
         if match and all(each.isascii() and each.isdigit() for each in numbers):
             yield int(match[1]), (int(numbers[0]), int(numbers[1]))
 
 
-def _read_driver_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "cpu,cpuacct")
 _MOST_PROCESSES = 4096
 _MOST_GPUS = 1024
+_STEP_VARIABLES = frozenset({"SLURM_STEP_ID", "SLURM_STEPID"})
 _NODE_VARIABLE = re.compile("\0SLURMD_NODENAME=([^\0]*)\0")
 _LISTENER = re.compile(r"/([^/\s]+)$", re.MULTILINE)
 
@@ -337,20 +320,28 @@ class JobTasks(Struct, frozen=True):
     """Running processes started by slurmstepd."""
 
 
-class NodeProcesses:
-    """Inspects the node's processes."""
+class LocalNode:
+    """Inspects this node's jobs, sockets and GPUs, without a query to slurmctld."""
 
-    def __init__(self, name: str, *, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup") -> None:
-        self._name, self._proc, self._cgroup = name, Path(proc), Path(cgroup)
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: Callable[[], str],
+        proc: str | Path = "/proc",
+        cgroup: str | Path = "/sys/fs/cgroup",
+    ) -> None:
+        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
+        self._name, self._slots, self._proc, self._cgroup = name, slots, Path(proc), Path(cgroup)
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
         """Return what these jobs' processes show. Walks /proc and may query a name service, so it may be slow."""
         wanted = set(jobs)
         found = {job: list(self._in_cgroups(job)) for job in wanted}
         if not all(found.values()):
-            for process in self._in_proc():
+            for process in self._started(path.name for path in self._proc.iterdir() if path.name.isdigit()):
                 job = process.environ.get("SLURM_JOB_ID", "")
-                if job in wanted and not any(process is other for other in found[job]):
+                if job in wanted:
                     found[job].append(process)
         return {
             job: _summarize([s for s in each if s.environ.get("SLURM_JOB_ID") == job]) for job, each in found.items()
@@ -364,9 +355,23 @@ class NodeProcesses:
         except OSError:
             return frozenset()
 
+    def gpu_map(self) -> GpuMap:
+        """Read Slurm's and the driver's lists of GPUs; logs the assumptions made if one is missing."""
+        uuids, instances = read_uuids(self._proc), read_instances(self._proc)
+        if not uuids:
+            log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
+        try:
+            return GpuMap(parse_slots(self._slots()), uuids, instances)
+        except SlurmUnavailableError as err:
+            log.warning("slurm: gres index N is taken for /dev/nvidiaN, because slurmd's list is unavailable: %s", err)
+            return GpuMap(None, uuids, instances)
+        except ValueError as err:
+            log.warning("slurm: %s: GPUs allocated by index cannot be assigned to jobs", err)
+            return GpuMap({}, uuids, instances)
+
     def _is_ours(self, pid: str) -> bool:
         """Several slurmds may share a host and run the same job; the process must belong to ours."""
-        match = _NODE_VARIABLE.search("\0" + _read_proc(self._proc / pid / "environ"))
+        match = _NODE_VARIABLE.search("\0" + _read_or_empty(self._proc / pid / "environ"))
         return match is None or match[1] == self._name
 
     def _in_cgroups(self, job: str) -> Iterator[ProcessInfo]:
@@ -375,11 +380,8 @@ class NodeProcesses:
         groups = [path for tree in trees for path in tree.glob(f"slurm*/uid_*/job_{job}")]
         groups += self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}")
         files = (file for group in groups for file in group.rglob("cgroup.procs"))
-        pids = {pid for file in files for pid in _read_proc(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
+        pids = {pid for file in files for pid in _read_or_empty(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
         return self._started(pids)
-
-    def _in_proc(self) -> Iterator[ProcessInfo]:
-        return self._started(path.name for path in self._proc.iterdir() if path.name.isdigit())
 
     def _started(self, pids: Iterable[str]) -> Iterator[ProcessInfo]:
         """Yield those of these processes that slurmstepd started."""
@@ -404,9 +406,8 @@ class NodeProcesses:
 
 
 def _summarize(processes: list[ProcessInfo]) -> JobTasks:
-    batch = next(
-        (process for process in processes if "SLURM_STEP_ID" not in process.environ and _is_batch(process)), None
-    )
+    outside_steps = (process for process in processes if _STEP_VARIABLES.isdisjoint(process.environ))
+    batch = next((process for process in outside_steps if "SLURM_JOB_GPUS" in process.environ), None)
     steps = {gpu for process in processes for gpu in _gpus(process.environ, "SLURM_STEP_GPUS")}
     named = batch or next(iter(processes), None)
     if named is None:
@@ -421,10 +422,6 @@ def _summarize(processes: list[ProcessInfo]) -> JobTasks:
     )
 
 
-def _is_batch(process: ProcessInfo) -> bool:
-    return "SLURM_STEPID" not in process.environ and "SLURM_JOB_GPUS" in process.environ
-
-
 def _gpus(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, expand_numbers(environ.get(name, ""), most=_MOST_GPUS)))
@@ -437,35 +434,8 @@ def _uuids(environ: Mapping[str, str]) -> tuple[str, ...]:
     return uuids if all(each.startswith(("GPU-", "MIG-")) for each in uuids) else ()
 
 
-def _read_proc(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return read_text(path)
     except OSError:
         return ""
-
-
-log = logging.getLogger(__name__)
-
-
-class LocalNode:
-    """The `LocalInspector` of a real node."""
-
-    def __init__(self, processes: NodeProcesses, *, proc: Path, slots: Callable[[], str]) -> None:
-        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
-        self._processes, self._proc, self._slots = processes, proc, slots
-        self.inspect_jobs: Callable[[Iterable[str]], dict[str, JobTasks]] = processes.inspect_jobs
-        self.listening: Callable[[], frozenset[str]] = processes.listening
-
-    def gpu_map(self) -> GpuMap:
-        """See LocalInspector; logs the assumptions made."""
-        uuids, instances = read_uuids(self._proc), read_instances(self._proc)
-        if not uuids:
-            log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
-        try:
-            return GpuMap(parse_slots(self._slots()), uuids, instances)
-        except SlurmUnavailableError as err:
-            log.warning("slurm: gres index N is taken for /dev/nvidiaN, because slurmd's list is unavailable: %s", err)
-            return GpuMap(None, uuids, instances)
-        except ValueError as err:
-            log.warning("slurm: %s: GPUs allocated by index cannot be assigned to jobs", err)
-            return GpuMap({}, uuids, instances)

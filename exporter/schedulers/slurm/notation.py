@@ -6,6 +6,7 @@ gres.html and tres.html; output recorded from 22.05.8 and 24.11.5.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -24,7 +25,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 def expand_hostlist(text: str, *, most: int = MOST_NAMES) -> tuple[str, ...]:
     """Return the names in order; none for an empty text. Raises ValueError if malformed or beyond `most` names."""
     names: list[str] = []
-    for part in _split_hostlist(text) if text else ():
+    for part in _split(text, "[]") if text else ():
         for name in _expand_part(part, most):
             if len(names) >= most:
                 raise ValueError(f"hostlist gives more than {most} names: {text[:80]!r}")
@@ -37,18 +38,18 @@ def expand_numbers(text: str, *, most: int = MOST_NAMES) -> tuple[str, ...]:
     return tuple(_expand_ranges(text, most))
 
 
-def _split_hostlist(text: str) -> Iterator[str]:
-    """Split at commas outside brackets."""
+def _split(text: str, brackets: str) -> Iterator[str]:
+    """Split at commas outside the two `brackets`; raises ValueError if these do not match."""
     depth = start = 0
     for place, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
+        depth += (char == brackets[0]) - (char == brackets[1])
         if depth not in (0, 1):
-            raise ValueError(f"hostlist: brackets do not match: {text[:80]!r}")
+            raise ValueError(f"brackets do not match: {text[:80]!r}")
         if char == "," and not depth:
             yield text[start:place]
             start = place + 1
     if depth:
-        raise ValueError(f"hostlist: brackets do not match: {text[:80]!r}")
+        raise ValueError(f"brackets do not match: {text[:80]!r}")
     yield text[start:]
 
 
@@ -109,7 +110,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     """
     if text in {"", "(null)", "N/A"}:
         return ()
-    return tuple(_parse_allocated(part) for part in _split_gres(text))
+    return tuple(_parse_allocated(part) for part in _split(text, "()"))
 
 
 def parse_requested_gres(text: str) -> tuple[Gres, ...]:
@@ -139,29 +140,18 @@ def tres_gpus(tres: dict[str, int]) -> int | None:
     return tres.get("gres/gpu", sum(typed) if typed else None)
 
 
-def count_gpus(requested: tuple[Gres, ...]) -> int:
+def count_gpus(requested: Iterable[Gres]) -> int:
     """Return the number of whole GPUs (or MIG instances)."""
     return sum(each.count for each in requested if each.name == "gpu")
 
 
 def gpus_by_type(gres: Iterable[Gres]) -> dict[str, int]:
     """Return whole GPUs by type, summed over entries of the same type (gres.conf may have a line per socket)."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for each in gres:
         if each.name == "gpu":
-            counts[each.type] = counts.get(each.type, 0) + each.count
+            counts[each.type] += each.count
     return counts
-
-
-def _split_gres(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
-    parts, depth, start = [], 0, 0
-    for place, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if char == "," and not depth:
-            parts.append(text[start:place])
-            start = place + 1
-    return [*parts, text[start:]]
 
 
 def _parse_allocated(part: str) -> Gres:

@@ -74,34 +74,22 @@ class SlurmJob(Struct, frozen=True):
         return not HOLDING_STATES.intersection(self.states)
 
 
-class _GpuFacts(Struct, frozen=True):
-    """A job's GPU requests and allocations, from any of the formats."""
+def _with_gpus(
+    job: SlurmJob, requested: Mapping[str, str], allocated: str, *, nodes: int, tasks: int | None
+) -> SlurmJob:
+    """Return the job with its GPU counts, each from the most reliable source. Raises ValueError.
 
-    requested: Mapping[str, tuple[Gres, ...]]
-    """By the unit of the request: Job, Node, Task, Socket."""
-    tres: dict[str, int]
-    given: Mapping[str, tuple[Gres, ...]] | None
-    nodes: int
-    tasks: int | None
-
-    def total(self) -> int | None:
-        """Return the GPUs of the whole job, from the most reliable source; None when unknown."""
-        given = sum(map(count_gpus, (self.given or {}).values()))
-        whole = tres_gpus(self.tres) or given or count_gpus(self.requested["Job"])
-        per_node, per_task = count_gpus(self.requested["Node"]), count_gpus(self.requested["Task"])
-        return whole or per_node * self.nodes or per_task * (self.tasks or 0) or None
-
-    def on_gpus(self) -> bool:
-        """Return whether any field names GPUs or parts of GPUs."""
-        names = {each.name for some in (*self.requested.values(), *(self.given or {}).values()) for each in some}
-        names |= {name.removeprefix("gres/").partition(":")[0] for name in self.tres if name.startswith("gres/")}
-        return not names.isdisjoint(GPU_GRES)
-
-    def fill(self, job: SlurmJob) -> SlurmJob:
-        """Return the job with its GPU fields set."""
-        total = self.total()
-        here = total if self.nodes == 1 else count_gpus(self.requested["Node"]) or None
-        return replace(job, nodes=self.nodes, gpus=total, gpus_here=here, on_gpus=self.on_gpus(), given=self.given)
+    `requested` has TRES by the unit of the request (Job, Node, Task, Socket), `allocated` is TRES of the whole job.
+    """
+    tres, gres = parse_tres(allocated), {unit: parse_requested_gres(text) for unit, text in requested.items()}
+    given = [each for some in (job.given or {}).values() for each in some]
+    counts = {unit: count_gpus(some) for unit, some in gres.items()}
+    whole = tres_gpus(tres) or count_gpus(given) or counts["Job"]
+    total = whole or counts["Node"] * nodes or counts["Task"] * (tasks or 0) or None
+    names = {each.name for some in (given, *gres.values()) for each in some}
+    names |= {name.removeprefix("gres/").partition(":")[0] for name in tres if name.startswith("gres/")}
+    here = total if nodes == 1 else counts["Node"] or None
+    return replace(job, nodes=nodes, gpus=total, gpus_here=here, on_gpus=not names.isdisjoint(GPU_GRES))
 
 
 _HEAD = re.compile(r"JobId=(\d{1,10})((?: (?:Array|Het)\w+=\S+)*) JobName=(.*)")
@@ -213,43 +201,52 @@ def _parse_job_block(block: list[str]) -> SlurmJob:
         raise ValueError("its first lines are no job's")
     lines = " ".join(_single_line(block, kind) for kind in _SINGLE_LINES[1:])
     fields = {key: "" if value == "(null)" else value for key, value in reversed(_FIELD.findall(lines))}
-    parts = dict(_FIELD.findall(head[2]))
     missing = _REQUIRED - fields.keys()
     if missing:
         raise ValueError(f"cut off: no {', '.join(sorted(missing))}")
-    nodes = parse_count(fields["NumNodes"].partition("-")[0])
-    requested = {
-        each: parse_requested_gres(_only_value(block, f"TresPer{each}")) for each in ("Job", "Node", "Task", "Socket")
+    parts, command = dict(_FIELD.findall(head[2])), _first_value(block, "Command")
+    fields |= {
+        "JobId": head[1],
+        "UserName": user[1],
+        "UserID": user[2],
+        "JobName": head[3],
+        "Comment": _first_value(block, "Comment"),
+        "Command": "" if command == "(null)" else command,
+        "ArrayJobId": parts.get("ArrayJobId", ""),
+        "HetJobId": parts.get("HetJobId", ""),
+        "AllocTRES": _first_value(block, "AllocTRES") or _first_value(block, "TRES"),
     }
-    tres = parse_tres(_first_value(block, "AllocTRES") or _first_value(block, "TRES"))
+    requested = {unit: _only_value(block, f"TresPer{unit}") for unit in ("Job", "Node", "Task", "Socket")}
+    return _job_from_fields(fields, requested, _parse_gres_by_node(block))
+
+
+def _job_from_fields(
+    fields: Mapping[str, str], requested: Mapping[str, str], given: Mapping[str, tuple[Gres, ...]] | None
+) -> SlurmJob:
+    """Return a job from scontrol's fields, with those of `_parse_job_block`. Raises ValueError."""
     job = SlurmJob(
-        head[1],
+        fields["JobId"],
         (fields["JobState"],),
-        user=user[1],
-        uid=int(user[2]),
+        user=fields["UserName"],
+        uid=int(fields["UserID"]),
         account=fields["Account"],
         partition=fields["Partition"],
         qos=fields["QOS"],
-        name=head[3][:MOST_TEXT_CHARS],
-        comment=_first_value(block, "Comment")[:MOST_TEXT_CHARS],
-        command=_without_null(_first_value(block, "Command")),
-        array_id=parts.get("ArrayJobId", ""),
-        het_id=parts.get("HetJobId", ""),
+        name=fields.get("JobName", "")[:MOST_TEXT_CHARS],
+        comment=fields.get("Comment", "")[:MOST_TEXT_CHARS],
+        command=fields.get("Command", ""),
+        array_id=fields["ArrayJobId"],
+        het_id=fields["HetJobId"],
         batch=fields["BatchFlag"] != "0",
         hosts=fields["NodeList"],
         start=parse_time(fields["StartTime"]),
         time_limit_seconds=parse_duration(fields["TimeLimit"]),
         restarts=int(fields["Restarts"]),
+        given=given,
     )
-    return _GpuFacts(requested, tres, _parse_gres_by_node(block), nodes, _task_count(fields)).fill(job)
-
-
-def _without_null(text: str) -> str:
-    return "" if text == "(null)" else text
-
-
-def _task_count(fields: Mapping[str, str]) -> int | None:
-    return parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
+    nodes = parse_count(fields["NumNodes"].partition("-")[0])
+    tasks = parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
+    return _with_gpus(job, requested, fields["AllocTRES"], nodes=nodes, tasks=tasks)
 
 
 def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
@@ -268,12 +265,15 @@ def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | No
 
 # -- columns --
 
-SQUEUE_COLUMNS = (
-    "JobID", "State", "UserName", "UserID", "Account", "Partition", "QOS", "BatchFlag", "NumNodes", "NodeList",
-    "StartTime", "TimeLimit", "RestartCnt", "ArrayJobID", "HetJobID", "tres-per-job", "tres-per-node", "tres-per-task",
-    "tres-alloc", "NumTasks",
-)  # fmt: skip
-"""Columns of `squeue -O` that users cannot write."""
+SQUEUE_COLUMNS = {
+    "JobID": "JobId", "State": "JobState", "UserName": "UserName", "UserID": "UserID", "Account": "Account",
+    "Partition": "Partition", "QOS": "QOS", "BatchFlag": "BatchFlag", "NumNodes": "NumNodes", "NodeList": "NodeList",
+    "StartTime": "StartTime", "TimeLimit": "TimeLimit", "RestartCnt": "Restarts", "ArrayJobID": "ArrayJobId",
+    "HetJobID": "HetJobId", "tres-per-job": "Job", "tres-per-node": "Node", "tres-per-task": "Task",
+    "tres-alloc": "AllocTRES", "NumTasks": "NumTasks",
+}  # fmt: skip
+"""Columns of `squeue -O` that users cannot write, with scontrol's name of the field, or the unit of a request."""
+_EMPTY_COLUMNS = {"StartTime": "N/A", "TimeLimit": "N/A", "Restarts": "0", "NumTasks": "1"}
 
 
 def parse_job_columns(text: str, job_id: str) -> SlurmJob:
@@ -282,32 +282,11 @@ def parse_job_columns(text: str, job_id: str) -> SlurmJob:
     found = [row for row in rows if row[:1] == [job_id]]
     if len(found) != 1 or len(found[0]) != len(SQUEUE_COLUMNS):
         raise ValueError(f"{len(found)} lines of job {job_id}, or not {len(SQUEUE_COLUMNS)} columns: {text[:80]!r}")
-    cells = {
-        name: "" if cell in {"(null)", "N/A"} else cell for name, cell in zip(SQUEUE_COLUMNS, found[0], strict=True)
-    }
-    nodes = parse_count(cells["NumNodes"])
-    requested = {
-        each: parse_requested_gres(cells.get(f"tres-per-{each.lower()}", ""))
-        for each in ("Job", "Node", "Task", "Socket")
-    }
-    tres = parse_tres(cells["tres-alloc"])
-    job = SlurmJob(
-        job_id,
-        (cells["State"],),
-        user=cells["UserName"],
-        uid=int(cells["UserID"]),
-        account=cells["Account"],
-        partition=cells["Partition"],
-        qos=cells["QOS"],
-        array_id=cells["ArrayJobID"] if cells["ArrayJobID"] != job_id else "",
-        het_id=cells["HetJobID"],
-        batch=cells["BatchFlag"] != "0",
-        hosts=cells["NodeList"],
-        start=parse_time(cells["StartTime"] or "N/A"),
-        time_limit_seconds=parse_duration(cells["TimeLimit"] or "N/A"),
-        restarts=int(cells["RestartCnt"] or 0),
-    )
-    return _GpuFacts(requested, tres, None, nodes, parse_count(cells["NumTasks"] or "1")).fill(job)
+    cells = zip(SQUEUE_COLUMNS.values(), found[0], strict=True)
+    fields = {name: _EMPTY_COLUMNS.get(name, "") if cell in {"", "(null)", "N/A"} else cell for name, cell in cells}
+    array_id = fields["ArrayJobId"] if fields["ArrayJobId"] != job_id else ""
+    requested = {unit: fields[unit] for unit in ("Job", "Node", "Task")}
+    return _job_from_fields(fields | {"ArrayJobId": array_id}, requested, None)
 
 
 # -- nodes --
@@ -467,8 +446,7 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
     if not raw.states:
         raise ValueError("a job without a state")
     per = {"Job": raw.tres_per_job, "Node": raw.tres_per_node, "Task": raw.tres_per_task, "Socket": raw.tres_per_socket}
-    requested = {name: parse_requested_gres(text or "") for name, text in per.items()}
-    tres, nodes = parse_tres(raw.tres_alloc_str or ""), read_number(raw.node_count) or 0
+    requested = {unit: text or "" for unit, text in per.items()}
     limit = read_number(raw.time_limit)
     comment = raw.comment if isinstance(raw.comment, str) else (raw.comment or {}).get("job")
     job = SlurmJob(
@@ -489,8 +467,10 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
         start=read_number(raw.start_time) or None,
         time_limit_seconds=None if limit is None else limit * 60.0,
         restarts=raw.restart_cnt or 0,
+        given=gres_by_node_of(raw),
     )
-    return _GpuFacts(requested, tres, gres_by_node_of(raw), nodes, read_number(raw.tasks)).fill(job)
+    nodes = read_number(raw.node_count) or 0
+    return _with_gpus(job, requested, raw.tres_alloc_str or "", nodes=nodes, tasks=read_number(raw.tasks))
 
 
 def gres_by_node_of(raw: JobJson) -> Mapping[str, tuple[Gres, ...]] | None:
@@ -513,7 +493,6 @@ class _NodeJson(Struct):
 
 class _NodesResponse(Struct):
     nodes: list[_NodeJson]
-    errors: list[msgspec.Raw] = []
 
 
 def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:

@@ -5,17 +5,17 @@ client's memory. Source: Slurm's rest_api.html and jwt.html. The JSON is the sam
 """
 
 import contextlib
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 
 from exporter.redact import redact_secrets
-from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError, job_in
+from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError, job_in, node_in
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob, parse_node_json
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(44, 37, -1))
 """Of 25.11 down to 22.05; each release supports three."""
-_NOT_FOUND = 404
 _INVALID_JOB, _INVALID_NODE = "Invalid job id", "Invalid node name"
 _TOKEN_BYTES = 16 * 1024
 
@@ -44,10 +44,7 @@ class RestClient:
 
     def node(self, name: str) -> NodeState:
         """See SlurmClient."""
-        found = [state for state in parse_node_json(self._get(f"node/{name}")) if state.name == name]
-        if not found:
-            raise ValueError(f"slurmrestd does not know node {name}: set slurm.node_name")
-        return found[0]
+        return node_in(parse_node_json(self._get(f"node/{name}")), name, source="slurmrestd")
 
     def close(self) -> None:
         """See SlurmClient."""
@@ -65,7 +62,7 @@ class RestClient:
                 return response.content
             if _INVALID_NODE in response.text:
                 raise ValueError(f"slurmrestd does not know {resource}: set slurm.node_name")
-            if response.status_code != _NOT_FOUND:
+            if response.status_code != HTTPStatus.NOT_FOUND:
                 raise SlurmUnavailableError(
                     f"{self._label}: HTTP {response.status_code} for {resource}: {response.text[:200]!r}"
                 )

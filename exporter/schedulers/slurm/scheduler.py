@@ -25,7 +25,6 @@ from exporter.schedulers.slurm.job_table import AllocationTracker, JobTable
 from exporter.schedulers.slurm.local_node import (
     GpuMap,
     LocalNode,
-    NodeProcesses,
     SlurmConf,
     SpoolReader,
     SpoolState,
@@ -91,10 +90,8 @@ class SlurmScheduler:
         if self._jobs.update(spool.jobs, now) or first:
             self._controller.wait_settled(FIRST_ANSWER_SECONDS)
         updates = self._controller.take_updates()
-        self._gpu_map, self._condition = (
-            updates.gpu_map or self._gpu_map,
-            updates.node.condition if updates.node else self._condition,
-        )
+        self._gpu_map = updates.gpu_map or self._gpu_map
+        self._condition = updates.node.condition if updates.node else self._condition
         self._jobs.apply_answers(updates.answers, now=now, wall=wall)
         self._jobs.follow_up(now)
         allocations = self._tracker.update(self._jobs, self._gpu_map, devices, now=now, wall=wall)
@@ -121,7 +118,7 @@ class SlurmScheduler:
 
     def update(self, rules: Rules) -> None:
         """See `Scheduler.update`: each poll applies the rules to all jobs."""
-        self._tracker.update_rules(rules)
+        self._tracker.rules = rules
 
     def close(self) -> None:
         """Stop the thread and its running command. Never raises."""
@@ -212,8 +209,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
     commands = CommandClient(
         Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
     )
-    here = NodeProcesses(node, proc=proc, cgroup=config.host.cgroup)
-    local = LocalNode(here, proc=proc, slots=lambda: commands.slurmd_gpus(node))
+    local = LocalNode(node, slots=lambda: commands.slurmd_gpus(node), proc=proc, cgroup=config.host.cgroup)
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
