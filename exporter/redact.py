@@ -3,32 +3,19 @@
 import re
 
 HIDDEN = "***"
-"""Stands for a secret."""
-
-
+"""Replaces a secret."""
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S*)")
-
-
-_AUTHORITY = re.compile(r"[^/?#]*")
-
-
 _VALUE = re.compile(r"""([?&][^=&#\s]*=)[^&#\s]*?(?=['")>,:;]*(?:[&#\s]|$))""")
-
-
 _NO_PORT = re.compile(r":(?!\d*$)[^\]]*$")
-"""After a host stands a port, so this is no host: it is a password with a slash in it that was not written as %2F."""
-
-
+"""No port follows the colon, so this is no host but a password with a slash that was not written as %2F."""
 _BARE = re.compile(r"(?<![^\s'\"(=<])[^\s:/@'\"(<]*:(?!//)\S+@")
 """user:password@ of an address without its scheme."""
-
-
 _HEADER = re.compile(r"(?is)\b(illegal header value|authorization['\"]?\s*[:=])(\s*)\S.*")
-"""What HTTP libraries repeat of a header: a token file with two lines is an illegal value of one."""
+"""HTTP libraries repeat a header in their errors: a token file with two lines is an illegal header value."""
 
 
 def redact_secrets(text: str) -> str:
-    """The text, or address, without what stands before an @ in its addresses, and without values in their queries."""
+    """Return the text with its credentials (user:password@), query values and authorization headers hidden."""
     if "://" in text:
         text = _ADDRESS.sub(lambda found: found[1] + _VALUE.sub(rf"\1{HIDDEN}", _redact_user(found[2])), text)
     text = _BARE.sub(f"{HIDDEN}@", text) if "@" in text else text
@@ -36,9 +23,8 @@ def redact_secrets(text: str) -> str:
 
 
 def _redact_user(rest: str) -> str:
-    """What follows ://, its user and password hidden."""
-    found = _AUTHORITY.match(rest)
-    authority = found[0] if found else ""
+    """Hide user and password in what follows `://`."""
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" in authority:
         return f"{HIDDEN}@{rest[authority.rindex('@') + 1 :]}"
     if "@" in rest and _NO_PORT.search(authority):

@@ -33,7 +33,7 @@ from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Reading
 from exporter.registry import SOURCES
 from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, choose_scheduler
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
-from exporter.schedulers.slurm.local_node import read_uuids
+from exporter.schedulers.procfs import read_uuids
 from exporter.sources.base import ReadResult, SourceError, TelemetrySource, open_source
 from exporter.sources.dcgm.client import describe_dcgm, host_engine_version
 from exporter.sources.selector import SourceSelector, open_selector

@@ -1,11 +1,11 @@
-"""Computes from jobs and nodes which pending jobs would fit, which jobs were interrupted, and how far jobs are spread.
+"""Computes which pending jobs would fit, which jobs were interrupted, and how far jobs are spread.
 
-Fitting weighs GPUs alone, not CPUs, memory or limits. Interruptions compare two successive answers; a preemption counts
-only where the scheduler reports one. Placement gives nothing for a level that is not known of all nodes involved.
+Fitting considers GPUs alone, not CPUs, memory or limits. Interruptions compare two successive answers; a preemption
+counts only if the scheduler reports one. Placement is left out for a level that is not known of all nodes involved.
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -23,21 +23,21 @@ from exporter.cluster.model import (
 )
 
 FreeGpus = dict[str, dict[str, int]]
-"""By node, then by type."""
+"""Counts by node, then by type."""
 TakenGpus = list[tuple[str, str, int]]
-"""Node, type, GPUs."""
+"""Node, type, count."""
 
 
 def fitting_jobs(
     pending: Iterable[PendingJob], free: Mapping[str, Mapping[str, int]], *, usable: Mapping[str, frozenset[str]]
 ) -> list[tuple[PendingJob, int]]:
-    """Each job of which something fits, and how many of its tasks do; `usable` is nodes by `Demand.place`."""
+    """Return the jobs of which something fits, with the number of fitting tasks; `usable` is nodes by place."""
     left: FreeGpus = {node: dict(kinds) for node, kinds in free.items() if kinds}
     hopeless: set[tuple[Demand, ...]] = set()
     found: list[tuple[PendingJob, int]] = []
     ready = (job for job in pending if job.parts and job.reason not in BLOCKED)
     for job in sorted(ready, key=lambda job: (-job.priority, job.since or 0.0)):
-        # What is left only shrinks: what did not fit once never will.
+        # Free GPUs only shrink: what did not fit once never will.
         if job.parts in hopeless:
             continue
         count = _fitting_tasks(job, left, usable)
@@ -55,7 +55,7 @@ def allowed_nodes(
     reservations: Sequence[Reservation],
     now: float,
 ) -> dict[str, frozenset[str]]:
-    """Nodes by place. A reservation's nodes are its jobs' alone, while it lasts."""
+    """Return the usable nodes by place. A reservation's nodes are its jobs' alone while it is active."""
     active = [reservation for reservation in reservations if _active(reservation, now)]
     kept = {each.name: frozenset(each.nodes) for each in active}
     shared = frozenset(name for each in active if not each.whole for name in each.nodes)
@@ -91,7 +91,7 @@ def _may_use(
 
 
 def _fitting_tasks(job: PendingJob, left: FreeGpus, usable: Mapping[str, frozenset[str]]) -> int:
-    """How many of the job's tasks fit; takes what they need from `left`."""
+    """Return how many of the job's tasks fit, and remove their GPUs from `left`."""
     count = 0
     while count < job.count and _allocate(job.parts, left, usable):
         count += 1
@@ -99,32 +99,22 @@ def _fitting_tasks(job: PendingJob, left: FreeGpus, usable: Mapping[str, frozens
 
 
 def _allocate(parts: tuple[Demand, ...], left: FreeGpus, usable: Mapping[str, frozenset[str]]) -> bool:
-    """All parts or none."""
+    """Remove the GPUs of all parts from `left`; if one part does not fit, restore them and return False."""
     done: TakenGpus = []
     for part in parts:
         taken = _choose_nodes(part, left, usable.get(part.place, frozenset()))
         if taken is None:
             for node, kind, count in done:
-                kinds = left.setdefault(node, {})
-                kinds[kind] = kinds.get(kind, 0) + count
+                left[node][kind] += count
             return False
         for node, kind, count in taken:
-            _deduct(left, node, kind, count=count)
+            left[node][kind] -= count
         done += taken
     return True
 
 
-def _deduct(left: FreeGpus, node: str, kind: str, *, count: int) -> None:
-    kinds = left[node]
-    kinds[kind] -= count
-    if not kinds[kind]:
-        del kinds[kind]
-    if not kinds:
-        del left[node]
-
-
 def _choose_nodes(part: Demand, left: FreeGpus, nodes: frozenset[str]) -> TakenGpus | None:
-    """Where one part goes; None: nowhere."""
+    """Return the GPUs chosen for one part; None if it does not fit."""
     counts = ((_free_of_type(left[name], part.type), name) for name in left if name in nodes)
     offers = sorted(offer for offer in counts if offer[0])
     shares = _equal_shares(part, offers) if part.per_node else _any_shares(part, offers)
@@ -138,13 +128,13 @@ def _free_of_type(kinds: Mapping[str, int], wanted: str) -> int:
 
 
 def _equal_shares(part: Demand, offers: list[tuple[int, str]]) -> list[tuple[str, int]] | None:
-    """The same on each node, from the nodes that have the least to spare."""
+    """Return equal shares, from the nodes with the fewest free GPUs that suffice."""
     enough = [name for count, name in offers if count >= part.per_node][: part.nodes]
     return [(name, part.per_node) for name in enough] if len(enough) == part.nodes else None
 
 
 def _any_shares(part: Demand, offers: list[tuple[int, str]]) -> list[tuple[str, int]] | None:
-    """Any split: the tightest single node that has all, else the fewest nodes, the emptiest first."""
+    """Return any split: the tightest single node that has all, else the fewest nodes, the emptiest first."""
     if part.nodes == 1:
         whole = next((name for count, name in offers if count >= part.gpus), None)
         if whole is not None:
@@ -162,7 +152,7 @@ def _any_shares(part: Demand, offers: list[tuple[int, str]]) -> list[tuple[str, 
 
 
 def _split_by_type(kinds: Mapping[str, int], name: str, wanted: str, *, count: int) -> TakenGpus:
-    """Split a node's share over its types, where any will do."""
+    """Split a node's share over its GPU types, if any type will do."""
     taken: TakenGpus = []
     for kind in (wanted,) if wanted else sorted(kinds):
         share = min(count, kinds.get(kind, 0))
@@ -173,32 +163,16 @@ def _split_by_type(kinds: Mapping[str, int], name: str, wanted: str, *, count: i
 
 
 MOST_PARTITIONS_COUNTED = 199
-"""Partitions counted under their own names; all others, however many come and go, as "other"."""
+"""Partitions counted under their own names; all others, however many come and go, count as "other"."""
 MOST_FAILURES = 50
-"""Node failures remembered by name."""
+"""Most recent node failures kept by name."""
 _MOST_OPEN = 100_000
-"""Interruptions that wait for an answer about the nodes, at most."""
+"""Most interruptions that wait for the next answer about the nodes."""
 _SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, "not_ready": 2}
 
 
-class Interruption(Struct, frozen=True):
-    """What happened to one job."""
-
-    job_id: str
-    partition: str
-    nodes: Mapping[str, int]
-    """Where it ran, and how bad each was then."""
-    gpus: int
-    times: int
-    outcome: str
-    cause: str
-    culprit: str
-    at: float
-    """Unix seconds of the answer that showed it."""
-
-
 class NodeFailure(Struct, frozen=True):
-    """A node that failed a job."""
+    """A node failure that interrupted a job."""
 
     node: str
     job_id: str
@@ -211,23 +185,35 @@ class _JobBefore(Struct, frozen=True):
     restarts: int
     ended: bool
     nodes: Mapping[str, int]
+    """The nodes it last ran on, with their severity at that time."""
     gpus: int
 
 
+class _Interruption(Struct, frozen=True):
+    """One or several interruptions of a job between two answers."""
+
+    run: ClusterJob
+    before: _JobBefore
+    times: int
+    outcome: str
+    at: float
+    """Unix seconds of the answer that showed it."""
+
+
 class InterruptionCounter:
-    """Fed with every answer, in the order in which they come."""
+    """Counts interruptions from successive answers about jobs and nodes."""
 
     def __init__(self) -> None:
-        self.jobs: dict[tuple[str, str, str], int] = {}
+        self.jobs = Counter[tuple[str, str, str]]()
         """By partition, cause and outcome."""
-        self.gpus: dict[tuple[str, str, str], int] = {}
-        """GPUs those jobs had."""
+        self.gpus = Counter[tuple[str, str, str]]()
+        """GPUs of those jobs, with the same keys."""
         self.failures: deque[NodeFailure] = deque(maxlen=MOST_FAILURES)
         self._past: dict[str, _JobBefore] | None = None
         self._severity: dict[str, int] = {}
         self._partitions: set[str] = set()
-        """Those counted under their own names: the first ones."""
-        self._open: deque[Interruption] = deque(maxlen=_MOST_OPEN)
+        """The first partitions seen, which are counted under their own names."""
+        self._open: deque[_Interruption] = deque(maxlen=_MOST_OPEN)
 
     def update_jobs(self, runs: Iterable[ClusterJob], *, at: float) -> None:
         """Compare with the last answer; `at` is Unix seconds."""
@@ -240,13 +226,13 @@ class InterruptionCounter:
         self._past = now
 
     def update_nodes(self, nodes: Iterable[ClusterNode]) -> None:
-        """See which nodes are bad, and decide what waits for it."""
+        """Update the nodes' severity, and decide the interruptions that wait for it."""
         self._severity = {node.name: _SEVERITY[node.state] for node in nodes if node.state in _SEVERITY}
         while self._open:
             self._decide(self._open.popleft())
 
     def _remember(self, run: ClusterJob, before: _JobBefore | None) -> _JobBefore:
-        """Where it was last seen at work, and how these nodes were then as far as was known."""
+        """Return the job's last running nodes with their severity at that time."""
         if run.running:
             nodes = {name: self._severity.get(name, 0) for name in run.nodes}
             return _JobBefore(run.restarts, run.ended, nodes, sum(run.gpus.values()))
@@ -255,43 +241,29 @@ class InterruptionCounter:
     def _compare(self, run: ClusterJob, before: _JobBefore, *, at: float) -> None:
         times = run.restarts - before.restarts
         if times > 0:
-            self._record(run, before, times=times, outcome="requeued", at=at)
+            self._decide_or_wait(_Interruption(run, before, times, "requeued", at))
         elif run.ended and not before.ended and run.cause:
-            self._record(run, before, times=1, outcome="ended", at=at)
+            self._decide_or_wait(_Interruption(run, before, 1, "ended", at))
 
-    def _record(self, run: ClusterJob, before: _JobBefore, *, times: int, outcome: str, at: float) -> None:
-        self._decide_or_wait(
-            Interruption(
-                run.job_id,
-                run.partition,
-                before.nodes,
-                run.each or before.gpus,
-                times,
-                outcome,
-                run.cause,
-                run.culprit,
-                at,
-            )
-        )
-
-    def _decide_or_wait(self, what: Interruption) -> None:
-        """Decide it where the reason is known by now; else it waits for the next answer about the nodes."""
-        if what.cause or self._worse_nodes(what):
-            self._decide(what)
+    def _decide_or_wait(self, interruption: _Interruption) -> None:
+        """Decide an interruption whose cause is known; another waits for the next answer about the nodes."""
+        if interruption.run.cause or self._worse_nodes(interruption):
+            self._decide(interruption)
         else:
-            self._open.append(what)
+            self._open.append(interruption)
 
-    def _worse_nodes(self, what: Interruption) -> list[str]:
-        return [name for name, then in what.nodes.items() if self._severity.get(name, 0) > then]
+    def _worse_nodes(self, interruption: _Interruption) -> list[str]:
+        return [name for name, then in interruption.before.nodes.items() if self._severity.get(name, 0) > then]
 
-    def _decide(self, what: Interruption) -> None:
-        node = what.culprit or max(self._worse_nodes(what), key=lambda name: self._severity[name], default="")
-        cause = what.cause or ("node_failure" if node else "unknown")
-        key = (self._name(what.partition), cause, what.outcome)
-        self.jobs[key] = self.jobs.get(key, 0) + what.times
-        self.gpus[key] = self.gpus.get(key, 0) + what.times * what.gpus
+    def _decide(self, interruption: _Interruption) -> None:
+        run, times = interruption.run, interruption.times
+        node = run.culprit or max(self._worse_nodes(interruption), key=lambda name: self._severity[name], default="")
+        cause = run.cause or ("node_failure" if node else "unknown")
+        key = (self._name(run.partition), cause, interruption.outcome)
+        self.jobs[key] += times
+        self.gpus[key] += times * (run.each or interruption.before.gpus)
         if cause == "node_failure" and node:
-            self.failures.append(NodeFailure(node, what.job_id, what.partition, what.at))
+            self.failures.append(NodeFailure(node, run.job_id, run.partition, interruption.at))
 
     def _name(self, partition: str) -> str:
         if len(self._partitions) < MOST_PARTITIONS_COUNTED:
@@ -300,7 +272,7 @@ class InterruptionCounter:
 
 
 class Placement(Struct, frozen=True):
-    """Of one job at one level."""
+    """Placement of one job at one level."""
 
     job_id: str
     level: str
@@ -310,19 +282,19 @@ class Placement(Struct, frozen=True):
 
 
 class Spread(Struct, frozen=True):
-    """Of all jobs that are exported."""
+    """Placement of all exported jobs."""
 
     placements: tuple[Placement, ...] = ()
     gpus: tuple[tuple[str, int], ...] = ()
-    """Job id and its GPUs, for each job that is exported."""
+    """Job id and GPUs of each exported job."""
     left_out: int = 0
-    """Jobs of two GPUs or more beyond the bound, the smallest ones."""
+    """Jobs of two GPUs or more beyond `most`: the smallest."""
 
 
 def spread(
     runs: Iterable[ClusterJob], nodes: Sequence[ClusterNode], *, groups: Mapping[str, Mapping[str, str]], most: int
 ) -> Spread:
-    """Placement of running jobs of two GPUs or more, the `most` largest; `groups` by level, then node."""
+    """Return the placement of the `most` largest running jobs of two GPUs or more; `groups`: level, then node."""
     sizes = ((sum(run.gpus.values()), run) for run in runs if run.running)
     several = sorted(((gpus, run) for gpus, run in sizes if gpus > 1), key=lambda pair: (-pair[0], pair[1].job_id))
     topology = _TopologyIndex(nodes, groups)
@@ -335,7 +307,7 @@ def spread(
 
 
 class _TopologyIndex:
-    """Groups of nodes by level, and what the nodes of a kind come to there."""
+    """Groups of nodes by level, and the GPUs of the largest groups."""
 
     def __init__(self, nodes: Sequence[ClusterNode], groups: Mapping[str, Mapping[str, str]]) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -343,26 +315,26 @@ class _TopologyIndex:
         self._sums: dict[tuple[str, frozenset[str], str], tuple[int, ...] | None] = {}
 
     def group(self, level: str, name: str) -> str:
-        """What the node belongs to; empty: not known."""
+        """Return the node's group at that level; "" if unknown."""
         if level == "node":
             return name
         node = self._nodes.get(name)
         return self._groups.get(level, {}).get(name) or (node.groups.get(level, "") if node else "")
 
     def kinds(self, run: ClusterJob) -> frozenset[str]:
-        """Types of GPU on the job's nodes; empty where a node is not known."""
+        """Return the types of GPU on the job's nodes; empty if one of the nodes is unknown."""
         found = [self._nodes.get(name) for name in run.gpus]
         return frozenset(kind for node in found if node for kind in node.gpus) if all(found) else frozenset()
 
     def fewest(self, level: str, run: ClusterJob, gpus: int) -> int | None:
-        """How few groups have so many GPUs; None: not known, or they do not."""
+        """Return the fewest groups that have so many GPUs; None if unknown or if there are too few."""
         sums = self._running_sums(level, run.partition, self.kinds(run))
         if sums is None or not sums or sums[-1] < gpus:
             return None
         return bisect_left(sums, gpus) + 1
 
     def _running_sums(self, level: str, partition: str, kinds: frozenset[str]) -> tuple[int, ...] | None:
-        """GPUs of the largest group, of the two largest, and so on."""
+        """Return the GPUs of the largest group, of the two largest, and so on; None if a group is unknown."""
         key = (level, kinds, partition)
         if key not in self._sums:
             self._sums[key] = self._add_up(level, partition, kinds)

@@ -1,14 +1,13 @@
-"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a thread of their own.
+"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a separate thread.
 
-Owns what pods and nodes mean for queue, expected GPUs and placement; an object that cannot be read is refused by itself
-and counted, DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
+Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
+and counted; DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
 Pods to Nodes", "Init Containers", "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
 """
 
 import asyncio
 import os
-import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -16,10 +15,19 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from exporter.clock import SystemClock
-from exporter.cluster.model import ClusterJob, ClusterNode, Demand, Jobs, NodeRequirements, Nodes, PendingJob
+from exporter.cluster.model import (
+    ClusterJob,
+    ClusterNode,
+    Demand,
+    Jobs,
+    NodeRequirements,
+    Nodes,
+    PendingJob,
+    parse_each,
+)
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.config import ConfigError
-from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, api_url
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, api_url
 from exporter.schedulers.kubernetes.objects import (
     ContainerRequest,
     KubernetesNode,
@@ -35,31 +43,28 @@ ClusterPod = PodObject[ContainerRequest]
 
 
 def gpus_in(quantities: dict[str, str | int] | None, patterns: tuple[str, ...]) -> dict[str, int]:
-    """Those that are GPUs, by the resource's name; extended resources are whole numbers. Raises ValueError."""
+    """Return the GPUs by resource name; extended resources are whole numbers. Raises ValueError."""
     found = {name: value for name, value in (quantities or {}).items() if any(fnmatchcase(name, p) for p in patterns)}
-    counts = {name: int(value) for name, value in found.items()}
-    return {name: count for name, count in counts.items() if count > 0}
+    return {name: count for name, count in ((name, int(value)) for name, value in found.items()) if count > 0}
 
 
-def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> dict[str, int]:
-    """What the scheduler sets aside: all that run together, or one init container if it wants more.
+def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> Counter[str]:
+    """Return the GPUs reserved for a pod: those of all parallel containers, or of one init container if more.
 
     Source: Kubernetes' "Init Containers", resource sharing within containers. Raises ValueError.
     """
     init = pod.spec.init_containers or ()
     together = [*(pod.spec.containers or ()), *(each for each in init if each.restart_policy == "Always")]
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for container in together:
-        for name, count in _requested_gpus(container, patterns).items():
-            counts[name] = counts.get(name, 0) + count
+        counts += Counter(_requested_gpus(container, patterns))
     for container in init:
-        for name, count in _requested_gpus(container, patterns).items():
-            counts[name] = max(counts.get(name, 0), count)
+        counts |= Counter(_requested_gpus(container, patterns))  # the larger count of each
     return counts
 
 
 def _requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
-    """For extended resources a request equals its limit, and either may be left out."""
+    """Return the container's GPUs; a request equals its limit, and either may be omitted."""
     return gpus_in(container.resources.limits, patterns) | gpus_in(container.resources.requests, patterns)
 
 
@@ -68,7 +73,7 @@ _CAUSES = {
     "DeletionByTaintManager": "node_failure",
     "DeletionByPodGC": "node_failure",
 }
-"""By reason of the pod condition DisruptionTarget."""
+"""Cause by reason of the pod condition DisruptionTarget."""
 _MOST_JOBS = 10_000
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _LEVELS = (
@@ -76,18 +81,18 @@ _LEVELS = (
     ("switch", ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/block")),
     ("zone", ("topology.kubernetes.io/zone",)),
 )
-"""Level -> labels, the surest first; "block" is what Topograph called a leaf before."""
+"""Labels by level, the most reliable first; "block" is Topograph's earlier name of a leaf."""
 _SHARES, _STRATEGY, _MODEL = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.product"
 
 
 class Disruptions:
-    """Sees every change of a pod, so that one gone before the next question is counted; on the watches' thread."""
+    """Records disrupted pods at each change, so that pods gone before the next turn count; on the watch's thread."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, tuple[ClusterPod, str]] = OrderedDict()
 
     def observe(self, pod: ClusterPod) -> object:
-        """Remember the pod if it is being disrupted."""
+        """Record the pod if it is being disrupted."""
         condition = pod.condition("DisruptionTarget")
         if condition is not None and condition.status == "True" and pod.spec.node_name:
             self._found[pod.metadata.uid] = (pod, _CAUSES.get(condition.reason, ""))
@@ -96,7 +101,7 @@ class Disruptions:
         return None
 
     def pods(self) -> tuple[tuple[ClusterPod, str], ...]:
-        """All that were seen, the latest last."""
+        """Return the recorded pods with the cause, the latest last."""
         return tuple(self._found.values())
 
 
@@ -107,42 +112,26 @@ def read_pods(
     resources: tuple[str, ...],
     disruptions: Iterable[tuple[ClusterPod, str]],
 ) -> Jobs:
-    """Who waits for GPUs and who has some; pods of one job are one run."""
-    pending: list[PendingJob] = []
-    places: dict[str, NodeRequirements] = {}
+    """Return pending pods and jobs with GPUs; the pods of a job are one run."""
+    found, refused = parse_each(lambda pod: (pod, gpus_of_pod(pod, resources)), pods)
+    active = [(pod, gpus) for pod, gpus in found if gpus and not pod.terminal]
     runs: dict[str, ClusterJob] = {}
-    labels = _NodeLabels(nodes)
-    refused = 0
-    for pod in pods:
-        try:
-            gpus = gpus_of_pod(pod, resources)
-        except ValueError:
-            refused += 1
-            continue
-        if not gpus or pod.terminal:
-            continue
+    for pod, gpus in active:
         if pod.spec.node_name:
-            job = _job_id(pod)
-            runs[job] = _add_pod(
-                runs.get(job) or ClusterJob(job, pod.metadata.namespace, running=True), pod, sum(gpus.values())
-            )
-        else:
-            waiting, place = _pending(pod, gpus, labels)
-            pending.append(waiting)
-            places[repr(place)] = place
+            run = _run_of(pod, runs)
+            by_node = Counter(run.gpus) + Counter({pod.spec.node_name: gpus.total()})
+            runs[run.job_id] = structs.replace(run, gpus=by_node, nodes=tuple(by_node), running=True)
+    labels = _NodeLabels(nodes)
+    pending = [_pending(pod, gpus, labels) for pod, gpus in active if not pod.spec.node_name]
     disrupted = _add_disruptions(disruptions, runs, resources)
-    return Jobs(tuple(pending), tuple(disrupted.values()), places, refused)
+    places = {repr(place): place for _, place in pending}
+    return Jobs(tuple(job for job, _ in pending), tuple(disrupted.values()), places, refused)
 
 
-def _job_id(pod: ClusterPod) -> str:
-    """The job's id, as the daemon on the pod's node has it."""
-    return "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
-
-
-def _add_pod(run: ClusterJob, pod: ClusterPod, gpus: int) -> ClusterJob:
-    by_node = dict(run.gpus)
-    by_node[pod.spec.node_name] = by_node.get(pod.spec.node_name, 0) + gpus
-    return ClusterJob(run.job_id, run.partition, by_node, tuple(by_node), running=True)
+def _run_of(pod: ClusterPod, runs: Mapping[str, ClusterJob]) -> ClusterJob:
+    """Return the pod's job so far, or a new one with the same id as on the daemon of the pod's node."""
+    job_id = "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
+    return runs.get(job_id) or ClusterJob(job_id, pod.metadata.namespace)
 
 
 def _add_disruptions(
@@ -150,29 +139,20 @@ def _add_disruptions(
     runs: Mapping[str, ClusterJob],
     resources: tuple[str, ...],
 ) -> dict[str, ClusterJob]:
-    """Add to each job how many of its pods were disrupted so far."""
+    """Add to each job the number of its disrupted pods so far."""
     found = dict(runs)
-    for pod, cause in disruptions:
-        gpus = _gpu_count(pod, resources)
+    counted, _ = parse_each(lambda item: (*item, gpus_of_pod(item[0], resources).total()), disruptions)
+    for pod, cause, gpus in counted:
         if gpus:
-            job = _job_id(pod)
-            run = found.get(job) or ClusterJob(job, pod.metadata.namespace)
+            run = _run_of(pod, found)
             culprit = pod.spec.node_name if cause == "node_failure" else ""
             restarts = run.restarts + 1
-            found[job] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
+            found[run.job_id] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
     return found
 
 
-def _gpu_count(pod: ClusterPod, resources: tuple[str, ...]) -> int:
-    """0 where it cannot be read."""
-    try:
-        return sum(gpus_of_pod(pod, resources).values())
-    except ValueError:
-        return 0
-
-
 class _NodeLabels:
-    """Which labels, as features, any pod may ask of a node."""
+    """The labels and taints that any node has."""
 
     def __init__(self, nodes: Iterable[KubernetesNode]) -> None:
         self.known: dict[str, set[str]] = {}
@@ -204,7 +184,7 @@ _REASONS = {"Unschedulable": "unschedulable", "SchedulingGated": "gated", "Sched
 
 
 def _requirements(pod: ClusterPod, labels: _NodeLabels) -> NodeRequirements:
-    """Selector, required affinity of one term, and tolerations; of anything else nothing is known to fit."""
+    """Return selector, required affinity of one term, and tolerations; anything else makes it unknown."""
     features = {f"{key}={value}" for key, value in (pod.spec.node_selector or {}).items()}
     choices, known = _affinity(pod, labels)
     tolerated = (taint for taint in labels.taints if any(_tolerates(t, taint) for t in pod.spec.tolerations or ()))
@@ -229,7 +209,7 @@ def _affinity(pod: ClusterPod, labels: _NodeLabels) -> tuple[tuple[frozenset[str
 
 
 def _choice(wanted: NodeSelectorRequirement, labels: _NodeLabels) -> frozenset[str] | None:
-    """Features of which a node needs one; None: not understood."""
+    """Return the features of which a node needs one; None for an unsupported operator."""
     if wanted.operator == "In":
         return frozenset(f"{wanted.key}={value}" for value in wanted.values or ())
     if wanted.operator == "Exists":
@@ -246,47 +226,25 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, resources: tuple[str, ...]) -> Nodes:
-    """Each node that has GPUs, with what its pods were given."""
-    used = _used(pods, resources)
-    found: list[ClusterNode] = []
-    refused = 0
-    for node in nodes:
-        try:
-            capacity = gpus_in(node.status.capacity, resources)
-            offered = gpus_in(node.status.allocatable, resources)
-        except ValueError:
-            refused += 1
-            continue
-        if capacity:
-            found.append(_node(node, capacity, offered=offered, used=used.get(node.metadata.name, {})))
-    return Nodes(tuple(found), refused)
+    """Return each node that has GPUs, with those that its pods use."""
+    used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    placed = (pod for pod in pods if pod.spec.node_name and not pod.terminal)
+    for name, gpus in parse_each(lambda pod: (pod.spec.node_name, gpus_of_pod(pod, resources)), placed)[0]:
+        used[name] += gpus
+    found, refused = parse_each(lambda node: _node(node, used[node.metadata.name], resources), nodes)
+    return Nodes(tuple(node for node in found if node.gpus), refused)
 
 
-def _used(pods: Iterable[ClusterPod], resources: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    used: dict[str, dict[str, int]] = {}
-    for pod in pods:
-        if pod.spec.node_name and not pod.terminal:
-            try:
-                gpus = gpus_of_pod(pod, resources)
-            except ValueError:
-                continue
-            here = used.setdefault(pod.spec.node_name, {})
-            for name, count in gpus.items():
-                here[name] = here.get(name, 0) + count
-    return used
-
-
-def _node(
-    node: KubernetesNode, capacity: Mapping[str, int], *, offered: Mapping[str, int], used: Mapping[str, int]
-) -> ClusterNode:
+def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) -> ClusterNode:
+    capacity, offered = gpus_in(node.status.capacity, resources), gpus_in(node.status.allocatable, resources)
     labels = node.metadata.labels or {}
-    given, total = sum(used.get(name, 0) for name in capacity), sum(capacity.values())
+    given, total = sum(used[name] for name in capacity), sum(capacity.values())
     work = "idle" if not given else "allocated" if given >= total else "mixed"
     hard = (taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS)
     return ClusterNode(
         node.metadata.name,
         _by_type(capacity),
-        _by_type({name: used.get(name, 0) for name in capacity}),
+        _by_type({name: used[name] for name in capacity}),
         _by_type({name: count - offered.get(name, 0) for name, count in capacity.items()}),
         shares=_shares(labels),
         model=labels.get(_MODEL, ""),
@@ -306,33 +264,31 @@ def _gpu_type(resource: str) -> str:
 
 
 def _shares(labels: Mapping[str, str]) -> int:
-    """Replicas of a GPU, where feature discovery shows that it is shared."""
+    """Return the replicas of a GPU, if feature discovery reports that it is shared."""
     text = labels.get(_SHARES, "")
     shared = labels.get(_STRATEGY, "none") != "none"
     return max(1, int(text)) if shared and text.isascii() and text.isdigit() else 1
 
 
 def _groups(labels: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, Any] = {
-        level: next((labels[name] for name in names if labels.get(name)), "") for level, names in _LEVELS
-    }
-    return {level: group for level, group in found.items() if group}
+    found = ((level, next((labels[name] for name in names if labels.get(name)), "")) for level, names in _LEVELS)
+    return {level: group for level, group in found if group}
 
 
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _WAIT_SECONDS = 15.0
-"""For the first lists, and for the thread with the watches to hand over what it has."""
+"""For the first lists, and for the watch's thread to return its objects."""
 _POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
 class KubernetesCluster:
-    """The `ClusterSource` of a Kubernetes cluster; a thread of its own from construction to `close`."""
+    """The `ClusterSource` of a Kubernetes cluster; runs a thread from construction to `close`."""
 
     name = "kubernetes"
 
     def __init__(self, api_server: ApiServer, *, resources: tuple[str, ...], now: Callable[[], int]) -> None:
-        """`resources` are the names of GPUs, with * for any text; `now` gives monotonic nanoseconds."""
+        """`resources` are patterns of the resource names of GPUs; `now` returns monotonic nanoseconds."""
         self._resources = resources
         self._disruptions = Disruptions()
         self._pod_informer = Informer(
@@ -341,41 +297,30 @@ class KubernetesCluster:
         )  # fmt: skip
         self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
         self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._read_nodes))
-        self._loop = asyncio.new_event_loop()
-        self._main = self._loop.create_task(self._run())
-        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread()
+        self._thread.start(self._run())
 
     def close(self) -> None:
-        """End the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._main.cancel)
-            self._thread.join(timeout=2.0)
+        """Stop the thread."""
+        self._thread.close()
 
     def _asks_for_gpus(self, pod: ClusterPod) -> bool:
-        """Most pods of a cluster do not; one whose request cannot be read is kept, to be counted as refused."""
+        """Return False for most pods; an unreadable request is kept, to be counted as refused."""
         try:
             return bool(gpus_of_pod(pod, self._resources))
         except ValueError:
             return True
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
 
     async def _run(self) -> None:
         await asyncio.gather(self._pod_informer.run(), self._node_informer.run())
 
     def _jobs(self) -> Jobs:
         pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)
-        disrupted = self._on_loop(_disrupted_pods(self._disruptions))
+        disrupted = self._on_loop(self._disrupted_pods())
         return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
+
+    async def _disrupted_pods(self) -> tuple[tuple[ClusterPod, str], ...]:
+        return self._disruptions.pods()
 
     def _read_nodes(self) -> Nodes:
         return read_nodes(
@@ -383,17 +328,17 @@ class KubernetesCluster:
         )
 
     def _objects(self, informer: Informer[Any]) -> tuple[Any, ...]:
-        """All objects as they are now; raises ClusterUnavailableError when the API server does not answer."""
+        """Return all current objects. Raises ClusterUnavailableError if the API server does not answer."""
         return self._on_loop(_objects_of(informer))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it where the watches run: a dictionary must not grow while it is copied."""
-        if not self._thread.is_alive():
+        """Run `work` on the watch's thread: a dictionary must not change while it is copied."""
+        if not self._thread.alive:
             work.close()
             raise ClusterUnavailableError(
                 "the watch of the API server has ended: read the log and restart this program"
             )
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        done = asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         try:
             return done.result(timeout=2 * _WAIT_SECONDS)
         except TimeoutError as err:
@@ -402,7 +347,7 @@ class KubernetesCluster:
 
 
 async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
-    """Wait for the first list, but not for a server that is known not to give it."""
+    """Wait for the first list, unless the server is known not to answer."""
     waited = 0.0
     while not (informer.synced.is_set() or informer.error or waited > _WAIT_SECONDS):
         await asyncio.sleep(_POLL_SECONDS)
@@ -412,14 +357,10 @@ async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
     return tuple(informer.objects.values())
 
 
-async def _disrupted_pods(disruptions: Disruptions) -> tuple[tuple[ClusterPod, str], ...]:
-    return disruptions.pods()
-
-
 def open_kubernetes(
     config: Any, *, environ: Mapping[str, str] = os.environ, timeouts: ApiTimeouts | None = None
-) -> Any:
-    """Open with the API server of `config.kubernetes`; raises ConfigError where there is none."""
+) -> KubernetesCluster:
+    """Open with the API server of `config.kubernetes`. Raises ConfigError if there is none."""
     settings = config.kubernetes
     url = api_url(settings, environ)
     if not url:

@@ -1,10 +1,11 @@
-"""The values in which any scheduler describes its cluster, with the closed sets of reasons and node states.
+"""The values that describe a cluster of any scheduler, and the allowed reasons and node states.
 
-Holds no text written by users: names and comments of jobs end at the adapters. Times are Unix seconds. A MIG instance
-that the scheduler allocates by itself counts as one GPU of its own type.
+Holds no text written by users: names and comments of jobs are dropped by the sources. Times are Unix seconds. A MIG
+instance that the scheduler allocates by itself counts as one GPU of its own type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -14,37 +15,51 @@ REASONS = frozenset({
     "resources", "priority", "limit", "reservation", "node_unavailable", "dependency", "held", "begin_time", "gated",
     "unschedulable", "impossible", "starting", "none", "other",
 })  # fmt: skip
-"""Why a job is still pending; a scheduler's other reasons become "other", so that none can add series."""
+"""Why a job is pending; a scheduler's other reasons become "other", so that none can add series."""
 BLOCKED = frozenset({"dependency", "held", "begin_time", "gated", "impossible", "starting"})
-"""Reasons that free GPUs do not mend."""
+"""Reasons that free GPUs do not resolve."""
 NODE_STATES = frozenset({"idle", "mixed", "allocated", "unknown"}) | CONDITIONS
 TAKES_WORK = frozenset({"idle", "mixed", "allocated", "planned"})
-"""States in which free GPUs may be given away; a planned node is, for whoever ends before its plan begins."""
+"""States in which free GPUs can be allocated; on a planned node to jobs that end before its plan begins."""
 LEVELS = ("node", "switch", "nvlink_domain", "zone")
-"""What a job can be spread over, from the nearest to the farthest but for NVLink, which crosses nodes."""
-CAUSES = ("node_failure", "preempted", "unknown")
-OUTCOMES = ("requeued", "ended")
+"""Levels of a job's placement; ordered by distance except nvlink_domain, which crosses nodes."""
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def parse_each(parse: Callable[[A], B], items: Iterable[A]) -> tuple[list[B], int]:
+    """Return the parsed items, and the number of items for which `parse` raised ValueError."""
+    found: list[B] = []
+    refused = 0
+    for item in items:
+        try:
+            found.append(parse(item))
+        except ValueError:
+            refused += 1
+    return found, refused
 
 
 class Demand(Struct, frozen=True):
-    """GPUs that are wanted at once."""
+    """GPUs that are needed at the same time."""
 
     gpus: int
-    """In all."""
+    """In total."""
     per_node: int = 0
-    """On each node; 0: any split will do."""
+    """On each node; 0: any split."""
     nodes: int = 1
-    """At least."""
+    """Fewest nodes."""
     most_nodes: int = 0
-    """At most; 0: no limit."""
+    """Most nodes; 0: no limit."""
     type: str = ""
-    """As the node's GPUs are called; empty: any."""
+    """As the node's GPUs are called; empty: any type."""
     place: str = ""
-    """Which nodes will do, a key of `Jobs.places`."""
+    """Which nodes are possible: a key of `Jobs.places`."""
 
 
 class PendingJob(Struct, frozen=True):
-    """A job, or `count` tasks alike, without its GPUs."""
+    """A pending job, or `count` identical tasks of one."""
 
     job_id: str
     partition: str
@@ -52,56 +67,56 @@ class PendingJob(Struct, frozen=True):
     reason: str
     """One of REASONS."""
     parts: tuple[Demand, ...] = ()
-    """All of them or none; empty: it wants no GPU."""
+    """All are needed at once; empty: it needs no GPU."""
     count: int = 1
     since: float | None = None
     """When it began to wait for GPUs; None: it waits for something else."""
     priority: int = 0
-    """The higher goes first."""
+    """Higher goes first."""
 
     @property
     def gpus(self) -> int:
-        """Of all its tasks."""
+        """GPUs of all its tasks."""
         return self.count * sum(part.gpus for part in self.parts)
 
 
 class ClusterJob(Struct, frozen=True):
-    """What a job has, and how often it was thrown back."""
+    """A job's GPUs and restarts."""
 
     job_id: str
     partition: str
     gpus: Mapping[str, int] = {}
-    """By node; empty: none, or not known."""
+    """By node; empty: none, or unknown."""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     running: bool = False
-    """It works on these nodes; not while it leaves them."""
+    """Whether it runs on these nodes; False while it is completing."""
     each: int = 0
-    """GPUs that one restart costs, where that is not all of them; 0: all."""
+    """GPUs lost by one restart; 0: all of the job's."""
     cause: str = ""
-    """Why it was interrupted, one of CAUSES, where the scheduler reports it."""
+    """Why it was interrupted, node_failure or preempted, if the scheduler reports it."""
     culprit: str = ""
-    """The node that failed it, where the scheduler names it."""
+    """The node that failed, if the scheduler reports it."""
     ended: bool = False
-    """It will not come back."""
+    """It will not be restarted."""
 
 
 class NodeRequirements(Struct, frozen=True):
-    """What a job asks of its nodes."""
+    """What a job requires of its nodes."""
 
     partitions: tuple[str, ...] = ()
-    """Any of them; empty: all."""
+    """Any of these; empty: all."""
     features: frozenset[str] = frozenset()
-    """All of these, and one of each of `choices`; labels on Kubernetes, `key=value` or `key`."""
+    """All of these, and one of each of `choices`; on Kubernetes labels, `key=value` or `key`."""
     choices: tuple[frozenset[str], ...] = ()
     tolerated: frozenset[str] = frozenset()
-    """Taints it does not mind, of those that a node has."""
+    """Existing taints that it tolerates."""
     required: frozenset[str] = frozenset()
     """One of these nodes; empty: any."""
     excluded: frozenset[str] = frozenset()
     reservation: str = ""
     known: bool = True
-    """False: it asks for something that is not understood here, so nothing is known to fit."""
+    """False: it has an unsupported requirement, so whether it fits is unknown."""
 
 
 class Jobs(Struct, frozen=True):
@@ -111,7 +126,7 @@ class Jobs(Struct, frozen=True):
     runs: tuple[ClusterJob, ...] = ()
     places: Mapping[str, NodeRequirements] = {}
     refused: int = 0
-    """Jobs that could not be read."""
+    """Jobs that could not be parsed."""
 
 
 class ClusterNode(Struct, frozen=True):
@@ -121,23 +136,23 @@ class ClusterNode(Struct, frozen=True):
     gpus: Mapping[str, int]
     """By type, as configured: those that are paid for."""
     used: Mapping[str, int] = {}
-    """By type, given to jobs."""
+    """By type, allocated to jobs."""
     broken: Mapping[str, int] = {}
-    """By type, what is configured but not offered."""
+    """By type, configured but not offered."""
     shares: int = 1
-    """As how many one GPU is handed out, where it is shared by time-slicing."""
+    """Shares per GPU, if GPUs are time-sliced."""
     model: str = ""
     state: str = "unknown"
     """One of NODE_STATES."""
     partitions: tuple[str, ...] = ()
     """Empty: it belongs to all, as on Kubernetes."""
     open_partitions: tuple[str, ...] = ()
-    """Of those, the ones that start jobs."""
+    """Those of its partitions that start jobs."""
     taints: frozenset[str] = frozenset()
-    """Only who tolerates all of these may use it."""
+    """Only jobs that tolerate all of these can use it."""
     features: frozenset[str] = frozenset()
     groups: Mapping[str, str] = {}
-    """By level (not "node"): what it belongs to there; a level that is missing is not known."""
+    """Its group by level (not "node"); an unknown level is missing."""
 
     @property
     def total(self) -> int:
@@ -146,7 +161,7 @@ class ClusterNode(Struct, frozen=True):
 
     @property
     def free(self) -> dict[str, int]:
-        """By type, what nobody has; nothing where the node takes no work. A reserved one takes its reservation's."""
+        """Unallocated GPUs by type; none if the node takes no work. On a reserved node they are its reservation's."""
         if self.state not in TAKES_WORK | {"reserved"}:
             return {}
         used, broken = self.used, self.broken
@@ -162,16 +177,16 @@ class Nodes(Struct, frozen=True):
 
 
 class Reservation(Struct, frozen=True):
-    """GPUs kept for somebody, or for maintenance."""
+    """Nodes or GPUs that are reserved for jobs or for maintenance."""
 
     name: str
     start: float | None
     end: float | None
     nodes: tuple[str, ...] = ()
     whole: bool = True
-    """It has its nodes whole; else how many of their GPUs is known only by `gpus`."""
+    """Whether it has whole nodes; if not, only `gpus` has the number of reserved GPUs."""
     gpus: int | None = None
-    """As the scheduler reports; None: it does not."""
+    """As the scheduler reports; None if it does not."""
 
 
 class Reservations(Struct, frozen=True):
@@ -182,8 +197,8 @@ class Reservations(Struct, frozen=True):
 
 
 class Topology(Struct, frozen=True):
-    """One answer about how nodes hang together."""
+    """One answer about the topology."""
 
     groups: Mapping[str, Mapping[str, str]] = {}
-    """By level, then by node: what the node belongs to there."""
+    """Group by level, then by node."""
     refused: int = 0

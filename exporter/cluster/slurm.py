@@ -1,12 +1,12 @@
-"""The `ClusterSource` of Slurm: squeue, sinfo and scontrol, at most three calls each turn, and their parsers.
+"""The `ClusterSource` of Slurm: runs squeue, sinfo and scontrol, at most three calls per turn, and parses them.
 
-A job or line that cannot be read is refused by itself and counted; names, comments and paths of jobs are not kept.
+A job or line that cannot be parsed is rejected by itself and counted; names, comments and paths of jobs are not kept.
 Sources: squeue(1) "JOB REASON CODES" and "JOB STATE CODES", sinfo(1) "NODE STATE CODES", scontrol(1), topology.conf(5);
 output recorded from 22.05.8 and 24.11.5, whose calls were counted with sdiag.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from exporter.cluster.model import (
     Reservation,
     Reservations,
     Topology,
+    parse_each,
 )
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
@@ -52,7 +53,7 @@ _ENDING_STATES = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
 _PENDING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _FAILED_STATES = {"NODE_FAIL": "node_failure", "BOOT_FAIL": "node_failure", "PREEMPTED": "preempted"}
 _REASONS = (
-    # The first that fits the whole reason, as JSON writes it.
+    # The first that matches the whole reason, as JSON writes it.
     (r"None", "none"),
     (r"Resources", "resources"),
     (r"Priority", "priority"),
@@ -67,39 +68,29 @@ _REASONS = (
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
 _FEATURES = re.compile(r"[^\s|*()\[\]&,]+(?:[&,][^\s|*()\[\]&,]+)*")
-"""All of several names; anything else (or, counts, groups) is not understood."""
+"""Several names that are all required; anything else (or, counts, groups) is unsupported."""
 _TASK_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
 
 
 def parse_jobs(text: str | bytes) -> Jobs:
-    """Give all jobs that hold or want GPUs; raises ClusterUnavailableError, and ValueError where it is no answer."""
+    """Return all jobs that hold or need GPUs. Raises ClusterUnavailableError, and ValueError if it is no JSON."""
     response = decode_jobs(text)
-    if response.errors and not response.jobs:  # 22.05 then exits with 0
+    if response.errors and not response.jobs:  # 22.05 exits with 0 then
         raise ClusterUnavailableError(f"squeue had no answer from slurmctld: {response.error[:300]}")
-    return _read_jobs(response.jobs)
-
-
-def _read_jobs(raws: Iterable[msgspec.Raw]) -> Jobs:
+    found, refused = parse_each(_read_job, response.jobs)
     pending: dict[str, PendingJob] = {}
-    runs: list[ClusterJob] = []
-    places: dict[str, NodeRequirements] = {}
-    refused = 0
-    for each in raws:
-        try:
-            raw = decode_job(each)
-            run, waiting = _cluster_job(raw), _pending(raw)
-            place = _requirements(raw) if waiting else None
-        except ValueError:
-            refused += 1
-            continue
-        if run is not None:
-            runs.append(run)
-        if waiting is not None and place is not None:
-            places[_requirements_key(raw)] = place
-            # A heterogeneous job starts as one: its parts are one job's.
-            leader = waiting.job_id
-            pending[leader] = _merge_components(pending[leader], waiting) if leader in pending else waiting
-    return Jobs(tuple(pending.values()), tuple(runs), places, refused)
+    for job in (job for _, job, _ in found if job is not None):
+        # A heterogeneous job starts as one: its components are one job.
+        pending[job.job_id] = _merge_components(pending[job.job_id], job) if job.job_id in pending else job
+    places = {key: place for _, _, requirements in found for key, place in requirements.items()}
+    return Jobs(tuple(pending.values()), tuple(run for run, _, _ in found), places, refused)
+
+
+def _read_job(text: msgspec.Raw) -> tuple[ClusterJob, PendingJob | None, dict[str, NodeRequirements]]:
+    """Return one job as it runs and as it is pending, and the latter's requirements by key. Raises ValueError."""
+    raw = decode_job(text)
+    run, job = _cluster_job(raw), _pending(raw)
+    return run, job, {_requirements_key(raw): _requirements(raw)} if job else {}
 
 
 def _merge_components(first: PendingJob, other: PendingJob) -> PendingJob:
@@ -111,8 +102,8 @@ def _merge_components(first: PendingJob, other: PendingJob) -> PendingJob:
     )
 
 
-def _cluster_job(raw: JobJson) -> ClusterJob | None:
-    """What it has or had; None for a job that never was on a GPU and never came back."""
+def _cluster_job(raw: JobJson) -> ClusterJob:
+    """Return what the job holds or held; empty fields for a job that never ran."""
     states = set(raw.states)
     gpus = _gpus_by_node(raw) if states & (_RUNNING_STATES | _ENDING_STATES) else {}
     cause = next((_FAILED_STATES[state] for state in states & _FAILED_STATES.keys()), "")
@@ -132,7 +123,7 @@ def _cluster_job(raw: JobJson) -> ClusterJob | None:
 
 
 def _gpus_by_node(raw: JobJson) -> Mapping[str, int]:
-    """GPUs by node; empty where they are not known."""
+    """Return GPUs by node; empty if unknown."""
     counts = {host: count_gpus(gres) for host, gres in (gres_by_node_of(raw) or {}).items()}
     return {host: count for host, count in counts.items() if count}
 
@@ -157,7 +148,7 @@ def _pending(raw: JobJson) -> PendingJob | None:
 
 
 def _requirements_key(raw: JobJson) -> str:
-    """Jobs that ask the same of their nodes have the same."""
+    """Return a key that jobs with the same requirements share."""
     fields = (raw.partition, raw.features, raw.required_nodes, raw.excluded_nodes, raw.resv_name)
     return "\n".join(each or "" for each in fields)
 
@@ -167,7 +158,7 @@ def _reason(text: str) -> str:
 
 
 def _array_tasks(text: str) -> int:
-    """How many tasks of an array `0-9,12-20:2%4` names; 1 for a job that is none. Raises ValueError."""
+    """Return the number of tasks in `0-9,12-20:2%4`; 1 for a job that is no array. Raises ValueError."""
     if not text:
         return 1
     total = 0
@@ -183,7 +174,7 @@ def _array_tasks(text: str) -> int:
 
 
 def _demands(raw: JobJson) -> tuple[Demand, ...]:
-    """GPUs as they were asked for; a resource of two types is asked for twice."""
+    """Return the requested GPUs; a resource of two types is requested twice."""
     nodes, most = max(1, read_number(raw.node_count) or 1), read_number(raw.max_nodes) or 0
     place = _requirements_key(raw)
     per_node = _requested_gpus(raw.tres_per_node)
@@ -201,7 +192,7 @@ def _demands(raw: JobJson) -> tuple[Demand, ...]:
 
 
 def _requested_gpus(text: str | None) -> dict[str, int]:
-    """GPUs by type in `gres/gpu:h100:4` and its like."""
+    """Return GPUs by type in `gres/gpu:h100:4` and the like."""
     return {kind: count for kind, count in gpus_by_type(parse_requested_gres(text or "")).items() if count}
 
 
@@ -219,7 +210,7 @@ def _requirements(raw: JobJson) -> NodeRequirements:
 
 
 _SEPARATOR = "\x1f"
-"""After each field: no name or list holds it."""
+"""Printed after each field; no name or list contains it."""
 _FIELDS = ("NodeList", "PartitionName", "Available", "Gres", "GresUsed", "StateComplete", "Features")
 SINFO = ("--local", "-a", "-N", "-h", "-O", ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS))
 """Arguments of sinfo for `parse_nodes`: a line for each node in each partition."""
@@ -228,17 +219,11 @@ _NONE = frozenset({"", "(null)", "N/A"})
 
 
 def parse_nodes(text: str) -> Nodes:
-    """Each node that has GPUs, once. sinfo does not list a node of no partition."""
+    """Return each node that has GPUs, once. sinfo does not list a node without a partition."""
+    nodes, refused = parse_each(_node, filter(None, text.split("\n")))
     found: dict[str, ClusterNode] = {}
-    refused = 0
-    for line in filter(None, text.split("\n")):
-        try:
-            node = _node(line)
-        except ValueError:
-            refused += 1
-            continue
-        if node.gpus:
-            found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
+    for node in (node for node in nodes if node.gpus):
+        found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
     return Nodes(tuple(found.values()), refused)
 
 
@@ -267,7 +252,7 @@ def _merge_partitions(first: ClusterNode, other: ClusterNode) -> ClusterNode:
 
 
 def _state(text: str) -> str:
-    """Say why it takes no work, else what it does: `mixed+planned`, `idle+drain`, `down*`."""
+    """Return why the node takes no work, else its use, from `mixed+planned`, `idle+drain`, `down*`."""
     base = re.split(r"[+*~#!%$@^-]", text.lower(), maxsplit=1)[0]
     base = {"completing": "mixed"}.get(base, base)
     found = node_condition([text]) or base
@@ -275,22 +260,17 @@ def _state(text: str) -> str:
 
 
 def parse_reservations(text: str) -> Reservations:
-    """Read `scontrol -a -o show reservation`, with times in UTC."""
-    found: list[Reservation] = []
-    refused = 0
-    for line in text.split("\n"):
-        if not line.startswith("ReservationName="):
-            refused += bool(line.strip()) and not line.startswith("No reservations")
-            continue
-        try:
-            found.append(_reservation(dict(reversed(_PAIR.findall(line)))))
-        except ValueError:
-            refused += 1
+    """Parse `scontrol -a -o show reservation`, with times in UTC."""
+    lines = (line for line in text.split("\n") if line.strip() and not line.startswith("No reservations"))
+    found, refused = parse_each(_reservation, lines)
     return Reservations(tuple(found), refused)
 
 
-def _reservation(fields: Mapping[str, str]) -> Reservation:
-    """Whole nodes where no cores are named (measured: such a line has no CoreIDs)."""
+def _reservation(line: str) -> Reservation:
+    """Parse one line; without CoreIDs the reservation has whole nodes (measured)."""
+    if not line.startswith("ReservationName="):
+        raise ValueError("no line of a reservation")
+    fields = dict(reversed(_PAIR.findall(line)))
     nodes, tres = fields.get("Nodes", ""), fields.get("TRES", "")
     return Reservation(
         fields["ReservationName"],
@@ -308,10 +288,10 @@ def _seconds(text: str) -> float | None:
 
 
 def parse_topology(text: str) -> Topology:
-    """Leaf switches and blocks of `scontrol show topology`, or of a topology.conf; of anything else, nothing.
+    """Parse the leaf switches and blocks of `scontrol show topology`, or of a topology.conf; skip anything else.
 
     A switch that has switches below it is no leaf. A node in two leaves or two blocks (several topologies, 25.05) is
-    in none: which one counts is not known.
+    left out, because it is unknown which counts.
     """
     groups: dict[str, dict[str, str]] = {"switch": {}, "nvlink_domain": {}}
     doubtful: set[tuple[str, str]] = set()
@@ -324,7 +304,7 @@ def parse_topology(text: str) -> Topology:
         except ValueError:
             refused += 1
             continue
-        if _is_leaf(fields):
+        if "nodes" in fields and fields.get("level", "0") == "0":
             for name in names:
                 group = fields["switchname" if level == "switch" else "blockname"]
                 if groups[level].setdefault(name, group) != group:
@@ -334,12 +314,8 @@ def parse_topology(text: str) -> Topology:
     return Topology({level: names for level, names in groups.items() if names}, refused)
 
 
-def _is_leaf(fields: Mapping[str, str]) -> bool:
-    return "nodes" in fields and fields.get("level", "0") == "0"
-
-
 _STATES = "PD,R,S,CG,CF,RQ,RH,SE,SI,SO,ST,NF,PR,BF"
-"""All but jobs that ended by themselves; 22.05 lists those all the same."""
+"""All states but those of jobs that ended by themselves; 22.05 lists those all the same."""
 SQUEUE = ("--local", "-a", "-t", _STATES, "--json")
 _LEAST_TIMEOUT = 30.0
 """Seconds; a table of 10,000 jobs takes longer than one job."""
@@ -351,7 +327,7 @@ class SlurmCluster:
     name = "slurm"
 
     def __init__(self, run: Callable[..., str], *, refresh_seconds: float) -> None:
-        """`run` gives what a command printed; see schedulers.slurm.client."""
+        """`run` returns a command's output, as `Commands.output` in schedulers.slurm.client."""
         self._run = run
         hourly = max(2, round(3600 / refresh_seconds))
         self.questions = (
@@ -367,7 +343,7 @@ class SlurmCluster:
         )
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
     def _ask(self, *arguments: str) -> str:
         try:
@@ -377,7 +353,7 @@ class SlurmCluster:
 
 
 def open_slurm(config: Any) -> SlurmCluster:
-    """Open with the commands that `config.slurm` names."""
+    """Open with the commands configured in `config.slurm`."""
     slurm = config.slurm
     commands = Commands(bin_dir=slurm.bin_dir, conf=slurm.conf, timeout=max(_LEAST_TIMEOUT, slurm.timeout_seconds))
     return SlurmCluster(commands.output, refresh_seconds=config.cluster.refresh_seconds)

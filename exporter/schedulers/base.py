@@ -1,7 +1,7 @@
 """The `Scheduler` protocol, the values it returns, and the selection for `scheduler = "auto"`.
 
-Owns the order in which schedulers are tried. Refuses to switch later: the scheduler opened at the start is kept, so
-name it in the configuration where it may start after this daemon.
+Owns the order in which schedulers are tried. Refuses to switch later: the scheduler opened at startup is kept. Name
+it in the configuration if it may start after this daemon.
 """
 
 import logging
@@ -19,73 +19,73 @@ if TYPE_CHECKING:
 CONDITIONS = frozenset({
     "drained", "draining", "down", "maintenance", "reserved", "planned", "cordoned", "not_ready",
 })  # fmt: skip
-"""Why nothing new may be placed on a node: what no one holds there is unavailable, not idle."""
+"""Reasons why a node takes no new work. Its unallocated GPUs count as unavailable, not as idle."""
 
 
 class SchedulerError(Exception):
-    """The scheduler could not be asked; the message has what was tried and what to do."""
+    """The scheduler cannot be queried; the message names what was tried and how to fix it."""
 
 
 class Member(Struct, frozen=True):
-    """What a process is to its job."""
+    """The job and the rank of one process."""
 
     job_id: str
     rank: str = ""
-    """Its global rank, digits; empty: not known."""
+    """Global rank, as digits; empty when unknown."""
 
 
 class SchedulerState(Struct, frozen=True):
-    """What a scheduler reports at one moment."""
+    """The allocations, node condition and job members that a scheduler reports at one moment."""
 
     allocations: tuple[Allocation, ...]
-    """Every allocation that still holds a GPU, or ended since the last time (with its `end`)."""
+    """Allocations that hold a GPU, and those that ended since the last poll (with their `end`)."""
     at: int
-    """When this was last known to be true; monotonic nanoseconds."""
+    """When this state was last confirmed; monotonic nanoseconds."""
     condition: str = ""
-    """One of CONDITIONS; empty: the node takes new work."""
+    """One of CONDITIONS; empty when the node accepts new work."""
     members: Mapping[int, Member] = {}
-    """By pid, of processes in the readings."""
+    """By pid, of the processes in the readings."""
     faults: tuple[Fault, ...] = ()
     unanswered_since: int | None = None
-    """Since when a question to the controller or the API server has had no answer; None: none is open."""
+    """When the oldest unanswered query to the controller or API server was sent; None: no query is waiting."""
 
 
 class Scheduler(Protocol):
-    """Reports who holds each GPU. Called on the reading thread, one call at a time; nothing there may block."""
+    """Reports which job holds each GPU. Called on the reading thread, one call at a time; no method may block."""
 
     name: str
     node: str
-    """What it calls this node."""
+    """This node's name in the scheduler."""
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
-        """What is known at `now` (monotonic nanoseconds on whole milliseconds) of who holds `devices`.
+        """Return the allocations of `devices` at `now` (monotonic nanoseconds, whole milliseconds).
 
-        None: nothing is known yet, which is not "nobody". Raises SchedulerError when it cannot be found out.
+        None while nothing is known yet, which does not mean unallocated. Raises SchedulerError if it cannot be known.
         """
         ...
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
-        """Of these processes (the host's pids), on a GPU or not, those of jobs that the last `poll` knew.
+        """Return the members among these host pids: processes of the jobs that the last `poll` reported.
 
-        As in `SchedulerState.members`, but where a process itself could have written what makes it a job's, it must
-        run as the job's user. /proc is asked once for a process. Never raises.
+        The processes need not use a GPU. If only something that the process itself can write links it to a job, it must
+        run as the job's user. /proc is read once per process. Never raises.
         """
         ...
 
     def update(self, rules: "Rules") -> None:
-        """Apply these from now on, also to jobs that hold a GPU; nothing is queried and no allocation begins anew.
+        """Replace the rules, also for jobs that hold a GPU. Sends no query and restarts no allocation.
 
         Called on the reading thread, between two polls.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the scheduler holds. Never raises."""
+        """Release threads, connections and files. Never raises."""
         ...
 
 
 def open_scheduler(name: str, config: Any) -> Scheduler:
-    """Open the scheduler called `name`; raises SchedulerError with the reason and what to do."""
+    """Open the scheduler called `name`. Raises SchedulerError with the reason and how to fix it."""
     try:
         opener = import_object(SCHEDULERS[name].opener)
     except ModuleNotFoundError as err:
@@ -99,7 +99,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_scheduler(config: Any) -> Scheduler:
-    """Open the scheduler that `config` names, or the first of SCHEDULERS that is at home; raises SchedulerError."""
+    """Open the configured scheduler, or for "auto" the first of SCHEDULERS found here. Raises SchedulerError."""
     if config.scheduler in SCHEDULERS:
         return open_scheduler(config.scheduler, config)
     refusals = []
@@ -110,13 +110,13 @@ def choose_scheduler(config: Any) -> Scheduler:
         except SchedulerError as err:
             refusals.append(f"{name}: {err}")
             continue
-        log.info("scheduler %s; %s", name, "; ".join(refusals) or "the first that was tried")
+        log.info("scheduler %s; %s", name, "; ".join(refusals) or "the first candidate")
         return scheduler
     raise SchedulerError("\n".join(refusals))
 
 
 def _require_present(name: str, config: Any) -> None:
-    """Refuse before libraries are loaded, 20 MiB for Kubernetes, for which this node has no use."""
+    """Raise SchedulerError for an absent scheduler before its libraries are loaded (20 MiB for Kubernetes)."""
     explain_absence = SCHEDULERS[name].explain_absence
     absence = explain_absence(getattr(config, section_of(name))) if explain_absence else ""
     if absence:

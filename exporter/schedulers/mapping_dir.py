@@ -1,8 +1,8 @@
 """Reads the job mapping directory of dcgm-exporter (`--hpc-job-mapping-dir`): one file per GPU, one job id per line.
 
 A file is named by the GPU's index ("0"), its index and MIG GPU instance ("0.7"), or its UUID; several jobs share the
-GPU. A missing or empty file means no job. A file that cannot be read or parsed keeps the jobs it had, or holds the GPU
-for UNKNOWN; a missing directory is an error. Sources: dcgm-exporter's README, "How to include HPC jobs in metric
+GPU. A missing or empty file means no job. A file that cannot be read or parsed keeps its last jobs, or else holds the
+GPU for UNKNOWN; a missing directory is an error. Sources: dcgm-exporter's README, "How to include HPC jobs in metric
 labels".
 """
 
@@ -27,20 +27,20 @@ from exporter.schedulers.procfs import JobMembers, ProcessInfo, user_name
 from exporter.schedulers.rules import Rules
 
 _GPU = re.compile(r"\d{1,4}(?:\.\d{1,4})?|(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,80}")
-"""Names that are a GPU's; what a writer puts beside them for a moment (".0.x1", "0.tmp", "0~") is none."""
+"""File names of GPUs; a writer's temporary files (".0.x1", "0.tmp", "0~") do not match."""
 _JOB = re.compile(r"[!-~]{1,128}")
 """A job id of any scheduler: printable, without a space."""
 _MOST_COLUMNS = 2
-"""Of a line: the job, and perhaps its user."""
+"""Columns of a line: the job id and optionally its user."""
 _CGROUP = re.compile(r"/job_(\d+)(?=/|$)", re.MULTILINE)
-"""Slurm's part of a cgroup path, in v1 and v2 (slurm cgroup.conf(5), cgroup v2 documentation)."""
+"""Slurm's part of a cgroup path, v1 and v2 (Slurm's cgroup.conf(5) and cgroup v2 documentation)."""
 _FILE_BYTES = 64 * 1024
 _JOBS_PER_GPU = 64
 _NAMES = 10_000
 _QUIET = 2 * SECOND
-"""A file not written to for so long is whole, and no coarse timestamp hides a change of it."""
+"""Nanoseconds without a write after which a file is complete and its timestamps prove that it has not changed."""
 UNKNOWN = UNKNOWN_JOB
-"""Job id of whoever holds a GPU whose file cannot be believed."""
+"""Job id for a GPU whose file is unreadable or invalid."""
 
 
 class MappingFile(Struct, frozen=True):
@@ -48,30 +48,30 @@ class MappingFile(Struct, frozen=True):
 
     jobs: tuple[str, ...]
     written: int
-    """When; Unix nanoseconds."""
+    """Modification time; Unix nanoseconds."""
     problem: str = ""
-    """What of it is not believed, and why; empty: all is."""
+    """Why the file or some of its lines were rejected; empty when it is valid."""
 
 
 class _CachedFile(Struct, frozen=True):
     content: MappingFile
     fingerprint: tuple[int, ...]
-    """Inode, size, and times: another mark is another content."""
+    """Inode, size and times; they change with the content."""
     quiet: bool
-    """It can be taken as it is while the mark stays."""
+    """The content can be reused while the fingerprint stays."""
 
 
 class JobFiles:
-    """The files of one directory, read again only where they have changed."""
+    """Reads the files of one directory again only after they have changed."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._cached: dict[str, _CachedFile] = {}
 
     def read(self, wall: int) -> Mapping[str, MappingFile]:
-        """The content of each GPU's file at `wall` (Unix nanoseconds), by the file's name.
+        """Return the content of each GPU's file at `wall` (Unix nanoseconds), by file name.
 
-        Raises OSError when the directory itself cannot be read; nothing is forgotten then.
+        Raises OSError, and keeps the cache, if the directory cannot be read.
         """
         found = ((name, self._file(name, wall)) for name in _names(self._path))
         self._cached = {name: known for name, known in found if known is not None}
@@ -96,15 +96,10 @@ class JobFiles:
         return _parsed(before, data, path=path, status=status, quiet=quiet)
 
 
-def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
-    """Job ids by file name, read once. Raises OSError. Who reads often keeps a JobFiles."""
-    return {name: content.jobs for name, content in JobFiles(path).read(time.time_ns()).items()}
-
-
 class MappingDirScheduler:
-    """The `Scheduler` of a node whose prolog, or whoever starts its jobs, keeps such a directory.
+    """The `Scheduler` of a node whose prolog or job launcher maintains a mapping directory.
 
-    A file holds no more than job ids: the user, and the command line for the rules, are those of a process of the job.
+    The files hold only job ids: the user, and the command line for the rules, come from a process of the job.
     """
 
     name = "mapping-dir"
@@ -118,7 +113,7 @@ class MappingDirScheduler:
         wall: Callable[[], int] = time.time_ns,
         user_of: Callable[[int], str] = user_name,
     ) -> None:
-        """Raises SchedulerError when `path` is no directory; `wall` gives Unix nanoseconds, `user_of` names a uid."""
+        """`wall` returns Unix nanoseconds, `user_of` a uid's name. Raises SchedulerError if `path` cannot be read."""
         self.node = platform.node()
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
         self._user_of = cache(user_of)
@@ -126,16 +121,16 @@ class MappingDirScheduler:
         self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
         self._listed: frozenset[str] = frozenset()
         self._job_processes: dict[str, ProcessInfo] = {}
-        """A process of each job."""
+        """One process per job, for its user and command."""
         self._held: dict[tuple[str, str], Allocation] = {}
         self._polled_at: int | None = None
         self._read()
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
-        """Give one allocation for each job on each GPU, and once, with `end=now`, each that is gone.
+        """Return one allocation per job and GPU, and once, with `end=now`, each that has ended.
 
-        A job seen for the first time has held the GPU since its file was written. Raises SchedulerError while the
-        directory cannot be read: then nobody knows who came and who went.
+        A new job has held the GPU since its file was written. Raises SchedulerError while the directory cannot be read:
+        starts and ends are unknown then.
         """
         files = self._read()
         holders, faults = _holders(files, devices)
@@ -157,11 +152,11 @@ class MappingDirScheduler:
         return self._members.of_pids(pids)
 
     def update(self, rules: Rules) -> None:
-        """See `Scheduler.update`: each poll applies them anew."""
+        """See `Scheduler.update`: each poll applies the rules to all jobs."""
         self._rules = rules
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
     def _read(self) -> Mapping[str, MappingFile]:
         try:
@@ -179,7 +174,7 @@ class MappingDirScheduler:
         return Allocation(uuid, owner, start, gpus=gpus)
 
     def _start(self, written: int, now: int) -> int:
-        """When a job's file was written, on our clock: not before the last poll, which did not see it, or boot."""
+        """Return when the job's file was written (monotonic), at the earliest at boot or the last poll."""
         age = max(0, self._wall() - written) // MS * MS
         return max(now - age, self._polled_at or 0)
 
@@ -197,12 +192,12 @@ class MappingDirScheduler:
         return job
 
     def _find_job(self, process: ProcessInfo) -> str:
-        """The cgroup counts before the environment, which is the user's to change."""
+        """Return the job in the cgroup, or else in the environment, which the user can change."""
         names = (*_CGROUP.findall(process.cgroup), *_environment_jobs(process.environ))
         return next((name for name in names if name in self._listed), "")
 
     def _proven(self, process: ProcessInfo) -> str:
-        """The environment counts where the process is run by the user of one on the job's GPUs."""
+        """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._find_job(process)
         if job in _CGROUP.findall(process.cgroup):
             return job
@@ -211,21 +206,21 @@ class MappingDirScheduler:
 
 
 def open_mapping_dir(config: Any) -> MappingDirScheduler:
-    """Open the directory that `config` names. Raises SchedulerError."""
+    """Open the configured directory. Raises SchedulerError."""
     return MappingDirScheduler(
         config.mapping_dir.path, Rules(config.workload, config.exemptions), proc=config.host.proc
     )
 
 
 def _environment_jobs(environ: Mapping[str, str]) -> Iterator[str]:
-    """What Slurm, PBS and LSF call the process's job; PBS adds its server's name, which not everybody writes."""
+    """Return the job ids in Slurm's, PBS' and LSF's variables; PBS' also without its server's name."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         value = environ.get(name, "")
         yield from (value, value.partition(".")[0])
 
 
 def _holders(files: Mapping[str, MappingFile], devices: Sequence[Device]) -> tuple[dict[str, MappingFile], list[Fault]]:
-    """The files' content by UUID, and a fault for each that names no GPU of this node."""
+    """Return the files' content by UUID, and a fault for each file that names no GPU of this node."""
     file_names = {device.uuid: _file_names(device, devices) for device in devices}
     used = {name for names in file_names.values() for name in names}
     unmatched = [name for name, content in files.items() if name not in used and content.jobs]
@@ -235,7 +230,7 @@ def _holders(files: Mapping[str, MappingFile], devices: Sequence[Device]) -> tup
 
 
 def _file_names(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Names of the files that speak of the GPU, its own before its board's; none of what is left of a cut board."""
+    """Return the GPU's possible file names, its own before its board's; none for a board's unpartitioned rest."""
     if device.unpartitioned:
         return ()
     own = (device.uuid, device.index.replace(":", "."))
@@ -251,7 +246,7 @@ def _unknown_gpu(name: str, content: MappingFile) -> Fault:
 
 
 def _names(path: Path) -> list[str]:
-    """Names of files that are GPUs'."""
+    """Return the names of the GPUs' files."""
     with os.scandir(path) as entries:
         first = list(islice(entries, _NAMES + 1))
     if len(first) > _NAMES:
@@ -262,7 +257,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> tuple[bytes, os.stat_result]:
-    """A file's bytes, and one more than is allowed if there are more; raises OSError. Never waits for a FIFO."""
+    """Return a file's bytes, at most _FILE_BYTES + 1. Raises OSError. Never waits for a FIFO."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -276,7 +271,7 @@ def _fingerprint(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _incomplete(before: _CachedFile | None, data: bytes, status: os.stat_result) -> _CachedFile:
-    """Perhaps in the middle of being written: what was there before, or else its whole lines."""
+    """The file may be half written: return its previous content, or else its complete lines."""
     if before is not None:
         return structs.replace(before, fingerprint=_fingerprint(status), quiet=False)
     jobs, _ = _jobs(data[: data.rfind(b"\n") + 1])
@@ -296,14 +291,14 @@ def _parsed(before: _CachedFile | None, data: bytes, *, path: Path, status: os.s
 
 
 def _unreadable(before: _CachedFile | None, problem: str, wall: int) -> _CachedFile:
-    """Somebody holds the GPU: those who did, or we do not know who."""
+    """The GPU is held, by its previous jobs or else by UNKNOWN."""
     if before is None or not before.content.jobs:
         return _CachedFile(MappingFile((UNKNOWN,), wall, problem), (), quiet=False)
     return _CachedFile(structs.replace(before.content, problem=problem), (), quiet=False)
 
 
 def _jobs(data: bytes) -> tuple[tuple[str, ...], list[str]]:
-    """The job ids, each once, and why lines were left out. Empty lines are nothing."""
+    """Return the distinct job ids and why lines were rejected. Empty lines are ignored."""
     jobs: dict[str, None] = {}
     refused: list[str] = []
     for line in data.decode(errors="replace").split("\n"):

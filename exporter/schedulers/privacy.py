@@ -1,8 +1,8 @@
-"""Replaces the names of users before anything is served, recorded or logged.
+"""Replaces user names before anything is served, recorded or logged.
 
-Wraps a scheduler so that its allocations and members carry hashed or dropped user names (`privacy.users`), and owns the
-key of that hash. Rules and exemptions are applied before, on the true names. Job names are users' own text: only the
-owner's user name is replaced in them.
+Wraps a scheduler so that its allocations and members carry hashed or dropped user names (`privacy.users`), and owns
+the key of that hash. Rules and exemptions match the true names. Job names are free text: only the owner's user name
+is replaced in them.
 """
 
 import logging
@@ -16,43 +16,43 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from exporter.config import ConfigError, PrivacySettings
-from exporter.core.model import Allocation, Device, Owner, Reading
+from exporter.core.model import Device, Owner, Reading
 from exporter.schedulers.base import Member, Scheduler, SchedulerState
 from exporter.schedulers.rules import Rules
 
 log = logging.getLogger(__name__)
 SHORTEST_KEY, _LONGEST_KEY = 16, 64
-"""Bytes. Of a longer file its hash is the key."""
+"""Bytes. A longer key file is hashed to give the key."""
 _FILE_BYTES = 64 * 1024
 _DIGEST_BYTES = 6
 DROPPED = "user"
-"""Stands in texts for a name that is dropped."""
+"""Replaces a dropped user name in texts."""
 _NAMED_AFTER_USERS = ("processes", "kubernetes")
-"""Schedulers of which we make the job's id, with a user's name in it; others' ids are numbers."""
+"""Schedulers whose job ids contain a user name; the ids of other schedulers are numbers."""
 _USER_UNIT = re.compile(r"(?<=\buser[@-])\d+")
-"""systemd names a user's own units after the uid."""
+"""The uid in the name of a systemd user unit."""
 _MOST_NAMES = 1024
 _SYSTEM_USERS = ("root", "nobody")
-"""Left in texts, as are users that are only a number: our own messages have them too."""
+"""Not replaced in texts, because our own messages contain them; nor are all-digit user names."""
 
 
 class UserMask:
-    """People's names as they are shown."""
+    """Masks user names: hashes them with a key, or drops them."""
 
     def __init__(self, key: bytes, *, drop: bool = False) -> None:
-        """`drop`: shown as nobody; in a job's id, where two people must stay two, as a hash."""
+        """With `drop`, user names become empty; in job ids they are hashed, so that two users' jobs stay distinct."""
         self._key, self._drop = key, drop
         self._names: dict[str, None] = {}
         self._pattern: re.Pattern[str] | None = None
         self.owner = lru_cache(maxsize=_MOST_NAMES)(self._owner)
-        """The owner as it is shown."""
+        """Return the owner with its user name masked."""
 
     def user(self, name: str) -> str:
-        """A user's name as it is shown; nobody stays nobody."""
+        """Return the masked user name; empty stays empty."""
         return "" if self._drop or not name else self._hash(name)
 
     def text(self, text: str) -> str:
-        """The text without the names of users that have been seen."""
+        """Return the text with all user names seen so far masked."""
         if not self._names:
             return text
         self._pattern = pattern = self._pattern or _names_pattern(tuple(self._names))
@@ -77,7 +77,7 @@ class UserMask:
         return replace(owner, user=self.user(owner.user), **masked)
 
     def _add_name(self, name: str) -> None:
-        """Know the name when it stands in a text; of too many the first are forgotten."""
+        """Register a name to be masked in texts; beyond _MOST_NAMES the oldest is forgotten."""
         if name not in self._names and name not in _SYSTEM_USERS and not name.isdecimal():
             self._names[name] = None
             if len(self._names) > _MOST_NAMES:
@@ -86,24 +86,24 @@ class UserMask:
 
 
 _FREE_TEXT = ("name", "pod", "namespace", "account", "comment")
-"""Fields of an owner in which its user's name may stand; the other ones are the site's."""
+"""Fields of an owner that may contain its user's name; the site controls the others."""
 
 
 class MaskedScheduler:
-    """A scheduler whose allocations and members name people as `mask` does; else it is that scheduler."""
+    """Wraps a scheduler and masks the user names in its allocations and members."""
 
     def __init__(self, scheduler: Scheduler, mask: UserMask) -> None:
         self._scheduler, self._mask = scheduler, mask
         self.name, self.node = scheduler.name, scheduler.node
         self._masked_jobs: dict[str, str] = {}
-        """Job ids of the last poll, as they are shown."""
+        """Masked job ids of the last poll, by true id."""
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
         """See `Scheduler.poll`."""
         state = self._scheduler.poll(now, devices, readings)
         if state is None:
             return None
-        masked = [self._masked_allocation(one) for one in state.allocations]
+        masked = [replace(one, owner=self._mask.owner(one.owner)) for one in state.allocations]
         pairs = zip(state.allocations, masked, strict=True)
         self._masked_jobs = {one.owner.job_id: other.owner.job_id for one, other in pairs}
         return replace(state, allocations=tuple(masked), members=self._masked_members(state.members))
@@ -113,26 +113,23 @@ class MaskedScheduler:
         return self._masked_members(self._scheduler.members(pids))
 
     def update(self, rules: Rules) -> None:
-        """See `Scheduler.update`: the rules match true names."""
+        """See `Scheduler.update`: the rules match the true names."""
         self._scheduler.update(rules)
 
     def close(self) -> None:
         """See `Scheduler.close`."""
         self._scheduler.close()
 
-    def _masked_allocation(self, one: Allocation) -> Allocation:
-        return replace(one, owner=self._mask.owner(one.owner))
-
     def _masked_members(self, members: Mapping[int, Member]) -> Mapping[int, Member]:
         return {pid: replace(one, job_id=self._masked_job(one.job_id)) for pid, one in members.items()}
 
     def _masked_job(self, job_id: str) -> str:
-        """As the allocation has it; a job without one is masked as any text."""
+        """Return the job id as its allocation has it; without an allocation it is masked like any text."""
         return self._masked_jobs[job_id] if job_id in self._masked_jobs else self._mask.text(job_id)
 
 
 def open_mask(privacy: PrivacySettings) -> UserMask | None:
-    """How people are shown; None: as they are. Raises ConfigError where the secret cannot be used."""
+    """Return the configured mask; None when names are kept. Raises ConfigError if the key file cannot be used."""
     if privacy.users == "keep":
         return None
     if privacy.users == "drop":
@@ -147,27 +144,27 @@ def _read_key(path: Path) -> bytes:
             mode, secret = os.fstat(file.fileno()).st_mode, file.read(_FILE_BYTES).strip()
     except OSError as err:
         raise ConfigError(
-            f"{where}: cannot be read: {err.strerror or err}. Make it on one node (`openssl rand -hex 32`), bring the"
-            " same to all, and let this daemon's user alone read it"
+            f"{where}: cannot be read: {err.strerror or err}. Make it on one node (`openssl rand -hex 32`), copy"
+            " it to all nodes, and let only this daemon's user read it"
         ) from err
     if len(secret) < SHORTEST_KEY:
         raise ConfigError(
-            f"{where}: holds {len(secret)} bytes, and {SHORTEST_KEY} are the least: whoever guesses the secret can tell"
-            " the names. Make it with `openssl rand -hex 32`"
+            f"{where}: holds {len(secret)} bytes, and {SHORTEST_KEY} are the least: whoever guesses the secret can"
+            " reveal the names. Make it with `openssl rand -hex 32`"
         )
     if mode & 0o007:
-        log.warning("%s can be read by everybody on this node, who then can tell the names: chmod 0400", where)
+        log.warning("%s is readable by all users of this node, who can then reveal the names: chmod 0400", where)
     return secret if len(secret) <= _LONGEST_KEY else blake2b(secret).digest()
 
 
 def _names_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Longer names first: of `ada` and `ada-b` the latter is meant where it stands."""
+    """Match any of the names as a whole word; longer names first, so that `ada-b` is not taken for `ada`."""
     each = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.compile(rf"(?<![0-9A-Za-z])(?:{each})(?![0-9A-Za-z])")
 
 
 def without_paths(readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
-    """The readings, processes without their programs' paths: these are often below a user's home."""
+    """Return the readings without process paths, which often contain a user's home directory."""
     return tuple(
         replace(reading, processes=tuple(replace(process, name="") for process in reading.processes))
         if reading.processes

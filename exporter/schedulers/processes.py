@@ -1,8 +1,8 @@
-"""Without a scheduler: whoever runs a process on a GPU holds it, by user and systemd unit or container.
+"""Assigns GPUs without a scheduler: by the user and the systemd unit or container of the processes on each GPU.
 
 Needs a source that lists processes, and this daemon in the host's pid namespace. A process that cannot be read still
 holds its GPU, as `unknown/<its name in the driver's list>` without a user. A start time is CLOCK_BOOTTIME less the time
-suspended: after a suspend it may come out too early, never too late.
+suspended: after a suspend it may be too early, never too late.
 """
 
 import os
@@ -24,8 +24,8 @@ from exporter.schedulers.rules import Rules
 
 _UNITS = (
     # Patterns of one component of a cgroup path, in order of preference; of several matches the deepest counts.
-    # Kubelet's cgroup drivers write a pod's uid with "-" (cgroupfs) or "_" (systemd); a pod is one owner whatever
-    # its containers. Slurm puts jobs below one slurmstepd.scope. 64 hex digits are a container, of any runtime.
+    # The kubelet's cgroup drivers write a pod's uid with "-" (cgroupfs) or "_" (systemd); all containers of a pod have
+    # one owner. Slurm puts jobs below one slurmstepd.scope. 64 hex digits are a container, of any runtime.
     (re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?"), "pod-{}"),
     (re.compile(r"job_(\d+)"), "slurm-{}"),
     (re.compile(r"(?:[a-z-]+-)?([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?"), "container-{}"),
@@ -38,19 +38,19 @@ _SESSION = re.compile(r"/session-[^/]*\.scope|/user@")
 
 
 class _ProcessOwner(Struct, frozen=True):
-    """What /proc showed of a process."""
+    """A process's owner and start, as read from /proc."""
 
     owner: Owner
-    """Before any rule is applied."""
+    """As before any rule."""
     command: str
     start: int
     rank: str
     known: bool = True
-    """False: /proc does not show it, and no rule can be applied."""
+    """False: not visible in /proc, so no rule is applied."""
 
 
 class ProcessesScheduler:
-    """The `Scheduler` of a machine that people share without one; needs a source that lists processes."""
+    """The `Scheduler` of a shared machine without a scheduler; needs a source that lists processes."""
 
     name = "processes"
 
@@ -62,28 +62,28 @@ class ProcessesScheduler:
         user_of: Callable[[int], str] | None = None,
         suspended: Callable[[], int] | None = None,
     ) -> None:
-        """Read `proc`; `user_of` names a uid, `asleep` gives the nanoseconds spent suspended since boot."""
+        """`user_of` maps a uid to a name, `suspended` returns the nanoseconds spent suspended since boot."""
         self.node = platform.node()
         self._proc, self._rules = Path(proc), rules or Rules()
-        # Kept for good: the name service may be a network away, and the reading thread must not wait twice.
+        # Cached for good: the name service may be remote, and the reading thread must not wait twice.
         self._user_of = cache(user_of or user_name)
         self._suspended = suspended or _suspended_nanoseconds
         self._hertz = os.sysconf("SC_CLK_TCK")
         self._seen, self._others = ProcessCache(self._proc, self._identify), ProcessCache(self._proc, self._identify)
         self._held: dict[tuple[str, str], Allocation] = {}
         self._identities: dict[tuple[str, str], _ProcessOwner] = {}
-        """By which process: the first."""
+        """The first process of each held allocation."""
         self._listed_at: dict[str, int] = {}
         self._at = NEVER
         self._no_lists = False
-        """No list has been seen though there were readings; a tick without any is no sight regained."""
+        """Readings have come, but never a process list; a poll without readings does not change that."""
 
     def poll(self, now: int, _devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
-        """Give one allocation for each owner on each GPU, and once, with `end=now`, each that is gone.
+        """Return one allocation per owner and GPU, and once, with `end=now`, each that has ended.
 
-        None before the first reading. A GPU whose list is not visible (None) keeps its owners; while no list is,
-        all that is known grows old. Raises SchedulerError while none has ever been: a source that cannot see
-        processes must not make every GPU look unallocated.
+        None before the first reading. A GPU without a list (None) keeps its owners; without any list the state is not
+        confirmed anew. Raises SchedulerError while no list has ever come: a source that cannot list processes must not
+        make every GPU look unallocated.
         """
         lists = {r.uuid: r for r in readings if r.processes is not None}
         self._require_lists(readings, lists)
@@ -98,13 +98,13 @@ class ProcessesScheduler:
         return SchedulerState((*self._held.values(), *ended), self._at, members=_members(lists.values(), known))
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
-        """See `Scheduler.members`: all processes of a user and unit are those of the owner that has one on a GPU."""
+        """See `Scheduler.members`: all processes of a user's unit belong to that unit's job on a GPU."""
         holders = {job for _, job in self._held}
         found = self._others.lookup(pids).items()
         return {pid: Member(who.owner.job_id, who.rank) for pid, who in found if who.owner.job_id in holders}
 
     def update(self, rules: Rules) -> None:
-        """See `Scheduler.update`: the rules are applied to the same process as before."""
+        """See `Scheduler.update`: the rules are applied to each allocation's first process again."""
         self._rules = rules
         self._held = {
             key: structs.replace(held, owner=self._apply_rules(self._identities[key]))
@@ -112,7 +112,7 @@ class ProcessesScheduler:
         }
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
     def _require_lists(self, readings: Sequence[Reading], lists: dict[str, Reading]) -> None:
         self._no_lists = not lists and not self._listed_at and (self._no_lists or bool(readings))
@@ -125,14 +125,14 @@ class ProcessesScheduler:
             raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
 
     def _update_gpu(self, reading: Reading, known: Mapping[int, _ProcessOwner], *, now: int) -> list[Allocation]:
-        """Take in one GPU's list; give what ended on it."""
+        """Apply one GPU's process list; return the allocations that ended on it."""
         uuid, present = reading.uuid, _present(reading, known)
         for who in present.values():
             key = (uuid, who.owner.job_id)
             if key in self._held:
                 continue
-            # Not on the last list, so not on the GPU then, however old the process: a notebook that only now
-            # makes a context. On the first poll there is no such evidence and the true start is given.
+            # It was not on the previous list, so it did not use the GPU then, however old the process: a notebook that
+            # only now creates a context. On the first poll there is no previous list and the process's start counts.
             begun = min(max(who.start, self._listed_at.get(uuid, who.start)), now)
             self._held[key], self._identities[key] = Allocation(uuid, self._apply_rules(who), begun), who
         self._listed_at[uuid] = now
@@ -159,15 +159,15 @@ class ProcessesScheduler:
 
 
 def open_processes(config: Any) -> ProcessesScheduler:
-    """Open on the host's /proc, wherever `config` has that."""
+    """Open with the host's /proc as configured."""
     return ProcessesScheduler(Rules(config.workload, config.exemptions), proc=config.host.proc)
 
 
 def _present(reading: Reading, known: Mapping[int, _ProcessOwner]) -> dict[str, _ProcessOwner]:
-    """Who is on the GPU by job id, each with its earliest process's start."""
+    """Return the owners on the GPU by job id, each with its earliest process's start."""
     present: dict[str, _ProcessOwner] = {}
     for process in reading.processes or ():
-        # Nothing shows when an unknown one came: it was there when the list was made for this reading.
+        # An unknown process's start is not visible; it existed when the list was made for this reading.
         who = known.get(process.pid) or _ProcessOwner(_unknown(process), "", reading.start, "", known=False)
         job = who.owner.job_id
         present[job] = structs.replace(who, start=min(who.start, present.get(job, who).start))
@@ -181,13 +181,13 @@ def _members(readings: Iterable[Reading], known: Mapping[int, _ProcessOwner]) ->
 
 
 def _unknown(process: Process) -> Owner:
-    """Own what /proc does not show: just ended, hidden (`hidepid`), or in another pid namespace."""
+    """Return the owner for a process not in /proc: just ended, hidden (`hidepid`), or in another pid namespace."""
     name = process.name.split("\0")[0].rsplit("/", 1)[-1]
     return Owner(f"unknown/{name or 'process'}", "processes", name="process not visible in /proc")
 
 
 def _unit(cgroups: str) -> str:
-    """Name the unit of /proc/PID/cgroup: `hierarchy:controllers:path` lines, the unified and systemd's first."""
+    """Return the unit in /proc/PID/cgroup (`hierarchy:controllers:path` lines); unified and systemd's come first."""
     lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]  # noqa: PLR2004  id:controllers:path
     lines.sort(key=lambda line: (line[0] != "0", line[1] != "name=systemd"))
     found = (_unit_of_path(path) for _, _, path in lines)

@@ -1,13 +1,13 @@
-"""Reads /proc to find which job, and which rank of it, a process belongs to.
+"""Reads /proc to find the job, and the rank in it, of a process.
 
-Each process is read once and cached while a GPU lists it. Which job a process belongs to is each scheduler's function
-of `ProcessInfo`; of an environment only variables set by schedulers and launchers are kept. Pids are the driver's, in
-the host's pid namespace: `proc` must be the host's /proc, or no process is matched to a job.
+Each process is read once and cached while a GPU lists it. Each scheduler maps a `ProcessInfo` to a job. Of an
+environment only variables set by schedulers and launchers are kept. Pids are the driver's, in the host's pid
+namespace: `proc` must be the host's /proc, or no process is matched to a job.
 """
 
 import pwd
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -21,17 +21,17 @@ from exporter.schedulers.base import Member
 
 T = TypeVar("T")
 _ENVIRON_BYTES = 256 * 1024
-"""Read of one environment; the kernel allows megabytes."""
+"""Bytes read of one environment; the kernel allows megabytes."""
 _TEXT_BYTES = 64 * 1024
-"""Read of any other file of a process."""
+"""Bytes read of any other file of a process."""
 _VALUE_CHARS = 4096
 _MOST_CACHED = 4096
-"""Processes that are kept though no GPU lists them."""
+"""Processes kept in the cache though no GPU lists them."""
 _COMMAND_CHARS = 4096
 _RANK_DIGITS = 9
 _RANK_VARIABLES = (
-    # The innermost launcher's variable first: what is outside it all ranks inherit alike. torchrun's workers keep
-    # the SLURM_PROCID of the task that started them, and mpirun's keep that of the batch script or of its own daemon.
+    # The innermost launcher's variable first: all ranks inherit the outer ones alike. torchrun's workers keep the
+    # SLURM_PROCID of the task that started them, and mpirun's keep that of the batch script or of its own daemon.
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_RANK",
@@ -45,9 +45,11 @@ _KEPT_VARIABLES = re.compile(
     rb"(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|JOB_COMPLETION_INDEX|CUDA_VISIBLE_DEVICES"
     rb"|(?:OMPI|MV2|JSM|PMIX?|PBS|LSB)_\w+|SLURMD?_(?!JWT)\w+"
 )
-"""Names of an environment worth keeping; SLURM_JWT is somebody's password."""
+"""Environment variables to keep; SLURM_JWT is a credential."""
 
 _UID = re.compile(r"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
+_GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 
 
 class ProcessInfo(Struct, frozen=True):
@@ -56,37 +58,37 @@ class ProcessInfo(Struct, frozen=True):
     cgroup: str
     """Text of /proc/PID/cgroup: `hierarchy:controllers:path` lines (cgroups(7))."""
     environ: Mapping[str, str]
-    """As at the program's start, what launchers and schedulers set; empty when it may not be read."""
+    """Kept variables, as at the program's start; empty when unreadable."""
     command: str
-    """Its arguments with a space between; empty when they may not be read."""
+    """Command line, arguments separated by spaces; empty when unreadable."""
     uid: int | None = None
-    """Of the user who runs it (the real one)."""
+    """Real uid of the process."""
 
 
 class ProcessCache(Generic[T]):
-    """What was read of each process, once; a pid used again is another process, distinguished by its start.
+    """Caches one value per process. A reused pid is detected by its start time.
 
-    Either by `refresh`, which forgets all other processes, or by `lookup`, which keeps as many as it has room for.
+    `refresh` forgets all other processes; `lookup` keeps the most recent _MOST_CACHED.
     """
 
     def __init__(self, proc: str | Path, read: Callable[[Path, int], T]) -> None:
-        """`ask` gets the process's folder and its start in clock ticks since boot; it may raise OSError, ValueError."""
+        """`read` gets a process's directory and start in clock ticks since boot; may raise OSError, ValueError."""
         self._proc, self._read_new = Path(proc), read
         self._cached: dict[int, tuple[int, T]] = {}
 
     def refresh(self, pids: Iterable[int]) -> dict[int, T]:
-        """What is known of these, of one that has just ended what was; the others are forgotten.
+        """Return the values of these processes and forget all others.
 
-        Without those that /proc does not show.
+        A process that has just ended keeps its value; one that /proc does not show is left out.
         """
         found = ((pid, self._read(pid, self._cached.get(pid))) for pid in set(pids))
         self._cached = {pid: known for pid, known in found if known is not None}
         return {pid: what for pid, (_, what) in self._cached.items()}
 
     def lookup(self, pids: Iterable[int]) -> dict[int, T]:
-        """What is known of these; of the others those that were asked about last stay known."""
-        asked = dict.fromkeys(pids)
-        found = {pid: known for pid in asked if (known := self._read(pid, self._cached.pop(pid, None))) is not None}
+        """Return the values of these processes; of the others the most recently requested stay cached."""
+        requested = dict.fromkeys(pids)
+        found = {pid: known for pid in requested if (known := self._read(pid, self._cached.pop(pid, None))) is not None}
         self._cached |= found
         for pid in list(islice(self._cached, max(0, len(self._cached) - _MOST_CACHED))):
             del self._cached[pid]
@@ -104,7 +106,7 @@ class ProcessCache(Generic[T]):
 
 
 class JobMembers:
-    """The jobs of the processes that GPUs list; `job_of` names a process's job, or gives "" for none of ours."""
+    """Finds the jobs of processes; `job_of` returns a process's job id, or "" for a process of no known job."""
 
     def __init__(
         self,
@@ -113,42 +115,42 @@ class JobMembers:
         proc: str | Path = "/proc",
         proven: Callable[[ProcessInfo], str] | None = None,
     ) -> None:
-        """`proven` is `job_of` where nobody vouches for the process, as a GPU's list does; None: the same."""
+        """`proven` replaces `job_of` for processes that no GPU lists; it must not trust what a user can write."""
         self._job_of, self._proven = job_of, proven or job_of
         self._on_gpus, self._others = ProcessCache(proc, read_process), ProcessCache(proc, read_process)
 
     def of_readings(self, readings: Sequence[Reading]) -> dict[int, Member]:
-        """By pid, those of the readings' processes that are in a job.
+        """Return, by pid, the members among the readings' processes.
 
-        `job_of` is asked each time, for it may have learnt of a job since; /proc only once for each process.
+        `job_of` is called each time, because a job may become known later; /proc is read once per process.
         """
         processes = self._on_gpus.refresh(p.pid for reading in readings for p in reading.processes or ())
         jobs = ((pid, self._job_of(process), process) for pid, process in processes.items())
         return {pid: Member(job, rank_of(process.environ)) for pid, job, process in jobs if job}
 
     def of_pids(self, pids: Iterable[int]) -> dict[int, Member]:
-        """Of these processes, on a GPU or not, those that are proven to be in a job."""
+        """Return the members among these pids, on a GPU or not, as far as proven."""
         jobs = ((pid, self._proven(process), process) for pid, process in self._others.lookup(pids).items())
         return {pid: Member(job, rank_of(process.environ)) for pid, job, process in jobs if job}
 
 
 def read_process(folder: Path, _ticks: int = 0) -> ProcessInfo:
-    """Ask /proc of the process with this folder; raises OSError when it is not there."""
+    """Read the process with this /proc directory. Raises OSError if it does not exist."""
     cgroup, uid = read_text(folder / "cgroup"), _uid(read_text(folder / "status"))
     return ProcessInfo(cgroup, _environ(folder), _command(folder), uid)
 
 
 def rank_of(environ: Mapping[str, str]) -> str:
-    """Global rank in the job, digits; empty: not known.
+    """Return the global rank in the job, as digits; empty when unknown.
 
-    The names are those of torchrun, Open MPI, MVAPICH, jsrun, PMIx, PMI, srun and Kubernetes' indexed Jobs.
+    Reads the variables of torchrun, Open MPI, MVAPICH, jsrun, PMIx, PMI, srun and Kubernetes' indexed Jobs.
     """
     values = (environ.get(name, "") for name in _RANK_VARIABLES)
     return next((r for r in values if r.isascii() and r.isdigit() and len(r) <= _RANK_DIGITS), "")
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or the number where it has none. May ask a name service: keep the answer."""
+    """Return the user's name, or the uid if it has none. May query a name service: cache the result."""
     try:
         return escape_surrogates(pwd.getpwuid(uid).pw_name)
     except KeyError:
@@ -156,13 +158,13 @@ def user_name(uid: int) -> str:
 
 
 def _uid(status: str) -> int | None:
-    """Real uid: the first number of the `Uid:` line."""
+    """Return the real uid: the first number of the `Uid:` line."""
     found = _UID.search(status)
     return int(found[1]) if found else None
 
 
 def _command(folder: Path) -> str:
-    """The command line with a space for each NUL; empty when it may not be read."""
+    """Return the command line with spaces for NULs; empty when unreadable."""
     try:
         return read_text(folder / "cmdline").replace("\0", " ").strip()[:_COMMAND_CHARS]
     except OSError:
@@ -170,12 +172,28 @@ def _command(folder: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The beginning of a file of /proc; raises OSError."""
+    """Return the first _TEXT_BYTES of a /proc file. Raises OSError."""
     return read_bytes(path, _TEXT_BYTES).decode(errors="replace")
 
 
+def read_uuids(proc: Path) -> dict[int, str]:
+    """Return the GPUs' UUIDs by minor number, as in the driver's /proc; empty in a container without the host's."""
+    return dict(_numbered_uuids(proc.glob("driver/nvidia/gpus/*/information")))
+
+
+def _numbered_uuids(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
+    for path in sorted(paths):
+        try:
+            text = read_text(path)
+        except OSError:
+            continue
+        minor, uuid = _MINOR.search(text), _GPU_UUID.search(text)
+        if minor and uuid:
+            yield int(minor[1]), uuid[1]
+
+
 def _environ(folder: Path) -> dict[str, str]:
-    """Of a name that is there twice the first counts, as for getenv(3); an entry cut by the limit is dropped."""
+    """Return the kept variables. The first of duplicates counts, as in getenv(3); a truncated entry is dropped."""
     try:
         whole = read_bytes(folder / "environ", _ENVIRON_BYTES)
     except OSError:

@@ -1,13 +1,13 @@
-"""Assigns each job its workload class, team, time limits and exemption: the operator's rules first, then built-in ones.
+"""Assigns each job its workload class, team, time limits and exemption, from the operator's and the built-in rules.
 
-Owns the order of rules and the table of built-in classes. Refuses to know schedulers: it reads only an `Owner`'s
-fields, a command line and labels. The patterns are the operator's, the values are users': only the first LONGEST
-characters of a value are matched.
+The operator's rules come first. Rules read only an `Owner`'s fields, a command line and labels, never a scheduler.
+Users control the matched values, so only their first LONGEST characters are matched.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -15,10 +15,11 @@ from exporter.config import EXEMPTED, MATCHED, Exemption, WorkloadRule, Workload
 from exporter.core.model import Owner
 
 LONGEST = 4096
-"""Characters of a value that are matched: no label or name is longer, a command line may be."""
-_CACHED_VERDICTS = 256
-"""Verdicts kept; a node has far fewer kinds of jobs at a time."""
+"""Matched characters of a value. Labels and names are shorter; command lines may be longer."""
+_CACHED_RESULTS = 256
+"""Size of the cache of results; a node has far fewer kinds of jobs at a time."""
 
+_SET_BY_RULES = ("workload_class", "team", "zombie_seconds", "hang_seconds")
 _NOTEBOOK = r"jupyter|ipykernel|code-server|vscode|rstudio|rsession"
 _INTERACTIVE_QUEUES = r"(?i)(?:.*[-_.])?(?:interactive|debug|dev|devel|jupyter|notebooks?|ondemand|ood)(?:[-_.\d].*)?"
 _SERVERS = (
@@ -33,66 +34,47 @@ _SERVICES = (
 )
 _SERVING_QUEUES = r"(?i)(?:.*[-_.])?(?:serving|serve|inference|infer)(?:[-_.\d].*)?"
 
-DEFAULTS: tuple[tuple[WorkloadRule, str], ...] = (
-    # From the surest sign to the weakest: what the user asked for, then what runs, then what wraps it, then where.
-    (
-        WorkloadRule(workload_class="interactive", kind="interactive|notebook|session"),
-        "a terminal, a notebook or a login session was asked for: whatever runs in it, a person is at work",
-    ),
-    (
-        WorkloadRule(workload_class="interactive", command=_NOTEBOOK),
-        "a notebook or an editor, even as a Deployment or a batch job: it waits for a person",
-    ),
-    (
-        WorkloadRule(workload_class="interactive", name=rf"(?i).*(?:{_NOTEBOOK}).*|sys/dashboard/.*"),
-        "named so by JupyterHub, by systemd units of such servers, and by Open OnDemand's apps",
-    ),
-    (
-        WorkloadRule(workload_class="serving", command=_SERVERS),
-        "an inference server, even as a batch job: it waits for requests",
-    ),
-    (
-        WorkloadRule(workload_class="serving", kind=_SERVICES),
-        "made to run until somebody takes it away: on real clusters nearly all of these serve",
-    ),
-    (
-        WorkloadRule(workload_class="interactive", partition=_INTERACTIVE_QUEUES),
-        "the site keeps this partition for people at work",
-    ),
-    (WorkloadRule(workload_class="interactive", qos=_INTERACTIVE_QUEUES), "the same, said by QoS"),
-    (WorkloadRule(workload_class="serving", partition=_SERVING_QUEUES), "the site keeps this partition for servers"),
-    (WorkloadRule(workload_class="serving", qos=_SERVING_QUEUES), "the same, said by QoS"),
+DEFAULTS = (
+    # From the strongest evidence to the weakest: what the user requested, what runs, its controller, its queue.
+    # A terminal, a notebook or a login session was requested: whatever runs in it, a person is at work.
+    WorkloadRule(workload_class="interactive", kind="interactive|notebook|session"),
+    # A notebook or an editor waits for a person, even as a Deployment or a batch job.
+    WorkloadRule(workload_class="interactive", command=_NOTEBOOK),
+    # Names given by JupyterHub, by systemd units of such servers, and by Open OnDemand's apps.
+    WorkloadRule(workload_class="interactive", name=rf"(?i).*(?:{_NOTEBOOK}).*|sys/dashboard/.*"),
+    # An inference server waits for requests, even as a batch job.
+    WorkloadRule(workload_class="serving", command=_SERVERS),
+    # Controllers that run without end: on real clusters nearly all of these serve.
+    WorkloadRule(workload_class="serving", kind=_SERVICES),
+    # The site keeps this partition, or this QoS, for interactive work or for servers.
+    WorkloadRule(workload_class="interactive", partition=_INTERACTIVE_QUEUES),
+    WorkloadRule(workload_class="interactive", qos=_INTERACTIVE_QUEUES),
+    WorkloadRule(workload_class="serving", partition=_SERVING_QUEUES),
+    WorkloadRule(workload_class="serving", qos=_SERVING_QUEUES),
 )
-"""The class where no rule of the operator's gives one, each row with its reason; what fits none is batch."""
-
-
-class _Verdict(Struct, frozen=True):
-    workload_class: str = ""
-    team: str = ""
-    zombie_seconds: float | None = None
-    hang_seconds: float | None = None
+"""Built-in rules. They apply where no operator's rule sets a class; the default is batch."""
 
 
 class _CompiledRule(Struct, frozen=True):
-    """A rule made ready: patterns by place in the owner's values, one for the command, one for a label."""
+    """A rule with compiled patterns: by index into the owner's values, for the command, and for one label."""
 
     patterns: tuple[tuple[int, re.Pattern[str]], ...]
     command: re.Pattern[str] | None
     label: tuple[str, re.Pattern[str]] | None
-    verdict: _Verdict
+    rule: WorkloadRule
 
     def matches(self, values: tuple[str, ...], command: str, labels: Mapping[str, str]) -> bool:
         if self.command is not None and not self.command.search(command):
             return False
         if self.label is not None:
             key, pattern = self.label
-            if key not in labels or not pattern.fullmatch(labels[key]):  # absent fits nothing, not even `.*`
+            if key not in labels or not pattern.fullmatch(labels[key]):  # absent: matches nothing, not even `.*`
                 return False
         return all(pattern.fullmatch(values[place]) for place, pattern in self.patterns)
 
 
 class Rules:
-    """Judges owners; raises ConfigError, where a rule cannot be used."""
+    """The configured and built-in rules, compiled. Raises ConfigError for a rule that cannot be used."""
 
     def __init__(self, workload: WorkloadSettings | None = None, exemptions: Iterable[Exemption] = ()) -> None:
         workload = workload or WorkloadSettings()
@@ -100,28 +82,21 @@ class Rules:
         exemptions = tuple(exemptions)
         check_exemptions(exemptions)
         self._exemptions = tuple(_compile_exemption(exemption) for exemption in exemptions)
-        defaults = tuple(rule for rule, _ in DEFAULTS) if workload.defaults else ()
+        defaults = DEFAULTS if workload.defaults else ()
         self._rows = tuple(_compile_rule(rule) for rule in (*workload.rules, *defaults))
         self._keys = tuple({row.label[0] for row in self._rows if row.label is not None})
-        self._verdict = lru_cache(maxsize=_CACHED_VERDICTS)(self._decide)
+        self._changes = lru_cache(maxsize=_CACHED_RESULTS)(self._find_changes)
 
     def apply(self, owner: Owner, *, command: str = "", labels: Mapping[str, str] | None = None) -> Owner:
-        """The owner with its class, team and limits; each from the first rule that fits and gives it.
+        """Return the owner with class, team and limits, each taken from the first matching rule that sets it.
 
-        What no rule gives stays as it was. `command` is a process's command line, `labels` are the pod's. Of the
-        exemptions that fit, the one that lasts longest counts.
+        Fields that no rule sets keep their value. `command` is a process's command line, `labels` are the pod's. Of
+        several matching exemptions the one that expires last applies.
         """
         owner = self._with_exemption(owner) if self._exemptions else owner
         values = tuple(getattr(owner, field)[:LONGEST] for field in MATCHED)
         label_items = tuple((key, labels[key][:LONGEST]) for key in self._keys if key in labels) if labels else ()
-        verdict = self._verdict(values, command[:LONGEST], label_items)
-        return structs.replace(
-            owner,
-            workload_class=verdict.workload_class or owner.workload_class,
-            team=verdict.team or owner.team,
-            zombie_seconds=owner.zombie_seconds if verdict.zombie_seconds is None else verdict.zombie_seconds,
-            hang_seconds=owner.hang_seconds if verdict.hang_seconds is None else verdict.hang_seconds,
-        )
+        return structs.replace(owner, **self._changes(values, command[:LONGEST], label_items))
 
     def _with_exemption(self, owner: Owner) -> Owner:
         matching = [
@@ -132,15 +107,17 @@ class Rules:
         until, name = max(matching, default=(0.0, ""))
         return structs.replace(owner, exemption=name, exempt_until=until)
 
-    def _decide(self, values: tuple[str, ...], command: str, label_items: tuple[tuple[str, str], ...]) -> _Verdict:
+    def _find_changes(
+        self, values: tuple[str, ...], command: str, label_items: tuple[tuple[str, str], ...]
+    ) -> dict[str, Any]:
+        """Return the owner's fields that rules set, each as the first matching rule has it."""
         labels = dict(label_items)
-        matching = [row.verdict for row in self._rows if row.matches(values, command, labels)]
-        return _Verdict(
-            next((v.workload_class for v in matching if v.workload_class), ""),
-            next((v.team for v in matching if v.team), ""),
-            next((v.zombie_seconds for v in matching if v.zombie_seconds is not None), None),
-            next((v.hang_seconds for v in matching if v.hang_seconds is not None), None),
-        )
+        changes: dict[str, Any] = {}
+        for row in self._rows:
+            if row.matches(values, command, labels):
+                given = {field: getattr(row.rule, field) for field in _SET_BY_RULES}
+                changes = {field: value for field, value in given.items() if value not in ("", None)} | changes
+        return changes
 
 
 def _compile_rule(rule: WorkloadRule) -> _CompiledRule:
@@ -149,11 +126,11 @@ def _compile_rule(rule: WorkloadRule) -> _CompiledRule:
         patterns=tuple((i, re.compile(p, re.DOTALL)) for i, p in enumerate(getattr(rule, w) for w in MATCHED) if p),
         command=re.compile(rule.command) if rule.command else None,
         label=(key, re.compile(pattern)) if key else None,
-        verdict=_Verdict(rule.workload_class, rule.team, rule.zombie_seconds, rule.hang_seconds),
+        rule=rule,
     )
 
 
 def _compile_exemption(exemption: Exemption) -> tuple[tuple[tuple[str, re.Pattern[str]], ...], str, float]:
-    """Its patterns by the owner's fields, its name, and when it ends."""
+    """Return its compiled patterns by owner field, its name, and its expiry (Unix seconds)."""
     given = ((field, getattr(exemption, field)) for field in EXEMPTED)
     return tuple((field, re.compile(p, re.DOTALL)) for field, p in given if p), exemption.id, exemption.expiry

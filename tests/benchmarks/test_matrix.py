@@ -19,7 +19,7 @@ from benchmarks.node.matrix import MATRIX, WAVES, matrix, rows, table
 from benchmarks.node.watched import QUICK, Case, Pace, Page, Seen, check, held, late, page_in
 from benchmarks.rig.noted import Note, Noted, notes, opened, per_tick
 from benchmarks.rig.scrapers import Scrapers
-from exporter.schedulers.mapping_dir import read_mapping
+from tests.schedulers.mapping import read_mapping
 from tests.shared_library import compiler
 
 ROOT = Path(__file__).resolve().parents[2]

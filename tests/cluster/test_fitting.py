@@ -1,4 +1,4 @@
-"""Packing, by figures worked by hand and by laws."""
+"""Fitting of pending jobs: worked examples and laws."""
 
 from collections.abc import Mapping
 
@@ -195,7 +195,7 @@ def test_never_more_than_wait_and_never_more_than_is_free(
 
 @given(JOBS, FREE)
 def test_more_room_never_leaves_the_first_out(jobs: list[PendingJob], free: dict[str, dict[str, int]]) -> None:
-    """The packing is greedy, so only the job of the highest priority is sure to gain by an empty node."""
+    """The packing is greedy, so only the job of the highest priority is sure to profit from an empty node."""
     ready = [each for each in jobs if each.parts and each.reason != "held"]
     if not ready:
         return

@@ -1,4 +1,4 @@
-"""Requeues, preemptions and the nodes behind them, told step by step."""
+"""Requeues, preemptions and node failures, step by step."""
 
 from exporter.cluster.analysis import MOST_FAILURES, InterruptionCounter
 from exporter.cluster.model import ClusterJob, ClusterNode
@@ -17,7 +17,7 @@ def nodes(**states: str) -> list[ClusterNode]:
 
 
 def told(*steps: list[ClusterJob] | list[ClusterNode]) -> InterruptionCounter:
-    """Look at each in turn."""
+    """Apply each in turn."""
     found = InterruptionCounter()
     for at, step in enumerate(steps):
         if step and isinstance(step[0], ClusterNode):
@@ -47,7 +47,7 @@ def test_before_the_nodes_are_seen_nothing_is_counted() -> None:
 
 
 def test_a_node_that_was_bad_before_is_not_the_cause() -> None:
-    """Drained by somebody while the job ran on; later the job was requeued by hand."""
+    """An administrator drained the node while the job ran on; later the job was requeued by hand."""
     draining = nodes(n1="draining")
     found = told(draining, [running(n1=8)], [waiting()], draining)
     assert found.jobs == {("gpu", "unknown", "requeued"): 1}
@@ -65,7 +65,7 @@ def test_another_node_s_failure_is_not_the_cause() -> None:
 
 
 def test_the_node_fails_while_the_job_still_leaves_it() -> None:
-    """The nodes are asked between two looks at the jobs, and the job is seen leaving first."""
+    """The nodes are queried between two queries of the jobs, and the job's end is seen first."""
     leaving = ClusterJob("1", "gpu", {"n1": 8}, ("n1",))
     found = told(GOOD, [running(n1=8)], nodes(n1="down"), [leaving], nodes(n1="down"), [waiting()], nodes(n1="down"))
     assert found.jobs == {("gpu", "node_failure", "requeued"): 1}

@@ -1,4 +1,4 @@
-"""Pods and nodes of a whole Kubernetes cluster: what they mean, and that they come by one list and one watch."""
+"""Pods and nodes of a whole Kubernetes cluster: parsing, and that they come by one list and one watch."""
 
 import gc
 import warnings
@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from exporter.clock import SystemClock
+from exporter.cluster.analysis import spread
 from exporter.cluster.kubernetes import (
     ClusterPod,
     Disruptions,
@@ -22,13 +23,12 @@ from exporter.cluster.kubernetes import (
     read_pods,
 )
 from exporter.cluster.metrics import page
-from exporter.cluster.model import Jobs, Nodes, Reservations, Topology
+from exporter.cluster.model import Jobs, Nodes, Reservations
 from exporter.cluster.watcher import (
     ClusterUnavailableError,
     ClusterWatcher,
-    FittingTotals,
+    QueueTotals,
     fitting_totals,
-    job_spread,
     queue_totals,
 )
 from exporter.config import Config, ConfigError
@@ -48,7 +48,7 @@ NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()
 
 
 def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: str = WHOLE, **spec: Any) -> Json:
-    """A valid pod that wants so many GPUs; without `node` it is pending, and the scheduler has said that it cannot."""
+    """Return a valid pod that requests so many GPUs; without `node` it is pending and unschedulable."""
     asked = {"limits": {resource: f"{gpus}"}} if gpus else {}
     scheduled = {"type": "PodScheduled", "status": "True" if node else "False"}
     if not node:
@@ -100,7 +100,7 @@ def nodes_of(nodes: list[Json], pods: list[Json]) -> Nodes:
     )
 
 
-def fitting(pods: list[Json], nodes: list[Json]) -> FittingTotals:
+def fitting(pods: list[Json], nodes: list[Json]) -> QueueTotals:
     found = jobs(pods, nodes)
     queue = queue_totals(found.pending, now=NOW)
     return fitting_totals(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
@@ -222,9 +222,9 @@ def test_placement_of_a_job_of_several_pods() -> None:
         node("n2", labels=labels | {"nvidia.com/gpu.clique": "c2"}),
     ]
     pods = [of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n2"), "a")]
-    spread = job_spread(jobs(pods, things), nodes_of(things, pods), topology=Topology(), most=10)
-    assert spread.gpus == (("ml/job/a", 8),)
-    found = {each.level: (each.spans, each.fewest) for each in spread.placements}
+    placed = spread(jobs(pods, things).runs, nodes_of(things, pods).nodes, groups={}, most=10)
+    assert placed.gpus == (("ml/job/a", 8),)
+    found = {each.level: (each.spans, each.fewest) for each in placed.placements}
     assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
 
 
@@ -256,7 +256,7 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
 
 
 def _selected(thing: Json, selector: str) -> bool:
-    """Of all nodes' objects: `a!=b` joined by commas."""
+    """A selector of all nodes' objects: `a!=b` joined by commas."""
     parts = [part.partition("!=") for part in selector.split(",") if part]
     return all(thing.get("status", {}).get(field.rpartition(".")[2]) != value for field, _, value in parts)
 
@@ -288,7 +288,7 @@ def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
 
 
 def ended(source: Any) -> None:
-    """Close it, and have its remains collected here and now; see `tests.kubernetes.cluster.closed`."""
+    """Close it, and collect its garbage here and now; see `tests.kubernetes.cluster.closed`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         source.close()
@@ -296,7 +296,7 @@ def ended(source: Any) -> None:
 
 
 class Looks:
-    """A watch on the server whose turns are taken by hand."""
+    """A watcher of the server whose turns the test calls."""
 
     def __init__(self, source: KubernetesCluster) -> None:
         self._clock = SystemClock()

@@ -1,4 +1,4 @@
-"""How far jobs are spread, by figures worked by hand and by laws."""
+"""Placement of running jobs: worked examples and laws."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The small app around the page, over real HTTP."""
+"""The command's web app, over real HTTP."""
 
 import gzip
 import threading

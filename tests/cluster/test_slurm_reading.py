@@ -1,6 +1,6 @@
-"""What Slurm prints, as recorded from both versions: one and the same scenario on four nodes of eight GPUs.
+"""Output of Slurm recorded from both versions: the same scenario on four nodes of eight GPUs.
 
-Recorded are whole answers, but for paths and cores of jobs; the nodes' names are made the same.
+The recordings are complete but for paths and cores of jobs; the nodes' names are made the same.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.cluster.analysis import spread
 from exporter.cluster.model import NODE_STATES, REASONS, ClusterNode, Demand, Jobs, Reservation
 from exporter.cluster.slurm import (
     SINFO,
@@ -19,16 +20,16 @@ from exporter.cluster.slurm import (
     parse_reservations,
     parse_topology,
 )
-from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, job_spread, queue_totals, reserved_gpus
+from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, queue_totals, reserved_gpus
 
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
 VERSIONS = {"slurm-22.05": 31, "slurm-24.11": 21}
-"""And the number of the scenario's first job."""
+"""Recordings, with the number of the first job in each."""
 AFTER_1 = {"slurm-22.05": "priority", "slurm-24.11": "dependency"}
-"""Why the job that depends on job 1 waits: there 1 was forgotten when it was submitted, here it was not."""
+"""Why the job that depends on job 1 is pending: 22.05 had forgotten job 1 when it was submitted."""
 LATER = 1_795_259_000.0
-"""Unix seconds of some moment after the scenario, and before its reservations."""
+"""Unix seconds after the scenario, and before its reservations."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -124,17 +125,18 @@ def test_reservations(version: str) -> None:
 def test_placement_of_what_runs(version: str) -> None:
     """4 + 4 on one switch; 3 + 1 across two, where one node would do."""
     jobs, nodes = jobs_of(version), parse_nodes(text(version, "sinfo.txt"))
-    spread = job_spread(jobs, nodes, topology=parse_topology(text(version, "topology.txt")), most=100)
+    groups = parse_topology(text(version, "topology.txt")).groups
+    placed = spread(jobs.runs, nodes.nodes, groups=groups, most=100)
     first = VERSIONS[version]
-    found = {(int(p.job_id) - first, p.level): (p.spans, p.fewest) for p in spread.placements}
+    found = {(int(p.job_id) - first, p.level): (p.spans, p.fewest) for p in placed.placements}
     assert found[0, "node"] == (2, 1)
     assert found[0, "switch"] == (1, 1)
     assert found[1, "node"] == (1, 1)
     assert found[3, "node"] == (2, 1)
     assert found[3, "switch"] == (2, 1)
     assert {level for _, level in found} == {"node", "switch"}, "of NVLink and zones nothing is known"
-    assert dict(spread.gpus)[f"{first}"] == 8
-    assert f"{first + 4}" not in dict(spread.gpus), "it has no GPU"
+    assert dict(placed.gpus)[f"{first}"] == 8
+    assert f"{first + 4}" not in dict(placed.gpus), "it has no GPU"
 
 
 def test_a_job_is_never_another_for_its_name(version: str) -> None:
@@ -335,7 +337,7 @@ def test_garbage_never_crashes(garbage: str | bytes) -> None:
 
 @given(st.data())
 def test_half_an_answer_is_half_believed_at_most(data: st.DataObject) -> None:
-    """Whatever is done to one field of one job, the others are read as before."""
+    """Whatever is done to one field of one job, the others are parsed as before."""
     answer = msgspec.json.decode(text("slurm-24.11", "squeue.json"))
     before = parse_jobs(msgspec.json.encode(answer))
     place = data.draw(st.integers(0, len(answer["jobs"]) - 1))
@@ -350,7 +352,7 @@ def test_half_an_answer_is_half_believed_at_most(data: st.DataObject) -> None:
 
 
 def _number(jobs: Jobs, place: int) -> str:
-    """The number that the job of that place had."""
+    """Return the number of the job at that index."""
     return jobs.runs[place].job_id
 
 

@@ -1,4 +1,4 @@
-"""The loop: what is asked when, what a silent scheduler leaves, and what the page says of it."""
+"""The watcher's loop: which questions are asked when, a silent scheduler, and the exposition."""
 
 import threading
 from collections import Counter
@@ -31,7 +31,7 @@ P = "gpu_efficiency_cluster_"
 
 
 class Scheduler:
-    """Says what it was told to; raises what `trouble` has for a question; notes when each was asked."""
+    """Returns set answers; raises what `trouble` has for a question; records when each was asked."""
 
     name = "fake"
 
@@ -72,11 +72,11 @@ class Scheduler:
         return ask
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class Hour:
-    """A watch whose minutes pass at once."""
+    """A watcher whose turns take no time."""
 
     def __init__(self) -> None:
         self.clock = JumpClock()

@@ -4,7 +4,7 @@ Owns what the scheduler says: one node more than has a daemon (it is down, and p
 were thrown back, a reservation. The sums over them are the exporter's own. Refuses to know what the nodes do.
 """
 
-from exporter.cluster.analysis import NodeFailure
+from exporter.cluster.analysis import NodeFailure, spread
 from exporter.cluster.metrics import page
 from exporter.cluster.model import (
     ClusterJob,
@@ -18,7 +18,7 @@ from exporter.cluster.model import (
     Reservations,
     Topology,
 )
-from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals, fitting_totals, job_spread, queue_totals
+from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals, fitting_totals, queue_totals
 from exporter.core.model import SECOND
 from tests.dashboards.past import Series, Target
 
@@ -50,7 +50,7 @@ def _view(at: float, end: float) -> ClusterView:
         scheduler="slurm", queue=queue, nodes=nodes.nodes, reservations=kept.reservations,
         questions=tuple(QuestionStatus(name, 30 * SECOND, round((at - 10) * SECOND), asked=60) for name in _QUESTIONS),
         fitting=fitting_totals(jobs, nodes, reservations=kept, queue=queue, now=at),
-        spread=job_spread(jobs, nodes, topology=_topology(), most=100),
+        spread=spread(jobs.runs, nodes.nodes, groups=_topology().groups, most=100),
         interrupted_jobs=_interrupted(at, end, 1), interrupted_gpus=_interrupted(at, end, GPUS),
         failures=(NodeFailure(DOWN, "40077", "gpu", end - _FAILED),) if at >= end - _FAILED else (),
     )  # fmt: skip

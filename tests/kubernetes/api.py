@@ -1,8 +1,8 @@
-"""An API server over real HTTP with TLS and tokens: lists and watches as Kubernetes' "API Concepts" says.
+"""An API server over real HTTP with TLS and tokens: lists and watches as in Kubernetes' "API Concepts".
 
-Owns objects, resource versions, a history that can be forgotten (410), bookmarks, and the faults that tests ask for.
-Every object is checked with kubernetes-validate before it is served, and so is each Event that is sent. Refuses any
-request without the right token, and any that asks for more than one node's objects or one pod.
+Has objects, resource versions, a history that can be forgotten (410), bookmarks, and faults that tests inject. Every
+object is validated with kubernetes-validate before it is served, and so is each Event that is sent. Rejects any
+request without the right token, and any that selects more than one node's objects or one pod.
 """
 
 import json
@@ -23,7 +23,7 @@ import kubernetes_validate
 from tests.certificates import Authority
 
 VERSION = "1.34"
-"""Of Kubernetes, that objects are valid for."""
+"""Version of Kubernetes against which objects are validated."""
 PATHS = {
     "/api/v1/pods": ("v1", "Pod"),
     "/api/v1/nodes": ("v1", "Node"),
@@ -31,7 +31,7 @@ PATHS = {
 }
 Json = dict[str, Any]
 _WRITTEN = re.compile(r"/api/v1/namespaces/([^/]+)/(events|pods)(?:/([^/]+))?")
-"""Namespace, kind, and the name of what is changed."""
+"""Namespace, kind, and the name of the changed object."""
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -50,21 +50,21 @@ class ApiServer:
         self.token = f"token of {folder.name}"
         self.objects: dict[str, dict[str, Json]] = {path: {} for path in PATHS}
         self.missing: set[str] = set()
-        """Paths that this server's version does not have."""
+        """Paths that this server's version lacks."""
         self.forbidden: set[str] = set()
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.writable = False
         """Whether this account may create Events and patch pods."""
         self.written: list[tuple[str, Json]] = []
-        """Method and path, and what was sent there and taken."""
+        """Method, path and content of each accepted write."""
         self.answers: list[int] = []
-        """Statuses of the next writes, which are not taken."""
+        """Statuses of the next writes, which are rejected with them."""
         self.piece = 0
-        """Bytes at a time of what a watch says; 0: as it comes."""
+        """Bytes per chunk of a watch; 0: whole events."""
         self.fleeting = False
-        """Each watch is taken and ended at once."""
+        """End each watch at once."""
         self.deaf = False
-        """Take requests and answer none of them until `stop`."""
+        """Accept requests and answer none of them until `stop`."""
         self._over = threading.Event()
         self._version, self._oldest = 100, 0
         self._history: list[tuple[int, str, str, Json]] = []
@@ -98,7 +98,7 @@ class ApiServer:
         self.connections.clear()
 
     def endure(self) -> None:
-        """Say nothing while this server lives."""
+        """Send nothing while this server lives."""
         self._over.wait()
 
     @property
@@ -106,7 +106,7 @@ class ApiServer:
         return f"https://127.0.0.1:{self.port}"
 
     def has(self, *things: Json) -> Self:
-        """Make or change objects; each is valid Kubernetes, and gets a resource version."""
+        """Create or change objects; each is valid Kubernetes, and gets a resource version."""
         for thing in things:
             path = next(path for path, kind in PATHS.items() if kind == (thing["apiVersion"], thing["kind"]))
             kubernetes_validate.validate(thing, VERSION, strict=False)
@@ -119,17 +119,17 @@ class ApiServer:
         self._happened("DELETED", path, thing)
 
     def bookmark(self) -> None:
-        """Tell all watches the newest version and nothing else."""
+        """Send a bookmark to all watches."""
         for path, (version, kind) in PATHS.items():
             empty: Json = {"apiVersion": version, "kind": kind, "metadata": {"uid": ""}}
             self._happened("BOOKMARK", path, empty)
 
     def says(self, path: str, text: str) -> None:
-        """Put a line into the watches of `path`, whatever it is."""
+        """Send any line to the watches of `path`."""
         self._happened("RAW", path, {"text": text, "metadata": {}})
 
     def forgets(self) -> None:
-        """Forget the history: a watch from an older version is answered with 410, an open one told so."""
+        """Forget the history: a watch from an older version is answered with 410, an open one gets it as an error."""
         with self._changed:
             self._version += 1
             self._oldest = self._version
@@ -142,13 +142,13 @@ class ApiServer:
             self._changed.notify_all()
 
     def asked(self, path: str, *, watch: bool) -> list[dict[str, str]]:
-        """Questions about `path` so far."""
+        """Return the number of requests for `path` so far."""
         return [asked for found, asked in self.requests if found == path and ("watch" in asked) == watch]
 
     def _happened(self, what: str, path: str, thing: Json) -> None:
         with self._changed:
             self._version += 1
-            thing = json.loads(json.dumps(thing))  # as it is now, whatever the test does to it later
+            thing = json.loads(json.dumps(thing))  # as it is now, whatever the test changes later
             thing["metadata"]["resourceVersion"] = f"{self._version}"
             if what in ("ADDED", "MODIFIED"):
                 self.objects[path][thing["metadata"]["uid"]] = thing
@@ -165,7 +165,7 @@ class ApiServer:
         return {"apiVersion": version, "kind": f"{kind}List", "metadata": metadata, "items": items}
 
     def watched(self, path: str, asked: dict[str, str]) -> Iterator[bytes]:
-        """Lines of a watch, until it is ended."""
+        """Yield the lines of a watch, until it ends."""
         since, began = int(asked["resourceVersion"]), self._round
         until = time.monotonic() + int(asked["timeoutSeconds"])
         while time.monotonic() < until:
@@ -189,12 +189,12 @@ class ApiServer:
         return int(asked["resourceVersion"]) < self._oldest
 
     def one_pod(self, namespace: str, selector: str) -> Json:
-        """A list of the pods of that namespace that are selected."""
+        """Answer with the selected pods of that namespace."""
         pods = self.listing("/api/v1/pods", selector)
         return pods | {"items": [pod for pod in pods["items"] if pod["metadata"]["namespace"] == namespace]}
 
     def write(self, method: str, path: str, kind: str, thing: Json) -> tuple[int, str]:
-        """Take in an Event or a change of a pod; give status and message."""
+        """Store an Event or a change of a pod; return status and message."""
         if self.answers:
             return self.answers.pop(0), "another time"
         if not self.writable:
@@ -297,7 +297,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
 
         def handle(self) -> None:
             api.connections.append(self.connection)
-            with suppress(OSError):  # the client went away, or this server is stopped
+            with suppress(OSError):  # the client disconnected, or this server is stopped
                 super().handle()
 
         def do_GET(self) -> None:
@@ -310,7 +310,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             _write(api, self)
 
         def log_message(self, *_: object) -> None:
-            """Keep still: the test speaks."""
+            """Log nothing."""
 
     return Handler
 

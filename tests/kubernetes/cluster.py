@@ -1,7 +1,4 @@
-"""A node of a pretended cluster: a kubelet, perhaps an API server, and the scheduler on both.
-
-Owns the objects that tests put there and the waiting for what the scheduler says. Refuses to judge it.
-"""
+"""A node of a simulated cluster: a kubelet, optionally an API server, and the scheduler on both."""
 
 import gc
 import time
@@ -45,7 +42,7 @@ def uid_of(name: str) -> str:
 
 
 def pod_object(name: str, *, namespace: str = "ml", phase: str = "Running", **more: Any) -> Json:
-    """A pod of this node as the API server has it; `more` goes into metadata."""
+    """Return a pod of this node as the API server has it; `more` goes into metadata."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -65,7 +62,7 @@ def pod_object(name: str, *, namespace: str = "ml", phase: str = "Running", **mo
 
 
 def kept_by(kind: str, name: str, version: str = "batch/v1") -> list[Json]:
-    """`ownerReferences` with a controller."""
+    """Return `ownerReferences` with a controller."""
     return [{"apiVersion": version, "kind": kind, "name": name, "uid": uid_of(name), "controller": True}]
 
 
@@ -95,7 +92,7 @@ def slice_object(*devices: Json, generation: int = 1, name: str = "slice-1", dri
 
 
 def offered(name: str, **attributes: str) -> Json:
-    """A device of a slice."""
+    """Return a device of a slice."""
     return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
 
 
@@ -104,7 +101,7 @@ def instant(seconds: float) -> str:
 
 
 class Node:
-    """What a test has of the node."""
+    """The objects and the scheduler of a node."""
 
     def __init__(self, folder: Path, kubelet: Kubelet, api: ApiServer | None) -> None:
         self.folder, self.kubelet, self._api = folder, kubelet, api
@@ -142,20 +139,20 @@ class Node:
         return self.scheduler
 
     def look(self, *readings: Reading) -> SchedulerState | None:
-        """One look; ends and faults are gathered, for each is told once or while it stands."""
+        """Poll once; ends and faults are collected, because each is reported once."""
         scheduler = self.scheduler or self.opens()
-        word = scheduler.poll(self.clock.now(), self.devices, readings)
-        if word is not None:
-            self.ended += [each for each in word.allocations if each.end is not None]
-            self.faults |= {(fault.kind, fault.message) for fault in word.faults}
-        return word
+        state = scheduler.poll(self.clock.now(), self.devices, readings)
+        if state is not None:
+            self.ended += [each for each in state.allocations if each.end is not None]
+            self.faults |= {(fault.kind, fault.message) for fault in state.faults}
+        return state
 
     def until(self, true: Callable[[SchedulerState], Any], what: str, *readings: Reading) -> SchedulerState:
-        """Look until it is true of what the scheduler says."""
-        return wait_for(lambda: word if (word := self.look(*readings)) is not None and true(word) else None, what)
+        """Poll until `true` holds for the scheduler's state."""
+        return wait_for(lambda: state if (state := self.look(*readings)) is not None and true(state) else None, what)
 
     def refusal(self) -> str:
-        """Look until the scheduler raises, and give its words."""
+        """Poll until the scheduler raises, and return its message."""
 
         def look() -> str:
             try:
@@ -167,18 +164,18 @@ class Node:
         return wait_for(look, "an error of the scheduler's")
 
     def held(self, *expected: tuple[int, str]) -> SchedulerState:
-        """Look until exactly these GPUs, by index, are held by these jobs."""
+        """Poll until exactly these GPUs, by index, are held by these jobs."""
         wanted = {(gpu_uuid(index), job) for index, job in expected}
-        return self.until(lambda word: holds(word) == wanted, f"{sorted(wanted)}")
+        return self.until(lambda state: holds(state) == wanted, f"{sorted(wanted)}")
 
 
-def holds(word: SchedulerState) -> set[tuple[str, str]]:
-    """UUID and job id of what is held now."""
-    return {(each.uuid, each.owner.job_id) for each in word.allocations if each.end is None}
+def holds(state: SchedulerState) -> set[tuple[str, str]]:
+    """Return UUID and job id of the current allocations."""
+    return {(each.uuid, each.owner.job_id) for each in state.allocations if each.end is None}
 
 
 def wait_for(ask: Callable[[], Found | None], what: str) -> Found:
-    """Ask until the answer is true; an error of the scheduler's is an answer that is not."""
+    """Poll until the answer is true; an error of the scheduler counts as false."""
     deadline, last = time.monotonic() + DEADLINE, ""
     while time.monotonic() < deadline:
         try:
@@ -191,10 +188,10 @@ def wait_for(ask: Callable[[], Found | None], what: str) -> Found:
 
 
 def closed(scheduler: KubernetesScheduler) -> None:
-    """Close it, and have its remains collected here and now.
+    """Close it, and collect its garbage here and now.
 
-    httpcore 1.0 gives a connection whose TLS handshake is cancelled back to nobody, so Python warns of it whenever it
-    comes to collect it: perhaps in another test.
+    httpcore 1.0 does not release a connection whose TLS handshake is cancelled, so Python warns of it whenever it is
+    collected: perhaps in another test.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -205,7 +202,7 @@ def closed(scheduler: KubernetesScheduler) -> None:
 
 @contextmanager
 def node(*, with_api: bool = True) -> Iterator[Node]:
-    """A node for the length of a block, in a folder short enough for a unix socket's address."""
+    """A node for the length of a block, in a folder with a path short enough for a unix socket's address."""
     with TemporaryDirectory(prefix="k8s-") as name:
         folder = Path(name)
         kubelet = Kubelet(folder / "kubelet.sock")

@@ -1,7 +1,7 @@
 """A kubelet's pod-resources service on a real unix socket, with grpc's own server and protobuf's own messages.
 
-Owns descriptors of the whole official `v1` message set, written down apart from the product's reader, so that each
-checks the other (kubernetes/kubelet pkg/apis/podresources/v1/api.proto). Refuses nothing: what a test scripts is said.
+Has descriptors of the whole official `v1` message set, written apart from the product's decoder, so that each checks
+the other (kubernetes/kubelet pkg/apis/podresources/v1/api.proto).
 """
 
 import threading
@@ -85,13 +85,13 @@ MESSAGES = _classes()
 
 
 def devices(resource: str, *ids: str) -> Any:
-    """ContainerDevices with a NUMA node, as device plugins give one."""
+    """Return ContainerDevices with a NUMA node, as device plugins report one."""
     numa = MESSAGES["TopologyInfo"](nodes=[MESSAGES["NUMANode"](ID=1)])
     return MESSAGES["ContainerDevices"](resource_name=resource, device_ids=ids, topology=numa)
 
 
 def container(*held: Any, name: str = "main", claims: Iterable[Any] = ()) -> Any:
-    """ContainerResources with CPUs and memory beside the devices, as static policies give them."""
+    """Return ContainerResources with CPUs and memory beside the devices, as static policies report them."""
     memory = [MESSAGES["ContainerMemory"](memory_type="memory", size=1 << 40)]
     resources = [MESSAGES["DynamicResource"](claim_name="c", claim_namespace="ml", claim_resources=claims)]
     dynamic = resources if claims else []
@@ -101,13 +101,13 @@ def container(*held: Any, name: str = "main", claims: Iterable[Any] = ()) -> Any
 
 
 def claim(*cdi: str, driver: str = "", pool: str = "", device: str = "") -> Any:
-    """ClaimResource; kubelets before 1.34 fill in the CDI names alone."""
+    """Return a ClaimResource; kubelets before 1.34 set the CDI names alone."""
     names = [MESSAGES["CDIDevice"](name=name) for name in cdi]
     return MESSAGES["ClaimResource"](cdi_devices=names, driver_name=driver, pool_name=pool, device_name=device)
 
 
 def pod(name: str, *containers: Any, namespace: str = "ml") -> Any:
-    """PodResources."""
+    """Return PodResources."""
     return MESSAGES["PodResources"](name=name, namespace=namespace, containers=containers)
 
 
@@ -120,18 +120,18 @@ class Kubelet:
         self.offered: list[Any] = []
         self.lists = 0
         self.says: Callable[[Any], bytes] | None = None
-        """What to do instead of listing, on the call's context; it may abort."""
+        """Called with the call's context instead of listing; it may abort."""
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
         self.start()
 
     def holds(self, *pods: Any) -> None:
-        """From now on exactly these."""
+        """List exactly these from now on."""
         with self._lock:
             self.pods = {(each.namespace, each.name): each for each in pods}
 
     def gives(self, name: str, *ids: str, resource: str = "nvidia.com/gpu", namespace: str = "ml") -> None:
-        """A pod more, with one container."""
+        """Add a pod with one container."""
         given = pod(name, container(devices(resource, *ids)), namespace=namespace)
         with self._lock:
             self.pods[namespace, name] = given
@@ -141,7 +141,7 @@ class Kubelet:
             del self.pods[namespace, name]
 
     def start(self) -> None:
-        """Listen, on a new socket in the old one's place as a started kubelet does."""
+        """Listen, on a new socket that replaces the old one as a restarted kubelet's does."""
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(max_workers=4))
         methods = {"List": self._list, "Get": self._get, "GetAllocatableResources": self._allocatable}

@@ -1,4 +1,4 @@
-"""A hand-made Slurm node: real unix sockets in a spool directory, a /proc, a controller that answers."""
+"""A simulated Slurm node: real unix sockets in a spool directory, a made-up /proc, a controller with set answers."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from exporter.core.model import SECOND, Allocation, Device
 from exporter.schedulers.base import SchedulerState
 from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError
 from exporter.schedulers.slurm.controller import ControllerQueries
-from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, Slot, SpoolReader
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, LocalNode, Slot, SpoolReader
 from exporter.schedulers.slurm.notation import Gres
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
 from exporter.schedulers.slurm.scheduler import SlurmScheduler
@@ -17,19 +17,19 @@ from exporter.schedulers.slurm.scheduler import SlurmScheduler
 RECORDED = Path(__file__).parent / "recorded"
 BATCH, EXTERN = "4294967291", "4294967292"
 WALL = 1_800_000_000 * SECOND
-"""Unix time when the rig's clock stands at BEGIN."""
+"""Unix time when the rig's clock is at BEGIN."""
 BEGIN = 10_000 * SECOND
 NODE = "node1"
 DEVICES = tuple(Device(f"GPU-{n}", str(n)) for n in range(4))
 
 
 def recorded(name: str) -> str:
-    """A file as a real Slurm printed it."""
+    """Return a recorded output of a real Slurm."""
     return (RECORDED / name).read_text()
 
 
 def job(job_id: str = "7", *gpus: int, state: str = "RUNNING", started: float = 5.0, **facts: object) -> SlurmJob:
-    """A job of alice's on this node with these GPUs, started so many seconds before BEGIN."""
+    """Return a job of alice's on this node with these GPUs, started `started` seconds before BEGIN."""
     given = {NODE: (Gres("gpu", "h100", len(gpus), gpus),)} if gpus and state in {"RUNNING", "SUSPENDED"} else None
     said = {
         "user": "alice",
@@ -50,7 +50,7 @@ def job(job_id: str = "7", *gpus: int, state: str = "RUNNING", started: float = 
 
 
 class Answers:
-    """A controller: says what it was given, counts what it was asked, and can fall silent."""
+    """A controller that returns set answers, counts queries, and can stop answering."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, SlurmJob] = {}
@@ -88,8 +88,8 @@ class Answers:
             raise SlurmUnavailableError(self.silent)
 
 
-class Here:
-    """What the node itself would show."""
+class Here(LocalNode):
+    """What the node itself shows of its jobs."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, JobTasks] = {}
@@ -111,7 +111,7 @@ class Here:
 
 
 class Rig:
-    """A scheduler on a node whose time the test moves, without a thread: what is asked is answered at once."""
+    """A scheduler on a simulated node; the test moves the clock, and queries are processed without a thread."""
 
     def __init__(self, folder: Path, *, node_state_seconds: float = 0.0, mapping: bool = False) -> None:
         self.spool, self.mapping = folder / "s", folder / "m" if mapping else None
@@ -132,20 +132,20 @@ class Rig:
         self.words: list[SchedulerState] = []
 
     def socket(self, job_id: str, step: str = BATCH, *, node: str = NODE) -> Path:
-        """Bind what slurmstepd binds."""
+        """Bind the sockets that slurmstepd binds."""
         path = self.spool / f"{node}_{job_id}.{step}"
         bind(path)
         self.here.bound.add(path.name)
         return path
 
     def end(self, *paths: Path) -> None:
-        """Remove them as slurmstepd does."""
+        """Remove the sockets as slurmstepd does."""
         for path in paths:
             path.unlink()
             self.here.bound.discard(path.name)
 
     def tick(self, seconds: float = 1.0, devices: tuple[Device, ...] = DEVICES) -> SchedulerState | None:
-        """Let time pass, look, let the thread do all it can, and look again within the same second."""
+        """Advance the clock, poll, process all queries, and poll again within the same second."""
         self.now += int(seconds * SECOND)
         first = self.scheduler.poll(self.now, devices, ())
         self.work()
@@ -158,22 +158,22 @@ class Rig:
             pass
 
     def told(self, seconds: float = 1.0, devices: tuple[Device, ...] = DEVICES) -> tuple[Allocation, ...]:
-        """The allocations of both looks of a tick that last, and once those that ended in it."""
+        """The allocations of both polls that last, and once those that ended in them."""
         self.tick(seconds, devices)
         ended = [a for word in self.words[:-1] for a in word.allocations if a.end is not None]
         return (*ended, *self.words[-1].allocations)
 
     def held(self, seconds: float = 1.0) -> dict[str, str]:
-        """Who holds which GPU after that time."""
+        """Return the jobs by GPU after that time."""
         return {a.uuid: a.owner.job_id for a in self.told(seconds) if a.end is None}
 
     def faults(self) -> list[str]:
-        """Kind and message of each in the last tick."""
+        """Kind and message of each fault of the last two polls."""
         return [f"{fault.kind}: {fault.message}" for word in self.words for fault in word.faults]
 
 
 def bind(path: Path) -> None:
-    """Make a unix socket of that name, however long the path to it is."""
+    """Create a unix socket of that name, however long its path is."""
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX) as made:
@@ -183,7 +183,7 @@ def bind(path: Path) -> None:
 
 
 class Proc:
-    """A hand-made /proc with processes that Slurm started."""
+    """A made-up /proc with processes that Slurm started."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""Rules read again: whoever holds a GPU is judged anew, without a new beginning and without asking anybody."""
+"""New rules apply to jobs that hold a GPU, without a new allocation and without a query."""
 
 from collections.abc import Iterator
 from datetime import date
@@ -32,9 +32,9 @@ BEFORE, AFTER = ("", "batch", None, ""), ("hep", "interactive", 60.0, "x")
 
 
 def told(rig: slurm_rig.Rig) -> tuple[Allocation, ...]:
-    word = rig.tick()
-    assert word is not None
-    return word.allocations
+    state = rig.tick()
+    assert state is not None
+    return state.allocations
 
 
 def test_slurm_s_jobs_without_another_question(tmp_path: Path) -> None:
@@ -66,35 +66,35 @@ def test_a_mapping_directory_s_jobs(tmp_path: Path) -> None:
 
 
 def test_people_s_own_processes_by_what_they_said_at_first(tmp_path: Path) -> None:
-    """Also those that /proc does not show any more, or never did; a later process does not change who was judged."""
+    """Also to processes that /proc does not show; a later process of the allocation is not used."""
     proc = Proc(tmp_path)
     asked = ProcessesScheduler(proc=tmp_path, user_of=lambda _: "alice", suspended=lambda: 0)
     shown = proc.add(10, started=5.0)
     hidden = Process(99, name="/bin/hidden")
-    word = asked.poll(100 * SECOND, (), [gpu(0, shown, hidden)])
-    assert word is not None
-    first = {one.owner.job_id: one for one in word.allocations}
+    state = asked.poll(100 * SECOND, (), [gpu(0, shown, hidden)])
+    assert state is not None
+    first = {one.owner.job_id: one for one in state.allocations}
     asked.update(NEW)
-    word = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
-    assert word is not None
-    again = {one.owner.job_id: one for one in word.allocations}
+    state = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    assert state is not None
+    again = {one.owner.job_id: one for one in state.allocations}
     assert verdict(first["alice/train.service"]) == BEFORE
     assert verdict(again["alice/train.service"]) == AFTER
     asked.update(Rules(WorkloadSettings((WorkloadRule(team="everybody", name=".*"),))))
-    word = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
-    assert word is not None
-    teams = {one.owner.job_id: one.owner.team for one in word.allocations}
-    assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule judges what cannot be seen
+    state = asked.poll(101 * SECOND, (), [gpu(0, shown, hidden, at=101 * SECOND)])
+    assert state is not None
+    teams = {one.owner.job_id: one.owner.team for one in state.allocations}
+    assert teams == {"alice/train.service": "everybody", "unknown/hidden": ""}  # no rule applies to hidden processes
     assert {job: one.start for job, one in again.items()} == {job: one.start for job, one in first.items()}
-    word = asked.poll(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
-    assert word is not None
-    assert {one.end for one in word.allocations} == {102 * SECOND}
-    assert not asked._identities  # nothing is kept of whoever is gone
-    asked.update(Rules())  # nobody is left to be judged
+    state = asked.poll(102 * SECOND, (), [gpu(0, at=102 * SECOND)])
+    assert state is not None
+    assert {one.end for one in state.allocations} == {102 * SECOND}
+    assert not asked._identities  # nothing is kept of ended allocations
+    asked.update(Rules())  # no allocation is left
     later = proc.add(11, started=5.0, command="jupyter lab")
-    word = asked.poll(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
-    assert word is not None
-    assert verdict(word.allocations[0])[:2] == ("", "interactive")
+    state = asked.poll(103 * SECOND, (), [gpu(0, later, at=103 * SECOND)])
+    assert state is not None
+    assert verdict(state.allocations[0])[:2] == ("", "interactive")
 
 
 @pytest.fixture(name="here")
@@ -104,14 +104,14 @@ def _here() -> Iterator[Node]:
 
 
 def test_pods_without_another_list(here: Node) -> None:
-    """Neither kubelet nor API server are asked again: what they have said is judged anew."""
+    """Neither kubelet nor API server are queried again: the rules are applied to what they last reported."""
     here.api.has(pod_object("train-0", labels={"hub.jupyter.org/username": "alice"}))
     here.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(1))
     scheduler = here.opens(SLOW)
-    first = here.until(lambda word: len(word.allocations) == 2, "both GPUs")
+    first = here.until(lambda state: len(state.allocations) == 2, "both GPUs")
     asked = here.kubelet.lists, len(here.api.requests)
     scheduler.update(NEW)
-    again = here.until(lambda word: verdict(word.allocations[0]) == AFTER, "the new verdict")
+    again = here.until(lambda state: verdict(state.allocations[0]) == AFTER, "the new verdict")
     assert [verdict(one)[0] for one in first.allocations] == [""] * 2
     assert [verdict(one) for one in again.allocations] == [AFTER] * 2
     assert [(one.uuid, one.start, one.end) for one in again.allocations] == [
@@ -121,11 +121,11 @@ def test_pods_without_another_list(here: Node) -> None:
 
 
 def test_pods_at_once_where_nothing_else_calls_for_it() -> None:
-    """Without an API server the next list would be an hour away."""
+    """Without an API server the next list would come an hour later."""
     with node(with_api=False) as alone:
         alone.kubelet.gives("train-0", gpu_uuid(0))
         scheduler = alone.opens(SLOW)
         alone.held((0, "ml/pod/train-0"))
         scheduler.update(Rules(WorkloadSettings((WorkloadRule(team="hep", namespace="ml"),))))
-        alone.until(lambda word: verdict(word.allocations[0])[0] == "hep", "the new verdict")
+        alone.until(lambda state: verdict(state.allocations[0])[0] == "hep", "the new verdict")
         assert alone.kubelet.lists == 1

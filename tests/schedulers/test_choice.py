@@ -1,4 +1,4 @@
-"""Which scheduler is at home: by what lies on the node, and what is said of those that are not."""
+"""The choice of the scheduler: by what is installed on the node, and the reasons for rejecting the others."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ Choose = Callable[..., Scheduler]
 
 @pytest.fixture(name="chosen")
 def _chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Choose]:
-    """Choose on a node that has what the test put into its folder, and nothing else."""
+    """Choose on a node that has only what the test put into its folder."""
     monkeypatch.delenv("SLURM_CONF", raising=False)
     opened: list[Scheduler] = []
 
@@ -51,7 +51,7 @@ def test_the_log_says_which_and_why_not_the_others(chosen: Choose, caplog: pytes
         chosen()
     (line,) = (record.getMessage() for record in caplog.records if record.name == "exporter.schedulers.base")
     assert line.startswith("scheduler processes; slurm: ")
-    assert all(word in line for word in ("spool is not there", "no kubelet at", "jobs: No such file"))
+    assert all(state in line for state in ("spool is not there", "no kubelet at", "jobs: No such file"))
 
 
 def test_what_is_named_is_taken_and_its_own_reason_given_where_it_is_not_there(chosen: Choose, tmp_path: Path) -> None:

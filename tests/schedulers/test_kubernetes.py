@@ -1,4 +1,4 @@
-"""The Kubernetes scheduler on a kubelet that speaks the real protocol and an API server over real HTTP and TLS."""
+"""The Kubernetes scheduler with a kubelet over real gRPC and an API server over real HTTP and TLS."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ from tests.kubernetes.cluster import (
 from tests.kubernetes.kubelet import Kubelet, claim, container, devices, pod
 
 SLOW = WatchIntervals(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, restart_grace=1)
-"""Asks the kubelet at the start, and then only where something calls for it."""
+"""Queries the kubelet at startup, and then only when something requires it."""
 
 
 @pytest.fixture(name="here")
@@ -42,7 +42,7 @@ def _here() -> Iterator[Node]:
 
 @pytest.fixture(name="alone")
 def _alone() -> Iterator[Node]:
-    """A node whose daemon has no API server to ask."""
+    """A node without an API server."""
     with node(with_api=False) as made:
         yield made
 
@@ -58,11 +58,11 @@ def test_without_the_api_server_a_pod_is_its_namespace_and_name(alone: Node, cap
     alone.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(1))
     alone.kubelet.gives("other", gpu_uuid(5), namespace="web")
     with caplog.at_level("INFO"):
-        word = alone.held((0, "ml/pod/train-0"), (1, "ml/pod/train-0"), (5, "web/pod/other"))
-    one = next(each for each in word.allocations if each.uuid == gpu_uuid(0))
+        state = alone.held((0, "ml/pod/train-0"), (1, "ml/pod/train-0"), (5, "web/pod/other"))
+    one = next(each for each in state.allocations if each.uuid == gpu_uuid(0))
     assert (one.owner.scheduler, one.owner.namespace, one.owner.pod) == ("kubernetes", "ml", "train-0")
     assert (one.owner.kind, one.owner.user, one.gpus, one.restarts) == ("pod", "", 2, 0)
-    assert (word.condition, word.faults, word.unanswered_since, dict(word.members)) == ("", (), None, {})
+    assert (state.condition, state.faults, state.unanswered_since, dict(state.members)) == ("", (), None, {})
     assert sum("API server is not asked" in line for line in caplog.messages) == 1
     assert one.start % MS == 0
     assert one.start <= alone.clock.now()
@@ -104,8 +104,8 @@ def test_one_after_another_is_not_sharing(alone: Node) -> None:
     alone.kubelet.gives("first", gpu_uuid(0))
     alone.held((0, "ml/pod/first"))
     alone.kubelet.holds(pod("second", container(devices("nvidia.com/gpu", gpu_uuid(0)))))
-    word = alone.held((0, "ml/pod/second"))
-    second = next(each for each in word.allocations if each.end is None)
+    state = alone.held((0, "ml/pod/second"))
+    second = next(each for each in state.allocations if each.end is None)
     assert alone.ended[0].end == second.start
 
 
@@ -114,9 +114,9 @@ def test_at_is_when_the_kubelet_was_asked_and_stays_while_it_is_silent(alone: No
     before = alone.clock.now()
     first = alone.held((0, "ml/pod/train-0"))
     assert before <= first.at <= alone.clock.now()
-    alone.until(lambda word: word.at > first.at, "a later list")
+    alone.until(lambda state: state.at > first.at, "a later list")
     alone.kubelet.stop()
-    silent = alone.until(lambda word: word.faults, "a fault")
+    silent = alone.until(lambda state: state.faults, "a fault")
     assert [fault.kind for fault in silent.faults] == ["scheduler_failed"]
     again = alone.until(lambda _: True, "another look")
     assert (again.at, holds(again)) == (silent.at, holds(first)), "the last word stands, and gets old"
@@ -126,18 +126,18 @@ def test_a_kubelet_started_again_on_a_new_socket_is_asked(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     alone.held((0, "ml/pod/train-0"))
     alone.kubelet.stop()
-    alone.until(lambda word: word.faults, "a fault")
+    alone.until(lambda state: state.faults, "a fault")
     alone.kubelet.gives("train-1", gpu_uuid(1))
     alone.kubelet.start()
     alone.held((0, "ml/pod/train-0"), (1, "ml/pod/train-1"))
-    assert alone.until(lambda word: not word.faults, "no fault")
+    assert alone.until(lambda state: not state.faults, "no fault")
     assert alone.ended == []
 
 
 def test_a_socket_replaced_under_a_live_connection_is_noticed(alone: Node) -> None:
     alone.kubelet.gives("old", gpu_uuid(0))
     alone.held((0, "ml/pod/old"))
-    another = Kubelet(alone.kubelet.socket)  # the first one goes on serving the connections that it has
+    another = Kubelet(alone.kubelet.socket)  # the first one still serves its existing connections
     another.gives("old", gpu_uuid(0))
     another.gives("new", gpu_uuid(1))
     alone.held((0, "ml/pod/old"), (1, "ml/pod/new"))
@@ -154,7 +154,7 @@ def test_a_kubelet_that_has_just_started_and_knows_no_pods_yet_ends_none(alone: 
     doubted = alone.until(lambda _: alone.kubelet.lists > lists + 2, "three empty lists")
     assert holds(doubted) == {(gpu_uuid(0), "ml/pod/train-0")}
     alone.kubelet.pods = pods
-    alone.until(lambda word: word.at > doubted.at and not word.faults, "a list that is believed")
+    alone.until(lambda state: state.at > doubted.at and not state.faults, "a list that is believed")
     assert alone.ended == []
     assert any("does not list ml/train-0 yet" in message for _, message in alone.faults)
 
@@ -173,11 +173,11 @@ def test_an_answer_that_is_cut_short_or_no_answer_changes_nothing(alone: Node, n
     alone.kubelet.gives("train-0", gpu_uuid(0))
     alone.held((0, "ml/pod/train-0"))
     alone.kubelet.says = lambda _: noise
-    word = alone.until(lambda word: word.faults, "a fault")
-    assert "cannot be read" in word.faults[0].message
-    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+    state = alone.until(lambda state: state.faults, "a fault")
+    assert "cannot be read" in state.faults[0].message
+    assert holds(state) == {(gpu_uuid(0), "ml/pod/train-0")}
     alone.kubelet.says = None
-    alone.until(lambda word: not word.faults, "no fault")
+    alone.until(lambda state: not state.faults, "no fault")
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_a_hanging_kubelet_is_given_up_after_its_deadline_and_delays_no_look(alo
         return b""
 
     alone.kubelet.says = hang
-    word = alone.until(lambda word: word.faults, "a fault")
+    state = alone.until(lambda state: state.faults, "a fault")
     going.set()
-    assert "DEADLINE_EXCEEDED" in word.faults[0].message
-    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+    assert "DEADLINE_EXCEEDED" in state.faults[0].message
+    assert holds(state) == {(gpu_uuid(0), "ml/pod/train-0")}
 
 
 def test_closing_does_not_wait_for_a_hanging_kubelet(alone: Node) -> None:
@@ -243,11 +243,11 @@ def test_work_on_a_gpu_that_nobody_holds_has_the_kubelet_asked_once(alone: Node)
     assert alone.kubelet.lists == asked + 1
     alone.kubelet.drops("train-0")
     more = (*at_work, reading(4, busy=0.5))
-    alone.until(lambda word: not holds(word), "a question for the work on GPU 4", *more)
+    alone.until(lambda state: not holds(state), "a question for the work on GPU 4", *more)
     wait_for(lambda: alone.kubelet.lists == asked + 3, "a question for GPU 3, now nobody's")
     for _ in range(20):
         alone.look(*more)
-        time.sleep(0.005)  # time enough for a question that should not come
+        time.sleep(0.005)  # enough for a query that must not come
     assert alone.kubelet.lists == asked + 3, "the same work is no reason to ask again"
 
 
@@ -255,7 +255,7 @@ def test_what_the_kubelet_offers_is_said_once(alone: Node, caplog: pytest.LogCap
     alone.kubelet.offered = [devices("nvidia.com/gpu", *map(gpu_uuid, range(8))), devices("rdma/hca", "a")]
     with caplog.at_level("INFO"):
         first = alone.held()
-        alone.until(lambda word: word.at > first.at, "another list")
+        alone.until(lambda state: state.at > first.at, "another list")
     assert caplog.messages.count("the kubelet offers 8 nvidia.com/gpu") == 1
     assert not any("rdma" in line for line in caplog.messages)
 
@@ -272,8 +272,8 @@ def test_replicas_of_one_gpu_are_several_owners_and_a_pod_with_two_is_one(alone:
     replicas = [f"{gpu_uuid(0)}::{index}" for index in range(4)]
     alone.kubelet.gives("one", replicas[0], replicas[3], resource="nvidia.com/gpu.shared")
     alone.kubelet.gives("two", replicas[1], resource="nvidia.com/gpu.shared")
-    word = alone.held((0, "ml/pod/one"), (0, "ml/pod/two"))
-    assert [each.gpus for each in word.allocations] == [1, 1]
+    state = alone.held((0, "ml/pod/one"), (0, "ml/pod/two"))
+    assert [each.gpus for each in state.allocations] == [1, 1]
     alone.kubelet.drops("one")
     alone.held((0, "ml/pod/two"))
     assert [each.owner.pod for each in alone.ended] == ["one"]
@@ -299,21 +299,21 @@ def test_mig_instances_are_held_by_their_own_uuids_and_in_the_old_form(alone: No
     )
     alone.kubelet.gives("new", part, resource="nvidia.com/mig-3g.40gb")
     alone.kubelet.gives("old", f"MIG-{board}/11/0", resource="nvidia.com/mig-3g.40gb")
-    word = alone.until(lambda word: len(holds(word)) == 2, "two holders")
-    assert holds(word) == {(part, "ml/pod/new"), (other, "ml/pod/old")}
+    state = alone.until(lambda state: len(holds(state)) == 2, "two holders")
+    assert holds(state) == {(part, "ml/pod/new"), (other, "ml/pod/old")}
     alone.kubelet.holds(pod("all", container(devices("nvidia.com/gpu", board))))
-    word = alone.until(lambda word: len(holds(word)) == 2 and word.allocations[0].owner.pod == "all", "one holder")
-    assert holds(word) == {(part, "ml/pod/all"), (other, "ml/pod/all")}
+    state = alone.until(lambda state: len(holds(state)) == 2 and state.allocations[0].owner.pod == "all", "one holder")
+    assert holds(state) == {(part, "ml/pod/all"), (other, "ml/pod/all")}
 
 
 def test_an_id_that_is_no_gpu_is_refused_with_the_reason_and_nothing_else_is_lost(alone: Node) -> None:
     alone.kubelet.gives("good", gpu_uuid(0))
     alone.kubelet.gives("half", gpu_uuid(1), "GPU-nonsense")
     alone.kubelet.gives("hami", f"{gpu_uuid(3)}-7")
-    word = alone.held((0, "ml/pod/good"), (1, "ml/pod/half"))
-    (fault,) = word.faults
+    state = alone.held((0, "ml/pod/good"), (1, "ml/pod/half"))
+    (fault,) = state.faults
     assert fault.kind == "scheduler_refused"
-    assert "ml/half holds 'GPU-nonsense': no GPU that the source sees" in fault.message
+    assert "ml/half holds 'GPU-nonsense': no GPU of the source has this id" in fault.message
     assert f"ml/hami holds '{gpu_uuid(3)}-7'" in fault.message
 
 
@@ -327,11 +327,11 @@ def test_only_resources_that_are_gpus_count(alone: Node) -> None:
 def test_what_a_gpu_is_follows_the_source(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0), gpu_uuid(9))
     alone.opens(SLOW)
-    word = alone.until(lambda word: word.faults, "GPU 9 is not seen")
-    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
+    state = alone.until(lambda state: state.faults, "GPU 9 is not seen")
+    assert holds(state) == {(gpu_uuid(0), "ml/pod/train-0")}
     alone.devices = (*GPUS, Device(gpu_uuid(9), "9"))
-    word = alone.held((0, "ml/pod/train-0"), (9, "ml/pod/train-0"))
-    assert (word.faults, word.allocations[0].gpus) == ((), 2)
+    state = alone.held((0, "ml/pod/train-0"), (9, "ml/pod/train-0"))
+    assert (state.faults, state.allocations[0].gpus) == ((), 2)
 
 
 # With the API server.
@@ -393,9 +393,9 @@ def test_pods_of_one_job_on_one_gpu_are_one_owner_and_on_several_one_job(here: N
     here.kubelet.gives("web-2", f"{gpu_uuid(0)}::0")
     here.kubelet.gives("web-1", f"{gpu_uuid(0)}::1")
     here.kubelet.gives("web-0", gpu_uuid(1))
-    word = here.held((0, "ml/deployment/web"), (1, "ml/deployment/web"))
-    assert {(each.gpus, each.owner.pod) for each in word.allocations} == {(2, "web-0")}
-    assert {each.uuid: each.restarts for each in word.allocations} == {gpu_uuid(0): 2, gpu_uuid(1): 0}
+    state = here.held((0, "ml/deployment/web"), (1, "ml/deployment/web"))
+    assert {(each.gpus, each.owner.pod) for each in state.allocations} == {(2, "web-0")}
+    assert {each.uuid: each.restarts for each in state.allocations} == {gpu_uuid(0): 2, gpu_uuid(1): 0}
 
 
 def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:
@@ -407,8 +407,8 @@ def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:
     here.api.has(sized, world)
     here.kubelet.gives("lws-0", gpu_uuid(0), gpu_uuid(1))
     here.kubelet.gives("pt-0", gpu_uuid(2))
-    word = here.held((0, "ml/leaderworkerset/llama"), (1, "ml/leaderworkerset/llama"), (2, "ml/pytorchjob/pt"))
-    assert {each.owner.name: each.gpus for each in word.allocations} == {"llama": 8, "pt": 16}
+    state = here.held((0, "ml/leaderworkerset/llama"), (1, "ml/leaderworkerset/llama"), (2, "ml/pytorchjob/pt"))
+    assert {each.owner.name: each.gpus for each in state.allocations} == {"llama": 8, "pt": 16}
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -429,7 +429,7 @@ def test_a_pod_being_deleted_holds_until_the_kubelet_lists_it_no_more(here: Node
     thing["metadata"] |= {"deletionTimestamp": instant(time.time()), "deletionGracePeriodSeconds": 30}
     here.api.has(thing)
     here.api.deletes(thing)
-    later = here.until(lambda word: word.at > held.at + SECOND // 2, "lists after the deletion")
+    later = here.until(lambda state: state.at > held.at + SECOND // 2, "lists after the deletion")
     assert holds(later) == holds(held), "and keeps its name"
     here.kubelet.drops("train-0")
     here.held()
@@ -465,10 +465,10 @@ def test_the_api_server_is_not_waited_for_for_ever(here: Node) -> None:
 def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
     here.kubelet.gives("train-0", gpu_uuid(0))
     first = here.held((0, "ml/pod/train-0"))
-    here.until(lambda word: word.at > first.at, "another list")
+    here.until(lambda state: state.at > first.at, "another list")
     here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
-    word = here.held((0, "ml/job/train"))
-    begun = next(each for each in word.allocations if each.end is None)
+    state = here.held((0, "ml/job/train"))
+    begun = next(each for each in state.allocations if each.end is None)
     assert here.ended[0].end == begun.start
 
 
@@ -476,7 +476,7 @@ def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thing", "word"),
+    ("thing", "state"),
     [
         (node_object(), ""),
         (node_object(unschedulable=True), "cordoned"),
@@ -489,23 +489,23 @@ def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
         (node_object(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), ""),
     ],
 )
-def test_why_the_node_takes_no_work(here: Node, thing: dict[str, Any], word: str) -> None:
+def test_why_the_node_takes_no_work(here: Node, thing: dict[str, Any], state: str) -> None:
     here.api.has(thing)
-    assert here.until(lambda said: said.condition == word, word).condition in CONDITIONS | {""}
+    assert here.until(lambda said: said.condition == state, state).condition in CONDITIONS | {""}
 
 
 def test_a_cordon_is_seen_as_it_comes_and_goes(here: Node) -> None:
-    here.until(lambda word: not word.condition, "open")
+    here.until(lambda state: not state.condition, "open")
     here.api.has(node_object(unschedulable=True))
-    here.until(lambda word: word.condition == "cordoned", "cordoned")
+    here.until(lambda state: state.condition == "cordoned", "cordoned")
     here.api.has(node_object())
-    here.until(lambda word: not word.condition, "open again")
+    here.until(lambda state: not state.condition, "open again")
 
 
 def test_a_node_name_that_the_api_server_does_not_know_is_told(here: Node) -> None:
     here.opens(node_name="elsewhere")
-    word = here.until(lambda word: word.faults, "a fault")
-    assert "knows no node 'elsewhere': set kubernetes.node_name" in word.faults[0].message
+    state = here.until(lambda state: state.faults, "a fault")
+    assert "knows no node 'elsewhere': set kubernetes.node_name" in state.faults[0].message
 
 
 # DRA.
@@ -537,11 +537,11 @@ def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(h
     here.api.has(slice_object(offered("gpu-0-mig-1g12gb-19-0", type="mig", parentUUID=board, profile="1g.12gb")))
     here.api.has(pod_object("pod-gpu-0-mig-1g12gb-19-0"))
     here.kubelet.holds(dra("gpu-0-mig-1g12gb-19-0"))
-    here.until(lambda word: holds(word) == {(part, "ml/pod/pod-gpu-0-mig-1g12gb-19-0")}, "the instance")
+    here.until(lambda state: holds(state) == {(part, "ml/pod/pod-gpu-0-mig-1g12gb-19-0")}, "the instance")
     here.devices += (Device("MIG-b", "0:2", parent=board, profile="1g.12gb"),)
-    word = here.until(lambda word: word.faults, "two that it may be")
-    assert holds(word) == set()
-    assert "has 2 1g.12gb" in word.faults[0].message
+    state = here.until(lambda state: state.faults, "two that it may be")
+    assert holds(state) == set()
+    assert "has 2 1g.12gb" in state.faults[0].message
 
 
 def test_slices_are_asked_for_only_where_there_are_claims(here: Node) -> None:
@@ -560,16 +560,16 @@ def test_without_slices_a_name_counts_where_it_can_mean_one_gpu_only(alone: Node
     alone.kubelet.holds(
         dra("gpu-0"), dra(f"gpu-{gpu_uuid(2)[4:]}"), pod("o", container(claims=[claim("nvidia.com/gpu=gpu-1")]))
     )
-    word = alone.until(lambda word: word.faults, "gpu-0 may be several")
-    assert {uuid for uuid, _ in holds(word)} == {gpu_uuid(2)}
-    assert "let the daemon list resourceslices" in word.faults[0].message
+    state = alone.until(lambda state: state.faults, "gpu-0 may be several")
+    assert {uuid for uuid, _ in holds(state)} == {gpu_uuid(2)}
+    assert "let the daemon list resourceslices" in state.faults[0].message
     for index in (0, 1):
         folder = alone.proc / f"driver/nvidia/gpus/0000:0{index}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t H\nGPU UUID: \t {gpu_uuid(index)}\nDevice Minor: \t {index}\n")
     alone.devices = (*GPUS, Device("GPU-new", "8"))
-    word = alone.until(lambda word: not word.faults, "minor and ordinal agree")
-    assert {uuid for uuid, _ in holds(word)} == {gpu_uuid(0), gpu_uuid(1), gpu_uuid(2)}
+    state = alone.until(lambda state: not state.faults, "minor and ordinal agree")
+    assert {uuid for uuid, _ in holds(state)} == {gpu_uuid(0), gpu_uuid(1), gpu_uuid(2)}
 
 
 # Members.
@@ -593,12 +593,12 @@ def test_processes_are_told_by_the_pod_in_their_cgroup(here: Node) -> None:
     for pid, cgroup in enumerate(forms, start=100):
         process(here, pid, cgroup)
     here.held((0, "ml/job/train"))
-    word = here.look(reading(0, *(Process(pid) for pid in range(100, 108))))
-    assert word is not None
-    assert {pid: member.job_id for pid, member in word.members.items()} == dict.fromkeys(
+    state = here.look(reading(0, *(Process(pid) for pid in range(100, 108))))
+    assert state is not None
+    assert {pid: member.job_id for pid, member in state.members.items()} == dict.fromkeys(
         range(100, 105), "ml/job/train"
     )
-    assert word.members[101].rank == "101"
+    assert state.members[101].rank == "101"
     assert here.scheduler is not None
     told = here.scheduler.members(range(99, 109))
     assert {pid: member.job_id for pid, member in told.items()} == dict.fromkeys(range(100, 105), "ml/job/train")
@@ -628,7 +628,7 @@ def process(here: Node, pid: int, cgroup: str) -> None:
 
 
 def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> None:
-    """What was held, when all is over: each of two hundred pods once, on the GPU that it had, told by its job."""
+    """Each of two hundred pods was held once, on its own GPU, by its own job."""
     here.held()
     names = [f"job-{index}-x" for index in range(200)]
     for index, name in enumerate(names):
@@ -637,7 +637,7 @@ def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> No
         here.look()
         if index >= 50:
             gone = names[index - 50]
-            here.until(lambda word, g=index - 50: (gpu_uuid(g % 8), f"ml/job/job-{g}") in holds(word), gone)  # type: ignore[misc]
+            here.until(lambda state, g=index - 50: (gpu_uuid(g % 8), f"ml/job/job-{g}") in holds(state), gone)  # type: ignore[misc]
             here.kubelet.drops(gone)
             here.api.deletes(pod_object(gone))
     here.held(*((index % 8, f"ml/job/job-{index}") for index in range(150, 200)))
@@ -666,6 +666,6 @@ def test_where_it_runs_is_read_from_the_pods_environment(here: Node) -> None:
 
 
 def test_the_words_of_a_look_are_whole(here: Node) -> None:
-    word = here.until(lambda _: True, "a word")
-    assert isinstance(word, SchedulerState)
-    assert word == SchedulerState((), at=word.at)
+    state = here.until(lambda _: True, "a word")
+    assert isinstance(state, SchedulerState)
+    assert state == SchedulerState((), at=state.at)

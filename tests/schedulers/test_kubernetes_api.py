@@ -1,4 +1,4 @@
-"""The API server's moods, as the scheduler's listing and watching meets them."""
+"""Listing and watching with an API server that fails in every way."""
 
 import json
 import time
@@ -37,7 +37,7 @@ QUICK = WatchIntervals(refresh=0.1, sync=0.3, grace=0.3, settle=0.0, retry=0.05,
 
 @pytest.fixture(name="here")
 def _here() -> Iterator[Node]:
-    """A node with one pod on it, which is a Job's."""
+    """A node with one pod on it, a Job's."""
     with node() as made:
         made.api.has(job_pod())
         made.kubelet.gives("train-0", gpu_uuid(0))
@@ -80,7 +80,7 @@ def test_a_watch_that_ended_goes_on_where_it_was(here: Node) -> None:
     once = {"name": "main", "restartCount": 2, "ready": True, "image": "i", "imageID": "i"}
     changed["status"]["containerStatuses"] = [once]
     here.api.has(changed)
-    here.until(lambda word: word.allocations[0].restarts == 2, "the change")
+    here.until(lambda state: state.allocations[0].restarts == 2, "the change")
     newest = here.api.objects[PODS][changed["metadata"]["uid"]]["metadata"]["resourceVersion"]
     here.api.end_watches()
     wait_for(lambda: len(watches(here)) > 1, "another watch")
@@ -93,7 +93,7 @@ def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
     ready(here)
     here.api.bookmark()
     here.api.has(node_object(unschedulable=True))
-    here.until(lambda word: word.condition == "cordoned", "the node's watch is past its bookmark")
+    here.until(lambda state: state.condition == "cordoned", "the node's watch is past its bookmark")
     version = here.api._version
     here.api.bookmark()
     here.api.end_watches()
@@ -105,7 +105,7 @@ def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
 
 def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node) -> None:
     ready(here)
-    here.api.objects[PODS].clear()  # what happened in between is in no history
+    here.api.objects[PODS].clear()  # these changes are in no history
     here.api.forgets()
     here.api.has(job_pod("train-1", "later"))
     here.kubelet.holds()
@@ -129,7 +129,7 @@ def test_an_error_event_ends_the_watch_and_is_told(here: Node) -> None:
     status = {"kind": "Status", "code": 500, "message": "etcd is ill"}
     here.api.says(PODS, json.dumps({"type": "ERROR", "object": status}))
     wait_for(lambda: len(lists(here)) > 1, "another list")
-    here.until(lambda word: not word.faults, "well again")
+    here.until(lambda state: not state.faults, "well again")
     here.held((0, "ml/job/train"))
 
 
@@ -167,15 +167,15 @@ def test_while_the_server_is_gone_what_is_known_carries_on_and_the_age_is_told(h
     before = here.clock.now()
     here.api.stop()
     both = (f"{here.api.url}{PODS}", f"{here.api.url}{NODES}")
-    word = here.until(lambda word: word.faults and all(url in word.faults[0].message for url in both), "silence")
-    assert before <= (word.unanswered_since or 0) <= here.clock.now()
-    assert holds(word) == {(gpu_uuid(0), "ml/job/train")}
-    assert [fault.kind for fault in word.faults] == ["controller_silent"]
+    state = here.until(lambda state: state.faults and all(url in state.faults[0].message for url in both), "silence")
+    assert before <= (state.unanswered_since or 0) <= here.clock.now()
+    assert holds(state) == {(gpu_uuid(0), "ml/job/train")}
+    assert [fault.kind for fault in state.faults] == ["controller_silent"]
     here.kubelet.gives("new", gpu_uuid(1))
     later = here.held((0, "ml/job/train"), (1, "ml/pod/new"))
-    assert later.unanswered_since == word.unanswered_since
+    assert later.unanswered_since == state.unanswered_since
     here.api.start()
-    here.until(lambda word: word.unanswered_since is None and not word.faults, "answers again")
+    here.until(lambda state: state.unanswered_since is None and not state.faults, "answers again")
 
 
 def test_a_server_that_was_gone_from_the_start_delays_by_seconds_only(here: Node) -> None:
@@ -189,11 +189,11 @@ def test_a_server_that_was_gone_from_the_start_delays_by_seconds_only(here: Node
 def test_a_server_that_takes_questions_and_never_answers_is_silent(here: Node) -> None:
     here.api.deaf = True
     here.opens(QUICK)
-    word = here.until(lambda word: word.unanswered_since is not None, "silence")
-    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
-    assert "ReadTimeout" in word.faults[0].message
-    # Counted from the question, not from when it was given up.
-    assert here.clock.now() - (word.unanswered_since or 0) >= PACE.response * SECOND
+    state = here.until(lambda state: state.unanswered_since is not None, "silence")
+    assert holds(state) == {(gpu_uuid(0), "ml/pod/train-0")}
+    assert "ReadTimeout" in state.faults[0].message
+    # Counted from the request, not from its timeout.
+    assert here.clock.now() - (state.unanswered_since or 0) >= PACE.response * SECOND
 
 
 def test_a_terminal_phase_counts_only_for_the_pod_that_had_it(here: Node) -> None:
@@ -201,7 +201,7 @@ def test_a_terminal_phase_counts_only_for_the_pod_that_had_it(here: Node) -> Non
     here.api.has(job_pod(phase="Failed"))
     here.held()
     here.api.stop()
-    here.until(lambda word: word.unanswered_since is not None, "silence")
+    here.until(lambda state: state.unanswered_since is not None, "silence")
     here.kubelet.drops("train-0")
     listed = here.kubelet.lists
     wait_for(lambda: here.kubelet.lists > listed + 1, "a list without it")
@@ -235,19 +235,19 @@ def test_a_token_is_read_anew_for_each_question(here: Node) -> None:
 def test_why_the_server_refuses_is_told_with_what_to_do(here: Node, break_it: Any, said: str) -> None:
     break_it(here)
     here.opens(QUICK)
-    word = here.until(lambda word: word.faults, "a fault")
+    state = here.until(lambda state: state.faults, "a fault")
     with pytest.raises(AssertionError, match=said):
-        raise AssertionError(word.faults[0].message)
-    assert holds(word) == {(gpu_uuid(0), "ml/pod/train-0")}
-    assert word.unanswered_since is not None
+        raise AssertionError(state.faults[0].message)
+    assert holds(state) == {(gpu_uuid(0), "ml/pod/train-0")}
+    assert state.unanswered_since is not None
 
 
 def test_a_certificate_of_another_ca_is_not_believed(here: Node, tmp_path: Path) -> None:
     other, _ = certificate(tmp_path)
     here.api.ca.write_text(other.read_text())
     here.opens(QUICK)
-    word = here.until(lambda word: word.faults, "a fault")
-    assert "CERTIFICATE_VERIFY_FAILED" in word.faults[0].message
+    state = here.until(lambda state: state.faults, "a fault")
+    assert "CERTIFICATE_VERIFY_FAILED" in state.faults[0].message
     assert here.api.requests == [], "the token was shown to nobody"
 
 
@@ -255,10 +255,10 @@ def test_older_versions_of_slices_are_asked_where_the_newest_is_not_there(here: 
     here.api.missing.add(SLICES)
     here.api.has(pod_object("dra"))
     here.kubelet.holds(pod("dra", container(claims=[claim(driver="gpu.nvidia.com", pool=NODE, device="gpu-0")])))
-    word = here.until(lambda word: "resourceslices: 404" in str(word.faults), "all versions tried")
+    state = here.until(lambda state: "resourceslices: 404" in str(state.faults), "all versions tried")
     asked = [path for path, _ in here.api.requests if path.endswith("slices")]
     assert asked[:3] == [f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1")]
-    assert holds(word) == set()
+    assert holds(state) == set()
 
 
 def test_slices_follow_their_watch(here: Node) -> None:

@@ -1,4 +1,4 @@
-"""Device ids of all plugins and drivers, to UUIDs or to a reason."""
+"""Device ids of all plugins and drivers are resolved to UUIDs or to a reason."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ DEVICES = (
 
 
 def told(proc: Path, **minors: str) -> Path:
-    """A /proc in which the driver gives the minor numbers."""
+    """A /proc with the driver's minor numbers."""
     for uuid, minor in minors.items():
         folder = proc / "driver/nvidia/gpus" / uuid
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""From what controllers write on a pod to the job that a person knows."""
+"""A pod's job from the labels and owners that controllers set."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Receipts as Events and annotations: what the API server is sent, how often, and what is told where it goes wrong."""
+"""Job reports as Events and annotations: the requests, their number, and the handling of errors."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -53,10 +53,10 @@ def begun(api: ApiServer, tmp_path: Path) -> Iterator[Started]:
 
 
 def done(placing: JobReportPublisher, *statements: JobRecord) -> tuple[int, int, int]:
-    """Hand these over, and wait until nothing is to be done: placed, failed, dropped."""
+    """Publish these and wait until all are written, failed or dropped."""
     for statement in statements:
         placing.publish(statement)
-    wait_for(placing.idle, "nothing waits")
+    wait_for(lambda: placing._queue.unfinished_tasks == 0, "nothing waits")
     return placing.published, placing.failed, placing.dropped
 
 
@@ -87,7 +87,7 @@ def test_a_pod_that_is_gone_still_has_its_event(api: ApiServer, begun: Started) 
 
 
 def test_the_next_pod_of_a_name_is_another(api: ApiServer, begun: Started) -> None:
-    """A StatefulSet's: made after the job's end."""
+    """A StatefulSet's next pod: created after the job's end."""
     api.has(pod_object(POD, creationTimestamp="2026-05-28T20:26:41Z"))
     assert done(begun(), STATEMENT) == (1, 0, 0)
     assert "uid" not in events(api)[0]["involvedObject"]
@@ -111,7 +111,7 @@ def test_a_pod_that_is_gone_has_no_annotation_which_is_counted(
 
 
 def test_what_is_tried_again_is_there_once(api: ApiServer, begun: Started) -> None:
-    """The answer to the first try was lost: the Event is there, and the server says so."""
+    """The response to the first try was lost: the Event exists, and the server answers 409."""
     api.answers += [500, 429]
     placing = begun()
     assert done(placing, STATEMENT) == (1, 0, 0)
@@ -187,7 +187,7 @@ def test_annotations_have_a_right_of_their_own(
 def test_nobody_waits_for_an_api_server_that_says_nothing(
     api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sampling goes on: what cannot wait any more is dropped, and that is counted."""
+    """Sampling continues: reports beyond the queue are dropped and counted."""
     api.deaf = True
     placing = begun()
     for number in range(_MOST_WAITING + 20):
@@ -233,4 +233,4 @@ def test_it_ends_with_receipts_that_wait(api: ApiServer, begun: Started) -> None
         placing.publish(of_pod(f"p{number}"))
     api.stop()
     placing.close()
-    assert not placing.alive
+    assert not placing._thread.is_alive()

@@ -1,4 +1,4 @@
-"""The reader of pod-resources messages against the official set of them, and against garbage."""
+"""Decoding of pod-resources messages, compared with the official message set, and of garbage."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def message(*pods: Any) -> Any:
 
 
 def expected(each: Any) -> PodResources:
-    """What it says, read by the official names."""
+    """Its content, decoded by the official names."""
     return PodResources(
         each.namespace,
         each.name,
@@ -51,7 +51,7 @@ def expected(each: Any) -> PodResources:
 
 
 def test_the_generated_messages_are_those_of_the_proto(tmp_path: Path) -> None:
-    """After a change of podresources.proto: make proto."""
+    """After a change of podresources.proto run make proto."""
     source = podresources_pb2.DESCRIPTOR.name
     compiler = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}", source]
     subprocess.run(compiler, cwd=ROOT, check=True, timeout=60)
@@ -60,7 +60,7 @@ def test_the_generated_messages_are_those_of_the_proto(tmp_path: Path) -> None:
 
 
 def described(file: Path) -> str:
-    """The line with the messages: what stands around it differs from one version of the compiler to the next."""
+    """The line with the messages; the lines around it differ between versions of the compiler."""
     return next(line for line in file.read_text().splitlines() if line.startswith("DESCRIPTOR = "))
 
 

@@ -1,4 +1,4 @@
-"""A directory that says who holds each GPU: every way it is written, half-written, wrong or gone."""
+"""A mapping directory: every format, incomplete, invalid and missing files."""
 
 import os
 import threading
@@ -13,17 +13,18 @@ from exporter.config import Config, WorkloadRule, WorkloadSettings
 from exporter.core.model import MS, SECOND, Allocation, Device, Process, Reading
 from exporter.registry import MappingDirSettings
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirScheduler, open_mapping_dir, read_mapping
+from exporter.schedulers.mapping_dir import UNKNOWN, JobFiles, MappingDirScheduler, open_mapping_dir
 from exporter.schedulers.rules import Rules
+from tests.schedulers.mapping import read_mapping
 
 WALL = 1_700_000_000 * SECOND
-"""Unix time of the first look; its monotonic time is 1,000 s."""
+"""Unix time of the first poll; its monotonic time is 1,000 s."""
 START = 1_000 * SECOND
 TWO = (Device("GPU-a", "0"), Device("GPU-b", "1"))
 
 
 class Rig:
-    """A directory whose files have the times a test gives them, and a scheduler that looks at it once a second."""
+    """A directory whose files have set times, and a scheduler that polls it once a second."""
 
     def __init__(self, root: Path) -> None:
         self.path, self.proc = root / "jobs", root / "proc"
@@ -38,14 +39,14 @@ class Rig:
         return WALL + self.now - START
 
     def write(self, name: str, content: str | bytes, *, age: float = 60.0) -> None:
-        """Put a file in place whole, as if written `age` seconds ago."""
+        """Put a complete file in place, written `age` seconds ago."""
         new = self.path / f".{name}.new"
         new.write_bytes(content if isinstance(content, bytes) else content.encode())
         self.date(new, age)
         new.replace(self.path / name)
 
     def overwrite(self, name: str, content: str) -> None:
-        """Write into the file that is there, just now."""
+        """Write into the existing file, just now."""
         (self.path / name).write_text(content)
         self.date(self.path / name, 0)
 
@@ -60,13 +61,13 @@ class Rig:
             )
         else:
             self.now += round(after * SECOND)
-        word = self.scheduler.poll(self.now, devices, readings)
-        assert word is not None
-        assert word.at == self.now
-        return word
+        state = self.scheduler.poll(self.now, devices, readings)
+        assert state is not None
+        assert state.at == self.now
+        return state
 
     def held(self, *, devices: tuple[Device, ...] = TWO) -> dict[str, list[str]]:
-        """Jobs by GPU, of those that last."""
+        """Jobs by GPU, of the current allocations."""
         return by_gpu(self.look(devices=devices).allocations)
 
     def process(
@@ -95,16 +96,16 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-# What is written.
+# Formats.
 
 
 def test_a_file_a_gpu_a_job_a_line(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.write("1", "222\n333\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"], "GPU-b": ["222", "333"]}
-    assert (word.faults, word.condition, word.members) == ((), "", {})
-    first = word.allocations[0]
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"], "GPU-b": ["222", "333"]}
+    assert (state.faults, state.condition, state.members) == ((), "", {})
+    first = state.allocations[0]
     assert (first.owner.scheduler, first.owner.user, first.gpus) == ("mapping-dir", "", 1)
 
 
@@ -167,9 +168,9 @@ def test_a_boards_file_holds_the_instances_without_one_of_their_own(rig: Rig) ->
 def test_a_file_for_a_gpu_that_is_not_there_is_told(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.write("7", "222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"]}
-    (fault,) = word.faults
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"]}
+    (fault,) = state.faults
     assert fault.kind == "scheduler_refused"
     assert "mapping file 7 gives job 222 a GPU that this node does not have" in fault.message
     rig.write("7", "")
@@ -181,7 +182,7 @@ def test_before_the_gpus_are_known_no_file_is_a_strangers(rig: Rig) -> None:
     assert rig.look(devices=()) == SchedulerState((), START)
 
 
-# Since when, until when.
+# Start and end.
 
 
 def test_a_job_found_at_the_start_holds_since_its_file_was_written(rig: Rig) -> None:
@@ -229,7 +230,7 @@ def test_an_end_is_told_once_and_the_others_stay(rig: Rig) -> None:
     assert len(rig.look().allocations) == 1
 
 
-# Half-written files.
+# Incomplete files.
 
 
 def test_a_file_in_the_middle_of_being_written_says_what_it_said(rig: Rig) -> None:
@@ -314,7 +315,7 @@ def test_read_while_others_rename_it_is_always_one_or_the_other(rig: Rig) -> Non
     assert seen == {("111", "222"), ("3333333",)}
 
 
-# Files that cannot be believed.
+# Invalid files.
 
 
 @pytest.mark.parametrize(
@@ -331,9 +332,9 @@ def test_read_while_others_rename_it_is_always_one_or_the_other(rig: Rig) -> Non
 def test_a_file_that_cannot_be_believed_holds_the_gpu_for_somebody(rig: Rig, content: bytes, reason: str) -> None:
     rig.write("0", content)
     rig.write("1", "222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN], "GPU-b": ["222"]}
-    (fault,) = word.faults
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN], "GPU-b": ["222"]}
+    (fault,) = state.faults
     assert (fault.kind, fault.uuid) == ("scheduler_refused", "GPU-a")
     assert f"{rig.path}/0: " in fault.message
     assert reason in fault.message
@@ -341,43 +342,43 @@ def test_a_file_that_cannot_be_believed_holds_the_gpu_for_somebody(rig: Rig, con
 
 def test_lines_that_are_no_job_ids_are_left_out_and_told(rig: Rig) -> None:
     rig.write("0", "111\n" + "x" * 129 + "\na b c\n222\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111", "222"]}
-    assert "is no job id; 2 such lines left out" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111", "222"]}
+    assert "is no job id; 2 such lines left out" in state.faults[0].message
 
 
 def test_jobs_on_a_gpu_are_bounded(rig: Rig) -> None:
     rig.write("0", "".join(f"{job}\n" for job in range(100)) + "0\n")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [str(job) for job in range(64)]}
-    assert "more than 64 jobs; 36 such lines left out" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [str(job) for job in range(64)]}
+    assert "more than 64 jobs; 36 such lines left out" in state.faults[0].message
 
 
 def test_a_file_that_goes_bad_keeps_the_jobs_it_had(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.look()
     rig.write("0", b"\0\0\0")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": ["111"]}
-    assert len(word.faults) == 1
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": ["111"]}
+    assert len(state.faults) == 1
     assert len(rig.look().faults) == 1, "told as long as it is so"
     rig.write("0", "222\n")
-    word = rig.look()
-    assert (by_gpu(word.allocations), word.faults) == ({"GPU-a": ["222"]}, ())
+    state = rig.look()
+    assert (by_gpu(state.allocations), state.faults) == ({"GPU-a": ["222"]}, ())
 
 
 def test_a_fifo_blocks_nobody(rig: Rig) -> None:
     os.mkfifo(rig.path / "0")
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN]}
-    assert "no regular file" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN]}
+    assert "no regular file" in state.faults[0].message
 
 
 def test_a_file_that_may_not_be_read_is_told(rig: Rig) -> None:
     (rig.path / "0").symlink_to("0")  # ELOOP: even root may not
-    word = rig.look()
-    assert by_gpu(word.allocations) == {"GPU-a": [UNKNOWN]}
-    assert "cannot be read" in word.faults[0].message
+    state = rig.look()
+    assert by_gpu(state.allocations) == {"GPU-a": [UNKNOWN]}
+    assert "cannot be read" in state.faults[0].message
 
 
 def test_a_link_to_nothing_is_nobody(rig: Rig) -> None:
@@ -399,7 +400,7 @@ def garbage(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     return Rig(tmp_path_factory.mktemp("garbage"))
 
 
-# The directory itself.
+# The directory.
 
 
 def test_a_missing_directory_at_the_start_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -429,7 +430,7 @@ def test_a_directory_of_something_else_is_refused(rig: Rig) -> None:
         rig.look()
 
 
-# Who: members, user, class.
+# Members, users, classes.
 
 
 def gpu(*processes: Process) -> Reading:
@@ -505,7 +506,7 @@ def test_the_user_and_the_class_are_those_of_the_jobs_process(rig: Rig) -> None:
     assert (owners["111"].user, owners["111"].workload_class, owners["111"].team) == ("", "batch", "")
     process = rig.process(10, environ="SLURM_JOB_ID=111", command="vllm serve m")
     rig.look(gpu(process))
-    for reading in (gpu(process), gpu()):  # it stays known when the process is gone
+    for reading in (gpu(process), gpu()):  # it stays known after the process has ended
         owners = {a.owner.job_id: a.owner for a in rig.look(reading).allocations}
         assert (owners["111"].user, owners["111"].workload_class, owners["111"].team) == ("user1001", "serving", "hep")
         assert (owners["222"].user, owners["222"].workload_class, owners["222"].team) == ("", "batch", "")
@@ -533,7 +534,7 @@ def test_opened_from_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("111\n")
     config = Config(mapping_dir=MappingDirSettings(str(tmp_path)), workload=WorkloadSettings((WorkloadRule(team="t"),)))
     asked = open_mapping_dir(config)
-    word = asked.poll(START, TWO, ())
-    assert word is not None
-    assert [(a.owner.job_id, a.owner.team) for a in word.allocations] == [("111", "t")]
+    state = asked.poll(START, TWO, ())
+    assert state is not None
+    assert [(a.owner.job_id, a.owner.team) for a in state.allocations] == [("111", "t")]
     asked.close()

@@ -1,4 +1,4 @@
-"""Which job a process belongs to, and as which rank: on a hand-made /proc, and on the real one with real processes."""
+"""Job and rank of a process: on a made-up /proc, and on the real one with real processes."""
 
 import os
 import pwd
@@ -107,7 +107,7 @@ def test_seen_drops_what_raises_and_keeps_the_rest(tmp_path: Path) -> None:
     assert ProcessCache(tmp_path, ask).refresh([10, 11, 10]) == {10: 5}
 
 
-# Those that no GPU lists.
+# Processes that no GPU lists.
 
 
 def test_of_those_that_report_proc_is_asked_once_whoever_else_is_asked_about(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_as_many_are_kept_as_there_is_room_for_the_latest(tmp_path: Path, monkey
     assert seen.lookup([10, 11, 12, 12]) == {10: "10", 11: "11", 12: "12"}, "all that are asked for, whatever the room"
 
 
-# Facts.
+# Fields of a process.
 
 
 def test_of_an_environment_only_what_launchers_and_schedulers_set_is_kept(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_real_process_tells_its_job_and_rank(worker: subprocess.Popen[bytes]) 
 
 
 def test_a_user_s_name_that_is_no_utf_8_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /etc/passwd may have had it since Latin-1: Python reads such a byte as half a character."""
+    """As in an old Latin-1 /etc/passwd: Python decodes such a byte as a surrogate."""
     entry = pwd.struct_passwd(("zo\udceb", "x", 1001, 1001, "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
     assert user_name(1001) == "zo\\udceb"

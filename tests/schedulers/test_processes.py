@@ -1,4 +1,4 @@
-"""Who holds a GPU when nobody schedules: on a hand-made /proc, and on the real one with real processes."""
+"""Allocations without a scheduler: on a made-up /proc, and on the real one with real processes."""
 
 import os
 import pwd
@@ -22,7 +22,7 @@ POD = "0a1b2c3d-1111-2222-3333-444455556666"
 
 
 class Proc:
-    """A hand-made /proc."""
+    """A made-up /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -72,9 +72,9 @@ def blind(index: int, at: int = 100 * SECOND) -> Reading:
 
 
 def told(asked: ProcessesScheduler, now: int, *readings: Reading) -> tuple[Allocation, ...]:
-    word = asked.poll(now, (), readings)
-    assert word is not None
-    return word.allocations
+    state = asked.poll(now, (), readings)
+    assert state is not None
+    return state.allocations
 
 
 def look(asked: ProcessesScheduler, *readings: Reading) -> tuple[Allocation, ...]:
@@ -160,9 +160,9 @@ def test_a_missing_proc_is_an_error(tmp_path: Path) -> None:
 def test_every_listed_process_is_a_member_of_its_owner_with_its_rank(proc: Proc) -> None:
     first, second, hidden = proc.add(10), proc.add(11, uid=BOB), Process(77, name="/opt/python")
     (proc.root / "10" / "environ").write_bytes(b"RANK=5\0")
-    word = scheduler(proc).poll(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
-    assert word is not None
-    assert word.members == {
+    state = scheduler(proc).poll(100 * SECOND, (), (gpu(0, first, hidden), gpu(1, second), blind(2)))
+    assert state is not None
+    assert state.members == {
         10: Member("alice/train.service", "5"),
         11: Member("bob/train.service"),
         77: Member("unknown/python"),
@@ -180,7 +180,7 @@ def test_whoever_has_a_process_on_a_gpu_is_the_owner_of_all_of_that_user_and_uni
     (proc.root / "14" / "environ").write_bytes(b"RANK=6\0")
     assert asked.members([10, 11, 12, 13, 14, 99]) == {
         10: Member("alice/train.service"),
-        11: Member("alice/train.service"),  # as it was when it was first asked about
+        11: Member("alice/train.service"),  # as when it was first read
         14: Member("alice/train.service", "6"),
     }
     asked.poll(101 * SECOND, (), (gpu(0, at=101 * SECOND),))
@@ -191,11 +191,11 @@ def test_what_is_known_grows_old_while_no_list_is_seen(proc: Proc) -> None:
     asked, one = scheduler(proc), proc.add(10)
     ticks: list[tuple[Reading, ...]] = [(gpu(0, one),), (blind(0),), (), (blind(0),), (blind(0), gpu(1))]
     words = [asked.poll((100 + second) * SECOND, (), readings) for second, readings in enumerate(ticks)]
-    ages = [None if word is None else 100 + second - word.at // SECOND for second, word in enumerate(words)]
+    ages = [None if state is None else 100 + second - state.at // SECOND for second, state in enumerate(words)]
     assert ages == [0, 1, 0, 1, 0], "a tick without readings says nothing of anybody's sight"
 
 
-# Since when.
+# Start and end.
 
 
 def test_time_asleep_is_taken_off_and_ticks_round_up_to_whole_milliseconds(proc: Proc) -> None:
@@ -228,7 +228,7 @@ def test_an_owner_that_comes_back_never_overlaps_its_own_past(proc: Proc) -> Non
     assert ended.end == again.start == 101 * SECOND
 
 
-# Who it is.
+# Owners.
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_a_real_process_is_known_since_it_began_until_it_is_gone(sleeper: subpro
     assert held.owner.user == me
     assert held.owner.job_id.startswith(f"{me}/")
     assert held.start % MS == 0
-    # It was started after this test's own process and before `now`: a wrong clock would be off by far more.
+    # It started after this test's own process and before `now`: a wrong clock would be off by far more.
     me_too = Reading("GPU-0", now - SECOND, now, processes=(Process(os.getpid()),))
     (mine,) = told(ProcessesScheduler(), now, me_too)
     assert mine.start <= held.start <= now

@@ -1,4 +1,4 @@
-"""The Slurm prolog and epilog, run by a real shell: what they leave in the directory, and that they never fail."""
+"""The Slurm prolog and epilog in a real shell: the files they leave in the directory, and that they never fail."""
 
 import os
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.schedulers.mapping_dir import JobFiles, read_mapping
+from exporter.schedulers.mapping_dir import JobFiles
+from tests.schedulers.mapping import read_mapping
 
 DATA = Path(__file__).parents[2] / "exporter" / "data"
 PROLOG, EPILOG = DATA / "slurm-prolog.sh", DATA / "slurm-epilog.sh"
@@ -15,7 +16,7 @@ SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
 
 class Node:
-    """A node's directory, and jobs that come and go."""
+    """A node's directory, and jobs that start and end."""
 
     def __init__(self, root: Path) -> None:
         self.path, self.shell = root / "run" / "jobs", "sh"
@@ -31,7 +32,7 @@ class Node:
         return subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, script: Path, job: str | None, gpus: str | None = None) -> str:
-        """Run to the end; give what it said. It must succeed, whatever happens: a failure drains the node."""
+        """Run it and return its output. It must always succeed: a failure drains the node."""
         child = self.start(script, job, gpus)
         said, complaints = child.communicate()
         assert (child.returncode, said) == (0, "")
@@ -190,7 +191,7 @@ def test_a_file_that_cannot_be_replaced_is_told_and_the_others_are_written(node:
     assert {entry.name for entry in (node.path / "0").iterdir()} == {"in the way"}
 
 
-# At the same time.
+# Concurrency.
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def without_flock(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def at_once(node: Node, prolog: Path, epilog: Path, *, jobs: int) -> None:
-    """All jobs start on two GPUs at once, then the even ones end while others start; nobody's word is lost."""
+    """All jobs start on two GPUs at once, then the even ones end while others start; no file is lost."""
     first = [node.start(prolog, str(job), "0,1") for job in range(1, jobs + 1)]
     assert [child.wait() for child in first] == [0] * jobs
     everyone = {str(job) for job in range(1, jobs + 1)}
@@ -254,7 +255,7 @@ def test_a_reader_never_sees_half_a_file(node: Node) -> None:
     assert seen == {"1", *(str(job) for job in range(100001, 100021))}
 
 
-# What is promised of the text itself.
+# Promises of the script's text.
 
 
 @pytest.mark.parametrize("script", [PROLOG, EPILOG])

@@ -1,6 +1,6 @@
-"""The Slurm epilog that writes receipts, run by a real shell: what lands where, as whom, and that it never fails.
+"""The Slurm epilog that writes job reports, in a real shell: its files, their owners, and that it never fails.
 
-Slurm's own commands are stand-ins here, which note what they are told; a real slurmd is in
+Slurm's own commands are stand-ins here, which record their arguments; a real slurmd is in
 tests/e2e/test_slurm_receipts.py. Files are written by the real setpriv, and so by root alone.
 """
 
@@ -37,7 +37,7 @@ OTHER, OTHERS = 5, 60
 
 
 class Node:
-    """A node with these programs, a job's folder, and what the programs were told."""
+    """A node with these programs, a job's folder, and the programs' recorded arguments."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder, self.shell = root, root / "work", "sh"
@@ -77,24 +77,24 @@ class Node:
         )
 
     def run(self, *words: str) -> str:
-        """Run to the end and give its complaints. It must succeed, whatever happens: a failure drains the node."""
+        """Run it and return its errors. It must always succeed: a failure drains the node."""
         child = self.start(*words)
         said, complaints = child.communicate()
         assert (child.returncode, said) == (0, "")
         return complaints
 
     def write(self) -> str:
-        """What goes on in a session of its own, in this one."""
+        """Run in the foreground what the epilog starts in a session of its own."""
         return self.run("detached")
 
     def told(self, program: str) -> list[str]:
-        """What it was told, each time."""
+        """Its recorded arguments, each time."""
         file = self.root / "told"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == program]
 
     def comment(self) -> str:
-        """What was written."""
+        """The text that was written."""
         (told,) = self.told("sacctmgr")
         found = re.fullmatch(r"\[-i\] \[modify\] \[job\] \[where\] \[jobid=\S+\] \[set\] \[AdminComment=(.*)\]", told)
         assert found, told
@@ -112,7 +112,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def placed(node: Node) -> Node:
-    """Writes into a folder that is another user's, as are those above it to pass."""
+    """Write into another user's folder, below folders that the user may enter."""
     node.settings["places"] = "file"
     for path in (node.root, *node.root.parents):
         if path.stat().st_uid == os.geteuid() and path != Path("/"):
@@ -140,14 +140,14 @@ def test_the_configuration_and_further_flags_are_handed_on(node: Node) -> None:
 
 
 def test_slurmd_is_not_made_to_wait_and_may_kill_the_epilogs_group(node: Node) -> None:
-    """As soon as the epilog has ended, which it does before the report has even begun."""
+    """Right after the epilog has ended, which is before the report begins."""
     node.environ["LINE"] = "late"
     stop = node.root / "stop"
     slow = node.root / "bin/gpu-efficiency"
     slow.write_text(slow.read_text().replace("case", f"until [ -e '{stop}' ]; do sleep 0.05; done\ncase", 1))
     child = node.start()
     said, complaints = child.communicate()
-    with suppress(ProcessLookupError):  # there is none left in it, which is what is wanted
+    with suppress(ProcessLookupError):  # no process is left, as wanted
         os.killpg(child.pid, signal.SIGKILL)
     stop.touch()
     assert (child.returncode, said, complaints) == (0, "", "")
@@ -156,7 +156,7 @@ def test_slurmd_is_not_made_to_wait_and_may_kill_the_epilogs_group(node: Node) -
 
 
 def test_an_array_task_is_named_so_that_no_other_is_changed(node: Node) -> None:
-    """The last task of an array has the array's own number, and sacctmgr would take that for all of them."""
+    """The last task of an array has the array's own number, which sacctmgr would take for all tasks."""
     node.environ["RECORDS"] = "4712|4711_1|not mine\n4711|4711_3|\n4713|4711_2|not mine"
     node.write()
     assert "[jobid=4711_3]" in node.told("sacctmgr")[0]
@@ -307,7 +307,7 @@ def test_the_part_of_one_node_says_how_to_have_the_whole(placed: Node) -> None:
 def test_a_planted_link_is_replaced_and_not_followed(placed: Node) -> None:
     precious = placed.root / "precious"
     precious.write_text("of somebody")
-    os.chown(precious, OTHER, OTHERS)  # even where the job's user could write it
+    os.chown(precious, OTHER, OTHERS)  # even if the job's user could write it
     placed.file.symlink_to(precious)
     placed.write()
     assert precious.read_text() == "of somebody"
@@ -354,7 +354,7 @@ def test_a_folder_that_has_gone_or_cannot_be_is_told(placed: Node) -> None:
 
 @ROOT
 def test_a_disk_that_is_full_leaves_no_half(placed: Node) -> None:
-    """In a namespace of its own, where the folder is a file system of one page."""
+    """In a mount namespace where the folder is a file system of one page."""
     mount = (
         f'mount -t tmpfs -o size=4k,uid={OTHER},mode=700 none "$1" && head -c 4096 /dev/zero >"$1/full"; shift; "$@"'
     )

@@ -1,4 +1,4 @@
-"""A Slurm node's jobs, from their first socket to their last: on real sockets, with a controller made by hand."""
+"""A Slurm node's jobs, from their first socket to their last: on real sockets, with a simulated controller."""
 
 import os
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_the_start_follows_the_wall_clock_of_the_answer(rig: Rig) -> None:
     rig.socket("7")
     (held,) = rig.told()
     assert held.start == BEGIN - 100 * SECOND
-    rig.offset += 3600 * SECOND  # somebody set the clock: what was known stays
+    rig.offset += 3600 * SECOND  # the clock was set: what is known stays
     (held,) = rig.told()
     assert held.start == BEGIN - 100 * SECOND
 
@@ -97,7 +97,7 @@ def test_a_requeued_job_is_another_run_even_within_a_tick(rig: Rig) -> None:
     rig.end(batch)
     rig.answers.jobs["7"] = job("7", 3, restarts=1, started=-1)
     other = rig.spool / "other"
-    other.write_text("")  # so that the inode is not used again
+    other.write_text("")  # so that the inode is not reused
     rig.socket("7")
     told = rig.told()
     assert [(a.uuid, a.end is None, a.restarts) for a in sorted(told, key=lambda a: a.uuid)] == [
@@ -116,13 +116,13 @@ def test_an_answer_about_an_earlier_run_is_dropped(rig: Rig) -> None:
     rig.end(batch)
     (rig.spool / "other").write_text("")
     rig.socket("7")
-    word = rig.scheduler.poll(rig.now + SECOND, DEVICES, ())
-    assert word is not None
-    assert {a.owner.job_id for a in word.allocations} == {"unknown"}, "the new run has not been told of yet"
+    polled = rig.scheduler.poll(rig.now + SECOND, DEVICES, ())
+    assert polled is not None
+    assert {a.owner.job_id for a in polled.allocations} == {"unknown"}, "the new run has not been told of yet"
 
 
 def test_a_start_that_is_yet_to_come_is_not_believed(rig: Rig) -> None:
-    """A requeued job that waits, whose last run is still completing; or a clock that is behind the controller's."""
+    """A requeued job that waits while its last run is completing; or a clock that is behind the controller's."""
     rig.answers.jobs["7"] = job("7", 0, started=-1000)
     rig.socket("7")
     assert [a.start for a in rig.told()] == [BEGIN + SECOND]
@@ -199,12 +199,12 @@ def test_a_step_less_trace_that_never_had_a_gpu_is_dropped(rig: Rig) -> None:
     step = rig.socket("7", "0")
     rig.tick()
     rig.end(step)
-    word = rig.tick()
-    assert word is not None
-    assert word.unanswered_since is None, "what was asked about a job that is gone is asked no more"
+    polled = rig.tick()
+    assert polled is not None
+    assert polled.unanswered_since is None, "what was asked about a job that is gone is asked no more"
 
 
-# Whose word counts.
+# Precedence of sources.
 
 
 def test_without_the_controller_s_list_the_batch_script_s_environment_says_which_gpus(rig: Rig) -> None:
@@ -316,7 +316,7 @@ def test_an_array_a_het_job_and_rules(rig: Rig) -> None:
     assert [(o.kind, o.array_id) for o in (owners["7"], owners["8"])] == [("array", "5"), ("het", "6")]
 
 
-# The controller is silent, or is not believed.
+# The controller does not answer, or its answer is rejected.
 
 
 def test_with_a_silent_controller_the_node_s_own_truth_is_told(rig: Rig) -> None:
@@ -336,11 +336,11 @@ def test_with_a_silent_controller_the_node_s_own_truth_is_told(rig: Rig) -> None
     rig.answers.silent = ""
     rig.answers.jobs["7"] = job("7", 0)
     for _ in range(61):
-        word = rig.tick()
+        polled = rig.tick()
     assert rig.faults() == []
-    assert word is not None
-    assert word.unanswered_since is None
-    assert [a.owner.account for a in word.allocations] == ["nlp"]
+    assert polled is not None
+    assert polled.unanswered_since is None
+    assert [a.owner.account for a in polled.allocations] == ["nlp"]
 
 
 def test_a_job_without_a_step_is_kept_while_nobody_can_say(rig: Rig) -> None:
@@ -360,7 +360,7 @@ def test_text_that_may_be_another_s_words_is_refused_and_the_job_is_still_held(r
     rig.socket("7")
     (held,) = rig.told()
     assert (held.owner.user, held.owner.account) == ("alice", "")
-    assert any("scheduler_refused" in f and "job 7 is not believed: ambiguous" in f for f in rig.faults())
+    assert any("scheduler_refused" in f and "job 7 is rejected: ambiguous" in f for f in rig.faults())
     for _ in range(20):
         rig.tick()
     assert rig.answers.asked == ["7"]
@@ -368,8 +368,8 @@ def test_text_that_may_be_another_s_words_is_refused_and_the_job_is_still_held(r
 
 def test_a_socket_that_a_crash_left_holds_nothing(rig: Rig) -> None:
     rig.answers.jobs["7"] = job("7", state="NODE_FAIL", on_gpus=True, gpus=1, gpus_here=1)
-    bind(rig.spool / f"{NODE}_7.{BATCH}")  # nobody listens
-    bind(rig.spool / f"{NODE}_8.{BATCH}")  # of this one the controller knows nothing any more
+    bind(rig.spool / f"{NODE}_7.{BATCH}")  # no process listens
+    bind(rig.spool / f"{NODE}_8.{BATCH}")  # a job that the controller no longer knows
     for _ in range(5):
         assert rig.told() == ()
     rig.scheduler.close()
@@ -390,7 +390,7 @@ def test_a_slurmstepd_that_was_killed_is_found_out(rig: Rig) -> None:
 
 
 def test_a_job_that_is_over_but_still_there_holds_its_gpus(rig: Rig) -> None:
-    """As after a node was set down and up again: its processes are not gone because the controller has no such job."""
+    """As after a node was set down and up again: the job's processes still run, though the controller lost the job."""
     rig.here.tasks["7"] = JobTasks("alice", batch=(0,), processes=3)
     rig.socket("7")
     assert rig.held() == {"GPU-0": "7"}
@@ -451,9 +451,9 @@ def test_the_node_s_state_is_asked_when_a_job_has_left_and_while_a_gpu_is_free(t
     assert rig.answers.asked == [], "all are held"
     rig.answers.state = replace(rig.answers.state, condition="draining")
     rig.end(batch)
-    word = rig.tick()
-    assert word is not None
-    assert (rig.answers.asked, word.condition) == ([f"node {NODE}"], "draining")
+    polled = rig.tick()
+    assert polled is not None
+    assert (rig.answers.asked, polled.condition) == ([f"node {NODE}"], "draining")
     for _ in range(700):
         rig.tick()
     assert 4 <= rig.answers.asked.count(f"node {NODE}") <= 7
@@ -545,9 +545,9 @@ def test_processes_are_their_job_s_with_their_rank(
     reading = Reading("GPU-0", BEGIN - SECOND, BEGIN, processes=(Process(60),))
     scheduler.poll(BEGIN, DEVICES, (reading,))
     rig.work()
-    word = scheduler.poll(BEGIN, DEVICES, (reading,))
-    assert word is not None
-    assert word.members == ({60: Member(expected, "3")} if expected else {})
+    polled = scheduler.poll(BEGIN, DEVICES, (reading,))
+    assert polled is not None
+    assert polled.members == ({60: Member(expected, "3")} if expected else {})
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ def test_processes_are_their_job_s_with_their_rank(
 def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(
     tmp_path: Path, cgroup: str, environ: dict[str, str], user: str, expected: str
 ) -> None:
-    """An environment is written by whoever starts the process: it proves nothing."""
+    """An environment is written by the process's user: it proves nothing."""
     rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
     proc.add(60, environ=environ, cgroup=cgroup)
     scheduler = SlurmScheduler(
@@ -643,7 +643,7 @@ def test_it_opens_on_a_node_and_closes(slurm_conf: Callable[..., Config], tmp_pa
 
 
 def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_free(rig: Rig) -> None:
-    """A daemon that starts while the controller is down, beside a job without a process to be seen."""
+    """A daemon that starts while the controller is down, beside a job without a visible process."""
     rig.answers.jobs["7"] = job("7", 0)
     rig.socket("7")
     rig.told()
@@ -657,7 +657,7 @@ def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_f
 
 
 def test_a_socket_that_stays_while_its_job_completes_holds_nothing_longer_than_some_seconds(rig: Rig) -> None:
-    """Slurm 24.11 at times may not remove an extern step's socket; nobody listens there any more."""
+    """Slurm 24.11 sometimes fails to remove an extern step's socket; no process listens on it any more."""
     rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
     extern, step = rig.socket("7", EXTERN), rig.socket("7", "0")
     rig.socket("8")

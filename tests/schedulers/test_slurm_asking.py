@@ -1,4 +1,4 @@
-"""Questions to a controller: by commands that a shell script plays, over HTTP to a server of our own, on the thread."""
+"""Queries to a controller: by commands that a shell script simulates, over HTTP to a local server, on the thread."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recor
 
 
 class Script:
-    """A folder with a scontrol, sinfo and slurmd that log what they are asked and do what a test says."""
+    """A folder with a scontrol, sinfo and slurmd that log their arguments and do what a test sets."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder, self.log = folder, folder / "log"
@@ -32,7 +32,7 @@ class Script:
         path.chmod(0o755)
 
     def answer(self, version: str, *cases: tuple[str, str]) -> None:
-        """Have scontrol do a shell command for each pattern of its arguments."""
+        """Have scontrol run a shell command for each pattern of its arguments."""
         said = "\n".join(f"{pattern}) {command};;" for pattern, command in cases)
         self.write("scontrol", f'case "$*" in *version) echo "slurm-wlm {version}";;\n{said}\n*) exit 9;; esac')
 
@@ -176,7 +176,7 @@ def test_the_node_is_asked_for_with_sinfo(script: Script, commands: CommandClien
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with what slurmrestd of 22.05 did."""
+    """Answers with recorded responses of 22.05's slurmrestd."""
 
     pages: ClassVar[dict[str, tuple[int, str]]] = {
         "/slurm/v0.0.38/job/27": (200, "restd.job.json"),
@@ -245,7 +245,7 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
 def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
     for url, token, why in (
-        (restd, "", r"speaks none of v0.0.38 to v0.0.44"),
+        (restd, "", r"supports none of v0.0.38 to v0.0.44"),
         (restd, f"{tmp_path}/none", r"restd_token_file: .*/none: cannot be read"),
         (restd, f"{tmp_path}/token", r"restd_token_file: .*/token: cannot be read"),
         ("http://127.0.0.1:1", "", "is slurmrestd up"),

@@ -1,4 +1,4 @@
-"""What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on trees made by hand."""
+"""What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on made-up trees."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import Device
+from exporter.schedulers.procfs import read_uuids
 from exporter.schedulers.slurm.client import SlurmUnavailableError
 from exporter.schedulers.slurm.local_node import (
     GpuMap,
     JobTasks,
     LocalNode,
-    NodeProcesses,
     Slot,
     SlurmConf,
     SpoolReader,
@@ -21,7 +21,6 @@ from exporter.schedulers.slurm.local_node import (
     parse_slots,
     read_conf,
     read_instances,
-    read_uuids,
 )
 from tests.schedulers.slurm_rig import BATCH, DEVICES, EXTERN, Proc, bind, recorded
 
@@ -79,7 +78,8 @@ def proc(tmp_path: Path) -> Proc:
 
 
 def look(proc: Proc, *jobs: str, name: str = "n1") -> dict[str, JobTasks]:
-    return NodeProcesses(name, proc=proc.root, cgroup=proc.root.parent / "cgroup").inspect_jobs(jobs)
+    node = LocalNode(name, slots=str, proc=proc.root, cgroup=proc.root.parent / "cgroup")
+    return node.inspect_jobs(jobs)
 
 
 def environ(job: str, **said: str) -> dict[str, str]:
@@ -157,13 +157,13 @@ def test_visible_devices_count_only_as_uuids(proc: Proc) -> None:
 
 
 def test_sockets_that_are_bound(proc: Proc) -> None:
-    node = NodeProcesses("n1", proc=proc.root)
+    node = LocalNode("n1", slots=str, proc=proc.root)
     assert node.listening() == frozenset()
     proc.sockets("/var/spool/slurmd/n1_7.0", "@/tmp/.X11", "/run/systemd/notify")
     assert "n1_7.0" in node.listening()
 
 
-# Which GPU is which.
+# Resolving GPUs.
 
 
 @pytest.mark.parametrize("version", ["slurm-22.05", "slurm-24.11"])
@@ -194,7 +194,7 @@ def test_other_shapes_of_slurmd_s_list() -> None:
 
 @pytest.fixture
 def places(proc: Proc) -> GpuMap:
-    """Boards whose minors are not the driver's order, one of them cut."""
+    """Boards whose minors differ from the driver's order, one of them in MIG mode."""
     for minor in range(4):
         proc.board(minor, UUIDS[minor])
     proc.board(5, "GPU-????????-????-????-????-????????????")
@@ -260,7 +260,7 @@ def test_slurmd_s_list_is_read_or_taken_for_granted_or_empty(proc: Proc) -> None
                 return slots
             raise slots
 
-        return LocalNode(NodeProcesses("n1", proc=proc.root), proc=proc.root, slots=say).gpu_map()
+        return LocalNode("n1", slots=say, proc=proc.root).gpu_map()
 
     assert places(recorded("slurm-22.05/slurmd-G.reordered.txt")).uuids_at("gpu", 0, (*CUT[:1], Device("G", "4"))) == (
         "G",

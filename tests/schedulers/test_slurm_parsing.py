@@ -1,4 +1,4 @@
-"""What Slurm prints, as recorded from 22.05.8 and 24.11.5, and garbage in its place."""
+"""Output of Slurm recorded from 22.05.8 and 24.11.5, and garbage in its place."""
 
 import re
 from collections.abc import Callable
@@ -176,7 +176,7 @@ def test_a_name_with_line_breaks_never_changes_the_account(name: str, forged: st
 
 @pytest.mark.parametrize(("kind", "evil"), [("Account=(null)", "Account=evil"), ("alice(1001)", "root(0)")])
 def test_a_whole_job_in_a_name_is_refused(kind: str, evil: str) -> None:
-    """The task's own lines then come after those of its name, under another task's number."""
+    """The task's own lines follow those of its name, under another task's number."""
     said = recorded("slurm-22.05/array.txt")
     first, _, rest = said.partition("\n\nJobId=")
     head, _, body = first.partition("\n")
@@ -210,7 +210,7 @@ def test_a_text_that_is_cut_is_refused(name: str, cut: int) -> None:
     cut %= len(said)
     if said[:cut].endswith("\n\n"):
         return
-    with pytest.raises(ValueError):  # noqa: PT011  whichever of its reasons
+    with pytest.raises(ValueError):  # noqa: PT011  any of its reasons
         parse_job_text(said[:cut], said.split()[0].removeprefix("JobId="))
 
 
@@ -328,7 +328,7 @@ def test_hostlists(said: str, names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("said", ["a[1", "a]1", "a[[1]]", "a[2-1]", "a[x]", "a[]", "a,,b", "a[0-9999999]", "a b"])
 def test_hostlists_that_are_none(said: str) -> None:
-    with pytest.raises(ValueError, match=r"hostlist|numbers|range"):
+    with pytest.raises(ValueError, match=r"hostlist|brackets|numbers|range"):
         expand_hostlist(said)
 
 

@@ -1,4 +1,4 @@
-"""People's names on their way out: kept, hashed or dropped, wherever a scheduler's word has them."""
+"""User names in a scheduler's word: kept, hashed or dropped."""
 
 import logging
 import os
@@ -108,7 +108,7 @@ def test_dropped_is_not_even_a_hash_but_two_people_s_jobs_stay_two(dropped: User
     assert alice.job_id != bob.job_id
     assert "alice" not in repr(alice)
     again = UserMask(os.urandom(32), drop=True).owner(Owner("alice/no-unit", "processes", "alice"))
-    assert again.job_id != alice.job_id  # good for one run of the daemon, so it cannot be followed
+    assert again.job_id != alice.job_id  # valid for one run of the daemon, so users cannot be tracked
 
 
 # Texts.
@@ -139,7 +139,7 @@ def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: 
 
 
 class Fixed(FakeScheduler):
-    """Says one word, and knows its members."""
+    """Returns one word, and has set members."""
 
     def __init__(self, word: SchedulerState) -> None:
         super().__init__(*word.allocations)
@@ -180,7 +180,7 @@ def test_rules_and_exemptions_speak_of_true_names(hashed: UserMask) -> None:
 
 
 def test_nothing_that_comes_home_has_a_name(hashed: UserMask) -> None:
-    """Readings, faults, reasons: what is recorded, logged and served is made of these alone."""
+    """Readings, faults, reasons: all that is recorded, logged and served is made of these."""
     source = FakeSource()
     source.signals_of = {"GPU-0": {"processes": (Process(5, name="/home/alice/venv/bin/python"),)}}
     source.faults = (Fault("x", "cannot read /home/alice/x\udcff, http://u:secret@h/"),)
@@ -212,7 +212,7 @@ def test_without_a_mask_all_is_as_it_was(rigs: Callable[..., Rig]) -> None:
 
 
 def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, dropped: UserMask) -> None:
-    """Both run what systemd calls the same; what a process of the one says must never be booked for the other."""
+    """Both run a unit of the same name; one's process must never be booked for the other."""
     proc = Proc(tmp_path)
     users = {ALICE: "alice", BOB: "bob"}
     scheduler = ProcessesScheduler(proc=tmp_path, user_of=lambda uid: users[uid], suspended=lambda: 0)
@@ -227,7 +227,7 @@ def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, 
     assert not any(name in repr(word) for name in users.values())
 
 
-# The secret.
+# The key.
 
 
 def test_keep_needs_no_secret_and_drop_none_either(tmp_path: Path) -> None:

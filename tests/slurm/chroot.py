@@ -1,7 +1,7 @@
-"""A tree with another Slurm: Debian 13's 24.11, beside the machine's own, for tests alone.
+"""Builds a tree with another Slurm, Debian 13's 24.11, beside the machine's own, for tests only.
 
-Owns making it: `python -m tests.slurm.chroot FOLDER`, as root, with mmdebstrap, from the Debian mirror that this
-machine's own apt uses. Refuses to mount anything there: see `inside`. A folder with `.built` in it is whole.
+`python -m tests.slurm.chroot FOLDER`, as root, with mmdebstrap, from the Debian mirror of this machine's apt. Mounts
+nothing there: see `inside`. A folder with `.built` in it is complete.
 """
 
 import shutil
@@ -10,25 +10,25 @@ import sys
 from pathlib import Path
 
 BUILT = Path(__file__).resolve().parents[2] / ".cache/slurm-24"
-"""Where `make slurm-24` has it."""
+"""The folder of `make slurm-24`."""
 MISSING = "needs Slurm 24.11: `make slurm-24` has not made it, for Debian 13's packages could not be had"
-"""Why a test is skipped without it."""
+"""Reason for skipping a test without it."""
 _RELEASE = "trixie"
 _PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins"
 _SECONDS = 600.0
 
 
 class ChrootError(Exception):
-    """It cannot be made; the message says why and what to do."""
+    """The tree cannot be built; the message has the reason and how to fix it."""
 
 
 def built(folder: Path = BUILT) -> Path | None:
-    """The tree, or None where there is none: `make slurm-24` could not have the packages."""
+    """Return the tree, or None if `make slurm-24` could not download the packages."""
     return folder if (folder / ".built").is_file() else None
 
 
 def build(folder: Path) -> None:
-    """Make it, whole or not at all; raises ChrootError."""
+    """Build it, completely or not at all. Raises ChrootError."""
     if shutil.which("mmdebstrap") is None:
         raise ChrootError("mmdebstrap is not installed: apt-get install mmdebstrap")
     draft = folder.with_name(f"{folder.name}.draft")
@@ -47,7 +47,7 @@ def build(folder: Path) -> None:
 
 
 def mirror() -> str:
-    """Where this machine's apt has Debian from; raises ChrootError."""
+    """Return the Debian mirror of this machine's apt. Raises ChrootError."""
     words = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]
     try:
         said = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
@@ -61,7 +61,7 @@ def mirror() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when the tree is there, 1 with the reason on standard error when it cannot be had."""
+    """Return 0 when the tree is there; 1, with the reason on standard error, if it cannot be built."""
     folder = Path(arguments[0]) if arguments else BUILT
     try:
         build(folder)

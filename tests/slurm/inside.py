@@ -1,7 +1,7 @@
-"""Programs of another root: started in its tree, with the machine's /proc, /sys and /dev mounted there.
+"""Runs programs of another root, with the machine's /proc, /sys and /dev mounted there.
 
-Owns the way in. The mounts are in a mount namespace of their own (mount_namespaces(7)): nobody else sees them, and
-they end with the processes in it. Refuses to run anything for long; what is started there daemonizes itself.
+The mounts are in a mount namespace of their own (mount_namespaces(7)): other processes do not see them, and they end
+with the processes in it. Only for short commands and for programs that daemonize.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 SECONDS = 30.0
-"""What one command may take; all of them answer in milliseconds."""
+"""Timeout of one command in seconds; all of them answer in milliseconds."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """
 set -e
@@ -22,7 +22,7 @@ exec sleep infinity
 
 
 class Inside:
-    """A root, `/` or a whole tree below it, whose programs can be run as any user."""
+    """A root, `/` or a complete tree below it, whose programs can run as any user."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Inside:
             self._keeper.stdout.close()
 
     def words(self, *command: str, user: str = "") -> list[str]:
-        """The command line that runs `command` there, as root or as `user`."""
+        """Return the command line that runs `command` there, as root or as `user`."""
         enter = [] if self._keeper is None else ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
         who = [f"--userspec={user}", "--groups="] if user else []
         change = ["chroot", *who, f"{self.root}"] if enter or user else []
@@ -54,7 +54,7 @@ class Inside:
     def run(
         self, *command: str, user: str = "", env: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run it to its end; raises AssertionError with its words where it fails and that matters."""
+        """Run it to its end. Raises AssertionError with its output if it fails and `check` is set."""
         done = subprocess.run(
             self.words(*command, user=user),
             env={"PATH": _PATH, "LC_ALL": "C"} | dict(env or {}),
@@ -68,7 +68,7 @@ class Inside:
         return done
 
     def start(self, *command: str, user: str = "", env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start it and give the process, with its standard output and error in one pipe."""
+        """Start it and return the process, with standard output and error in one pipe."""
         return subprocess.Popen(
             self.words(*command, user=user),
             env={"PATH": _PATH, "LC_ALL": "C"} | dict(env or {}),
@@ -79,11 +79,11 @@ class Inside:
         )
 
     def seen(self, path: Path) -> str:
-        """A path of the host as the programs there see it."""
+        """Return a host's path as the programs there see it."""
         return f"/{path.relative_to(self.root)}"
 
     def path(self, name: str) -> str:
-        """Where the program is, as seen from inside; raises AssertionError where it is not."""
+        """Return the program's path there. Raises AssertionError if it is missing."""
         found = (f"{folder}/{name}" for folder in ("/usr/sbin", "/usr/bin") if self._has(f"{folder}/{name}"))
         path = next(found, "")
         assert path, f"{name} is not in {self.root}: install slurmctld slurmd slurm-client munge (make packages)"

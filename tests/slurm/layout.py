@@ -1,7 +1,4 @@
-"""The directory of a cluster: its configuration, scripts, device nodes, and commands that note their use.
-
-Owns what lies where in it. Refuses to start anything: see `rig`.
-"""
+"""The directory of a cluster: its configuration, scripts, device nodes, and commands that log their use."""
 
 import os
 import secrets
@@ -16,12 +13,12 @@ from tests.slurm.plan import Place, Plan, around_job, cgroup_conf, gres_conf, sl
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "exporter/data"
 _MAJOR = 60
-"""For local use (Linux, devices.txt): nothing is behind these nodes, whatever the machine has."""
+"""For local use (Linux, devices.txt): no device is behind these nodes."""
 _COMMANDS = ("scontrol", "sinfo", "slurmd", "squeue")
 
 
 def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -> None:
-    """Fill it for these nodes; `directory` is as the host sees it."""
+    """Create it for these nodes; `directory` is as the host sees it."""
     directory.chmod(0o755)
     for name in ("etc", "log", "state", "spool", "munge", "dev", "given", "jobs", "out", "bin"):
         (directory / name).mkdir()

@@ -1,7 +1,6 @@
-"""The daemon of one node of a Slurm cluster, on made-up boards: what a test of both looks at.
+"""Runs the daemon of one node of a Slurm cluster, on simulated boards.
 
-Owns how it is started: as an operator would on that node, with the stand-in for NVML (tests/nvml_stub). Refuses to
-know what its pages should say.
+It is started as an operator would on that node, with the stand-in for NVML (tests/nvml_stub).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +14,13 @@ from tests.slurm.rig import SlurmRig
 INTERVAL = 0.25
 _SERVING = "serving http://"
 UUID = "GPU-5700b000-0000-0000-0000-{:012d}"
-"""Of the stand-in's boards, by the driver's ordinal."""
+"""UUIDs of the stand-in's boards, by the driver's ordinal."""
 REST = (
     "gpu * idle",
     "gpu * util 0",
     *(f"gpu * {rate} 0" for rate in ("gr", "sm", "occ", "tensor", "dram", "fp16", "fp32", "fp64")),
 )
-"""What the stand-in says of boards on which nothing runs."""
+"""The stand-in's values for idle boards."""
 _DRIVER = """
 set -e
 mount -t tmpfs tmpfs /proc/driver
@@ -39,25 +38,25 @@ class Observer:
         self.served, self.node, self._boards, self._spool = served, node, boards, spool
 
     def boards(self, *lines: str) -> None:
-        """What the driver says from now on; see tests/nvml_stub/world.h."""
+        """Set the driver's values; see tests/nvml_stub/world.h."""
         _say(self._boards, lines)
 
     def page(self) -> Page:
         return self.served.page()
 
     def held(self, page: Page | None = None) -> dict[str, set[str]]:
-        """Ordinals of the GPUs that each job holds."""
+        """Return the ordinals of each job's GPUs."""
         found: dict[str, set[str]] = {}
         for labels, _ in (page or self.page()).rows("allocation_info"):
             found.setdefault(labels["job_id"], set()).add(labels["gpu"])
         return found
 
     def until(self, true: Callable[[dict[str, set[str]]], object], what: str) -> Page:
-        """Scrape until it is true of who holds what, and give that page."""
+        """Scrape until `true` holds for the jobs' GPUs, and return that page."""
         return self.watch(lambda page: true(self.held(page)), what)
 
     def watch(self, true: Callable[[Page], object], what: str) -> Page:
-        """Scrape until it is true of a page, and give that page."""
+        """Scrape until `true` holds for a page, and return that page."""
         try:
             return self.served.until(true, f"{self.node}: {what}")
         except AssertionError as err:
@@ -70,7 +69,7 @@ class Observer:
         return int(self.page().total("ticks_total"))
 
     def job(self, job: str) -> dict[str, str]:
-        """What the page says of who a job is."""
+        """Return the labels of a job on the page."""
         rows = self.page().rows("job_info", job_id=job)
         assert len(rows) == 1, rows
         return rows[0][0]
@@ -88,9 +87,9 @@ def observed(
     settings: Mapping[str, str] | None = None,
     around: Callable[[list[str], Path], list[str]] | None = None,
 ) -> Iterator[Observer]:
-    """Serve for `node` until the block ends; `minors`: of each board in the driver's order, where they are not that.
+    """Serve for `node` until the block ends; `minors`: of each board in the driver's order, if they differ from it.
 
-    `around` makes another command line of the daemon's, given the folder of its boards; see `unprivileged`.
+    `around` changes the daemon's command line, given the folder of its boards; see `unprivileged`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "boards.txt"
@@ -142,7 +141,7 @@ def _say(script: Path, lines: Sequence[str]) -> None:
 
 
 def _tree(folder: Path, minors: Sequence[int]) -> str:
-    """The driver's /proc/driver/nvidia/gpus (NVIDIA driver README, "proc interface")."""
+    """Write the driver's /proc/driver/nvidia/gpus (NVIDIA driver README, "proc interface")."""
     root = folder / "gpus"
     for ordinal, minor in enumerate(minors):
         board = root / f"0000:{ordinal:02x}:00.0"

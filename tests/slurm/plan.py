@@ -1,7 +1,6 @@
-"""What a test's Slurm cluster is to be, and the configuration files that make it so.
+"""The description of a test's Slurm cluster, and the configuration files that follow from it.
 
-Owns the texts of slurm.conf, gres.conf, cgroup.conf and of the scripts around jobs (slurm.conf(5), gres.conf(5),
-cgroup.conf(5)). Refuses to start anything: see `rig`.
+slurm.conf, gres.conf, cgroup.conf and the scripts around jobs (slurm.conf(5), gres.conf(5), cgroup.conf(5)).
 """
 
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 USER = "games"
-"""Who runs the jobs: slurmd starts none for root without being told to, and Debian has this user everywhere."""
+"""The jobs' user: slurmd starts none for root by default, and Debian has this user everywhere."""
 CPUS = 64
 
 
@@ -18,21 +17,21 @@ class Plan(Struct, frozen=True):
 
     nodes: int = 2
     gpus: int = 8
-    """Device nodes made, DIR/dev/nvidia0 and so on."""
+    """Number of device nodes: DIR/dev/nvidia0 and so on."""
     gres: str = "gpu:h100:8"
     gres_lines: tuple[str, ...] = ("Name=gpu Type=h100 File=DIR/dev/nvidia[0-7]",)
     """gres.conf; the order of its lines is Slurm's order of the GPUs."""
     cgroups: bool = False
-    """Jobs are tracked by control groups and may open their own GPUs alone."""
+    """Whether jobs are tracked by cgroups and may open only their own GPUs."""
     prolog_flags: str = "Alloc"
     mapping: bool = False
-    """The project's prolog and epilog write a mapping directory for each node."""
+    """Whether the project's prolog and epilog write a mapping directory for each node."""
     root: Path = Path("/")
-    """Where the cluster's programs live: the host, or a tree with another version."""
+    """Root of the cluster's programs: the host, or a tree with another version."""
 
 
 class Place(Struct, frozen=True):
-    """Where a rig is, and how its nodes are reached."""
+    """A rig's directory and the ports of its nodes."""
 
     directory: str
     """As the cluster's programs see it: below the plan's root."""
@@ -43,7 +42,7 @@ class Place(Struct, frozen=True):
 
 
 def slurm_conf(plan: Plan, place: Place) -> str:
-    """Short waits, loopback only, a port for each daemon."""
+    """slurm.conf: short timeouts, loopback only, a port for each daemon."""
     folder = place.directory
     tracking = "cgroup" if plan.cgroups else "linuxproc"
     lines = [
@@ -95,15 +94,15 @@ def gres_conf(plan: Plan, place: Place) -> str:
 
 
 def cgroup_conf(plan: Plan) -> str:
-    """Only devices are kept from jobs; cores and memory are pretended, so they cannot be."""
+    """cgroup.conf: only devices are constrained; cores and memory are simulated, so they cannot be."""
     devices = "yes" if plan.cgroups else "no"
     return f"ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
 
 
 def around_job(plan: Plan, place: Place, script: str) -> dict[str, str]:
-    """What is in prolog.d or epilog.d: a note of which GPUs slurmd gave to the job on its node, and the project's own.
+    """The script in prolog.d or epilog.d: records the job's GPUs on its node, and runs the project's own.
 
-    A prolog's SLURM_JOB_GPUS is of its node (Slurm, Prolog and Epilog Guide): the truth that tests compare with.
+    A prolog's SLURM_JOB_GPUS is of its node (Slurm, Prolog and Epilog Guide): the values that tests compare with.
     """
     folder = place.directory
     note = (

@@ -1,7 +1,7 @@
-"""The processes and control groups of one cluster among all others of the machine.
+"""Finds and ends the processes and cgroups of one cluster among all others of the machine.
 
-Owns finding and ending them. A process belongs to a cluster when it says so itself: a file it has open is in the
-cluster's directory, or its environment names one of its nodes.
+A process belongs to a cluster if a file it has open is in the cluster's directory, or its environment names one of the
+cluster's nodes.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ _PATIENCE = 10.0
 
 
 def processes(directory: Path, nodes: Iterable[str]) -> list[int]:
-    """Pids of all that belong to the rig in `directory` (as the host sees it)."""
+    """Return the pids of the rig in `directory` (as the host sees it)."""
     marks = {f"SLURMD_NODENAME={node}".encode() for node in nodes}
     own = os.getpid()
     return [pid for pid in _pids() if pid != own and (marks & _environ(pid) or _open(pid, f"{directory}/"))]
 
 
 def task(node: str, job: str, rank: int) -> int | None:
-    """Pid of the task with that rank of a job, if it is on the node: what srun started there, or a child of it."""
+    """Return the pid of a job's task with that rank, if on the node: started by srun, or a child of that."""
     marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
     return next((pid for pid in _pids() if marks <= _environ(pid)), None)
 
 
 def end(directory: Path, nodes: Iterable[str]) -> None:
-    """Ask them to end, and kill those that do not; raises AssertionError if one stays."""
+    """Terminate them, and kill those that remain. Raises AssertionError if one survives."""
     names = tuple(nodes)
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _PATIENCE / 2
@@ -41,7 +41,7 @@ def end(directory: Path, nodes: Iterable[str]) -> None:
 
 
 def remove_groups(nodes: Iterable[str]) -> None:
-    """Remove the nodes' control groups, the deepest first; those that are still used stay."""
+    """Remove the nodes' cgroups, the deepest first; those in use stay."""
     for node in nodes:
         for top in (*_GROUPS.glob(f"*/slurm_{node}"), *_GROUPS.glob(f"*/{node}_slurmstepd.scope")):
             inner = [Path(path) for path, _, _ in os.walk(top, topdown=False)]

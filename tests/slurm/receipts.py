@@ -1,6 +1,6 @@
-"""The epilog that writes receipts, in a rig: installed beside the others, with this project's own command.
+"""Installs the epilog that writes job reports in a rig, with this project's own command.
 
-Owns its settings there. Each node's store is its own file, for the nodes of a rig share one machine.
+Each node's store is a file of its own, because the nodes of a rig share one machine.
 """
 
 import shutil
@@ -27,7 +27,7 @@ exec {python} -m exporter "$@" 2>>{etc}/../log/receipts.log
 
 
 def install(rig: SlurmRig, places: str, *, stores: Path, more: str = "") -> None:
-    """For all jobs from now on; `more` goes into receipts.conf. Stores are called after their nodes."""
+    """Install it for all further jobs; `more` is added to receipts.conf. Stores are named after their nodes."""
     etc = rig.directory / "etc"
     known = {"etc": etc, "places": places, "stores": stores, "python": sys.executable, "more": more}
     shutil.copy2(_SCRIPT, etc)

@@ -1,8 +1,8 @@
-"""A real Slurm cluster on this one machine: several slurmd on the loopback, made-up GPUs, its own ports and directory.
+"""A real Slurm cluster on this machine: several slurmd on the loopback, fake GPUs, its own ports and directory.
 
-Owns the cluster from start to end, and the hands of its users and operators: submit, cancel, suspend, drain, count
-remote calls. Refuses to know the exporter. Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge
-(and slurm-wlm-basic-plugins). The GPUs are device nodes that nobody opens; Slurm takes plain files for none.
+Starts and stops the cluster, and does what its users and operators do: submit, cancel, suspend, drain, count RPCs.
+Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge (and slurm-wlm-basic-plugins). The GPUs are
+device nodes that no program opens; Slurm accepts no plain files.
 """
 
 import os
@@ -46,7 +46,7 @@ class SlurmRig:
         with ExitStack() as stack:
             stack.enter_context(self.inside)
             self.directory = Path(tempfile.mkdtemp(prefix="sr", dir=self.plan.root / "tmp"))
-            """Of the rig, as the host sees it."""
+            """The rig's directory, as the host sees it."""
             stack.callback(self._remove)
             lay_out(self.directory, self.plan, self.nodes, self.inside)
             stack.callback(end, self.directory, self.nodes)
@@ -65,19 +65,19 @@ class SlurmRig:
         return self.directory / "etc/slurm.conf"
 
     def spool(self, node: str) -> Path:
-        """SlurmdSpoolDir of a node."""
+        """Return SlurmdSpoolDir of a node."""
         return self.directory / "spool" / node
 
     def mapping(self, node: str) -> Path:
-        """Where the prolog of a node writes who holds each GPU."""
+        """Return the mapping directory that a node's prolog writes."""
         return self.directory / "jobs" / node
 
     def commands(self, node: str) -> Path:
-        """A folder with Slurm's commands for the observer of a node; each use is noted, see `asked`."""
+        """Return a folder with Slurm's commands for the observer of a node; each use is logged, see `asked`."""
         return self.directory / "bin" / node
 
     def asked(self, node: str) -> list[str]:
-        """The command lines that were run from there until now."""
+        """Return the command lines run from there so far."""
         return (self.commands(node) / "asked").read_text(encoding="utf-8").splitlines()
 
     def _start(self) -> None:
@@ -105,7 +105,7 @@ class SlurmRig:
         return sum(int(line.split()[1]) for line in done.splitlines() if line.split()[0] == state)
 
     def _end_jobs(self) -> None:
-        """Before the daemons: a slurmstepd whose slurmd has gone stays."""
+        """Before the daemons: a slurmstepd outlives its slurmd."""
         if not self._controlled():
             self.start_controller()
         self.cancel_all()
@@ -119,24 +119,24 @@ class SlurmRig:
         remove_groups(self.nodes)
         shutil.rmtree(self.directory)
 
-    # -- its operator's hands --
+    # -- for its operator --
 
     def run(self, name: str, *words: str, user: str = "", check: bool = True) -> str:
-        """Run one of Slurm's commands on this cluster and give what it printed."""
+        """Run one of Slurm's commands on this cluster and return its output."""
         return self.inside.run(self.inside.path(name), *words, user=user, env=self.env, check=check).stdout
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes Slurm's commands find this cluster."""
+        """Return the environment in which Slurm's commands find this cluster."""
         return {"SLURM_CONF": self.inside.seen(self.conf)}
 
     def start_controller(self) -> None:
-        """Start slurmctld; it remembers jobs and nodes from before."""
+        """Start slurmctld; it restores its jobs and nodes."""
         self._daemon("slurmctld")
         wait_for(lambda: "UP" in self.run("scontrol", "ping", check=False), "slurmctld answers")
 
     def stop_controller(self) -> None:
-        """Stop slurmctld, and wait until it has gone."""
+        """Stop slurmctld, and wait until it has ended."""
         pid = int((self.directory / "state/slurmctld.pid").read_text())
         os.kill(pid, 15)
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), "slurmctld has gone")
@@ -149,78 +149,78 @@ class SlurmRig:
         return Path(f"/proc/{pid}").exists()
 
     def drain(self, node: str, reason: str = "bad fan") -> None:
-        """Let nothing new start there."""
+        """Drain the node."""
         self.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
     def undrain(self, node: str) -> None:
-        """Take new jobs again."""
+        """Resume the node."""
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def rpcs(self) -> dict[str, int]:
-        """Remote calls that the controller has had since `forget_rpcs`, by their name."""
+        """Return the number of RPCs to the controller since `forget_rpcs`, by name."""
         said = self.run("sdiag").partition("by message type")[2].partition("by user")[0]
         return {name: int(count) for name, count in _RPC.findall(said)}
 
     def forget_rpcs(self) -> None:
-        """Count from 0 again."""
+        """Reset the count of RPCs."""
         self.run("sdiag", "--reset")
 
-    # -- its users' hands --
+    # -- for its users --
 
     def submit(self, *options: str, script: str = _STILL) -> str:
-        """Submit a batch job and give its number."""
+        """Submit a batch job and return its number."""
         out = f"--output={self.inside.seen(self.directory)}/out/%A_%a"
         words = ("--parsable", "--chdir=/tmp", out, "--mem=100", *options, f"--wrap={script}")
         return self.run("sbatch", *words, user=USER).strip()
 
     def started(self, *options: str, script: str = _STILL) -> str:
-        """Submit a batch job that starts at once, and wait until it does."""
+        """Submit a batch job that starts at once, and wait until it has."""
         return self.wait(self.submit(*options, script=script), "RUNNING")
 
     def allocate(self, *options: str) -> str:
-        """Have GPUs without a process: an allocation that outlives the command; give its number."""
+        """Allocate GPUs without a process; the allocation outlives the command. Return its number."""
         command = self.begin("salloc", "--no-shell", "--mem=100", *options)
         assert command.stdout is not None
-        # Not to its end: that comes seconds later, when it next looks whether the nodes are ready.
+        # Not to the command's end: it polls the nodes, and ends seconds later.
         said = next((line for line in command.stdout if "Granted" in line), "")
         assert said, f"salloc {options}: nothing granted"
         return self.wait(said.split()[-1], "RUNNING")
 
     def begin(self, name: str, *words: str) -> subprocess.Popen[str]:
-        """Start one of Slurm's commands as a user, and give the process: `srun`, which stays as long as its tasks."""
+        """Start one of Slurm's commands as a user, and return the process: `srun` runs as long as its tasks."""
         command = self.inside.start(self.inside.path(name), *words, user=USER, env=self.env)
         self._commands.append(command)
         return command
 
     def srun(self, *options: str) -> str:
-        """Start a job of one step by a bare srun, and give its number once it runs."""
+        """Start a job of one step by a bare srun, and return its number once it runs."""
         name = f"s{secrets.token_hex(4)}"
         self.begin("srun", f"--job-name={name}", "--chdir=/tmp", "--mem=100", *options, "sleep", "1000")
         found = wait_for(lambda: self.run("squeue", "-h", "-t", "RUNNING", "-n", name, "-o", "%A"), "srun's job runs")
         return found.split()[0]
 
     def cancel(self, *jobs: str) -> None:
-        """End jobs."""
+        """Cancel jobs."""
         self.run("scancel", *jobs)
 
     def cancel_all(self) -> None:
-        """End all jobs, and wait until nothing of them is left."""
+        """Cancel all jobs, and wait until none is left."""
         for state in ("PENDING", "RUNNING", "SUSPENDED"):
             self.run("scancel", f"--state={state}", "--partition=gpu", check=False)
         wait_for(lambda: not self.run("squeue", "-h"), "all jobs have ended")
 
     def suspend(self, job: str) -> None:
-        """Stop its processes; it keeps its GPUs."""
+        """Suspend a job; it keeps its GPUs."""
         self.run("scontrol", "suspend", job)
         self.wait(job, "SUSPENDED")
 
     def resume(self, job: str) -> None:
-        """Let them go on."""
+        """Resume a job."""
         self.run("scontrol", "resume", job)
         self.wait(job, "RUNNING")
 
     def requeue(self, job: str) -> None:
-        """End a job's run; it waits, for minutes or until `release`, to start again."""
+        """Requeue a job; it waits, for minutes or until `release`, to start again."""
         self.run("scontrol", "requeue", job)
         self.wait(job, "PENDING")
 
@@ -230,11 +230,11 @@ class SlurmRig:
         self.wait(job, "RUNNING")
 
     def state(self, job: str) -> str:
-        """A job's state as squeue names it; empty: it is not known any more."""
+        """Return a job's state as squeue names it; empty when it is unknown."""
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip()
 
     def wait(self, job: str, state: str) -> str:
-        """Wait until a job is in a state; give its number."""
+        """Wait until a job is in a state; return its number."""
         self._until(lambda: self.state(job) == state, f"job {job} is {state}", job)
         return job
 
@@ -247,7 +247,7 @@ class SlurmRig:
             raise
 
     def given(self, job: str, node: str | None = None) -> list[str]:
-        """Slurm's indices of the GPUs that slurmd gave to a job on a node (default: the first)."""
+        """Return Slurm's indices of a job's GPUs on a node (default: the first)."""
         note = self.directory / f"given/prolog.{job}.{node or self.nodes[0]}"
         wait_for(note.exists, f"the prolog of job {job} has run")
         return [index for index in note.read_text().strip().split(",") if index]

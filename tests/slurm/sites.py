@@ -1,7 +1,7 @@
-"""The clusters that the end-to-end tests run on, each with the daemons of its nodes.
+"""The clusters of the end-to-end tests, each with the daemons of its nodes.
 
-Owns the three ways in which a site differs: Slurm's version, how jobs are tracked, and that neither Slurm's order of
-the GPUs nor their device numbers are the driver's order. Refuses to judge.
+Sites differ in Slurm's version, in how jobs are tracked, and in whether Slurm's order of the GPUs and their device
+numbers are the driver's order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ from tests.slurm.rig import SlurmRig
 ORDER = (4, 5, 6, 7, 0, 1, 2, 3)
 """Number of the device file by Slurm's index: gres.conf has the upper four first."""
 MINORS = (7, 6, 5, 4, 3, 2, 1, 0)
-"""Number of the device file by the driver's ordinal: the driver has found the boards the other way round."""
+"""Number of the device file by the driver's ordinal: the driver has the reverse order."""
 LINES = tuple(f"Name=gpu Type=h100 File=DIR/dev/nvidia[{first}-{first + 3}]" for first in (4, 0))
 GROUPS = Plan(gres_lines=LINES, cgroups=True, prolog_flags="Contain")
-# With control groups Slurm takes seconds to end a job: only where they matter. 24.11 now and then leaves the socket of
-# an extern step (PrologFlags=Contain) behind, so that a job's end is learnt seconds later: that has a test of its own.
+# With cgroups Slurm takes seconds to end a job: only where they matter. 24.11 sometimes leaves the socket of an extern
+# step (PrologFlags=Contain) behind, so that a job's end is noticed seconds later: that has a test of its own.
 PLANS = {
     "22.05": Plan(gres_lines=LINES),
     "24.11": Plan(gres_lines=LINES),
@@ -33,17 +33,17 @@ PLANS = {
 
 
 class Site:
-    """A cluster and the observers of its nodes, in their order."""
+    """A cluster and the observers of its nodes, in the same order."""
 
     def __init__(self, rig: SlurmRig, observers: list[Observer]) -> None:
         self.rig, self.observers = rig, observers
 
     def given(self, job: str, node: int = 0) -> set[str]:
-        """Ordinals, as the driver counts, of the GPUs that slurmd gave to the job on a node."""
+        """Return the driver's ordinals of the GPUs that slurmd gave to the job on a node."""
         return {f"{MINORS.index(ORDER[int(index)])}" for index in self.rig.given(job, self.rig.nodes[node])}
 
     def holds(self, job: str, node: int = 0) -> set[str]:
-        """Wait until the daemon of a node says that the job holds what slurmd gave it there, and give that."""
+        """Wait until a node's daemon reports the job's GPUs as slurmd allocated them, and return these."""
         given = self.given(job, node)
         assert given
         observer = self.observers[node]
@@ -53,7 +53,7 @@ class Site:
 
 @contextmanager
 def site(name: str, folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Site]:
-    """The site called `name`; skips where its version of Slurm cannot be had."""
+    """The site called `name`; skips if its version of Slurm is unavailable."""
     root = built() if name.startswith("24.11") else Path("/")
     if root is None:
         pytest.skip(MISSING)

@@ -1,4 +1,4 @@
-"""The rig itself: it gives what it says, two of them do not meet, and nothing is left behind."""
+"""The rig itself: it works, two of them do not interfere, and nothing is left behind."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_another_cluster_beside_it_leaves_nothing_behind_and_harms_nobody(rig: S
     with SlurmRig(Plan(nodes=1)) as other:
         job = other.started("--gpus=8")
         other.srun("--gres=none")
-        # An orphan by its own doing, which no scancel reaches: it must not outlive the cluster.
+        # An orphan that no scancel reaches: it must not outlive the cluster.
         other.submit("--gres=none", script="setsid sleep 1000 & sleep 1")
         assert other.state(job) == "RUNNING"
         assert processes(other.directory, other.nodes)

@@ -1,7 +1,7 @@
-"""A node's daemon as a user without any privilege: as systemd/gpu-efficiency.service has it, beside a real Slurm.
+"""Runs a node's daemon as an unprivileged user, as systemd/gpu-efficiency.service does, beside a real Slurm.
 
-Owns the way there: what the daemon reads is bound to places that everybody may read, for a checkout may lie below a
-home. Refuses to be the unit itself: that is run in tests/e2e/test_systemd.py.
+What the daemon reads is bind-mounted to places that everybody may read, because a checkout may lie below a home. The
+unit itself is run in tests/e2e/test_systemd.py.
 """
 
 import sys
@@ -27,7 +27,7 @@ exec setpriv --reuid=nobody --regid=nogroup --clear-groups --inh-caps=-all --bou
 
 
 def as_nobody(words: list[str], folder: Path) -> list[str]:
-    """The command line that runs `words` as user nobody without capabilities; `folder` has the boards' script."""
+    """Return the command line that runs `words` as user nobody without capabilities; `folder` has the boards."""
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     places = [sys.base_prefix, packages, f"{ROOT}", f"{build()}", f"{folder}"]
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", _START, "sh", *places, *words]

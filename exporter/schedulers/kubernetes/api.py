@@ -1,6 +1,6 @@
-"""A read-only client of the API server: one list for each kind of object, then one watch that is kept open.
+"""A read-only client of the API server: one list per kind of object, then one watch that is kept open.
 
-Owns address, certificate, token, resource versions and back-off. Never writes. Sources: Kubernetes' "API Concepts"
+Handles address, certificate, token, resource versions and back-off. Never writes. Sources: Kubernetes' "API Concepts"
 (efficient detection of changes, bookmarks, 410 Gone), "Accessing the API from a Pod".
 """
 
@@ -9,10 +9,12 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -25,7 +27,7 @@ from exporter.schedulers.kubernetes.objects import ApiStatus, ObjectList, Object
 
 
 class ApiObject(Protocol):
-    """An object of the API, of which only some fields are read."""
+    """An object of the API, of which only some fields are decoded."""
 
     @property
     def metadata(self) -> ObjectMeta:
@@ -36,53 +38,53 @@ class ApiObject(Protocol):
 T = TypeVar("T", bound=ApiObject)
 log = logging.getLogger(__name__)
 _RANDOM = random.SystemRandom()
-"""The kernel's: nodes that start together from one image must not wait alike."""
+"""The kernel's generator: nodes started together from one image must not get the same pauses."""
 _WATCH_SECONDS = (300, 600)
-"""How long a watch is asked to last, spread so that nodes do not all come back at once."""
+"""Range of a watch's timeout, random so that not all nodes reconnect at once."""
+_JOIN_SECONDS = 5.0
 _LINE_BYTES = 16 << 20
-"""Far longer than any object: etcd takes 1.5 MiB."""
-_OK, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _GONE = 200, 401, 403, 404, 410
+"""Longest line of a watch; far longer than any object: etcd's limit is 1.5 MiB."""
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A server that vanished is noticed within half a minute."""
-_ADVICE = {
-    _UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
-    _FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
+"""Detects a server that vanished within half a minute."""
+_ADVICE: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "the token is not accepted: is the service account's token mounted and current?",
+    HTTPStatus.FORBIDDEN: "the service account may not: grant it list and watch, as the Helm chart's ClusterRole does",
 }
 
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What JSON may be: not as it should be, not UTF-8, or thousands of brackets deep."""
+"""Errors of a response that is no valid JSON, no UTF-8, or nested thousands of levels deep."""
 
 
 class ApiError(Exception):
-    """The API server did not answer, or not with what was asked; the message has what to do."""
+    """The API server did not answer, or not as expected; the message has how to fix it."""
 
 
 class ApiTimeouts(Struct, frozen=True):
-    """How patient the client is, in seconds."""
+    """Timeouts and pauses of the client, in seconds."""
 
     first: float = 1.0
-    """Before a second try, and between two watches."""
+    """First pause before a retry, and the pause between two watches."""
     most: float = 30.0
-    """Before any try."""
+    """Longest pause before a retry."""
     response: float = 10.0
-    """For a connection, or an answer to begin."""
+    """Timeout for a connection, and for a response to begin."""
     watch_idle: float = 90.0
-    """A watch that is silent for so long is asked anew; servers send a bookmark about every minute."""
+    """A watch without data for so long is restarted; servers send a bookmark about every minute."""
 
 
 def spread_pause(seconds: float) -> float:
-    """Between a half and all of it, at random: a server that comes up again is not met by all nodes at once."""
+    """Return a random pause between half of `seconds` and all, so that not all nodes reconnect at once."""
     return seconds * _RANDOM.uniform(0.5, 1.0)
 
 
 class ApiServer(Struct, frozen=True):
-    """Where the API server is, and what it wants to see."""
+    """The API server's address and credentials."""
 
     url: str
     token_file: str
@@ -90,20 +92,20 @@ class ApiServer(Struct, frozen=True):
     timeouts: ApiTimeouts = ApiTimeouts()
 
     def tls(self) -> ssl.SSLContext:
-        """Read the certificate as it is now; raises ApiError."""
+        """Return a TLS context with the current CA file. Raises ApiError."""
         try:
             return ssl.create_default_context(cafile=self.ca_file if self.url.startswith("https:") else None)
         except OSError as err:
             raise ApiError(f"{self.ca_file} cannot be used as the API server's CA: {err}") from err
 
     def client(self) -> httpx.AsyncClient:
-        """A client of its own, with the certificate as it is now; raises ApiError."""
+        """Return a new client with the current CA file. Raises ApiError."""
         transport = httpx.AsyncHTTPTransport(verify=self.tls(), socket_options=_KEEPALIVE)
         timeout = httpx.Timeout(self.timeouts.response)
         return httpx.AsyncClient(base_url=self.url, transport=transport, timeout=timeout, trust_env=False)
 
     def headers(self) -> dict[str, str]:
-        """The token as it is now, for it is replaced before it expires; raises ApiError."""
+        """Return the headers with the current token, which is replaced before it expires. Raises ApiError."""
         try:
             token = Path(self.token_file).read_text(encoding="ascii").strip()
         except (OSError, ValueError) as err:
@@ -112,7 +114,7 @@ class ApiServer(Struct, frozen=True):
 
 
 class Informer(Generic[T]):
-    """The selected objects of one kind as the API server has them; all on one event loop."""
+    """Mirrors the selected objects of one kind from the API server; all on one event loop."""
 
     def __init__(
         self,
@@ -127,10 +129,10 @@ class Informer(Generic[T]):
         on_change: Callable[[], None] = lambda: None,
         accepts: Callable[[T], bool] = lambda _: True,
     ) -> None:
-        """`paths` are tried in turn. `on_update` is called after any answer or failure.
+        """`paths` are tried in turn. `on_update` is called after any response or failure.
 
-        `on_change` is called if an object comes, goes, or `significant` gives another value of it. An object that
-        `accepts` refuses is not kept.
+        `on_change` is called when an object is added or removed, or its `significant` value changes. Objects for which
+        `accepts` returns False are not kept.
         """
         self._accepts: Callable[[T], bool] = accepts
         self._api_server, self._paths, self._selector = api_server, paths, selector
@@ -141,16 +143,16 @@ class Informer(Generic[T]):
         self.objects: dict[str, T] = {}
         """By uid."""
         self.synced = asyncio.Event()
-        """A list has come."""
+        """Set after the first list."""
         self.unanswered_since: int | None = None
         self.error = ""
-        """Why there is no answer; empty while there is."""
+        """Why the API server does not answer; empty while it does."""
         self.refused = ""
-        """The last object that could not be read, and why."""
+        """The last object that could not be decoded, and why."""
 
     @property
     def live(self) -> bool:
-        """What is here is what the server has, but for what is on its way."""
+        """Whether the objects are those of the API server, but for changes under way."""
         return self.synced.is_set() and self.unanswered_since is None
 
     async def run(self) -> None:
@@ -170,7 +172,7 @@ class Informer(Generic[T]):
 
     def _record_failure(self, err: Exception) -> None:
         if isinstance(err, (ApiError, *UNREADABLE)):
-            self._version = ""  # an answer, but not one to go on from
+            self._version = ""  # answered, but not in a way to continue from: list again
         if self.unanswered_since is None:
             self.unanswered_since = self._requested_at
         self.error = redact_secrets(f"{self._api_server.url}{self._paths[0]}: {str(err) or type(err).__name__}")
@@ -180,7 +182,7 @@ class Informer(Generic[T]):
         self.unanswered_since, self.error = None, ""
 
     async def _list_and_watch(self, client: httpx.AsyncClient, fresh: str) -> None:
-        """List where nothing is known, then watch until the server no longer knows our version."""
+        """List if no version is known, then watch until the server no longer knows it."""
         if not self._version:
             await self._list(client, fresh)
         while await self._watch(client):
@@ -198,18 +200,18 @@ class Informer(Generic[T]):
         self._on_update()
 
     async def _get_list(self, client: httpx.AsyncClient, fresh: str) -> bytes:
-        """Give the list's text; a path that is not there gives way to the next one for good."""
+        """Return the list's content. A path that is not found is replaced by the next one for good."""
         params = {"fieldSelector": self._selector, "resourceVersion": fresh}
         self._requested_at = self._now()
         response = await client.get(self._paths[0], params=params, headers=self._api_server.headers())
-        if response.status_code == _NOT_FOUND and len(self._paths) > 1:
+        if response.status_code == HTTPStatus.NOT_FOUND and len(self._paths) > 1:
             self._paths = self._paths[1:]
             return await self._get_list(client, fresh)
         check_response(response)
         return response.content
 
     async def _watch(self, client: httpx.AsyncClient) -> bool:
-        """Take in changes until the watch ends; False when the server no longer knows our version."""
+        """Apply changes until the watch ends; return False if the server no longer knows our version."""
         params = {
             "fieldSelector": self._selector,
             "watch": "1",
@@ -221,9 +223,9 @@ class Informer(Generic[T]):
         timeout = httpx.Timeout(timeouts.response, read=timeouts.watch_idle)
         self._requested_at, headers = self._now(), self._api_server.headers()
         async with client.stream("GET", self._paths[0], params=params, headers=headers, timeout=timeout) as response:
-            if response.status_code == _GONE:
+            if response.status_code == HTTPStatus.GONE:
                 return False
-            if response.status_code != _OK:
+            if response.status_code != HTTPStatus.OK:
                 await response.aread()
             check_response(response)
             self._record_answer()
@@ -231,37 +233,37 @@ class Informer(Generic[T]):
             return await self._read_events(response)
 
     async def _read_events(self, response: httpx.Response) -> bool:
-        """A stream that breaks is a watch that ended: the next one shows whether the server is there."""
+        """Apply a watch's events. A broken stream is an ended watch: the next one shows whether the server is there."""
         try:
             async with aclosing(_read_lines(response.aiter_bytes())) as lines:
                 async for line in lines:
                     if not self._apply_event(msgspec.json.decode(line, type=WatchEvent)):
                         return False
-        except (httpx.TransportError, OSError) as err:  # TLS that breaks off is an SSLError, which httpx passes on
+        except (httpx.TransportError, OSError) as err:  # a broken TLS stream is an SSLError, which httpx passes on
             log.debug("%s: the watch ended: %s", self._paths[0], str(err) or type(err).__name__)
         return True
 
     def _apply_event(self, event: WatchEvent) -> bool:
-        """Take in one change; False where our version is too old. Raises ApiError."""
+        """Apply one event; return False if our version is too old. Raises ApiError."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=ApiStatus)
-            if status.code == _GONE:
+            if status.code == HTTPStatus.GONE:
                 return False
             raise ApiError(f"the watch ended with {status.code} {status.message}")
         obj = self._decode(event.object)
         if obj is not None:
             self._version = obj.metadata.resource_version or self._version
             if event.type != "BOOKMARK":
-                self._apply(obj, there=event.type != "DELETED" and self._accepts(obj))
+                self._apply(obj, present=event.type != "DELETED" and self._accepts(obj))
         return True
 
-    def _apply(self, obj: T, *, there: bool) -> None:
+    def _apply(self, obj: T, *, present: bool) -> None:
         before = self.objects.pop(obj.metadata.uid, None)
-        if there:
+        if present:
             self.objects[obj.metadata.uid] = obj
         elif before is None:
             return
-        if before is None or not there or self._significant(before) != self._significant(obj):
+        if before is None or not present or self._significant(before) != self._significant(obj):
             self._on_change()
         self._on_update()
 
@@ -273,14 +275,53 @@ class Informer(Generic[T]):
             return None
 
 
+class LoopThread:
+    """Runs one coroutine on an event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def start(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run `main` until it ends or `close` cancels it."""
+        self._main = self.loop.create_task(main)
+        self._thread.start()
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call the function on the loop, if the thread is running; callable from any thread."""
+        if self.alive:
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """Cancel the coroutine and wait for the thread to end."""
+        self.call(self._main.cancel)
+        self._thread.join(timeout=_JOIN_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            log.debug("kubelet and API server are no longer queried")
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
+            self.loop.close()
+
+
 async def _pause(seconds: float) -> None:
     await asyncio.sleep(spread_pause(seconds))
 
 
 def check_response(response: httpx.Response) -> None:
-    """Raise ApiError for anything but a good answer, with the server's own message."""
+    """Raise ApiError with the server's message unless the response is 200."""
     code = response.status_code
-    if code == _OK:
+    if code == HTTPStatus.OK:
         return
     try:
         message = msgspec.json.decode(response.content, type=ApiStatus).message
@@ -291,7 +332,7 @@ def check_response(response: httpx.Response) -> None:
 
 
 async def _read_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Whole lines, however the stream is cut; what follows the last one is the beginning of one that never came."""
+    """Yield the complete lines of a stream; an incomplete last line is dropped."""
     parts: list[bytes] = []
     size = 0
     async for chunk in chunks:
@@ -308,11 +349,11 @@ async def _read_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, Non
 
 
 NODE_OBJECTS = (("pods", "/api/v1/pods", "spec.nodeName"), ("nodes", "/api/v1/nodes", "metadata.name"))
-"""What the scheduler lists of its node: a name, the path, the field that selects the node."""
+"""What the scheduler lists of its node: a name, the path, and the field that selects the node."""
 
 
 def try_api(api_server: ApiServer, node: str) -> dict[str, str]:
-    """Of pods and nodes: what is wrong with asking for them, empty where nothing is."""
+    """Return the error of listing pods and of listing nodes by kind, "" where it works."""
     return asyncio.run(_try_all(api_server, node))
 
 
@@ -336,7 +377,7 @@ async def _try_kind(client: httpx.AsyncClient, api_server: ApiServer, path: str,
 
 
 def api_url(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Address of the API server; empty where it is not to be asked, or "auto" finds none."""
+    """Return the API server's address; empty if it is not to be queried, or "auto" finds none."""
     if settings.api_url != "auto":
         return settings.api_url.rstrip("/")
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT") or "443"
@@ -344,7 +385,7 @@ def api_url(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def find_api_server(settings: Settings, environ: Mapping[str, str], timeouts: ApiTimeouts) -> ApiServer | None:
-    """Where the API server is; None where it is not to be asked, which is logged."""
+    """Return the API server's access; None, which is logged, if it is not to be queried."""
     url = api_url(settings, environ)
     if url and (settings.api_url != "auto" or Path(settings.token_file).exists()):
         return ApiServer(url, settings.token_file, settings.ca_file, timeouts)

@@ -1,8 +1,8 @@
-"""Asks the kubelet's pod-resources service which pod holds which device, and maps device ids to GPU UUIDs.
+"""Reads from the kubelet's pod-resources service which pod holds which device, and maps device ids to GPU UUIDs.
 
-Owns the gRPC connection, the messages (podresources.proto) and the device ids of NVIDIA's and GKE's device plugins and
-NVIDIA's DRA driver. Refuses to guess: an ambiguous id is reported as unknown, and a message that cannot be decoded is
-refused as a whole. Loads protobuf: import it only where a kubelet is asked.
+Covers the gRPC connection, the messages (podresources.proto) and the device ids of NVIDIA's and GKE's device plugins
+and NVIDIA's DRA driver. An ambiguous id is reported as unknown, and a message that cannot be decoded is rejected as a
+whole. Loads protobuf: import it only where a kubelet is used.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from exporter.core.model import Device
 from exporter.schedulers.base import SchedulerError
 from exporter.schedulers.kubernetes import podresources_pb2 as wire
 from exporter.schedulers.kubernetes.objects import DeviceAttribute, ResourceSlice, SliceDevice
+from exporter.schedulers.procfs import read_uuids
 
 LIST_METHOD = "/v1.PodResourcesLister/List"
 ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
@@ -32,14 +33,14 @@ _MOST_PODS = 10_000
 
 
 class ContainerDevices(Struct, frozen=True):
-    """ContainerDevices: ids as the device plugin that offers `resource` made them."""
+    """ContainerDevices: `ids` are made by the device plugin that offers `resource`."""
 
     resource: str
     ids: tuple[str, ...]
 
 
 class ClaimResource(Struct, frozen=True):
-    """ClaimResource of a DynamicResource: a device that a DRA driver gave to a claim."""
+    """ClaimResource of a DynamicResource: a device that a DRA driver allocated to a claim."""
 
     cdi: tuple[str, ...] = ()
     """Container Device Interface names, `vendor/class=device`."""
@@ -50,16 +51,21 @@ class ClaimResource(Struct, frozen=True):
 
 
 class PodResources(Struct, frozen=True):
-    """PodResources: all that a pod's containers hold, init and sidecar containers included."""
+    """PodResources: all devices of a pod's containers, including init and sidecar containers."""
 
     namespace: str
     name: str
     devices: tuple[ContainerDevices, ...] = ()
     claims: tuple[ClaimResource, ...] = ()
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The pod's namespace and name."""
+        return self.namespace, self.name
+
 
 def read_list(message: bytes) -> tuple[PodResources, ...]:
-    """Read a ListPodResourcesResponse; raises ValueError for one that cannot be decoded."""
+    """Decode a ListPodResourcesResponse. Raises ValueError."""
     pods = _decode(wire.ListPodResourcesResponse, message).pod_resources
     if len(pods) > _MOST_PODS:
         raise ValueError(f"{len(pods)} pods, and no node has so many")
@@ -67,7 +73,7 @@ def read_list(message: bytes) -> tuple[PodResources, ...]:
 
 
 def read_allocatable(message: bytes) -> tuple[ContainerDevices, ...]:
-    """Read the devices of an AllocatableResourcesResponse; raises ValueError for one that cannot be decoded."""
+    """Decode the devices of an AllocatableResourcesResponse. Raises ValueError."""
     return tuple(map(_container_devices, _decode(wire.AllocatableResourcesResponse, message).devices))
 
 
@@ -102,7 +108,7 @@ DEADLINE_SECONDS = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # else a new channel may be given the old one's connection
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel may get the old one's connection
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.default_authority", "localhost"),
@@ -114,31 +120,31 @@ _MOUNT = (
 
 
 class KubeletError(SchedulerError):
-    """The kubelet did not answer; the message has what was tried and what to do."""
+    """The kubelet did not answer; the message has what was tried and how to fix it."""
 
 
 class Kubelet:
-    """Asks the kubelet behind `socket`; used on one event loop."""
+    """Client of the kubelet behind a socket; used on one event loop."""
 
     def __init__(self, socket_path: str, *, deadline: float = DEADLINE_SECONDS) -> None:
-        """Raises KubeletError where grpcio is not installed."""
+        """Raises KubeletError if grpcio is not installed."""
         self._socket_path, self._deadline, self._grpc = socket_path, deadline, _grpc()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kubelet")
         self._channel: Any = None
         self.connections = 0
-        """Made so far: one more, and the kubelet may be another."""
+        """Connections made so far; a new one may be to a restarted kubelet."""
         self._socket_identity: tuple[int, int, int] | None = None
 
     async def list_pods(self) -> tuple[PodResources, ...]:
-        """What each pod of the node holds (List); raises KubeletError."""
+        """Return the devices that each pod of the node holds (List). Raises KubeletError."""
         return self._read(await self._call(LIST_METHOD), read_list)
 
     async def allocatable(self) -> tuple[ContainerDevices, ...]:
-        """What device plugins offer to pods (GetAllocatableResources); raises KubeletError."""
+        """Return the devices that device plugins offer to pods (GetAllocatableResources). Raises KubeletError."""
         return self._read(await self._call(ALLOCATABLE_METHOD), read_allocatable)
 
     def close(self) -> None:
-        """Let the connection go, and with it a call that is under way."""
+        """Close the connection, aborting a running call."""
         self._disconnect()
         self._executor.shutdown()
 
@@ -155,7 +161,7 @@ class Kubelet:
 
     async def _call(self, method: str) -> bytes:
         self._connect()
-        # Blocking in a thread of our own: grpc's call that blocks nobody starts a thread each time, at 2 ms of CPU.
+        # Blocking, on our own thread: grpc's asynchronous call starts a thread each time, at 2 ms of CPU.
         call = partial(self._channel.unary_unary(method), b"", timeout=self._deadline)
         try:
             answer: bytes = await asyncio.get_running_loop().run_in_executor(self._executor, call)
@@ -165,12 +171,12 @@ class Kubelet:
         return answer
 
     def _connect(self) -> None:
-        """Connect, or anew where another socket is in the old one's place; raises KubeletError where there is none."""
+        """Connect, and reconnect if the socket has been replaced. Raises KubeletError if there is none."""
         try:
             found = Path(self._socket_path).stat()
         except OSError as err:
             raise KubeletError(f"{self._socket_path}: no kubelet there: {err.strerror}: {_MOUNT}") from err
-        identity = (found.st_dev, found.st_ino, found.st_mtime_ns)  # inode numbers are used again
+        identity = (found.st_dev, found.st_ino, found.st_mtime_ns)  # inode numbers are reused
         if self._channel is None or self._socket_identity != identity:
             self._disconnect()
             self._socket_identity = identity
@@ -184,7 +190,7 @@ class Kubelet:
             code.UNAVAILABLE: f"is the kubelet running, and this its socket? {_MOUNT}",
             code.DEADLINE_EXCEEDED: "the kubelet is too busy or hangs: look at its log",
             code.UNIMPLEMENTED: "the kubelet is older than 1.20, or its KubeletPodResources feature gate is off",
-            code.RESOURCE_EXHAUSTED: "others on this node ask it too often, or its answer is too long",
+            code.RESOURCE_EXHAUSTED: "other clients on this node query it too often, or its response is too long",
         }.get(err.code(), "look at the kubelet's log")
         name = method.rpartition("/")[2]
         return f"{self._socket_path}: {name} failed: {err.code().name}: {err.details()}: {advice}"
@@ -192,7 +198,7 @@ class Kubelet:
 
 def _grpc() -> Any:
     try:
-        import grpc  # noqa: PLC0415  only nodes of a cluster pay for it
+        import grpc  # noqa: PLC0415  only nodes of a cluster need it
     except ImportError as err:
         message = f"grpcio is missing ({err}): pip install 'gpu-efficiency-exporter[kubernetes]'"
         raise KubeletError(message) from err
@@ -200,7 +206,7 @@ def _grpc() -> Any:
 
 
 DRIVER = "gpu.nvidia.com"
-"""NVIDIA's DRA driver for GPUs; its other one, compute-domain.nvidia.com, gives no GPU."""
+"""NVIDIA's DRA driver for GPUs; its other driver, compute-domain.nvidia.com, allocates no GPU."""
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _REPLICA = re.compile(r"(.+)::\d+")
 _OLD_MIG = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+")
@@ -209,27 +215,26 @@ _CDI = re.compile(rf"(?:k8s\.{re.escape(DRIVER)}|nvidia\.com)/(\w+)=(.+)")
 _CLAIM_CDI = re.compile(rf"{_UUID}-(.+)")
 _NAMED = re.compile(rf"(gpu|mig)-({_UUID})")
 _NUMBERED = re.compile(r"gpu-(\d+)")
-_INFORMATION = "driver/nvidia/gpus/*/information"
 DraDevices = Mapping[tuple[str, str], SliceDevice]
 """DRA devices by pool and name."""
 
 
 class UnknownIdError(Exception):
-    """A device id that is no GPU of this node as far as is known; the message has the reason."""
+    """A device id that cannot be resolved to a GPU of this node; the message has the reason."""
 
 
 class DeviceResolver:
-    """The GPUs that the source sees, found by what a kubelet calls them."""
+    """Resolves the kubelet's device ids and claims to GPUs of the source."""
 
     def __init__(self, devices: Sequence[Device], *, proc: str | Path = "/proc") -> None:
         self._devices = {device.uuid: device for device in devices}
         self._ordinals = {d.index: d.uuid for d in devices if not d.parent}
-        self._minors = {number: uuid for number, uuid in _minors(Path(proc)) if uuid in self._devices}
+        self._minors = {f"{n}": uuid for n, uuid in read_uuids(Path(proc)).items() if uuid in self._devices}
 
     def resolve(
         self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices
     ) -> tuple[list[str], list[str]]:
-        """UUIDs of what a pod holds, each once, and of what cannot be resolved the name and the reason."""
+        """Return the UUIDs of a pod's GPUs, and the name and reason of each id or claim that cannot be resolved."""
         found: dict[str, None] = {}
         unknown: list[str] = []
         for name in names:
@@ -245,7 +250,7 @@ class DeviceResolver:
         return list(found), unknown
 
     def resolve_id(self, name: str) -> tuple[str, ...]:
-        """UUIDs of a device plugin's id, one but for a whole board in MIG mode; raises UnknownIdError."""
+        """Return a device plugin id's UUID, or those of a MIG board's instances. Raises UnknownIdError."""
         replica = _REPLICA.fullmatch(name)
         name = replica[1] if replica else name
         if name in self._devices:
@@ -257,10 +262,10 @@ class DeviceResolver:
             return (self._instance(board, gke[2]),) if gke[2] else self._whole(board)
         if name in self._ordinals:
             return self._whole(self._ordinals[name])
-        raise UnknownIdError("no GPU that the source sees is called so")
+        raise UnknownIdError("no GPU of the source has this id")
 
     def resolve_claim(self, claim: ClaimResource, offered_devices: DraDevices) -> tuple[str, ...]:
-        """UUIDs of what a DRA driver gave to a claim, none for what is no GPU; raises UnknownIdError."""
+        """Return the UUIDs of a DRA claim's device. Raises UnknownIdError."""
         names = _claim_names(claim)
         offered = next(
             (offered_devices[claim.pool, name] for name in names if (claim.pool, name) in offered_devices), None
@@ -272,7 +277,7 @@ class DeviceResolver:
         return self._resolve_name(names[0])
 
     def _whole(self, uuid: str) -> tuple[str, ...]:
-        """A board in MIG mode is all its instances to who was given it: nothing else of it can be held."""
+        """A board in MIG mode stands for all its instances: nothing else of it can be held."""
         return tuple(d.uuid for d in self._devices.values() if d.parent == uuid) or (uuid,)
 
     def _instance(self, board: str, number: str) -> str:
@@ -289,7 +294,7 @@ class DeviceResolver:
         return numbers[number]
 
     def _resolve_attributes(self, device: SliceDevice) -> tuple[str, ...]:
-        """By the attributes that the driver publishes; a MIG device made on demand has only its board and profile."""
+        """Resolve by the driver's attributes; a MIG device made on demand has only its board and profile."""
         uuid, parent, profile = (_attribute(device, name) for name in ("uuid", "parentUUID", "profile"))
         if uuid:
             return self.resolve_id(uuid)
@@ -301,7 +306,7 @@ class DeviceResolver:
         return (alike[0],)
 
     def _resolve_name(self, name: str) -> tuple[str, ...]:
-        """By the name alone: a number in it is the minor since 2025 and was the ordinal before, so both must agree."""
+        """Resolve by name; its number is the minor since 2025 and was the ordinal before, so both must agree."""
         if named := _NAMED.fullmatch(name):
             return self.resolve_id(f"{named[1].upper()}-{named[2]}")
         numbered = _NUMBERED.fullmatch(name)
@@ -309,11 +314,11 @@ class DeviceResolver:
             ordinal = self._ordinals[numbered[1]]
             if len(self._ordinals) == 1 or self._minors.get(numbered[1]) == ordinal:
                 return self._whole(ordinal)
-        raise UnknownIdError("its name alone does not tell which GPU it is: let the daemon list resourceslices")
+        raise UnknownIdError("its name alone does not identify the GPU: let the daemon list resourceslices")
 
 
 def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:
-    """Devices of NVIDIA's driver by pool and name, of each pool's newest generation only."""
+    """Return the devices of NVIDIA's driver by pool and name, of each pool's newest generation only."""
     ours = [one.spec for one in slices if one.spec.driver == DRIVER]
     newest: dict[str, int] = {}
     for spec in ours:
@@ -323,12 +328,12 @@ def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:
 
 
 def is_gpu(claim: ClaimResource) -> bool:
-    """Whether the claim's device is one of NVIDIA's GPU driver; older kubelets give its CDI name only."""
+    """Whether the claim's device is a GPU of NVIDIA's driver; older kubelets report only its CDI name."""
     return claim.driver == DRIVER or (not claim.driver and any(map(_CDI.fullmatch, claim.cdi)))
 
 
 def _claim_names(claim: ClaimResource) -> list[str]:
-    """What the device may be called: as the kubelet names it, else as the CDI name ends, after the claim's UID."""
+    """Return the device's possible names: the kubelet's, else the CDI name's end after the claim's UID."""
     if claim.device:
         return [claim.device]
     names = [found[2] for found in map(_CDI.fullmatch, claim.cdi) if found]
@@ -341,29 +346,14 @@ def _attribute(device: SliceDevice, name: str) -> str:
     return found.string or ""
 
 
-def _minors(proc: Path) -> list[tuple[str, str]]:
-    """Minor numbers and UUIDs as the driver shows them; empty where it does not (a container without the host's)."""
-    return [found for file in sorted(proc.glob(_INFORMATION)) if (found := _minor_of(file))]
-
-
-def _minor_of(file: Path) -> tuple[str, str] | None:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    number, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
-    return (number, uuid) if number and uuid else None
-
-
 def try_kubelet(path: str) -> tuple[int, int]:
-    """How many pods the kubelet lists, and how many devices those have; raises SchedulerError."""
+    """Return how many pods the kubelet lists and how many devices they hold. Raises SchedulerError."""
     _probe_socket(path)
     return asyncio.run(_list_once(path))
 
 
 def _probe_socket(path: str) -> None:
-    """Connect without grpc first, which reports "unavailable" for a socket that this user may not open."""
+    """Connect without grpc first, which reports "unavailable" for a socket without permission."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:

@@ -1,9 +1,8 @@
-"""The parts of Kubernetes' API objects that are read, and what follows from them: a pod's job, a node's condition.
+"""The decoded parts of Kubernetes' API objects, and what follows from them: a pod's job, a node's condition.
 
-Everything else in an object is skipped undecoded; an object of the wrong types is refused by itself. The job's name
-comes from labels and owner references on the pod alone, without further requests. Taints that only some pods tolerate
-are no condition. Sources: Kubernetes API reference (Pod v1, Node v1, ResourceSlice), "Taints and Tolerations", "Node
-status".
+Other fields are skipped; an object with wrong types is rejected by itself. The job's name comes from labels and owner
+references on the pod alone, without further requests. Taints that only some pods tolerate are no condition. Sources:
+Kubernetes API reference (Pod v1, Node v1, ResourceSlice), "Taints and Tolerations", "Node status".
 """
 
 import re
@@ -18,7 +17,7 @@ from exporter.schedulers.rules import Rules
 
 
 class OwnerReference(Struct, frozen=True):
-    """Who made an object; of several the one with `controller` keeps it."""
+    """An object's owner; of several, the one with `controller` manages it."""
 
     kind: str = ""
     name: str = ""
@@ -40,14 +39,14 @@ class ObjectMeta(Struct, frozen=True, rename="camel"):
 
 
 class EnvVar(Struct, frozen=True):
-    """EnvVar of a container; `value` is empty where it comes from elsewhere."""
+    """EnvVar of a container; `value` is empty if it comes from elsewhere (valueFrom)."""
 
     name: str = ""
     value: str | None = None
 
 
 class ContainerProgram(Struct, frozen=True):
-    """Container, as the node's own daemon reads it: what runs in it."""
+    """Container, as the node's daemon decodes it: its program."""
 
     command: tuple[str, ...] | None = None
     args: tuple[str, ...] | None = None
@@ -55,22 +54,22 @@ class ContainerProgram(Struct, frozen=True):
 
 
 class ResourceRequirements(Struct, frozen=True):
-    """ResourceRequirements; quantities as text or number."""
+    """ResourceRequirements; quantities are strings or integers."""
 
     limits: dict[str, str | int] | None = None
     requests: dict[str, str | int] | None = None
 
 
 class ContainerRequest(Struct, frozen=True, rename="camel"):
-    """Container, as the cluster's instance reads it: what it asks for. Its command and environment are not decoded."""
+    """Container, as the cluster's instance decodes it: its resource requests."""
 
     resources: ResourceRequirements = ResourceRequirements()
     restart_policy: str = ""
-    """Always: an init container that runs beside the others."""
+    """`Always` marks an init container that runs beside the others (a sidecar)."""
 
 
 class Toleration(Struct, frozen=True):
-    """A taint that the pod does not mind; no key and Exists: none at all."""
+    """A taint that the pod tolerates; operator Exists without a key tolerates all."""
 
     key: str = ""
     operator: str = ""
@@ -87,26 +86,26 @@ class NodeSelectorRequirement(Struct, frozen=True):
 
 
 class NodeSelectorTerm(Struct, frozen=True, rename="camel"):
-    """NodeSelectorTerm: all of its expressions."""
+    """NodeSelectorTerm: all expressions must match."""
 
     match_expressions: tuple[NodeSelectorRequirement, ...] | None = None
     match_fields: tuple[NodeSelectorRequirement, ...] | None = None
 
 
 class NodeSelector(Struct, frozen=True, rename="camel"):
-    """One of its terms must hold."""
+    """NodeSelector: one of its terms must match."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
 
 
 class NodeAffinity(Struct, frozen=True, rename="camel"):
-    """Only what is required."""
+    """NodeAffinity; only what is required."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
 class Affinity(Struct, frozen=True, rename="camel"):
-    """Of a pod; to other pods is skipped."""
+    """Affinity of a pod; affinity to other pods is skipped."""
 
     node_affinity: NodeAffinity | None = None
 
@@ -121,7 +120,7 @@ C = TypeVar("C")
 
 
 class PodSpec(Struct, Generic[C], frozen=True, rename="camel"):
-    """What was asked for."""
+    """PodSpec."""
 
     containers: tuple[C, ...] | None = None
     init_containers: tuple[C, ...] | None = None
@@ -136,13 +135,13 @@ class PodSpec(Struct, Generic[C], frozen=True, rename="camel"):
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel"):
-    """How a container fares."""
+    """ContainerStatus."""
 
     restart_count: int = 0
 
 
 class PodCondition(Struct, frozen=True):
-    """One of a pod's conditions; `status` is True, False or Unknown, as text."""
+    """PodCondition; `status` is True, False or Unknown, as text."""
 
     type: str = ""
     status: str = ""
@@ -150,18 +149,18 @@ class PodCondition(Struct, frozen=True):
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
-    """How the pod fares."""
+    """PodStatus."""
 
     phase: str = ""
     start_time: datetime | None = None
-    """When the kubelet took it in, which is when it gave it its devices, before any image was pulled."""
+    """When the kubelet admitted the pod and allocated its devices, before any image was pulled."""
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
     conditions: tuple[PodCondition, ...] | None = None
 
 
 class PodObject(Struct, Generic[C], frozen=True):
-    """A pod, with so much of its containers as `C` has."""
+    """A pod with containers of type `C`."""
 
     metadata: ObjectMeta
     spec: PodSpec[C] = PodSpec()
@@ -169,11 +168,11 @@ class PodObject(Struct, Generic[C], frozen=True):
 
     @property
     def terminal(self) -> bool:
-        """Ended: its containers will not start again, so it holds nothing, whatever older kubelets list."""
+        """Whether it has ended for good: it holds nothing then, even if older kubelets still list it."""
         return self.status.phase in ("Succeeded", "Failed")
 
     def condition(self, kind: str) -> PodCondition | None:
-        """Its condition of that type, if it is there."""
+        """Return its condition of that type, or None."""
         return next((each for each in self.status.conditions or () if each.type == kind), None)
 
 
@@ -182,7 +181,7 @@ Pod = PodObject[ContainerProgram]
 
 
 class Taint(Struct, frozen=True):
-    """What keeps pods off a node."""
+    """A taint of a node."""
 
     key: str = ""
     value: str = ""
@@ -193,21 +192,21 @@ class Taint(Struct, frozen=True):
 
 
 class NodeSpec(Struct, frozen=True):
-    """What was decided about the node."""
+    """NodeSpec."""
 
     unschedulable: bool | None = None
     taints: tuple[Taint, ...] | None = None
 
 
 class NodeCondition(Struct, frozen=True):
-    """One of a node's conditions; `status` is True, False or Unknown, as text."""
+    """NodeCondition; `status` is True, False or Unknown, as text."""
 
     type: str = ""
     status: str = ""
 
 
 class NodeStatus(Struct, frozen=True):
-    """How the node fares."""
+    """NodeStatus."""
 
     conditions: tuple[NodeCondition, ...] | None = None
     capacity: dict[str, str | int] | None = None
@@ -223,19 +222,19 @@ class KubernetesNode(Struct, frozen=True):
 
 
 class DeviceAttribute(Struct, frozen=True):
-    """A DRA device's attribute; only texts matter here."""
+    """A DRA device's attribute; only strings are decoded."""
 
     string: str | None = None
 
 
 class BasicDevice(Struct, frozen=True):
-    """Where resource.k8s.io/v1beta1 has a device's attributes."""
+    """Device attributes in resource.k8s.io/v1beta1."""
 
     attributes: dict[str, DeviceAttribute] | None = None
 
 
 class SliceDevice(Struct, frozen=True):
-    """A device that a driver offers on this node."""
+    """A device that a DRA driver offers on this node."""
 
     name: str = ""
     attributes: dict[str, DeviceAttribute] | None = None
@@ -243,14 +242,14 @@ class SliceDevice(Struct, frozen=True):
 
 
 class ResourcePool(Struct, frozen=True):
-    """Which pool a slice belongs to; of a pool only the slices of its highest generation are valid."""
+    """A slice's pool; of a pool only the slices of its highest generation are valid."""
 
     name: str = ""
     generation: int = 0
 
 
 class ResourceSliceSpec(Struct, frozen=True):
-    """What a slice offers."""
+    """ResourceSliceSpec."""
 
     driver: str = ""
     pool: ResourcePool = ResourcePool()
@@ -265,7 +264,7 @@ class ResourceSlice(Struct, frozen=True):
 
 
 class ObjectList(Struct, frozen=True):
-    """The answer to a list; items are read one by one, so that a bad one spoils no other."""
+    """A list's response; items are decoded one by one, so that an invalid one does not affect the others."""
 
     metadata: ObjectMeta = ObjectMeta()
     items: tuple[Raw, ...] | None = None
@@ -279,14 +278,14 @@ class WatchEvent(Struct, frozen=True):
 
 
 class ApiStatus(Struct, frozen=True):
-    """The API server's reason for a refusal."""
+    """The API server's error response (Status)."""
 
     code: int = 0
     message: str = ""
 
 
 _JOB_LABELS: tuple[tuple[str, str], ...] = (
-    # Label with the job's name, its kind; outermost controller first, for its children carry both labels.
+    # Label with the job's name, and the job's kind; outermost controller first, because its children have both labels.
     ("nvidia.com/dynamo-graph-deployment-name", "dynamographdeployment"),
     ("jobset.sigs.k8s.io/jobset-name", "jobset"),
     ("serving.kserve.io/inferenceservice", "inferenceservice"),
@@ -303,20 +302,20 @@ _JOB_LABELS: tuple[tuple[str, str], ...] = (
 _TRAINING, _TRAINING_OPERATOR = "training.kubeflow.org/job-name", "training.kubeflow.org/operator-name"
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
 _USER_LABELS = ("hub.jupyter.org/username", "ray.io/user")
-"""JupyterHub's KubeSpawner and KubeRay's API server write who asked."""
+"""The requesting user, as written by JupyterHub's KubeSpawner and KubeRay's API server."""
 _QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "volcano.sh/queue-name")
 _SIZE_ANNOTATIONS = ("leaderworkerset.sigs.k8s.io/size", "kueue.x-k8s.io/pod-group-total-count")
 """Annotations with the number of pods that work together."""
 _HASH_LABELS = (("rollouts-pod-template-hash", "rollout"), ("pod-template-hash", "deployment"))
 _CRON = re.compile(r"(.+)-(\d{8})")
 _LATE_MINUTES = 24 * 60
-"""A CronJob's Job is named after the minute it was due, and may be made late (startingDeadlineSeconds)."""
+"""A CronJob's Job is named after its scheduled minute, and may be created late (startingDeadlineSeconds)."""
 _MOST_GPUS = 100_000
-"""GPUs of a job at most: a larger number is a slip."""
+"""Most GPUs of a job; a larger number is an error."""
 
 
 def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
-    """Who holds what the pod holds; where the API server has not reported it (`pod` is None) the pod itself."""
+    """Return the owner of a pod's GPUs; if the API server has not reported the pod (None), the pod itself."""
     bare = Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")
     if pod is None:
         return rules.apply(bare)
@@ -336,7 +335,7 @@ def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
 
 
 def size_of(pod: Pod | None) -> tuple[int, int]:
-    """Pods that work together and GPUs they have together, at least, as the group or its launcher wrote them; or 0."""
+    """Return the least number of a group's pods and GPUs, from annotations and launcher variables; 0: unknown."""
     if pod is None:
         return 0, 0
     annotations, environ = pod.metadata.annotations or {}, _environ(pod)
@@ -345,7 +344,7 @@ def size_of(pod: Pod | None) -> tuple[int, int]:
 
 
 def restarts_of(pod: Pod | None) -> int:
-    """Restarts of the container that has had most."""
+    """Return the restarts of the container that has had most."""
     if pod is None:
         return 0
     statuses = (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
@@ -353,7 +352,7 @@ def restarts_of(pod: Pod | None) -> int:
 
 
 def job_of(metadata: ObjectMeta) -> tuple[str, str]:
-    """Kind and name of a pod's job: the outermost controller that left its name on the pod, else the pod itself."""
+    """Return kind and name of a pod's job: the outermost controller in its labels or owner, else the pod itself."""
     labels = metadata.labels or {}
     if _RAY_NAME in labels and _RAY_KIND in labels:
         return labels[_RAY_KIND].lower(), labels[_RAY_NAME]
@@ -369,13 +368,13 @@ def job_of(metadata: ObjectMeta) -> tuple[str, str]:
 
 
 def _controller_of(metadata: ObjectMeta) -> OwnerReference | None:
-    """The controlling owner; a static pod's is its node, which is nobody's job."""
+    """Return the managing owner; None for a static pod, whose owner is its node."""
     references = (each for each in metadata.owner_references or () if each.controller and each.kind != "Node")
     return next(references, None)
 
 
 def _training_kind(metadata: ObjectMeta, labels: dict[str, str]) -> str:
-    """The kind from the operator's name, for an MPIJob's launcher is kept by a Job and its workers by the MPIJob."""
+    """Return the kind from the operator's name: a Job manages an MPIJob's launcher, the MPIJob its workers."""
     operator = re.sub(r"-(?:controller|operator)$", "", labels.get(_TRAINING_OPERATOR, ""))
     if operator:
         return operator if operator.endswith("job") else f"{operator}job"
@@ -394,7 +393,7 @@ def _job_of_controller(controller: OwnerReference, metadata: ObjectMeta, labels:
 
 
 def _cron_job(job: str, metadata: ObjectMeta) -> str:
-    """The CronJob's name, if the Job's ends in the minute at which it was due; runs of it are one job to people."""
+    """Return the CronJob's name if the Job's name ends in its scheduled minute: all its runs count as one job."""
     named, made = _CRON.fullmatch(job), metadata.creation_timestamp
     if named is None or made is None:
         return ""
@@ -413,7 +412,7 @@ def _environ(pod: Pod) -> dict[str, str]:
 
 
 def _number(text: str) -> int:
-    """0 where it is none."""
+    """Return the number in `text`; 0 if it is none."""
     return min(int(text), _MOST_GPUS) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else 0
 
 
@@ -428,11 +427,11 @@ _TAINTS = {
     "node.cloudprovider.kubernetes.io/uninitialized": "not_ready",
 }
 _CONDITIONS_BY_WEIGHT = ("down", "draining", "cordoned", "not_ready")
-"""What somebody decided comes before what happened to the node."""
+"""By precedence: what an administrator decided comes before what happened to the node."""
 
 
 def node_condition(node: KubernetesNode | None) -> str:
-    """One of CONDITIONS; empty for a node that takes work, and for one that nothing is known of."""
+    """Return one of CONDITIONS; "" for a node that accepts work or is unknown."""
     if node is None:
         return ""
     found = {_TAINTS[taint.key] for taint in node.spec.taints or () if taint.key in _TAINTS}

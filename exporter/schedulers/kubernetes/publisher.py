@@ -1,7 +1,7 @@
-"""Publishes the report of an ended job as an Event about its pod, or as an annotation on it.
+"""Publishes the report of an ended job as an Event about its pod, or as an annotation on the pod.
 
-Writes on a thread of its own, at a limited rate; what cannot be written is counted and logged once. The text comes from
-the caller. Sources: Kubernetes API reference, Event v1 and Pod v1; kube-apiserver --event-ttl.
+Writes on a separate thread at a limited rate; failed writes are counted and logged once. The caller supplies the text.
+Sources: Kubernetes API reference, Event v1 and Pod v1; kube-apiserver --event-ttl.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -26,26 +27,25 @@ ANNOTATION = "gpu-efficiency.io/receipt"
 REASON = "GPUEfficiency"
 COMPONENT = "gpu-efficiency"
 _MOST_TEXT_BYTES = 1024
-"""Of the text."""
+"""Bytes of the text."""
 _MOST_WAITING = 256
-"""Receipts that may wait; further ones are dropped."""
+"""Queued reports; further ones are dropped."""
 _SECONDS_BETWEEN = 1.0
-"""Seconds between two that are written: a node whose jobs all end at once is no burden for the API server."""
+"""Seconds between two writes, so that a node whose jobs all end at once does not load the API server."""
 _TRIES = 3
-_OK, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _BUSY, _SERVER = 200, 403, 404, 409, 429, 500
 _NAME_CHARACTERS = 230
-"""Of a pod's name in its Event's, which may have 253."""
+"""Characters of the pod's name in the Event's, which may have 253."""
 _JOIN_SECONDS = 5.0
 Destination = Literal["event", "annotation"]
 log = logging.getLogger(__name__)
 
 
 class _RetryError(Exception):
-    """The API server may take it another time."""
+    """A failed write that may succeed later."""
 
 
 class JobReportPublisher:
-    """From construction to `close`; a history calls `publish` with each record of a job that has ended."""
+    """Publishes job reports until `close`; the history calls `publish` with each record of an ended job."""
 
     def __init__(
         self,
@@ -56,27 +56,22 @@ class JobReportPublisher:
         render: Callable[[JobRecord], str],
         between: float = _SECONDS_BETWEEN,
     ) -> None:
-        """`render` gives one line; it is called on this object's thread."""
-        self._api_server, self._destination, self._node, self._render, self._between = (
-            api_server,
-            destination,
-            node,
-            render,
-            between,
-        )
+        """`render` returns one line; it is called on this object's thread."""
+        self._api_server, self._destination = api_server, destination
+        self._node, self._render, self._between = node, render, between
         self._queue: queue.Queue[JobRecord | None] = queue.Queue(_MOST_WAITING)
         self._stopped = threading.Event()
         self._failing = False
         self.published = 0
         self.failed = 0
-        """That could not be written: gone pods, refusals, no answer."""
+        """Reports that could not be written: pod gone, rejected, or no answer."""
         self.dropped = 0
-        """For which there was no room to wait."""
+        """Reports dropped because the queue was full."""
         self._thread = threading.Thread(target=self._run, name="receipts", daemon=True)
         self._thread.start()
 
     def publish(self, record: JobRecord) -> None:
-        """Take in the record of a job that has ended; returns at once, whatever the API server does."""
+        """Queue the record of an ended job; returns at once."""
         owner = record.owner
         if record.running or owner.scheduler != "kubernetes" or not (owner.namespace and owner.pod):
             return
@@ -84,27 +79,18 @@ class JobReportPublisher:
             self._queue.put_nowait(record)
         except queue.Full:
             self.dropped += 1
-            self._log_failure(f"{_MOST_WAITING} receipts wait for the API server: {owner.job_id}'s is dropped")
+            self._log_failure(f"{_MOST_WAITING} job reports wait for the API server: {owner.job_id}'s is dropped")
 
     def close(self) -> None:
-        """End the thread; what waits is not written."""
+        """Stop the thread; queued reports are dropped."""
         self._stopped.set()
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            log.debug("the thread finds out by itself")
+            log.debug("the queue is full: the thread stops after its current report")
         self._thread.join(timeout=_JOIN_SECONDS)
 
-    @property
-    def alive(self) -> bool:
-        """Whether its thread goes on."""
-        return self._thread.is_alive()
-
-    def idle(self) -> bool:
-        """Whether nothing waits or is being written."""
-        return self._queue.unfinished_tasks == 0
-
-    # -- all that follows is done on the thread --
+    # -- called on the thread --
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -117,7 +103,7 @@ class JobReportPublisher:
     def _publish_one(self, record: JobRecord) -> None:
         try:
             self._publish_with_retries(record)
-        except Exception as err:  # noqa: BLE001  a receipt is never worth more than the thread that writes the next
+        except Exception as err:  # noqa: BLE001  a failed report must not end the thread that writes the next one
             self.failed += 1
             self._log_failure(str(err) or type(err).__name__)
         else:
@@ -125,13 +111,13 @@ class JobReportPublisher:
             self._failing = False
 
     def _log_failure(self, why: str) -> None:
-        """Once, until one is written again."""
+        """Log as a warning once, until a write succeeds again."""
         level = logging.DEBUG if self._failing else logging.WARNING
         self._failing = True
-        log.log(level, "no receipt could be placed in Kubernetes (%s): %s", self._destination, redact_secrets(why))
+        log.log(level, "no job report could be written to Kubernetes (%s): %s", self._destination, redact_secrets(why))
 
     def _publish_with_retries(self, record: JobRecord) -> None:
-        """Raises ApiError or httpx.HTTPError where it cannot be written, in the end."""
+        """Write the record. Raises ApiError or httpx.HTTPError after the last attempt."""
         timeouts = self._api_server.timeouts
         backoff = Backoff(2 * timeouts.first, timeouts.most)
         while True:
@@ -169,7 +155,7 @@ class JobReportPublisher:
 
 
 def event_body(record: JobRecord, message: str, *, node: str, uid: str) -> dict[str, Any]:
-    """The Event as the API takes it: its name follows from the record, so it is made once however often it is tried."""
+    """Return the Event; its name is derived from the record, so that retries create it only once."""
     owner, at = record.owner, _timestamp(record.end)
     about = {"apiVersion": "v1", "kind": "Pod", "name": owner.pod, "namespace": owner.namespace}
     return {
@@ -200,7 +186,7 @@ def _timestamp(seconds: float) -> str:
 
 
 def _truncate(text: str) -> str:
-    """One line of so many bytes at most, of whole characters."""
+    """Return the text as one line of at most _MOST_TEXT_BYTES bytes, of whole characters."""
     return " ".join(text.split()).encode()[:_MOST_TEXT_BYTES].decode(errors="ignore")
 
 
@@ -209,12 +195,12 @@ def _path(record: JobRecord, *parts: str) -> str:
 
 
 def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
-    """Of the job's pod; empty where that is gone. By a list, which the daemon may ask for; it may get no pod alone.
+    """Return the uid of the job's pod; "" if it is gone. Lists, because the daemon has no right to get a pod.
 
-    A StatefulSet gives its next pod the same name: one that was made after the job's end is another.
+    A StatefulSet reuses the name for its next pod: a pod created after the job's end is not the job's.
     """
     response = client.get(_path(record, "pods"), params={"fieldSelector": f"metadata.name={record.owner.pod}"})
-    if response.status_code == _NOT_FOUND:
+    if response.status_code == HTTPStatus.NOT_FOUND:
         return ""
     _check_written(response)
     for raw in msgspec.json.decode(response.content, type=ObjectList).items or ():
@@ -226,13 +212,13 @@ def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
 
 
 def _check_written(response: httpx.Response) -> None:
-    """Raise ApiError for what will never go, `_RetryError` for what may; an Event that is there already is good."""
+    """Raise ApiError for a permanent error, `_RetryError` for a temporary one; an existing Event is a success."""
     code = response.status_code
-    if _OK <= code < 300 or (code == _CONFLICT and response.request.method == "POST"):  # noqa: PLR2004  all 2xx
+    if response.is_success or (code == HTTPStatus.CONFLICT and response.request.method == "POST"):
         return
-    if code == _BUSY or code >= _SERVER:
+    if code == HTTPStatus.TOO_MANY_REQUESTS or response.is_server_error:
         raise _RetryError(f"{code} {response.text[:200]}")
-    if code == _FORBIDDEN and response.request.method != "GET":
+    if code == HTTPStatus.FORBIDDEN and response.request.method != "GET":
         kind = "create events" if response.request.method == "POST" else "patch pods"
         raise ApiError(
             f"403: the service account may not {kind}: the chart's receipts.kubernetes grants it; {response.text[:300]}"

@@ -1,8 +1,8 @@
 """The `Scheduler` of a Kubernetes node: joins the kubelet's list of devices with the API server's pods.
 
-A thread asks both and publishes a whole `KubernetesState`; the reading thread never waits. Without the API server a pod
-is known by namespace and name only. A GPU is held from when the kubelet admits the pod until it no longer lists it or
-the pod is in a terminal phase. Refuses to guess: a device id that cannot be resolved yields a fault, not an owner.
+A thread queries both and publishes a whole `KubernetesState`; the reading thread never waits. Without the API server a
+pod is known by namespace and name only. A GPU is held from when the kubelet admits the pod until it no longer lists it
+or the pod is in a terminal phase. A device id that cannot be resolved yields a fault, not an owner.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ import logging
 import os
 import platform
 import re
-import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +22,7 @@ from exporter.clock import Clock, SystemClock
 from exporter.config import Config
 from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, find_api_server
+from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, find_api_server
 from exporter.schedulers.kubernetes.kubelet import (
     ClaimResource,
     ContainerDevices,
@@ -52,40 +51,40 @@ PodName = tuple[str, str]
 
 
 class GpuPod(Struct, frozen=True):
-    """A pod that holds devices."""
+    """A pod that holds GPUs."""
 
     owner: Owner
     device_ids: tuple[str, ...]
-    """Of device plugins."""
+    """Ids from device plugins."""
     claims: tuple[ClaimResource, ...] = ()
     started: int | None = None
-    """When the kubelet took the pod in, which is when it gave it its devices; Unix nanoseconds."""
+    """When the kubelet admitted the pod and allocated its devices; Unix nanoseconds."""
     restarts: int = 0
     pods: int = 0
-    """That work together, at least."""
+    """Least number of pods that work together; 0: unknown."""
     world_size: int = 0
-    """GPUs of them all, at least."""
+    """Least number of GPUs of all these pods; 0: unknown."""
 
 
 class PodTable:
-    """The newest list and what is known of the pods on it."""
+    """The kubelet's newest list, and what is known of the pods on it."""
 
     def __init__(self, rules: Rules, resources: tuple[str, ...]) -> None:
-        """`resources` are patterns of the names under which GPUs are given out."""
+        """`resources` are patterns of the resource names of GPUs."""
         self._rules, self._resources = rules, resources
         self._listed: tuple[PodResources, ...] = ()
         self._known: dict[PodName, Pod] = {}
         self._owners: dict[PodName, tuple[Pod | None, Owner]] = {}
         self._ended: set[str] = set()
-        """Uids of pods that ended and left the list: whoever has their name now is another pod."""
+        """Uids of pods that ended and left the list: another pod may have their name now."""
 
     def update_rules(self, rules: Rules) -> None:
-        """Apply these from now on, and to those that are known."""
+        """Replace the rules, also for known pods."""
         self._rules = rules
         self._owners = {name: (pod, owner_of(*name, pod, rules)) for name, (pod, _) in self._owners.items()}
 
     def with_gpus(self, held: Iterable[PodResources]) -> tuple[PodResources, ...]:
-        """Those of a list that hold GPUs, with nothing but those."""
+        """Return the pods of a list that hold GPUs, with their other devices removed."""
         ours = (
             PodResources(h.namespace, h.name, self._gpu_devices(h.devices), tuple(filter(is_gpu, h.claims)))
             for h in held
@@ -93,25 +92,25 @@ class PodTable:
         return tuple(each for each in ours if each.devices or each.claims)
 
     def count_devices(self, offered: Iterable[ContainerDevices]) -> dict[str, int]:
-        """How many there are of each resource that is GPUs."""
-        counts: dict[str, int] = {}
+        """Return the number of devices by GPU resource."""
+        counts = Counter[str]()
         for devices in self._gpu_devices(offered):
-            counts[devices.resource] = counts.get(devices.resource, 0) + len(devices.ids)
+            counts[devices.resource] += len(devices.ids)
         return counts
 
     def unknown_pods(self, holding: Iterable[PodResources], api_pods: Mapping[PodName, Pod]) -> set[PodName]:
-        """Holders that are new, and which the API server has not reported."""
-        return {(h.namespace, h.name) for h in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
+        """Return the pods on a list that are new and not yet reported by the API server."""
+        return {each.key for each in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
 
     def missing(self, listed: Iterable[PodResources], api_pods: Mapping[PodName, Pod] | None) -> list[PodName]:
-        """Holders that are not on the list; without those that the API server, if it answers, reports as ended."""
-        gone = {(h.namespace, h.name) for h in self._listed} - {(h.namespace, h.name) for h in listed}
+        """Return known pods missing from the list, except those that the API server (if live) reports as ended."""
+        gone = {each.key for each in self._listed} - {each.key for each in listed}
         pods = self._known if api_pods is None else api_pods
         return sorted(name for name in gone if not (pods[name].terminal if name in pods else api_pods is not None))
 
     def replace_list(self, holding: tuple[PodResources, ...], *, listed: Iterable[PodResources], silent: bool) -> None:
-        """Take a new list; `silent`: the API server does not show what became of the pods that left it."""
-        names = {(each.namespace, each.name) for each in listed}
+        """Replace the list; `silent`: the API server does not report what became of pods that left it."""
+        names = {each.key for each in listed}
         if silent:
             self._ended |= {p.metadata.uid for name, p in self._known.items() if p.terminal and name not in names}
         self._listed = holding
@@ -119,14 +118,14 @@ class PodTable:
         self._owners = {name: known for name, known in self._owners.items() if name in names}
 
     def gpu_pods(self, api_pods: Mapping[PodName, Pod]) -> tuple[GpuPod, ...]:
-        """Who holds devices now."""
+        """Return the pods that hold GPUs now."""
         self._ended &= {pod.metadata.uid for pod in api_pods.values()}
         self._known |= {name: pod for name, pod in api_pods.items() if pod.metadata.uid not in self._ended}
-        found = ((each, self._known.get((each.namespace, each.name))) for each in self._listed)
+        found = ((each, self._known.get(each.key)) for each in self._listed)
         return tuple(self._gpu_pod(each, pod) for each, pod in found if pod is None or not pod.terminal)
 
     def jobs(self) -> dict[str, str]:
-        """Job id by uid, of the pods that hold devices."""
+        """Return job ids by uid of the pods that hold GPUs."""
         known = ((self._known.get(name), owner) for name, (_, owner) in self._owners.items())
         return {pod.metadata.uid: owner.job_id for pod, owner in known if pod is not None}
 
@@ -137,7 +136,7 @@ class PodTable:
         pods, world_size = size_of(pod)
         begun = pod.status.start_time if pod is not None else None
         return GpuPod(
-            owner=self._owner((held.namespace, held.name), pod),
+            owner=self._owner(held.key, pod),
             device_ids=tuple(name for devices in held.devices for name in devices.ids),
             claims=held.claims,
             started=round(begun.timestamp()) * SECOND if begun is not None else None,
@@ -147,7 +146,7 @@ class PodTable:
         )
 
     def _owner(self, name: PodName, pod: Pod | None) -> Owner:
-        """The rules are applied once for each version of the pod."""
+        """Apply the rules once per version of the pod."""
         before = self._owners.get(name)
         if before is None or before[0] is not pod:
             before = self._owners[name] = (pod, owner_of(*name, pod, self._rules))
@@ -157,33 +156,32 @@ class PodTable:
 T = TypeVar("T", Pod, KubernetesNode, ResourceSlice)
 log = logging.getLogger(__name__)
 _SLICES = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1"))
-_JOIN_SECONDS = 5.0
 
 
 class WatchIntervals(Struct, frozen=True):
-    """How long is waited for what, in seconds."""
+    """Intervals and grace periods, in seconds."""
 
     refresh: float = 10.0
-    """Between two lists of the kubelet's, where nothing calls for one sooner."""
+    """Between two queries of the kubelet, unless something requires an earlier one."""
     sync: float = 5.0
-    """At the start, for the API server: a job that is reported before it answers is reported under two names."""
+    """At startup, for the API server: a job reported before it answers would appear under two names."""
     grace: float = 2.0
-    """For the API server's report of a pod that the kubelet names for the first time."""
+    """For the API server's report of a pod that the kubelet lists for the first time."""
     settle: float = 0.2
-    """After a change, for others that come with it."""
+    """After a change, for further changes that come with it."""
     retry: float = 1.0
     """After the kubelet did not answer."""
     publish: float = 0.05
     """After a change from the API server, for more of them."""
     restart_grace: float = 20.0
-    """After another kubelet was met, for it to list the pods that there were: one that starts knows none at first."""
+    """After a reconnect to the kubelet, for it to list the existing pods: one that has just started knows none."""
 
 
 class KubernetesState(Struct, frozen=True):
-    """All that was last reported, joined."""
+    """The joined state of kubelet and API server."""
 
     at: int
-    """When the kubelet was asked for its list; monotonic nanoseconds."""
+    """When the kubelet was queried; monotonic nanoseconds."""
     gpu_pods: tuple[GpuPod, ...]
     dra_devices: DraDevices
     jobs: Mapping[str, str]
@@ -194,7 +192,7 @@ class KubernetesState(Struct, frozen=True):
 
 
 class KubernetesWatcher:
-    """A thread of its own from construction to `close`."""
+    """Queries kubelet and API server on a separate thread, from construction until `thread.close`."""
 
     def __init__(
         self,
@@ -206,70 +204,47 @@ class KubernetesWatcher:
         clock: Clock,
         intervals: WatchIntervals,
     ) -> None:
-        """Without `access` the API server is not asked."""
+        """Without an `api_server` only the kubelet is queried."""
         self._kubelet, self._api_server, self.node = kubelet, api_server, node
         self._pod_table, self._clock, self._intervals = pod_table, clock, intervals
         self._at: int | None = None
         self._seen_connections, self._grace_until = 0, 0.0
         self._wake, self._updated, self._publish_due = asyncio.Event(), asyncio.Event(), False
         self.state: KubernetesState | None = None
-        """The newest; None until the kubelet has answered."""
+        """The newest state; None until the kubelet has answered."""
         self.error = ""
         """Why the kubelet does not answer; empty while it does."""
         self.refusals: deque[str] = deque(maxlen=100)
-        """Objects that could not be read; whoever reports them takes them out."""
+        """Objects that could not be decoded; the caller that reports them removes them."""
         self._pods = self._informer(Pod, ("/api/v1/pods",), "spec.nodeName", significant=_pod_lifecycle)
         self._nodes = self._informer(KubernetesNode, ("/api/v1/nodes",), "metadata.name")
         self._slices: Informer[ResourceSlice] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._main = self._loop.create_task(self._run())
-        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether anybody is still asking."""
-        return self._thread.is_alive()
+        self.thread = LoopThread()
+        self._loop = self.thread.loop
+        self.thread.start(self._run())
 
     def wake(self) -> None:
-        """Have the kubelet asked now; from any thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._wake.set)
+        """Query the kubelet now; callable from any thread."""
+        self.thread.call(self._wake.set)
 
     def update_rules(self, rules: Rules) -> None:
-        """Apply these to all pods, without asking anybody; from any thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._apply_rules, rules)
+        """Apply the rules to all pods without a query; callable from any thread."""
+        self.thread.call(self._apply_rules, rules)
 
-    def close(self) -> None:
-        """End the thread."""
-        if self.alive:
-            self._loop.call_soon_threadsafe(self._main.cancel)
-            self._thread.join(timeout=_JOIN_SECONDS)
-
-    # -- all that follows is done on the thread --
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            log.debug("kubelet and API server are no longer asked")
-        finally:
-            self._kubelet.close()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(asyncio.sleep(0))  # connections just closed are let go in the next round
-            self._loop.close()
+    # -- called on the thread --
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as self._group:
-            for informer in self._informers():
-                self._group.create_task(informer.run())
-            await self._synced()
-            while True:
-                self._wake.clear()
-                answered = await self._refresh()
-                await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                for informer in self._informers():
+                    self._group.create_task(informer.run())
+                await self._synced()
+                while True:
+                    self._wake.clear()
+                    answered = await self._refresh()
+                    await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
+        finally:
+            self._kubelet.close()
 
     async def _synced(self) -> None:
         deadline = self._loop.time() + self._intervals.sync
@@ -281,8 +256,8 @@ class KubernetesWatcher:
             await asyncio.sleep(self._intervals.settle)
 
     async def _refresh(self) -> bool:
-        """Ask the kubelet once; False when it did not answer."""
-        asked = self._clock.now()
+        """Query the kubelet once; return False if it did not answer."""
+        queried_at = self._clock.now()
         try:
             listed = await self._kubelet.list_pods()
         except KubeletError as err:
@@ -298,12 +273,12 @@ class KubernetesWatcher:
         if self._at is None:
             await self._log_offered()
         self._pod_table.replace_list(holding, listed=listed, silent=self._pods is None or not self._pods.live)
-        self._at, self.error = asked, ""
+        self._at, self.error = queried_at, ""
         self._publish()
         return True
 
     async def _log_offered(self) -> None:
-        """Say once what the kubelet has to give: with none, GPUs lie idle because no pod can have one."""
+        """Log once what the kubelet offers: without any GPU resource no pod can be allocated one."""
         try:
             counts = self._pod_table.count_devices(await self._kubelet.allocatable())
         except KubeletError as err:
@@ -313,12 +288,12 @@ class KubernetesWatcher:
             log.info("the kubelet offers %s", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
         else:
             log.warning(
-                "the kubelet offers no GPU to pods: is the device plugin running? A DRA driver's are not told here;"
-                " kubernetes.resources says which resources are GPUs"
+                "the kubelet offers no GPU to pods: is the device plugin running? A DRA driver's are not listed here;"
+                " kubernetes.resources names the resources that are GPUs"
             )
 
     def _missing(self, listed: tuple[PodResources, ...]) -> list[PodName]:
-        """Pods that a kubelet just met does not list though nothing shows that they ended."""
+        """Return the pods that a restarted kubelet does not list though nothing shows that they ended."""
         if self._kubelet.connections != self._seen_connections:
             self._seen_connections = self._kubelet.connections
             self._grace_until = self._loop.time() + (self._intervals.restart_grace if self._at is not None else 0.0)
@@ -330,7 +305,7 @@ class KubernetesWatcher:
     async def _wait_for_new_pods(self, holding: tuple[PodResources, ...]) -> None:
         """Wait a little for the API server's report of new pods, so that none appears under two names."""
         if self._slices is None and any(each.claims for each in holding):
-            # Most nodes have no claims, and need no right to list slices.
+            # Most nodes have no claims, and need no permission to list slices.
             self._slices = self._informer(ResourceSlice, _SLICES, "spec.nodeName")
             for informer in self._informers()[2:]:
                 self._group.create_task(informer.run())
@@ -380,7 +355,7 @@ class KubernetesWatcher:
         return {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
 
     def _publish(self) -> None:
-        """Join what is known into a new State; nothing before the kubelet's first list."""
+        """Join what is known into a new state; do nothing before the kubelet's first list."""
         self._publish_due = False
         for informer in self._informers():
             self.refusals.extend([informer.refused] if informer.refused else [])
@@ -402,12 +377,12 @@ class KubernetesWatcher:
         )
 
     def _faults(self) -> Iterator[Fault]:
-        """What stands in the way now."""
+        """Yield the current faults."""
         if self.error:
             yield Fault("scheduler_failed", self.error)
         silent = "; ".join(informer.error for informer in self._informers() if informer.error)
         if silent:
-            yield Fault("controller_silent", f"{silent}; the kubelet still says which pod holds which GPU")
+            yield Fault("controller_silent", f"{silent}; the kubelet still reports which pod holds which GPU")
         if self._nodes is not None and self._nodes.live and not self._nodes.objects:
             yield Fault(
                 "scheduler_refused",
@@ -417,7 +392,7 @@ class KubernetesWatcher:
 
 
 async def _wait_event(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it is set within that time. Python 3.11's `wait_for` may forget that it was cancelled; this does not."""
+    """Return whether the event is set in time. Python 3.11's `wait_for` may lose a cancellation; this does not."""
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -426,19 +401,19 @@ async def _wait_event(event: asyncio.Event, seconds: float) -> bool:
 
 
 def _pod_lifecycle(pod: Pod) -> object:
-    """What of a pod changes when it comes to hold devices, or to hold them no more."""
+    """Return the fields that change when a pod gains or releases devices."""
     return pod.status.phase, pod.status.start_time, pod.metadata.deletion_timestamp
 
 
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.MULTILINE)
-"""A pod's uid in a cgroup path, by either of the kubelet's cgroup drivers: with "-" (cgroupfs) or "_" (systemd)."""
+"""A pod's uid in a cgroup path; the kubelet's cgroup drivers write it with "-" (cgroupfs) or "_" (systemd)."""
 _BUSY_RATIO = 0.01
 AllocationKey = tuple[str, str]
 """UUID and job id."""
 
 
 class KubernetesScheduler:
-    """The `Scheduler` of a node of a cluster."""
+    """The `Scheduler` of a Kubernetes node."""
 
     name = "kubernetes"
 
@@ -454,13 +429,13 @@ class KubernetesScheduler:
         self._reported: dict[AllocationKey, Allocation] = {}
         self._reported_at: int | None = None
         self._previous_at: int | None = None
-        """When the kubelet was asked for the list before the newest."""
+        """When the kubelet was queried for the second newest list."""
         self._unallocated_busy: frozenset[str] = frozenset()
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
-        """See `Scheduler.poll`: the newest state, and of when it is."""
-        if not self._watcher.alive:
-            raise SchedulerError("scheduler kubernetes: its thread has ended: please report what the log says of it")
+        """See `Scheduler.poll`: returns the newest state with its time."""
+        if not self.alive:
+            raise SchedulerError("scheduler kubernetes: its thread has ended: please report it with this daemon's log")
         state = self._watcher.state
         if state is None:
             if self._watcher.error:
@@ -479,21 +454,21 @@ class KubernetesScheduler:
         )
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
-        """See `Scheduler.members`: by the pod in the cgroup, which nobody in a container can write."""
+        """See `Scheduler.members`: by the pod in the cgroup, which a container cannot change."""
         return self._members.of_pids(pids)
 
     def update(self, rules: Rules) -> None:
-        """See `Scheduler.update`: the thread that keeps the pods applies them at once."""
+        """See `Scheduler.update`: the watcher's thread applies them at once."""
         self._watcher.update_rules(rules)
 
     def close(self) -> None:
         """See `Scheduler.close`."""
-        self._watcher.close()
+        self._watcher.thread.close()
 
     @property
     def alive(self) -> bool:
-        """Whether kubelet and API server are still asked."""
-        return self._watcher.alive
+        """Whether kubelet and API server are still queried."""
+        return self._watcher.thread.alive
 
     def _job_of(self, process: ProcessInfo) -> str:
         uids = _POD.findall(process.cgroup.replace(r"\x2d", "-"))
@@ -501,7 +476,7 @@ class KubernetesScheduler:
         return next((jobs[uid] for uid in (found.replace("_", "-") for found in reversed(uids)) if uid in jobs), "")
 
     def _resolve_gpus(self, state: KubernetesState, devices: tuple[Device, ...]) -> bool:
-        """Say which GPUs the holders have, where either has changed; False: neither has."""
+        """Resolve the pods' GPUs if the state or the devices have changed; return whether they have."""
         if state is self._state and devices == self._devices:
             return False
         if devices != self._devices:
@@ -518,12 +493,14 @@ class KubernetesScheduler:
 
     def _refused(self) -> Iterator[Fault]:
         if self._unresolved:
-            yield Fault("scheduler_refused", f"devices that are nobody's therefore: {self._unresolved}")
+            yield Fault(
+                "scheduler_refused", f"devices without an owner, because they cannot be resolved: {self._unresolved}"
+            )
         while self._watcher.refusals:
             yield Fault("scheduler_refused", self._watcher.refusals.popleft())
 
     def _allocations(self, state: KubernetesState, now: int) -> tuple[Allocation, ...]:
-        """All that are held, and once, with its end, each that no longer is."""
+        """Return all current allocations, and once, with its `end`, each that has ended."""
         if self._reported_at is None or state.at > self._reported_at:
             self._previous_at, self._reported_at = self._reported_at, state.at
         held = self._held(now)
@@ -543,14 +520,12 @@ class KubernetesScheduler:
         return held
 
     def _owners(self) -> dict[str, Owner]:
-        """By job, as its first pod on this node has it: a job has one owner on all its GPUs."""
-        owners: dict[str, Owner] = {}
-        for owner in sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod):
-            owners.setdefault(owner.job_id, owner)
-        return owners
+        """Return one owner per job, that of its first pod on this node, for all its GPUs."""
+        by_pod = sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod, reverse=True)
+        return {owner.job_id: owner for owner in by_pod}
 
     def _sizes(self) -> dict[str, int]:
-        """GPUs of each whole job: those it has here, or more where its pods show that."""
+        """Return the GPUs of each whole job: those here, or more if its pods show that."""
         here: dict[str, set[str]] = {}
         least: dict[str, int] = {}
         for holder, uuids in self._gpu_pods:
@@ -560,19 +535,19 @@ class KubernetesScheduler:
         return {job: max(least[job], len(uuids)) for job, uuids in here.items()}
 
     def _start(self, key: AllocationKey, holder: GpuPod, now: int) -> int:
-        """When the kubelet gave the pod its devices, but after it listed them without this one; it then stays."""
+        """Return when the pod got its devices, not before the last list without it; kept once reported."""
         if key in self._reported:
             return self._reported[key].start
         begun = now if holder.started is None else now - max(0, self._clock.wall() - holder.started)
         return max(begun, self._previous_at if self._previous_at is not None else begun) // MS * MS
 
     def _ended(self, allocation: Allocation, held: Mapping[AllocationKey, Allocation], now: int) -> Allocation:
-        """The end is when it is noticed, or when the next owner of the GPU began: one after another is not sharing."""
+        """End it now, or when the GPU's next owner began: consecutive owners are not sharing."""
         next_ones = [held[key].start for key in held if key[0] == allocation.uuid and key not in self._reported]
         return structs.replace(allocation, end=max(allocation.start, min([now, *next_ones])))
 
     def _wake(self, readings: Iterable[Reading]) -> None:
-        """Have the kubelet asked at once when a GPU begins to work that nobody holds."""
+        """Query the kubelet at once when an unallocated GPU becomes busy."""
         owned = {uuid for uuid, _ in self._reported}
         unallocated_busy = frozenset(r.uuid for r in readings if r.uuid not in owned and _is_busy(r))
         if unallocated_busy - self._unallocated_busy:
@@ -588,7 +563,7 @@ def open_kubernetes(
     intervals: WatchIntervals | None = None,
     timeouts: ApiTimeouts | None = None,
 ) -> KubernetesScheduler:
-    """Open on this node's kubelet, which need not be there yet; raises SchedulerError where it cannot be asked."""
+    """Open with this node's kubelet, which may start later. Raises SchedulerError if grpcio is missing."""
     settings, clock = config.kubernetes, clock or SystemClock()
     watcher = KubernetesWatcher(
         Kubelet(settings.pod_resources_socket),
@@ -602,7 +577,7 @@ def open_kubernetes(
 
 
 def _merged(one: Allocation | None, other: Allocation) -> Allocation:
-    """Two pods of one job on one GPU are one owner, since the first of them."""
+    """Merge two pods of one job on one GPU into one allocation, from the earlier start."""
     if one is None:
         return other
     return structs.replace(one, start=min(one.start, other.start), restarts=max(one.restarts, other.restarts))

@@ -1,161 +1,141 @@
-"""Runs the slow work on a thread of its own: queries to slurmctld and walks through /proc.
+"""Runs queries to slurmctld and walks through /proc on a separate thread.
 
-Owns the queue of queries and the back-off while slurmctld does not answer. Never blocks the reading thread for longer
-than `wait_settled` allows, and drops queries about jobs that have left.
+Holds the queue of queries, with back-off while slurmctld does not answer. Blocks the reading thread only in
+`wait_settled`, and drops queries about jobs that have left.
 """
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from msgspec import Struct
 
 from exporter.clock import Backoff
 from exporter.core.model import SECOND, Fault
 from exporter.schedulers.slurm.client import SlurmClient, SlurmUnavailableError, UnknownJobError
-from exporter.schedulers.slurm.local_node import GpuMap, JobTasks
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, LocalNode
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
 
 FIRST_PAUSE, LONGEST_PAUSE = 5 * SECOND, 60 * SECOND
 
 
-class LocalInspector(Protocol):
-    """What can be learnt on this node without asking anybody."""
-
-    def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
-        """See NodeProcesses."""
-        ...
-
-    def listening(self) -> frozenset[str]:
-        """See NodeProcesses."""
-        ...
-
-    def gpu_map(self) -> GpuMap:
-        """Read Slurm's and the driver's lists of GPUs."""
-        ...
-
-
 class JobAnswer(Struct, frozen=True):
-    """What was learnt of one job; each part may be missing."""
+    """Results of the node's inspection or the controller's query about one job; each part may be missing."""
 
     job_id: str
     run: int
-    """As the question had it."""
+    """The job's run, as passed to the query."""
     tasks: JobTasks | None = None
     listening: frozenset[str] = frozenset()
-    """Names of the sockets that were bound then; comes with `tasks`."""
+    """Names of all bound sockets; set with `tasks`."""
     job: SlurmJob | None = None
     gone: bool = False
     refused: str = ""
-    """Why the controller's answer is not believed."""
+    """Why the controller's response was rejected."""
 
 
-class Updates(Struct, frozen=True):
-    """What came since the last time."""
+class Updates(Struct):
+    """Results since the last `take_updates`."""
 
-    answers: tuple[JobAnswer, ...] = ()
+    answers: list[JobAnswer] = []
     node: NodeState | None = None
     gpu_map: GpuMap | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: list[Fault] = []
 
 
 class _JobQuery(Struct):
     job_id: str
     run: int
-    asked_at: int
+    queried_at: int
     detail: bool = False
     unanswered: bool = False
 
 
 class ControllerQueries:
-    """The questions; `step` does one piece of work, the thread calls it as long as there is some."""
+    """Queue of queries. `step` processes one item; the thread calls it while there are any."""
 
     def __init__(
-        self, client: SlurmClient, local: LocalInspector, *, node: str, clock: Callable[[], int], threaded: bool = True
+        self, client: SlurmClient, local: LocalNode, *, node: str, clock: Callable[[], int], threaded: bool = True
     ) -> None:
-        """`clock` gives monotonic nanoseconds. Not `threaded`: the caller steps."""
+        """`clock` returns monotonic nanoseconds. If not `threaded`, the caller calls `step`."""
         self._client, self._local, self._node, self._clock = client, local, node, clock
         self._changed = threading.Condition()
         self._inspections: dict[str, int] = {}
         self._queries: dict[str, _JobQuery] = {}
-        self._node_asked: int | None = None
+        self._node_queried_at: int | None = None
         self._gpu_map_wanted = False
-        self._node_silent = self._stopped = self._busy = False
-        self._answers: list[JobAnswer] = []
-        self._faults: list[Fault] = []
-        self._node_state: NodeState | None = None
-        self._gpu_map: GpuMap | None = None
+        self._node_unanswered = self._stopped = self._busy = False
+        self._updates = Updates()
         self._silence_message = ""
         self._backoff, self._retry_at = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True) if threaded else None
         if self._thread is not None:
             self._thread.start()
 
-    # -- the reading thread's side: nothing here waits for anybody, `settle` for at most what it is given --
+    # -- called on the reading thread; only `wait_settled` blocks --
 
     @property
     def unanswered_since(self) -> int | None:
-        """When the oldest question was asked that was put and has had no answer."""
+        """When the oldest query without a response was made (monotonic nanoseconds); None: no query has failed."""
         with self._changed:
-            waiting = [query.asked_at for query in self._queries.values() if query.unanswered]
-            if self._node_asked is not None and self._node_silent:
-                waiting.append(self._node_asked)
+            waiting = [query.queried_at for query in self._queries.values() if query.unanswered]
+            if self._node_queried_at is not None and self._node_unanswered:
+                waiting.append(self._node_queried_at)
             return min(waiting, default=None)
 
     @property
     def alive(self) -> bool:
-        """Whether anything is still asked."""
+        """Whether queries are still processed."""
         return self._thread is None or self._thread.is_alive()
 
     def query(self, job_id: str, run: int, *, detail: bool = False) -> None:
-        """Ask about a job: first the node, then the controller; `run` comes back with the answers."""
+        """Queue an inspection of the job on this node and a query to the controller; results carry `run`."""
         with self._changed:
             self._inspections[job_id] = run
             self._queries[job_id] = _JobQuery(job_id, run, self._clock(), detail)
             self._changed.notify_all()
 
     def inspect(self, job_id: str, run: int) -> None:
-        """Ask the node alone."""
+        """Queue an inspection of the job on this node only."""
         with self._changed:
             self._inspections[job_id] = run
             self._changed.notify_all()
 
     def request_node_state(self) -> None:
-        """Ask for this node's state."""
+        """Queue a query for this node's state."""
         with self._changed:
-            if self._node_asked is None:
-                self._node_asked = self._clock()
+            if self._node_queried_at is None:
+                self._node_queried_at = self._clock()
                 self._changed.notify_all()
 
     def request_gpu_map(self) -> None:
-        """Ask which GPU is which."""
+        """Queue a reading of Slurm's and the driver's lists of GPUs."""
         with self._changed:
             self._gpu_map_wanted = True
             self._changed.notify_all()
 
     def drop_others(self, jobs: Iterable[str]) -> None:
-        """Drop what is asked about all others."""
+        """Drop queries and inspections of all jobs but these."""
         with self._changed:
             for queries in (self._inspections, self._queries):
                 for job_id in queries.keys() - set(jobs):
                     del queries[job_id]
 
     def wait_settled(self, seconds: float) -> None:
-        """Wait until all is answered, or the controller is silent, but no longer than this."""
+        """Wait until the queue is empty or slurmctld does not answer, at most `seconds`."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(self._is_settled, seconds)
 
     def take_updates(self) -> Updates:
-        """What has come."""
+        """Return and clear the results so far."""
         with self._changed:
-            silent = (Fault("controller_silent", self._silence_message),) if self._silence_message else ()
-            updates = Updates(tuple(self._answers), self._node_state, self._gpu_map, (*self._faults, *silent))
-            self._answers, self._faults, self._node_state, self._gpu_map = [], [], None, None
+            updates, self._updates = self._updates, Updates()
+            if self._silence_message:
+                updates.faults.append(Fault("controller_silent", self._silence_message))
             return updates
 
     def close(self) -> None:
-        """Stop, also in the middle of a question. Never raises."""
+        """Stop the thread, aborting a running query. Never raises."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -169,7 +149,7 @@ class ControllerQueries:
             self._busy or self._inspections or self._gpu_map_wanted or (self._queries and not silent)
         )
 
-    # -- the thread's side --
+    # -- called on the thread --
 
     def _run(self) -> None:
         while not self._stopped:
@@ -180,23 +160,23 @@ class ControllerQueries:
                     self._changed.wait(self._idle_seconds())
 
     def _ready(self) -> bool:
-        due = self._clock() >= self._retry_at and (self._queries or self._node_asked is not None)
+        due = self._clock() >= self._retry_at and (self._queries or self._node_queried_at is not None)
         return bool(self._inspections or self._gpu_map_wanted or due)
 
     def _idle_seconds(self) -> float | None:
-        """How long there is nothing to do; None: until somebody asks."""
-        if not self._queries and self._node_asked is None:
+        """Seconds until the next item is due; None: until something is queued."""
+        if not self._queries and self._node_queried_at is None:
             return None
         return max(0.0, (self._retry_at - self._clock()) / SECOND)
 
     def step(self) -> bool:
-        """Do one piece of work, what is near before what is far; False: there was none."""
+        """Process one item, local inspections before queries. Return False if there is none."""
         with self._changed:
             inspections, self._inspections = self._inspections, {}
             gpu_map, self._gpu_map_wanted = self._gpu_map_wanted, False
             due = self._clock() >= self._retry_at and not (inspections or gpu_map)
             query = next(iter(self._queries.values()), None) if due else None
-            node = due and query is None and self._node_asked is not None
+            node = due and query is None and self._node_queried_at is not None
             self._busy = bool(inspections or gpu_map or query or node)
         try:
             if gpu_map:
@@ -215,7 +195,7 @@ class ControllerQueries:
     def _inspect(self, inspections: dict[str, int]) -> None:
         found, listening = self._local.inspect_jobs(inspections), self._local.listening()
         with self._changed:
-            self._answers += [
+            self._updates.answers += [
                 JobAnswer(job_id, run, tasks=found.get(job_id, JobTasks()), listening=listening)
                 for job_id, run in inspections.items()
             ]
@@ -223,18 +203,18 @@ class ControllerQueries:
     def _read_gpu_map(self) -> None:
         gpu_map = self._local.gpu_map()
         with self._changed:
-            self._gpu_map = gpu_map
+            self._updates.gpu_map = gpu_map
 
     def _query_job(self, query: _JobQuery) -> None:
         try:
             answer = self._answer_to(query)
         except SlurmUnavailableError as err:
             query.unanswered = True
-            self._record_silence(err, query.asked_at)
+            self._record_silence(err, query.queried_at)
             return
         self._record_answer()
         with self._changed:
-            self._answers.append(answer)
+            self._updates.answers.append(answer)
             if self._queries.get(query.job_id) is query:
                 del self._queries[query.job_id]
 
@@ -249,18 +229,20 @@ class ControllerQueries:
             return JobAnswer(job_id, run, refused=str(err))
 
     def _query_node(self) -> None:
+        state: NodeState | None = None
+        problems: list[Fault] = []
         try:
             state = self._client.node(self._node)
         except (SlurmUnavailableError, UnknownJobError) as err:
-            self._node_silent = True
-            self._record_silence(err, self._node_asked or self._clock())
+            self._node_unanswered = True
+            self._record_silence(err, self._node_queried_at or self._clock())
             return
         except ValueError as err:
-            self._add_fault(f"node state: {err}")
-            state = None
+            problems.append(Fault("scheduler_refused", f"Slurm: node state: {err}"))
         self._record_answer()
         with self._changed:
-            self._node_state, self._node_asked, self._node_silent = state, None, False
+            self._updates.faults += problems
+            self._updates.node, self._node_queried_at, self._node_unanswered = state, None, False
 
     def _record_answer(self) -> None:
         self._backoff.reset()
@@ -270,10 +252,6 @@ class ControllerQueries:
         now, pause = self._clock(), self._backoff.fail()
         self._retry_at = now + pause
         self._silence_message = (
-            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then what"
-            " this node itself shows is told: names and accounts of new jobs are missing"
+            f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then only"
+            " this node's own data is used: names and accounts of new jobs are missing"
         )
-
-    def _add_fault(self, message: str) -> None:
-        with self._changed:
-            self._faults.append(Fault("scheduler_refused", f"Slurm: {message}"))

@@ -1,8 +1,8 @@
 """The jobs of this node and the allocations that follow from them.
 
-Owns when a job's run begins and ends here, when it is queried, which source of its GPU indices is trusted most, and how
-two jobs on one GPU are resolved: a suspended job yields, and a successor starts where its predecessor ended. A socket
-alone does not prove a running job: after a power loss they remain.
+Decides when a job's run begins and ends here, when it is queried, which source of its GPU indices is trusted most, and
+how two jobs on one GPU are resolved: a suspended job yields, and a successor starts where its predecessor ended. A
+socket alone does not prove a running job: sockets remain after a power loss.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,32 +19,32 @@ from exporter.schedulers.slurm.notation import GPU_GRES, SHARED_GRES, expand_hos
 from exporter.schedulers.slurm.parsing import SlurmJob
 
 QUERY_AGAIN, QUERY_SELDOM = 30 * SECOND, 300 * SECOND
-"""Pauses between questions about a job without a trace: the first, and the longest they double to."""
+"""First and longest pause between queries about a job without sockets or files; it doubles in between."""
 MOST_INSPECTIONS = 3
-"""Searches for a job's processes before the controller is asked at its own price."""
+"""Searches for a job's processes before the controller's more expensive query is used."""
 GresIndex = tuple[str, int]
 """A resource's name and its index on this node: ("gpu", 2)."""
 
 
 class Basis(IntEnum):
-    """How well a job's GPUs are known; the higher replaces the lower."""
+    """How well a job's GPU indices are known; a higher basis replaces a lower one."""
 
     NONE = 0
     PART = 1
-    """Of the steps that happen to run."""
+    """Only those of the steps that happen to run."""
     TASKS = 2
-    """All of them, by the environment of its processes."""
+    """All, from the environment of its processes."""
     CONTROLLER = 3
     MAPPING = 4
 
 
 class NodeJob:
-    """One run of one job: a requeued job begins another."""
+    """One run of one job; a requeued job starts another run."""
 
     def __init__(self, job_id: str, run: int, presence: JobPresence, *, now: int) -> None:
         self.job_id, self.run, self.presence, self.seen_at = job_id, run, presence, now
         self.lasting = bool(presence.lasting or presence.files)
-        """It had a trace that lasts as long as the job: without any it has ended."""
+        """It has had a socket or file that lasts as long as the job, so without any it has ended."""
         self.job: SlurmJob | None = None
         self.tasks: JobTasks | None = None
         self.gone = False
@@ -57,31 +57,31 @@ class NodeJob:
         self.absent_since: int | None = None
         self.backoff, self.query_at = Backoff(QUERY_AGAIN, QUERY_SELDOM), now
         self.rivals = frozenset[int]()
-        """Runs that seemed to hold the same GPU when it was last asked why."""
-        self.stale = self.asked = False
+        """Runs that shared a GPU with it when the controller was last queried about that."""
+        self.stale = self.query_pending = False
         self.bound = True
-        """One of its sockets was bound, or a process of it was there, at the last inspection."""
+        """At the last inspection one of its sockets was bound, or it had a process."""
         self._start: int | None = None
 
     @property
     def ended(self) -> bool:
-        """The controller reports that it has nothing here any more."""
+        """The controller reports that it holds nothing any more."""
         return self.gone or (self.job is not None and self.job.ended)
 
     @property
     def unidentified(self) -> bool:
-        """It is here, and neither the controller nor any process of it shows what it has."""
+        """Neither the controller nor any of its processes shows what it holds."""
         known = self.job is not None or self.gone or (self.tasks is not None and self.tasks.processes > 0)
         return not (known or self.stale or self.basis > Basis.NONE)
 
     @property
     def ending(self) -> bool:
-        """It is over, or will start nothing more: then nothing of it is here where no process is."""
+        """It is over or completing: without processes it holds nothing here."""
         return self.ended or (self.job is not None and "COMPLETING" in self.job.states)
 
     @property
     def gpus_incomplete(self) -> bool:
-        """Its GPUs are not all known, and may yet be."""
+        """Not all of its GPUs are known, and more may become known."""
         if self.basis >= Basis.TASKS or self.stale or not self.job_id.isdigit():
             return False
         if self.job is None:
@@ -90,34 +90,34 @@ class NodeJob:
 
     @property
     def suspended(self) -> bool:
-        """As the controller last reported."""
+        """Whether the controller last reported it as suspended."""
         return self.job is not None and "SUSPENDED" in self.job.states
 
     def query_at_once(self, now: int) -> None:
-        """Let it be asked about now, and from now on at growing pauses."""
+        """Make the next query due now, and reset the pauses between queries."""
         self.query_at = now
         self.backoff.reset()
 
     def apply(self, answer: JobAnswer, *, node: str, now: int, wall: int) -> None:
-        """Take in what was learnt at `now` (monotonic), which was `wall` (Unix), both in nanoseconds."""
+        """Apply results received at `now` (monotonic) and `wall` (Unix), both in nanoseconds."""
         self.tasks = _merged_tasks(self.tasks, answer.tasks)
         if answer.job is not None or answer.gone or answer.refused:
-            self.answered_at, self.asked = now, False
+            self.answered_at, self.query_pending = now, False
             self.gone, self.refused = answer.gone, answer.refused
         if answer.job is not None:
             if self.basis <= Basis.PART and self.job is None:
-                self.basis, self.indices = Basis.NONE, frozenset()  # it can now be seen whether that was all
+                self.basis, self.indices = Basis.NONE, frozenset()  # now it can be checked whether those were all
             self.job = answer.job
             self._start = self._start_of(answer.job, now=now, wall=wall)
         self._set_indices(*indices_here(self.job, self.tasks, node))
 
     def apply_mapping(self, files: Sequence[str]) -> None:
-        """Take in the mapping files that name it."""
+        """Apply the names of its mapping files."""
         if files:
             self._set_indices(Basis.MAPPING, frozenset(map(_index_of_file, files)))
 
     def uuids(self, gpu_map: GpuMap, devices: Sequence[Device]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The GPUs, and why some could not be found."""
+        """Return its GPUs, and why some could not be resolved."""
         found: dict[str, None] = {}
         problems = []
         for name, index in sorted(self.indices):
@@ -131,7 +131,7 @@ class NodeJob:
         return tuple(found), tuple(problems)
 
     def start(self, *, wall: int, now: int) -> int:
-        """Since when it holds its GPUs: by the controller, the mapping file, or the first sight."""
+        """Return when it began to hold its GPUs: as the controller or mapping file has it, else when first seen."""
         if self._start is not None:
             return self._start
         if self.presence.written:
@@ -139,11 +139,11 @@ class NodeJob:
         return self.seen_at
 
     def gpus(self, here: int) -> int:
-        """Of the whole job, given how many it has here."""
+        """Return the GPUs of the whole job, given how many it has here."""
         return max(here, 1, (self.job.gpus if self.job else None) or 0)
 
     def owner(self, rules: Rules) -> Owner:
-        """Who it is, as far as is known."""
+        """Return its owner, as far as is known."""
         job, tasks = self.job, self.tasks or JobTasks()
         if job is None:
             return rules.apply(Owner(self.job_id, "slurm", tasks.user), command=tasks.command)
@@ -170,17 +170,17 @@ class NodeJob:
             self.basis, self.indices = basis, indices
 
     def _start_of(self, job: SlurmJob, *, now: int, wall: int) -> int | None:
-        """Turn its StartTime into our clock's; of a job that waits to start again that is in the future: never mind."""
+        """Return its StartTime in monotonic nanoseconds; a future one, of a job to be restarted, is ignored."""
         if job.start is None or job.start * SECOND > wall:
             return self._start
         return (now - (wall - job.start * SECOND)) // MS * MS
 
 
 def indices_here(job: SlurmJob | None, tasks: JobTasks | None, node: str) -> tuple[Basis, frozenset[GresIndex]]:
-    """Which of the node's GPUs the job has, from the most trusted source.
+    """Return the job's GPU indices on this node, from the most trusted source.
 
-    The controller's list by node is put together from names and places (scontrol does the same), so on several nodes
-    it must agree with what runs here.
+    The controller's list by node is assembled from names and positions (as scontrol does), so on several nodes it must
+    agree with the steps that run here.
     """
     steps = frozenset(("gpu", gpu) for gpu in tasks.steps) if tasks else frozenset[GresIndex]()
     batch = frozenset(("gpu", gpu) for gpu in tasks.batch or ()) if tasks else frozenset[GresIndex]()
@@ -195,7 +195,7 @@ def indices_here(job: SlurmJob | None, tasks: JobTasks | None, node: str) -> tup
 
 
 def _merged_tasks(before: JobTasks | None, now: JobTasks | None) -> JobTasks | None:
-    """Keep what was read of processes that are gone."""
+    """Keep what was read of processes that have ended."""
     if before is None or now is None or not now.processes:
         return before if now is None else replace(before, processes=0) if before else now
     return replace(
@@ -213,7 +213,7 @@ def _kind_of(job: SlurmJob) -> str:
 
 
 def _index_of_file(file: str) -> GresIndex:
-    """Our prolog's files have Slurm's index; others the driver's index and instance, or a UUID."""
+    """Our prolog's files are named by Slurm's index, others by the driver's index and instance, or by UUID."""
     return ("gpu", int(file)) if file.isdigit() else (file, -1)
 
 
@@ -227,12 +227,12 @@ def _uuids_of(name: str, index: int, gpu_map: GpuMap, devices: Sequence[Device])
 
 
 MOST_JOBS = 10_000
-"""On one node; Slurm's own tables would not hold more."""
+"""Limit per node; Slurm's own tables would not hold more."""
 CHECK_EVERY, CHECK_AFTER_STEP = 60 * SECOND, 5 * SECOND
 
 
 class JobTable:
-    """The jobs, by id."""
+    """The jobs on this node, by id."""
 
     def __init__(self, controller: ControllerQueries, node: str) -> None:
         self._controller, self._node = controller, node
@@ -240,9 +240,9 @@ class JobTable:
         self._runs = 0
         self._checked_at = 0
         self._saw_bound_socket = False
-        """A socket of ours was once seen bound: that list is of the right network namespace."""
+        """One of our sockets was once seen bound, so the list of sockets is of the right network namespace."""
         self.job_left = False
-        """A job that had a GPU has ended since this was last set to False."""
+        """Whether a job that had a GPU has ended since this was last set to False."""
 
     def __iter__(self) -> Iterator[NodeJob]:
         return iter(self._by_job.values())
@@ -251,13 +251,13 @@ class JobTable:
         return job_id in self._by_job
 
     def user(self, job_id: str) -> str:
-        """Whose job it is, from the controller or else its processes; empty: not known."""
+        """Return the job's user, from the controller or else its processes; empty when unknown."""
         entry = self._by_job.get(job_id)
         sources = (entry.job, entry.tasks) if entry is not None else ()
         return next((one.user for one in sources if one is not None and one.user), "")
 
     def update(self, presences: Mapping[str, JobPresence], now: int) -> bool:
-        """Bring in what is here now; True where a job is new."""
+        """Apply the jobs that are present now; return whether one is new."""
         new = False
         for job_id, presence in presences.items():
             entry = self._by_job.get(job_id)
@@ -270,8 +270,8 @@ class JobTable:
         self._controller.drop_others(self._by_job.keys())
         return new
 
-    def apply_answers(self, answers: tuple[JobAnswer, ...], *, now: int, wall: int) -> None:
-        """Take in what was learnt of them; what is about an earlier run is dropped."""
+    def apply_answers(self, answers: Iterable[JobAnswer], *, now: int, wall: int) -> None:
+        """Apply results; those about an earlier run are dropped."""
         for answer in answers:
             entry = self._by_job.get(answer.job_id)
             if entry is not None and entry.run == answer.run:
@@ -279,7 +279,7 @@ class JobTable:
                 self._check_alive(entry, answer, now)
 
     def follow_up(self, now: int) -> None:
-        """Look again for the GPUs of those that have some, then ask at any price, once."""
+        """Inspect jobs whose GPUs are incomplete again, and finally send one detailed query."""
         self._inspect_all(now)
         for entry in self._by_job.values():
             if not entry.gpus_incomplete or entry.absent_since is not None or now < entry.inspect_at:
@@ -293,14 +293,14 @@ class JobTable:
                 self._controller.inspect(entry.job_id, entry.run)
 
     def query(self, entry: NodeJob, now: int) -> None:
-        """Ask about a job again, if it is time: each time that is twice as far."""
-        if entry.asked or now < entry.query_at or not entry.job_id.isdigit():
+        """Query the controller about a job again if due; pauses double."""
+        if entry.query_pending or now < entry.query_at or not entry.job_id.isdigit():
             return
-        entry.asked, entry.query_at = True, now + entry.backoff.fail()
+        entry.query_pending, entry.query_at = True, now + entry.backoff.fail()
         self._controller.query(entry.job_id, entry.run)
 
     def recheck(self, contested: Iterable[NodeJob], now: int) -> None:
-        """Ask about jobs whose GPU another seems to have too, at once when that is new; not the latest."""
+        """Query jobs that share a GPU, but for the latest, at once if that is new."""
         runs = {entry.run: entry for entry in contested}
         for entry in [runs[run] for run in sorted(runs)[:-1]]:
             if entry.rivals != runs.keys():
@@ -317,15 +317,15 @@ class JobTable:
         entry.apply_mapping(presence.files)
         if not job_id.isdigit():
             return False
-        entry.asked, entry.inspect_at = True, now + SECOND
+        entry.query_pending, entry.inspect_at = True, now + SECOND
         self._controller.query(job_id, entry.run)
         return True
 
     def _changed(self, entry: NodeJob, presence: JobPresence, now: int) -> None:
-        """A step came or went, or the job's first trace after a time without."""
+        """A step started or ended, or the job is present again after an absence."""
         came = entry.absent_since is not None or entry.presence.sockets.isdisjoint(presence.sockets)
         if not entry.presence.sockets <= presence.sockets:
-            # Slurm 24.11 at times may not remove an extern step's socket ("Unable to unlink domain socket").
+            # Slurm 24.11 sometimes fails to remove an extern step's socket ("Unable to unlink domain socket").
             self._checked_at = min(self._checked_at, now - CHECK_EVERY + CHECK_AFTER_STEP)
         entry.presence, entry.absent_since, entry.stale = presence, None, False
         entry.lasting = entry.lasting or bool(presence.lasting or presence.files)
@@ -337,7 +337,7 @@ class JobTable:
             self.query(entry, now)
 
     def _missing(self, entry: NodeJob, now: int) -> None:
-        """Nothing of it is left here: it has ended, or is an allocation between two steps."""
+        """Nothing of the job is left here: it has ended, or is an allocation between two steps."""
         if entry.lasting or not entry.indices:
             self._end(entry.job_id)
             return
@@ -347,7 +347,7 @@ class JobTable:
         self.query(entry, now)
 
     def _inspect_all(self, now: int) -> None:
-        """Now and then, see whether those that have sockets are alive: a slurmstepd that was killed leaves its own."""
+        """Regularly inspect jobs with sockets, because a slurmstepd that was killed leaves its socket."""
         if now - self._checked_at >= CHECK_EVERY:
             self._checked_at = now
             for entry in self._by_job.values():
@@ -381,38 +381,34 @@ class JobTable:
 
 
 def _is_new_run(entry: NodeJob, presence: JobPresence) -> bool:
-    """Whether these are another run's: the step that lasts as long as the job is another one."""
+    """Whether another run began: its lasting step has another socket."""
     return bool(entry.presence.lasting and presence.lasting) and entry.presence.lasting.isdisjoint(presence.lasting)
 
 
 HoldKey = tuple[str, str, int]
-"""GPU, job, and which run of it."""
+"""GPU, job, and run of the job."""
 
 
 class AllocationTracker:
-    """The allocations of the last poll, to be compared with those of this one."""
+    """Compares the allocations of each poll with those of the last one."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._held: dict[HoldKey, Allocation] = {}
         self._earliest_starts: dict[HoldKey, int] = {}
         self._freed_at: dict[str, int] = {}
         self.contested: tuple[NodeJob, ...] = ()
-        """Jobs that seem to hold a whole GPU that another has too."""
+        """Jobs that hold a whole GPU which another job holds too."""
         self.problems: tuple[str, ...] = ()
 
-    def update_rules(self, rules: Rules) -> None:
-        """Apply these from now on."""
-        self._rules = rules
-
     def held_uuids(self) -> frozenset[str]:
-        """GPUs that somebody holds."""
+        """Return the GPUs that are held."""
         return frozenset(uuid for uuid, _, _ in self._held)
 
     def update(
         self, entries: Iterable[NodeJob], gpu_map: GpuMap | None, devices: Sequence[Device], *, now: int, wall: int
     ) -> tuple[Allocation, ...]:
-        """Give all that hold a GPU at `now`, and once, with `end=now`, each that no longer does."""
+        """Return all allocations at `now`, and once, with `end=now`, each that has ended."""
         claims, problems = self._claims(entries, gpu_map, devices)
         self.problems = tuple(problems)
         whole = {uuid: [e for e in its if not _has_shared_gres(e)] for uuid, its in claims.items()}
@@ -421,9 +417,10 @@ class AllocationTracker:
         present: dict[HoldKey, Allocation] = {}
         counts = {e.run: sum(e in its for its in claims.values()) for its in claims.values() for e in its}
         for uuid, its in claims.items():
-            yields = len([e for e in rivals.get(uuid, ()) if not e.suspended]) > 0
+            others = rivals.get(uuid, [])
+            running = any(not e.suspended for e in others)
             for entry in its:
-                if not (yields and entry.suspended and entry in rivals.get(uuid, ())):
+                if not (running and entry.suspended and entry in others):
                     key = (uuid, entry.job_id, entry.run)
                     present[key] = self._allocation(key, entry, gpus=counts[entry.run], now=now, wall=wall)
         return self._compare(present, now)
@@ -433,10 +430,10 @@ class AllocationTracker:
     ) -> tuple[dict[str, list[NodeJob]], list[str]]:
         claims: dict[str, list[NodeJob]] = {}
         problems: list[str] = []
-        for entry in entries if gpu_map is not None else ():
-            if not entry.stale:
-                found, complaints = entry.uuids(gpu_map, devices) if gpu_map else ((), ())
-                problems += complaints
+        for entry in entries:
+            if gpu_map is not None and not entry.stale:
+                found, unresolved = entry.uuids(gpu_map, devices)
+                problems += unresolved
                 for uuid in found:
                     claims.setdefault(uuid, []).append(entry)
         return claims, problems
@@ -445,20 +442,16 @@ class AllocationTracker:
         earliest = self._earliest_starts.setdefault(key, self._freed_at.get(key[0], 0))
         start = min(max(entry.start(wall=wall, now=now), earliest), now)
         restarts = entry.job.restarts if entry.job else 0
-        return Allocation(key[0], entry.owner(self._rules), start, gpus=entry.gpus(gpus), restarts=restarts)
+        return Allocation(key[0], entry.owner(self.rules), start, gpus=entry.gpus(gpus), restarts=restarts)
 
     def _compare(self, present: dict[HoldKey, Allocation], now: int) -> tuple[Allocation, ...]:
-        ended = [_ended(self._held[key], now) for key in self._held.keys() - present.keys()]
+        ended = [replace(self._held[key], end=now) for key in self._held.keys() - present.keys()]
         self._freed_at |= {allocation.uuid: now for allocation in ended}
         self._held = present
         self._earliest_starts = {key: earliest for key, earliest in self._earliest_starts.items() if key in present}
         return (*present.values(), *ended)
 
 
-def _ended(allocation: Allocation, now: int) -> Allocation:
-    return replace(allocation, end=now)
-
-
 def _has_shared_gres(entry: NodeJob) -> bool:
-    """It has parts of GPUs: others may have the rest."""
+    """Whether it has parts of GPUs; other jobs may have the rest."""
     return not SHARED_GRES.isdisjoint(name for name, _ in entry.indices)

@@ -1,8 +1,8 @@
-"""What this node itself shows of its jobs, without asking slurmctld: slurm.conf, sockets, processes, GPU numbering.
+"""Reads what this node shows of its jobs without slurmctld: slurm.conf, sockets, processes, GPU numbering.
 
 Slurm's GPU index is a position in the list of `slurmd -G`, a device file's number is the driver's minor, and
-/proc/driver/nvidia maps that to the UUID; where this chain breaks the caller gets a reason, not a GPU. Of processes
-only those started by slurmstepd count, and what slurmctld reports takes precedence.
+/proc/driver/nvidia maps that to the UUID; if this chain breaks, a ValueError has the reason. Only processes started by
+slurmstepd count, and what slurmctld reports takes precedence.
 """
 
 import logging
@@ -11,7 +11,10 @@ import re
 import shlex
 import socket
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,39 +22,40 @@ from msgspec import Struct
 from exporter.core.model import Device
 from exporter.procfs import command_name, parent_pid
 from exporter.schedulers.mapping_dir import JobFiles
-from exporter.schedulers.procfs import ProcessInfo, read_process, read_text, user_name
+from exporter.schedulers.procfs import ProcessInfo, read_process, read_text, read_uuids, user_name
 from exporter.schedulers.slurm.client import SlurmUnavailableError
 from exporter.schedulers.slurm.notation import GPU_GRES, expand_hostlist, expand_numbers
 
+log = logging.getLogger(__name__)
 DEFAULT_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""As the packages have it, and where slurmd puts what it is given by the controller ("configless")."""
+"""Where the packages put it, and where slurmd puts the controller's ("configless")."""
 DEFAULT_SPOOL = "/var/spool/slurmd"
 _MOST_INCLUDES = 8
 _MOST_BYTES = 64 * 1024 * 1024
 
 
 class SlurmConf(Struct, frozen=True):
-    """Of one slurm.conf, with all that it includes."""
+    """The values read from a slurm.conf and the files it includes."""
 
     path: str
     spool: str = DEFAULT_SPOOL
-    """With its %n and %h."""
+    """SlurmdSpoolDir, with %n and %h not replaced."""
     nodes: tuple[str, ...] = ()
     """NodeNames that are this host."""
 
     def spool_dir(self, node: str, *, host: str | None = None) -> Path:
-        """The spool directory of the slurmd of `node`."""
+        """Return the spool directory of the slurmd of `node`."""
         return Path(self.spool.replace("%n", node).replace("%h", host or short_hostname()))
 
 
 def find_conf(configured: str, environ: Mapping[str, str]) -> str:
-    """Path of slurm.conf: as configured, from SLURM_CONF, or where it usually is; empty: there is none."""
+    """Return the path of slurm.conf: as configured, in SLURM_CONF, or a default; empty if there is none."""
     path = configured or environ.get("SLURM_CONF", "")
     return path or next((candidate for candidate in DEFAULT_PATHS if Path(candidate).is_file()), "")
 
 
 def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
-    """Read it; `host` is this host's short name. Raises OSError, ValueError."""
+    """Read slurm.conf; `host` is this host's short name. Raises OSError, ValueError."""
     host, spool, nodes = host or short_hostname(), DEFAULT_SPOOL, []
     for line in _conf_lines(Path(path), _MOST_INCLUDES):
         key, _, value = (part.strip() for part in line.partition("="))
@@ -63,12 +67,12 @@ def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
 
 
 def short_hostname() -> str:
-    """As `hostname -s`."""
+    """Return the same as `hostname -s`."""
     return socket.gethostname().partition(".")[0]
 
 
 def _conf_lines(path: Path, deep: int) -> Iterator[str]:
-    """Give lines without comments, continued ones joined, included files in their place."""
+    """Yield lines without comments, with continued lines joined and included files in place."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_MOST_BYTES)
     for line in re.sub(r"\\\n", " ", text).splitlines():
@@ -83,7 +87,7 @@ def _conf_lines(path: Path, deep: int) -> Iterator[str]:
 
 
 def _names_of_host(line: str, host: str) -> list[str]:
-    """Give the names in a NodeName= line that are this host."""
+    """Return the names in a NodeName= line that are this host."""
     values = {key.lower(): value for key, _, value in (pair.partition("=") for pair in shlex.split(line))}
     names = expand_hostlist(values.get("nodename", ""))
     if names == ("DEFAULT",):
@@ -94,85 +98,79 @@ def _names_of_host(line: str, host: str) -> list[str]:
     return [name for name, its in zip(names, hosts, strict=True) if its.partition(".")[0] == host]
 
 
-_SOCKET = re.compile(r"(.+)_(\d{1,10})\.(\d{1,10})(?:\.\d{1,10})?")
-_BATCH, _EXTERN = "4294967291", "4294967292"
+_SOCKET = re.compile(r"(.+)_(\d{1,10})\.\d{1,10}(?:\.\d{1,10})?")
+_LASTING_STEP = re.compile(r".+_\d{1,10}\.(?:4294967291|4294967292)(?:\.\d{1,10})?")
+"""Sockets of batch and extern steps."""
 _MOST_ENTRIES = 20_000
 
 
 class JobPresence(Struct, frozen=True):
-    """What one job has here."""
+    """The sockets and mapping files of one job on this node."""
 
     sockets: frozenset[tuple[str, int, int]] = frozenset()
-    """Name, inode and change time of each; the same name with another inode is another step."""
-    lasting: frozenset[tuple[str, int, int]] = frozenset()
-    """Of these the steps that are there as long as the job is: batch and extern."""
+    """Name, inode and change time of each; another inode with the same name is another step."""
     files: tuple[str, ...] = ()
     """Names of its mapping files: "0", "0.7", a UUID."""
     written: int = 0
-    """When the first of these was; Unix nanoseconds."""
+    """Modification time of the oldest mapping file; Unix nanoseconds."""
+
+    @property
+    def lasting(self) -> frozenset[tuple[str, int, int]]:
+        """Sockets of the steps that last as long as the job: batch and extern."""
+        return frozenset(bound for bound in self.sockets if _LASTING_STEP.fullmatch(bound[0]))
 
 
 class SpoolState(Struct, frozen=True):
-    """What both directories show at one moment."""
+    """What the spool and mapping directories show at one moment."""
 
     jobs: Mapping[str, JobPresence]
     problems: tuple[str, ...] = ()
     foreign_nodes: tuple[str, ...] = ()
-    """Nodes whose sockets are there though they are not ours."""
+    """Nodes other than ours whose sockets are there."""
 
 
 class SpoolReader:
-    """Reads them."""
+    """Reads the spool and mapping directories."""
 
     def __init__(self, node: str, *, spool: Path | None, mapping: Path | None) -> None:
-        """Either may be None: not there."""
+        """Either directory may be None: absent."""
         self._node, self._spool = node, spool
         self._files = None if mapping is None else JobFiles(mapping)
 
     def read(self, wall: int) -> SpoolState:
-        """See now, `wall` in Unix nanoseconds; raises OSError where a directory cannot be read."""
-        sockets, foreign_nodes = self._sockets() if self._spool is not None else ({}, set())
-        files: dict[str, list[str]] = {}
+        """Read both now, `wall` in Unix nanoseconds. Raises OSError if a directory cannot be read."""
+        sockets, foreign_nodes = self._sockets()
+        files: defaultdict[str, list[str]] = defaultdict(list)
         written: dict[str, int] = {}
         problems = []
         for name, content in sorted(self._files.read(wall).items()) if self._files else ():
             problems += [content.problem] if content.problem else []
             for job in content.jobs:
-                files.setdefault(job, []).append(name)
+                files[job].append(name)
                 written[job] = min(content.written, written.get(job, content.written))
         jobs = {
-            job: _presence(sockets.get(job, []), tuple(files.get(job, ())), written.get(job, 0))
+            job: JobPresence(frozenset(sockets[job]), tuple(files[job]), written.get(job, 0))
             for job in sorted(sockets.keys() | files.keys())
         }
-        jobs = {job: presence for job, presence in jobs.items() if presence.sockets or presence.files}
         return SpoolState(jobs, tuple(problems), tuple(sorted(foreign_nodes)))
 
-    def _sockets(self) -> tuple[dict[str, list[os.DirEntry[str]]], set[str]]:
-        found: dict[str, list[os.DirEntry[str]]] = {}
+    def _sockets(self) -> tuple[defaultdict[str, set[tuple[str, int, int]]], set[str]]:
+        """Return our sockets by job, and the other nodes that have some here."""
+        found: defaultdict[str, set[tuple[str, int, int]]] = defaultdict(set)
         foreign_nodes = set()
-        with os.scandir(self._spool) as entries:
-            for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+        with os.scandir(self._spool) if self._spool is not None else nullcontext(()) as entries:
+            for entry in islice(entries, _MOST_ENTRIES):
                 match = _SOCKET.fullmatch(entry.name)
-                if match is not None and match[1] == self._node:
-                    found.setdefault(match[2], []).append(entry)
-                elif match is not None and _socket_id(entry) is not None:
+                bound = _socket_id(entry) if match is not None else None
+                if match is not None and bound is not None and match[1] == self._node:
+                    found[match[2]].add(bound)
+                elif match is not None and bound is not None:
                     foreign_nodes.add(match[1])
         return found, foreign_nodes
 
 
-def _presence(entries: list[os.DirEntry[str]], files: tuple[str, ...], written: int) -> JobPresence:
-    sockets = frozenset(bound for bound in map(_socket_id, entries) if bound is not None)
-    lasting = frozenset(bound for bound in sockets if _step(bound[0]) in {_BATCH, _EXTERN})
-    return JobPresence(sockets, lasting, files, written)
-
-
-def _step(name: str) -> str:
-    match = _SOCKET.fullmatch(name)
-    return match[3] if match else ""
-
-
 def _socket_id(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
-    """None: no socket, or gone since the directory was read."""
+    """Return name, inode and change time; None if it is no socket or gone."""
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
@@ -183,32 +181,30 @@ def _socket_id(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
 _LINE = re.compile(r"Gres Name=(\S+) Type=(\S*) Count=(\d{1,9})(?: Index=\S+)?(?: ID=\d+)?(?: File=(\S+))?")
 _BOARD = re.compile(r"nvidia(\d{1,4})")
 _CAPABILITY = re.compile(r"nvidia-cap(\d{1,6})")
-_MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
-_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 _CAP_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,6})\s*$", re.MULTILINE)
 
 
 class Slot(Struct, frozen=True):
-    """One place in slurmd's list."""
+    """One entry in slurmd's list of GPUs."""
 
     minor: int | None = None
-    """Of /dev/nvidiaN; None: the slot has no such file."""
+    """Number in /dev/nvidiaN; None if the slot has no such file."""
     capabilities: tuple[int, ...] = ()
-    """Of /dev/nvidia-caps/nvidia-capN: the slot is a MIG instance."""
+    """Numbers in /dev/nvidia-caps/nvidia-capN, if the slot is a MIG instance."""
 
 
 class GpuMap(Struct, frozen=True):
-    """Slurm's and the driver's lists, as last read."""
+    """Slurm's and the driver's lists of GPUs, as last read."""
 
     slots: Mapping[str, tuple[Slot, ...]] | None = None
-    """By resource name; None: slurmd could not be asked, an index is taken for a minor."""
+    """By resource name; None if slurmd could not be run: an index is then taken for a minor."""
     uuids: Mapping[int, str] = {}
-    """By minor; empty: the driver's /proc is not there, a minor is taken for the driver's ordinal."""
+    """UUID by minor; empty without the driver's /proc: a minor is then taken for the driver's ordinal."""
     instances: Mapping[int, tuple[int, int]] = {}
-    """By a capability's minor: minor of the board and number of the GPU instance."""
+    """The board's minor and the GPU instance's number, by a capability's minor."""
 
     def uuids_at(self, name: str, index: int, devices: Sequence[Device]) -> tuple[str, ...]:
-        """UUIDs of the GPU, or of all instances that it is cut into; raises ValueError with the reason."""
+        """Return the GPU's UUID, or those of all its MIG instances. Raises ValueError with the reason."""
         slot = self._slot(name, index)
         if slot.capabilities:
             return (self._instance(slot, devices),)
@@ -230,7 +226,7 @@ class GpuMap(Struct, frozen=True):
         uuid = self.uuids.get(minor)
         if self.uuids and uuid is None:
             raise ValueError(f"/dev/nvidia{minor} is not in /proc/driver/nvidia")
-        # Boards alone: an instance's index is "0:1".
+        # Boards only: an instance's index is "0:1".
         found = [d for d in devices if not d.parent and (d.uuid == uuid if uuid else d.index == str(minor))]
         if len(found) != 1:
             raise ValueError(f"/dev/nvidia{minor} ({uuid or 'by its number'}) is no GPU that the source sees")
@@ -249,10 +245,10 @@ class GpuMap(Struct, frozen=True):
 
 
 def parse_slots(text: str) -> dict[str, tuple[Slot, ...]]:
-    """Read what `slurmd -G` prints to standard error; raises ValueError where it lists nothing.
+    """Parse what `slurmd -G` prints to standard error. Raises ValueError if it lists no GPU.
 
-    A MIG instance has several files (MultipleFiles): newer versions print them on one line, 22.05 one a line, its
-    board's first.
+    A MIG instance has several files (MultipleFiles): newer versions print them on one line, 22.05 prints one per
+    line, its board's first.
     """
     slots: dict[str, list[Slot]] = {}
     types: dict[str, str] = {}
@@ -267,7 +263,7 @@ def parse_slots(text: str) -> dict[str, tuple[Slot, ...]]:
 
 
 def _add_slots(slots: list[Slot], files: str, count: int, *, same: bool) -> None:
-    """Take in one line; `same`: it is of the type of the line before."""
+    """Add the slots of one line; `same`: its type is that of the line before."""
     boards, capabilities = _device_numbers(_BOARD, files), _device_numbers(_CAPABILITY, files)
     if capabilities and not boards and same and slots and slots[-1].minor is not None:
         slots[-1] = Slot(slots[-1].minor, slots[-1].capabilities + capabilities)
@@ -284,15 +280,8 @@ def _device_numbers(pattern: re.Pattern[str], files: str) -> tuple[int, ...]:
     return tuple(int(match[1]) for match in map(pattern.fullmatch, names) if match)
 
 
-def read_uuids(proc: Path) -> dict[int, str]:
-    """Minor -> UUID, of /proc/driver/nvidia/gpus/*/information; empty where there is none."""
-    texts = (_read_driver_file(path) for path in sorted(proc.glob("driver/nvidia/gpus/*/information")))
-    pairs = ((_MINOR.search(text), _UUID.search(text)) for text in texts)
-    return {int(minor[1]): uuid[1] for minor, uuid in pairs if minor and uuid}
-
-
 def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
-    """A capability's minor -> (its board's minor, GPU instance), of GPU and compute instances alike."""
+    """Return (board's minor, GPU instance) by a capability's minor, for GPU and compute instances alike."""
     root = proc / "driver/nvidia/capabilities"
     paths = (*root.glob("gpu*/mig/gi*/access"), *root.glob("gpu*/mig/gi*/ci*/access"))
     return dict(_instances(root, paths))
@@ -301,88 +290,101 @@ def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
 def _instances(root: Path, paths: Iterable[Path]) -> Iterable[tuple[int, tuple[int, int]]]:
     for path in paths:
         board, _, instance = path.relative_to(root).parts[:3]
-        match = _CAP_MINOR.search(_read_driver_file(path))
+        match = _CAP_MINOR.search(_read_or_empty(path))
         numbers = board.removeprefix("gpu"), instance.removeprefix("gi")
         if match and all(each.isascii() and each.isdigit() for each in numbers):
             yield int(match[1]), (int(numbers[0]), int(numbers[1]))
 
 
-def _read_driver_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "cpu,cpuacct")
 _MOST_PROCESSES = 4096
 _MOST_GPUS = 1024
+_STEP_VARIABLES = frozenset({"SLURM_STEP_ID", "SLURM_STEPID"})
 _NODE_VARIABLE = re.compile("\0SLURMD_NODENAME=([^\0]*)\0")
 _LISTENER = re.compile(r"/([^/\s]+)$", re.MULTILINE)
 
 
 class JobTasks(Struct, frozen=True):
-    """Of one job, on this node."""
+    """What the processes of one job on this node show."""
 
     user: str = ""
     command: str = ""
-    """Of the batch script, or of a task."""
+    """Of the batch script, or else of a task."""
     batch: tuple[int, ...] | None = None
     """All its GPUs here, by Slurm's index; None: its batch script is not here or does not show them."""
     steps: frozenset[int] = frozenset()
-    """GPUs of its steps that are running now: perhaps not all of the job's."""
+    """GPUs of its running steps, perhaps not all of the job's."""
     uuids: tuple[str, ...] = ()
-    """GPUs that the batch script may see, where these are UUIDs."""
+    """GPUs in the batch script's CUDA_VISIBLE_DEVICES, if these are UUIDs."""
     processes: int = 0
-    """Started by slurmstepd and still there."""
+    """Running processes started by slurmstepd."""
 
 
-class NodeProcesses:
-    """The node's processes."""
+class LocalNode:
+    """Inspects this node's jobs, sockets and GPUs, without a query to slurmctld."""
 
-    def __init__(self, name: str, *, proc: str | Path = "/proc", cgroup: str | Path = "/sys/fs/cgroup") -> None:
-        self._name, self._proc, self._cgroup = name, Path(proc), Path(cgroup)
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: Callable[[], str],
+        proc: str | Path = "/proc",
+        cgroup: str | Path = "/sys/fs/cgroup",
+    ) -> None:
+        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
+        self._name, self._slots, self._proc, self._cgroup = name, slots, Path(proc), Path(cgroup)
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
-        """What is to be seen of each of these jobs now. May take a while; may ask a name service."""
+        """Return what these jobs' processes show. Walks /proc and may query a name service, so it may be slow."""
         wanted = set(jobs)
         found = {job: list(self._in_cgroups(job)) for job in wanted}
         if not all(found.values()):
-            for process in self._in_proc():
+            for process in self._started(path.name for path in self._proc.iterdir() if path.name.isdigit()):
                 job = process.environ.get("SLURM_JOB_ID", "")
-                if job in wanted and not any(process is other for other in found[job]):
+                if job in wanted:
                     found[job].append(process)
         return {
             job: _summarize([s for s in each if s.environ.get("SLURM_JOB_ID") == job]) for job, each in found.items()
         }
 
     def listening(self) -> frozenset[str]:
-        """Names of all unix sockets bound in the host's network namespace; of none that may not be read, nothing."""
+        """Return the names of all unix sockets bound in the host's network namespace; empty when unreadable."""
         try:
             with (self._proc / "1/net/unix").open(encoding="utf-8", errors="replace") as file:
                 return frozenset(_LISTENER.findall(file.read(16 * 1024 * 1024)))
         except OSError:
             return frozenset()
 
+    def gpu_map(self) -> GpuMap:
+        """Read Slurm's and the driver's lists of GPUs; logs the assumptions made if one is missing."""
+        uuids, instances = read_uuids(self._proc), read_instances(self._proc)
+        if not uuids:
+            log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
+        try:
+            return GpuMap(parse_slots(self._slots()), uuids, instances)
+        except SlurmUnavailableError as err:
+            log.warning("slurm: gres index N is taken for /dev/nvidiaN, because slurmd's list is unavailable: %s", err)
+            return GpuMap(None, uuids, instances)
+        except ValueError as err:
+            log.warning("slurm: %s: GPUs allocated by index cannot be assigned to jobs", err)
+            return GpuMap({}, uuids, instances)
+
     def _is_ours(self, pid: str) -> bool:
-        """Several slurmds may share a host, and a job run on more than one of them."""
-        match = _NODE_VARIABLE.search("\0" + _read_proc(self._proc / pid / "environ"))
+        """Several slurmds may share a host and run the same job; the process must belong to ours."""
+        match = _NODE_VARIABLE.search("\0" + _read_or_empty(self._proc / pid / "environ"))
         return match is None or match[1] == self._name
 
     def _in_cgroups(self, job: str) -> Iterator[ProcessInfo]:
-        """Of the job's control group: cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
+        """Yield a job's processes in cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
         trees = [self._cgroup / each for each in _HIERARCHIES]
         groups = [path for tree in trees for path in tree.glob(f"slurm*/uid_*/job_{job}")]
         groups += self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}")
         files = (file for group in groups for file in group.rglob("cgroup.procs"))
-        pids = {pid for file in files for pid in _read_proc(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
+        pids = {pid for file in files for pid in _read_or_empty(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
         return self._started(pids)
 
-    def _in_proc(self) -> Iterator[ProcessInfo]:
-        return self._started(path.name for path in self._proc.iterdir() if path.name.isdigit())
-
     def _started(self, pids: Iterable[str]) -> Iterator[ProcessInfo]:
-        """Of these, those that slurmstepd started."""
+        """Yield those of these processes that slurmstepd started."""
         trusted: dict[str, bool] = {}
         for pid in pids:
             parent = str(parent_pid(self._proc / pid))
@@ -395,7 +397,7 @@ class NodeProcesses:
                     continue
 
     def _is_stepd(self, pid: str) -> bool:
-        """Whether a process is slurmstepd; a user may give a process of their own that name."""
+        """Whether the process is slurmstepd, and not a user's process of that name."""
         folder = self._proc / pid
         try:
             return command_name(folder) == "slurmstepd" and folder.stat().st_uid in {0, os.geteuid()}
@@ -404,9 +406,8 @@ class NodeProcesses:
 
 
 def _summarize(processes: list[ProcessInfo]) -> JobTasks:
-    batch = next(
-        (process for process in processes if "SLURM_STEP_ID" not in process.environ and _is_batch(process)), None
-    )
+    outside_steps = (process for process in processes if _STEP_VARIABLES.isdisjoint(process.environ))
+    batch = next((process for process in outside_steps if "SLURM_JOB_GPUS" in process.environ), None)
     steps = {gpu for process in processes for gpu in _gpus(process.environ, "SLURM_STEP_GPUS")}
     named = batch or next(iter(processes), None)
     if named is None:
@@ -421,10 +422,6 @@ def _summarize(processes: list[ProcessInfo]) -> JobTasks:
     )
 
 
-def _is_batch(process: ProcessInfo) -> bool:
-    return "SLURM_STEPID" not in process.environ and "SLURM_JOB_GPUS" in process.environ
-
-
 def _gpus(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, expand_numbers(environ.get(name, ""), most=_MOST_GPUS)))
@@ -437,35 +434,8 @@ def _uuids(environ: Mapping[str, str]) -> tuple[str, ...]:
     return uuids if all(each.startswith(("GPU-", "MIG-")) for each in uuids) else ()
 
 
-def _read_proc(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return read_text(path)
     except OSError:
         return ""
-
-
-log = logging.getLogger(__name__)
-
-
-class LocalNode:
-    """The `LocalInspector` of a real node."""
-
-    def __init__(self, processes: NodeProcesses, *, proc: Path, slots: Callable[[], str]) -> None:
-        """`slots` gives what `slurmd -G` prints, or raises SlurmUnavailableError."""
-        self._processes, self._proc, self._slots = processes, proc, slots
-        self.inspect_jobs: Callable[[Iterable[str]], dict[str, JobTasks]] = processes.inspect_jobs
-        self.listening: Callable[[], frozenset[str]] = processes.listening
-
-    def gpu_map(self) -> GpuMap:
-        """See LocalInspector; logs what is assumed."""
-        uuids, instances = read_uuids(self._proc), read_instances(self._proc)
-        if not uuids:
-            log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
-        try:
-            return GpuMap(parse_slots(self._slots()), uuids, instances)
-        except SlurmUnavailableError as err:
-            log.warning("slurm: gres index N is taken for /dev/nvidiaN, for slurmd's list cannot be had: %s", err)
-            return GpuMap(None, uuids, instances)
-        except ValueError as err:
-            log.warning("slurm: %s: whoever has a GPU by its index cannot be told", err)
-            return GpuMap({}, uuids, instances)

@@ -1,30 +1,31 @@
 """Parses Slurm's compact notations: hostlists (`gpu[01-03,07]`), generic resources (GRES) and TRES strings.
 
-Expansion is bounded, for a short text can name a million nodes; anything malformed raises ValueError. GRES indices are
-positions in the node's list of gres.conf, not device minors. Sources: scontrol(1) `show hostnames`; Slurm's gres.html
-and tres.html; output recorded from 22.05.8 and 24.11.5.
+Expansion is bounded, because a short text can name a million nodes; anything malformed raises ValueError. GRES indices
+are positions in the node's list of gres.conf, not device minors. Sources: scontrol(1) `show hostnames`; Slurm's
+gres.html and tres.html; output recorded from 22.05.8 and 24.11.5.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from msgspec import Struct
 
 MOST_NAMES = 65_536
-"""Names given at most; Slurm's own limit of nodes in a cluster (MAX_SLURM_NODES) is that."""
+"""Most names returned; the same as Slurm's limit of nodes in a cluster (MAX_SLURM_NODES)."""
 _BRACKETS = 8
-"""In one name; Slurm itself takes no more than two or three."""
+"""Most brackets in one name; Slurm accepts no more than two or three."""
 _MOST_NAME_CHARS = 255
-"""Characters of a name without its numbers: more than a host or a path of /dev has."""
+"""Longest name without its numbers; hosts and paths in /dev are shorter."""
 _NAME = re.compile(r"[^\s\[\],]*")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def expand_hostlist(text: str, *, most: int = MOST_NAMES) -> tuple[str, ...]:
-    """Each name in order; of nothing, nothing. Raises ValueError where it is no hostlist or gives more than `most`."""
+    """Return the names in order; none for an empty text. Raises ValueError if malformed or beyond `most` names."""
     names: list[str] = []
-    for part in _split_hostlist(text) if text else ():
+    for part in _split(text, "[]") if text else ():
         for name in _expand_part(part, most):
             if len(names) >= most:
                 raise ValueError(f"hostlist gives more than {most} names: {text[:80]!r}")
@@ -33,22 +34,22 @@ def expand_hostlist(text: str, *, most: int = MOST_NAMES) -> tuple[str, ...]:
 
 
 def expand_numbers(text: str, *, most: int = MOST_NAMES) -> tuple[str, ...]:
-    """Expand `01-03,07`, with its leading zeros, or raise ValueError."""
+    """Expand `01-03,07`, keeping leading zeros. Raises ValueError."""
     return tuple(_expand_ranges(text, most))
 
 
-def _split_hostlist(text: str) -> Iterator[str]:
-    """Split at commas outside brackets."""
+def _split(text: str, brackets: str) -> Iterator[str]:
+    """Split at commas outside the two `brackets`; raises ValueError if these do not match."""
     depth = start = 0
     for place, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
+        depth += (char == brackets[0]) - (char == brackets[1])
         if depth not in (0, 1):
-            raise ValueError(f"hostlist: brackets do not match: {text[:80]!r}")
+            raise ValueError(f"brackets do not match: {text[:80]!r}")
         if char == "," and not depth:
             yield text[start:place]
             start = place + 1
     if depth:
-        raise ValueError(f"hostlist: brackets do not match: {text[:80]!r}")
+        raise ValueError(f"brackets do not match: {text[:80]!r}")
     yield text[start:]
 
 
@@ -61,7 +62,7 @@ def _expand_part(part: str, most: int) -> Iterator[str]:
         yield head
         return
     inside, _, tail = rest.partition("]")
-    # One more than may be given is enough: three brackets of a thousand numbers each would fill the memory first.
+    # One more than the limit is enough: three brackets of a thousand numbers each would exhaust the memory first.
     tails = list(islice(_expand_part(tail, most), most + 1)) if tail else [""]
     for number in _expand_ranges(inside, most):
         yield from (head + number + after for after in tails)
@@ -80,7 +81,7 @@ def _expand_ranges(text: str, most: int) -> Iterator[str]:
 
 
 GPU_GRES = ("gpu", "shard", "mps")
-"""Names of resources that are a GPU or a part of one; their indices count the same list."""
+"""Resources that are a GPU or a part of one; their indices refer to the same list."""
 SHARED_GRES = frozenset({"shard", "mps"})
 MOST_INDICES = 1024
 """Slurm's limit is far below; a node has 16 GPUs, or 7 instances of each."""
@@ -92,30 +93,30 @@ _COUNT = re.compile(r"(\d{1,15})(\.\d{1,9})?([KMGTP]?)")
 
 
 class Gres(Struct, frozen=True):
-    """So much of one resource on one node."""
+    """An amount of one resource on one node."""
 
     name: str
     type: str = ""
-    """With its dots, as gres.conf has it: "h100", "a100_1g.10gb"; empty: untyped."""
+    """With its dots, as in gres.conf: "h100", "a100_1g.10gb"; empty: untyped."""
     count: int = 0
     indices: tuple[int, ...] = ()
-    """Empty: none, or not known."""
+    """Empty: none, or unknown."""
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """What was given on one node, `gpu:h100:3(IDX:2-4,7),shard:2(IDX:0)`; of "" and "(null)", nothing.
+    """Parse what is allocated on one node: `gpu:h100:3(IDX:2-4,7),shard:2(IDX:0)`. Raises ValueError.
 
-    Newer versions write shards as used/size of each GPU in turn, `shard:2(0/4,0/4,2/4,0/4)`: index 2.
+    Newer versions write shards as used/size of each GPU in turn: `shard:2(0/4,0/4,2/4,0/4)` is index 2.
     """
     if text in {"", "(null)", "N/A"}:
         return ()
-    return tuple(_parse_allocated(part) for part in _split_gres(text))
+    return tuple(_parse_allocated(part) for part in _split(text, "()"))
 
 
 def parse_requested_gres(text: str) -> tuple[Gres, ...]:
-    """What was asked for, `gres:gpu:h100:3` (to 22.05), `gres/gpu:3` or `cpu=1,gres/gpu=1`; other TRES are left out.
+    """Parse what is requested: `gres:gpu:h100:3` (to 22.05), `gres/gpu:3` or `cpu=1,gres/gpu=1`. Raises ValueError.
 
-    Without a number one is meant (sbatch(1), --gres).
+    Other TRES are skipped. Without a number the count is one (sbatch(1), --gres).
     """
     if text in {"", "(null)", "N/A"}:
         return ()
@@ -124,7 +125,7 @@ def parse_requested_gres(text: str) -> tuple[Gres, ...]:
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """`cpu=4,mem=8G,gres/gpu=2` as numbers, memory in bytes where it has a unit. Raises ValueError."""
+    """Parse `cpu=4,mem=8G,gres/gpu=2`; sizes with a unit become bytes. Raises ValueError."""
     if text in {"", "(null)", "N/A"}:
         return {}
     pairs = [part.partition("=") for part in text.split(",")]
@@ -134,34 +135,23 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def tres_gpus(tres: dict[str, int]) -> int | None:
-    """GPUs in a TRES string; None where it does not speak of them (AccountingStorageTRES lacks them)."""
+    """Return the GPUs in a TRES string; None if it lists none (AccountingStorageTRES lacks them)."""
     typed = [count for name, count in tres.items() if name.startswith("gres/gpu:")]
     return tres.get("gres/gpu", sum(typed) if typed else None)
 
 
-def count_gpus(requested: tuple[Gres, ...]) -> int:
-    """Whole GPUs (or MIG instances) among them."""
+def count_gpus(requested: Iterable[Gres]) -> int:
+    """Return the number of whole GPUs (or MIG instances)."""
     return sum(each.count for each in requested if each.name == "gpu")
 
 
 def gpus_by_type(gres: Iterable[Gres]) -> dict[str, int]:
-    """Whole GPUs by type, summed where a type is named several times (gres.conf may have a line a socket)."""
-    counts: dict[str, int] = {}
+    """Return whole GPUs by type, summed over entries of the same type (gres.conf may have a line per socket)."""
+    counts = Counter[str]()
     for each in gres:
         if each.name == "gpu":
-            counts[each.type] = counts.get(each.type, 0) + each.count
+            counts[each.type] += each.count
     return counts
-
-
-def _split_gres(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
-    parts, depth, start = [], 0, 0
-    for place, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if char == "," and not depth:
-            parts.append(text[start:place])
-            start = place + 1
-    return [*parts, text[start:]]
 
 
 def _parse_allocated(part: str) -> Gres:
@@ -196,7 +186,7 @@ def _parse_requested(text: str) -> Gres:
 
 
 def parse_count(text: str) -> int:
-    """Read `4`, `1K`, `8G` or `1.50G` (scontrol shortens numbers); raises ValueError."""
+    """Parse `4`, `1K`, `8G` or `1.50G` (scontrol shortens numbers). Raises ValueError."""
     match = _COUNT.fullmatch(text)
     if not match or not text.isascii():
         raise ValueError(f"no count: {text[:80]!r}")

@@ -1,7 +1,7 @@
 """Parses jobs and nodes from the text and JSON of scontrol, squeue, sinfo and slurmrestd, 22.05 to 25.11.
 
-Refuses partial values: raises ValueError instead. A job's name, comment and paths are written by its user and may hold
-line breaks that imitate other fields, so a line of text counts only where it is the only one of its kind.
+Raises ValueError instead of returning partial values. A job's name, comment and paths are written by its user and may
+contain line breaks that imitate other fields, so a line of text counts only if it is the only one of its kind.
 """
 
 import calendar
@@ -26,15 +26,15 @@ from exporter.schedulers.slurm.notation import (
 )
 
 MOST_TEXT_CHARS = 256
-"""Characters kept of a name or a comment."""
+"""Characters kept of a name or comment."""
 HOLDING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING"}
 )
-"""States in which resources are a job's (squeue(1), JOB STATE CODES); in all others it has none, or not yet."""
+"""States in which a job has resources (squeue(1), JOB STATE CODES)."""
 
 
 class SlurmJob(Struct, frozen=True):
-    """One job as the controller reports it."""
+    """One job as reported by the controller."""
 
     job_id: str
     states: tuple[str, ...]
@@ -50,58 +50,46 @@ class SlurmJob(Struct, frozen=True):
     array_id: str = ""
     het_id: str = ""
     batch: bool | None = None
-    """False: srun or salloc, somebody waits at a terminal."""
+    """False for srun and salloc: interactive."""
     nodes: int = 0
     hosts: str = ""
-    """Nodes that it has, as a hostlist."""
+    """Its nodes, as a hostlist."""
     start: int | None = None
     """Unix seconds."""
     time_limit_seconds: float | None = None
-    """None: without a limit, or not known."""
+    """None: unlimited or unknown."""
     restarts: int = 0
     gpus: int | None = None
-    """Of the whole job; None: not known. MIG instances count as one each."""
+    """Of the whole job; None when unknown. MIG instances count as one each."""
     gpus_here: int | None = None
-    """On each of its nodes; None: not known, or not the same on all."""
+    """On each of its nodes; None when unknown or not the same on all."""
     on_gpus: bool = True
-    """It was asked for with GPUs, or that is not known."""
+    """Whether GPUs were requested; True also when unknown."""
     given: Mapping[str, tuple[Gres, ...]] | None = None
-    """What it has by node; None: not known."""
+    """Allocated resources by node; None when unknown."""
 
     @property
     def ended(self) -> bool:
-        """It has nothing any more and will not come back by itself."""
+        """It holds nothing any more and will not be restarted by itself."""
         return not HOLDING_STATES.intersection(self.states)
 
 
-class _GpuFacts(Struct, frozen=True):
-    """What is known of a job's GPUs, from whichever text."""
+def _with_gpus(
+    job: SlurmJob, requested: Mapping[str, str], allocated: str, *, nodes: int, tasks: int | None
+) -> SlurmJob:
+    """Return the job with its GPU counts, each from the most reliable source. Raises ValueError.
 
-    requested: Mapping[str, tuple[Gres, ...]]
-    """By what it was asked for: Job, Node, Task, Socket."""
-    tres: dict[str, int]
-    given: Mapping[str, tuple[Gres, ...]] | None
-    nodes: int
-    tasks: int | None
-
-    def total(self) -> int | None:
-        """GPUs of the whole job, from the surest source to the weakest; None: not known."""
-        given = sum(map(count_gpus, (self.given or {}).values()))
-        whole = tres_gpus(self.tres) or given or count_gpus(self.requested["Job"])
-        per_node, per_task = count_gpus(self.requested["Node"]), count_gpus(self.requested["Task"])
-        return whole or per_node * self.nodes or per_task * (self.tasks or 0) or None
-
-    def on_gpus(self) -> bool:
-        """Whether GPUs or parts of them are named anywhere."""
-        names = {each.name for some in (*self.requested.values(), *(self.given or {}).values()) for each in some}
-        names |= {name.removeprefix("gres/").partition(":")[0] for name in self.tres if name.startswith("gres/")}
-        return not names.isdisjoint(GPU_GRES)
-
-    def fill(self, job: SlurmJob) -> SlurmJob:
-        """Give the job with its GPUs."""
-        total = self.total()
-        here = total if self.nodes == 1 else count_gpus(self.requested["Node"]) or None
-        return replace(job, nodes=self.nodes, gpus=total, gpus_here=here, on_gpus=self.on_gpus(), given=self.given)
+    `requested` has TRES by the unit of the request (Job, Node, Task, Socket), `allocated` is TRES of the whole job.
+    """
+    tres, gres = parse_tres(allocated), {unit: parse_requested_gres(text) for unit, text in requested.items()}
+    given = [each for some in (job.given or {}).values() for each in some]
+    counts = {unit: count_gpus(some) for unit, some in gres.items()}
+    whole = tres_gpus(tres) or count_gpus(given) or counts["Job"]
+    total = whole or counts["Node"] * nodes or counts["Task"] * (tasks or 0) or None
+    names = {each.name for some in (given, *gres.values()) for each in some}
+    names |= {name.removeprefix("gres/").partition(":")[0] for name in tres if name.startswith("gres/")}
+    here = total if nodes == 1 else counts["Node"] or None
+    return replace(job, nodes=nodes, gpus=total, gpus_here=here, on_gpus=not names.isdisjoint(GPU_GRES))
 
 
 _HEAD = re.compile(r"JobId=(\d{1,10})((?: (?:Array|Het)\w+=\S+)*) JobName=(.*)")
@@ -127,10 +115,10 @@ _REQUIRED = frozenset(
 
 
 def parse_job_text(text: str, job_id: str) -> SlurmJob:
-    """Give job `job_id` out of what `scontrol show job ID` printed with TZ=UTC, with or without -d.
+    """Return job `job_id` from the output of `scontrol show job ID` with TZ=UTC, with or without -d.
 
-    An array's or a heterogeneous job's leader is printed with all its other parts. Raises ValueError, also where
-    a user could have written the text of another job.
+    For the leader of an array or heterogeneous job all components are printed. Raises ValueError, also if a user
+    could have written the text of another job.
     """
     if not text.endswith("\n\n"):
         raise ValueError("the text is cut off")
@@ -144,7 +132,7 @@ def parse_job_text(text: str, job_id: str) -> SlurmJob:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `[days-]hours:minutes:seconds`; None for UNLIMITED and its like. Raises ValueError."""
+    """Return the seconds of `[days-]hours:minutes:seconds`; None for UNLIMITED and the like. Raises ValueError."""
     if text in {"UNLIMITED", "INVALID", "Partition_Limit", "N/A", "NONE"}:
         return None
     match = _DURATION.fullmatch(text)
@@ -155,7 +143,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_time(text: str) -> int | None:
-    """Unix seconds of `2026-11-21T09:36:41` in UTC; None for Unknown and its like. Raises ValueError."""
+    """Return the Unix seconds of `2026-11-21T09:36:41` (UTC); None for Unknown and the like. Raises ValueError."""
     if text in {"Unknown", "None", "N/A", "(null)"}:
         return None
     return calendar.timegm(time.strptime(text, _TIME))
@@ -165,7 +153,7 @@ def parse_time(text: str) -> int | None:
 
 
 def _split_jobs(lines: list[str]) -> list[list[str]]:
-    """One list of lines a job; each begins with JobId= and has its UserId= where scontrol puts it."""
+    """Return one list of lines per job; each begins with JobId= and has its UserId= where scontrol puts it."""
     starts = [place for place, line in enumerate(lines) if line.startswith("JobId=")]
     if starts[:1] != [0]:
         raise ValueError("it does not begin with JobId=")
@@ -178,7 +166,7 @@ def _split_jobs(lines: list[str]) -> list[list[str]]:
 
 
 def _check_same_owner(blocks: list[list[str]]) -> None:
-    """Parts of one array or heterogeneous job are one user's, on one account: else somebody may be imitated."""
+    """Raise ValueError unless all are components of one user's array or heterogeneous job, on one account."""
     if not all(re.match(r"JobId=\d+ (Array|Het)JobId=", block[0]) for block in blocks):
         raise ValueError("ambiguous: several jobs where one was asked for")
     for kind, pattern in (("UserId", r"UserId=\S+"), ("Priority", r" Account=\S* QOS=\S*")):
@@ -188,7 +176,7 @@ def _check_same_owner(blocks: list[list[str]]) -> None:
 
 
 def _single_line(block: list[str], kind: str) -> str:
-    """Give the one line of that kind, without its indent."""
+    """Return the only line of that kind, without indentation. Raises ValueError."""
     found = [line for line in block if line.startswith(f"   {kind}=")]
     if len(found) != 1:
         raise ValueError(f"ambiguous or cut off: {len(found)} lines of {kind}=")
@@ -196,13 +184,13 @@ def _single_line(block: list[str], kind: str) -> str:
 
 
 def _first_value(block: list[str], kind: str) -> str:
-    """Give the value of the first line of that kind, or nothing."""
+    """Return the value of the first line of that kind, or ""."""
     prefix = f"   {kind}="
     return next((line[len(prefix) :].strip() for line in block if line.startswith(prefix)), "")
 
 
 def _only_value(block: list[str], kind: str) -> str:
-    """Give the value of the only line of that kind; nothing where there are several, for a comment comes before it."""
+    """Return the value of the only line of that kind, or "": a comment may precede and imitate it."""
     lines = [line for line in block if line.startswith(f"   {kind}=")]
     return lines[0].partition("=")[2].strip() if len(lines) == 1 else ""
 
@@ -213,47 +201,56 @@ def _parse_job_block(block: list[str]) -> SlurmJob:
         raise ValueError("its first lines are no job's")
     lines = " ".join(_single_line(block, kind) for kind in _SINGLE_LINES[1:])
     fields = {key: "" if value == "(null)" else value for key, value in reversed(_FIELD.findall(lines))}
-    parts = dict(_FIELD.findall(head[2]))
     missing = _REQUIRED - fields.keys()
     if missing:
         raise ValueError(f"cut off: no {', '.join(sorted(missing))}")
-    nodes = parse_count(fields["NumNodes"].partition("-")[0])
-    requested = {
-        each: parse_requested_gres(_only_value(block, f"TresPer{each}")) for each in ("Job", "Node", "Task", "Socket")
+    parts, command = dict(_FIELD.findall(head[2])), _first_value(block, "Command")
+    fields |= {
+        "JobId": head[1],
+        "UserName": user[1],
+        "UserID": user[2],
+        "JobName": head[3],
+        "Comment": _first_value(block, "Comment"),
+        "Command": "" if command == "(null)" else command,
+        "ArrayJobId": parts.get("ArrayJobId", ""),
+        "HetJobId": parts.get("HetJobId", ""),
+        "AllocTRES": _first_value(block, "AllocTRES") or _first_value(block, "TRES"),
     }
-    tres = parse_tres(_first_value(block, "AllocTRES") or _first_value(block, "TRES"))
+    requested = {unit: _only_value(block, f"TresPer{unit}") for unit in ("Job", "Node", "Task", "Socket")}
+    return _job_from_fields(fields, requested, _parse_gres_by_node(block))
+
+
+def _job_from_fields(
+    fields: Mapping[str, str], requested: Mapping[str, str], given: Mapping[str, tuple[Gres, ...]] | None
+) -> SlurmJob:
+    """Return a job from scontrol's fields, with those of `_parse_job_block`. Raises ValueError."""
     job = SlurmJob(
-        head[1],
+        fields["JobId"],
         (fields["JobState"],),
-        user=user[1],
-        uid=int(user[2]),
+        user=fields["UserName"],
+        uid=int(fields["UserID"]),
         account=fields["Account"],
         partition=fields["Partition"],
         qos=fields["QOS"],
-        name=head[3][:MOST_TEXT_CHARS],
-        comment=_first_value(block, "Comment")[:MOST_TEXT_CHARS],
-        command=_without_null(_first_value(block, "Command")),
-        array_id=parts.get("ArrayJobId", ""),
-        het_id=parts.get("HetJobId", ""),
+        name=fields.get("JobName", "")[:MOST_TEXT_CHARS],
+        comment=fields.get("Comment", "")[:MOST_TEXT_CHARS],
+        command=fields.get("Command", ""),
+        array_id=fields["ArrayJobId"],
+        het_id=fields["HetJobId"],
         batch=fields["BatchFlag"] != "0",
         hosts=fields["NodeList"],
         start=parse_time(fields["StartTime"]),
         time_limit_seconds=parse_duration(fields["TimeLimit"]),
         restarts=int(fields["Restarts"]),
+        given=given,
     )
-    return _GpuFacts(requested, tres, _parse_gres_by_node(block), nodes, _task_count(fields)).fill(job)
-
-
-def _without_null(text: str) -> str:
-    return "" if text == "(null)" else text
-
-
-def _task_count(fields: Mapping[str, str]) -> int | None:
-    return parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
+    nodes = parse_count(fields["NumNodes"].partition("-")[0])
+    tasks = parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
+    return _with_gpus(job, requested, fields["AllocTRES"], nodes=nodes, tasks=tasks)
 
 
 def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
-    """Read the lines by node that -d puts after JOB_GRES=; those are before anything a user may write."""
+    """Parse the lines by node that -d puts after JOB_GRES=, before any text that a user can write."""
     begin = next((place for place, line in enumerate(block) if line.startswith("   JOB_GRES=")), None)
     if begin is None:
         return None
@@ -268,64 +265,46 @@ def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | No
 
 # -- columns --
 
-SQUEUE_COLUMNS = (
-    "JobID", "State", "UserName", "UserID", "Account", "Partition", "QOS", "BatchFlag", "NumNodes", "NodeList",
-    "StartTime", "TimeLimit", "RestartCnt", "ArrayJobID", "HetJobID", "tres-per-job", "tres-per-node", "tres-per-task",
-    "tres-alloc", "NumTasks",
-)  # fmt: skip
-"""Of `squeue -O`: none that a user may write as they like."""
+SQUEUE_COLUMNS = {
+    "JobID": "JobId", "State": "JobState", "UserName": "UserName", "UserID": "UserID", "Account": "Account",
+    "Partition": "Partition", "QOS": "QOS", "BatchFlag": "BatchFlag", "NumNodes": "NumNodes", "NodeList": "NodeList",
+    "StartTime": "StartTime", "TimeLimit": "TimeLimit", "RestartCnt": "Restarts", "ArrayJobID": "ArrayJobId",
+    "HetJobID": "HetJobId", "tres-per-job": "Job", "tres-per-node": "Node", "tres-per-task": "Task",
+    "tres-alloc": "AllocTRES", "NumTasks": "NumTasks",
+}  # fmt: skip
+"""Columns of `squeue -O` that users cannot write, with scontrol's name of the field, or the unit of a request."""
+_EMPTY_COLUMNS = {"StartTime": "N/A", "TimeLimit": "N/A", "Restarts": "0", "NumTasks": "1"}
 
 
 def parse_job_columns(text: str, job_id: str) -> SlurmJob:
-    """Give job `job_id` out of the lines of COLUMNS, each followed by `|`; raises ValueError."""
+    """Return job `job_id` from lines of SQUEUE_COLUMNS, each column followed by `|`. Raises ValueError."""
     rows = [line.split("|")[:-1] for line in text.splitlines()]
     found = [row for row in rows if row[:1] == [job_id]]
     if len(found) != 1 or len(found[0]) != len(SQUEUE_COLUMNS):
         raise ValueError(f"{len(found)} lines of job {job_id}, or not {len(SQUEUE_COLUMNS)} columns: {text[:80]!r}")
-    cells = {
-        name: "" if cell in {"(null)", "N/A"} else cell for name, cell in zip(SQUEUE_COLUMNS, found[0], strict=True)
-    }
-    nodes = parse_count(cells["NumNodes"])
-    requested = {
-        each: parse_requested_gres(cells.get(f"tres-per-{each.lower()}", ""))
-        for each in ("Job", "Node", "Task", "Socket")
-    }
-    tres = parse_tres(cells["tres-alloc"])
-    job = SlurmJob(
-        job_id,
-        (cells["State"],),
-        user=cells["UserName"],
-        uid=int(cells["UserID"]),
-        account=cells["Account"],
-        partition=cells["Partition"],
-        qos=cells["QOS"],
-        array_id=cells["ArrayJobID"] if cells["ArrayJobID"] != job_id else "",
-        het_id=cells["HetJobID"],
-        batch=cells["BatchFlag"] != "0",
-        hosts=cells["NodeList"],
-        start=parse_time(cells["StartTime"] or "N/A"),
-        time_limit_seconds=parse_duration(cells["TimeLimit"] or "N/A"),
-        restarts=int(cells["RestartCnt"] or 0),
-    )
-    return _GpuFacts(requested, tres, None, nodes, parse_count(cells["NumTasks"] or "1")).fill(job)
+    cells = zip(SQUEUE_COLUMNS.values(), found[0], strict=True)
+    fields = {name: _EMPTY_COLUMNS.get(name, "") if cell in {"", "(null)", "N/A"} else cell for name, cell in cells}
+    array_id = fields["ArrayJobId"] if fields["ArrayJobId"] != job_id else ""
+    requested = {unit: fields[unit] for unit in ("Job", "Node", "Task")}
+    return _job_from_fields(fields | {"ArrayJobId": array_id}, requested, None)
 
 
 # -- nodes --
 
 
 class NodeState(Struct, frozen=True):
-    """A node as sinfo reports it."""
+    """A node's state as reported by sinfo or slurmrestd."""
 
     name: str
     condition: str
-    """One of the schedulers' CONDITIONS; empty: it takes new work."""
+    """One of the schedulers' CONDITIONS; empty if it takes new work."""
     state: str
     """As Slurm writes it."""
     reason: str = ""
 
 
 _CONDITIONS = (
-    # The first that fits; the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
+    # The first match counts, the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
     (("down", "fail", "failed", "error", "future", "inval", "unknown", "not_responding", "reboot_issued", "rebooting",
       "powered_down", "powering_down", "powering_up", "power_down", "power_up", "powered_off", "no_respond"), "down"),
     (("maint", "maintenance"), "maintenance"),
@@ -340,7 +319,7 @@ _BUSY_STATES = frozenset({"allocated", "mixed", "completing"})
 
 
 def parse_node_states(text: str) -> tuple[NodeState, ...]:
-    """Each line `name|state|reason|` of `sinfo -h -N -O 'NodeList:|,StateLong:|,Reason:|'`; raises ValueError."""
+    """Parse lines `name|state|reason|` of `sinfo -h -N -O 'NodeList:|,StateLong:|,Reason:|'`. Raises ValueError."""
     lines = [line.split("|", 2) for line in text.splitlines() if line.strip()]
     if not all(len(line) == 3 and line[0] and line[1] for line in lines):  # noqa: PLR2004  name, state, reason
         raise ValueError(f"no lines of name|state|reason: {text[:80]!r}")
@@ -351,7 +330,7 @@ def parse_node_states(text: str) -> tuple[NodeState, ...]:
 
 
 def node_condition(states: Iterable[str]) -> str:
-    """Why nothing new may be placed on a node in these states: sinfo's one name, or JSON's state and flags."""
+    """Return one of CONDITIONS, or "", for sinfo's single state or for JSON's state and flags."""
     lowered = [state.lower() for state in states if state]
     flags = {flag for state in lowered for flag in state.rstrip("*~#!%$@^-+").split("+")}
     if "drain" in flags:
@@ -362,7 +341,7 @@ def node_condition(states: Iterable[str]) -> str:
 
 
 _UNSET = 0xFFFFFFFC
-"""NO_VAL, INFINITE and their like, where plain numbers are written."""
+"""NO_VAL, INFINITE and the like, in versions that write plain numbers."""
 
 
 class _OptionalNumber(Struct):
@@ -372,7 +351,7 @@ class _OptionalNumber(Struct):
 
 
 SlurmNumber = int | float | _OptionalNumber | None
-"""A number in either spelling: plain before 23.02, and since then beside a flag `set`."""
+"""Plain before 23.02; since then an object with a flag `set`."""
 
 
 class JobJson(Struct):
@@ -425,14 +404,14 @@ class JobJson(Struct):
 
 
 class JobsResponse(Struct):
-    """An answer about jobs; each is decoded by itself, so that one that cannot be read spoils no other."""
+    """A response about jobs. Each is decoded by itself, so that an invalid one does not affect the others."""
 
     jobs: list[msgspec.Raw]
     errors: list[msgspec.Raw] = []
 
     @property
     def error(self) -> str:
-        """The first error on one line; empty where there is none."""
+        """The first error on one line; empty if there is none."""
         return " ".join(bytes(self.errors[0]).decode(errors="replace").split()) if self.errors else ""
 
 
@@ -441,7 +420,7 @@ _JOB_DECODER = msgspec.json.Decoder(JobJson)
 
 
 def decode_jobs(data: bytes | str) -> JobsResponse:
-    """Decode what `scontrol show job --json` or `squeue --json` printed or slurmrestd sent; raises ValueError."""
+    """Decode the jobs of `scontrol show job --json`, `squeue --json` or slurmrestd. Raises ValueError."""
     try:
         return msgspec.json.decode(data, type=JobsResponse)
     except _UNREADABLE as err:
@@ -449,7 +428,7 @@ def decode_jobs(data: bytes | str) -> JobsResponse:
 
 
 def decode_job(raw: msgspec.Raw) -> JobJson:
-    """Decode one job of a response; raises ValueError."""
+    """Decode one job of a response. Raises ValueError."""
     try:
         return _JOB_DECODER.decode(raw)
     except _UNREADABLE as err:
@@ -457,7 +436,7 @@ def decode_job(raw: msgspec.Raw) -> JobJson:
 
 
 def read_number(value: SlurmNumber) -> int | None:
-    """A number in either spelling; None where it is not set, infinite, or one of Slurm's values for that."""
+    """Return the number; None if it is not set, infinite, or one of Slurm's values for that."""
     if isinstance(value, _OptionalNumber):
         value = value.number if value.set and not value.infinite else None
     return int(value) if value is not None and 0 <= value < _UNSET else None
@@ -467,8 +446,7 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
     if not raw.states:
         raise ValueError("a job without a state")
     per = {"Job": raw.tres_per_job, "Node": raw.tres_per_node, "Task": raw.tres_per_task, "Socket": raw.tres_per_socket}
-    requested = {name: parse_requested_gres(text or "") for name, text in per.items()}
-    tres, nodes = parse_tres(raw.tres_alloc_str or ""), read_number(raw.node_count) or 0
+    requested = {unit: text or "" for unit, text in per.items()}
     limit = read_number(raw.time_limit)
     comment = raw.comment if isinstance(raw.comment, str) else (raw.comment or {}).get("job")
     job = SlurmJob(
@@ -489,14 +467,16 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
         start=read_number(raw.start_time) or None,
         time_limit_seconds=None if limit is None else limit * 60.0,
         restarts=raw.restart_cnt or 0,
+        given=gres_by_node_of(raw),
     )
-    return _GpuFacts(requested, tres, gres_by_node_of(raw), nodes, read_number(raw.tasks)).fill(job)
+    nodes = read_number(raw.node_count) or 0
+    return _with_gpus(job, requested, raw.tres_alloc_str or "", nodes=nodes, tasks=read_number(raw.tasks))
 
 
 def gres_by_node_of(raw: JobJson) -> Mapping[str, tuple[Gres, ...]] | None:
-    """What a job has by node; `gres_detail` holds one text for each node, in their order (measured).
+    """Return a job's resources by node; `gres_detail` has one text per node, in their order (measured).
 
-    None where the number of texts is not that of the nodes. Raises ValueError.
+    None if the number of texts is not that of the nodes. Raises ValueError.
     """
     hosts = expand_hostlist(raw.nodes or "")
     if not raw.gres_detail or len(hosts) != len(raw.gres_detail):
@@ -513,11 +493,10 @@ class _NodeJson(Struct):
 
 class _NodesResponse(Struct):
     nodes: list[_NodeJson]
-    errors: list[msgspec.Raw] = []
 
 
 def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
-    """Give the jobs in what `scontrol show job --json` printed or slurmrestd answered; raises ValueError."""
+    """Return the jobs in the output of `scontrol show job --json` or slurmrestd's response. Raises ValueError."""
     response = decode_jobs(data)
     if response.errors:
         raise ValueError(f"the answer holds errors: {response.error[:200]}")
@@ -525,7 +504,7 @@ def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
 
 
 def parse_node_json(data: bytes | str) -> tuple[NodeState, ...]:
-    """Give the nodes in slurmrestd's answer; raises ValueError."""
+    """Return the nodes in slurmrestd's response. Raises ValueError."""
     try:
         response = msgspec.json.decode(data, type=_NodesResponse)
     except _UNREADABLE as err:

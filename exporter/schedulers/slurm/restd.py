@@ -1,21 +1,21 @@
 """Queries slurmrestd instead of running commands: one GET per query.
 
-Finds the API version once; never writes and never lists jobs. Imported only when configured, for its HTTP client's
-memory. Source: Slurm's rest_api.html and jwt.html. The JSON is the same as scontrol's.
+Detects the API version once; never writes and never lists jobs. Imported only when configured, because of its HTTP
+client's memory. Source: Slurm's rest_api.html and jwt.html. The JSON is the same as scontrol's.
 """
 
 import contextlib
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 
 from exporter.redact import redact_secrets
-from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError, job_in
+from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError, job_in, node_in
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob, parse_node_json
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(44, 37, -1))
-"""Of 25.11 down to 22.05; each release speaks three."""
-_NOT_FOUND = 404
+"""Of 25.11 down to 22.05; each release supports three."""
 _INVALID_JOB, _INVALID_NODE = "Invalid job id", "Invalid node name"
 _TOKEN_BYTES = 16 * 1024
 
@@ -24,7 +24,7 @@ class RestClient:
     """The `SlurmClient` over HTTP."""
 
     def __init__(self, url: str, *, token_file: str = "", timeout: float = 5.0) -> None:
-        """`url` is http(s)://host:port or unix:/path; raises ValueError where it is neither."""
+        """`url` is http(s)://host:port or unix:/path. Raises ValueError for any other."""
         path = url.removeprefix("unix:")
         if not url.startswith(("http://", "https://", "unix:/")):
             raise ValueError(f"slurm.restd_url: {redact_secrets(url)!r} is neither http://host:port nor unix:/path")
@@ -39,15 +39,12 @@ class RestClient:
         return job_in(self._get(f"job/{job_id}"), job_id)
 
     def detail(self, _job_id: str) -> SlurmJob | None:
-        """See SlurmClient: `job` gives all."""
+        """See SlurmClient: `job` returns all there is."""
         return None
 
     def node(self, name: str) -> NodeState:
         """See SlurmClient."""
-        found = [state for state in parse_node_json(self._get(f"node/{name}")) if state.name == name]
-        if not found:
-            raise ValueError(f"slurmrestd does not know node {name}: set slurm.node_name")
-        return found[0]
+        return node_in(parse_node_json(self._get(f"node/{name}")), name, source="slurmrestd")
 
     def close(self) -> None:
         """See SlurmClient."""
@@ -65,11 +62,13 @@ class RestClient:
                 return response.content
             if _INVALID_NODE in response.text:
                 raise ValueError(f"slurmrestd does not know {resource}: set slurm.node_name")
-            if response.status_code != _NOT_FOUND:
+            if response.status_code != HTTPStatus.NOT_FOUND:
                 raise SlurmUnavailableError(
                     f"{self._label}: HTTP {response.status_code} for {resource}: {response.text[:200]!r}"
                 )
-        raise SlurmUnavailableError(f"{self._label}: speaks none of {VERSIONS[-1]} to {VERSIONS[0]}: is it slurmrestd?")
+        raise SlurmUnavailableError(
+            f"{self._label}: supports none of {VERSIONS[-1]} to {VERSIONS[0]}: is it slurmrestd?"
+        )
 
     def _fetch(self, path: str) -> httpx.Response:
         try:
@@ -80,7 +79,7 @@ class RestClient:
             ) from err
 
     def _headers(self) -> dict[str, str]:
-        """Read the token each time: tokens are renewed."""
+        """Return the token's header; read each time, because tokens are renewed."""
         if not self._token_file:
             return {}
         try:

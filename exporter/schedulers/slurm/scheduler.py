@@ -1,9 +1,9 @@
 """The `Scheduler` of a Slurm node: reads two small directories each poll, and queries only when a job comes or goes.
 
-Refuses to poll slurmctld: ten thousand nodes must not load it. A GPU is held as long as anything of its job is left
-here. A job whose last step ended has itself ended where its batch script, extern step (PrologFlags=Contain) or mapping
-file was seen; otherwise it may be an allocation between two steps and is queried, ever less often. While slurmctld does
-not answer, known allocations stay and `unanswered_since` is set.
+Never polls slurmctld, because ten thousand nodes must not load it. A GPU is held while anything of its job is left
+here. A job whose last step ended has itself ended if its batch script, extern step (PrologFlags=Contain) or mapping
+file was seen; otherwise it may be an allocation between two steps and is queried at growing pauses. While slurmctld
+does not answer, known allocations stay and `unanswered_since` is set.
 """
 
 import os
@@ -25,7 +25,6 @@ from exporter.schedulers.slurm.job_table import AllocationTracker, JobTable
 from exporter.schedulers.slurm.local_node import (
     GpuMap,
     LocalNode,
-    NodeProcesses,
     SlurmConf,
     SpoolReader,
     SpoolState,
@@ -35,12 +34,12 @@ from exporter.schedulers.slurm.local_node import (
 )
 
 FIRST_ANSWER_SECONDS = 0.2
-"""Waited for the answer about a new job, so that one of a few seconds is billed to its account."""
+"""Wait for the response about a new job, so that a job of a few seconds is billed to its account."""
 _GPU_MAP_EVERY = 60 * SECOND
 _NODE_STATE_AGAIN = 30 * SECOND
-"""From one question about the node's state to the next, however many jobs leave: it is two calls."""
+"""Shortest pause between two queries for the node's state (two RPCs each), however many jobs leave."""
 _FIRST_NODE_STATE = 10.0
-"""Seconds within which it is first asked: not all nodes at once, though all daemons may start together."""
+"""Seconds within which the node's state is first queried, spread over nodes whose daemons start together."""
 _UNKNOWN = Owner(UNKNOWN_JOB, "slurm", name="a job of which nobody can say what it has")
 _JOB = re.compile(r"/job_(\d{1,10})(?=/|$)", re.MULTILINE)
 
@@ -63,10 +62,7 @@ class SlurmScheduler:
         phase: Callable[[], float] = random.random,
         user_of: Callable[[int], str] = user_name,
     ) -> None:
-        """`wall` gives Unix nanoseconds, `phase` a number in [0, 1) that differs from node to node.
-
-        `user_of` names a uid.
-        """
+        """`wall` returns Unix nanoseconds, `phase` a random number in [0, 1), `user_of` a uid's name."""
         self.node, self._spool, self._controller, self._wall = node, spool, controller, wall
         self._jobs = JobTable(controller, node)
         self._tracker = AllocationTracker(rules or Rules())
@@ -80,13 +76,13 @@ class SlurmScheduler:
         self._pending_faults: tuple[Fault, ...] = ()
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
-        """Give one allocation for each job on each GPU, and once, with `end=now`, each that is gone.
+        """Return one allocation per job and GPU, and once, with `end=now`, each that has ended.
 
-        None before it is known which GPU is which. Raises SchedulerError while the directories cannot be read: then
-        nobody knows who came and who went.
+        None until Slurm's GPU indices can be resolved. Raises SchedulerError if the directories cannot be read: starts
+        and ends are unknown then.
         """
         if not self._controller.alive:
-            raise SchedulerError("scheduler slurm: its thread has ended: please report what the log says of it")
+            raise SchedulerError("scheduler slurm: its thread has ended: please report it with this daemon's log")
         spool, wall = self._read(), self._wall()
         first = self._gpu_map_at is None
         if first:
@@ -94,10 +90,8 @@ class SlurmScheduler:
         if self._jobs.update(spool.jobs, now) or first:
             self._controller.wait_settled(FIRST_ANSWER_SECONDS)
         updates = self._controller.take_updates()
-        self._gpu_map, self._condition = (
-            updates.gpu_map or self._gpu_map,
-            updates.node.condition if updates.node else self._condition,
-        )
+        self._gpu_map = updates.gpu_map or self._gpu_map
+        self._condition = updates.node.condition if updates.node else self._condition
         self._jobs.apply_answers(updates.answers, now=now, wall=wall)
         self._jobs.follow_up(now)
         allocations = self._tracker.update(self._jobs, self._gpu_map, devices, now=now, wall=wall)
@@ -123,15 +117,15 @@ class SlurmScheduler:
         return self._members.of_pids(pids)
 
     def update(self, rules: Rules) -> None:
-        """See `Scheduler.update`: each poll applies them to what the controller has reported of a job."""
-        self._tracker.update_rules(rules)
+        """See `Scheduler.update`: each poll applies the rules to all jobs."""
+        self._tracker.rules = rules
 
     def close(self) -> None:
-        """End the thread and what it has started. Never raises."""
+        """Stop the thread and its running command. Never raises."""
         self._controller.close()
 
     def _unidentified(self, now: int, devices: Sequence[Device]) -> Iterator[Allocation]:
-        """While it is not known what a job has, what seems free may be that job's."""
+        """While a job's GPUs are unknown, yield every unallocated GPU as held by an unknown job."""
         if any(entry.unidentified for entry in self._jobs):
             held = self._tracker.held_uuids()
             for device in devices:
@@ -143,7 +137,7 @@ class SlurmScheduler:
             return self._spool.read(self._wall())
         except OSError as err:
             raise SchedulerError(
-                f"scheduler slurm: {err.filename or 'the spool directory'}: {err.strerror or err}. Is slurmd at home"
+                f"scheduler slurm: {err.filename or 'the spool directory'}: {err.strerror or err}. Does slurmd run"
                 " here, and may this daemon read its SlurmdSpoolDir? Set slurm.spool_dir, slurm.mapping_dir"
             ) from err
 
@@ -152,7 +146,7 @@ class SlurmScheduler:
         self._controller.request_gpu_map()
 
     def _request_node_state(self, now: int, devices: Sequence[Device]) -> None:
-        """Ask for the node's state after a job has left, and now and then while a GPU is free."""
+        """Query the node's state after a job has left, and regularly while a GPU is unallocated."""
         if not self._every or not devices:
             return
         if not self._node_state_at:
@@ -166,7 +160,7 @@ class SlurmScheduler:
             self._controller.request_node_state()
 
     def _faults(self, spool: SpoolState) -> Iterator[Fault]:
-        """One fault with all complaints, as long as there are any."""
+        """Yield one fault with all current problems."""
         problems = {*self._tracker.problems, *spool.problems, *self._foreign_sockets(spool)}
         problems |= {_refused_message(e.job_id, e.refused) for e in self._jobs if e.refused}
         problems |= {_stale_message(e.job_id) for e in self._jobs if e.stale}
@@ -181,16 +175,16 @@ class SlurmScheduler:
         ]
 
     def _job_of(self, process: ProcessInfo) -> str:
-        """The control group counts before the environment, which is the user's to change.
+        """Return the job in the cgroup, or else in the environment, which the user can change.
 
-        Tasks of a heterogeneous step have its leader's id as theirs; their own is among those of the groups.
+        Tasks of a heterogeneous step have its leader's id in SLURM_JOB_ID; their own is among SLURM_JOB_ID_HET_GROUP_*.
         """
         names = (*_JOB.findall(process.cgroup), process.environ.get("SLURM_JOB_ID", ""))
         groups = (job for name, job in process.environ.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
         return next((name for name in (*names, *groups) if name in self._jobs), "")
 
     def _proven(self, process: ProcessInfo) -> str:
-        """The environment counts where the process is run by the job's user."""
+        """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._job_of(process)
         if not job or job in _JOB.findall(process.cgroup):
             return job
@@ -199,7 +193,7 @@ class SlurmScheduler:
 
 
 def open_slurm(config: Any) -> SlurmScheduler:
-    """Open this node's Slurm; raises SchedulerError where there is neither a spool nor a mapping directory."""
+    """Open this node's Slurm. Raises SchedulerError if there is neither a spool nor a mapping directory."""
     slurm = config.slurm
     conf = _conf(find_conf(slurm.conf, os.environ))
     node = _node_name(slurm.node_name, conf)
@@ -215,8 +209,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
     commands = CommandClient(
         Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
     )
-    here = NodeProcesses(node, proc=proc, cgroup=config.host.cgroup)
-    local = LocalNode(here, proc=proc, slots=lambda: commands.slurmd_gpus(node))
+    local = LocalNode(node, slots=lambda: commands.slurmd_gpus(node), proc=proc, cgroup=config.host.cgroup)
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
@@ -259,8 +252,8 @@ def _node_name(configured: str, conf: SlurmConf | None) -> str:
 
 
 def _refused_message(job_id: str, why: str) -> str:
-    return f"what the controller says of job {job_id} is not believed: {why}. It is held without name and account"
+    return f"the controller's data about job {job_id} is rejected: {why}. It holds its GPUs without name and account"
 
 
 def _stale_message(job_id: str) -> str:
-    return f"job {job_id} has left a socket or a mapping file here and is over: it holds nothing"
+    return f"job {job_id} has ended and left a socket or mapping file here: it holds nothing"
