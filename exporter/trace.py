@@ -25,14 +25,14 @@ FORMAT = "gpu-efficiency-trace"
 VERSION = 1
 KNOWN_VERSIONS = (VERSION,)
 _LONGEST_LINE = 64 << 20
-"""Bytes: a node's observation has some ten thousand. A file of another kind, or a packed one that is small on the
-disk alone, must not fill the memory."""
+"""Bytes. An observation of a node has some ten thousand; a file of another kind, or a gzip bomb, must not exhaust the
+memory."""
 _LEVEL = 6
-"""gzip's own default; higher levels cost the recorder more than they save."""
+"""The gzip command's default; higher levels cost more CPU than they save."""
 
 
 class TraceError(Exception):
-    """The trace cannot be written or believed; the message names the file, the line and what to do."""
+    """The trace cannot be written or read; the message contains the file, the line and what to do."""
 
 
 class TraceHeader(Struct, frozen=True):
@@ -42,27 +42,27 @@ class TraceHeader(Struct, frozen=True):
     version: int = VERSION
     host: str = ""
     simulated: bool = False
-    """True when a model made the figures: no report may show them as measured."""
+    """True if the data was simulated: no report may show it as measured."""
     created_wall: int = 0
-    """Unix nanoseconds, for people."""
+    """Unix nanoseconds; informational."""
     note: str = ""
 
 
 class _HeaderVersion(Struct):
-    """As much of a header as tells whether the rest can be read."""
+    """The header's fields that decide whether the rest can be decoded."""
 
     format: str = ""
     version: int = 0
 
 
 class TraceWriter:
-    """Appends Observations to a new trace; also a context manager, which closes it.
+    """Appends Observations to a new trace. As a context manager, closes it on exit.
 
-    `target` is a path, or an open binary file (which stays open on close, but is flushed). A path that exists
-    is refused unless `overwrite`. After every `flush_every` observations the lines are handed to the
-    operating system, so that they outlive this process; 0 leaves that to `flush()` and `close()`. Nothing
-    here waits for the disk (no fsync): a power cut may take the last seconds. Raises TraceError when the file
-    cannot be made or written to; a failed write ends the recording, for a later line would follow half a one.
+    `target` is a path, or an open binary file (which `close` flushes but leaves open). An existing path is an error
+    unless `overwrite`. Flushes after every `flush_every` observations, so that they survive this process; 0: only in
+    `flush()` and `close()`. Never calls fsync: a power failure may lose the last seconds. Raises TraceError if the
+    file cannot be created or written; a failed write ends the recording, because the next line would follow a partial
+    line.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TraceWriter:
         self.flush()
 
     def append(self, observation: Observation) -> None:
-        """Write one line, and flush it if its turn has come."""
+        """Write one observation; flush after every `flush_every`."""
         self._write(observation)
         if self._flush_every and (self.observations + 1) % self._flush_every == 0:
             self.flush()
@@ -93,14 +93,14 @@ class TraceWriter:
     def _write(self, value: TraceHeader | Observation) -> None:
         if self._failed:
             raise TraceError(self._failed)
-        # Line and newline in one write: whoever follows the file sees a newline only after a whole line.
+        # Line and newline in one write: a reader that follows the file sees a newline only after a whole line.
         self._encoder.encode_into(value, self._buffer)
         self._buffer += b"\n"
         with self._writing():
             self._file.write(self._buffer)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Flush everything written so far to the operating system."""
         with self._writing():
             self._file.flush()
 
@@ -116,7 +116,7 @@ class TraceWriter:
             raise TraceError(self._failed) from error
 
     def close(self) -> None:
-        """Flush, and close what this writer opened; a recording that failed before closes in silence."""
+        """Flush, and close the file if this writer opened it; after a failed write, raise nothing."""
         with suppress(OSError) if self._failed else self._writing():
             self._close()
 
@@ -142,7 +142,7 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
         raise TraceError(f"{target}: cannot be created: {error.strerror or error}") from error
     if not str(target).endswith(".gz"):
         return raw, raw.close
-    # No name and no time in the gzip header: the same observations give the same bytes.
+    # No name and no time in the gzip header, so that the same observations give the same bytes.
     packed = gzip.GzipFile(fileobj=raw, filename="", mode="wb", compresslevel=_LEVEL, mtime=0)
 
     def close() -> None:
@@ -153,11 +153,11 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
 
 
 class TraceReader:
-    """An open trace: its header, and its Observations, decoded as they are asked for, once.
+    """An open trace: its header, and an iterator over its Observations, which decodes each once.
 
-    Raises TraceError from iteration for a broken line. `truncated` is None until the end was reached, and
-    then tells in words whether the last line was cut off; `observations` counts what was read so far. The end
-    of the iteration closes the file; who stops before it closes the Trace.
+    Iteration raises TraceError for a broken line, and closes the file at the end; a caller that stops earlier must
+    call `close`. `truncated` stays None unless the end of the trace is cut off, which it then describes;
+    `observations` is the number read so far.
     """
 
     def __init__(self, file: BinaryIO, name: str, *, close: Callable[[], None], raw: BinaryIO | None = None) -> None:
@@ -177,7 +177,7 @@ class TraceReader:
         return _header(line, self._name)
 
     def _line(self, number: int) -> tuple[bytes, bool]:
-        """Give the next line, and whether a compressed file broke off before its end mark."""
+        """Return the next line, and whether a compressed file ended before its end-of-stream marker."""
         try:
             line = self._file.readline(_LONGEST_LINE + 1)
         except EOFError:
@@ -239,7 +239,7 @@ class TraceReader:
 
     @property
     def size(self) -> int | None:
-        """Bytes of the file, compressed as it is; None: it has no end that is known, as a pipe has none."""
+        """Size of the file on disk, bytes; None if unknown, as for a pipe."""
         try:
             return os.fstat(self._raw.fileno()).st_size if self._raw.seekable() else None
         except (OSError, ValueError):
@@ -247,13 +247,13 @@ class TraceReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of them those that were read so far; 0 where that cannot be said."""
+        """Bytes of the file read so far; 0 if unknown."""
         with suppress(OSError, ValueError):
             return self._raw.tell()
         return 0
 
     def close(self) -> None:
-        """Close what `read_trace` opened; a file the caller opened stays open."""
+        """Close the file that `read_trace` opened; a file that the caller opened stays open."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -266,10 +266,10 @@ class TraceReader:
 
 
 def read_trace(source: str | Path | BinaryIO) -> TraceReader:
-    """Open a trace and read its header; Observations follow as the Trace is iterated.
+    """Open a trace and read its header; iterate over the result for its Observations.
 
-    `source` is a path (gzip when it ends in `.gz`) or an open binary file, which may be a pipe. Raises
-    TraceError when it cannot be opened, is not a trace, or has a version this program does not know.
+    `source` is a path (gzip if it ends in `.gz`) or an open binary file, which may be a pipe. Raises TraceError if it
+    cannot be opened, is not a trace, or has an unknown version.
     """
     if not isinstance(source, (str, Path)):
         return TraceReader(source, str(getattr(source, "name", "trace")), close=_do_nothing)
@@ -317,7 +317,7 @@ def _not_a_trace(line: bytes, name: str) -> TraceError:
 
 
 def shift_observation(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Observation:
-    """The same observation at another time, as if it were made then; `wall` is by how much by the wall clock."""
+    """Return `observation` with all its monotonic times moved by `nanoseconds`, and its wall clock by `wall`."""
 
     def later(moment: int | None) -> int | None:
         return None if moment is None else moment + nanoseconds

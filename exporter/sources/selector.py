@@ -1,9 +1,9 @@
-"""Picks the first source that reports tensor activity, logs why, and retries with growing waits if it fails.
+"""Selects the first source that reports tensor activity, logs why, and retries with backoff if it fails.
 
-Candidates are opened in the order of SOURCES; one without tensor activity is kept as a fallback while the rest
-are tried. It refuses to read two sources at once, and it may catch any exception: one broken vendor library must
-not hide the others. NVML is opened beside DCGM only where DCGM gives no profiling, so that it holds no counter
-which DCGM needs.
+Candidates are opened in the order of SOURCES; the first without tensor activity is the fallback while the rest are
+tried. Only one source is read at a time. Any exception of a source is caught: a broken vendor library must not hide
+the other sources. NVML is opened beside DCGM only if DCGM gives no profiling, so that NVML holds no counter that
+DCGM needs.
 """
 
 import logging
@@ -27,40 +27,40 @@ from exporter.sources.base import (
 
 log = logging.getLogger(__name__)
 MAX_READS = 5
-"""Reads after which a GPU that has shown no tensor activity counts as one that does not: a profiler's first values of
-several boards come in different cycles."""
+"""Reads after which a GPU without tensor activity is logged as not reporting it: the first profiling values of
+several boards arrive in different cycles."""
 
 
 class Selection(Struct, frozen=True):
-    """Which source was selected, and what became of the others."""
+    """The selected source, and what happened to the other candidates."""
 
     name: str
     location: str = ""
     announces_tensor: bool = False
-    """Its signals include tensor activity."""
+    """True if its signals include tensor activity."""
     without_tensor: tuple[str, ...] = ()
-    """Sources that were opened and not selected, because their signals do not."""
+    """Sources that opened but were not selected, because their signals do not include tensor activity."""
     failed: tuple[tuple[str, str], ...] = ()
-    """Sources that could not be opened: name and error."""
+    """(name, error) of sources that could not be opened or read."""
     untried: tuple[str, ...] = ()
     only: bool = False
-    """The configuration names this source."""
+    """True if the configuration allows this source only."""
     replaces: str = ""
-    """The source in use until now."""
+    """The source that this one replaces; empty: none."""
 
 
 class TensorCheck:
-    """A selection, and on how many GPUs it has shown tensor activity so far; logged once."""
+    """Counts the GPUs for which a selected source has reported tensor activity, and logs the selection once."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection, self._logged, self._reads = selection, not selection.name, 0
         self._boards: set[str] = set()
         self._active_boards: set[str] = set()
         self.text = _explanation(selection, _announcement(selection)) if selection.name else ""
-        """The sentence as it stands; empty where nothing was selected."""
+        """Explanation of the selection so far; empty if nothing was selected."""
 
     def add_read(self, result: ReadResult, *, announces_tensor: bool) -> None:
-        """Add one read; `announces_tensor` is what the source announces now."""
+        """Add one read; `announces_tensor`: the source's signals include tensor activity now."""
         if self._logged:
             return
         self._reads += 1
@@ -71,7 +71,7 @@ class TensorCheck:
             self.log_once()
 
     def log_once(self) -> None:
-        """Log the sentence as it stands, unless it has been logged."""
+        """Log the explanation, unless it has been logged."""
         if not self._logged:
             self._logged = True
             log.info("source %s", self.text)
@@ -86,7 +86,7 @@ class TensorCheck:
 
 
 def _boards_with_tensor(result: ReadResult) -> set[str]:
-    """Boards with tensor activity: their own, or where there are MIG instances, that of one of those."""
+    """Return the boards with tensor activity: their own, or that of any instance if they have MIG instances."""
     board_of = {device.uuid: device.parent for device in result.devices if device.parent}
     partitioned = set(board_of.values())
     active = {reading.uuid for reading in result.readings if reading.tensor_active is not None}
@@ -118,29 +118,29 @@ def _one_line(text: str) -> str:
 _T = TypeVar("_T")
 MAX_WAIT = 60 * SECOND
 SAME_SOURCE_TRIES = 3
-"""Tries to open the source that failed, after 1, 2 and 4 s, before the others are tried: a host engine restarts in that
-time."""
+"""Attempts to reopen the source that failed, after 1, 2 and 4 s, before others are tried: time for a host engine to
+restart."""
 JITTER = 0.2
-"""A thousand nodes that lost the same thing at once must not come back for it at once."""
+"""Share by which a wait varies to either side: nodes that failed together must not retry together."""
 
 
 class RetryTimer:
-    """When sources may be opened again after a failure: the wait doubles with each, up to MAX_WAIT."""
+    """Decides when sources may be opened again: the wait doubles with each failure, up to MAX_WAIT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
-        """`chance` gives 0 to 1."""
+        """`chance` returns a random number in [0, 1)."""
         self._random = chance
         self.failures = 0
-        """Failures in a row."""
+        """Consecutive failures."""
         self._at, self._error = NEVER, ""
 
     def require_due(self, now: int) -> None:
-        """Raise SourceError with the last error where it is too early."""
+        """Raise SourceError with the last error if it is too early for another try."""
         if now < self._at:
             raise SourceError(f"{self._error} (next try in {(self._at - now) / SECOND:.0f} s)")
 
     def add_failure(self, error: SourceError, now: int) -> None:
-        """Set the time of the next try."""
+        """Count a failure and set the time of the next try."""
         self.failures += 1
         wait = min(MAX_WAIT, SECOND << min(self.failures - 1, 6))
         self._at = now + min(MAX_WAIT, round(wait * (1 - JITTER + 2 * JITTER * self._random())))
@@ -148,24 +148,23 @@ class RetryTimer:
 
 
 RECHECK_INTERVAL = 300 * SECOND
-"""Between two rounds over better candidates: each try opens a connection and closes it again, and a better source is
-worth waiting five minutes for, but not a reconnect a minute for ever."""
+"""Between two rounds over better candidates. Each try opens and closes a connection, so they must be rare."""
 MAX_RECHECK_INTERVAL = 12 * RECHECK_INTERVAL
-"""An hour, where a better candidate opens each time and then cannot be read."""
+"""Interval (an hour) for a better candidate that opens each time and then cannot be read."""
 
 
 class RecheckTimer:
-    """When candidates better than the source in use are tried: a round each interval, one candidate a call."""
+    """Decides when better candidates are tried: one round per interval, one candidate per call."""
 
     def __init__(self) -> None:
         self._at, self._interval, self._tried = NEVER, RECHECK_INTERVAL, 0
 
     def schedule(self, now: int) -> None:
-        """Begin the next round one interval from now."""
+        """Schedule the next round one interval from now."""
         self._at, self._tried = now + self._interval, 0
 
     def next_candidate(self, candidates: Sequence[int], now: int) -> int | None:
-        """The candidate to try now; None: it is too early, or the round is over."""
+        """Return the candidate to try now; None: it is too early, or the round is over."""
         if now < self._at:
             return None
         if self._tried >= len(candidates):
@@ -175,18 +174,18 @@ class RecheckTimer:
         return candidates[self._tried - 1]
 
     def add_result(self, *, worked: bool) -> None:
-        """Note whether a better candidate could be read: if not, the interval doubles."""
+        """Record whether a better candidate could be read; if not, the interval doubles."""
         self._interval = RECHECK_INTERVAL if worked else min(MAX_RECHECK_INTERVAL, 2 * self._interval)
 
 
 TENSOR_SIGNAL = "tensor_active"
-"""The signal without which no kernel time can be judged; where it is, the other profiling signals are."""
+"""The signal without which kernel time cannot be classified; a source that has it has the other profiling signals."""
 
 
 class SourceSelector:
-    """Sources by falling preference, one of them open. Not thread-safe, as a TelemetrySource is not.
+    """Opens and reads one of several candidate sources, in order of preference. Not thread-safe.
 
-    `opener` opens a source by its name, `where` returns for people where it is, `chance` gives 0 to 1.
+    `opener` opens a source by name; `where` returns its location for messages; `chance` returns a number in [0, 1).
     """
 
     def __init__(
@@ -200,26 +199,26 @@ class SourceSelector:
         self._names, self._opener, self._location = tuple(names), opener, where
         self._source: TelemetrySource | None = None
         self._current: int | None = None
-        """Of the source in use, or of the one that failed and is tried again; None: any will do."""
+        """Index of the source in use, or of the failed source that is tried again first; None: select anew."""
         self._check = TensorCheck(Selection(""))
         self._retry, self._recheck = RetryTimer(chance), RecheckTimer()
         self._unread = False
-        """The source has replaced another, but was not read yet."""
+        """True if the source has just replaced another and was not read yet."""
 
     @property
     def name(self) -> str:
-        """Of the source in use; empty while there is none."""
+        """Name of the source in use; empty if there is none."""
         return "" if self._source is None or self._current is None else self._names[self._current]
 
     @property
     def reason(self) -> str:
-        """Why this source, in one sentence for people; that of the last one while there is none."""
+        """One-sentence explanation of why this source was selected; of the last source while none is open."""
         return self._check.text
 
     def read(self, now: int) -> ReadResult:
-        """What the source reads, see `TelemetrySource.read`; where none is open and it is time to, select one first.
+        """Read the source, see `TelemetrySource.read`; select one first if none is open and the next try is due.
 
-        Raises SourceError, also while it waits before the next try; the message gives the error of each source.
+        Raises SourceError, also until the next try is due; the message contains the error of each source.
         """
         if self._source is None:
             return self._start(now)
@@ -242,10 +241,11 @@ class SourceSelector:
         return result
 
     def try_better(self, now: int) -> None:
-        """When it is time to, try one candidate that may be better than this source, and change to it if it is.
+        """Try one candidate that may be better than the current source, if one is due, and switch to it if it is.
 
-        Those before it may be; of those after it, where this source has no tensor activity, one that has. One a call,
-        because each may block. Called between two reads: all up to `now` was read, a change costs the time to the next.
+        Candidates before the current source may be better; if it has no tensor activity, those after it as well. Tries
+        one candidate per call, because opening may block. Called between two reads: everything up to `now` was read,
+        and a switch costs the time until the next read.
         """
         if self._source is None or self._current is None:
             return
@@ -259,7 +259,7 @@ class SourceSelector:
         try:
             source, announces_tensor = self._open(self._names[index])
         except SourceError as err:
-            log.debug("source %s still refuses: %s", self._names[index], err)
+            log.debug("source %s still cannot be opened: %s", self._names[index], err)
             return
         if announces_tensor or (lacks_tensor and index < current):
             self._switch_to(source, index, announces_tensor=announces_tensor)
@@ -278,7 +278,7 @@ class SourceSelector:
             self._source.pause()
 
     def close(self) -> None:
-        """Close what is open. Never raises."""
+        """Close the open source, if any. Never raises."""
         self._close_source()
 
     # -- selecting --
@@ -306,7 +306,7 @@ class SourceSelector:
             raise SourceError(f"{name}: {err}") from err
 
     def _select(self, now: int) -> ReadResult:
-        """Try the candidates in order; one that opens but whose first read fails counts as one that does not open."""
+        """Try the candidates in order; a candidate whose first read fails counts as one that cannot be opened."""
         self._current, failed = None, dict[str, str]()
         while True:
             source, selection = self._best_candidate(failed)
@@ -322,7 +322,10 @@ class SourceSelector:
             return result
 
     def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, Selection]:
-        """The first with tensor activity, else the first that opens, of those not in `failed`, to which it adds."""
+        """Return the first candidate with tensor activity, else the first that opens.
+
+        Skips candidates in `failed`, and adds those that cannot be opened. Raises SourceError if none can.
+        """
         fallback: TelemetrySource | None = None
         without_tensor: list[str] = []
         for index, name in enumerate(self._names):
@@ -401,7 +404,7 @@ def _read(source: TelemetrySource, now: int) -> ReadResult:
 
 
 def _first_read(source: TelemetrySource, now: int) -> ReadResult:
-    """The first read: a source that cannot be read, or lists no GPU, does not work."""
+    """Read for the first time. Raises SourceError if the read fails or lists no GPU."""
     try:
         result = _read(source, now)
     except SourceError as err:
@@ -412,18 +415,18 @@ def _first_read(source: TelemetrySource, now: int) -> ReadResult:
 
 
 def _as_source_error(call: Callable[[], _T]) -> _T:
-    """The result of `call`; whatever it raises becomes a SourceError."""
+    """Return the result of `call`; any exception becomes a SourceError."""
     try:
         return call()
     except SourceError:
         raise
     except Exception as err:
-        log.warning("source failed in a way it does not know; please report this", exc_info=err)
+        log.warning("source failed with an unexpected error; please report this", exc_info=err)
         raise SourceError(f"{type(err).__name__}: {err}") from err
 
 
 def open_selector(config: Config) -> SourceSelector:
-    """The selector that `config.source` asks for, with one candidate unless it is auto. Opens nothing yet."""
+    """Create the selector for `config.source`: one candidate, or all of them for "auto". Opens no source yet."""
     names = tuple(SOURCES) if config.source == "auto" else (config.source,)
 
     def where(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Each engine's page, from a real HTTP server: what two of them say, reckoned by hand."""
+"""Tests the reports computed from two pages of each engine, served over HTTP, against values computed by hand."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ SAMPLE = Path("../shared/samples/vllm/vllm-qwen0.5b-kops.prom")
 
 
 class Look:
-    """Looks at one stand-in, five seconds apart."""
+    """Scrapes one stand-in every five seconds."""
 
     def __init__(
         self, server: Server, command: str, *, holder: ReplicaPlacement, models: dict[str, ServedModel]

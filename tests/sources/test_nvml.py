@@ -1,4 +1,4 @@
-"""The NVML source, through the real nvidia-ml-py, on a stand-in `libnvidia-ml.so.1` that the test moves."""
+"""Tests the NVML source with the real nvidia-ml-py on a stand-in `libnvidia-ml.so.1` that the test controls."""
 
 import json
 import os

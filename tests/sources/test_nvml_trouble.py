@@ -1,4 +1,4 @@
-"""The NVML source through resets, reopenings and pauses, and inside a virtual machine."""
+"""Tests the NVML source with resets, reopening, pauses and in a virtual machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
