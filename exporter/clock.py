@@ -1,4 +1,4 @@
-"""Provides monotonic and wall-clock time, a manual clock for tests, and exponential backoff."""
+"""Provides monotonic and wall-clock time, and exponential backoff."""
 
 import threading
 import time
@@ -37,30 +37,6 @@ class SystemClock:
     def wait(self, until: int, stop: threading.Event) -> None:
         """See Clock."""
         stop.wait(max(0.0, (until - time.monotonic_ns()) / 1e9))
-
-
-class JumpClock:
-    """A clock that advances only in `wait`, which returns at once: a test can simulate days."""
-
-    def __init__(self, start: int = 0, wall: int = 1_700_000_000_000_000_000) -> None:
-        self._now, self._offset = start, wall - start
-
-    def now(self) -> int:
-        """See Clock."""
-        return self._now // MS * MS
-
-    def wall(self) -> int:
-        """See Clock."""
-        return self._now + self._offset
-
-    def wait(self, until: int, stop: threading.Event) -> None:
-        """Advance to `until` and return at once."""
-        if not stop.is_set():
-            self._now = max(self._now, until)
-
-    def step_wall(self, nanoseconds: int) -> None:
-        """Step the wall clock alone, as NTP or an operator does."""
-        self._offset += nanoseconds
 
 
 N = TypeVar("N", int, float)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 import msgspec
@@ -29,6 +28,10 @@ _LONGEST_LINE = 64 << 20
 memory."""
 _LEVEL = 6
 """The gzip command's default; higher levels cost more CPU than they save."""
+
+
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a damaged line may raise."""
 
 
 class TraceError(Exception):
@@ -123,9 +126,7 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -168,7 +169,7 @@ class TraceReader:
         self.truncated: str | None = None
         self.observations = 0
         self.header = self._read_header()
-        self._iterator = self._decode()
+        self._iterator = self._observations()
 
     def _read_header(self) -> TraceHeader:
         line, _ = self._line(1)
@@ -193,46 +194,38 @@ class TraceReader:
             )
         return line, False
 
-    def _decode(self) -> Iterator[Observation]:
+    def _observations(self) -> Iterator[Observation]:
+        decode = msgspec.json.Decoder(Observation).decode
         try:
-            yield from self._observations()
+            for number in count(2):
+                line, broke_off = self._line(number)
+                if broke_off:
+                    self._truncate(
+                        f"the compressed stream breaks off after line {number - 1:,}: the recorder was stopped before"
+                        " it could close the file, and what came last may be missing"
+                    )
+                if not line:
+                    return
+                try:
+                    observation = decode(line)
+                except _UNDECODABLE as error:
+                    if line.endswith(b"\n"):
+                        raise TraceError(
+                            f"{self._name}: line {number} is not an observation: {error}; "
+                            "the file was changed after it was recorded: fetch it again or delete that line"
+                        ) from error
+                    self._truncate(
+                        f"line {number:,} is cut off after {len(line):,} bytes: the recording ended in the middle of a"
+                        " write"
+                    )
+                    return
+                self.observations += 1
+                yield observation
         finally:
             self._close()
 
-    def _observations(self) -> Iterator[Observation]:
-        decode = msgspec.json.Decoder(Observation).decode
-        for number in count(2):
-            line, broke_off = self._line(number)
-            if not line:
-                self.truncated = self._no_end(number) if broke_off else None
-                return
-            try:
-                observation = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if line.endswith(b"\n"):
-                    raise self._broken(number, error) from error
-                self.truncated = self._cut_off(number, len(line))
-                return
-            self.observations += 1
-            yield observation
-
-    def _broken(self, number: int, error: Exception) -> TraceError:
-        return TraceError(
-            f"{self._name}: line {number} is not an observation: {error}; "
-            "the file was changed after it was recorded: fetch it again or delete that line"
-        )
-
-    def _cut_off(self, number: int, size: int) -> str:
-        return (
-            f"line {number:,} is cut off after {size:,} bytes: the recording ended in the middle of a write; "
-            f"{self.observations:,} observations were read"
-        )
-
-    def _no_end(self, number: int) -> str:
-        return (
-            f"the compressed stream breaks off after line {number - 1:,}: the recorder was stopped before it could "
-            f"close the file, and what came last may be missing; {self.observations:,} observations were read"
-        )
+    def _truncate(self, what: str) -> None:
+        self.truncated = f"{what}; {self.observations:,} observations were read"
 
     def __iter__(self) -> Iterator[Observation]:
         return self._iterator
@@ -259,9 +252,7 @@ class TraceReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -272,7 +263,7 @@ def read_trace(source: str | Path | BinaryIO) -> TraceReader:
     cannot be opened, is not a trace, or has an unknown version.
     """
     if not isinstance(source, (str, Path)):
-        return TraceReader(source, str(getattr(source, "name", "trace")), close=_do_nothing)
+        return TraceReader(source, str(getattr(source, "name", "trace")), close=lambda: None)
     try:
         raw = Path(source).open("rb")  # noqa: SIM115  the trace owns and closes it
     except OSError as error:
@@ -286,14 +277,10 @@ def read_trace(source: str | Path | BinaryIO) -> TraceReader:
         raise
 
 
-def _do_nothing() -> None:
-    return
-
-
 def _header(line: bytes, name: str) -> TraceHeader:
     try:
         kind = msgspec.json.decode(line, type=_HeaderVersion)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise _not_a_trace(line, name) from error
     if kind.format != FORMAT:
         raise _not_a_trace(line, name)
@@ -305,7 +292,7 @@ def _header(line: bytes, name: str) -> TraceHeader:
         )
     try:
         return msgspec.json.decode(line, type=TraceHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise TraceError(f"{name}: line 1, the header, cannot be read: {error}") from error
 
 

@@ -64,7 +64,8 @@ class PauseFile:
 
     def _read(self, *, changed: float) -> Pause:
         try:
-            pause = msgspec.json.decode(_start_of(self._path), type=Pause)
+            with self._path.open("rb") as file:
+                pause = msgspec.json.decode(os.read(file.fileno(), _LONGEST_FILE), type=Pause)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             until = changed + BROKEN_SECONDS
             log.warning(
@@ -99,8 +100,3 @@ def clock_time(seconds: float) -> str:
 def write_pause(path: Path, pause: Pause) -> None:
     """Write the pause file, which pauses every daemon that polls `path`. Raises OSError."""
     write_atomically(path, msgspec.json.encode(pause) + b"\n")
-
-
-def _start_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return os.read(file.fileno(), _LONGEST_FILE)

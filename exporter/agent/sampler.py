@@ -10,7 +10,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from exporter.core.model import (
     Fault,
     Health,
     Observation,
+    Process,
     Reading,
     ServingReport,
     TrainingReport,
@@ -48,7 +50,8 @@ class RankTracker:
 
     def allocations(self, state: SchedulerState, readings: Iterable[Reading]) -> tuple[Allocation, ...]:
         """Return the allocations with the ranks whose processes are on each GPU now, or were when any last was."""
-        self._ranks |= {key: _format_ranks(ranks) for key, ranks in _ranks_by_gpu(state, readings).items()}
+        found = _ranks_by_gpu(state, readings)
+        self._ranks |= {key: ",".join(map(str, sorted(ranks))) for key, ranks in found.items()}
         held = {(allocation.uuid, allocation.owner.job_id) for allocation in state.allocations}
         self._ranks = {key: ranks for key, ranks in self._ranks.items() if key in held}
         if not self._ranks:
@@ -69,26 +72,19 @@ def _ranks_by_gpu(state: SchedulerState, readings: Iterable[Reading]) -> dict[tu
     return ranks
 
 
-def _format_ranks(ranks: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(ranks)))
-
-
 def with_job_ids(readings: tuple[Reading, ...], state: SchedulerState) -> tuple[Reading, ...]:
     """Return the readings with the job id of each process that the scheduler identified."""
-    if not state.members:
-        return readings
-    return tuple(_with_job_ids(reading, state) for reading in readings)
-
-
-def _with_job_ids(reading: Reading, state: SchedulerState) -> Reading:
-    if not reading.processes:
-        return reading
     members = state.members
-    joined = tuple(
-        replace(process, job_id=members[process.pid].job_id) if process.pid in members else process
-        for process in reading.processes
+    if not members:
+        return readings
+
+    def identified(process: Process) -> Process:
+        return replace(process, job_id=members[process.pid].job_id) if process.pid in members else process
+
+    return tuple(
+        replace(reading, processes=tuple(map(identified, reading.processes))) if reading.processes else reading
+        for reading in readings
     )
-    return replace(reading, processes=joined)
 
 
 def with_condition(devices: tuple[Device, ...], condition: str) -> tuple[Device, ...]:
@@ -216,24 +212,24 @@ class Collector:
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             if isinstance(request, Rules):
-                self._update_rules(request)
+                self._logged("applying the new rules", partial(self._scheduler.update, request))
                 continue
             started = time.perf_counter()
             collected = self._guarded(*request)
             collected.seconds = time.perf_counter() - started
             self._results.put(collected)
-            if collected.batch is not None:
-                self._upgrade_source(collected.requested_at)
+            if collected.batch is not None:  # after the result was queued: opening a source may block
+                self._logged("trying a better source", partial(self._selector.try_better, collected.requested_at))
         for listener in self._listeners:
             listener.close()
         self._selector.close()
         self._scheduler.close()
 
-    def _update_rules(self, rules: Rules) -> None:
+    def _logged(self, what: str, step: Callable[[], None]) -> None:
         try:
-            self._scheduler.update(rules)
+            step()
         except Exception:
-            log.exception("the new rules could not be applied; please report this")
+            log.exception("%s failed; please report this", what)
 
     def _guarded(self, now: int, resync: bool) -> Collected:  # noqa: FBT001  as `request` queued it
         try:
@@ -332,13 +328,6 @@ class Collector:
         collected.batch = replace(batch, readings=with_job_ids(batch.readings, state))
         collected.unanswered_since = state.unanswered_since
         collected.faults += state.faults
-
-    def _upgrade_source(self, now: int) -> None:
-        """Try a better source; called after the result was queued, so that a source that blocks delays no reading."""
-        try:
-            self._selector.try_better(now)
-        except Exception:
-            log.exception("trying a better source failed; please report this")
 
 
 _ONE_TIME_FAULTS = ("clock_step", "unknown_model", "xid_unassigned")

@@ -21,7 +21,7 @@ from exporter.config import ConfigError, EngineSettings
 from exporter.engines.base import Engine, option_number
 from exporter.engines.registry import DEFAULT_PATHS, engine_of_command
 from exporter.engines.replica import ReplicaPlacement
-from exporter.procfs import parent_pid
+from exporter.procfs import parent_pid, read_bytes
 from exporter.redact import redact_secrets
 from exporter.workloads import WorkloadProcess
 
@@ -80,8 +80,8 @@ def read_process_tree(proc: Path) -> ProcessTree:
 def command_line(proc: Path, pid: int) -> str:
     """Return the command line with a space for each NUL; empty if it cannot be read."""
     try:
-        with (proc / str(pid) / "cmdline").open("rb") as file:
-            return file.read(_COMMAND_BYTES).decode(errors="replace").replace("\0", " ").strip()
+        raw = read_bytes(proc / str(pid) / "cmdline", _COMMAND_BYTES)
+        return raw.decode(errors="replace").replace("\0", " ").strip()
     except OSError:
         return ""
 

@@ -24,12 +24,10 @@ def read_metrics(page: MetricsPage, command: str) -> EngineMetrics:
         if metrics.recognized:
             return metrics
     if not candidates:
-        raise ScrapeFailure(
-            "not_an_engine", "has no metrics of an engine that is known", "name the engine's metrics page"
-        )
+        raise ScrapeFailure("not_an_engine", "has no metrics of a known engine", "name the engine's metrics page")
     engine, names = candidates[0]
     raise ScrapeFailure(
         "dialect",
-        f"is a page of {engine.name}, in names that are not known here ({', '.join(sorted(names)[:_SHOWN])}, ...)",
-        "update this exporter, or tell its makers the engine's version",
+        f"is a page of {engine.name} with unknown metric names ({', '.join(sorted(names)[:_SHOWN])}, ...)",
+        "update this exporter, or report the engine's version to its maintainers",
     )

@@ -51,9 +51,7 @@ async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: i
 def _refuse(response: httpx.Response) -> None:
     status = response.status_code
     if status in _REDIRECTS:
-        raise ScrapeFailure(
-            "redirect", f"sends elsewhere (HTTP {status})", "give its real address in engines.endpoints"
-        )
+        raise ScrapeFailure("redirect", f"redirects (HTTP {status})", "give its real address in engines.endpoints")
     if status != httpx.codes.OK:
         raise ScrapeFailure(
             "status", f"answered HTTP {status}", "switch its metrics on, or give their address in engines.endpoints"
@@ -65,7 +63,7 @@ async def _body(response: httpx.Response, limit: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
         raise ScrapeFailure(
-            "encoding", f"is packed as {encoding[:20]!r}, and gzip was asked for", "look for a proxy before it"
+            "encoding", f"is encoded as {encoding[:20]!r}, not gzip", "check for a proxy in front of it"
         )
     unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
     body = bytearray()
@@ -76,7 +74,9 @@ async def _body(response: httpx.Response, limit: int) -> bytes:
                 "too_large", f"is longer than {limit} bytes", "look for another server behind its address"
             )
     if unpack is not None and not unpack.eof:
-        raise ScrapeFailure("half_page", "ends in the middle of its packing", "see whether it runs, and read its log")
+        raise ScrapeFailure(
+            "half_page", "ends in the middle of its gzip stream", "see whether it runs, and read its log"
+        )
     return bytes(body)
 
 
@@ -84,7 +84,7 @@ def _unpacked(unpack: "zlib._Decompress", chunk: bytes, max_length: int) -> byte
     try:
         return unpack.decompress(chunk, max_length)
     except zlib.error as error:
-        raise ScrapeFailure("encoding", f"is not gzip, as it says ({error})", "look for a proxy before it") from error
+        raise ScrapeFailure("encoding", f"is not gzip ({error})", "check for a proxy in front of it") from error
 
 
 def _text(body: bytes) -> str:
@@ -391,9 +391,9 @@ class EngineScraper:
         for kind, _ in (found.keys() | not_listening.keys()) - self._unreachable_since.keys():
             self._count(f"engine_{kind}")
         self._unreachable_since = {key: self._unreachable_since.get(key, now) for key in (*found, *not_listening)}
-        late = [who for key, who in not_listening.items() if now - self._unreachable_since[key] >= STARTUP_GRACE]
-        return [_unreachable_fault(job, port) for job, port in found.values()] + [
-            _not_listening_fault(job, engine) for job, engine in late
+        late = [pair for key, pair in not_listening.items() if now - self._unreachable_since[key] >= STARTUP_GRACE]
+        return [_fault(job, _UNREACHABLE.format(port)) for job, port in found.values()] + [
+            _fault(job, _NOT_LISTENING.format(engine)) for job, engine in late
         ]
 
 
@@ -404,20 +404,20 @@ def _parse_page(text: str, command: str) -> EngineMetrics:
     if page.bad:
         raise ScrapeFailure(
             "malformed",
-            f"has {page.bad} lines that are no metrics, or more or longer ones than any engine writes",
-            "see what is between it and its address",
+            f"has {page.bad} lines that are not metrics, or too many or too long lines",
+            "check for a proxy in front of it",
         )
     return metrics
 
 
-def _unreachable_fault(job: str, port: int) -> Fault:
-    what = f"listens on port {port} of its own loopback only, or of no address it has: let it listen on 0.0.0.0"
-    return _fault(job, f"{what}, or give engines.endpoints an address that leads there")
-
-
-def _not_listening_fault(job: str, engine: str) -> Fault:
-    what = f"runs {engine}, none of whose processes listens on a port of engines.ports: add its port there"
-    return _fault(job, f"{what}, or its address to engines.endpoints")
+_UNREACHABLE = (
+    "listens on port {} of its own loopback only, or of no address it has: let it listen on 0.0.0.0, or give"
+    " engines.endpoints an address that leads there"
+)
+_NOT_LISTENING = (
+    "runs {}, none of whose processes listens on a port of engines.ports: add its port there, or its address to"
+    " engines.endpoints"
+)
 
 
 def _fault(job: str, what: str) -> Fault:

@@ -138,7 +138,7 @@ class SourceWithProcesses:
 
     def __init__(self, source: TelemetrySource, list_processes: ProcessLister) -> None:
         self._source, self._list_processes = source, list_processes
-        self.name = source.name
+        self.name, self.resync, self.pause = source.name, source.resync, source.pause
 
     @property
     def signals(self) -> frozenset[str]:
@@ -157,14 +157,6 @@ class SourceWithProcesses:
             for reading in result.readings
         )
         return replace(result, readings=readings)
-
-    def resync(self) -> None:
-        """See `TelemetrySource.resync`."""
-        self._source.resync()
-
-    def pause(self) -> None:
-        """See `TelemetrySource.pause`."""
-        self._source.pause()
 
     def close(self) -> None:
         """See `TelemetrySource.close`."""

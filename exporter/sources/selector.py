@@ -8,12 +8,11 @@ DCGM needs.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Struct
-
+from exporter.clock import Backoff
 from exporter.config import Config
 from exporter.core.model import NEVER, SECOND
 from exporter.registry import SOURCES, section_of
@@ -31,32 +30,16 @@ MAX_READS = 5
 several boards arrive in different cycles."""
 
 
-class Selection(Struct, frozen=True):
-    """The selected source, and what happened to the other candidates."""
-
-    name: str
-    location: str = ""
-    announces_tensor: bool = False
-    """True if its signals include tensor activity."""
-    without_tensor: tuple[str, ...] = ()
-    """Sources that opened but were not selected, because their signals do not include tensor activity."""
-    failed: tuple[tuple[str, str], ...] = ()
-    """(name, error) of sources that could not be opened or read."""
-    untried: tuple[str, ...] = ()
-    only: bool = False
-    """True if the configuration allows this source only."""
-    replaces: str = ""
-    """The source that this one replaces; empty: none."""
-
-
 class TensorCheck:
     """Counts the GPUs for which a selected source has reported tensor activity, and logs the selection once."""
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection, self._logged, self._reads = selection, not selection.name, 0
+    def __init__(self, source: str = "", *clauses: str, announces_tensor: bool = False) -> None:
+        """`source` is its name and location, empty: none; `clauses` explain what happened to the other candidates."""
+        self._source, self._clauses, self._logged, self._reads = source, clauses, not source, 0
         self._boards: set[str] = set()
         self._active_boards: set[str] = set()
-        self.text = _explanation(selection, _announcement(selection)) if selection.name else ""
+        announced = f"announces {'' if announces_tensor else 'no '}tensor activity"
+        self.text = self._explanation(announced) if source else ""
         """Explanation of the selection so far; empty if nothing was selected."""
 
     def add_read(self, result: ReadResult, *, announces_tensor: bool) -> None:
@@ -67,7 +50,7 @@ class TensorCheck:
         self._boards = {device.uuid for device in result.devices if not device.parent}
         self._active_boards |= _boards_with_tensor(result) & self._boards
         if not announces_tensor or self._active_boards >= self._boards or self._reads >= MAX_READS:
-            self.text = _explanation(self._selection, self._observed(announces_tensor=announces_tensor))
+            self.text = self._explanation(self._observed(announces_tensor=announces_tensor))
             self.log_once()
 
     def log_once(self) -> None:
@@ -75,6 +58,9 @@ class TensorCheck:
         if not self._logged:
             self._logged = True
             log.info("source %s", self.text)
+
+    def _explanation(self, observed: str) -> str:
+        return f"{self._source}: {'; '.join([observed, *self._clauses])}"
 
     def _observed(self, *, announces_tensor: bool) -> str:
         gpus = len(self._boards)
@@ -93,28 +79,6 @@ def _boards_with_tensor(result: ReadResult) -> set[str]:
     return {board_of.get(uuid, uuid) for uuid in active if uuid not in partitioned}
 
 
-def _announcement(selection: Selection) -> str:
-    return "announces tensor activity" if selection.announces_tensor else "announces no tensor activity"
-
-
-def _explanation(selection: Selection, observed: str) -> str:
-    location = f" ({selection.location})" if selection.location else ""
-    failed = "; ".join(f"{name}: {_one_line(error)}" for name, error in selection.failed)
-    others = (
-        ("in place of", selection.replaces),
-        ("opened but without tensor activity:", ", ".join(selection.without_tensor)),
-        ("refused:", failed),
-        ("not asked:", ", ".join(selection.untried)),
-        ("no other one is configured", " " if selection.only else ""),
-    )
-    clauses = [f"{label} {what}".rstrip() for label, what in others if what]
-    return f"{selection.name}{location}: {'; '.join([observed, *clauses])}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
-
-
 _T = TypeVar("_T")
 MAX_WAIT = 60 * SECOND
 SAME_SOURCE_TRIES = 3
@@ -124,15 +88,13 @@ JITTER = 0.2
 """Share by which a wait varies to either side: nodes that failed together must not retry together."""
 
 
-class RetryTimer:
+class RetryTimer(Backoff[int]):
     """Decides when sources may be opened again: the wait doubles with each failure, up to MAX_WAIT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         """`chance` returns a random number in [0, 1)."""
-        self._random = chance
-        self.failures = 0
-        """Consecutive failures."""
-        self._at, self._error = NEVER, ""
+        super().__init__(SECOND, MAX_WAIT)
+        self._random, self._at, self._error = chance, NEVER, ""
 
     def require_due(self, now: int) -> None:
         """Raise SourceError with the last error if it is too early for another try."""
@@ -141,9 +103,7 @@ class RetryTimer:
 
     def add_failure(self, error: SourceError, now: int) -> None:
         """Count a failure and set the time of the next try."""
-        self.failures += 1
-        wait = min(MAX_WAIT, SECOND << min(self.failures - 1, 6))
-        self._at = now + min(MAX_WAIT, round(wait * (1 - JITTER + 2 * JITTER * self._random())))
+        self._at = now + min(MAX_WAIT, round(self.fail() * (1 - JITTER + 2 * JITTER * self._random())))
         self._error = str(error)
 
 
@@ -200,7 +160,7 @@ class SourceSelector:
         self._source: TelemetrySource | None = None
         self._current: int | None = None
         """Index of the source in use, or of the failed source that is tried again first; None: select anew."""
-        self._check = TensorCheck(Selection(""))
+        self._check = TensorCheck()
         self._retry, self._recheck = RetryTimer(chance), RecheckTimer()
         self._unread = False
         """True if the source has just replaced another and was not read yet."""
@@ -236,7 +196,7 @@ class SourceSelector:
         if self._unread:
             self._unread = False
             self._recheck.add_result(worked=True)
-        self._retry.failures = 0
+        self._retry.reset()
         self._record(result)
         return result
 
@@ -257,12 +217,12 @@ class SourceSelector:
         if index is None:
             return
         try:
-            source, announces_tensor = self._open(self._names[index])
+            source = self._open(self._names[index])
         except SourceError as err:
             log.debug("source %s still cannot be opened: %s", self._names[index], err)
             return
-        if announces_tensor or (lacks_tensor and index < current):
-            self._switch_to(source, index, announces_tensor=announces_tensor)
+        if _announces_tensor(source) or (lacks_tensor and index < current):
+            self._switch_to(source, index)
             self._recheck.schedule(now)
         else:
             source.close()
@@ -299,7 +259,7 @@ class SourceSelector:
     def _reopen(self, candidate: int, now: int) -> ReadResult:
         name = self._names[candidate]
         try:
-            self._source, _ = self._open(name)
+            self._source = self._open(name)
             return _first_read(self._source, now)
         except SourceError as err:
             self._close_source()
@@ -309,80 +269,71 @@ class SourceSelector:
         """Try the candidates in order; a candidate whose first read fails counts as one that cannot be opened."""
         self._current, failed = None, dict[str, str]()
         while True:
-            source, selection = self._best_candidate(failed)
+            source, name, check = self._best_candidate(failed)
             try:
                 result = _first_read(source, now)
             except SourceError as err:
                 source.close()
-                failed[selection.name] = str(err)
+                failed[name] = str(err)
                 continue
-            self._source, self._current = source, self._names.index(selection.name)
-            self._check = TensorCheck(selection)
+            self._source, self._current, self._check = source, self._names.index(name), check
             self._recheck.schedule(now)
             return result
 
-    def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, Selection]:
+    def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, str, TensorCheck]:
         """Return the first candidate with tensor activity, else the first that opens.
 
         Skips candidates in `failed`, and adds those that cannot be opened. Raises SourceError if none can.
         """
-        fallback: TelemetrySource | None = None
-        without_tensor: list[str] = []
+        best: TelemetrySource | None = None
+        selected, without_tensor, untried = "", list[str](), tuple[str, ...]()
         for index, name in enumerate(self._names):
             if name in failed:
                 continue
             try:
-                source, announces_tensor = self._open(name)
+                source = self._open(name)
             except SourceError as err:
                 failed[name] = str(err)
                 continue
-            if announces_tensor:
-                if fallback is not None:
-                    fallback.close()
-                return source, self._selection(
-                    name, announces_tensor=True, without_tensor=without_tensor, failed=failed, untried_from=index + 1
-                )
+            if _announces_tensor(source):
+                if best is not None:
+                    best.close()
+                best, selected, untried = source, name, self._names[index + 1 :]
+                break
             without_tensor.append(name)
-            if fallback is None:
-                fallback = source
+            if best is None:
+                best, selected = source, name
             else:
                 source.close()
-        if fallback is None:
+        if best is None:
             raise SourceError("\n".join(f"{name}: {error}" for name, error in failed.items()))
-        return fallback, self._selection(
-            without_tensor[0], announces_tensor=False, without_tensor=without_tensor[1:], failed=failed
+        without_tensor = [name for name in without_tensor if name != selected]
+        return best, selected, self._check_of(best, selected, *self._clauses(without_tensor, failed, untried))
+
+    def _clauses(self, without_tensor: Sequence[str], failed: Mapping[str, str], untried: Sequence[str]) -> list[str]:
+        """Return what happened to the candidates that were not selected, for the explanation."""
+        refused = (f"{name}: {' '.join(failed[name].split()).rstrip('.')}" for name in self._names if name in failed)
+        parts = (
+            ("opened but without tensor activity:", ", ".join(without_tensor)),
+            ("refused:", "; ".join(refused)),
+            ("not asked:", ", ".join(untried)),
+            ("no other one is configured", " " if len(self._names) == 1 else ""),
         )
+        return [f"{label} {what}".rstrip() for label, what in parts if what]
 
-    def _selection(
-        self,
-        name: str,
-        *,
-        announces_tensor: bool,
-        without_tensor: Sequence[str],
-        failed: dict[str, str],
-        untried_from: int | None = None,
-    ) -> Selection:
-        return Selection(
-            name=name,
-            location=self._location(name),
-            announces_tensor=announces_tensor,
-            without_tensor=tuple(without_tensor),
-            failed=tuple((other, failed[other]) for other in self._names if other in failed),
-            untried=() if untried_from is None else self._names[untried_from:],
-            only=len(self._names) == 1,
-        )
+    def _check_of(self, source: TelemetrySource, name: str, *clauses: str) -> TensorCheck:
+        location = self._location(name)
+        where = f"{name} ({location})" if location else name
+        return TensorCheck(where, *clauses, announces_tensor=_announces_tensor(source))
 
-    def _open(self, name: str) -> tuple[TelemetrySource, bool]:
-        source = _as_source_error(partial(self._opener, name))
-        return source, _announces_tensor(source)
+    def _open(self, name: str) -> TelemetrySource:
+        return _as_source_error(partial(self._opener, name))
 
-    def _switch_to(self, source: TelemetrySource, candidate: int, *, announces_tensor: bool) -> None:
+    def _switch_to(self, source: TelemetrySource, candidate: int) -> None:
         replaces = self.name
         self._close_source()
         self._source, self._current, self._unread = source, candidate, True
-        self._check = TensorCheck(
-            Selection(self.name, self._location(self.name), announces_tensor=announces_tensor, replaces=replaces)
-        )
+        self._check = self._check_of(source, self.name, f"in place of {replaces}")
 
     def _record(self, result: ReadResult) -> None:
         if self._source is not None:

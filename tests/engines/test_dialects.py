@@ -374,7 +374,7 @@ def test_rays_prefix_and_underscores_are_the_same_names() -> None:
 
 
 def test_names_of_tomorrow_are_told_from_no_engine_at_all() -> None:
-    with pytest.raises(ScrapeFailure, match="names that are not known here") as newer:
+    with pytest.raises(ScrapeFailure, match="unknown metric names") as newer:
         read_metrics(MetricsPage("vllm:batch_now 1\nvllm:tokens_made_total 7\n"), "")
     with pytest.raises(ScrapeFailure) as stranger:
         read_metrics(MetricsPage("node_load1 1\n"), "")

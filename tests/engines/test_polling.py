@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.clock import JumpClock
 from exporter.config import Config, EngineEndpoint, EngineSettings
 from exporter.core.model import MS, SECOND, ServingReport
 from exporter.engines.base import FAILURE_KINDS
 from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery
 from exporter.engines.scraper import OUTCOMES, EngineScraper, _unpacked, open_engines
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
+from tests.clocks import JumpClock
 from tests.engines.standins import Server, StandIn, served
 
 HERE = WorkloadProcess(os.getpid(), "j", ("GPU-1",))
@@ -151,13 +151,13 @@ def test_a_packed_page_is_unpacked(opened: Open, serve: Serve) -> None:
         ("html", "html", "is an HTML page"),
         ("json", "not_an_engine", "does not end with a whole line"),
         ("broken", "status", "answered HTTP 500"),
-        ("redirect", "redirect", r"sends elsewhere \(HTTP 307\)"),
+        ("redirect", "redirect", r"redirects \(HTTP 307\)"),
         ("half", "half_page", "could not be read"),
         ("cut", "half_page", "does not end with a whole line"),
-        ("br", "encoding", "is packed as 'br'"),
-        ("newer", "dialect", "is a page of vllm, in names that are not known here"),
-        ("malformed", "malformed", "has 1 lines that are no metrics"),
-        ("stranger", "not_an_engine", "has no metrics of an engine"),
+        ("br", "encoding", "is encoded as 'br'"),
+        ("newer", "dialect", "is a page of vllm with unknown metric names"),
+        ("malformed", "malformed", "has 1 lines that are not metrics"),
+        ("stranger", "not_an_engine", "has no metrics of a known engine"),
     ],
 )
 def test_an_engine_that_misbehaves_is_said_and_comes_back(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from exporter.clock import JumpClock
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, PPM, SECOND, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.client import Bindings, DcgmClient, connect, load_bindings
 from exporter.sources.dcgm.source import DcgmSource
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import Stub, stand_in
 from tests.shared_library import compiler

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporter.clock import JumpClock
 from exporter.config import load as load_config
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import MS, SECOND, Device, Observation, Reading
@@ -25,13 +24,6 @@ from exporter.core.pipeline import advance
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.client import (
     BINDINGS_PATHS,
-    CYCLES,
-    GAUGES,
-    HEALTH,
-    RATES,
-    RATIOS,
-    STATIC,
-    VISIBLE,
     Bindings,
     Blank,
     DcgmClient,
@@ -41,6 +33,8 @@ from exporter.sources.dcgm.client import (
 )
 from exporter.sources.dcgm.intervals import CycleCounters, SampleSeries
 from exporter.sources.dcgm.source import DcgmSource, HostEngineClock, open_dcgm
+from exporter.sources.dcgm_fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
 from tests.shared_library import compiler
@@ -87,7 +81,7 @@ class World:
         return [reading for _ in range(times) for reading in self.read(ms).readings if reading.uuid == UNITS[gpu]]
 
     def left(self) -> list[int]:
-        """Return the engine's groups, watches and clients."""
+        """Return the numbers of connections, groups, field groups and watches on the engine."""
         return [self.stub.count(what) for what in ("connections", "groups", "field_groups", "watches")]
 
 
@@ -611,7 +605,7 @@ def test_what_the_engine_refuses_as_a_whole_is_a_source_error(world: World, call
     world.open()
     world.reads(3)
     world.stub.say(f"error {call} -3")
-    with pytest.raises(SourceError, match="DCGM at unix:/tests/engine would not"):
+    with pytest.raises(SourceError, match="DCGM at unix:/tests/engine failed to"):
         world.reads(11)
 
 

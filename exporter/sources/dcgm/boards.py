@@ -7,9 +7,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
+from exporter.core.model import NEVER, PPM, Device, Fault, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
-from exporter.sources.dcgm.client import (
+from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, DcgmSample, EntityId, GpuInstance
+from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
+from exporter.sources.dcgm_fields import (
     CYCLES,
     GAUGES,
     HEALTH,
@@ -18,14 +20,8 @@ from exporter.sources.dcgm.client import (
     RATIOS,
     STATIC,
     VISIBLE,
-    DcgmClient,
-    DcgmRefusal,
-    DcgmSample,
-    EntityId,
     Field,
-    GpuInstance,
 )
-from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
 from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
 UnitSpan = tuple[int, int, MeasuredInterval | None]
@@ -46,10 +42,6 @@ class DcgmUnit:
         """End of the last reading, monotonic nanoseconds, and whether the next reading begins there."""
         self._gauged_at: int | None = None
         self._counter: tuple[int, float] | None = None
-
-    def start_series(self, series: SampleSeries, cycles: CycleCounters | None) -> None:
-        """Expect profiling values, and collect them in a new series."""
-        self.series, self.cycles = series, cycles
 
     def reset(self, since: int) -> None:
         """Drop all baselines, and values stamped before `since`, microseconds of the engine's clock."""
@@ -116,12 +108,6 @@ class DcgmUnit:
         rate = (counter[1] - before[1]) / (counter[0] - before[0]) / 1000 * self.device.weight / PPM
         return [rate * duration for duration in durations]
 
-    def reading(
-        self, start: int, end: int, values: Mapping[str, Any], gauges: Mapping[str, Any], joules: float | None
-    ) -> Reading:
-        """Make a reading from the values measured over the time and the latest gauges."""
-        return Reading(self.device.uuid, start, end, energy_joules=joules, **{**gauges, **values})
-
 
 class DcgmInventory(Struct):
     """The GPUs, static fields and MIG instances that the host engine lists."""
@@ -133,9 +119,8 @@ class DcgmInventory(Struct):
     def layout(self, gpu: int) -> tuple[Any, ...] | None:
         """Return what must not change for the watches of a board to stay valid; None: unknown."""
         mig = self.static[gpu].get("mig")
-        return (
-            None if mig is None else (mig, *((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ())))
-        )
+        instances = ((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ()))
+        return None if mig is None else (mig, *instances)
 
 
 class DcgmBoard:
@@ -172,11 +157,6 @@ class DcgmBoard:
         """Set the condition of the board and its instances; empty: none."""
         for unit in self.units:
             unit.device = replace(unit.device, condition=condition)
-
-    def reset(self, since: int) -> None:
-        """Drop the baselines of all units."""
-        for unit in self.units:
-            unit.reset(since)
 
     def new_xids(self, field: int) -> tuple[int, ...]:
         """Return the Xid since the last call, if any: `field` keeps the last one for ever, with its time."""
@@ -221,21 +201,17 @@ def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overri
         spec=spec,
         lacks=() if spec is None or spec.nvlink_bytes_per_second else NVLINK_SIGNALS,
     )
-    instances = (
-        [instance for instance in inventory.instances.get(gpu, ()) if instance.compute_instances]
-        if facts.get("mig") == 1
-        else []
-    )
     faults = [unknown_model(uuid, model)] if spec is None and model else []
-    units = _units(client, gpu, whole, instances, int(facts.get("slices") or 0), mig=facts.get("mig") == 1)
+    units = [DcgmUnit(whole, (client.gpu, gpu))]
+    if facts.get("mig") == 1:
+        units = _mig_units(client, gpu, whole, inventory.instances.get(gpu, ()), int(facts.get("slices") or 0))
     return DcgmBoard(gpu, inventory.layout(gpu), units, faults)
 
 
-def _units(
-    client: DcgmClient, gpu: int, whole: Device, instances: list[GpuInstance], slices: int, *, mig: bool
+def _mig_units(
+    client: DcgmClient, gpu: int, whole: Device, listed: Iterable[GpuInstance], slices: int
 ) -> list[DcgmUnit]:
-    if not mig:
-        return [DcgmUnit(whole, (client.gpu, gpu))]
+    instances = [instance for instance in listed if instance.compute_instances]
     counts = [instance.slices for instance in instances]
     weights = mig_weights(counts, max(slices, sum(counts), 1))
     parts = [
@@ -279,54 +255,8 @@ def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
     return ""
 
 
-def health_of(
-    board: DcgmBoard,
-    numbers: Mapping[str, int],
-    values: Mapping[int, DcgmSample],
-    *,
-    xids: tuple[int, ...],
-    temperature: float | None,
-) -> Health:
-    """Make a board's Health from its latest values; blank values are None."""
-
-    def number(name: str) -> int | float | None:
-        sample = values.get(numbers.get(name, -1))
-        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
-
-    margin, slowdown = number("temperature_margin_celsius"), number("slowdown")
-    if margin is None and slowdown is not None and temperature is not None:
-        margin = slowdown - temperature
-    links = [number(f"nvlink_{kind}") for kind in ("crc_flit", "crc_data", "replay", "recovery")]
-    seen = [int(count) for count in links if count is not None]
-    board.recovery_action = int(number("recovery_action") or 0)
-    return Health(
-        uuid=board.whole.device.uuid,
-        xids=xids,
-        recovery_action=_int_or_none(number("recovery_action")),
-        ecc_corrected=_int_or_none(number("ecc_corrected")),
-        ecc_uncorrected=_int_or_none(number("ecc_uncorrected")),
-        row_remap_pending=_bool_or_none(number("row_remap_pending")),
-        row_remap_failed=_bool_or_none(number("row_remap_failed")),
-        nvlink_errors=sum(seen) if seen else None,
-        memory_temperature_celsius=number("memory_temperature_celsius") or None,
-        temperature_margin_celsius=margin,
-        power_smoothing=_bool_or_none(number("power_smoothing")),
-    )
-
-
-def _int_or_none(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _bool_or_none(value: float | None) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def unpartitioned_values() -> dict[str, Any]:
-    """Return the fields of a board's unpartitioned part: no activity, and no rates, which belong to its instances."""
-    return {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
-
-
+UNPARTITIONED = {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
+"""Fields of a board's unpartitioned part: no activity, and no rates, which belong to its instances."""
 KEEP_SECONDS = 90.0
 """How long the engine keeps values: longer than its longest blocking call (60 s)."""
 HEALTH_PERIOD_US = 10_000_000
@@ -464,9 +394,8 @@ def _start_series(fields: SupportedFields, board: DcgmBoard, ratios: Sequence[in
     for unit in board.units:
         if unit is not board.whole or not board.partitioned:
             counters = fields.cycles.keys() & set(ratios)
-            unit.start_series(
-                SampleSeries(ratios, period=period, since=since, counters=counters), _cycle_counters(fields, ratios)
-            )
+            unit.series = SampleSeries(ratios, period=period, since=since, counters=counters)
+            unit.cycles = _cycle_counters(fields, ratios)
 
 
 def _reason(refusal: DcgmRefusal) -> str:

@@ -149,9 +149,6 @@ def _connect_to(bindings: Bindings, target: str, address: str, timeout_seconds: 
         ) from error
 
 
-_MIB = float(1 << 20)
-
-
 class Blank(Enum):
     """Why a field has no value."""
 
@@ -164,86 +161,6 @@ class Blank(Enum):
 
 Value = float | int | str | bytes | Blank
 
-
-class Field(NamedTuple):
-    """A DCGM field: our name, DCGM's names from old to new without DCGM_FI_, and the factor to base units."""
-
-    name: str
-    aliases: tuple[str, ...]
-    scale: float = 1.0
-
-    def field_id(self, fields: ModuleType) -> int | None:
-        """Return the field's id in these bindings; None if unknown. Tries new names first: old ones cause warnings."""
-        found = (getattr(fields, f"DCGM_FI_{alias}", None) for alias in reversed(self.aliases))
-        return next((int(number) for number in found if number is not None), None)
-
-
-RATIOS = (
-    # All their values are read, each with its interval. Ratios 0-1 (dcgm_fields.h, 1001-1008).
-    Field("gr_engine_active", ("PROF_GR_ENGINE_ACTIVE", "PROF_GR_ENGINE_UTIL_RATIO")),
-    Field("sm_active", ("PROF_SM_ACTIVE", "PROF_SM_UTIL_RATIO")),
-    Field("tensor_active", ("PROF_PIPE_TENSOR_ACTIVE", "PROF_TENSOR_UTIL_RATIO")),
-    Field("dram_active", ("PROF_DRAM_ACTIVE", "PROF_DRAM_UTIL_RATIO")),
-    Field("fp64_active", ("PROF_PIPE_FP64_ACTIVE", "PROF_FP64_UTIL_RATIO")),
-    Field("fp32_active", ("PROF_PIPE_FP32_ACTIVE", "PROF_FP32_UTIL_RATIO")),
-    Field("fp16_active", ("PROF_PIPE_FP16_ACTIVE", "PROF_FP16_UTIL_RATIO")),
-)
-CYCLES = (
-    # Cumulative counters since DCGM 4.6, summed over the SMs; none for the graphics engine and DRAM.
-    Field("elapsed", ("PROF_SM_CYCLES_ELAPSED_TOTAL",)),
-    Field("sm_active", ("PROF_SM_CYCLES_ACTIVE_TOTAL",)),
-    Field("tensor_active", ("PROF_MMA_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp64_active", ("PROF_FP64_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp32_active", ("PROF_FP32_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp16_active", ("PROF_FP16_CYCLES_ACTIVE_TOTAL",)),
-)
-RATES = (
-    # Profiling fields of which only the latest value is read. Rates in bytes per second (1009-1012).
-    Field("sm_occupancy", ("PROF_SM_OCCUPANCY", "PROF_SM_OCCUPANCY_RATIO")),
-    Field("pcie_tx_bytes_per_second", ("PROF_PCIE_TX_BYTES",)),
-    Field("pcie_rx_bytes_per_second", ("PROF_PCIE_RX_BYTES",)),
-    Field("nvlink_tx_bytes_per_second", ("PROF_NVLINK_TX_BYTES",)),
-    Field("nvlink_rx_bytes_per_second", ("PROF_NVLINK_RX_BYTES",)),
-)
-GAUGES = (
-    Field("gpu_utilization", ("DEV_GPU_UTIL", "DEV_GPU_UTIL_RATIO"), 0.01),
-    Field("power_watts", ("DEV_POWER_USAGE", "DEV_BOARD_POWER_WATTS")),
-    Field("enforced_power_limit_watts", ("DEV_ENFORCED_POWER_LIMIT", "DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS")),
-    Field("energy", ("DEV_TOTAL_ENERGY_CONSUMPTION",), 1e-3),
-    Field("temperature_celsius", ("DEV_GPU_TEMP", "DEV_GPU_TEMP_CELSIUS")),
-    Field("sm_clock_hz", ("DEV_SM_CLOCK",), 1e6),
-    Field("memory_used_bytes", ("DEV_FB_USED",), _MIB),
-    Field("memory_total_bytes", ("DEV_FB_TOTAL",), _MIB),
-    Field("clock_event_reasons", ("DEV_CLOCKS_EVENT_REASONS", "DEV_CLOCK_THROTTLE_REASONS")),
-    Field("xid", ("DEV_XID_ERRORS", "DEV_XID_ERROR")),
-)
-INSTANCE = ("sm_occupancy", "memory_used_bytes", "memory_total_bytes")
-"""Fields of RATES and GAUGES that exist per MIG instance; links, power and utilisation exist per board only."""
-HEALTH = (
-    Field("ecc_corrected", ("DEV_ECC_SBE_VOL_TOTAL",)),
-    Field("ecc_uncorrected", ("DEV_ECC_DBE_VOL_TOTAL",)),
-    Field("row_remap_pending", ("DEV_ROW_REMAP_PENDING",)),
-    Field("row_remap_failed", ("DEV_ROW_REMAP_FAILURE", "DEV_ROW_REMAP_FAILED")),
-    Field("recovery_action", ("DEV_GET_GPU_RECOVERY_ACTION", "DEV_GPU_RECOVERY_ACTION")),
-    Field("nvlink_crc_flit", ("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_FLIT_ERROR_TOTAL")),
-    Field("nvlink_crc_data", ("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_DATA_ERROR_TOTAL")),
-    Field("nvlink_replay", ("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "DEV_NVLINK_REPLAY_ERROR_TOTAL")),
-    Field("nvlink_recovery", ("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "DEV_NVLINK_RECOVERY_ERROR_TOTAL")),
-    Field("memory_temperature_celsius", ("DEV_MEMORY_TEMP", "DEV_MEMORY_TEMP_CELSIUS")),
-    Field("temperature_margin_celsius", ("DEV_GPU_TEMP_TLIMIT", "DEV_GPU_TEMP_MARGIN_CELSIUS")),
-    Field("slowdown", ("DEV_SLOWDOWN_TEMP", "DEV_GPU_TEMP_SLOWDOWN_CELSIUS")),
-    Field("power_smoothing", ("DEV_PWR_SMOOTHING_ENABLED",)),
-)
-STATIC = (
-    Field("model", ("DEV_NAME", "DEV_GPU_NAME")),
-    Field("index", ("DEV_NVML_INDEX",)),
-    Field("uuid", ("DEV_UUID", "DEV_GPU_UUID")),
-    Field("pci", ("DEV_PCI_COMBINED_ID",)),
-    Field("mig", ("DEV_MIG_MODE",)),
-    Field("slices", ("DEV_MIG_MAX_SLICES",)),
-)
-VISIBLE = Field("visible", ("DEV_CUDA_VISIBLE_DEVICES_STR", "CUDA_GPU_VISIBLE_DEVICES"))
-"""CUDA's name of an entity; for a MIG device its UUID."""
 
 _STATUSES = {-6: Blank.NOT_SUPPORTED, -13: Blank.UNKNOWN_FIELD, -17: Blank.NOT_PERMISSIONED}
 """DCGM_ST_NOT_SUPPORTED, _UNKNOWN_FIELD, _NO_PERMISSION; any other error status means BLANK."""

@@ -115,13 +115,14 @@ class SampleSeries:
             stamped for values in self._waiting.values() if (stamped := self._first_beyond_edge(values)) is not None
         ]
         edge = self.edge
-        known = (p for p in ahead if edge is None or (p.start - edge) * _QUARTER <= p.end - p.start)
+        known = (value for value in ahead if edge is None or (value.start - edge) * _QUARTER <= value.end - value.start)
         return next(known, min(ahead, key=lambda stamped: stamped.start, default=None))
 
     def _first_beyond_edge(self, values: Sequence[StampedValue]) -> StampedValue | None:
         """Return the first value that ends well beyond the edge."""
         edge = self.edge
-        return next((p for p in values if edge is None or (p.end - edge) * _QUARTER > p.end - p.start), None)
+        ahead = (value for value in values if edge is None or (value.end - edge) * _QUARTER > value.end - value.start)
+        return next(ahead, None)
 
     def _interval(self, start: int, pace: StampedValue) -> MeasuredInterval:
         seen = {}

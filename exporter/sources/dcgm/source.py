@@ -13,19 +13,19 @@ from exporter.clock import Clock, SystemClock
 from exporter.core.model import MS, NEVER, SECOND, Fault, Health, Reading, Spec
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.boards import (
+    UNPARTITIONED,
     DcgmBoard,
     DcgmInventory,
     DcgmUnit,
     SupportedFields,
-    health_of,
     make_board,
     read_inventory,
-    unpartitioned_values,
     watch_board,
     watch_profiling,
 )
-from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, DcgmSample, connect, load_bindings
+from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, connect, load_bindings
 from exporter.sources.dcgm.intervals import MeasuredInterval
+from exporter.sources.dcgm_fields import health_of
 
 STEP_MS = 500
 """If the wall clock moves by more than this against the monotonic clock, it was stepped, not slewed by NTP."""
@@ -270,14 +270,15 @@ class DcgmSource:
             gauges |= {key: value for key, value in self._fields.gauges(board.whole).items() if key == "sm_clock_hz"}
         joules = unit.energies(self._fields.energy(board.whole), [end - start for start, end, _ in spans])
         for (start, end, interval), energy in zip(spans, joules, strict=True):
-            yield unit.reading(start, end, self._values(board, unit, interval), gauges, energy)
+            values = {**gauges, **self._values(board, unit, interval)}
+            yield Reading(unit.device.uuid, start, end, energy_joules=energy, **values)
 
     def _values(self, board: DcgmBoard, unit: DcgmUnit, interval: MeasuredInterval | None) -> dict[str, Any]:
         if interval is None:
-            return unpartitioned_values() if board.partitioned and unit is board.whole else {}
+            return UNPARTITIONED if board.partitioned and unit is board.whole else {}
         if unit.cycles is not None:
             unit.cycles.correct(interval.values)
-        return {"distrust": "blank"} if interval.blank else dict(self._fields.named(interval.values))
+        return {"distrust": "blank"} if interval.blank else self._fields.named(interval.values)
 
     def _drain_refused(self, board: DcgmBoard, refusal: DcgmRefusal) -> None:
         if refusal.kind == "gpu_is_lost":
@@ -293,13 +294,14 @@ class DcgmSource:
         present = [board for board in self._boards.values() if board.condition not in _UNAVAILABLE]
         xids = {board.gpu: board.new_xids(self._fields.xid) for board in present}
         requested = {board.whole.entity: board for board in present if whole or xids[board.gpu]}
-        values: dict[Any, dict[int, DcgmSample]] = {entity: {} for entity in requested}
+        values = {entity: self._fields.gauges(board.whole) for entity, board in requested.items()}
         for sample in self._client.latest(list(requested), list(self._fields.health)) if requested else ():
-            values[sample.entity][sample.field] = sample
-        numbers = {field.name: number for number, field in self._fields.health.items()}
+            if isinstance(sample.value, (int, float)):
+                values[sample.entity][self._fields.health[sample.field].name] = sample.value
         for entity, board in requested.items():
-            temperature = self._fields.gauges(board.whole).get("temperature_celsius")
-            yield health_of(board, numbers, values[entity], xids=xids[board.gpu], temperature=temperature)
+            health = health_of(board.whole.device.uuid, values[entity], xids[board.gpu])
+            board.recovery_action = health.recovery_action or 0
+            yield health
 
     def _add_standing_faults(self) -> None:
         """Add the faults of boards that cannot be measured, at every read."""
@@ -338,7 +340,8 @@ class DcgmSource:
     def _reset(self, since: int) -> None:
         """Drop all baselines and values stamped before `since`, microseconds."""
         for board in self._boards.values():
-            board.reset(since)
+            for unit in board.units:
+                unit.reset(since)
 
 
 def open_dcgm(config: Any) -> DcgmSource:

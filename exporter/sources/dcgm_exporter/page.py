@@ -5,7 +5,7 @@ other nodes, and MIG layouts that do not add up to a board.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct, structs
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,94 +21,61 @@ from exporter.sources.base import (
     instance_device,
     mig_weights,
 )
+from exporter.sources.dcgm_fields import (
+    GAUGES,
+    HEALTH,
+    INSTANCE,
+    LINK_RATES,
+    MIB,
+    RATES,
+    RATIOS,
+    field,
+)
 from exporter.specs import mig_instance_spec
 
-_MIB = float(1 << 20)
-
-# Figure, factor to base units, and metric names: DCGM 2 to 4.6, DCGM 4.7's renames, then dcgm-exporter 1.x.
-# If a figure has several rows, the first one on the page wins. Source: dcgm_fields.h, DCGM 1.7 to 4.7, and the
-# exporter's etc/*.csv. GPU_UTIL_RATIO is a ratio (field 1613), the older name a percentage (field 203).
-_INSTANCE = (
-    ("gr_engine_active", 1.0, "PROF_GR_ENGINE_ACTIVE PROF_GR_ENGINE_UTIL_RATIO", "fi_prof_gr_engine_active"),
-    ("sm_active", 1.0, "PROF_SM_ACTIVE PROF_SM_UTIL_RATIO", "fi_prof_sm_active"),
-    ("sm_occupancy", 1.0, "PROF_SM_OCCUPANCY PROF_SM_OCCUPANCY_RATIO", "fi_prof_sm_occupancy"),
-    ("tensor_active", 1.0, "PROF_PIPE_TENSOR_ACTIVE PROF_TENSOR_UTIL_RATIO", "fi_prof_pipe_tensor_active"),
-    ("hmma", 1.0, "PROF_PIPE_TENSOR_HMMA_ACTIVE PROF_HMMA_UTIL_RATIO", ""),
-    ("imma", 1.0, "PROF_PIPE_TENSOR_IMMA_ACTIVE PROF_IMMA_UTIL_RATIO", ""),
-    ("dfma", 1.0, "PROF_PIPE_TENSOR_DFMA_ACTIVE PROF_DFMA_UTIL_RATIO", ""),
-    ("dram_active", 1.0, "PROF_DRAM_ACTIVE PROF_DRAM_UTIL_RATIO", "fi_prof_dram_active"),
-    ("fp64_active", 1.0, "PROF_PIPE_FP64_ACTIVE PROF_FP64_UTIL_RATIO", "fi_prof_pipe_fp64_active"),
-    ("fp32_active", 1.0, "PROF_PIPE_FP32_ACTIVE PROF_FP32_UTIL_RATIO", "fi_prof_pipe_fp32_active"),
-    ("fp16_active", 1.0, "PROF_PIPE_FP16_ACTIVE PROF_FP16_UTIL_RATIO", "fi_prof_pipe_fp16_active"),
-    ("memory_used_bytes", 1.0, "DEV_FB_USED_BYTES", ""),
-    ("memory_used_bytes", _MIB, "DEV_FB_USED", "fb_used"),
-    ("memory_total_bytes", 1.0, "DEV_FB_CAPACITY_BYTES", ""),
-    ("memory_total_bytes", _MIB, "DEV_FB_TOTAL", "fb_total"),
-    ("free", 1.0, "DEV_FB_FREE_BYTES", ""),
-    ("free", _MIB, "DEV_FB_FREE", "fb_free"),
-    ("reserved", 1.0, "DEV_FB_RESERVED_BYTES", ""),
-    ("reserved", _MIB, "DEV_FB_RESERVED", "fb_reserved"),
+# Metrics that only the exporter has. A figure may be exported under several names: the first one of SERIES wins, so
+# these come before the shared fields where they are more exact, else after them.
+_PREFERRED = (
+    field("memory_used_bytes", "DEV_FB_USED_BYTES"),
+    field("memory_total_bytes", "DEV_FB_CAPACITY_BYTES"),
+    field("free", "DEV_FB_FREE_BYTES"),
+    field("reserved", "DEV_FB_RESERVED_BYTES"),
+    field("temperature_margin_celsius", "DEV_GPU_TEMP_LIMIT"),
 )
-_BOARD = (
-    ("power_watts", 1.0, "DEV_POWER_USAGE DEV_BOARD_POWER_WATTS", "power_usage"),
-    ("power_watts", 1.0, "DEV_POWER_USAGE_INSTANT DEV_BOARD_POWER_RAW_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_ENFORCED_POWER_LIMIT DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_POWER_MGMT_LIMIT DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS", ""),
-    ("energy", 1e-3, "DEV_TOTAL_ENERGY_CONSUMPTION", "total_energy_consumption"),
-    ("energy", 1.0, "DEV_GPU_ENERGY_JOULES_TOTAL", ""),
-    ("temperature_celsius", 1.0, "DEV_GPU_TEMP DEV_GPU_TEMP_CELSIUS", "gpu_temp"),
-    ("sm_clock_hz", 1e6, "DEV_SM_CLOCK", "sm_clock"),
-    ("sm_clock_hz", 1.0, "DEV_SM_CLOCK_HERTZ", ""),
-    ("clock_event_reasons", 1.0, "DEV_CLOCKS_EVENT_REASONS DEV_CLOCK_THROTTLE_REASONS", ""),
-    ("mig_slices", 1.0, "DEV_MIG_MAX_SLICES", ""),
-    # Volatile ECC errors are counted since the driver was loaded.
-    ("ecc_corrected", 1.0, "DEV_ECC_SBE_VOL_TOTAL", "ecc_sbe_volatile_total"),
-    ("ecc_uncorrected", 1.0, "DEV_ECC_DBE_VOL_TOTAL", "ecc_dbe_volatile_total"),
-    ("row_remap_pending", 1.0, "DEV_ROW_REMAP_PENDING", ""),
-    ("row_remap_failed", 1.0, "DEV_ROW_REMAP_FAILURE DEV_ROW_REMAP_FAILED", ""),
-    ("recovery_action", 1.0, "DEV_GET_GPU_RECOVERY_ACTION DEV_GPU_RECOVERY_ACTION", ""),
-    ("memory_temperature_celsius", 1.0, "DEV_MEMORY_TEMP DEV_MEMORY_TEMP_CELSIUS", "memory_temp"),
-    ("temperature_margin_celsius", 1.0, "DEV_GPU_TEMP_LIMIT DEV_GPU_TEMP_TLIMIT DEV_GPU_TEMP_MARGIN_CELSIUS", ""),
-    ("slowdown_celsius", 1.0, "DEV_SLOWDOWN_TEMP DEV_GPU_TEMP_SLOWDOWN_CELSIUS", ""),
-    ("power_smoothing", 1.0, "DEV_PWR_SMOOTHING_ENABLED", ""),
-    # Fields 409, 419, 429, 439; newer drivers also count the same errors as 497 to 499, with one CRC counter.
-    *(
-        (f"nvlink_{kind}", 1.0, f"DEV_NVLINK_{name}_ERROR_COUNT_TOTAL DEV_NVLINK_{name}_ERROR_TOTAL", f"nvlink_{old}")
-        for kind, name, old in (
-            ("crc_flit", "CRC_FLIT", "flit_crc_error_count_total"),
-            ("crc_data", "CRC_DATA", "data_crc_error_count_total"),
-            ("replay", "REPLAY", "replay_error_count_total"),
-            ("recovery", "RECOVERY", "recovery_error_count_total"),
-        )
-    ),
-    ("nvlink_dl_crc", 1.0, "DEV_NVLINK_ERROR_DL_CRC DEV_NVLINK_CRC_ERROR_TOTAL", ""),
-    ("nvlink_dl_replay", 1.0, "DEV_NVLINK_ERROR_DL_REPLAY DEV_NVLINK_REPLAY_TOTAL", ""),
-    ("nvlink_dl_recovery", 1.0, "DEV_NVLINK_ERROR_DL_RECOVERY DEV_NVLINK_RECOVERY_TOTAL", ""),
+_ALTERNATIVES = (
+    field("hmma", "PROF_PIPE_TENSOR_HMMA_ACTIVE PROF_HMMA_UTIL_RATIO"),
+    field("imma", "PROF_PIPE_TENSOR_IMMA_ACTIVE PROF_IMMA_UTIL_RATIO"),
+    field("dfma", "PROF_PIPE_TENSOR_DFMA_ACTIVE PROF_DFMA_UTIL_RATIO"),
+    field("free", "DEV_FB_FREE", "fb_free", scale=MIB),
+    field("reserved", "DEV_FB_RESERVED", "fb_reserved", scale=MIB),
+    field("power_watts", "DEV_POWER_USAGE_INSTANT DEV_BOARD_POWER_RAW_WATTS"),
+    field("enforced_power_limit_watts", "DEV_POWER_MGMT_LIMIT DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS"),
+    field("energy", "DEV_GPU_ENERGY_JOULES_TOTAL"),
+    field("sm_clock_hz", "DEV_SM_CLOCK_HERTZ"),
+    field("mig_slices", "DEV_MIG_MAX_SLICES"),
+    # Fields 497 to 499 of newer drivers: the same errors as the nvlink_* of HEALTH, with one CRC counter.
+    field("nvlink_dl_crc", "DEV_NVLINK_ERROR_DL_CRC DEV_NVLINK_CRC_ERROR_TOTAL"),
+    field("nvlink_dl_replay", "DEV_NVLINK_ERROR_DL_REPLAY DEV_NVLINK_REPLAY_TOTAL"),
+    field("nvlink_dl_recovery", "DEV_NVLINK_ERROR_DL_RECOVERY DEV_NVLINK_RECOVERY_TOTAL"),
+    # A ratio (field 1613), while DEV_GPU_UTIL is a percentage (field 203).
+    field("gpu_utilization", "DEV_GPU_UTIL_RATIO"),
 )
-_WHOLE_BOARD = (
-    # Rates in bytes per second whatever their TYPE: older collector files declare them counters.
-    ("pcie_tx_bytes_per_second", 1.0, "PROF_PCIE_TX_BYTES", "fi_prof_pcie_tx_bytes"),
-    ("pcie_rx_bytes_per_second", 1.0, "PROF_PCIE_RX_BYTES", "fi_prof_pcie_rx_bytes"),
-    ("nvlink_tx_bytes_per_second", 1.0, "PROF_NVLINK_TX_BYTES", "fi_prof_nvlink_tx_bytes"),
-    ("nvlink_rx_bytes_per_second", 1.0, "PROF_NVLINK_RX_BYTES", "fi_prof_nvlink_rx_bytes"),
-    ("gpu_utilization", 0.01, "DEV_GPU_UTIL", "gpu_utilization"),
-    ("gpu_utilization", 1.0, "DEV_GPU_UTIL_RATIO", ""),
-)
-_FIELDS = (*_INSTANCE, *_BOARD, *_WHOLE_BOARD)
+_FIELDS = (*_PREFERRED, *RATIOS, *RATES, *GAUGES, *HEALTH, *_ALTERNATIVES)
 ROWS = len(_FIELDS)
 SERIES = {
-    name: (figure, factor, row)
-    for row, (figure, factor, names, old) in enumerate(_FIELDS)
-    for name in [*(f"DCGM_FI_{n}" for n in names.split()), *(f"dcgm_{n}" for n in old.split())]
+    name: (each.name, each.scale, row)
+    for row, each in enumerate(_FIELDS)
+    for name in (*(f"DCGM_FI_{alias}" for alias in each.aliases), each.exporter_name and f"dcgm_{each.exporter_name}")
+    if name
 }
 """Metric name -> figure, factor to base units, row of the table."""
-OF_AN_INSTANCE = frozenset(figure for figure, *_ in _INSTANCE)
+OF_AN_INSTANCE = {each.name for each in RATIOS} | {*INSTANCE, "hmma", "imma", "dfma", "free", "reserved"}
 """Figures measured per MIG instance (DCGM's fields of level GPU_I: the user guide on MIG)."""
-OF_A_BOARD = frozenset(figure for figure, *_ in _BOARD)
+OF_A_BOARD = {each.name for each in _FIELDS} - OF_AN_INSTANCE - {"gpu_utilization", *(each.name for each in LINK_RATES)}
 """Figures of a board in MIG mode, which DCGM repeats for each instance. The remaining figures are used for neither: it
 is not known which instance transferred the bytes."""
 
-XID = frozenset({"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR", "dcgm_xid_errors"})
+XID = frozenset(name for name, (figure, *_) in SERIES.items() if figure == "xid")
 """Gauges that keep the code of the last critical error; many exporters omit them before the first error."""
 XID_COUNTS = ("DCGM_EXP_XID_ERRORS_TOTAL", "DCGM_EXP_XID_ERRORS_COUNT")
 """Numbers of errors by code, in the label xid: since the exporter's start (preferred), or within its last window."""
@@ -169,22 +136,17 @@ class GpuLines(Struct):
         name, labels, value = sample.name, sample.labels, sample.value
         instance, profile = labels.get("GPU_I_ID", ""), labels.get("GPU_I_PROFILE", "")
         self.lines.add((name, instance, labels.get("xid", ""), repr(value)))
+        owner = self
         if instance or profile:
             owner = self.instances.setdefault(instance, GpuLines(self.index, self.model, profile))
-        else:
-            owner = self
         if name in XID or name in XID_COUNTS:
             self._add_xid(name, instance, labels.get("xid", ""), value)
         elif name in SERIES:
-            self._add_value(name, value, owner)
-
-    def _add_value(self, name: str, value: float, owner: "GpuLines") -> None:
-        """Add a value to its owner; some of an instance's lines repeat values of its board."""
-        figure = SERIES[name][0]
-        if owner is self or figure in OF_AN_INSTANCE:
-            owner.add_figure(name, value)
-        elif figure in OF_A_BOARD:
-            self.add_figure(name, value, borrowed=True)
+            figure = SERIES[name][0]
+            if owner is self or figure in OF_AN_INSTANCE:
+                owner.add_figure(name, value)
+            elif figure in OF_A_BOARD:
+                self.add_figure(name, value, borrowed=True)
 
     def add_figure(self, name: str, value: float, *, borrowed: bool = False) -> None:
         """Add one figure unless it is blank. The board's own line has priority over one repeated by an instance."""
@@ -227,7 +189,10 @@ class DcgmExporterPage:
         gpus = _lines_by_gpu(self._samples_of_host(samples))
         self._refuse_other_nodes(gpus, faults, known)
         for uuid, gpu in gpus.items():
-            faults += _contradictions(uuid, gpu)
+            conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
+            if conflicts:
+                what = f"GPU {gpu.index}: lines of {', '.join(sorted(conflicts))} differ; first one used"
+                faults.append(Fault("conflicting_series", what, uuid))
         return gpus
 
     def _samples(self, text: str, faults: list[Fault]) -> list[Sample]:
@@ -324,14 +289,6 @@ def figures_of(gpu: GpuLines) -> dict[str, float | int]:
     if "clock_event_reasons" in parts:
         figures["clock_event_reasons"] = int(parts["clock_event_reasons"])
     return figures
-
-
-def _contradictions(uuid: str, gpu: GpuLines) -> Iterator[Fault]:
-    """Yield a fault for lines that contradict each other."""
-    conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
-    if conflicts:
-        names = ", ".join(sorted(conflicts))
-        yield Fault("conflicting_series", f"GPU {gpu.index}: lines of {names} differ; first one used", uuid)
 
 
 def _label(sample: Sample, name: str) -> str:

@@ -29,6 +29,7 @@ from exporter.sources.dcgm_exporter.page import (
     unpartitioned_figures,
     whole_number,
 )
+from exporter.sources.dcgm_fields import health_of
 from exporter.specs import find_spec, unknown_model
 
 LIMIT_BYTES = 8 << 20
@@ -102,21 +103,6 @@ class HttpPageFetcher:
 
 _MAX_XIDS_PER_CODE = 16
 """Maximum number of errors of one code reported per page, so that a broken counter cannot flood the daemon."""
-_NVLINK = (
-    ("nvlink_crc_flit", "nvlink_crc_data", "nvlink_replay", "nvlink_recovery"),
-    ("nvlink_dl_crc", "nvlink_dl_replay", "nvlink_dl_recovery"),
-)
-"""Two sets of counters for the same errors: the first set with any counter on the page is used."""
-_PLAIN: dict[str, Callable[[float], float]] = {
-    "recovery_action": int,
-    "ecc_corrected": int,
-    "ecc_uncorrected": int,
-    "row_remap_pending": bool,
-    "row_remap_failed": bool,
-    "memory_temperature_celsius": float,
-    "power_smoothing": bool,
-}
-"""Types of the fields of `Health` that are a single figure of the page."""
 
 
 class XidTracker:
@@ -159,32 +145,6 @@ def _changed(before: dict[str, int], now: dict[str, int]) -> list[int]:
     old = set(before.values())
     changed = ((line, code) for line, code in now.items() if code and code != before.get(line))
     return sorted({code for line, code in changed if line in before or code not in old})
-
-
-def health_of(uuid: str, gpu: GpuLines, xids: tuple[int, ...] = ()) -> Health | None:
-    """Return the board's health; None if the page has none of its fields."""
-    page_figures = gpu.figures
-    figures: dict[str, Any] = {name: kind(page_figures[name]) for name, kind in _PLAIN.items() if name in page_figures}
-    errors, margin = _nvlink_errors(page_figures), _margin(page_figures)
-    health = Health(uuid, xids=xids, nvlink_errors=errors, temperature_margin_celsius=margin, **figures)
-    return None if health == Health(uuid) else health
-
-
-def _nvlink_errors(page_figures: dict[str, float]) -> int | None:
-    for names in _NVLINK:
-        shown = [page_figures[name] for name in names if name in page_figures]
-        if shown:
-            return int(sum(shown))
-    return None
-
-
-def _margin(page_figures: dict[str, float]) -> float | None:
-    """Return the degrees Celsius below the slowdown temperature, as reported or computed from the threshold."""
-    if "temperature_margin_celsius" in page_figures:
-        return page_figures["temperature_margin_celsius"]
-    if {"slowdown_celsius", "temperature_celsius"} <= page_figures.keys():
-        return page_figures["slowdown_celsius"] - page_figures["temperature_celsius"]
-    return None
 
 
 MAX_GAP_SECONDS = 90.0
@@ -269,8 +229,8 @@ class DcgmExporterSource:
             state = self._update_board(uuid, gpu, faults)
             if gpu.lines != state.lines:
                 state.lines, state.changed_at = gpu.lines, now
-                board_health = health_of(uuid, gpu, state.xids.new_xids(gpu))
-                health += [board_health] if board_health else []
+                board_health = health_of(uuid, gpu.figures, state.xids.new_xids(gpu))
+                health += [board_health] if board_health != Health(uuid) else []
             readings += self._readings(state, gpu, now)
         faults += [self._missing(uuid) for uuid in sorted(self._boards.keys() - gpus.keys())]
         boards = sorted((state.devices for state in self._boards.values()), key=lambda devices: _sort_key(devices[0]))

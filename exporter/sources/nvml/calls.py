@@ -5,6 +5,7 @@ support is not made again; faults are collected for the next read. Never imports
 samples (see `with_sm_active`) is that of nvml.h 13 and NVIDIA's open kernel modules.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import addressof, memmove, sizeof, string_at
@@ -57,7 +58,9 @@ def with_sm_active(
         cursor.stamp = (since or 0) if cursor.empty_reads % _MAX_EMPTY_READS else None
         return listed
     cursor.empty_reads, cursor.stamp = 0, max(sample.timeStamp for sample in valid)
-    by_pid = _by_pid(valid)
+    by_pid = defaultdict[int, list[int]](list)  # NVML documents one entry per process; several are all kept
+    for sample in valid:
+        by_pid[sample.pid].append(sample.smUtil)
     if since is None or not any(process.pid in by_pid for process in listed):
         return listed
     invalid = {sample.pid for sample in newer} - by_pid.keys()
@@ -74,15 +77,7 @@ def _samples_since(nvml: Any, samples: Samples, handle: Any, since: int) -> list
         return []
 
 
-def _by_pid(valid: list[Any]) -> dict[int, list[int]]:
-    """Return the percentages by process. NVML documents one entry per process; several are all kept."""
-    by_pid: dict[int, list[int]] = {}
-    for sample in valid:
-        by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-    return by_pid
-
-
-def _with_mean(process: Process, by_pid: dict[int, list[int]]) -> Process:
+def _with_mean(process: Process, by_pid: Mapping[int, list[int]]) -> Process:
     percentages = by_pid.get(process.pid, [0])
     return replace(process, sm_active=sum(percentages) / len(percentages) / _PERCENT)
 

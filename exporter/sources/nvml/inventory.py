@@ -196,33 +196,22 @@ class MigTracker:
             members.setdefault(self._nvml.nvmlDeviceGetGpuInstanceId(handle), []).append(device_index)
         for instance_id, device_indices in members.items():
             uuid, handle = found[device_indices[0]]
-            name = uuid if len(device_indices) == 1 else f"{board.own.device.uuid}/{instance_id}"
-            yield self._instance(
-                board, capacity, handle, instance_id=instance_id, uuid=name, device_indices=tuple(device_indices)
+            attributes, name = self._nvml.nvmlDeviceGetAttributes_v2(handle), self._nvml.nvmlDeviceGetName(handle)
+            profile = _COMPUTE_PART.sub("", name.partition(" MIG ")[2])
+            known = _find_profile(capacity, profile, attributes)
+            # The attributes count a compute instance's multiprocessors, which may be fewer than the GPU instance's.
+            entire = attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount
+            multiprocessors = known.multiprocessors if known else attributes.multiprocessorCount if entire else 0
+            yield MigInstance(
+                uuid=uuid if len(device_indices) == 1 else f"{board.own.device.uuid}/{instance_id}",
+                instance_id=instance_id,
+                device_indices=tuple(device_indices),
+                profile=profile,
+                slices=attributes.gpuInstanceSliceCount,
+                spec=self._overrides.get(name)
+                or _instance_spec(board, capacity, multiprocessors, attributes.memorySizeMB),
+                peer_to_peer=known is None or known.peer_to_peer,
             )
-
-    def _instance(
-        self,
-        board: NvmlBoard,
-        capacity: MigCapacity,
-        handle: Any,
-        *,
-        instance_id: int,
-        uuid: str,
-        device_indices: tuple[int, ...],
-    ) -> MigInstance:
-        attributes = self._nvml.nvmlDeviceGetAttributes_v2(handle)
-        name = self._nvml.nvmlDeviceGetName(handle)
-        profile = _COMPUTE_PART.sub("", name.partition(" MIG ")[2])
-        known = _find_profile(capacity, profile, attributes)
-        # The attributes count a compute instance's multiprocessors, which may be fewer than the GPU instance's.
-        entire = attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount
-        multiprocessors = known.multiprocessors if known else attributes.multiprocessorCount if entire else 0
-        spec = self._overrides.get(name) or _instance_spec(board, capacity, multiprocessors, attributes.memorySizeMB)
-        peer_to_peer = known is None or known.peer_to_peer
-        return MigInstance(
-            uuid, instance_id, device_indices, profile, attributes.gpuInstanceSliceCount, spec, peer_to_peer
-        )
 
     def _read_capacity(self, board: NvmlBoard) -> MigCapacity:
         found = tuple(self._profiles(board.own.handle))
