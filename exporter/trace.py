@@ -168,14 +168,11 @@ class TraceReader:
         self._close = close
         self.truncated: str | None = None
         self.observations = 0
-        self.header = self._read_header()
-        self._iterator = self._observations()
-
-    def _read_header(self) -> TraceHeader:
         line, _ = self._line(1)
         if not line:
             raise TraceError(f"{self._name}: is empty: not even a header was written; record it again")
-        return _header(line, self._name)
+        self.header = _header(line, self._name)
+        self._iterator = self._observations()
 
     def _line(self, number: int) -> tuple[bytes, bool]:
         """Return the next line, and whether a compressed file ended before its end-of-stream marker."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -116,14 +117,14 @@ class Agent:
         with self.ledger_lock:
             if self._pending_settings:
                 self._guarded("core", self._apply_settings)
-            self._guarded("core", lambda: advance(self.ledger, observation))
+            self._guarded("core", partial(advance, self.ledger, observation))
             self._core_seconds += time.perf_counter() - began
             self._ticks += 1
             if self._record is not None:
-                record = self._record
-                self._guarded("record", lambda: record(observation))
+                self._guarded("record", partial(self._record, observation))
             self._guarded("snapshot", self._publish)
-            self._guarded("history", self._record_history)
+            if self._on_snapshot is not None and self._latest is not None:
+                self._guarded("history", partial(self._on_snapshot, self._latest))
 
     def _apply_settings(self) -> None:
         """Apply pending settings; time that is already booked keeps its classification."""
@@ -133,10 +134,6 @@ class Agent:
 
     def _publish(self) -> None:
         self._latest = take_snapshot(self.ledger, self._daemon_metadata())
-
-    def _record_history(self) -> None:
-        if self._on_snapshot is not None and self._latest is not None:
-            self._on_snapshot(self._latest)
 
     def _guarded(self, kind: str, step: Callable[[], None]) -> None:
         try:

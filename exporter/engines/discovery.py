@@ -180,12 +180,12 @@ def addresses(folder: Path) -> list[str]:
     ipv6_rows = (line.split() for line in _read_text(folder / "net" / "if_inet6").splitlines())
     return [
         *(address for address in found if not address.startswith(("127.", "169.254."))),
-        *_ipv6_addresses(fields for fields in ipv6_rows if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE),  # noqa: PLR2004  columns
+        *(
+            _bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
+            for fields in ipv6_rows
+            if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE  # noqa: PLR2004  columns
+        ),
     ]
-
-
-def _ipv6_addresses(rows: Iterable[list[str]]) -> list[str]:
-    return [_bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows]
 
 
 def _bracketed(address: str) -> str:

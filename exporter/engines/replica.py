@@ -103,7 +103,8 @@ class Replica:
             return _serving(metrics, (at, at), placement, {})
         # A counter that is new on the page started at 0 since the last one: most appear when first incremented.
         grown = {name: value - before.counters.get(name, 0.0) for name, value in metrics.counters.items()}
-        values = _tokens(grown, metrics) | _direct_values(grown) | self._latencies(before, metrics)
+        direct = {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
+        values = _tokens(grown, metrics) | direct | self._latencies(before, metrics)
         if values.get("flops") is None:
             values["flops"] = self._flops(metrics.model, values, placement)
         self._update_baseline(values, metrics.running, at)
@@ -144,11 +145,6 @@ def _went_back(before: EngineMetrics, now: EngineMetrics) -> bool:
 def _grown_histogram(before: EngineMetrics, now: EngineMetrics, kind: str) -> Histogram | None:
     histogram, previous = now.histograms.get(kind), before.histograms.get(kind)
     return histogram if histogram is None or previous is None else histogram.since(previous)
-
-
-def _direct_values(grown: Mapping[str, float]) -> dict[str, Any]:
-    """Return the values that are reported as they are."""
-    return {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
 
 
 def _tokens(grown: Mapping[str, float], now: EngineMetrics) -> dict[str, Any]:

@@ -295,20 +295,16 @@ class EngineScraper:
         schedules = {
             k: a for k, a in self._schedules.items() if a.scraped_at is not None and a.endpoint.placement.job_id in jobs
         }
+        interval = int(self._config.interval_seconds * SECOND)
         for endpoint in endpoints:
             key = (endpoint.base, endpoint.placement.job_id)
             schedule = self._schedules.get(key)
             if schedule is None or schedule.endpoint.pid != endpoint.pid:
-                schedule = self._new_schedule(endpoint)
+                replica = Replica(self._config.models, interval=interval)
+                schedule = ScrapeSchedule(endpoint, replica, interval=interval, chance=random.random)
             schedule.endpoint = endpoint
             schedules[key] = schedule
         self._schedules = schedules
-
-    def _new_schedule(self, endpoint: MetricsEndpoint) -> ScrapeSchedule:
-        interval = int(self._config.interval_seconds * SECOND)
-        return ScrapeSchedule(
-            endpoint, Replica(self._config.models, interval=interval), interval=interval, chance=random.random
-        )
 
     def _due(self, now: int) -> Iterator[ScrapeSchedule]:
         """Yield the schedules that are due; if a process answers on one port, its other ports are skipped."""

@@ -37,7 +37,7 @@ def read_serve(page: MetricsPage, command: str) -> EngineMetrics:
         kv_use=share(page.highest("trtllm_kv_cache_utilization")),
         counters=known_counters(
             prompt=page.total("trtllm_prompt_tokens"),
-            cached=page.total("trtllm_prompt_cached_tokens") if _counts_cached(page) else _reused_tokens(page),
+            cached=_cached_tokens(page),
             generated=page.total("trtllm_generation_tokens"),
             drafted=page.total("trtllm_spec_decode_num_draft_tokens", "trtllm_spec_decode_drafted_tokens") or None,
             accepted=page.total("trtllm_spec_decode_num_accepted_tokens", "trtllm_spec_decode_accepted_tokens"),
@@ -55,12 +55,10 @@ def _any_model(page: MetricsPage) -> str:
     return next((found for name in page.names(("trtllm_",)) if (found := page.label(name, "model_name"))), "")
 
 
-def _counts_cached(page: MetricsPage) -> bool:
-    return bool(page.names(("trtllm_prompt_cached_tokens_total",)))
-
-
-def _reused_tokens(page: MetricsPage) -> float | None:
-    """Return the tokens in reused KV cache blocks, for versions without a counter of cached tokens."""
+def _cached_tokens(page: MetricsPage) -> float | None:
+    """Return the cached tokens; in versions without a counter of them, the tokens in reused KV cache blocks."""
+    if page.names(("trtllm_prompt_cached_tokens_total",)):
+        return page.total("trtllm_prompt_cached_tokens")
     return multiply(page.total("trtllm_kv_cache_reused_blocks"), page.highest("trtllm_kv_cache_tokens_per_block"))
 
 

@@ -416,7 +416,8 @@ def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]])
     extrapolated values while another is read.
     """
     wanted = {**fields.ratios, **fields.rates, **fields.cycles}
-    ordered = sorted(wanted, key=lambda number: _priority(wanted[number].name))
+    priorities = {name: place for place, name in enumerate(_PRIORITY)}
+    ordered = sorted(wanted, key=lambda number: priorities.get(wanted[number].name, len(_PRIORITY)))
     if not groups:
         return [number for number in wanted if number not in fields.cycles]
     chosen_groups: dict[int, int] = {}
@@ -427,10 +428,6 @@ def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]])
             chosen_groups.update(free[:1])
     readable = {number for major, minor, members in groups if chosen_groups.get(major) == minor for number in members}
     return [number for number in wanted if number in readable]
-
-
-def _priority(name: str) -> int:
-    return _PRIORITY.index(name) if name in _PRIORITY else len(_PRIORITY)
 
 
 def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters | None:

@@ -46,7 +46,8 @@ class XidEvents:
             event = self._next()
             if event is None:
                 break
-            xids.setdefault(self._uuid_of(event), []).append(int(event.eventData))
+            uuid = self._registered.get(addressof(event.device.contents), "") if event.device else ""
+            xids.setdefault(uuid, []).append(int(event.eventData))
         for xid in xids.pop("", []):
             self._calls.add_fault(Fault("xid_unassigned", f"NVML: critical error (Xid) {xid} of an unknown GPU"))
         return xids
@@ -66,9 +67,6 @@ class XidEvents:
                 self._broken = True  # a lost board may block the events of the others
                 self._add_failure(error)
             return None
-
-    def _uuid_of(self, event: Any) -> str:
-        return self._registered.get(addressof(event.device.contents), "") if event.device else ""
 
     def _renew(self, boards: list[NvmlBoard]) -> None:
         """Create a set with the boards that can be registered.

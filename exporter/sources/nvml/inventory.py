@@ -421,14 +421,10 @@ class NvmlInventory:
             self._calls.add_fault(Fault("nvml_no_permission", message))
             return
         same = (b for b in self.boards.values() if b.own.handle is None and b.own.device.index == str(index))
-        board = next(same, None) or self._placeholder_board(index)
+        placeholder = NvmlUnit(Device(uuid=_placeholder_uuid(index), index=str(index)), {})
+        board = next(same, None) or NvmlBoard(placeholder, spec=None, gpm=False, links=0)
         self.boards[board.own.device.uuid] = board
         self.set_unavailable(board, self._calls.lost_condition(error) or "lost", str(error))
-
-    def _placeholder_board(self, index: int) -> NvmlBoard:
-        return NvmlBoard(
-            NvmlUnit(Device(uuid=_placeholder_uuid(index), index=str(index)), {}), spec=None, gpm=False, links=0
-        )
 
 
 def require_visible(boards: Mapping[str, NvmlBoard]) -> None:
