@@ -1,7 +1,4 @@
-"""Provides the monotonic clock for arithmetic, the wall clock for people, and a clock that tests advance by hand.
-
-Also `Backoff`: how long to wait before whatever failed is tried again.
-"""
+"""Provides monotonic and wall-clock time, and exponential backoff."""
 
 import threading
 import time
@@ -11,18 +8,18 @@ from exporter.core.model import MS
 
 
 class Clock(Protocol):
-    """Both clocks of the host, in nanoseconds, and the way to wait."""
+    """Monotonic clock and wall clock of the host, in nanoseconds."""
 
     def now(self) -> int:
-        """Monotonic nanoseconds on whole milliseconds."""
+        """Return monotonic nanoseconds, rounded down to whole milliseconds."""
         ...
 
     def wall(self) -> int:
-        """Unix nanoseconds."""
+        """Return Unix nanoseconds."""
         ...
 
     def wait(self, until: int, stop: threading.Event) -> None:
-        """Return at monotonic `until`, or as soon as `stop` is set."""
+        """Block until monotonic time `until`, or until `stop` is set."""
         ...
 
 
@@ -42,50 +39,26 @@ class SystemClock:
         stop.wait(max(0.0, (until - time.monotonic_ns()) / 1e9))
 
 
-class JumpClock:
-    """A clock that stands still until somebody waits, then jumps: whole days pass in a test at once."""
-
-    def __init__(self, start: int = 0, wall: int = 1_700_000_000_000_000_000) -> None:
-        self._now, self._offset = start, wall - start
-
-    def now(self) -> int:
-        """See Clock."""
-        return self._now // MS * MS
-
-    def wall(self) -> int:
-        """See Clock."""
-        return self._now + self._offset
-
-    def wait(self, until: int, stop: threading.Event) -> None:
-        """Jump to `until` at once."""
-        if not stop.is_set():
-            self._now = max(self._now, until)
-
-    def step_wall(self, nanoseconds: int) -> None:
-        """Do what NTP or an operator does: move the wall clock alone."""
-        self._offset += nanoseconds
-
-
 N = TypeVar("N", int, float)
 _MOST_DOUBLINGS = 32
 
 
 class Backoff(Generic[N]):
-    """Pauses that double with each failure, in the unit of `first` and `most`."""
+    """Waiting times that double with each failure, in the unit of `first` and `most`."""
 
     def __init__(self, first: N, most: N) -> None:
-        """`first` is the pause after one failure, `most` the longest."""
+        """`first` is the wait after one failure, `most` the longest wait."""
         self._first: N = first
         self._most: N = most
         self.failures = 0
-        """Since the last success."""
+        """Failures since the last success."""
 
     def fail(self) -> N:
-        """Count a failure; give the pause before the next try."""
+        """Count a failure and return the wait before the next try."""
         pause: N = min(self._most, self._first * 2 ** min(self.failures, _MOST_DOUBLINGS))
         self.failures += 1
         return pause
 
     def reset(self) -> None:
-        """Start again with the first pause."""
+        """Record a success: the next failure waits `first` again."""
         self.failures = 0

@@ -1,7 +1,6 @@
-"""Looks up the peak rates of a GPU model, by the driver's name or the PCI device id.
+"""Looks up the peak rates of a GPU model in `exporter/data/gpu_specs.csv`, by model name or PCI device id.
 
-Owns the reading of `exporter/data/gpu_specs.csv`. Refuses to guess: an unknown board has no spec, hence no peak and no
-eMFU, until the operator configures one.
+An unknown model has no spec, hence no peak rate and no eMFU, until the operator configures one.
 """
 
 import csv
@@ -16,22 +15,22 @@ from msgspec import Struct, structs
 from exporter.core.model import Fault, Spec
 
 _PCIE_BYTES_PER_SECOND = {"3": 16e9, "4": 32e9, "5": 64e9, "6": 128e9}
-"""One direction of a x16 link by generation, raw (PCI-SIG line rates, rounded as vendors print them)."""
+"""One direction of an x16 link by PCIe generation (PCI-SIG line rates, rounded as in vendors' data sheets)."""
 _HBM3_CEILING, _OTHER_CEILING = 0.92, 0.80
-"""The share of the memory bandwidth that a copy kernel reaches: estimates, one per memory generation."""
+"""Share of the peak memory bandwidth that a copy kernel reaches; estimates by memory generation."""
 _HBM3_CAPABILITIES = ("9.", "10.")
 """CUDA compute capabilities with HBM3-class memory: Hopper and datacentre Blackwell (12.x is GDDR7)."""
 _MIG_SLICES = {"8.0": 7, "9.0": 7, "10.0": 7, "10.3": 7}
-"""Compute slices by CUDA compute capability (NVIDIA's MIG user guide); an A30, 8.0 as well, has four."""
+"""Compute slices by CUDA compute capability (NVIDIA's MIG user guide); an A30, also 8.0, has four."""
 _IN_RACKS, _RACK = ("GB200", "GB300"), 72
-"""Boards that are sold as racks whose GPUs one NVLink domain joins (NVL72), and how many those are."""
+"""Models sold as racks whose GPUs share one NVLink domain (NVL72), and its number of GPUs."""
 _NVIDIA = "10de"
 _NO_OVERRIDES: Mapping[str, Spec] = MappingProxyType({})
 
 
 class _Table(Struct, frozen=True):
     by_pci: dict[str, Spec]
-    """Only ids that mean one row."""
+    """Only ids that belong to exactly one row."""
     by_name: list[tuple[re.Pattern[str], Spec]]
     confidence: dict[str, str]
 
@@ -39,11 +38,11 @@ class _Table(Struct, frozen=True):
 def find_spec(
     model_name: str, pci_device_id: str | None = None, *, overrides: Mapping[str, Spec] = _NO_OVERRIDES
 ) -> Spec | None:
-    """Return the board's spec; None when the model is unknown.
+    """Return the board's spec; None if the model is unknown.
 
     `model_name` is the driver's full name ("NVIDIA H100 80GB HBM3", nvmlDeviceGetName); `pci_device_id` is
-    "2330", "0x2330" or NVML's "233010de" (nvmlPciInfo_t.pciDeviceId: device above vendor). An override, keyed
-    by the driver's name, wins; then an id that one board alone has; then the name, matched in full.
+    "2330", "0x2330" or NVML's "233010de" (nvmlPciInfo_t.pciDeviceId: device id, then vendor id). Tries `overrides` by
+    model name, then a PCI id that is unique to one board, then a full match of the name.
     """
     if model_name in overrides:
         return overrides[model_name]
@@ -53,15 +52,15 @@ def find_spec(
 
 
 def confidence(name: str) -> str:
-    """How well the table's figures for the board of that `Spec.name` are known: high, medium or low; "" if not there.
+    """Return how well the table's figures for `Spec.name` are known: high, medium, low, or "" if not in the table.
 
-    An override keeps the table's name: of what the operator wrote this says nothing.
+    It does not apply to an operator's override, which may have the same name.
     """
     return _table().confidence.get(name, "")
 
 
 def unknown_model(uuid: str, model: str) -> Fault:
-    """Say that a GPU has no spec, and what to do; a source says it once a GPU, when it first meets it."""
+    """Return the fault for a GPU without a spec; sources report it once per GPU, when it is first listed."""
     return Fault(
         "unknown_model",
         f"GPU {uuid} is a model without known peaks ({model!r}): its kernel time cannot be judged and is booked"
@@ -90,7 +89,7 @@ def _table() -> _Table:
 
 
 def _ids(cell: str) -> Iterator[str]:
-    """Give the ids of a cell such as "1db5;1db8(SXM3)"; what stands in brackets is a note for people."""
+    """Yield the ids of a cell such as "1db5;1db8(SXM3)"; text in parentheses is a comment."""
     ids = (part.partition("(")[0].strip().lower() for part in cell.split(";"))
     return (identifier for identifier in ids if identifier)
 
@@ -120,7 +119,7 @@ def _number(cell: str, *, scale: float) -> float | None:
 
 
 def mig_instance_spec(spec: Spec, *, compute: float, memory: float) -> Spec:
-    """What a MIG instance can do at best: its share of the SMs, and of the memory's bandwidth."""
+    """Scale the board's peaks to a MIG instance, by its shares of SMs (`compute`) and memory bandwidth (`memory`)."""
     shares = {
         "peak_flops": compute,
         "peak_flops_tf32": compute,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 import msgspec
@@ -25,14 +24,18 @@ FORMAT = "gpu-efficiency-trace"
 VERSION = 1
 KNOWN_VERSIONS = (VERSION,)
 _LONGEST_LINE = 64 << 20
-"""Bytes: a node's observation has some ten thousand. A file of another kind, or a packed one that is small on the
-disk alone, must not fill the memory."""
+"""Bytes. An observation of a node has some ten thousand; a file of another kind, or a gzip bomb, must not exhaust the
+memory."""
 _LEVEL = 6
-"""gzip's own default; higher levels cost the recorder more than they save."""
+"""The gzip command's default; higher levels cost more CPU than they save."""
+
+
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a damaged line may raise."""
 
 
 class TraceError(Exception):
-    """The trace cannot be written or believed; the message names the file, the line and what to do."""
+    """The trace cannot be written or read; the message contains the file, the line and what to do."""
 
 
 class TraceHeader(Struct, frozen=True):
@@ -42,27 +45,27 @@ class TraceHeader(Struct, frozen=True):
     version: int = VERSION
     host: str = ""
     simulated: bool = False
-    """True when a model made the figures: no report may show them as measured."""
+    """True if the data was simulated: no report may show it as measured."""
     created_wall: int = 0
-    """Unix nanoseconds, for people."""
+    """Unix nanoseconds; informational."""
     note: str = ""
 
 
 class _HeaderVersion(Struct):
-    """As much of a header as tells whether the rest can be read."""
+    """The header's fields that decide whether the rest can be decoded."""
 
     format: str = ""
     version: int = 0
 
 
 class TraceWriter:
-    """Appends Observations to a new trace; also a context manager, which closes it.
+    """Appends Observations to a new trace. As a context manager, closes it on exit.
 
-    `target` is a path, or an open binary file (which stays open on close, but is flushed). A path that exists
-    is refused unless `overwrite`. After every `flush_every` observations the lines are handed to the
-    operating system, so that they outlive this process; 0 leaves that to `flush()` and `close()`. Nothing
-    here waits for the disk (no fsync): a power cut may take the last seconds. Raises TraceError when the file
-    cannot be made or written to; a failed write ends the recording, for a later line would follow half a one.
+    `target` is a path, or an open binary file (which `close` flushes but leaves open). An existing path is an error
+    unless `overwrite`. Flushes after every `flush_every` observations, so that they survive this process; 0: only in
+    `flush()` and `close()`. Never calls fsync: a power failure may lose the last seconds. Raises TraceError if the
+    file cannot be created or written; a failed write ends the recording, because the next line would follow a partial
+    line.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class TraceWriter:
         self.flush()
 
     def append(self, observation: Observation) -> None:
-        """Write one line, and flush it if its turn has come."""
+        """Write one observation; flush after every `flush_every`."""
         self._write(observation)
         if self._flush_every and (self.observations + 1) % self._flush_every == 0:
             self.flush()
@@ -93,14 +96,14 @@ class TraceWriter:
     def _write(self, value: TraceHeader | Observation) -> None:
         if self._failed:
             raise TraceError(self._failed)
-        # Line and newline in one write: whoever follows the file sees a newline only after a whole line.
+        # Line and newline in one write: a reader that follows the file sees a newline only after a whole line.
         self._encoder.encode_into(value, self._buffer)
         self._buffer += b"\n"
         with self._writing():
             self._file.write(self._buffer)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
+        """Flush everything written so far to the operating system."""
         with self._writing():
             self._file.flush()
 
@@ -116,16 +119,14 @@ class TraceWriter:
             raise TraceError(self._failed) from error
 
     def close(self) -> None:
-        """Flush, and close what this writer opened; a recording that failed before closes in silence."""
+        """Flush, and close the file if this writer opened it; after a failed write, raise nothing."""
         with suppress(OSError) if self._failed else self._writing():
             self._close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -142,7 +143,7 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
         raise TraceError(f"{target}: cannot be created: {error.strerror or error}") from error
     if not str(target).endswith(".gz"):
         return raw, raw.close
-    # No name and no time in the gzip header: the same observations give the same bytes.
+    # No name and no time in the gzip header, so that the same observations give the same bytes.
     packed = gzip.GzipFile(fileobj=raw, filename="", mode="wb", compresslevel=_LEVEL, mtime=0)
 
     def close() -> None:
@@ -153,11 +154,11 @@ def _create(target: str | Path | BinaryIO, *, overwrite: bool) -> tuple[BinaryIO
 
 
 class TraceReader:
-    """An open trace: its header, and its Observations, decoded as they are asked for, once.
+    """An open trace: its header, and an iterator over its Observations, which decodes each once.
 
-    Raises TraceError from iteration for a broken line. `truncated` is None until the end was reached, and
-    then tells in words whether the last line was cut off; `observations` counts what was read so far. The end
-    of the iteration closes the file; who stops before it closes the Trace.
+    Iteration raises TraceError for a broken line, and closes the file at the end; a caller that stops earlier must
+    call `close`. `truncated` stays None unless the end of the trace is cut off, which it then describes;
+    `observations` is the number read so far.
     """
 
     def __init__(self, file: BinaryIO, name: str, *, close: Callable[[], None], raw: BinaryIO | None = None) -> None:
@@ -167,17 +168,14 @@ class TraceReader:
         self._close = close
         self.truncated: str | None = None
         self.observations = 0
-        self.header = self._read_header()
-        self._iterator = self._decode()
-
-    def _read_header(self) -> TraceHeader:
         line, _ = self._line(1)
         if not line:
             raise TraceError(f"{self._name}: is empty: not even a header was written; record it again")
-        return _header(line, self._name)
+        self.header = _header(line, self._name)
+        self._iterator = self._observations()
 
     def _line(self, number: int) -> tuple[bytes, bool]:
-        """Give the next line, and whether a compressed file broke off before its end mark."""
+        """Return the next line, and whether a compressed file ended before its end-of-stream marker."""
         try:
             line = self._file.readline(_LONGEST_LINE + 1)
         except EOFError:
@@ -193,53 +191,45 @@ class TraceReader:
             )
         return line, False
 
-    def _decode(self) -> Iterator[Observation]:
+    def _observations(self) -> Iterator[Observation]:
+        decode = msgspec.json.Decoder(Observation).decode
         try:
-            yield from self._observations()
+            for number in count(2):
+                line, broke_off = self._line(number)
+                if broke_off:
+                    self._truncate(
+                        f"the compressed stream breaks off after line {number - 1:,}: the recorder was stopped before"
+                        " it could close the file, and what came last may be missing"
+                    )
+                if not line:
+                    return
+                try:
+                    observation = decode(line)
+                except _UNDECODABLE as error:
+                    if line.endswith(b"\n"):
+                        raise TraceError(
+                            f"{self._name}: line {number} is not an observation: {error}; "
+                            "the file was changed after it was recorded: fetch it again or delete that line"
+                        ) from error
+                    self._truncate(
+                        f"line {number:,} is cut off after {len(line):,} bytes: the recording ended in the middle of a"
+                        " write"
+                    )
+                    return
+                self.observations += 1
+                yield observation
         finally:
             self._close()
 
-    def _observations(self) -> Iterator[Observation]:
-        decode = msgspec.json.Decoder(Observation).decode
-        for number in count(2):
-            line, broke_off = self._line(number)
-            if not line:
-                self.truncated = self._no_end(number) if broke_off else None
-                return
-            try:
-                observation = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if line.endswith(b"\n"):
-                    raise self._broken(number, error) from error
-                self.truncated = self._cut_off(number, len(line))
-                return
-            self.observations += 1
-            yield observation
-
-    def _broken(self, number: int, error: Exception) -> TraceError:
-        return TraceError(
-            f"{self._name}: line {number} is not an observation: {error}; "
-            "the file was changed after it was recorded: fetch it again or delete that line"
-        )
-
-    def _cut_off(self, number: int, size: int) -> str:
-        return (
-            f"line {number:,} is cut off after {size:,} bytes: the recording ended in the middle of a write; "
-            f"{self.observations:,} observations were read"
-        )
-
-    def _no_end(self, number: int) -> str:
-        return (
-            f"the compressed stream breaks off after line {number - 1:,}: the recorder was stopped before it could "
-            f"close the file, and what came last may be missing; {self.observations:,} observations were read"
-        )
+    def _truncate(self, what: str) -> None:
+        self.truncated = f"{what}; {self.observations:,} observations were read"
 
     def __iter__(self) -> Iterator[Observation]:
         return self._iterator
 
     @property
     def size(self) -> int | None:
-        """Bytes of the file, compressed as it is; None: it has no end that is known, as a pipe has none."""
+        """Size of the file on disk, bytes; None if unknown, as for a pipe."""
         try:
             return os.fstat(self._raw.fileno()).st_size if self._raw.seekable() else None
         except (OSError, ValueError):
@@ -247,32 +237,30 @@ class TraceReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of them those that were read so far; 0 where that cannot be said."""
+        """Bytes of the file read so far; 0 if unknown."""
         with suppress(OSError, ValueError):
             return self._raw.tell()
         return 0
 
     def close(self) -> None:
-        """Close what `read_trace` opened; a file the caller opened stays open."""
+        """Close the file that `read_trace` opened; a file that the caller opened stays open."""
         self._close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def read_trace(source: str | Path | BinaryIO) -> TraceReader:
-    """Open a trace and read its header; Observations follow as the Trace is iterated.
+    """Open a trace and read its header; iterate over the result for its Observations.
 
-    `source` is a path (gzip when it ends in `.gz`) or an open binary file, which may be a pipe. Raises
-    TraceError when it cannot be opened, is not a trace, or has a version this program does not know.
+    `source` is a path (gzip if it ends in `.gz`) or an open binary file, which may be a pipe. Raises TraceError if it
+    cannot be opened, is not a trace, or has an unknown version.
     """
     if not isinstance(source, (str, Path)):
-        return TraceReader(source, str(getattr(source, "name", "trace")), close=_do_nothing)
+        return TraceReader(source, str(getattr(source, "name", "trace")), close=lambda: None)
     try:
         raw = Path(source).open("rb")  # noqa: SIM115  the trace owns and closes it
     except OSError as error:
@@ -286,14 +274,10 @@ def read_trace(source: str | Path | BinaryIO) -> TraceReader:
         raise
 
 
-def _do_nothing() -> None:
-    return
-
-
 def _header(line: bytes, name: str) -> TraceHeader:
     try:
         kind = msgspec.json.decode(line, type=_HeaderVersion)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise _not_a_trace(line, name) from error
     if kind.format != FORMAT:
         raise _not_a_trace(line, name)
@@ -305,7 +289,7 @@ def _header(line: bytes, name: str) -> TraceHeader:
         )
     try:
         return msgspec.json.decode(line, type=TraceHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise TraceError(f"{name}: line 1, the header, cannot be read: {error}") from error
 
 
@@ -317,7 +301,7 @@ def _not_a_trace(line: bytes, name: str) -> TraceError:
 
 
 def shift_observation(observation: Observation, nanoseconds: int, *, wall: int = 0) -> Observation:
-    """The same observation at another time, as if it were made then; `wall` is by how much by the wall clock."""
+    """Return `observation` with all its monotonic times moved by `nanoseconds`, and its wall clock by `wall`."""
 
     def later(moment: int | None) -> int | None:
         return None if moment is None else moment + nanoseconds

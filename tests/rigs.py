@@ -16,7 +16,6 @@ from exporter.agent.agent import Agent
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.pause import PauseFile
 from exporter.agent.sampler import Collected, Collector, Sampler
-from exporter.clock import JumpClock
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import conserved
 from exporter.core.model import SECOND, Allocation, Device, Fault, Health, Observation, Reading
@@ -27,6 +26,7 @@ from exporter.schedulers.rules import Rules
 from exporter.sources.base import ReadResult
 from exporter.sources.selector import SourceSelector
 from exporter.workloads import WorkloadListener
+from tests.clocks import JumpClock
 from tests.worlds import WORKING, device, held
 
 TWO = (device("GPU-0", "0"), device("GPU-1", "1"))

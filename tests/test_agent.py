@@ -1,6 +1,6 @@
-"""The loop on fakes written by hand: sources and schedulers that answer, fail, hang, come late and come back.
+"""Tests the main loop with fake sources and schedulers that work, fail, hang, respond late and recover.
 
-Owns what the agent makes of them. Every tick checks the law of the ledger, whatever the test is about.
+Every tick also checks the ledger's invariants, whatever the test is about.
 """
 
 import logging
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from exporter.agent import agent as module
 from exporter.agent.agent import Agent, paced
 from exporter.agent.sampler import Collector, Sampler
-from exporter.clock import JumpClock, SystemClock
+from exporter.clock import SystemClock
 from exporter.core.model import SECOND, Fault, Health, Observation, State
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata
@@ -21,6 +21,7 @@ from exporter.schedulers.base import SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler
 from exporter.sources.base import SourceError, TelemetrySource
 from exporter.sources.selector import RECHECK_INTERVAL, SourceSelector
+from tests.clocks import JumpClock
 from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
 from tests.worlds import JOB, RESTING, held
 
@@ -122,7 +123,7 @@ def test_one_gpu_s_fault_leaves_the_other_s_data_alone_and_is_logged(
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Lines of the observer's log, once each."""
+    """Return the lines of the sampler's log, without duplicates."""
     return [record.message for record in caplog.records if record.name == "exporter.agent.sampler"]
 
 
@@ -199,7 +200,7 @@ def test_what_only_happens_is_not_told_to_be_over(rigs: Callable[..., Rig], capl
 
 
 class Strange(Exception):  # noqa: N818  a vendor's library throws what it likes
-    """Nothing that the source promised."""
+    """An exception that no code expects."""
 
 
 def test_an_exception_nobody_knows_counts_as_a_failure_and_is_logged_with_its_place(
@@ -209,7 +210,7 @@ def test_an_exception_nobody_knows_counts_as_a_failure_and_is_logged_with_its_pl
     rig.tick(2)
     rig.source.trouble.append(Strange("0xdeadbeef"))
     assert [fault.kind for fault in rig.tick().faults] == ["source_failed"]
-    assert any(record.exc_info and "does not know" in record.message for record in caplog.records)
+    assert any(record.exc_info and "unexpected error" in record.message for record in caplog.records)
     rig.tick(3)
     assert rig.ledger.gpus["GPU-0"].state is State.ACTIVE
     assert rig.errors() == {"core": 0, "history": 0, "record": 0, "snapshot": 0}
@@ -256,7 +257,7 @@ def test_a_source_that_cannot_be_opened_at_first_is_opened_later(rigs: Callable[
 
 
 class Two:
-    """A good source and one to fall back on, which can refuse to open, or hang over it."""
+    """A good source and a fallback that can fail or hang while opening."""
 
     def __init__(self) -> None:
         self.good, self.other = FakeSource(), FakeSource()
@@ -271,7 +272,7 @@ class Two:
             self.inside.set()
             self.gate.wait(PATIENCE)
         if self.refused:
-            raise SourceError("nobody listens on localhost:5555")
+            raise SourceError("nothing listens on localhost:5555")
         return self.good.open(name)
 
     def rungs(self) -> SourceSelector:
@@ -326,7 +327,7 @@ def test_a_bug_on_the_reading_thread_is_told_and_survived(
 
     with monkeypatch.context() as patch:
         patch.setattr(SourceSelector, "read", broken)
-        assert [fault.message for fault in rig.tick().faults] == ["the visit failed: a bug of ours"]
+        assert [fault.message for fault in rig.tick().faults] == ["collecting failed: a bug of ours"]
     with monkeypatch.context() as patch:
         patch.setattr(SourceSelector, "try_better", broken)
         rig.tick(2)

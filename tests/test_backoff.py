@@ -1,4 +1,4 @@
-"""Pauses before a next try: they double up to a limit, and begin anew after a success."""
+"""Tests the exponential backoff."""
 
 from exporter.clock import Backoff
 

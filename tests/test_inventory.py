@@ -1,4 +1,4 @@
-"""Which devices are paid for: those listed, those that were, those remembered, those expected; and the file."""
+"""Tests which devices are accounted for: listed, missing, remembered and expected ones; and the inventory file."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def missing(devices: Iterable[Device]) -> set[str]:
 
 
 def cut(board: Device, *ids: int) -> tuple[Device, ...]:
-    """A board in MIG mode, and these of its instances."""
+    """Return a board in MIG mode with these instances."""
     rest = PPM - len(ids) * 142_857
     return (
         replace(board, weight=rest),

@@ -1,6 +1,6 @@
-"""The ladder over hand-made worlds: which source is chosen, in what words, and what happens when it dies.
+"""Tests the source selector with fake sources: which one is selected, what is logged, and what happens if it fails.
 
-Every fake source checks that it is read only while no other one is open: no counters are read twice at once.
+Every fake source checks that it is read only while no other one is open.
 """
 
 import logging
@@ -32,14 +32,14 @@ WHERE = {
     "dcgm-exporter": PAGE,
     "nvml": "the driver",
 }
-NO_ENGINE = "nobody listens on localhost:5555: start nv-hostengine"
+NO_ENGINE = "nothing listens on localhost:5555: start nv-hostengine"
 HANGS = "localhost:5555 took the\nconnection but said nothing in 5 s."
 NO_PAGE = f"{PAGE} could not be read"
 NO_DRIVER = "libnvidia-ml.so.1 not found"
 
 
 class Rung(SimpleNamespace):
-    """What one source is like at the moment; a test changes it as time goes by."""
+    """The state of one source, which a test changes over time."""
 
     gpus = 2
     blind: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Rung(SimpleNamespace):
 
 
 class Fake:
-    """A source in a world of rungs; it takes part in the world's record of events."""
+    """A fake source, which records its events."""
 
     def __init__(self, name: str, world: "World") -> None:
         self.name, self._world, self._rung = name, world, world.rungs[name]
@@ -101,7 +101,7 @@ class Fake:
 
 
 class World:
-    """Rungs by name, and all that happened to them, in order."""
+    """The states of all sources by name, and a record of events in order."""
 
     def __init__(self, **rungs: Rung) -> None:
         self.rungs = {name.replace("_", "-"): rung for name, rung in rungs.items()}
@@ -138,7 +138,7 @@ def blind(gpus: int = 2) -> Rung:
 
 
 class Life:
-    """A ladder read once a second; what could not be read is kept as words."""
+    """A selector that is read once a second; errors are kept as messages."""
 
     def __init__(self, ladder: SourceSelector) -> None:
         self.ladder, self.now = ladder, 1000 * SECOND
@@ -158,7 +158,7 @@ class Life:
         return self
 
     def lost(self, uuid: str = "GPU-0") -> list[int]:
-        """Seconds between two readings in a row that neither covers; none may reach into the one before."""
+        """Return the seconds between consecutive readings that neither covers; check that readings do not overlap."""
         spans = [(r.start, r.end) for r in self.readings if r.uuid == uuid]
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
         assert all(gap >= 0 for gap in gaps)
@@ -314,7 +314,7 @@ def test_a_strange_error_is_logged_with_its_place(caplog: pytest.LogCaptureFixtu
     world = World(dcgm=Rung(refuses=ZeroDivisionError("a bug")))
     Life(world.ladder("dcgm")).live()
     assert [record.message for record in caplog.records if record.exc_info] == [
-        "source failed in a way it does not know; please report this"
+        "source failed with an unexpected error; please report this"
     ]
 
 
@@ -338,7 +338,7 @@ def test_a_source_closed_before_it_showed_anything_has_been_told_all_the_same(ca
 
 
 def tries(life: Life, world: World, seconds: int) -> list[int]:
-    """Seconds from now at which something was opened."""
+    """Return the seconds from now at which any source was opened."""
     begun, at = life.now, []
     for _ in range(seconds):
         before = len(world.opened())
@@ -441,7 +441,7 @@ def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
 
 
 def looks(world: World, life: Life, seconds: int) -> list[tuple[int, str]]:
-    """When, from now, each other source was asked."""
+    """Return the seconds from now at which each other source was tried."""
     begun, found = life.now, []
     for _ in range(seconds):
         world.events.clear()

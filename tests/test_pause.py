@@ -1,4 +1,4 @@
-"""The pause: the file, what the loop makes of it, and the two commands that write and remove it."""
+"""Tests the pause file, its effect on the main loop, and the commands that write and remove it."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def test_a_pause_lasts_until_the_time_it_names_and_says_why(path: Path) -> None:
     os.utime(path, (NOON, NOON))
     words = look(path, NOON + 59.9)
     assert words == (
-        f"nothing is read until 2023-11-14 22:14:20 UTC (Nsight on GPU 3), for {path} says so;"
+        f"nothing is read until 2023-11-14 22:14:20 UTC (Nsight on GPU 3), as {path} requests;"
         " `gpu-efficiency resume` ends it"
     )
     assert look(path, NOON + 60) == ""
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_looked_at_pauses_nothing_and_is_told_once(
     file = PauseFile(path)
     assert [file.poll(), file.poll()] == ["", ""]
     assert [record.message for record in caplog.records] == [
-        f"the pause file {path} cannot be looked at: Permission denied; nothing is paused"
+        f"the pause file {path} cannot be accessed: Permission denied; nothing is paused"
     ]
 
 
@@ -157,7 +157,7 @@ def test_the_file_may_be_read_by_a_daemon_of_another_user_whatever_the_umask(pat
 
 
 def paused(rig: Rig, path: Path, seconds: int) -> None:
-    """Pause the next so many ticks, a second apart."""
+    """Pause that many ticks, a second apart."""
     now = rig.clock.wall() / SECOND
     write_pause(path, Pause(now + seconds + 0.5, "ncu"))
     os.utime(path, (now, now))
@@ -278,7 +278,7 @@ def test_the_scheduler_is_left_alone_while_nothing_is_read(rigs: Callable[..., R
 def _run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> Iterator[Callable[..., Any]]:
-    """Run the command, its pause file in a folder of the test; gives exit status, standard output, standard error."""
+    """Run the command with a pause file in the test's folder; return exit status, stdout and stderr."""
     monkeypatch.setenv("GPU_EFFICIENCY_SAMPLING_PAUSE_FILE", str(path))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

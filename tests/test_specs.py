@@ -1,4 +1,4 @@
-"""The spec lookup: the right board or none; and what an operator may say of a board."""
+"""Tests the spec lookup: the right board or none, and the operator's overrides."""
 
 import csv
 import itertools
@@ -18,7 +18,7 @@ ROWS = list(csv.DictReader((resources.files("exporter") / "data" / "gpu_specs.cs
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Spell out the names of a cell such as "(NVIDIA )?A100|NVIDIA RTX 4000 (Ada|SFF Ada) Generation"."""
+    """Expand the names of a cell such as "(NVIDIA )?A100|NVIDIA RTX 4000 (Ada|SFF Ada) Generation"."""
     parts = re.split(r"\|(?![^(]*\))", pattern)
     return [name for part in parts for name in _spelled(part.replace(".*", "").replace("e?", "e"))]
 

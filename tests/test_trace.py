@@ -1,4 +1,4 @@
-"""The trace format: what goes in comes out, and damage is told in words."""
+"""Tests the trace format: round trips, and the messages for damaged files."""
 
 import gzip
 import io
@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 class FullDisk(io.BytesIO):
-    """Takes `room` bytes, then half of the next line, then nothing."""
+    """A file that accepts `room` bytes and half of the next line, then fails."""
 
     room = 10_000
 

@@ -12,12 +12,12 @@ from types import ModuleType
 
 import pynvml
 
-from exporter.clock import JumpClock
 from exporter.core.model import MS, SECOND
 from exporter.sources.base import TelemetrySource
 from exporter.sources.dcgm.client import DcgmClient, connect, load_bindings
 from exporter.sources.dcgm.source import DcgmSource
 from exporter.sources.nvml.source import open_nvml
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.build import build as build_dcgm
 from tests.nvml_stub.build import build as build_nvml

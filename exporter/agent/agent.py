@@ -1,7 +1,7 @@
-"""Runs the loop: takes each Observation, advances the ledger, publishes a Snapshot.
+"""Runs the main loop: advances the ledger by each Observation and publishes a Snapshot.
 
-Owns the ledger, and the one reference to the newest Snapshot that all readers share. Catches every exception of a step,
-as Sampler and Collector do, and counts it. Refuses to judge.
+Owns the ledger and the reference to the newest Snapshot that all readers share. Catches and counts every exception of a
+step, as Sampler and Collector do. Refuses to classify GPU time, which is the core's task.
 """
 
 import logging
@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 EXPORTER_DOWN = "exporter_down"
-"""Kind of the fault that the daemon's own absence is, and so the reason of its unobserved time."""
+"""Kind of the fault for time while the daemon was not running; the reason of that unobserved time."""
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
-    """What an agent may be given anew while it runs."""
+    """The settings of an agent that can be changed while it runs."""
 
     terms: Terms
     policy: Policy
@@ -54,11 +55,11 @@ class Agent:
         self._policies = policy, by_model
         self.ledger = Ledger(policy, by_model)
         self.ledger_lock = threading.Lock()
-        """Whoever holds it may read the ledger, and has all that any Snapshot has told."""
+        """Guards `ledger`: its holder may read the ledger, which is then never behind the newest Snapshot."""
         self._on_snapshot: Callable[[Snapshot], None] | None = None
         self._history_status: Callable[[], HistoryStatus | None] = lambda: None
         self._downtime: Fault | None = None
-        """Why nobody saw the time before the first observation, if other books end before it."""
+        """Fault for the time between an earlier ledger's end and the first observation; None without such a ledger."""
         self._meta, self._record, self._sampler = meta, record, sampler
         self._pending_settings: deque[AgentSettings] = deque(maxlen=1)
         self._latest: Snapshot | None = None
@@ -66,47 +67,47 @@ class Agent:
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
 
     def latest(self) -> Snapshot | None:
-        """The newest Snapshot; safe from any thread."""
+        """Return the newest Snapshot. Thread-safe."""
         return self._latest
 
     def last_error(self) -> str:
-        """What went wrong last, in words; empty while all is well."""
+        """Return the last error message; empty if there is none now."""
         return self._last_error
 
     def update(self, settings: AgentSettings) -> None:
-        """Judge and tell by these from the next observation on; from any thread. The newest is the one that counts."""
+        """Apply `settings` from the next observation on; of several pending, only the newest. Thread-safe."""
         self._pending_settings.append(settings)
 
     def set_history(
         self, on_snapshot: Callable[[Snapshot], None], history_status: Callable[[], HistoryStatus | None]
     ) -> None:
-        """Show every Snapshot to `keep`, which must not block; `keeping` says how it goes."""
+        """Pass every Snapshot to `on_snapshot`, which must not block; `history_status` returns the history's state."""
         self._on_snapshot, self._history_status = on_snapshot, history_status
 
     def resume(self, checkpoint: bytes, *, now: int, reason: str) -> None:
-        """Count on from a checkpoint of this boot; before the first observation. Raises CheckpointError."""
+        """Continue from a checkpoint of the current boot; call before the first observation. Raises CheckpointError."""
         ledger = Ledger(*self._policies)
         load_ledger(ledger, checkpoint)
         self.ledger, self._downtime = ledger, Fault(EXPORTER_DOWN, reason)
         ledger.watched_since = now
 
     def start_fresh(self, booked_until: Mapping[str, int], *, now: int, reason: str) -> None:
-        """Count from nothing, from where other books of the same GPUs end; before the first observation."""
+        """Start an empty ledger where earlier ledgers of the same GPUs end; call before the first observation."""
         self.ledger = Ledger(*self._policies)
         self.ledger.paid_since, self._downtime = dict(booked_until), Fault(EXPORTER_DOWN, reason)
         self.ledger.watched_since = now
 
     def run(self, observations: Iterable[Observation]) -> None:
-        """Take in every observation; return when there are no more, or the feed itself breaks."""
+        """Process all observations; return at their end, or if the iterator raises."""
         try:
             for observation in observations:
                 self.process(observation)
         except Exception as err:
-            self._last_error = f"the feed of observations ended: {err}"
-            log.exception("the feed of observations broke; nothing more is sampled")
+            self._last_error = f"sampling stopped: {err}"
+            log.exception("sampling failed; nothing more is sampled")
 
     def process(self, observation: Observation) -> None:
-        """One tick. What fails is counted and logged; the next tick goes on."""
+        """Process one observation. A step that fails is counted and logged; the next observation is processed."""
         began = time.perf_counter()
         if self._downtime is not None:
             observation = replace(observation, faults=(self._downtime, *observation.faults))
@@ -116,17 +117,17 @@ class Agent:
         with self.ledger_lock:
             if self._pending_settings:
                 self._guarded("core", self._apply_settings)
-            self._guarded("core", lambda: advance(self.ledger, observation))
+            self._guarded("core", partial(advance, self.ledger, observation))
             self._core_seconds += time.perf_counter() - began
             self._ticks += 1
             if self._record is not None:
-                record = self._record
-                self._guarded("record", lambda: record(observation))
+                self._guarded("record", partial(self._record, observation))
             self._guarded("snapshot", self._publish)
-            self._guarded("history", self._record_history)
+            if self._on_snapshot is not None and self._latest is not None:
+                self._guarded("history", partial(self._on_snapshot, self._latest))
 
     def _apply_settings(self) -> None:
-        """Between two observations: what was booked by the old thresholds stays."""
+        """Apply pending settings; time that is already booked keeps its classification."""
         settings = self._pending_settings.popleft()
         self._meta = replace(self._meta, terms=settings.terms, reload=settings.reload)
         self.ledger.update_policy(settings.policy, settings.by_model)
@@ -134,14 +135,10 @@ class Agent:
     def _publish(self) -> None:
         self._latest = take_snapshot(self.ledger, self._daemon_metadata())
 
-    def _record_history(self) -> None:
-        if self._on_snapshot is not None and self._latest is not None:
-            self._on_snapshot(self._latest)
-
     def _guarded(self, kind: str, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as err:  # a fault of ours must not stop the node's accounting
+        except Exception as err:  # a bug in this program must not stop the node's accounting
             self._errors[kind] += 1
             self._last_error = f"{kind}: {err}"
             log.exception("the %s step failed; please report this", kind)
@@ -167,7 +164,7 @@ class Agent:
 def paced(
     observations: Iterable[Observation], clock: Clock, stop: threading.Event, *, speed: float = 1.0
 ) -> Iterator[Observation]:
-    """Let recorded or simulated observations out at their own pace; the first comes at once."""
+    """Yield recorded or simulated observations at their own pace, times `speed`; the first at once."""
     began: tuple[int, int] | None = None
     for observation in observations:
         if began is None:

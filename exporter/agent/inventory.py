@@ -1,7 +1,7 @@
-"""Determines which devices are accounted for: those the source lists, and those that are missing.
+"""Determines the devices to account for: those that the source lists, and those that are missing.
 
-Remembers listed boards within a run and, in a file, across restarts. A board is a device without `parent`; all others
-are MIG instances. Does not judge a listed device: its condition comes from the source.
+Boards that were listed are remembered while the daemon runs and, in a file, across restarts. A board is a device
+without `parent`; all others are MIG instances. The condition of a listed device comes from the source.
 """
 
 import logging
@@ -18,28 +18,28 @@ from exporter.files import write_atomically
 log = logging.getLogger(__name__)
 MISSING = "missing"
 UNKNOWN_PREFIX = "unknown-"
-"""Begins the name a source gives a GPU that has not told its own: it ends when it is no longer used."""
+"""Prefix of the placeholder UUID that a source uses until a GPU's own UUID can be read."""
 MISSING_PREFIX = "missing-"
-"""Begins the name of a GPU that was never seen."""
+"""Prefix of the placeholder UUID of an expected GPU that was never listed."""
 
 
 class Inventory:
-    """What is listed, and what is missing: paid for, and accounted for as unavailable.
+    """Listed devices, and missing ones, which are paid for and accounted for as unavailable.
 
-    A board that was listed before and is not now is missing; so is one of `remembered`, from an earlier run. Together
-    they are never more than the boards that are gone: where as many boards are listed as there ever were at once, an
-    absent one was replaced, and where as many work, it is forgotten. `expected` boards not accounted for by then are
-    stand-ins ("missing-1"), until the real ones turn up.
+    A board is missing if it was listed before, or is in `remembered` from an earlier run, and is not listed now. There
+    are never more missing boards than the largest number ever listed at once minus the number listed now: a board
+    beyond that was replaced. Once that many boards are listed and working, absent boards are forgotten. If fewer than
+    `expected` boards are listed or missing, placeholders ("missing-1") fill the difference.
     """
 
     def __init__(self, remembered: Iterable[Device] = (), *, expected: int = 0) -> None:
         self._absent = {board.uuid: board for board in remembered}
-        """Boards, and the MIG instances they had when last seen."""
+        """Absent boards, and the MIG instances that they had when last listed, by UUID."""
         self._most_boards, self._expected = len(self._absent), expected
         self._listed: dict[str, Device] = {}
 
     def update(self, listed: Sequence[Device]) -> tuple[Device, ...]:
-        """The devices to account for, now that the source lists these."""
+        """Return the devices to account for, given the devices that the source lists now."""
         before, self._listed = self._listed, {device.uuid: device for device in listed}
         gone = [device for uuid, device in before.items() if uuid not in self._listed and not _has_no_uuid(device)]
         self._absent |= {device.uuid: replace(device, condition=MISSING) for device in gone}
@@ -53,16 +53,16 @@ class Inventory:
         return (*missing, *listed, *(Device(f"{MISSING_PREFIX}{n + 1}", condition=MISSING) for n in range(lacking)))
 
     def boards(self) -> tuple[Device, ...]:
-        """The boards of this node as far as they have told their names, to be remembered."""
+        """Return the boards of this node whose UUIDs are known, to be saved."""
         known = (*self._listed.values(), *self._absent.values())
         return tuple(device for device in known if not device.parent and not _has_no_uuid(device))
 
     def _still_absent(self, device: Device) -> bool:
-        """An instance is gone with its board; without it, the board was only cut anew."""
+        """Return whether the device is absent; an instance only with its board: else the MIG layout changed."""
         return device.uuid not in self._listed and device.parent not in self._listed
 
     def _missing(self, most: int) -> Iterator[Device]:
-        """Of the absent boards as many as can be gone, those seen last, each with its instances."""
+        """Yield at most `most` absent boards, those listed last, each with its instances."""
         boards = [device for device in self._absent.values() if not device.parent]
         for board in boards[max(0, len(boards) - most) :]:
             yield board
@@ -70,7 +70,7 @@ class Inventory:
 
 
 def missing_faults(devices: Iterable[Device], listed: Iterable[Device]) -> tuple[Fault, ...]:
-    """A fault for each board that the source does not list."""
+    """Return a fault for each board in `devices` that is not in `listed`."""
     seen = {device.uuid for device in listed}
     gone = (device for device in devices if not device.parent and device.uuid not in seen)
     return tuple(Fault("gpu_missing", _missing_message(device), device.uuid) for device in gone)
@@ -100,16 +100,16 @@ class _SavedBoard(Struct, frozen=True):
 
 
 class InventoryFile:
-    """Boards once seen, remembered across restarts as a JSON list. Says once what is wrong, and goes on without."""
+    """Saves boards across restarts as a JSON list. Logs the first error, then works without the file."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._saved: frozenset[str] | None = frozenset()
-        """UUIDs in the file; None: the file is not ours to write."""
+        """UUIDs in the file; None: the file could not be read and must not be overwritten."""
         self._warned = False
 
     def load(self) -> tuple[Device, ...]:
-        """The boards in the file; none where there is no file yet."""
+        """Return the boards in the file; empty if there is none yet."""
         try:
             boards = msgspec.json.decode(self._path.read_bytes(), type=tuple[_SavedBoard, ...])
         except FileNotFoundError:
@@ -124,7 +124,7 @@ class InventoryFile:
         return tuple(_device(board) for board in boards)
 
     def save(self, boards: Iterable[Device]) -> None:
-        """Write these boards down, where they are others than those in the file."""
+        """Write `boards` to the file if their UUIDs differ from those in it."""
         names = {board.uuid: board for board in boards}
         if self._saved is None or names.keys() == self._saved:
             return

@@ -1,7 +1,7 @@
-"""Reads and writes the pause file, with which an operator or a prolog gives the hardware counters to a profiler.
+"""Reads and writes the pause file, with which an operator or a prolog frees the hardware counters for a profiler.
 
-The form is JSON: {"until": Unix seconds, "reason": text}. A file that cannot be parsed still counts as a pause, of half
-an hour from its last change, so a bare `touch` pauses too. Command and daemon share nothing else.
+The file is JSON: {"until": Unix seconds, "reason": text}. A file that cannot be parsed counts as a pause of half an
+hour from its last change, so a bare `touch` pauses too. The command and the daemon share nothing else.
 """
 
 import logging
@@ -19,16 +19,16 @@ from exporter.files import write_atomically
 
 log = logging.getLogger(__name__)
 LONGEST_SECONDS = 24 * 3600
-"""No pause lasts longer, whatever the file says: one that was forgotten must not blind a node for good."""
+"""Upper limit of a pause, whatever the file contains: a forgotten pause must not stop monitoring for good."""
 BROKEN_SECONDS = 30 * 60
-"""How long a file that cannot be understood is taken for a pause: as long as the command's own, by default."""
+"""Duration of the pause for a file that cannot be parsed; the command's default duration too."""
 _LONGEST_FILE = 4096
-"""Bytes that are read of it."""
+"""Bytes of the file that are read."""
 _LONGEST_REASON = 200
 
 
 class Pause(Struct, frozen=True):
-    """What the file says."""
+    """The contents of the pause file."""
 
     until: float
     """Unix seconds."""
@@ -36,9 +36,9 @@ class Pause(Struct, frozen=True):
 
 
 class PauseFile:
-    """The file as the daemon looks at it, once a tick: one stat(2), and a read only where it has changed.
+    """Polls the pause file with one stat(2) a tick, and reads it only if it has changed.
 
-    `wall` gives Unix nanoseconds, for `until` is a time of day.
+    `wall` returns Unix nanoseconds, to compare with `until`.
     """
 
     def __init__(self, path: str | Path, wall: Callable[[], int] = time.time_ns) -> None:
@@ -48,13 +48,13 @@ class PauseFile:
         self._warned = False
 
     def poll(self) -> str:
-        """Why nothing may be read now, in words for a log; empty where nothing forbids it. Never raises."""
+        """Return why readings are paused, as a message; empty if they are not. Never raises."""
         try:
             found = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as err:
-            return self._warn_once(f"cannot be looked at: {err.strerror or err}")
+            return self._warn_once(f"cannot be accessed: {err.strerror or err}")
         if not stat.S_ISREG(found.st_mode):
             return self._warn_once("is not a file: remove it, or name another in sampling.pause_file")
         last_stat = (found.st_mtime_ns, found.st_size, found.st_ino)
@@ -64,7 +64,8 @@ class PauseFile:
 
     def _read(self, *, changed: float) -> Pause:
         try:
-            pause = msgspec.json.decode(_start_of(self._path), type=Pause)
+            with self._path.open("rb") as file:
+                pause = msgspec.json.decode(os.read(file.fileno(), _LONGEST_FILE), type=Pause)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             until = changed + BROKEN_SECONDS
             log.warning(
@@ -80,7 +81,7 @@ class PauseFile:
     def _message(self) -> str:
         reason = f" ({' '.join(self._pause.reason.split())[:_LONGEST_REASON]})" if self._pause.reason else ""
         return (
-            f"nothing is read until {clock_time(self._pause.until)}{reason}, for {self._path} says so;"
+            f"nothing is read until {clock_time(self._pause.until)}{reason}, as {self._path} requests;"
             " `gpu-efficiency resume` ends it"
         )
 
@@ -92,15 +93,10 @@ class PauseFile:
 
 
 def clock_time(seconds: float) -> str:
-    """Unix seconds as people read them."""
+    """Format Unix seconds as a date and time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def write_pause(path: Path, pause: Pause) -> None:
-    """Have every daemon that looks at `path` pause. Raises OSError."""
+    """Write the pause file, which pauses every daemon that polls `path`. Raises OSError."""
     write_atomically(path, msgspec.json.encode(pause) + b"\n")
-
-
-def _start_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return os.read(file.fileno(), _LONGEST_FILE)

@@ -1,8 +1,8 @@
-"""Produces one Observation an interval, whatever happens to source and scheduler.
+"""Produces one Observation per interval, even if the source or the scheduler fails or hangs.
 
-`Collector` is the thread that alone calls source, scheduler and workload listeners, so that what blocks there blocks
-nobody else; `Sampler` owns the grid of ticks, the deadline for an answer, and which values have changed. It logs each
-fault when it appears and when it is over. `Sampler` never touches source or scheduler itself.
+`Collector` calls source, scheduler and workload listeners in a thread of its own, so that a blocking call blocks
+nothing else. `Sampler` schedules the ticks, applies the deadline for a result, determines which values have changed,
+and logs each fault when it begins and when it ends.
 """
 
 import logging
@@ -10,7 +10,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from exporter.core.model import (
     Fault,
     Health,
     Observation,
+    Process,
     Reading,
     ServingReport,
     TrainingReport,
@@ -41,14 +43,15 @@ from exporter.workloads import WorkloadListener, WorkloadProcess, WorkloadUpdate
 
 
 class RankTracker:
-    """What is said of one GPU by two sides, said together."""
+    """Adds the ranks of processes to the allocations of the GPUs on which they run."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, str], str] = {}
 
     def allocations(self, state: SchedulerState, readings: Iterable[Reading]) -> tuple[Allocation, ...]:
-        """The allocations, with the ranks whose processes are, or were last, on each GPU."""
-        self._ranks |= {key: _format_ranks(ranks) for key, ranks in _ranks_by_gpu(state, readings).items()}
+        """Return the allocations with the ranks whose processes are on each GPU now, or were when any last was."""
+        found = _ranks_by_gpu(state, readings)
+        self._ranks |= {key: ",".join(map(str, sorted(ranks))) for key, ranks in found.items()}
         held = {(allocation.uuid, allocation.owner.job_id) for allocation in state.allocations}
         self._ranks = {key: ranks for key, ranks in self._ranks.items() if key in held}
         if not self._ranks:
@@ -69,37 +72,30 @@ def _ranks_by_gpu(state: SchedulerState, readings: Iterable[Reading]) -> dict[tu
     return ranks
 
 
-def _format_ranks(ranks: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(ranks)))
-
-
 def with_job_ids(readings: tuple[Reading, ...], state: SchedulerState) -> tuple[Reading, ...]:
-    """The readings, each process with the job it belongs to."""
-    if not state.members:
-        return readings
-    return tuple(_with_job_ids(reading, state) for reading in readings)
-
-
-def _with_job_ids(reading: Reading, state: SchedulerState) -> Reading:
-    if not reading.processes:
-        return reading
+    """Return the readings with the job id of each process that the scheduler identified."""
     members = state.members
-    joined = tuple(
-        replace(process, job_id=members[process.pid].job_id) if process.pid in members else process
-        for process in reading.processes
+    if not members:
+        return readings
+
+    def identified(process: Process) -> Process:
+        return replace(process, job_id=members[process.pid].job_id) if process.pid in members else process
+
+    return tuple(
+        replace(reading, processes=tuple(map(identified, reading.processes))) if reading.processes else reading
+        for reading in readings
     )
-    return replace(reading, processes=joined)
 
 
 def with_condition(devices: tuple[Device, ...], condition: str) -> tuple[Device, ...]:
-    """The devices, those that are well under the node's own condition."""
+    """Return the devices; those without a condition of their own get the node's `condition`."""
     if not condition:
         return devices
     return tuple(device if device.condition else replace(device, condition=condition) for device in devices)
 
 
 def workload_processes(state: SchedulerState, readings: Iterable[Reading]) -> tuple[WorkloadProcess, ...]:
-    """The processes on GPUs that are known to be those of the job that holds the GPU."""
+    """Return the processes on GPUs that belong to the job to which their GPU is allocated."""
     holds = {(allocation.uuid, allocation.owner.job_id) for allocation in state.allocations if allocation.end is None}
     uuids_by_pid: dict[int, list[str]] = {}
     for reading in readings if state.members else ():
@@ -114,7 +110,7 @@ def workload_processes(state: SchedulerState, readings: Iterable[Reading]) -> tu
 def processes_of_holders(
     state: SchedulerState, members: Mapping[int, Member], uuids_by_pid: Mapping[int, Iterable[str]]
 ) -> dict[int, WorkloadProcess]:
-    """Of these members those whose job holds a GPU here; `on` says on which GPUs a process is."""
+    """Return the members whose job has a GPU on this node, by pid; `uuids_by_pid` has the GPUs of each process."""
     classes = {
         allocation.owner.job_id: allocation.owner.workload_class
         for allocation in state.allocations
@@ -129,38 +125,38 @@ def processes_of_holders(
 
 log = logging.getLogger(__name__)
 PAUSED = "paused"
-"""Kind of the fault that a pause is, and so the reason of its unobserved time."""
+"""Kind of the fault for a pause; the reason of its unobserved time."""
 
 
 class Collected(Struct):
-    """What one visit to source and scheduler brought home."""
+    """The result of one collection from source, scheduler and listeners."""
 
     requested_at: int
     batch: ReadResult | None = None
-    """None: nothing could be read, or was not to be; `faults` say why."""
+    """None: the read failed or was paused; see `faults`."""
     devices: tuple[Device, ...] = ()
-    """Those to account for; some the source may not list."""
+    """The devices to account for, including missing ones."""
     allocations: tuple[Allocation, ...] | None = None
-    """None: the scheduler said nothing."""
+    """None: the scheduler reported nothing."""
     allocations_at: int = 0
-    """When they were last known to be true."""
+    """When the scheduler last confirmed the allocations, monotonic nanoseconds."""
     unanswered_since: int | None = None
-    """Since when the scheduler has waited for an answer of its own; None: it does not."""
+    """Since when the scheduler has waited for its controller, monotonic nanoseconds; None: it does not wait."""
     faults: tuple[Fault, ...] = ()
-    """All there are: the source's, the inventory's, the scheduler's, the listeners'."""
+    """Faults of the source, the inventory, the scheduler and the listeners."""
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
     messages: tuple[tuple[str, int], ...] = ()
-    """What listeners have heard since the start, by what became of it."""
+    """Messages from workloads since the start, counted by outcome."""
     source: str = ""
-    """Name of the source; empty where there is none."""
+    """Name of the source; empty if there is none."""
     reason: str = ""
-    """Why that one, for people."""
+    """Why that source was selected, as a sentence."""
     seconds: float = 0.0
 
 
 class Collector:
-    """Asked by one other thread; answers in the order of the questions."""
+    """Serves collection requests of one other thread, in order."""
 
     def __init__(
         self,
@@ -173,11 +169,11 @@ class Collector:
         listeners: Sequence[WorkloadListener] = (),
         mask: UserMask | None = None,
     ) -> None:
-        """`mask`: how people are told in all that is brought home; None: as they are."""
+        """`mask` replaces user names in everything collected; None: they are kept."""
         self._mask = mask
         self._listeners, self._last_error = tuple(listeners), ""
         self._scheduler_state: SchedulerState | None = None
-        """The scheduler's latest."""
+        """The newest state that the scheduler reported."""
         self._selector, self._pause = selector, pause
         self._scheduler = scheduler if mask is None else MaskedScheduler(scheduler, mask)
         self._inventory, self._inventory_file = inventory or Inventory(), inventory_file
@@ -189,67 +185,67 @@ class Collector:
         self._thread.start()
 
     def collect_now(self, now: int) -> Collected:
-        """Go out before anything is sampled, to see whether there is a source at all; takes as long as it takes."""
+        """Collect once before sampling starts, without a deadline, to find out whether any source works."""
         self.request(now, resync=False)
         return self._results.get()
 
     def request(self, now: int, *, resync: bool) -> None:
-        """Send the hands out once; `resync` makes the source forget what lies before."""
+        """Queue one collection; `resync` makes the source drop its baseline first."""
         self._requests.put((now, resync))
 
     def update(self, rules: Rules) -> None:
-        """Have the scheduler judge by these from the next visit on; from any thread."""
+        """Have the scheduler apply `rules` from the next collection on. Thread-safe."""
         self._requests.put(rules)
 
     def result(self, timeout: float) -> Collected | None:
-        """The answer, if it comes within `timeout` seconds."""
+        """Return the next result; None if there is none within `timeout` seconds."""
         try:
             return self._results.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Let go. A thread stuck inside a vendor's call is left to the end of the process."""
+        """Stop the thread and close everything it uses. A thread stuck in a vendor's call ends with the process."""
         self._requests.put(None)
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             if isinstance(request, Rules):
-                self._update_rules(request)
+                self._logged("applying the new rules", partial(self._scheduler.update, request))
                 continue
             started = time.perf_counter()
             collected = self._guarded(*request)
             collected.seconds = time.perf_counter() - started
             self._results.put(collected)
-            if collected.batch is not None:
-                self._upgrade_source(collected.requested_at)
+            if collected.batch is not None:  # after the result was queued: opening a source may block
+                self._logged("trying a better source", partial(self._selector.try_better, collected.requested_at))
         for listener in self._listeners:
             listener.close()
         self._selector.close()
         self._scheduler.close()
 
-    def _update_rules(self, rules: Rules) -> None:
+    def _logged(self, what: str, step: Callable[[], None]) -> None:
         try:
-            self._scheduler.update(rules)
+            step()
         except Exception:
-            log.exception("the new rules were not taken; please report this")
+            log.exception("%s failed; please report this", what)
 
-    def _guarded(self, now: int, resync: bool) -> Collected:  # noqa: FBT001  as `ask` queued it
+    def _guarded(self, now: int, resync: bool) -> Collected:  # noqa: FBT001  as `request` queued it
         try:
             collected = self._collect(now, resync=resync)
-        except Exception as err:  # a fault of ours must not end the thread, or no time would be seen any more
-            log.exception("a visit to the source failed; please report this")
-            collected = Collected(now, faults=(Fault("source_failed", f"the visit failed: {err}"),))
+        except Exception as err:  # a bug in this program must not end the thread: nothing would be observed any more
+            log.exception("collecting failed; please report this")
+            collected = Collected(now, faults=(Fault("source_failed", f"collecting failed: {err}"),))
         collected.source, collected.reason = self._selector.name, self._publishable(self._selector.reason)
         collected.faults = tuple(replace(fault, message=self._publishable(fault.message)) for fault in collected.faults)
         if self._mask is not None and collected.batch is not None:
-            # Its faults are among the answer's.
+            # Its faults are among the result's.
             collected.batch = replace(collected.batch, faults=(), readings=without_paths(collected.batch.readings))
         return collected
 
     def _publishable(self, text: str) -> str:
-        """What anybody may read of it, and what can be written."""
+        """Return `text` without secrets, masked users' names and surrogates, which cannot be encoded."""
         text = redact_secrets(escape_surrogates(text))
         return text if self._mask is None else self._mask.text(text)
 
@@ -267,7 +263,7 @@ class Collector:
             return Collected(now, faults=(*faults, Fault("source_failed", str(err))))
 
     def _collect_paused(self, now: int, message: str) -> Collected:
-        """One tick of a pause: the counters are let go of once, at its beginning."""
+        """Return a result without readings; release the hardware counters at the beginning of the pause."""
         if not self._paused:
             self._paused = True
             self._selector.pause()
@@ -295,14 +291,14 @@ class Collector:
         return collected
 
     def _collect_workloads(self, collected: Collected, state: SchedulerState, batch: ReadResult) -> None:
-        """Take what workloads have said; one that cannot be listened to keeps nobody else from being heard."""
+        """Add the reports of workloads; a listener that fails does not affect the others."""
         processes = self._verified(workload_processes(state, batch.readings))
         counts: Counter[str] = Counter()
         for listener in self._listeners:
             try:
                 messages = listener.poll(collected.requested_at, processes, self._identify)
             except Exception as err:
-                if self._last_error != (error := f"{err!r}"):  # a bug of every tick is told once
+                if self._last_error != (error := f"{err!r}"):  # log a bug that recurs in every tick once
                     self._last_error = error
                     log.exception("listening to workloads failed; please report this")
                 messages = WorkloadUpdate(faults=(Fault("listening_failed", f"listening failed: {err}"),))
@@ -313,7 +309,7 @@ class Collector:
         collected.messages = tuple(sorted(counts.items()))
 
     def _verified(self, listed: Sequence[WorkloadProcess]) -> tuple[WorkloadProcess, ...]:
-        """Those whose job does not rest on what the process itself could have written into its environment."""
+        """Return the processes whose job the scheduler confirms; a process can forge its environment."""
         members = self._scheduler.members([process.pid for process in listed]) if listed else {}
         return tuple(
             process for process in listed if process.pid in members and members[process.pid].job_id == process.job_id
@@ -333,22 +329,15 @@ class Collector:
         collected.unanswered_since = state.unanswered_since
         collected.faults += state.faults
 
-    def _upgrade_source(self, now: int) -> None:
-        """After the answer has been given, so that a source that blocks when it is opened delays no reading."""
-        try:
-            self._selector.try_better(now)
-        except Exception:
-            log.exception("looking for a better source failed; please report this")
-
 
 _ONE_TIME_FAULTS = ("clock_step", "unknown_model", "xid_unassigned")
-"""Kinds of faults that happen, or are said once for good: it makes no sense to tell that they are over."""
+"""Kinds of faults that are events, or are reported once for good: their end is not logged."""
 
 
 class Sampler:
-    """One Observation an interval, from hands that may be slow, late or lost.
+    """Produces one Observation per interval from a Collector that may be slow or hang.
 
-    `first` is what the hands have brought home already: it makes the first Observation, and nothing is asked for that.
+    `interval` and `deadline` are seconds. `first`, if given, is a result that makes the first Observation.
     """
 
     def __init__(
@@ -365,21 +354,21 @@ class Sampler:
         self._allocations_at = NEVER
         self._faults = ActiveFaults()
         self.reason = ""
-        """Why this source, in one sentence for people."""
+        """Why this source was selected, as a sentence."""
         self._unanswered_since: int | None = None
         self.messages: tuple[tuple[str, int], ...] = ()
-        """What workloads have said since the start, by what became of it."""
+        """Messages from workloads since the start, counted by outcome."""
         self.late = 0
         self.read_seconds = 0.0
 
     @property
     def unanswered_seconds(self) -> float:
-        """For how long a question of the scheduler's to its controller has had no answer; 0: none is open."""
+        """Seconds since the scheduler sent its controller a request that is still unanswered; 0: none is."""
         since = self._unanswered_since
         return 0.0 if since is None else max(0, self._clock.now() - since) / SECOND
 
     def observations(self, stop: threading.Event) -> Iterator[Observation]:
-        """Yield an Observation an interval until `stop` is set."""
+        """Yield one Observation per interval until `stop` is set."""
         due = self._settled = self._clock.now()
         while not stop.is_set():
             yield self._guarded(self._clock.now())
@@ -395,7 +384,7 @@ class Sampler:
     def _guarded(self, now: int) -> Observation:
         try:
             return self._observe(now)
-        except Exception as err:  # a fault of ours must not end the node's accounting
+        except Exception as err:  # a bug in this program must not end the node's accounting
             log.exception("observing failed; please report this")
             return self._without_readings(now, faults=(Fault("source_failed", f"observing failed: {err}"),))
 
@@ -421,7 +410,7 @@ class Sampler:
         return self._late_answer(collected) if self._given_up else self._with_readings(collected)
 
     def _no_answer_yet(self, now: int) -> Observation:
-        """The hands are still out: leave the time open until the deadline, then give it up."""
+        """Leave the time unsettled until the deadline; after it, book the time as unobserved."""
         if self._pending is not None and now - self._pending <= self._deadline:
             return self._without_readings(now, settled=self._settled)
         self._given_up = True
@@ -431,7 +420,7 @@ class Sampler:
         return self._without_readings(now, faults=(fault,))
 
     def _late_answer(self, collected: Collected) -> Observation:
-        """An answer came after its time was given up: that must not be counted twice. What it says beside is kept."""
+        """Drop the readings of a result that came after its time was booked as unobserved; keep faults and health."""
         now = self._clock.now()
         log.info("source answers again")
         self._faults.add(collected.faults, now)
@@ -480,7 +469,7 @@ class Sampler:
         )
 
     def _changed_devices(self, devices: tuple[Device, ...]) -> tuple[Device, ...] | None:
-        """The inventory where it is not what was said last."""
+        """Return the devices if they differ from those of the last Observation, else None."""
         if devices == self._devices:
             return None
         self._devices = devices
@@ -488,23 +477,23 @@ class Sampler:
 
 
 class ActiveFaults:
-    """Faults that have appeared and are not over: one line in the log at either end, none between.
+    """Logs each fault once when it begins and once when it ends.
 
-    A fault is its kind and its GPU; what its message says may change from tick to tick.
+    A fault is identified by its kind and its GPU; its message may change from tick to tick.
     """
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], int] = {}
 
     def add(self, faults: Iterable[Fault], now: int) -> None:
-        """These are known to stand; of the others nothing is known."""
+        """Mark `faults` as active; the state of all others is unknown."""
         for fault in faults:
             if (fault.kind, fault.uuid) not in self._since:
                 self._since[fault.kind, fault.uuid] = now
                 log.warning("%s: %s", fault.kind, fault.message)
 
     def set_active(self, faults: Iterable[Fault], now: int) -> None:
-        """These and no others stand."""
+        """Mark `faults` as active, and all others as over."""
         faults = tuple(faults)
         self.add(faults, now)
         active = {(fault.kind, fault.uuid) for fault in faults}

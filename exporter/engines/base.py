@@ -1,6 +1,6 @@
-"""Defines what an engine is and the metrics that all engines are translated to, and why a scrape can fail.
+"""Defines the Engine interface, the engine-independent metrics of one page, and the reasons why a scrape fails.
 
-One page has no time: differences between pages are computed in `replica`.
+Differences between two pages are computed in `replica`.
 """
 
 import re
@@ -18,106 +18,106 @@ class EngineCounters(TypedDict, total=False):
     """Counters that engines report, since the engine's start."""
 
     prompt: float | None
-    """Tokens of prompts, the cached ones included unless `cached` is missing."""
+    """Prompt tokens, including cached ones unless `cached` is missing."""
     cached: float | None
-    """Tokens of prompts that were found in a cache."""
+    """Prompt tokens found in the prefix cache."""
     prefilled: float | None
-    """Tokens that went through a prefill, repeated ones included."""
+    """Tokens computed by prefills, including repeated prefills."""
     generated: float | None
-    """Tokens of answers."""
+    """Generated tokens."""
     preemptions: float | None
     evicted: float | None
-    """Tokens whose keys and values were thrown away while their request ran."""
+    """Tokens whose KV cache was evicted while their request ran."""
     drafted: float | None
-    """Tokens of drafts."""
+    """Draft tokens (speculative decoding)."""
     accepted: float | None
-    """Tokens of drafts that became part of an answer."""
+    """Draft tokens that were accepted."""
     verified: float | None
-    """Passes of one request that checked a draft."""
+    """Verification passes, counted per request."""
     passes: float | None
-    """Passes of the model."""
+    """Forward passes of the model."""
     flops: float | None
-    """FLOPs of one GPU, as the engine estimates them."""
+    """FLOPs of one GPU, as estimated by the engine."""
     bytes: float | None
-    """Bytes that one GPU read and wrote in its memory, as the engine estimates them."""
+    """Bytes that one GPU read from and wrote to its memory, as estimated by the engine."""
     lengths: float | None
-    """Tokens of requests that ended, without half of their answers."""
+    """Prompt tokens and half of the generated tokens of finished requests."""
     ended: float | None
-    """Requests that ended."""
+    """Finished requests."""
 
 
 class EngineHistograms(TypedDict, total=False):
     """Latencies that engines report, in seconds."""
 
     ttft: Histogram | None
-    """From a request to its first token."""
+    """Time to the first token."""
     itl: Histogram | None
-    """Between two tokens."""
+    """Inter-token latency."""
     queue: Histogram | None
-    """From a request to the start of its prefill."""
+    """Time from the request's arrival to the start of its prefill."""
     e2e: Histogram | None
-    """From a request to its last token."""
+    """Time from the request's arrival to its last token."""
 
 
 LATENCIES = tuple(EngineHistograms.__annotations__)
 
 
 class EngineMetrics(Struct, frozen=True):
-    """All figures of one page. What is missing, the engine or this version of it does not report."""
+    """All metrics of one page; None or missing if the engine, or this version of it, does not report the metric."""
 
     engine: str
     model: str = ""
-    """The model's name in the engine."""
+    """The model's name as served by the engine."""
     frontend: bool = False
-    """The page is that of a front end, which reports for workers elsewhere, not that of a replica."""
+    """True for a front end, which reports for workers elsewhere; False for a replica."""
     running: float | None = None
     """Requests in the batch."""
     waiting: float | None = None
-    """Requests that wait for a place in it."""
+    """Queued requests."""
     slots: float | None = None
-    """Requests that the batch can hold."""
+    """Maximum number of requests in the batch."""
     kv_use: float | None = None
-    """The used share of the KV cache, 0-1; that of the fullest where there are several."""
+    """Used share of the KV cache, 0-1; the highest if there are several caches."""
     counters: Mapping[str, float] = {}
-    """By the names of EngineCounters, without those that the engine does not report."""
+    """Counters by the names of EngineCounters, without those that the engine does not report."""
     histograms: Mapping[str, Histogram] = {}
-    """By the names of EngineHistograms, likewise."""
+    """Histograms by the names of EngineHistograms, without those that the engine does not report."""
     accept_length: float | None = None
-    """Tokens that a pass of one request yields now, the model's own token included."""
+    """Current mean number of tokens that a verification pass of one request yields, including the model's own token."""
     accept_rate: float | None = None
-    """The share of drafted tokens that is accepted now, 0-1."""
+    """Current share of draft tokens that is accepted, 0-1."""
     draft_length: float | None = None
-    """Tokens drafted for a pass of one request."""
+    """Draft tokens per verification pass of one request."""
 
     @property
     def recognized(self) -> bool:
-        """Whether it has what every engine reports: requests that run, or tokens that were generated."""
+        """True if the page has a metric that every engine reports: running requests or generated tokens."""
         return self.running is not None or "generated" in self.counters
 
 
 class Engine(Struct, frozen=True):
-    """A serving engine: how it is recognised and how its page is read."""
+    """A serving engine: how its processes and pages are recognised and read."""
 
     name: str
     prefixes: tuple[str, ...]
-    """Beginnings of its metrics' names, with underscores for colons."""
+    """Prefixes of its metric names, with underscores for colons."""
     command: re.Pattern[str]
-    """Found in the command line of its processes."""
+    """Pattern to search for in the command line of its processes."""
     read: Callable[[MetricsPage, str], EngineMetrics]
-    """Takes its page and the command lines of its processes, a line each."""
+    """Function of the page and of its processes' command lines, one per line."""
     paths: tuple[str, ...] = ("/metrics",)
-    """Paths of its metrics page, in the order in which they are tried."""
+    """URL paths of its metrics page, in the order in which they are tried."""
     parallel: tuple[tuple[str, ...], ...] = ()
-    """Options of its command line whose product is the number of a replica's GPUs, each under all its names."""
+    """Command-line options whose product is the number of GPUs of a replica; each is a tuple of its spellings."""
 
 
 def known_counters(**values: Unpack[EngineCounters]) -> dict[str, float]:
-    """The counters that the page has."""
+    """Return the counters without those that are None."""
     return cast("dict[str, float]", _without_none(values))
 
 
 def known_histograms(**values: Unpack[EngineHistograms]) -> dict[str, Histogram]:
-    """The histograms that the page has."""
+    """Return the histograms without those that are None."""
     return cast("dict[str, Histogram]", _without_none(values))
 
 
@@ -126,16 +126,16 @@ def _without_none(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def share(value: float | None, *, percent: bool = False) -> float | None:
-    """A share as 0-1, or None. `percent`: a value above 1 is in percent, as some releases report it."""
+    """Clamp a share to at most 1; None stays None. With `percent`, a value above 1 is taken as a percentage."""
     if value is None:
         return None
     return min(1.0, value / _PERCENT if percent and value > 1 else value)
 
 
 def option_number(command: str, *names: str) -> float | None:
-    """The number that a command line gives an option (--max-num-seqs 8, --max_num_seqs=8, -tp 2), or None.
+    """Return the number given to a command-line option (--max-num-seqs 8, --max_num_seqs=8, -tp 2); None if not given.
 
-    Of an option given twice the last counts, as for argparse and clap.
+    If the option is given twice, the last one counts, as in argparse and clap.
     """
     spelled = "|".join(re.escape(name).replace(r"\-", "[-_]") for name in names)
     found = re.findall(rf"(?:^|\s)-{{1,2}}(?:{spelled})[=\s]\s*(\d{{1,9}})(?=\s|$)", command)
@@ -143,18 +143,18 @@ def option_number(command: str, *names: str) -> float | None:
 
 
 def sum_known(*values: float | None) -> float | None:
-    """The sum of the values that are known; None if none is."""
+    """Return the sum of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def multiply(value: float | None, factor: float | None) -> float | None:
-    """The product; None if either is None."""
+    """Return the product; None if either is None."""
     return None if value is None or factor is None else value * factor
 
 
-class ScrapeFailure(Exception):  # noqa: N818  what went wrong is the engine's, not this program's
-    """Why a page gave no figures: the kind of failure, what was found, and what to do."""
+class ScrapeFailure(Exception):  # noqa: N818  the failure is the engine's, not this program's
+    """A page could not be scraped: the kind of failure, a description, and what to do."""
 
     def __init__(self, kind: str, what: str, remedy: str) -> None:
         super().__init__(what)

@@ -1,7 +1,7 @@
-"""Finds the metrics endpoints of this node's serving engines, starting from the processes on its GPUs.
+"""Discovers the metrics endpoints of this node's serving engines, starting from the processes on its GPUs.
 
-It reads process trees and listening sockets from /proc, and tries only configured ports on which a process of the
-same job listens. It opens no connection.
+Reads the process tree and listening sockets from /proc. An endpoint is a configured port on which a process of the same
+job listens. Opens no connection.
 """
 
 import os
@@ -21,25 +21,25 @@ from exporter.config import ConfigError, EngineSettings
 from exporter.engines.base import Engine, option_number
 from exporter.engines.registry import DEFAULT_PATHS, engine_of_command
 from exporter.engines.replica import ReplicaPlacement
-from exporter.procfs import parent_pid
+from exporter.procfs import parent_pid, read_bytes
 from exporter.redact import redact_secrets
 from exporter.workloads import WorkloadProcess
 
 MAX_ANCESTORS = 8
-"""Ancestors of a process that are considered."""
+"""Maximum number of ancestors of a process that are searched."""
 MAX_RELATIVES = 512
-"""Relatives that are considered, of all processes on GPUs together."""
+"""Maximum number of relatives that are searched, for all processes on GPUs together."""
 _COMMAND_BYTES = 16384
 
 
 class ProcessTree(Struct, frozen=True):
-    """Parents and children by pid, as they are now."""
+    """A snapshot of the parents and children of all processes, by pid."""
 
     parents: Mapping[int, int]
     children: Mapping[int, tuple[int, ...]]
 
     def ancestors(self, pid: int) -> Iterator[int]:
-        """From the parent upwards, without init."""
+        """Yield the ancestors from the parent upwards, without init."""
         for _ in range(MAX_ANCESTORS):
             pid = self.parents.get(pid, 0)
             if pid <= 1:
@@ -47,11 +47,11 @@ class ProcessTree(Struct, frozen=True):
             yield pid
 
     def descendants(self, pid: int) -> set[int]:
-        """The process and all its descendants."""
+        """Return the process and all its descendants."""
         return set(self._walk([pid]))
 
     def relatives(self, pids: Iterable[int]) -> tuple[int, ...]:
-        """These, their ancestors, and the descendants of those, the nearest first."""
+        """Return the processes, their ancestors, and the descendants of all these, the nearest first."""
         found: dict[int, None] = {}
         for start in (ancestor for pid in pids for ancestor in (pid, *self.ancestors(pid))):
             found.update(dict.fromkeys(self._walk([start])))
@@ -69,25 +69,25 @@ class ProcessTree(Struct, frozen=True):
 
 
 def read_process_tree(proc: Path) -> ProcessTree:
-    """The parent of every process. Raises OSError where `proc` is no process tree."""
+    """Read the parent of every process. Raises OSError if `proc` cannot be listed."""
     parents = {int(folder.name): parent_pid(folder) for folder in proc.iterdir() if folder.name.isdecimal()}
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    return ProcessTree(parents, {parent: tuple(sorted(born)) for parent, born in children.items()})
+    return ProcessTree(parents, {parent: tuple(sorted(pids)) for parent, pids in children.items()})
 
 
 def command_line(proc: Path, pid: int) -> str:
-    """The command line with a space for each NUL; empty when it may not be read."""
+    """Return the command line with a space for each NUL; empty if it cannot be read."""
     try:
-        with (proc / str(pid) / "cmdline").open("rb") as file:
-            return file.read(_COMMAND_BYTES).decode(errors="replace").replace("\0", " ").strip()
+        raw = read_bytes(proc / str(pid) / "cmdline", _COMMAND_BYTES)
+        return raw.decode(errors="replace").replace("\0", " ").strip()
     except OSError:
         return ""
 
 
 _LISTEN = "0A"
-"""State TCP_LISTEN, as the kernel writes it; listening sockets come first in the file."""
+"""TCP_LISTEN in the column `st`; the kernel lists listening sockets first."""
 _MOST_LISTENERS = 4096
 _MOST_FILES = 65536
 """File descriptors of one process that are searched for sockets."""
@@ -105,7 +105,7 @@ class ListeningSocket(Struct, frozen=True):
 
 
 def listeners(folder: Path) -> list[ListeningSocket]:
-    """Listening TCP sockets in the network namespace of the process with this folder; raises OSError."""
+    """Return the listening TCP sockets in the network namespace of the process at `folder`. Raises OSError."""
     return [listening_socket for name in ("tcp", "tcp6") for listening_socket in _table(folder / "net" / name)]
 
 
@@ -126,14 +126,14 @@ def _table(path: Path) -> list[ListeningSocket]:
 
 
 def _decode_address(text: str) -> str:
-    """Decode hexadecimal 32-bit groups in the byte order of the machine."""
+    """Decode an address of hexadecimal 32-bit groups in host byte order."""
     groups = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     packed = struct.pack(f"={len(groups)}I", *groups)
     return socket.inet_ntop(socket.AF_INET if len(groups) == 1 else socket.AF_INET6, packed)
 
 
 def socket_inodes(folder: Path) -> set[int]:
-    """Inodes of a process's sockets; empty where they may not be read."""
+    """Return the inodes of a process's sockets; empty if they cannot be read."""
     try:
         with os.scandir(folder / "fd") as entries:
             links = [_link(entry.path) for entry in islice(entries, _MOST_FILES)]
@@ -150,19 +150,19 @@ def _link(path: str) -> str:
 
 
 def network_namespace(folder: Path) -> str:
-    """The network namespace of a process; raises OSError where it may not be read."""
+    """Return the network namespace of a process. Raises OSError."""
     return str((folder / "ns" / "net").readlink())
 
 
 def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: bool) -> str:
-    """The host part of a URL that leads to the socket, empty where none does.
+    """Return the host part of a URL for the socket; empty if the daemon cannot reach it.
 
-    `here`: the daemon is in the same network namespace as the process with this folder. An address that is none of
-    the namespace's own leads elsewhere: any process may bind it (IP_FREEBIND, ip(7)). One of link-local scope, such as
-    169.254.169.254, where clouds serve secrets, may be given to a namespace that a workload made.
+    `here`: the daemon is in the same network namespace as the process at `folder`. Rejects addresses that the namespace
+    does not have, because any process may bind a foreign address (IP_FREEBIND, ip(7)), and link-local ones: a workload
+    could give its own namespace 169.254.169.254, at which clouds serve credentials.
     """
     loopback = listening_socket.address.startswith(("127.", "::ffff:127.")) or listening_socket.address == "::1"
-    anywhere = listening_socket.address in ("0.0.0.0", "::")  # noqa: S104  what a workload has bound, not we
+    anywhere = listening_socket.address in ("0.0.0.0", "::")  # noqa: S104  bound by a workload, not by the daemon
     if loopback and not here:
         return ""
     if anywhere:
@@ -172,20 +172,20 @@ def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: boo
 
 
 def addresses(folder: Path) -> list[str]:
-    """Of the network namespace of the process with this folder, without loopback and link-local ones.
+    """Return the addresses of the process's network namespace, without loopback and link-local ones.
 
-    IPv4 first, IPv6 in brackets.
+    IPv4 addresses come first, IPv6 addresses are in brackets.
     """
     found = dict.fromkeys(_LOCAL.findall(_read_text(folder / "net" / "fib_trie")))
     ipv6_rows = (line.split() for line in _read_text(folder / "net" / "if_inet6").splitlines())
     return [
         *(address for address in found if not address.startswith(("127.", "169.254."))),
-        *_ipv6_addresses(fields for fields in ipv6_rows if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE),  # noqa: PLR2004  columns
+        *(
+            _bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
+            for fields in ipv6_rows
+            if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE  # noqa: PLR2004  columns
+        ),
     ]
-
-
-def _ipv6_addresses(rows: Iterable[list[str]]) -> list[str]:
-    return [_bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows]
 
 
 def _bracketed(address: str) -> str:
@@ -200,16 +200,16 @@ def _read_text(path: Path) -> str:
 
 
 class MetricsEndpoint(Struct, frozen=True):
-    """One address to scrape."""
+    """An endpoint to scrape."""
 
     base: str
-    """http://host:port, or the whole address where the operator gave it."""
+    """http://host:port, or the whole URL if the operator configured it."""
     placement: ReplicaPlacement
     paths: tuple[str, ...]
     command_lines: str = ""
-    """Command lines of the process that listens and of those that started it, a line each."""
+    """Command lines of the listening process and its ancestors, one per line."""
     pid: int = 0
-    """Pid of the process that listens; 0: the operator's address."""
+    """Pid of the listening process; 0: configured by the operator."""
 
 
 class DiscoveredEngines(Struct, frozen=True):
@@ -217,16 +217,16 @@ class DiscoveredEngines(Struct, frozen=True):
 
     endpoints: tuple[MetricsEndpoint, ...] = ()
     not_listening: tuple[tuple[str, str], ...] = ()
-    """Jobs whose engine is known by its command line and listens on none of the ports: (job id, engine)."""
+    """(job id, engine) of jobs whose command line is an engine's and which listen on none of the configured ports."""
     unreachable: tuple[tuple[str, int], ...] = ()
-    """Jobs that listen on the loopback of a network namespace of their own: (job id, port)."""
+    """(job id, port) of jobs whose socket the daemon cannot reach, such as on the loopback of another namespace."""
 
 
 class EngineDiscovery:
-    """Discovers in two steps: processes that the scheduler must identify, then where those of the job listen."""
+    """Discovers endpoints in two steps: `relatives` returns pids that the scheduler must identify for `discover`."""
 
     def __init__(self, engines: EngineSettings, *, proc: str | Path = "/proc", own: str | Path = "/proc/self") -> None:
-        """`own` is this daemon's folder. Raises ConfigError for a pattern or an address that cannot be used."""
+        """`own` is this daemon's /proc folder. Raises ConfigError for an invalid URL or pattern."""
         self._proc, self._own = Path(proc), Path(own)
         self._ports = {port: rank for rank, port in enumerate(engines.ports)}
         self._configured = tuple(
@@ -234,10 +234,10 @@ class EngineDiscovery:
         )
         self._tree = ProcessTree({}, {})
         self._not_serving: frozenset[int] = frozenset()
-        """Processes on GPUs none of which serves: this does not change."""
+        """Pids of the last processes if none of them is an engine's, to skip reading /proc for them again."""
 
     def relatives(self, processes: Sequence[WorkloadProcess]) -> tuple[int, ...]:
-        """Pids around the serving ones of these, which may be of the same job."""
+        """Return the pids of the engines among `processes` and of their relatives, which may belong to the same job."""
         pids = frozenset(process.pid for process in processes)
         if pids == self._not_serving and not any(process.workload_class == "serving" for process in processes):
             return ()
@@ -252,30 +252,30 @@ class EngineDiscovery:
     def discover(
         self, processes: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]
     ) -> DiscoveredEngines:
-        """Endpoints of the engines; `members` are the relatives that the scheduler has identified as a job's."""
+        """Return the engines' endpoints; `members` are the relatives that the scheduler assigned to a job, by pid."""
         serving = self._serving_processes(processes)
         jobs = sorted({process.job_id for process in serving})
         results = [self._discover_job(job, [g for g in processes if g.job_id == job], members) for job in jobs]
         configured = tuple(self._configured_endpoints(processes))
         taken = {_netloc(target.base) for target in configured}
-        endpoints = tuple(t for one in results for t in one.endpoints if _netloc(t.base) not in taken)
-        claimed = {target.placement.job_id for target in configured}
+        endpoints = tuple(t for result in results for t in result.endpoints if _netloc(t.base) not in taken)
+        configured_jobs = {target.placement.job_id for target in configured}
         return DiscoveredEngines(
             configured + endpoints,
-            tuple(s for one in results for s in one.not_listening if s[0] not in claimed),
-            tuple(u for one in results for u in one.unreachable if u[0] not in claimed),
+            tuple(job for result in results for job in result.not_listening if job[0] not in configured_jobs),
+            tuple(job for result in results for job in result.unreachable if job[0] not in configured_jobs),
         )
 
     def _serving_processes(self, processes: Sequence[WorkloadProcess]) -> list[WorkloadProcess]:
         return [
-            g
-            for g in processes
-            if g.workload_class == "serving" or engine_of_command(self._command_lines(g.pid)) is not None
+            process
+            for process in processes
+            if process.workload_class == "serving" or engine_of_command(self._command_lines(process.pid)) is not None
         ]
 
     def _command_lines(self, pid: int) -> str:
-        """Its own and its ancestors' command lines."""
-        return "\n".join(command_line(self._proc, one) for one in (pid, *self._tree.ancestors(pid)))
+        """Return the command lines of a process and its ancestors, one per line."""
+        return "\n".join(command_line(self._proc, each) for each in (pid, *self._tree.ancestors(pid)))
 
     def _configured_endpoints(self, processes: Sequence[WorkloadProcess]) -> Iterator[MetricsEndpoint]:
         jobs = sorted({process.job_id for process in processes})
@@ -287,49 +287,43 @@ class EngineDiscovery:
     def _discover_job(
         self, job: str, processes: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]
     ) -> DiscoveredEngines:
-        pids = list(dict.fromkeys([g.pid for g in processes] + [p for p, who in members.items() if who.job_id == job]))
-        owners = self._sockets_by_pid(pids)
-        reached = {pid: [(one, self._address(pid, one)) for one in owned] for pid, owned in owners.items()}
-        endpoints = {
-            f"http://{host}:{one.port}": (pid, one) for pid, owned in reached.items() for one, host in owned if host
-        }
-        blocked = tuple((job, one.port) for owned in reached.values() for one, host in owned if not host)
-        first = sorted(endpoints, key=lambda base: self._ports[endpoints[base][1].port])
-        made = tuple(self._endpoint(base, endpoints[base][0], job, processes, owners) for base in first)
+        relatives = [pid for pid, member in members.items() if member.job_id == job]
+        sockets = self._sockets_by_pid(list(dict.fromkeys([process.pid for process in processes] + relatives)))
+        hosts = [(pid, sock, self._host(pid, sock)) for pid, owned in sockets.items() for sock in owned]
+        bases = {f"http://{host}:{sock.port}": (pid, sock) for pid, sock, host in hosts if host}
+        unreachable = tuple((job, sock.port) for _, sock, host in hosts if not host)
+        in_order = sorted(bases, key=lambda base: self._ports[bases[base][1].port])
+        endpoints = tuple(self._endpoint(base, bases[base][0], job, processes, sockets) for base in in_order)
         engine = engine_of_command("\n".join(self._command_lines(process.pid) for process in processes))
-        not_listening = ((job, engine.name),) if engine is not None and not made and not blocked else ()
-        return DiscoveredEngines(made, not_listening, blocked)
+        not_listening = ((job, engine.name),) if engine is not None and not endpoints and not unreachable else ()
+        return DiscoveredEngines(endpoints, not_listening, unreachable)
 
     def _sockets_by_pid(self, pids: Sequence[int]) -> dict[int, list[ListeningSocket]]:
-        """The sockets on configured ports, by the first of these processes that has them."""
+        """Return the sockets on configured ports, each under the first of these processes that has it open."""
         tables: dict[str, list[ListeningSocket]] = {}
-        owners: dict[int, list[ListeningSocket]] = {}
-        for pid in pids:
-            for one in self._sockets_of(pid, tables):
-                owners.setdefault(pid, []).append(one)
-        return owners
+        found = {pid: self._sockets_of(pid, tables) for pid in pids}
+        return {pid: sockets for pid, sockets in found.items() if sockets}
 
     def _sockets_of(self, pid: int, tables: dict[str, list[ListeningSocket]]) -> list[ListeningSocket]:
-        """Those of one process, which are removed from the table of its network namespace."""
+        """Return one process's sockets, one per port, and remove their ports from its network namespace's table."""
         folder = self._proc / str(pid)
         try:
             network_ns = network_namespace(folder)
             if network_ns not in tables:
-                tables[network_ns] = [one for one in listeners(folder) if one.port in self._ports]
+                tables[network_ns] = [sock for sock in listeners(folder) if sock.port in self._ports]
         except (OSError, ValueError):  # it has just ended, or may not be read
             return []
         if not tables[network_ns]:
             return []
         inodes = socket_inodes(folder)
-        mine = [one for one in tables[network_ns] if one.inode in inodes]
-        ports = {one.port for one in mine}
-        tables[network_ns] = [one for one in tables[network_ns] if one.port not in ports]
-        return list({one.port: one for one in reversed(mine)}.values())
+        by_port = {sock.port: sock for sock in reversed(tables[network_ns]) if sock.inode in inodes}
+        tables[network_ns] = [sock for sock in tables[network_ns] if sock.port not in by_port]
+        return list(by_port.values())
 
-    def _address(self, pid: int, one: ListeningSocket) -> str:
+    def _host(self, pid: int, sock: ListeningSocket) -> str:
         folder = self._proc / str(pid)
         try:
-            return reachable_host(one, folder, here=network_namespace(folder) == network_namespace(self._own))
+            return reachable_host(sock, folder, here=network_namespace(folder) == network_namespace(self._own))
         except OSError:
             return ""
 
@@ -348,9 +342,10 @@ class EngineDiscovery:
         )
 
     def _gpus(self, owner: int, processes: Sequence[WorkloadProcess], owners: Iterable[int]) -> tuple[str, ...]:
-        """GPUs of the processes that it started, or that were started with it; empty: all of the job's.
+        """Return the GPUs of the replica of process `owner`; empty: all GPUs of the job.
 
-        It goes up the tree until a descendant is on a GPU, but not to an ancestor of another server of the job.
+        Goes up the process tree from `owner` until a descendant uses a GPU, but not to an ancestor of another server of
+        the job.
         """
         everything = {uuid for process in processes for uuid in process.uuids}
         for root in (owner, *self._tree.ancestors(owner)):

@@ -1,13 +1,13 @@
-"""NVIDIA Dynamo, 0.3 to 1.x: reads the metrics of its workers and of its front end.
+"""Reads the metrics pages of NVIDIA Dynamo 0.3 to 1.x: workers and front end.
 
 Sources: lib/runtime/src/metrics/prometheus_names.rs and lib/llm/src/http/service/metrics.rs of ai-dynamo/dynamo,
 and its metrics catalog.
 
-Odd facts: a worker's page (DYN_SYSTEM_PORT) also carries the metrics of the engine inside, which are richer and
-come first: then it is that engine's page. `queued_requests` of a front end reaches from the request to its first
-token, so prefills wait with the others; `inflight_requests`, later `active_requests`, has both. A front end
-reports for all its workers, wherever they are: its figures count only where no worker of the same job answers.
-`*_usage_percent` is a share of 1, but 0-100 in documents of some releases: what is above 1 is taken as percent.
+Caveats: a worker's page (DYN_SYSTEM_PORT) may also contain the metrics of its inference engine, which are richer; the
+page is then read as that engine's. A front end's `queued_requests` counts requests until their first token, including
+those in prefill; `inflight_requests`, later `active_requests`, includes them too. A front end reports for all its
+workers on all nodes: its metrics count only if no worker of the same job answers. `*_usage_percent` is a ratio, but
+0-100 according to the documentation of some releases: values above 1 are taken as percentages.
 """
 
 import re
@@ -19,7 +19,7 @@ _USAGE = ("dynamo_component_kvstats_gpu_cache_usage_percent", "dynamo_component_
 
 
 def read(page: MetricsPage, _command: str) -> EngineMetrics:
-    """The metrics of a page: a worker's if it has any line of one, else a front end's."""
+    """Read a worker's page if it has any worker metric, else a front end's."""
     worker = page.names(("dynamo_component_kvstats_", *_USAGE)) or page.samples(
         "dynamo_component_inflight_requests", dynamo_endpoint="generate"
     )

@@ -1,6 +1,7 @@
-"""Parses a Prometheus metrics page on demand, sums samples over labels, and computes with its histograms.
+"""Parses a Prometheus metrics page lazily, and sums its samples and histograms over labels.
 
-It knows no engine. In names a colon is an underscore, Ray's prefix is removed and `_total` may be missing.
+Independent of the engine. In metric names colons become underscores, the prefix `ray_` is removed and the suffix
+`_total` is optional.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +15,12 @@ from exporter.core.model import Latency
 
 
 class Histogram(Struct, frozen=True):
-    """Cumulative buckets, as Prometheus has them."""
+    """A Prometheus histogram with cumulative buckets."""
 
     bounds: tuple[float, ...]
-    """Upper bounds, ascending; the last is infinite."""
+    """Upper bounds of the buckets, ascending; the last is infinite."""
     counts: tuple[float, ...]
-    """Values up to each bound."""
+    """Number of values up to each bound."""
     total: float
     """Sum of all values."""
 
@@ -34,19 +35,19 @@ class Histogram(Struct, frozen=True):
         return self.total / self.count if self.count > 0 else None
 
     def since(self, before: "Histogram") -> "Histogram | None":
-        """The values after `before`; None where the two cannot be compared: other buckets, or fewer values."""
+        """Return the values added since `before`; None if the buckets differ or a count or the sum fell."""
         if self.bounds != before.bounds or self.total < before.total:
             return None
         grown = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
         if min(grown) < 0:
             return None
-        # A page read while it is written to may show a lower bucket ahead of a higher one.
+        # On a page that was read during an update, a lower bucket may be ahead of a higher one.
         return Histogram(self.bounds, tuple(accumulate(grown, max)), self.total - before.total)
 
     def quantile(self, share: float) -> float:
-        """Linear within its bucket, the first beginning at 0; beyond the last finite bound, that bound.
+        """Return the quantile as PromQL's histogram_quantile does: linear within a bucket, the first from 0.
 
-        As PromQL's histogram_quantile does it. Needs at least one value.
+        Beyond the last finite bound, returns that bound. Needs at least one value.
         """
         rank = share * self.count
         place = next(i for i, count in enumerate(self.counts) if count >= rank)
@@ -57,16 +58,16 @@ class Histogram(Struct, frozen=True):
         return low + (self.bounds[place] - low) * ((rank - below) / inside if inside else 1.0)
 
     def latency(self, kind: str) -> Latency | None:
-        """Its three quantiles; None without values."""
+        """Return the quantiles 0.50, 0.95 and 0.99; None without values."""
         if self.count <= 0:
             return None
         return Latency(kind, self.quantile(0.50), self.quantile(0.95), self.quantile(0.99))
 
 
 def merge_series(buckets: dict[float, list[float]], total: float, *, scale: float = 1.0) -> Histogram | None:
-    """Add several series: `buckets` has each series' count by upper bound. None without an infinite bucket.
+    """Add several series up; `buckets` has the count of each series by upper bound. None without an infinite bucket.
 
-    Only bounds that all series have count: a sum over fewer would not be cumulative.
+    Uses only bounds that all series have: otherwise the sums would not be cumulative.
     """
     series = len(buckets.get(inf, ()))
     if not series:
@@ -77,11 +78,11 @@ def merge_series(buckets: dict[float, list[float]], total: float, *, scale: floa
 
 
 MAX_LINE_LENGTH = 4096
-"""Characters. The time to parse a line grows with its square; those of engines have a few hundred."""
+"""Characters. Parse time grows with the square of the length; lines of engines have a few hundred characters."""
 MAX_SAMPLES_PER_NAME = 20_000
-"""Samples that are read of one metric."""
+"""Maximum number of samples read of one metric."""
 MAX_VALUE = 1e30
-"""An engine that counts FLOPs reaches 1e25: sums of what is larger would soon be infinite."""
+"""Larger values are ignored, because their sums could become infinite; FLOP counters reach 1e25."""
 
 
 class MetricSample(Struct, frozen=True):
@@ -92,10 +93,10 @@ class MetricSample(Struct, frozen=True):
 
 
 class MetricsPage:
-    """One page. Lines are parsed when they are read; the others cost next to nothing."""
+    """One metrics page. A line is parsed only when its metric is read."""
 
     def __init__(self, text: str, *, ranks: tuple[str, ...] = ()) -> None:
-        """Of lines that differ only in the labels `ranks` only the first rank's counts: the others repeat it."""
+        """Of samples that differ only in the labels `ranks`, only that of the lowest rank counts."""
         self._text, self._ranks, self._bad = text, ranks, set[str]()
         self._raw: dict[str, list[str]] = {}
         self._samples: dict[str, list[MetricSample]] = {}
@@ -105,22 +106,22 @@ class MetricsPage:
                 self._raw.setdefault(name.replace(":", "_").removeprefix("ray_"), []).append(line)
 
     def ranked(self, *ranks: str) -> "MetricsPage":
-        """The same page, read with other ranks."""
+        """Return the same page with other `ranks`."""
         page = MetricsPage(self._text, ranks=ranks)
         page._bad = self._bad
         return page
 
     @property
     def bad(self) -> int:
-        """Lines that could not be parsed, of those that were read."""
+        """Number of lines that could not be parsed, among those read so far."""
         return len(self._bad)
 
     def names(self, prefixes: tuple[str, ...]) -> list[str]:
-        """Names of metrics that begin with one of these."""
+        """Return the metric names that begin with one of `prefixes`."""
         return [name for name in self._raw if name.startswith(prefixes)]
 
     def samples(self, name: str, **labels: str) -> list[MetricSample]:
-        """Samples of that exact name with these labels; without NaN, negative values and those above MAX_VALUE."""
+        """Return the samples of exactly `name` with these labels; leaves out NaN, negative values and huge ones."""
         if name not in self._samples:
             raws = self._raw.get(name, [])
             self._bad.update(raws[MAX_SAMPLES_PER_NAME:])
@@ -130,19 +131,19 @@ class MetricsPage:
         return [sample for sample in self._samples[name] if all(sample.labels.get(k) == v for k, v in labels.items())]
 
     def total(self, *names: str, **labels: str) -> float | None:
-        """The sum of the first of these metrics that the page has, with `_total` or without."""
+        """Return the sum of the first of these metrics that the page has, with or without `_total`; else None."""
         return self._first(sum, names, labels)
 
     def highest(self, *names: str, **labels: str) -> float | None:
-        """The highest value of the first of these metrics that the page has."""
+        """Return the highest value of the first of these metrics that the page has; else None."""
         return self._first(max, names, labels)
 
     def label(self, name: str, *names: str) -> str:
-        """The value of the first of the labels `names` on a line of `name`, else empty."""
+        """Return the first non-empty value of the labels `names` on the samples of metric `name`, else ""."""
         return next((sample.labels[n] for n in names for sample in self.samples(name) if sample.labels.get(n)), "")
 
     def histogram(self, *names: str, scale: float = 1.0, **labels: str) -> Histogram | None:
-        """The first of these histograms that the page has, all its series together."""
+        """Return the first of these histograms that the page has, with all its series added up; else None."""
         for name in names:
             buckets: dict[float, list[float]] = {}
             for sample in self.samples(f"{name}_bucket", **labels):

@@ -1,4 +1,4 @@
-"""Loads the engines of `exporter.registry`, and finds the engine of a metrics page or of a command line."""
+"""Loads the engines listed in `exporter.registry`, and identifies the engine of a metrics page or command line."""
 
 from exporter import registry
 from exporter.engines.base import Engine, EngineMetrics, ScrapeFailure
@@ -6,30 +6,28 @@ from exporter.engines.page import MetricsPage
 
 ENGINES: tuple[Engine, ...] = tuple(registry.import_object(entry.engine) for entry in registry.ENGINES.values())
 DEFAULT_PATHS = ("/metrics", "/prometheus/metrics")
-"""Paths of a metrics page whose engine is not known."""
+"""URL paths to try if the engine is not known."""
 _SHOWN = 5
-"""Unknown names that an error shows."""
+"""Number of unknown metric names in an error message."""
 
 
 def engine_of_command(command: str) -> Engine | None:
-    """The engine to which a command line belongs; None: it is of none."""
+    """Return the engine whose pattern matches the command line; None if none does."""
     return next((engine for engine in ENGINES if engine.command.search(command)), None)
 
 
 def read_metrics(page: MetricsPage, command: str) -> EngineMetrics:
-    """The metrics of a page. Raises ScrapeFailure where it is of no engine, or has none of the names that are known."""
+    """Read the metrics of a page. Raises ScrapeFailure if no engine, or no known version of it, wrote the page."""
     candidates = [(engine, names) for engine in ENGINES if (names := page.names(engine.prefixes))]
     for engine, _ in candidates:
         metrics = engine.read(page, command)
         if metrics.recognized:
             return metrics
     if not candidates:
-        raise ScrapeFailure(
-            "not_an_engine", "has no metrics of an engine that is known", "name the engine's metrics page"
-        )
+        raise ScrapeFailure("not_an_engine", "has no metrics of a known engine", "name the engine's metrics page")
     engine, names = candidates[0]
     raise ScrapeFailure(
         "dialect",
-        f"is a page of {engine.name}, in names that are not known here ({', '.join(sorted(names)[:_SHOWN])}, ...)",
-        "update this exporter, or tell its makers the engine's version",
+        f"is a page of {engine.name} with unknown metric names ({', '.join(sorted(names)[:_SHOWN])}, ...)",
+        "update this exporter, or report the engine's version to its maintainers",
     )

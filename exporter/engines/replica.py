@@ -1,6 +1,6 @@
-"""Turns consecutive metrics pages of one replica into what it served between them.
+"""Computes what a replica served between two consecutive metrics pages.
 
-It owns differences, restarts, and estimates from the engine's own metrics. What an engine does not report is
+Handles counter differences, restarts and estimates from the engine's own metrics. What an engine does not report is
 None, never 0.
 """
 
@@ -17,25 +17,27 @@ from exporter.engines.base import LATENCIES, EngineMetrics
 from exporter.engines.page import Histogram
 
 BASELINE_WINDOW = 600 * SECOND
-"""How long an interval is kept."""
+"""How long an interval counts towards the baseline, nanoseconds."""
 PREFILL_SHARE = 0.01
-"""Share of prompt tokens in the computed ones below which an interval has no prefills (E)."""
+"""Share of prompt tokens among computed tokens below which an interval counts as free of prefills (estimate)."""
 BATCH_SHARE = 0.25
-"""By which share of the batch another may differ to be compared: the time of a pass grows with the batch (E)."""
+"""Relative difference of batch sizes up to which intervals are compared: a pass takes longer with a larger batch
+(estimate)."""
 MIN_INTERVALS = 3
-"""Intervals without prefills that a baseline needs."""
+"""Number of intervals without prefills that a baseline needs."""
 
 
 class BaselineLatency:
-    """Intervals of one replica without prefills: (end, requests in the batch, mean seconds between tokens)."""
+    """The inter-token latency of a replica in intervals without prefills."""
 
     def __init__(self) -> None:
         self._intervals: deque[tuple[int, float, float]] = deque()
+        """(end, requests in the batch, mean inter-token latency in seconds) of each."""
 
     def add(
         self, at: int, *, running: float | None, inter_token: float | None, prompt: float | None, generated: float
     ) -> None:
-        """Add an interval that ended `at`: `prompt` tokens were computed, `generated` tokens generated."""
+        """Add an interval that ended `at`, in which `prompt` tokens were prefilled and `generated` tokens generated."""
         while self._intervals and at - self._intervals[0][0] > BASELINE_WINDOW:
             self._intervals.popleft()
         if not running or inter_token is None or prompt is None or generated <= 0:
@@ -44,9 +46,9 @@ class BaselineLatency:
             self._intervals.append((at, running, inter_token))
 
     def inter_token_seconds(self, running: float | None) -> float | None:
-        """The lower quartile of the mean seconds between tokens at about that batch; None before three intervals.
+        """Return the lower quartile of the inter-token latency at a similar batch size; None below MIN_INTERVALS.
 
-        The lower quartile, because other things slow an interval too: a long context, a neighbour.
+        The lower quartile, because an interval can be slow for other reasons: a long context, another process.
         """
         if not running:
             return None
@@ -57,28 +59,28 @@ class BaselineLatency:
 
 
 MAX_INTERVAL = 120 * SECOND
-"""Longest time between two pages over which differences count; three intervals, where those are longer."""
+"""Longest time between two pages over which differences count; or three scrape intervals, if longer."""
 FLOPS_PER_TOKEN = 2
-"""FLOPs of one parameter for one token: a multiplication and an addition (accounting, section 9)."""
+"""FLOPs per parameter and token: a multiplication and an addition (docs/accounting.md, section 9)."""
 
 
 class ReplicaPlacement(Struct, frozen=True):
-    """The job of a replica, and where it runs."""
+    """The job and the GPUs of a replica."""
 
     job_id: str
     uuids: tuple[str, ...] = ()
-    """Its GPUs on this node; empty: all that the job has here."""
+    """Its GPUs on this node; empty: all GPUs of the job on this node."""
     gpus: int = 0
-    """GPUs of the replica on all nodes, where its command line has more than are here."""
+    """Number of GPUs on all nodes, if its command line has more than this node; else 0."""
     shared: int = 0
-    """GPUs that compute its tokens together; 0: not known."""
+    """Number of GPUs that compute its tokens together; 0: unknown."""
 
 
 class Replica:
-    """Turns the pages of one replica into reports."""
+    """Turns the pages of one replica into ServingReports."""
 
     def __init__(self, models: Mapping[str, ServedModel], *, interval: int = 0) -> None:
-        """`interval`: nanoseconds between two scrapes."""
+        """`interval` is the time between two scrapes, nanoseconds."""
         self._models, self._max_interval = models, max(MAX_INTERVAL, 3 * interval)
         self._last: EngineMetrics | None = None
         self._at = 0
@@ -86,9 +88,10 @@ class Replica:
         self.restarts = 0
 
     def update(self, metrics: EngineMetrics, at: int, *, placement: ReplicaPlacement) -> ServingReport:
-        """The report from the page before to the one scraped `at`; on the first, and after a restart, of gauges alone.
+        """Return the report for the time between the previous page and this one, scraped `at`.
 
-        Such a report has an empty interval: its start is its end. A counter that went back means a restart.
+        For the first page, and after a restart or a long gap, the report has only gauges and an empty interval (start
+        equals end). A counter that fell means a restart.
         """
         before, start = self._last, self._at
         self._last, self._at = metrics, at
@@ -98,9 +101,10 @@ class Replica:
             self.restarts += 1
             self._baseline = BaselineLatency()
             return _serving(metrics, (at, at), placement, {})
-        # A series that was not there before began in between, at 0: most are made when they first move.
+        # A counter that is new on the page started at 0 since the last one: most appear when first incremented.
         grown = {name: value - before.counters.get(name, 0.0) for name, value in metrics.counters.items()}
-        values = _tokens(grown, metrics) | _direct_values(grown) | self._latencies(before, metrics)
+        direct = {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
+        values = _tokens(grown, metrics) | direct | self._latencies(before, metrics)
         if values.get("flops") is None:
             values["flops"] = self._flops(metrics.model, values, placement)
         self._update_baseline(values, metrics.running, at)
@@ -116,7 +120,7 @@ class Replica:
         }
 
     def _flops(self, model: str, values: Mapping[str, Any], placement: ReplicaPlacement) -> float | None:
-        """FLOPs of one GPU: 2N a computed token; None where the model's size is not configured."""
+        """Return the FLOPs of one GPU, 2N per computed token; None if the model's size is not configured."""
         served, prompt, generated = self._models.get(model), values.get("prompt_tokens"), values.get("generated_tokens")
         if served is None or prompt is None or generated is None or not placement.shared:
             return None
@@ -143,16 +147,11 @@ def _grown_histogram(before: EngineMetrics, now: EngineMetrics, kind: str) -> Hi
     return histogram if histogram is None or previous is None else histogram.since(previous)
 
 
-def _direct_values(grown: Mapping[str, float]) -> dict[str, Any]:
-    """Values that need no estimate."""
-    return {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
-
-
 def _tokens(grown: Mapping[str, float], now: EngineMetrics) -> dict[str, Any]:
-    """Tokens by kind."""
+    """Return the numbers of tokens by kind."""
     recomputed, prompt = _recomputed(grown, now), grown.get("prefilled")
     if prompt is None and "prompt" in grown:
-        # Engines count a prompt once: what is computed again after an eviction comes on top.
+        # Engines count a prompt once: tokens recomputed after an eviction are not included.
         prompt = max(0.0, grown["prompt"] - grown.get("cached", 0.0)) + (recomputed or 0.0)
     drafted, accepted = _draft_tokens(grown, now)
     return {
@@ -166,10 +165,10 @@ def _tokens(grown: Mapping[str, float], now: EngineMetrics) -> dict[str, Any]:
 
 
 def _recomputed(grown: Mapping[str, float], now: EngineMetrics) -> float | None:
-    """Tokens evicted while their request ran: as reported, else the mean tokens of a request for each preemption.
+    """Return the tokens evicted while their request ran: as reported, else preemptions times mean tokens per request.
 
-    On average half of the answer exists at a preemption. All of it is computed again unless the prefix cache still has
-    it: this is an upper bound.
+    On average half of the answer exists when a request is preempted. All of it is recomputed unless the prefix cache
+    still has it, so the estimate is an upper bound.
     """
     if "evicted" in grown:
         return grown["evicted"]
@@ -182,7 +181,7 @@ def _recomputed(grown: Mapping[str, float], now: EngineMetrics) -> float | None:
 
 
 def _draft_tokens(grown: Mapping[str, float], now: EngineMetrics) -> tuple[float | None, float | None]:
-    """(drafted, accepted) tokens: as reported, else by the engine's mean draft length and acceptance."""
+    """Return (drafted, accepted) tokens: as reported, else estimated from the mean draft length and acceptance."""
     if "drafted" in grown:
         return grown["drafted"], grown.get("accepted")
     if "accepted" in grown:

@@ -1,7 +1,7 @@
-"""Scrapes the serving engines of this node in a thread of its own, each at its own pace with backoff.
+"""Scrapes the serving engines of this node in a thread of its own, each with its own schedule and backoff.
 
-It bounds each page in time, size and unpacked size, follows no redirect, and counts failures by kind. Metrics of
-a front end count only where no worker of the same job answers.
+Limits each page in time and decompressed size, follows no redirect, and counts failures by kind. Metrics of a front end
+count only if no worker of the same job answers.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from exporter.redact import redact_secrets
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
 
 LIMIT_BYTES = 4 << 20
-"""Unpacked. A vLLM page with 8 engines is about 0.5 MB."""
+"""Size limit of a page after decompression. A vLLM page with 8 engines is about 0.5 MB."""
 _REDIRECTS = range(300, 400)
 
 
 async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: int = LIMIT_BYTES) -> str:
-    """The whole text of the page. Raises ScrapeFailure for anything else."""
+    """Fetch the text of a whole page. Raises ScrapeFailure for anything else."""
     try:
-        # httpx times each wait, not the whole: an engine that drips its headers would hold a connection for ever.
+        # httpx has a timeout per read only: an engine that sends its headers slowly could hold a connection for ever.
         async with asyncio.timeout(seconds), client.stream("GET", url) as response:
             _refuse(response)
             body = await _body(response, limit)
@@ -51,9 +51,7 @@ async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: i
 def _refuse(response: httpx.Response) -> None:
     status = response.status_code
     if status in _REDIRECTS:
-        raise ScrapeFailure(
-            "redirect", f"sends elsewhere (HTTP {status})", "give its real address in engines.endpoints"
-        )
+        raise ScrapeFailure("redirect", f"redirects (HTTP {status})", "give its real address in engines.endpoints")
     if status != httpx.codes.OK:
         raise ScrapeFailure(
             "status", f"answered HTTP {status}", "switch its metrics on, or give their address in engines.endpoints"
@@ -61,11 +59,11 @@ def _refuse(response: httpx.Response) -> None:
 
 
 async def _body(response: httpx.Response, limit: int) -> bytes:
-    """Unpacked here, for a library would unpack a whole piece at once, whatever that is."""
+    """Decompress here, because httpx would decompress a whole chunk at once, however large it becomes."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
         raise ScrapeFailure(
-            "encoding", f"is packed as {encoding[:20]!r}, and gzip was asked for", "look for a proxy before it"
+            "encoding", f"is encoded as {encoding[:20]!r}, not gzip", "check for a proxy in front of it"
         )
     unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
     body = bytearray()
@@ -76,7 +74,9 @@ async def _body(response: httpx.Response, limit: int) -> bytes:
                 "too_large", f"is longer than {limit} bytes", "look for another server behind its address"
             )
     if unpack is not None and not unpack.eof:
-        raise ScrapeFailure("half_page", "ends in the middle of its packing", "see whether it runs, and read its log")
+        raise ScrapeFailure(
+            "half_page", "ends in the middle of its gzip stream", "see whether it runs, and read its log"
+        )
     return bytes(body)
 
 
@@ -84,7 +84,7 @@ def _unpacked(unpack: "zlib._Decompress", chunk: bytes, max_length: int) -> byte
     try:
         return unpack.decompress(chunk, max_length)
     except zlib.error as error:
-        raise ScrapeFailure("encoding", f"is not gzip, as it says ({error})", "look for a proxy before it") from error
+        raise ScrapeFailure("encoding", f"is not gzip ({error})", "check for a proxy in front of it") from error
 
 
 def _text(body: bytes) -> str:
@@ -94,7 +94,7 @@ def _text(body: bytes) -> str:
             "html", "is an HTML page, not metrics", "name the engine's metrics page in engines.endpoints"
         )
     if text and not text.endswith("\n"):
-        # The text format ends every line with a line feed: a number cut short would be another number.
+        # The text format ends every line with a line feed: a truncated number would be a wrong number.
         kind = "not_an_engine" if text.lstrip()[:1] in "{[" else "half_page"
         raise ScrapeFailure(
             kind, "does not end with a whole line", "see whether it is a metrics page, and read its log"
@@ -103,48 +103,48 @@ def _text(body: bytes) -> str:
 
 
 NOT_AN_ENGINE_WAIT = 300 * SECOND
-"""How long an address that is no engine's is left alone."""
+"""Wait before an endpoint that is not an engine is tried again."""
 MAX_RETRY_WAIT = 60 * SECOND
-"""The longest wait between two scrapes of an engine that has answered before, or that starts."""
+"""Longest wait between two scrapes of an engine that has answered before or is starting."""
 STARTUP_GRACE = 600 * SECOND
-"""How long a known engine may give no page: large weights take minutes to load."""
+"""How long a known engine may fail before it is a fault: large weights take minutes to load."""
 JITTER = 0.1
-"""Share of the interval, to either side: engines on many nodes are not all scraped at once."""
+"""Share by which a wait varies to either side, so that many nodes do not scrape at the same time."""
 _STARTING = ("refused", "timeout", "half_page")
 """Failures of an engine that is not ready yet."""
 
 
 class ScrapeSchedule:
-    """An endpoint, its replica, and when it is scraped next."""
+    """An endpoint with its replica, its last failure and the time of its next scrape."""
 
     def __init__(
         self, endpoint: MetricsEndpoint, replica: Replica, *, interval: int, chance: Callable[[], float]
     ) -> None:
-        """`interval` in nanoseconds; `chance` gives 0-1."""
+        """`interval` is nanoseconds; `chance` returns a random number in [0, 1)."""
         self.endpoint, self.replica = endpoint, replica
         self.due_at = 0
         self.busy = False
         self.frontend = False
         self.path_index = 0
         self.scraped_at: int | None = None
-        """When the last page of an engine came; None: there was none."""
+        """Time of the last successful scrape, monotonic nanoseconds; None: none yet."""
         self.failure: ScrapeFailure | None = None
         self._failing_since = 0
         self._interval, self._random = interval, chance
         self._backoff = Backoff(2 * interval, max(MAX_RETRY_WAIT, interval))
 
     def answers(self, now: int) -> bool:
-        """Whether it gave an engine's page lately."""
+        """Return whether a scrape succeeded within NOT_AN_ENGINE_WAIT."""
         return self.scraped_at is not None and now - self.scraped_at <= NOT_AN_ENGINE_WAIT
 
     def succeeded(self, now: int, *, frontend: bool) -> None:
-        """Record a page that came at `now`."""
+        """Record a successful scrape."""
         self.scraped_at, self.failure, self.frontend = now, None, frontend
         self._backoff.reset()
         self._schedule(now, self._interval)
 
     def failed(self, now: int, failure: ScrapeFailure) -> None:
-        """Record a failure. Waits double up to MAX_RETRY_WAIT; an address that is no engine's is left alone."""
+        """Record a failure. Waits double up to MAX_RETRY_WAIT; for a non-engine the wait is NOT_AN_ENGINE_WAIT."""
         self._failing_since = now if self.failure is None else self._failing_since
         self.failure, pause = failure, self._backoff.fail()
         if self.scraped_at is None and failure.kind not in _STARTING:
@@ -152,10 +152,11 @@ class ScrapeSchedule:
         self._schedule(now, pause)
 
     def fault(self, now: int, *, alone: bool) -> Fault | None:
-        """The failure of an engine that answered before, or of an address that the operator gave.
+        """Return a fault for a failing engine; None if there is no failure, or the endpoint may not be an engine.
 
-        Also that of a process whose command line is an engine's, after STARTUP_GRACE, where nothing else of its job
-        answers (`alone`). None for the others: a port of something else is no fault.
+        A failure is a fault if the endpoint answered before, was configured by the operator or speaks an unknown
+        dialect; and after STARTUP_GRACE, if its command line is an engine's and no other endpoint of its job answers
+        (`alone`).
         """
         failure = self.failure
         if failure is None:
@@ -180,17 +181,17 @@ class ScrapeSchedule:
 log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 DISCOVERY_INTERVAL = 30 * SECOND
-"""Time between two discoveries while the same processes are on the GPUs."""
+"""Interval between discoveries while the processes on GPUs do not change."""
 MAX_PENDING = 4096
-"""Reports that wait for the next `poll`; beyond it, the oldest are dropped."""
+"""Maximum number of reports kept for the next `poll`; the oldest are dropped."""
 OUTCOMES = ("engine_page", "engine_restart", *(f"engine_{kind}" for kind in FAILURE_KINDS))
 """All outcomes that are counted."""
 
 
 class _NoEngines:
-    """Scrapes nothing: engines are switched off."""
+    """The listener if engines are disabled: it reports nothing."""
 
-    def poll(self, _now: int, _processes: Sequence[WorkloadProcess], _whose: ProcessLookup) -> WorkloadUpdate:
+    def poll(self, _now: int, _processes: Sequence[WorkloadProcess], _lookup: ProcessLookup) -> WorkloadUpdate:
         return WorkloadUpdate()
 
     def close(self) -> None:
@@ -198,7 +199,7 @@ class _NoEngines:
 
 
 def open_engines(config: Config, clock: Clock) -> WorkloadListener:
-    """The listener of this node's engines, by [engines]. Raises ConfigError for an endpoint that cannot be used."""
+    """Create the listener for this node's engines, as configured in [engines]. Raises ConfigError."""
     return EngineScraper(config, clock) if config.engines.enabled else _NoEngines()
 
 
@@ -219,15 +220,15 @@ class EngineScraper:
         self._discovered, self._discovered_for = DiscoveredEngines(), frozenset[tuple[int, str]]()
         self._discovered_at: int | None = None
         self._unreachable_since: dict[tuple[str, str], int] = {}
-        """Since when a job listens on no port, or cannot be reached."""
+        """Since when a job has not been listening or not been reachable, by (kind, job), monotonic nanoseconds."""
         self._thread: threading.Thread | None = None
 
-    def poll(self, _now: int, processes: Sequence[WorkloadProcess], whose: ProcessLookup) -> WorkloadUpdate:
-        """See WorkloadListener. Calls `whose` once a discovery, for at most 512 processes."""
+    def poll(self, _now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
+        """See WorkloadListener. Identifies processes once per discovery, at most MAX_RELATIVES."""
         with self._lock:
             self._processes = tuple(processes)
             pids, self._pids_to_identify = self._pids_to_identify, None
-        members = whose(pids) if pids is not None else None
+        members = lookup(pids) if pids is not None else None
         with self._lock:
             self._members = members if members is not None else self._members
             pending, self._pending = self._pending, []
@@ -238,7 +239,7 @@ class EngineScraper:
         return collected
 
     def close(self) -> None:
-        """See WorkloadListener. Waits for the thread, which gives up its requests."""
+        """See WorkloadListener. Waits for the thread, which cancels its requests."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(self._config.timeout_seconds + 5)
@@ -246,17 +247,17 @@ class EngineScraper:
     def _run(self) -> None:
         try:
             asyncio.run(self._scrape_loop())
-        except Exception as error:  # noqa: BLE001  a thread that ended in silence would leave its last faults standing
+        except Exception as error:  # noqa: BLE001  a thread that ended silently would leave its last faults active
             with self._lock:
-                self._faults = (Fault("engine_failed", f"serving engines are asked no more ({error!r}): restart"),)
+                self._faults = (Fault("engine_failed", f"serving engines are no longer scraped ({error!r}): restart"),)
 
     async def _scrape_loop(self) -> None:
-        # No proxy from the environment: engines are on this node. No kept connections: they would keep a server that
-        # wants to end from ending.
+        # No proxy from the environment: engines are on this node. No keep-alive: an open connection can delay a
+        # server's shutdown.
         headers = {"Accept-Encoding": "gzip", "Accept": "text/plain", "Connection": "close"}
         limits = httpx.Limits(max_keepalive_connections=0)
         async with (
-            httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # nosec B113  # noqa: S113  `fetch` times the whole
+            httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # nosec B113  # noqa: S113  `fetch` has the timeout
             asyncio.TaskGroup() as group,
         ):
             tasks: set[asyncio.Task[None]] = set()
@@ -271,7 +272,7 @@ class EngineScraper:
                 task.cancel()
 
     def _discover(self, now: int) -> None:
-        """Collect processes that the scheduler must identify; once it has, discover where they listen."""
+        """Determine the pids that the scheduler must identify; once it has, discover their endpoints."""
         with self._lock:
             processes, members, self._members = self._processes, self._members, None
         if members is not None:
@@ -290,27 +291,23 @@ class EngineScraper:
         self._update_faults(now)
 
     def _update_schedules(self, endpoints: Sequence[MetricsEndpoint], jobs: set[str]) -> None:
-        """Scrape these from now on, with the state that they have; those of `jobs` that have answered stay."""
+        """Schedule `endpoints`, keeping known schedules; endpoints of `jobs` that have answered before stay."""
         schedules = {
             k: a for k, a in self._schedules.items() if a.scraped_at is not None and a.endpoint.placement.job_id in jobs
         }
+        interval = int(self._config.interval_seconds * SECOND)
         for endpoint in endpoints:
             key = (endpoint.base, endpoint.placement.job_id)
             schedule = self._schedules.get(key)
             if schedule is None or schedule.endpoint.pid != endpoint.pid:
-                schedule = self._new_schedule(endpoint)
+                replica = Replica(self._config.models, interval=interval)
+                schedule = ScrapeSchedule(endpoint, replica, interval=interval, chance=random.random)
             schedule.endpoint = endpoint
             schedules[key] = schedule
         self._schedules = schedules
 
-    def _new_schedule(self, endpoint: MetricsEndpoint) -> ScrapeSchedule:
-        interval = int(self._config.interval_seconds * SECOND)
-        return ScrapeSchedule(
-            endpoint, Replica(self._config.models, interval=interval), interval=interval, chance=random.random
-        )
-
     def _due(self, now: int) -> Iterator[ScrapeSchedule]:
-        """Yield what is due, without other ports of a process that already answers on one."""
+        """Yield the schedules that are due; if a process answers on one port, its other ports are skipped."""
         answering = {a.endpoint.pid: a for a in self._schedules.values() if a.endpoint.pid and a.answers(now)}
         for schedule in self._schedules.values():
             if (
@@ -352,7 +349,7 @@ class EngineScraper:
                 self._pending = [*self._pending, serving][-MAX_PENDING:]
 
     async def _fetch_page(self, client: httpx.AsyncClient, schedule: ScrapeSchedule) -> EngineMetrics:
-        """Scrape the path that answered last; before one has, try all."""
+        """Scrape the path that answered before; if none has, try all paths."""
         paths = range(len(schedule.endpoint.paths)) if schedule.scraped_at is None else (schedule.path_index,)
         failure: ScrapeFailure | None = None
         for schedule.path_index in paths:
@@ -365,7 +362,7 @@ class EngineScraper:
                 if error.kind in ("refused", "timeout"):
                     raise
                 failure = error
-        raise failure or ScrapeFailure("not_an_engine", "has no path to ask", "give its address in engines.endpoints")
+        raise failure or ScrapeFailure("not_an_engine", "has no path", "give its address in engines.endpoints")
 
     def _has_replica(self, job: str, now: int) -> bool:
         others = (schedule for schedule in self._schedules.values() if schedule.endpoint.placement.job_id == job)
@@ -376,7 +373,7 @@ class EngineScraper:
             self._counts[outcome] += times
 
     def _update_faults(self, now: int) -> None:
-        """Publish the faults as they are now."""
+        """Recompute the faults that `poll` reports."""
         answering = {a.endpoint.placement.job_id for a in self._schedules.values() if a.answers(now)}
         each = (a.fault(now, alone=a.endpoint.placement.job_id not in answering) for a in self._schedules.values())
         faults = [fault for fault in each if fault is not None] + self._unreachable_faults(now)
@@ -384,39 +381,39 @@ class EngineScraper:
             self._faults = tuple(faults)
 
     def _unreachable_faults(self, now: int) -> list[Fault]:
-        """Faults of jobs that cannot be scraped: on another network's loopback at once, where none listens, late."""
+        """Return faults of jobs that cannot be reached (at once) or do not listen (after STARTUP_GRACE)."""
         found = {("unreachable", f"{job} port {port}"): (job, port) for job, port in self._discovered.unreachable}
         not_listening = {("silent", f"{job} {engine}"): (job, engine) for job, engine in self._discovered.not_listening}
         for kind, _ in (found.keys() | not_listening.keys()) - self._unreachable_since.keys():
             self._count(f"engine_{kind}")
         self._unreachable_since = {key: self._unreachable_since.get(key, now) for key in (*found, *not_listening)}
-        late = [who for key, who in not_listening.items() if now - self._unreachable_since[key] >= STARTUP_GRACE]
-        return [_unreachable_fault(job, port) for job, port in found.values()] + [
-            _not_listening_fault(job, engine) for job, engine in late
+        late = [pair for key, pair in not_listening.items() if now - self._unreachable_since[key] >= STARTUP_GRACE]
+        return [_fault(job, _UNREACHABLE.format(port)) for job, port in found.values()] + [
+            _fault(job, _NOT_LISTENING.format(engine)) for job, engine in late
         ]
 
 
 def _parse_page(text: str, command: str) -> EngineMetrics:
-    """The metrics of a page. Raises ScrapeFailure where a line cannot be parsed: sums without it would be wrong."""
+    """Parse a page. Raises ScrapeFailure if a line cannot be parsed, because sums without it would be wrong."""
     page = MetricsPage(text)
     metrics = read_metrics(page, command)
     if page.bad:
         raise ScrapeFailure(
             "malformed",
-            f"has {page.bad} lines that are no metrics, or more or longer ones than any engine writes",
-            "see what is between it and its address",
+            f"has {page.bad} lines that are not metrics, or too many or too long lines",
+            "check for a proxy in front of it",
         )
     return metrics
 
 
-def _unreachable_fault(job: str, port: int) -> Fault:
-    what = f"listens on port {port} of its own loopback only, or of no address it has: let it listen on 0.0.0.0"
-    return _fault(job, f"{what}, or give engines.endpoints an address that leads there")
-
-
-def _not_listening_fault(job: str, engine: str) -> Fault:
-    what = f"runs {engine}, none of whose processes listens on a port of engines.ports: add its port there"
-    return _fault(job, f"{what}, or its address to engines.endpoints")
+_UNREACHABLE = (
+    "listens on port {} of its own loopback only, or of no address it has: let it listen on 0.0.0.0, or give"
+    " engines.endpoints an address that leads there"
+)
+_NOT_LISTENING = (
+    "runs {}, none of whose processes listens on a port of engines.ports: add its port there, or its address to"
+    " engines.endpoints"
+)
 
 
 def _fault(job: str, what: str) -> Fault:

@@ -1,14 +1,12 @@
-"""SGLang, 0.4 to 0.5: reads its metrics page (with --enable-metrics).
+"""Reads the metrics page of SGLang 0.4 to 0.5 (with --enable-metrics).
 
-Owns its names. Source: python/sglang/srt/metrics/collector.py, later srt/observability/metrics_collector.py, of
-sgl-project/sglang.
+Source: python/sglang/srt/metrics/collector.py, later srt/observability/metrics_collector.py, of sgl-project/sglang.
 
-Odd facts: with --enable-metrics-for-all-schedulers every tensor and pipeline rank repeats the same figures: the
-first counts; data-parallel ranks are added. `prompt_tokens`, `cached_tokens` and `generation_tokens` move when a
-request ends, `realtime_tokens{mode}` (since 0.5.6) as it goes. Drafts are shown by gauges of the last log
-interval alone, and both are 0 without a draft model; `spec_accept_length` counts the model's own token too; a
-draft of `spec_num_draft_ tokens` has that token in it as well. A retracted request's tokens are all thrown away
-(`num_retracted_*_tokens`).
+Caveats: with --enable-metrics-for-all-schedulers all tensor and pipeline ranks export the same values: only the first
+rank counts; data-parallel ranks are added. `prompt_tokens`, `cached_tokens` and `generation_tokens` are updated when a
+request ends, `realtime_tokens{mode}` (since 0.5.6) continuously. Speculative decoding is exported as gauges of the last
+log interval only, which are 0 without a draft model; `spec_accept_length` and `spec_num_draft_tokens` include the
+model's own token. All tokens of a retracted request are discarded (`num_retracted_*_tokens`).
 """
 
 import re
@@ -29,7 +27,7 @@ RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
 def read(page: MetricsPage, command: str) -> EngineMetrics:
-    """The metrics of a page; data-parallel ranks together."""
+    """Read the page; data-parallel ranks are added up."""
     page = page.ranked(*RANK_LABELS)
     replicas = len(page.samples("sglang_num_running_reqs")) or 1
     slots = option_number(command, "max-running-requests")

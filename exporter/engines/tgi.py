@@ -1,13 +1,14 @@
-"""Text Generation Inference, 1.0 to 3.x: reads its router's metrics page.
+"""Reads the metrics page of the router of Text Generation Inference 1.0 to 3.x.
 
 Sources: docs/source/reference/metrics.md, router/src/server.rs, backends/v2 and v3 (queue.rs, backend.rs) and
 router/src/infer of huggingface/text-generation-inference.
 
-Odd facts: counters have no `_total`, and what has no buckets of its own is a summary. `tgi_request_input_length`
-is taken when a request comes in, `tgi_request_generated_tokens` when it ends. `tgi_request_skipped_tokens` grows
-with every pass of a request: the tokens it yielded beyond one, which a draft's accepted tokens are. How many were
-drafted is not on the page: --speculate on the command line is. There is no time to the first token; the time per
-token is a request's mean. KV use is not on the page, nor are preemptions: TGI admits only what fits.
+Caveats: counters have no `_total` suffix, and histograms without buckets of their own are summaries.
+`tgi_request_input_length` is observed when a request arrives, `tgi_request_generated_tokens` when it ends.
+`tgi_request_skipped_tokens` is observed at every pass of a request: its tokens beyond the first, which are the accepted
+draft tokens. The number of draft tokens is not exported; it is --speculate on the command line. There is no time to
+first token; the time per token is the mean of a request. KV cache use is not exported, nor are preemptions: TGI admits
+only requests that fit.
 """
 
 import re
@@ -17,7 +18,7 @@ from exporter.engines.page import MetricsPage
 
 
 def read(page: MetricsPage, command: str) -> EngineMetrics:
-    """The metrics of the router's page."""
+    """Read the router's page."""
     drafts = option_number(command, "speculate")
     beyond, passes = (page.total(f"tgi_request_skipped_tokens_{of}") for of in ("sum", "count"))
     return EngineMetrics(

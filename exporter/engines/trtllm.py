@@ -1,14 +1,14 @@
-"""TensorRT-LLM: reads the metrics page of Triton with its backend (port 8002), and that of trtllm-serve.
+"""Reads the metrics pages of TensorRT-LLM: Triton with its backend (port 8002), and trtllm-serve.
 
-Sources: inflight_batcher_llm/src/custom_metrics_reporter of triton-inference-server/ tensorrtllm_backend
+Sources: inflight_batcher_llm/src/custom_metrics_reporter of triton-inference-server/tensorrtllm_backend
 (`nv_trt_llm_*`, Triton 23.11 on; `nv_llm_*_token_len` 24.x on), docs/user_guide/metrics.md of
-triton-inference-server/server (the first response's histogram, 24.08 on, when switched on), tensorrt_llm/metrics/
+triton-inference-server/server (the first response's histogram, 24.08 on, if enabled), tensorrt_llm/metrics/
 collector.py of NVIDIA/TensorRT-LLM (`trtllm_*`; those of iterations with enable_iter_perf_stats, from 1.2 on).
 
-Odd facts: all of `nv_trt_llm_*` are gauges, the counter of iterations too. `scheduled` requests are in the batch;
-`active` ones hold it or wait for it, and the rest waits where there is no `waiting`. trtllm-serve's /metrics is
-JSON that empties a queue when read: it is never scraped, the text is under /prometheus/metrics. Its counters move
-when a request ends.
+Caveats: all `nv_trt_llm_*` metrics are gauges, even the iteration counter. `scheduled` requests are in the batch;
+`active` ones are in the batch or wait for it: if `waiting` is missing, it is `active` minus `scheduled`. trtllm-serve's
+/metrics is JSON, and reading it empties a queue: only /prometheus/metrics is scraped. Its counters are updated when a
+request ends.
 """
 
 import re
@@ -26,7 +26,7 @@ from exporter.engines.page import MetricsPage
 
 
 def read_serve(page: MetricsPage, command: str) -> EngineMetrics:
-    """The metrics of a page of trtllm-serve, or of a Dynamo worker with this engine."""
+    """Read a page of trtllm-serve, or of a Dynamo worker with this engine."""
     return EngineMetrics(
         "trtllm",
         model=page.label("trtllm_request_success_total", "model_name") or _any_model(page),
@@ -37,7 +37,7 @@ def read_serve(page: MetricsPage, command: str) -> EngineMetrics:
         kv_use=share(page.highest("trtllm_kv_cache_utilization")),
         counters=known_counters(
             prompt=page.total("trtllm_prompt_tokens"),
-            cached=page.total("trtllm_prompt_cached_tokens") if _counts_cached(page) else _reused_tokens(page),
+            cached=_cached_tokens(page),
             generated=page.total("trtllm_generation_tokens"),
             drafted=page.total("trtllm_spec_decode_num_draft_tokens", "trtllm_spec_decode_drafted_tokens") or None,
             accepted=page.total("trtllm_spec_decode_num_accepted_tokens", "trtllm_spec_decode_accepted_tokens"),
@@ -55,17 +55,15 @@ def _any_model(page: MetricsPage) -> str:
     return next((found for name in page.names(("trtllm_",)) if (found := page.label(name, "model_name"))), "")
 
 
-def _counts_cached(page: MetricsPage) -> bool:
-    return bool(page.names(("trtllm_prompt_cached_tokens_total",)))
-
-
-def _reused_tokens(page: MetricsPage) -> float | None:
-    """Before there was a counter of tokens: blocks taken from the cache, full ones."""
+def _cached_tokens(page: MetricsPage) -> float | None:
+    """Return the cached tokens; in versions without a counter of them, the tokens in reused KV cache blocks."""
+    if page.names(("trtllm_prompt_cached_tokens_total",)):
+        return page.total("trtllm_prompt_cached_tokens")
     return multiply(page.total("trtllm_kv_cache_reused_blocks"), page.highest("trtllm_kv_cache_tokens_per_block"))
 
 
 def read_triton(page: MetricsPage, _command: str) -> EngineMetrics:
-    """The metrics of Triton's page."""
+    """Read Triton's page."""
     model = page.label("nv_trt_llm_request_metrics", "model")
     requests = {kind: _request(page, kind) for kind in ("scheduled", "active", "waiting", "max")}
     scheduled, active, waiting = requests["scheduled"], requests["active"], requests["waiting"]

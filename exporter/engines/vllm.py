@@ -1,15 +1,14 @@
-"""vLLM, V0 (0.4) to V1 (0.18): reads its metrics page.
+"""Reads the metrics page of vLLM V0 (0.4) to V1 (0.18).
 
 Sources: vllm/engine/metrics.py (V0), vllm/v1/metrics/loggers.py, stats.py and perf.py, and
 vllm/v1/spec_decode/metrics.py (V1) of vllm-project/vllm; a recorded page of V1 in the tests.
 
-Odd facts: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens`
-counts each prompt once, with its cached tokens. `prompt_tokens_recomputed` is no eviction: it is the one token
-that a wholly cached prompt still costs, and it is in `prompt_tokens_by_source{source="local_compute"}`. The
-tokens that a preemption throws away are counted nowhere. `estimated_*_per_gpu` stay at 0 unless the server runs
-with --enable-mfu-metrics. `max_num_seqs` is on no page: it comes from the command line, and its default differs
-by version and board, so without it nothing is reported. Between two tokens with a draft accepted there are
-several: `inter_token_latency` is per pass.
+Caveats: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens` counts
+each prompt once, including its cached tokens. `prompt_tokens_recomputed` does not count evictions, but the one token
+that a fully cached prompt still costs, which is also in `prompt_tokens_by_source{source="local_compute"}`. Tokens
+discarded by a preemption are not counted anywhere. `estimated_*_per_gpu` stay at 0 unless the server runs with
+--enable-mfu-metrics. `max_num_seqs` is not exported: it is taken from the command line and left out otherwise, because
+its default depends on version and board. With speculative decoding, `inter_token_latency` is per pass, not per token.
 """
 
 import re
@@ -28,7 +27,7 @@ from exporter.engines.page import MetricsPage
 
 
 def read(page: MetricsPage, command: str) -> EngineMetrics:
-    """The metrics of a page; engines of one server (data parallel) together."""
+    """Read the page; the engines of one server (data parallel) are added up."""
     requests = page.samples("vllm_num_requests_running")
     engines = len({sample.labels.get("engine", "") for sample in requests}) or 1
     slots = option_number(command, "max-num-seqs")
@@ -36,7 +35,7 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
         "vllm",
         model=page.label("vllm_num_requests_running", "model_name"),
         running=page.total("vllm_num_requests_running"),
-        # V0 swapped requests out to the host: they hold no place in the batch, and want one.
+        # V0 swapped requests out to host memory: they wait for a slot in the batch.
         waiting=sum_known(page.total("vllm_num_requests_waiting"), page.total("vllm_num_requests_swapped")),
         slots=None if slots is None else slots * engines,
         kv_use=share(page.highest("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")),
@@ -69,7 +68,7 @@ def _counters(page: MetricsPage, engines: int) -> dict[str, float]:
 
 
 def _estimate(page: MetricsPage, engines: int, what: str) -> float | None:
-    """Per GPU: the mean of the engines, each on GPUs of its own. A counter that never moved estimates nothing."""
+    """Return the estimate per GPU, averaged over the engines; None while the counter is 0, which means disabled."""
     return multiply(page.total(f"vllm_estimated_{what}_per_gpu") or None, 1 / engines)
 
 

@@ -1,8 +1,7 @@
-"""Defines what a telemetry source is: the protocol, the result of one read, and how a source of SOURCES is opened.
+"""Defines the TelemetrySource protocol and the result of a read, and opens the sources listed in SOURCES.
 
-A source reads GPUs and never guesses: a value it did not get is missing, not zero and not the last good value.
-This file also adds the driver's process list to sources that have none. A vendor binding is imported lazily, in
-its source's files only.
+A source never guesses: a value that could not be read is missing, neither zero nor the last good value. Sources
+without a process list get the driver's. A vendor's binding is imported lazily, and only in its source's files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,30 +15,29 @@ from exporter.core.model import PPM, Device, Fault, Health, Process, Reading, Sp
 from exporter.registry import SOURCES, import_object
 
 NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
-"""Fields of a Reading that a board without NVLink lacks."""
+"""Fields of Reading that a board without NVLink does not have."""
 NO_ACTIVITY: Mapping[str, float] = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)
-"""Fields of a Reading of what no MIG instance has of a board: no kernel can be started on it."""
+"""Fields of Reading for the unpartitioned part of a board in MIG mode: no kernel can run there."""
 FP64_BLANK, INT32_BLANK, INT32_LAST_BLANK = 2.0**47, 0x7FFFFFF0, 0x7FFFFFFF
-"""What DCGM writes for a value that it does not have: 2^47 and up, or INT32_BLANK to INT32_LAST_BLANK
-(dcgm_structs.h)."""
+"""DCGM's blank values: FP64_BLANK and above, and INT32_BLANK to INT32_LAST_BLANK (dcgm_structs.h)."""
 
 
 class ReadResult(Struct, frozen=True):
-    """The result of one read: the inventory, the readings, and what went wrong, GPU by GPU."""
+    """The result of one read: devices, readings, faults and health."""
 
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...] = ()
     faults: tuple[Fault, ...] = ()
     health: tuple[Health, ...] = ()
     settled: int | None = None
-    """Nothing more will come for the time before this (monotonic nanoseconds); None: the `now` of the read. A source
-    whose values arrive late sets it, or the ledger books the time that they cover as unobserved."""
+    """Monotonic nanoseconds before which no more readings will arrive; None: the `now` of the read. A source whose
+    values arrive late must set it, or the ledger books the time that they cover as unobserved."""
 
 
 def mig_weights(slice_counts: Sequence[int], whole: int) -> list[int]:
-    """Weights of MIG instances by their compute slices of `whole`, parts per million of the board.
+    """Return the weight of each MIG instance in parts per million of the board, from its compute slices out of `whole`.
 
-    Rounded cumulatively, so that instances which fill the board make exactly one GPU.
+    Rounds cumulatively, so that the weights of instances that fill the board add up to exactly one GPU.
     """
     edges = [end * PPM // whole for end in accumulate(slice_counts, initial=0)]
     return [after - before for before, after in pairwise(edges)]
@@ -55,7 +53,7 @@ def instance_device(
     spec: Spec | None,
     lacks: tuple[str, ...] = NVLINK_SIGNALS,
 ) -> Device:
-    """The MIG instance of that `number` on `board`, in the board's condition."""
+    """Return the Device of MIG instance `number` on `board`, with the board's condition."""
     return replace(
         board,
         uuid=uuid,
@@ -70,37 +68,36 @@ def instance_device(
 
 
 class SourceError(Exception):
-    """The source cannot work here or just now; the message gives what was tried, what failed and what to do."""
+    """The source cannot be opened or read; the message states what was tried, what failed and what to do."""
 
 
 class TelemetrySource(Protocol):
-    """Reads telemetry. Not thread-safe: one thread of its own calls it, one call at a time."""
+    """Reads telemetry. Not thread-safe: a single thread makes all calls."""
 
     name: str
 
     @property
     def signals(self) -> frozenset[str]:
-        """Fields of `Reading` this source can give on this node's boards."""
+        """Fields of `Reading` that this source can report for this node's boards."""
         ...
 
     def read(self, now: int) -> ReadResult:
-        """Readings since the last call; the first call sets the baseline and may give none.
+        """Return the readings since the last call; the first call sets the baseline and may return none.
 
-        `now` is monotonic nanoseconds on whole milliseconds. Each reading ends at `now` or before, begins where or
-        after the one before it ended, and never before the first read, the last `resync` or the last `settled`. One
-        GPU's failure is a Fault and a missing reading, not an exception. Raises SourceError when nothing could be read
-        at all.
+        `now` is monotonic nanoseconds, a whole number of milliseconds. Readings of a device do not overlap and end at
+        `now` or before; none begins before the first read, the last `resync` or the last `settled`. The failure of one
+        GPU gives a Fault and no reading. Raises SourceError if nothing could be read at all.
         """
         ...
 
     def resync(self) -> None:
-        """Drop the baseline: the time since the last read was given up and must not be reported later."""
+        """Drop the baseline: the time since the last read counts as unobserved and must not be reported later."""
         ...
 
     def pause(self) -> None:
-        """Release the hardware counters for a profiler; the next `read` takes them again.
+        """Release the hardware counters for a profiler; the next `read` acquires them again.
 
-        Never raises. Called once at the beginning of a pause, throughout which nothing is read.
+        Called once when a pause begins; `read` is not called until it ends. Never raises.
         """
         ...
 
@@ -110,16 +107,16 @@ class TelemetrySource(Protocol):
 
 
 def open_source(name: str, config: Any) -> TelemetrySource:
-    """Open the source called `name`; raises SourceError with the reason and what to do."""
+    """Open the source `name`. Raises SourceError with the reason and what to do."""
     source: TelemetrySource = import_object(SOURCES[name].opener)(config)
     return source
 
 
 class ProcessLister(Protocol):
-    """Lists processes by UUID."""
+    """Lists the processes on each device."""
 
     def __call__(self) -> Mapping[str, tuple[Process, ...]]:
-        """The processes as they are now. Raises SourceError."""
+        """Return the current processes by device UUID. Raises SourceError."""
         ...
 
     def close(self) -> None:
@@ -128,7 +125,7 @@ class ProcessLister(Protocol):
 
 
 def open_process_list() -> ProcessLister:
-    """The process list of the first source that has one; raises SourceError where it cannot be opened."""
+    """Open the process list of the first source that has one. Raises SourceError if it cannot be opened."""
     path = next((entry.process_list for entry in SOURCES.values() if entry.process_list), "")
     if not path:
         raise SourceError("no source lists processes")
@@ -137,11 +134,11 @@ def open_process_list() -> ProcessLister:
 
 
 class SourceWithProcesses:
-    """`source`, whose readings have the processes on the GPU."""
+    """A TelemetrySource that adds the driver's process list to the readings of another source."""
 
     def __init__(self, source: TelemetrySource, list_processes: ProcessLister) -> None:
         self._source, self._list_processes = source, list_processes
-        self.name = source.name
+        self.name, self.resync, self.pause = source.name, source.resync, source.pause
 
     @property
     def signals(self) -> frozenset[str]:
@@ -149,7 +146,7 @@ class SourceWithProcesses:
         return self._source.signals | {"processes"}
 
     def read(self, now: int) -> ReadResult:
-        """See `TelemetrySource.read`. Where the list fails, the readings have no processes, and a Fault says why."""
+        """See `TelemetrySource.read`. If listing processes fails, adds a Fault and leaves the processes None."""
         result = self._source.read(now)
         try:
             listed = self._list_processes()
@@ -161,14 +158,6 @@ class SourceWithProcesses:
         )
         return replace(result, readings=readings)
 
-    def resync(self) -> None:
-        """See `TelemetrySource.resync`."""
-        self._source.resync()
-
-    def pause(self) -> None:
-        """See `TelemetrySource.pause`."""
-        self._source.pause()
-
     def close(self) -> None:
         """See `TelemetrySource.close`."""
         self._source.close()
@@ -178,7 +167,7 @@ class SourceWithProcesses:
 def with_processes(
     source: TelemetrySource, open_lister: Callable[[], ProcessLister] = open_process_list
 ) -> TelemetrySource:
-    """`source` with the process list; unchanged where there is no list, or where it has processes itself."""
+    """Add the process list to `source`, unless it lists processes itself or no list can be opened."""
     if "processes" in source.signals:
         return source
     try:

@@ -1,19 +1,18 @@
-"""Picks the first source that reports tensor activity, logs why, and retries with growing waits if it fails.
+"""Selects the first source that reports tensor activity, logs why, and retries with backoff if it fails.
 
-Candidates are opened in the order of SOURCES; one without tensor activity is kept as a fallback while the rest
-are tried. It refuses to read two sources at once, and it may catch any exception: one broken vendor library must
-not hide the others. NVML is opened beside DCGM only where DCGM gives no profiling, so that it holds no counter
-which DCGM needs.
+Candidates are opened in the order of SOURCES; the first without tensor activity is the fallback while the rest are
+tried. Only one source is read at a time. Any exception of a source is caught: a broken vendor library must not hide
+the other sources. NVML is opened beside DCGM only if DCGM gives no profiling, so that NVML holds no counter that
+DCGM needs.
 """
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Struct
-
+from exporter.clock import Backoff
 from exporter.config import Config
 from exporter.core.model import NEVER, SECOND
 from exporter.registry import SOURCES, section_of
@@ -27,54 +26,41 @@ from exporter.sources.base import (
 
 log = logging.getLogger(__name__)
 MAX_READS = 5
-"""Reads after which a GPU that has shown no tensor activity counts as one that does not: a profiler's first values of
-several boards come in different cycles."""
-
-
-class Selection(Struct, frozen=True):
-    """Which source was selected, and what became of the others."""
-
-    name: str
-    location: str = ""
-    announces_tensor: bool = False
-    """Its signals include tensor activity."""
-    without_tensor: tuple[str, ...] = ()
-    """Sources that were opened and not selected, because their signals do not."""
-    failed: tuple[tuple[str, str], ...] = ()
-    """Sources that could not be opened: name and error."""
-    untried: tuple[str, ...] = ()
-    only: bool = False
-    """The configuration names this source."""
-    replaces: str = ""
-    """The source in use until now."""
+"""Reads after which a GPU without tensor activity is logged as not reporting it: the first profiling values of
+several boards arrive in different cycles."""
 
 
 class TensorCheck:
-    """A selection, and on how many GPUs it has shown tensor activity so far; logged once."""
+    """Counts the GPUs for which a selected source has reported tensor activity, and logs the selection once."""
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection, self._logged, self._reads = selection, not selection.name, 0
+    def __init__(self, source: str = "", *clauses: str, announces_tensor: bool = False) -> None:
+        """`source` is its name and location, empty: none; `clauses` explain what happened to the other candidates."""
+        self._source, self._clauses, self._logged, self._reads = source, clauses, not source, 0
         self._boards: set[str] = set()
         self._active_boards: set[str] = set()
-        self.text = _explanation(selection, _announcement(selection)) if selection.name else ""
-        """The sentence as it stands; empty where nothing was selected."""
+        announced = f"announces {'' if announces_tensor else 'no '}tensor activity"
+        self.text = self._explanation(announced) if source else ""
+        """Explanation of the selection so far; empty if nothing was selected."""
 
     def add_read(self, result: ReadResult, *, announces_tensor: bool) -> None:
-        """Add one read; `announces_tensor` is what the source announces now."""
+        """Add one read; `announces_tensor`: the source's signals include tensor activity now."""
         if self._logged:
             return
         self._reads += 1
         self._boards = {device.uuid for device in result.devices if not device.parent}
         self._active_boards |= _boards_with_tensor(result) & self._boards
         if not announces_tensor or self._active_boards >= self._boards or self._reads >= MAX_READS:
-            self.text = _explanation(self._selection, self._observed(announces_tensor=announces_tensor))
+            self.text = self._explanation(self._observed(announces_tensor=announces_tensor))
             self.log_once()
 
     def log_once(self) -> None:
-        """Log the sentence as it stands, unless it has been logged."""
+        """Log the explanation, unless it has been logged."""
         if not self._logged:
             self._logged = True
             log.info("source %s", self.text)
+
+    def _explanation(self, observed: str) -> str:
+        return f"{self._source}: {'; '.join([observed, *self._clauses])}"
 
     def _observed(self, *, announces_tensor: bool) -> str:
         gpus = len(self._boards)
@@ -86,86 +72,59 @@ class TensorCheck:
 
 
 def _boards_with_tensor(result: ReadResult) -> set[str]:
-    """Boards with tensor activity: their own, or where there are MIG instances, that of one of those."""
+    """Return the boards with tensor activity: their own, or that of any instance if they have MIG instances."""
     board_of = {device.uuid: device.parent for device in result.devices if device.parent}
     partitioned = set(board_of.values())
     active = {reading.uuid for reading in result.readings if reading.tensor_active is not None}
     return {board_of.get(uuid, uuid) for uuid in active if uuid not in partitioned}
 
 
-def _announcement(selection: Selection) -> str:
-    return "announces tensor activity" if selection.announces_tensor else "announces no tensor activity"
-
-
-def _explanation(selection: Selection, observed: str) -> str:
-    location = f" ({selection.location})" if selection.location else ""
-    failed = "; ".join(f"{name}: {_one_line(error)}" for name, error in selection.failed)
-    others = (
-        ("in place of", selection.replaces),
-        ("opened but without tensor activity:", ", ".join(selection.without_tensor)),
-        ("refused:", failed),
-        ("not asked:", ", ".join(selection.untried)),
-        ("no other one is configured", " " if selection.only else ""),
-    )
-    clauses = [f"{label} {what}".rstrip() for label, what in others if what]
-    return f"{selection.name}{location}: {'; '.join([observed, *clauses])}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
-
-
 _T = TypeVar("_T")
 MAX_WAIT = 60 * SECOND
 SAME_SOURCE_TRIES = 3
-"""Tries to open the source that failed, after 1, 2 and 4 s, before the others are tried: a host engine restarts in that
-time."""
+"""Attempts to reopen the source that failed, after 1, 2 and 4 s, before others are tried: time for a host engine to
+restart."""
 JITTER = 0.2
-"""A thousand nodes that lost the same thing at once must not come back for it at once."""
+"""Share by which a wait varies to either side: nodes that failed together must not retry together."""
 
 
-class RetryTimer:
-    """When sources may be opened again after a failure: the wait doubles with each, up to MAX_WAIT."""
+class RetryTimer(Backoff[int]):
+    """Decides when sources may be opened again: the wait doubles with each failure, up to MAX_WAIT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
-        """`chance` gives 0 to 1."""
-        self._random = chance
-        self.failures = 0
-        """Failures in a row."""
-        self._at, self._error = NEVER, ""
+        """`chance` returns a random number in [0, 1)."""
+        super().__init__(SECOND, MAX_WAIT)
+        self._random, self._at, self._error = chance, NEVER, ""
 
     def require_due(self, now: int) -> None:
-        """Raise SourceError with the last error where it is too early."""
+        """Raise SourceError with the last error if it is too early for another try."""
         if now < self._at:
             raise SourceError(f"{self._error} (next try in {(self._at - now) / SECOND:.0f} s)")
 
     def add_failure(self, error: SourceError, now: int) -> None:
-        """Set the time of the next try."""
-        self.failures += 1
-        wait = min(MAX_WAIT, SECOND << min(self.failures - 1, 6))
-        self._at = now + min(MAX_WAIT, round(wait * (1 - JITTER + 2 * JITTER * self._random())))
+        """Count a failure and set the time of the next try."""
+        self._at = now + min(MAX_WAIT, round(self.fail() * (1 - JITTER + 2 * JITTER * self._random())))
         self._error = str(error)
 
 
 RECHECK_INTERVAL = 300 * SECOND
-"""Between two rounds over better candidates: each try opens a connection and closes it again, and a better source is
-worth waiting five minutes for, but not a reconnect a minute for ever."""
+"""Between two rounds over better candidates. Each try opens and closes a connection, so they must be rare."""
 MAX_RECHECK_INTERVAL = 12 * RECHECK_INTERVAL
-"""An hour, where a better candidate opens each time and then cannot be read."""
+"""Interval (an hour) for a better candidate that opens each time and then cannot be read."""
 
 
 class RecheckTimer:
-    """When candidates better than the source in use are tried: a round each interval, one candidate a call."""
+    """Decides when better candidates are tried: one round per interval, one candidate per call."""
 
     def __init__(self) -> None:
         self._at, self._interval, self._tried = NEVER, RECHECK_INTERVAL, 0
 
     def schedule(self, now: int) -> None:
-        """Begin the next round one interval from now."""
+        """Schedule the next round one interval from now."""
         self._at, self._tried = now + self._interval, 0
 
     def next_candidate(self, candidates: Sequence[int], now: int) -> int | None:
-        """The candidate to try now; None: it is too early, or the round is over."""
+        """Return the candidate to try now; None: it is too early, or the round is over."""
         if now < self._at:
             return None
         if self._tried >= len(candidates):
@@ -175,18 +134,18 @@ class RecheckTimer:
         return candidates[self._tried - 1]
 
     def add_result(self, *, worked: bool) -> None:
-        """Note whether a better candidate could be read: if not, the interval doubles."""
+        """Record whether a better candidate could be read; if not, the interval doubles."""
         self._interval = RECHECK_INTERVAL if worked else min(MAX_RECHECK_INTERVAL, 2 * self._interval)
 
 
 TENSOR_SIGNAL = "tensor_active"
-"""The signal without which no kernel time can be judged; where it is, the other profiling signals are."""
+"""The signal without which kernel time cannot be classified; a source that has it has the other profiling signals."""
 
 
 class SourceSelector:
-    """Sources by falling preference, one of them open. Not thread-safe, as a TelemetrySource is not.
+    """Opens and reads one of several candidate sources, in order of preference. Not thread-safe.
 
-    `opener` opens a source by its name, `where` returns for people where it is, `chance` gives 0 to 1.
+    `opener` opens a source by name; `where` returns its location for messages; `chance` returns a number in [0, 1).
     """
 
     def __init__(
@@ -200,26 +159,26 @@ class SourceSelector:
         self._names, self._opener, self._location = tuple(names), opener, where
         self._source: TelemetrySource | None = None
         self._current: int | None = None
-        """Of the source in use, or of the one that failed and is tried again; None: any will do."""
-        self._check = TensorCheck(Selection(""))
+        """Index of the source in use, or of the failed source that is tried again first; None: select anew."""
+        self._check = TensorCheck()
         self._retry, self._recheck = RetryTimer(chance), RecheckTimer()
         self._unread = False
-        """The source has replaced another, but was not read yet."""
+        """True if the source has just replaced another and was not read yet."""
 
     @property
     def name(self) -> str:
-        """Of the source in use; empty while there is none."""
+        """Name of the source in use; empty if there is none."""
         return "" if self._source is None or self._current is None else self._names[self._current]
 
     @property
     def reason(self) -> str:
-        """Why this source, in one sentence for people; that of the last one while there is none."""
+        """One-sentence explanation of why this source was selected; of the last source while none is open."""
         return self._check.text
 
     def read(self, now: int) -> ReadResult:
-        """What the source reads, see `TelemetrySource.read`; where none is open and it is time to, select one first.
+        """Read the source, see `TelemetrySource.read`; select one first if none is open and the next try is due.
 
-        Raises SourceError, also while it waits before the next try; the message gives the error of each source.
+        Raises SourceError, also until the next try is due; the message contains the error of each source.
         """
         if self._source is None:
             return self._start(now)
@@ -237,15 +196,16 @@ class SourceSelector:
         if self._unread:
             self._unread = False
             self._recheck.add_result(worked=True)
-        self._retry.failures = 0
+        self._retry.reset()
         self._record(result)
         return result
 
     def try_better(self, now: int) -> None:
-        """When it is time to, try one candidate that may be better than this source, and change to it if it is.
+        """Try one candidate that may be better than the current source, if one is due, and switch to it if it is.
 
-        Those before it may be; of those after it, where this source has no tensor activity, one that has. One a call,
-        because each may block. Called between two reads: all up to `now` was read, a change costs the time to the next.
+        Candidates before the current source may be better; if it has no tensor activity, those after it as well. Tries
+        one candidate per call, because opening may block. Called between two reads: everything up to `now` was read,
+        and a switch costs the time until the next read.
         """
         if self._source is None or self._current is None:
             return
@@ -257,12 +217,12 @@ class SourceSelector:
         if index is None:
             return
         try:
-            source, announces_tensor = self._open(self._names[index])
+            source = self._open(self._names[index])
         except SourceError as err:
-            log.debug("source %s still refuses: %s", self._names[index], err)
+            log.debug("source %s still cannot be opened: %s", self._names[index], err)
             return
-        if announces_tensor or (lacks_tensor and index < current):
-            self._switch_to(source, index, announces_tensor=announces_tensor)
+        if _announces_tensor(source) or (lacks_tensor and index < current):
+            self._switch_to(source, index)
             self._recheck.schedule(now)
         else:
             source.close()
@@ -278,7 +238,7 @@ class SourceSelector:
             self._source.pause()
 
     def close(self) -> None:
-        """Close what is open. Never raises."""
+        """Close the open source, if any. Never raises."""
         self._close_source()
 
     # -- selecting --
@@ -299,87 +259,81 @@ class SourceSelector:
     def _reopen(self, candidate: int, now: int) -> ReadResult:
         name = self._names[candidate]
         try:
-            self._source, _ = self._open(name)
+            self._source = self._open(name)
             return _first_read(self._source, now)
         except SourceError as err:
             self._close_source()
             raise SourceError(f"{name}: {err}") from err
 
     def _select(self, now: int) -> ReadResult:
-        """Try the candidates in order; one that opens but whose first read fails counts as one that does not open."""
+        """Try the candidates in order; a candidate whose first read fails counts as one that cannot be opened."""
         self._current, failed = None, dict[str, str]()
         while True:
-            source, selection = self._best_candidate(failed)
+            source, name, check = self._best_candidate(failed)
             try:
                 result = _first_read(source, now)
             except SourceError as err:
                 source.close()
-                failed[selection.name] = str(err)
+                failed[name] = str(err)
                 continue
-            self._source, self._current = source, self._names.index(selection.name)
-            self._check = TensorCheck(selection)
+            self._source, self._current, self._check = source, self._names.index(name), check
             self._recheck.schedule(now)
             return result
 
-    def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, Selection]:
-        """The first with tensor activity, else the first that opens, of those not in `failed`, to which it adds."""
-        fallback: TelemetrySource | None = None
-        without_tensor: list[str] = []
+    def _best_candidate(self, failed: dict[str, str]) -> tuple[TelemetrySource, str, TensorCheck]:
+        """Return the first candidate with tensor activity, else the first that opens.
+
+        Skips candidates in `failed`, and adds those that cannot be opened. Raises SourceError if none can.
+        """
+        best: TelemetrySource | None = None
+        selected, without_tensor, untried = "", list[str](), tuple[str, ...]()
         for index, name in enumerate(self._names):
             if name in failed:
                 continue
             try:
-                source, announces_tensor = self._open(name)
+                source = self._open(name)
             except SourceError as err:
                 failed[name] = str(err)
                 continue
-            if announces_tensor:
-                if fallback is not None:
-                    fallback.close()
-                return source, self._selection(
-                    name, announces_tensor=True, without_tensor=without_tensor, failed=failed, untried_from=index + 1
-                )
+            if _announces_tensor(source):
+                if best is not None:
+                    best.close()
+                best, selected, untried = source, name, self._names[index + 1 :]
+                break
             without_tensor.append(name)
-            if fallback is None:
-                fallback = source
+            if best is None:
+                best, selected = source, name
             else:
                 source.close()
-        if fallback is None:
+        if best is None:
             raise SourceError("\n".join(f"{name}: {error}" for name, error in failed.items()))
-        return fallback, self._selection(
-            without_tensor[0], announces_tensor=False, without_tensor=without_tensor[1:], failed=failed
+        without_tensor = [name for name in without_tensor if name != selected]
+        return best, selected, self._check_of(best, selected, *self._clauses(without_tensor, failed, untried))
+
+    def _clauses(self, without_tensor: Sequence[str], failed: Mapping[str, str], untried: Sequence[str]) -> list[str]:
+        """Return what happened to the candidates that were not selected, for the explanation."""
+        refused = (f"{name}: {' '.join(failed[name].split()).rstrip('.')}" for name in self._names if name in failed)
+        parts = (
+            ("opened but without tensor activity:", ", ".join(without_tensor)),
+            ("refused:", "; ".join(refused)),
+            ("not asked:", ", ".join(untried)),
+            ("no other one is configured", " " if len(self._names) == 1 else ""),
         )
+        return [f"{label} {what}".rstrip() for label, what in parts if what]
 
-    def _selection(
-        self,
-        name: str,
-        *,
-        announces_tensor: bool,
-        without_tensor: Sequence[str],
-        failed: dict[str, str],
-        untried_from: int | None = None,
-    ) -> Selection:
-        return Selection(
-            name=name,
-            location=self._location(name),
-            announces_tensor=announces_tensor,
-            without_tensor=tuple(without_tensor),
-            failed=tuple((other, failed[other]) for other in self._names if other in failed),
-            untried=() if untried_from is None else self._names[untried_from:],
-            only=len(self._names) == 1,
-        )
+    def _check_of(self, source: TelemetrySource, name: str, *clauses: str) -> TensorCheck:
+        location = self._location(name)
+        where = f"{name} ({location})" if location else name
+        return TensorCheck(where, *clauses, announces_tensor=_announces_tensor(source))
 
-    def _open(self, name: str) -> tuple[TelemetrySource, bool]:
-        source = _as_source_error(partial(self._opener, name))
-        return source, _announces_tensor(source)
+    def _open(self, name: str) -> TelemetrySource:
+        return _as_source_error(partial(self._opener, name))
 
-    def _switch_to(self, source: TelemetrySource, candidate: int, *, announces_tensor: bool) -> None:
+    def _switch_to(self, source: TelemetrySource, candidate: int) -> None:
         replaces = self.name
         self._close_source()
         self._source, self._current, self._unread = source, candidate, True
-        self._check = TensorCheck(
-            Selection(self.name, self._location(self.name), announces_tensor=announces_tensor, replaces=replaces)
-        )
+        self._check = self._check_of(source, self.name, f"in place of {replaces}")
 
     def _record(self, result: ReadResult) -> None:
         if self._source is not None:
@@ -401,7 +355,7 @@ def _read(source: TelemetrySource, now: int) -> ReadResult:
 
 
 def _first_read(source: TelemetrySource, now: int) -> ReadResult:
-    """The first read: a source that cannot be read, or lists no GPU, does not work."""
+    """Read for the first time. Raises SourceError if the read fails or lists no GPU."""
     try:
         result = _read(source, now)
     except SourceError as err:
@@ -412,18 +366,18 @@ def _first_read(source: TelemetrySource, now: int) -> ReadResult:
 
 
 def _as_source_error(call: Callable[[], _T]) -> _T:
-    """The result of `call`; whatever it raises becomes a SourceError."""
+    """Return the result of `call`; any exception becomes a SourceError."""
     try:
         return call()
     except SourceError:
         raise
     except Exception as err:
-        log.warning("source failed in a way it does not know; please report this", exc_info=err)
+        log.warning("source failed with an unexpected error; please report this", exc_info=err)
         raise SourceError(f"{type(err).__name__}: {err}") from err
 
 
 def open_selector(config: Config) -> SourceSelector:
-    """The selector that `config.source` asks for, with one candidate unless it is auto. Opens nothing yet."""
+    """Create the selector for `config.source`: one candidate, or all of them for "auto". Opens no source yet."""
     names = tuple(SOURCES) if config.source == "auto" else (config.source,)
 
     def where(name: str) -> str:

@@ -17,9 +17,10 @@ import pytest
 from benchmarks.known.loads import LOADS, Load
 from benchmarks.known.stage import Child, Report, StageError
 from benchmarks.machine import ROOT
-from exporter.clock import JumpClock, SystemClock
+from exporter.clock import SystemClock
 from exporter.core.model import MS, SECOND
 from exporter.trace import read_trace
+from tests.clocks import JumpClock
 from tests.nvml_stub.build import LIBRARY, build
 from tests.shared_library import compiler
 

@@ -24,10 +24,10 @@ from benchmarks.known.record import Bench, record
 from benchmarks.known.stage import Empty
 from benchmarks.known.torch import SHAPE, product, transformer
 from benchmarks.machine import ROOT
-from exporter.clock import JumpClock
 from exporter.core.model import MS, SECOND, Device, Spec
 from exporter.sources.base import ReadResult
 from exporter.trace import TraceHeader
+from tests.clocks import JumpClock
 
 _BY_NAME = {load.name: load for load in LOADS}
 _SPEC = Spec(name="H100", peak_flops=989.4e12, tensor_reference_clock_hz=1830e6)

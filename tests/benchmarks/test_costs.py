@@ -13,8 +13,8 @@ from benchmarks.node.sampling import rows as sampling_rows
 from benchmarks.node.ticks import Booked, tick
 from benchmarks.rig.meter import BINDINGS, LEDGER, LIBRARY, OURS, Meter
 from benchmarks.rig.stand_ins import GPUS, START, Played
-from exporter.clock import JumpClock
 from exporter.core.model import SECOND
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing
 from tests.rigs import FakeSource
 from tests.shared_library import compiler

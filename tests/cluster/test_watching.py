@@ -9,7 +9,6 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporter.clock import JumpClock
 from exporter.cluster.metrics import METRICS, page
 from exporter.cluster.model import (
     ClusterJob,
@@ -25,6 +24,7 @@ from exporter.cluster.model import (
 )
 from exporter.cluster.watcher import MOST_PARTITIONS, ClusterUnavailableError, ClusterWatcher, Question
 from exporter.core.model import SECOND
+from tests.clocks import JumpClock
 
 MINUTE = 60 * SECOND
 P = "gpu_efficiency_cluster_"

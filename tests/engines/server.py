@@ -1,4 +1,4 @@
-"""A serving engine's processes, for tests: a parent that listens and a child that would be on the GPU.
+"""Runs the processes of a serving engine for tests: a parent that listens, and a child that stands for the GPU process.
 
 Run as `python server.py BIND PORT PAGE WORDS...`; prints its port and its child's pid. Ends with its standard input.
 """
@@ -14,7 +14,7 @@ BIND, PORT, PAGE = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Gives the file, whatever it is asked."""
+    """Returns the file for every request."""
 
     def do_GET(self) -> None:
         body = PAGE.read_bytes()

@@ -1,6 +1,6 @@
-"""Engines that are none: real HTTP servers that declare what an engine publishes, and count as the test says.
+"""Stand-ins for serving engines: HTTP servers with the metrics of an engine, which a test sets.
 
-Names, types, labels and buckets are those of the sources that the adapters name. Two versions of each engine.
+Names, types, labels and buckets are those of the sources named in exporter/engines. Two versions of each engine.
 """
 
 import gzip
@@ -181,7 +181,7 @@ USUAL = {
 
 
 class StandIn:
-    """What one engine publishes; `say` and `see` move it."""
+    """The metrics of one engine; `say` and `see` change them."""
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
@@ -192,17 +192,17 @@ class StandIn:
         }
 
     def say(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge, add to a counter."""
+        """Set a gauge, or add to a counter."""
         child = self._child(name, labels)
         (child.inc if isinstance(self._metrics[name], Counter) else child.set)(value)
 
     def see(self, name: str, *values: float, **labels: str) -> None:
-        """Values for a histogram or a summary."""
+        """Observe values in a histogram or a summary."""
         for value in values:
             self._child(name, labels).observe(value)
 
     def page(self) -> bytes:
-        """Rust's exporter writes counters without `_total`."""
+        """Render the page; Rust's exporter writes counters without `_total`."""
         text = generate_latest(self._registry).decode()
         if self.dialect.startswith("tgi"):
             text = re.sub(r"^# TYPE (\S+_(?:count|success)) gauge$", r"# TYPE \1 counter", text, flags=re.MULTILINE)
@@ -219,7 +219,7 @@ Manner = Callable[["Server", BaseHTTPRequestHandler, bytes], None]
 
 
 class Server:
-    """Serves a page, in one of several manners; counts what it is asked, and how often at once."""
+    """Serves a page in one of several ways; counts requests and the largest number at once."""
 
     def __init__(self, engine: StandIn | None = None, *, path: str = "/metrics") -> None:
         self.engine, self.path, self.manner = engine, path, "good"
@@ -265,7 +265,7 @@ def slow(server: Server, handler: BaseHTTPRequestHandler, body: bytes) -> None:
 
 
 def drip(server: Server, handler: BaseHTTPRequestHandler, _body: bytes) -> None:
-    """A byte of a header now and then: no single wait is long."""
+    """Send a header byte by byte, so that no single read is long."""
     handler.wfile.write(b"HTTP/1.0 200 OK\r\nX-Drip: ")
     for _ in range(400):
         if server.release.is_set():
@@ -276,7 +276,7 @@ def drip(server: Server, handler: BaseHTTPRequestHandler, _body: bytes) -> None:
 
 
 def always(status: int, body: bytes, **headers: Any) -> Manner:
-    """The same, whatever the engine has to say."""
+    """Return the same response for every request."""
 
     def answer(_server: Server, handler: BaseHTTPRequestHandler, _body: bytes) -> None:
         send(handler, status, body, **headers)
@@ -306,7 +306,7 @@ MANNERS: Mapping[str, Manner] = {
 
 @contextmanager
 def served(server: Server, port: int = 0) -> Iterator[Server]:
-    """Serve on 127.0.0.1 while this lasts."""
+    """Serve on 127.0.0.1 while the context is open."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

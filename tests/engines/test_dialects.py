@@ -1,4 +1,4 @@
-"""Each engine's page, from a real HTTP server: what two of them say, reckoned by hand."""
+"""Tests the reports computed from two pages of each engine, served over HTTP, against values computed by hand."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ SAMPLE = Path("../shared/samples/vllm/vllm-qwen0.5b-kops.prom")
 
 
 class Look:
-    """Looks at one stand-in, five seconds apart."""
+    """Scrapes one stand-in every five seconds."""
 
     def __init__(
         self, server: Server, command: str, *, holder: ReplicaPlacement, models: dict[str, ServedModel]
@@ -374,7 +374,7 @@ def test_rays_prefix_and_underscores_are_the_same_names() -> None:
 
 
 def test_names_of_tomorrow_are_told_from_no_engine_at_all() -> None:
-    with pytest.raises(ScrapeFailure, match="names that are not known here") as newer:
+    with pytest.raises(ScrapeFailure, match="unknown metric names") as newer:
         read_metrics(MetricsPage("vllm:batch_now 1\nvllm:tokens_made_total 7\n"), "")
     with pytest.raises(ScrapeFailure) as stranger:
         read_metrics(MetricsPage("node_load1 1\n"), "")

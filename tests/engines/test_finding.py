@@ -1,4 +1,4 @@
-"""Engines are found by what really listens: real processes, in this network namespace and in another."""
+"""Tests the discovery of engines with real listening processes, in this network namespace and in another."""
 
 import os
 import socket
@@ -35,7 +35,7 @@ WORDS = ("vllm serve", "m", "--max-num-seqs", "8")
 
 
 class Running(Struct, frozen=True):
-    """A started server: its port, the child that would be on a GPU, and itself."""
+    """A started server: its port, the child that stands for the GPU process, and its process."""
 
     port: int
     child: int
@@ -181,7 +181,7 @@ def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "198.51.100.7", "2001:db8::7"])
 def test_an_address_that_is_somebody_elses_is_not_asked(address: str) -> None:
-    """Anybody may listen on any address with IP_FREEBIND (15; IPV6_FREEBIND is 78), and nothing comes of it."""
+    """Any process may listen on a foreign address with IP_FREEBIND (15; IPV6_FREEBIND is 78); it must be ignored."""
     six = ":" in address
     with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(*((socket.IPPROTO_IPV6, 78, 1) if six else (socket.IPPROTO_IP, 15, 1)))
@@ -205,7 +205,7 @@ def test_relatives_are_bounded_and_init_is_not_among_them() -> None:
 
 @contextmanager
 def _network() -> Iterator[str]:
-    """A network namespace joined to this one; gives its address, and the name to enter it by."""
+    """Create a network namespace connected to this one; yield its address and its name."""
     name, mine, theirs = f"gee{os.getpid()}", f"ge{os.getpid() % 100000}a", f"ge{os.getpid() % 100000}b"
 
     def ip(*words: str) -> None:

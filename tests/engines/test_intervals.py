@@ -1,4 +1,4 @@
-"""What two pages say of the time between them: restarts, calm intervals, quantiles, and pages that are nonsense."""
+"""Tests what two pages report about the time between them: restarts, baselines, quantiles and malformed pages."""
 
 import time
 from math import inf

@@ -1,4 +1,4 @@
-"""The polling thread against real servers that behave and misbehave; the clock is turned by hand."""
+"""Tests the scraper's thread against real servers that work or fail; the test advances the clock."""
 
 import gzip
 import os
@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.clock import JumpClock
 from exporter.config import Config, EngineEndpoint, EngineSettings
 from exporter.core.model import MS, SECOND, ServingReport
 from exporter.engines.base import FAILURE_KINDS
 from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery
 from exporter.engines.scraper import OUTCOMES, EngineScraper, _unpacked, open_engines
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
+from tests.clocks import JumpClock
 from tests.engines.standins import Server, StandIn, served
 
 HERE = WorkloadProcess(os.getpid(), "j", ("GPU-1",))
 
 
 class Bench:
-    """A poller, its clock, and all that it has handed over."""
+    """A scraper, its clock, and everything that it has returned."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Bench:
             time.sleep(0.02)
 
     def ticks(self, seconds: float = 1.0) -> None:
-        """Real time, for the thread to do what it should not."""
+        """Wait in real time, for the thread to do what it must not."""
         time.sleep(seconds)
         self.take()
 
     @property
     def said(self) -> list[str]:
-        """What stands against engines."""
+        """Return the messages of active engine faults."""
         assert all(fault.kind == "engine_failed" for fault in self.last.faults)
         return [fault.message for fault in self.last.faults]
 
@@ -151,13 +151,13 @@ def test_a_packed_page_is_unpacked(opened: Open, serve: Serve) -> None:
         ("html", "html", "is an HTML page"),
         ("json", "not_an_engine", "does not end with a whole line"),
         ("broken", "status", "answered HTTP 500"),
-        ("redirect", "redirect", r"sends elsewhere \(HTTP 307\)"),
+        ("redirect", "redirect", r"redirects \(HTTP 307\)"),
         ("half", "half_page", "could not be read"),
         ("cut", "half_page", "does not end with a whole line"),
-        ("br", "encoding", "is packed as 'br'"),
-        ("newer", "dialect", "is a page of vllm, in names that are not known here"),
-        ("malformed", "malformed", "has 1 lines that are no metrics"),
-        ("stranger", "not_an_engine", "has no metrics of an engine"),
+        ("br", "encoding", "is encoded as 'br'"),
+        ("newer", "dialect", "is a page of vllm with unknown metric names"),
+        ("malformed", "malformed", "has 1 lines that are not metrics"),
+        ("stranger", "not_an_engine", "has no metrics of a known engine"),
     ],
 )
 def test_an_engine_that_misbehaves_is_said_and_comes_back(
@@ -299,7 +299,7 @@ def test_an_engine_that_listens_nowhere_is_said_late(opened: Open) -> None:
 
 
 class Broken(EngineDiscovery):
-    """What nobody has thought of."""
+    """Raises an unexpected error."""
 
     def discover(self, guests: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]) -> DiscoveredEngines:
         raise RuntimeError(f"{len(guests)} {len(members)}")
@@ -309,12 +309,12 @@ def test_a_thread_that_ends_says_so(opened: Open) -> None:
     bench = opened(finder=Broken(EngineSettings()))
     bench.until(lambda: bench.said != [])
     message = "".join(bench.said)
-    assert message.startswith("serving engines are asked no more (")
+    assert message.startswith("serving engines are no longer scraped (")
     assert "RuntimeError('1 0')" in message
 
 
 class Odd(EngineDiscovery):
-    """Gives, before another, an address that cannot be read, for a reason nobody has thought of."""
+    """Returns, before a good endpoint, one that raises an unexpected error."""
 
     def discover(self, guests: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]) -> DiscoveredEngines:
         found = super().discover(guests, members)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from exporter.agent.agent import Agent
 from exporter.agent.sampler import Collected, Collector, Sampler
-from exporter.clock import JumpClock
 from exporter.core.model import MS, SECOND, Device, Observation, Reading
 from exporter.core.snapshot import DaemonMetadata
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
@@ -22,6 +21,7 @@ from exporter.schedulers.rules import Rules
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.selector import SourceSelector
 from exporter.workloads import ProcessLookup, WorkloadProcess, WorkloadUpdate
+from tests.clocks import JumpClock
 from tests.worlds import WORKING, device, held
 
 GPUS = 8

@@ -1,10 +1,10 @@
-"""The laws every Source keeps, as functions of a rig; a source's test file runs them all on its own rig.
+"""Properties of every TelemetrySource, as functions of a rig; each source's test file runs them all on its own rig.
 
     @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
     def test_the_source_keeps_the_law(law: Law, rig: Rig) -> None:
         law(rig)
 
-Owns what holds for any source. Refuses what holds for one: units, error codes and fallbacks are that one's tests.
+Contains only what holds for all sources; units, error codes and fallbacks are tested per source.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ START = 100 * SECOND
 
 
 class Rig(Protocol):
-    """A source just opened over a world of at least two healthy, busy GPUs that the law may move and break."""
+    """A newly opened source with at least two healthy, busy GPUs, which a law can change and break."""
 
     @property
     def source(self) -> TelemetrySource:
@@ -30,7 +30,7 @@ class Rig(Protocol):
     """Nanoseconds by which what it measured may come later than the read that follows it."""
 
     def run(self, until: int) -> None:
-        """Let the world's GPUs work until `until` (monotonic nanoseconds)."""
+        """Let the GPUs work until `until` (monotonic nanoseconds)."""
         ...
 
     def fail(self, uuid: str) -> None:
@@ -42,7 +42,7 @@ class Rig(Protocol):
         ...
 
     def hide(self, uuid: str) -> str:
-        """Take one signal of one GPU away from now on; return its field of `Reading`."""
+        """Make one signal of one GPU unavailable from now on; return its field of `Reading`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Pages of a dcgm-exporter, written by hand, and a source that reads them."""
+"""Handwritten pages of a dcgm-exporter, and a source that reads them."""
 
 from exporter.core.model import SECOND, Fault, Reading, Spec
 from exporter.sources.base import SourceError
@@ -18,7 +18,7 @@ BUSY = {
 
 
 class Pages:
-    """A `Fetch` that answers with what it is given, in turn; the last one for ever."""
+    """A PageFetcher that returns the given pages in turn, then the last one for ever."""
 
     def __init__(self, *pages: str | bytes | SourceError) -> None:
         self.pages, self.closed = list(pages), False
@@ -34,7 +34,7 @@ class Pages:
 
 
 def gpu(index: int = 0, figures: dict[str, str] | None = None, **labels: str) -> str:
-    """One GPU's lines; `labels` override or (as "") remove the usual ones."""
+    """Return one GPU's lines; `labels` override or (as "") remove the usual ones."""
     named = {"gpu": str(index), "UUID": f"GPU-{index}", "modelName": H100, "Hostname": "node1", **labels}
     told = ",".join(f'{k}="{v}"' for k, v in named.items() if v)
     lines = [f"{name}{{{told}}} {value}" for name, value in (BUSY if figures is None else figures).items()]
@@ -52,7 +52,7 @@ def source(*pages: str | bytes | SourceError, hostname: str = "", max_gap: float
 
 
 def reading(figures: dict[str, str], **labels: str) -> Reading:
-    """What one page says: the second of two identical reads, one second apart."""
+    """Return the reading of a page: the second of two identical reads, one second apart."""
     src = source(gpu(0, figures, **labels))
     src.read(0)
     (only,) = src.read(SECOND).readings

@@ -1,6 +1,6 @@
-"""A world of stand-in GPUs under the real nvidia-ml-py, which a test moves and breaks by its script.
+"""Stand-in GPUs below the real nvidia-ml-py, which a test controls by a script.
 
-Owns loading and unloading the stand-in `libnvidia-ml.so.1`. A test file makes its fixture of `rigged`:
+Loads and unloads the stand-in `libnvidia-ml.so.1`. A test file makes its fixture from `rigged`:
 
     @pytest.fixture
     def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
@@ -50,7 +50,7 @@ class NvmlRig:
         self.run(START - SECOND)
 
     def say(self, *lines: str) -> None:
-        """Add lines to the script; they hold from the last `run` on, and the library sees them at the next."""
+        """Add lines to the script; they apply from the last `run` on, and the library reads them at the next."""
         self.lines += lines
 
     def unsay(self, *lines: str) -> None:
@@ -69,7 +69,7 @@ class NvmlRig:
         return int(self.library.nvmlStubCalls(name.encode()))
 
     def held(self) -> tuple[int, int, int, int]:
-        """What a source holds of the library: samples, event sets, initialisations; and how often it freed wrongly."""
+        """Return the resources in use (samples, event sets, initialisations) and the number of invalid frees."""
         names = ("nvmlStubLiveSamples", "nvmlStubLiveSets", "nvmlStubInitialised", "nvmlStubBadFrees")
         samples, sets, initialised, bad = (int(getattr(self.library, name)()) for name in names)
         return samples, sets, initialised, bad
@@ -96,24 +96,24 @@ class NvmlRig:
         return self.source.read(now)
 
     def reading(self, gpu: int = 0, *, after: float = 0.0) -> Reading:
-        """Read twice, a second apart, and give one GPU's reading."""
+        """Read twice, a second apart, and return one GPU's reading."""
         self.read(after)
         return one(self.read(after + 1), gpu)
 
 
 def number(uuid: str) -> int:
-    """The ordinal of a stand-in's GPU, or of an instance's board."""
+    """Return the index of a stand-in's GPU, or of an instance's board."""
     return int(uuid.partition("/")[0].rsplit("-", 1)[1])
 
 
 def one(batch: ReadResult, gpu: int = 0) -> Reading:
-    """The reading of a GPU as a whole, or of what is left of it."""
+    """Return the reading of a whole GPU, or of its unpartitioned part."""
     (reading,) = [each for each in batch.readings if each.uuid.startswith("GPU-") and number(each.uuid) == gpu]
     return reading
 
 
 def read_of(batch: ReadResult) -> list[str]:
-    """Which devices were read, as people name them: "0", "1:2"."""
+    """Return the indices of the devices that were read: "0", "1:2"."""
     named = {device.uuid: device.index for device in batch.devices}
     return [named[reading.uuid] for reading in batch.readings]
 
@@ -143,7 +143,7 @@ def conditions(batch: ReadResult) -> list[str]:
 
 
 def rigged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
-    """Give a world of three H100s, not yet opened; at the end all that was held must have been given back."""
+    """Yield a rig of three H100s, not yet opened; at the end, check that all resources were released."""
     if compiler() is None:
         pytest.skip("needs a C compiler to build the stand-in NVML")
     monkeypatch.setenv("NVML_STUB_SCRIPT", str(folder / "script"))
@@ -160,7 +160,7 @@ def rigged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
 
 
 def _unload(library: ctypes.CDLL) -> None:
-    """Leave no stand-in behind: whoever loads NVML next in this process must meet what the machine has."""
+    """Unload the stand-in, so that the next test in this process loads the machine's NVML."""
     if pynvml.nvmlLib is not None:
         _ctypes.dlclose(pynvml.nvmlLib._handle)
     pynvml.nvmlLib = None

@@ -1,4 +1,4 @@
-"""The DCGM source, through NVIDIA's real bindings, on a stand-in `libdcgm.so.4` that the test moves."""
+"""Tests the DCGM source with NVIDIA's real bindings on a stand-in `libdcgm.so.4` that the test controls."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from exporter.clock import JumpClock
 from exporter.core.ledger import Ledger
 from exporter.core.model import MS, PPM, SECOND, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.client import Bindings, DcgmClient, connect, load_bindings
 from exporter.sources.dcgm.source import DcgmSource
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import Stub, stand_in
 from tests.shared_library import compiler
@@ -25,7 +25,7 @@ GONE, LOST, NOT_LOADED, REFUSED, TAKEN, NOT_SUPPORTED = -21, -18, -33, -17, -37,
 
 
 class DcgmRig:
-    """A source over the stand-in, and the clocks of both sides."""
+    """A source over the stand-in, with the clocks of both."""
 
     lag = SECOND + 200 * MS
     source: DcgmSource
@@ -43,7 +43,7 @@ class DcgmRig:
         self.stub.unsay(*lines)
 
     def run(self, until: int) -> None:
-        """Let both sides live until then."""
+        """Advance both clocks to that time."""
         self.clock._now = until
         self.stub.run(self.clock.wall() // 1000)
 
@@ -61,7 +61,7 @@ class DcgmRig:
         return self.source.read(now)
 
     def readings(self, *seconds: float, gpu: int = 0) -> list[Reading]:
-        """All readings of one GPU from reads at these seconds."""
+        """Return all readings of one GPU from reads at these seconds."""
         return [reading for second in seconds for reading in self.read(second).readings if _gpu(reading.uuid) == gpu]
 
     # -- what the conformance suite does to it --
@@ -96,7 +96,7 @@ def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def closed(bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DcgmRig]:
-    """A world nobody has connected to."""
+    """A rig without a connection."""
     with stand_in(tmp_path, monkeypatch, bindings) as stub:
         rig = DcgmRig(stub, load_bindings(str(bindings), str(stub.folder)))
         yield rig
@@ -119,7 +119,7 @@ def test_the_source_keeps_the_law(law: Law, rig: DcgmRig) -> None:
 
 
 def test_every_value_of_the_engine_becomes_a_reading_over_its_own_interval(rig: DcgmRig) -> None:
-    """Another client watches ten times as often: its values are ours too, none lost and none twice."""
+    """Another client's watch has a tenth of the period: all its values are read, none twice."""
     rig.say("watcher 1001 100", "watcher 1002 100", "watcher 1004 100", "watcher 1005 100")
     readings = rig.readings(0, 1, 2, 3)
     assert all(one.end == two.start for one, two in pairwise(readings))
@@ -141,7 +141,7 @@ def test_nothing_is_lost_when_the_reads_are_late(rig: DcgmRig) -> None:
 
 
 def test_a_value_that_is_stored_late_is_not_lost(rig: DcgmRig) -> None:
-    """The API's own "next timestamp" would skip it: each field has its own place."""
+    """The API's own "next timestamp" would skip it, so each field has a position of its own."""
     rig.say("late 1004 1500")
     readings = rig.readings(*range(10))
     assert len(readings) >= 7
@@ -299,7 +299,7 @@ def test_a_gpu_no_longer_listed_is_missing(rig: DcgmRig) -> None:
 
 def test_an_engine_without_a_gpu_is_refused_with_words(closed: DcgmRig) -> None:
     closed.say("count 0")
-    with pytest.raises(SourceError, match="knows no GPU"):
+    with pytest.raises(SourceError, match="lists no GPU"):
         closed.open()
 
 

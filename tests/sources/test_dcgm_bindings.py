@@ -1,6 +1,6 @@
-"""The stand-in libdcgm behaves as the library it stands for: one test a fact, through NVIDIA's own Python bindings.
+"""Tests that the stand-in libdcgm behaves like the real one, through NVIDIA's Python bindings: one test per fact.
 
-What each fact rests on is NVIDIA's published source of DCGM: DcgmApi.cpp, DcgmClientHandler.cpp, DcgmCacheManager.cpp,
+The facts come from NVIDIA's published source of DCGM: DcgmApi.cpp, DcgmClientHandler.cpp, DcgmCacheManager.cpp,
 DcgmGpmManager.cpp, DcgmGroupManager.cpp, DcgmFieldGroup.cpp and dcgm_structs.h.
 """
 
@@ -50,7 +50,7 @@ def client(stub: Stub) -> Client:
 
 
 def _run(stub: Stub, seconds: float) -> None:
-    """Let the engine's clock run, in one go."""
+    """Advance the engine's clock in one step."""
     stub.run(stub.now + round(seconds * S))
 
 

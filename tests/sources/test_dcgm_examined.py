@@ -1,6 +1,6 @@
-"""The DCGM source examined from outside: random worlds against their own truth, and every way to be in trouble.
+"""Tests the DCGM source as a black box: random workloads against their ground truth, and every kind of failure.
 
-Beneath it run NVIDIA's real bindings over the stand-in `libdcgm.so.4`; nothing here trusts the source's own words.
+Uses NVIDIA's real bindings over the stand-in `libdcgm.so.4`, and relies on nothing that the source claims.
 """
 
 import re
@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporter.clock import JumpClock
 from exporter.config import load as load_config
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import MS, SECOND, Device, Observation, Reading
@@ -25,13 +24,6 @@ from exporter.core.pipeline import advance
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.client import (
     BINDINGS_PATHS,
-    CYCLES,
-    GAUGES,
-    HEALTH,
-    RATES,
-    RATIOS,
-    STATIC,
-    VISIBLE,
     Bindings,
     Blank,
     DcgmClient,
@@ -41,6 +33,8 @@ from exporter.sources.dcgm.client import (
 )
 from exporter.sources.dcgm.intervals import CycleCounters, SampleSeries
 from exporter.sources.dcgm.source import DcgmSource, HostEngineClock, open_dcgm
+from exporter.sources.dcgm_fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE
+from tests.clocks import JumpClock
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
 from tests.shared_library import compiler
@@ -54,7 +48,7 @@ UNITS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-000
 
 
 class World:
-    """The stand-in with two GPUs, a clock for both sides, and the source over them."""
+    """The stand-in with two GPUs, a common clock, and the source."""
 
     def __init__(self, stub: Stub, bindings: Bindings) -> None:
         self.stub, self.bindings = stub, bindings
@@ -62,7 +56,7 @@ class World:
         self.start()
 
     def start(self, *lines: str) -> None:
-        """Another engine, over another world; time goes on."""
+        """Start another engine with other GPUs; the clock continues."""
         self.stub.lines = [f"listen {ADDRESS.removeprefix('unix:')}", *lines]
         self.stub.restart()
         self.wait(0)
@@ -78,16 +72,16 @@ class World:
         return self.source
 
     def read(self, ms: int = 1000) -> ReadResult:
-        """Wait so long, then read."""
+        """Wait, then read."""
         self.wait(ms)
         return self.source.read(self.clock.now())
 
     def reads(self, times: int, ms: int = 1000, gpu: int = 0) -> list[Reading]:
-        """Readings of one GPU from so many reads."""
+        """Return the readings of one GPU from that many reads."""
         return [reading for _ in range(times) for reading in self.read(ms).readings if reading.uuid == UNITS[gpu]]
 
     def left(self) -> list[int]:
-        """What there is on the engine."""
+        """Return the numbers of connections, groups, field groups and watches on the engine."""
         return [self.stub.count(what) for what in ("connections", "groups", "field_groups", "watches")]
 
 
@@ -120,7 +114,7 @@ LATE = st.dictionaries(st.sampled_from(list(FIELDS)), st.integers(10, 1500), max
 
 
 class Truth:
-    """What GPU 0 really did, and a ledger that hears what the source says of both."""
+    """The ground truth of GPU 0, and a ledger that is fed by the source."""
 
     def __init__(self, world: World) -> None:
         self.world, self.ledger = world, Ledger()
@@ -131,19 +125,19 @@ class Truth:
         self.told: dict[str, list[Reading]] = {uuid: [] for uuid in UNITS}
 
     def work(self, levels: tuple[int, ...]) -> None:
-        """GPU 0 is so busy from now on."""
+        """Set how busy GPU 0 is from now on."""
         before = self.levels[-1][1] if self.levels else ()
         self.world.stub.unsay(*_busy(before))
         self.world.stub.say(*_busy(levels))
         self.levels.append((self.world.clock.now(), levels))
 
     def integral(self, place: int, start: int, end: int) -> float:
-        """Of the field in that place, over [start, end), nanoseconds."""
+        """Integrate the field with that index over [start, end), nanoseconds."""
         spans = pairwise([*self.levels, (end, ())])
         return sum(max(0, min(b, end) - max(a, start)) * levels[place] / 100 for (a, levels), (b, _) in spans)
 
     def hear(self, batch: ReadResult) -> None:
-        """Check what no batch may break, then let the ledger have it as the observer does."""
+        """Check the invariants of a result, then pass it to the ledger as the sampler does."""
         now = self.world.clock.now()
         for reading in batch.readings:
             assert self.floor <= reading.start < reading.end <= now
@@ -156,7 +150,7 @@ class Truth:
         self.take_in(batch.settled, batch)
 
     def hears(self, times: int) -> None:
-        """Read so often, a second apart."""
+        """Read that many times, a second apart."""
         for _ in range(times):
             self.hear(self.world.read())
 
@@ -175,7 +169,7 @@ def _busy(levels: tuple[int, ...]) -> list[str]:
 
 
 class Peace(NamedTuple):
-    """What the others do on the node, and how busy GPU 0 is from read to read."""
+    """Other clients of the engine, and how busy GPU 0 is from read to read."""
 
     steps: list[tuple[tuple[int, ...], int]]
     """Levels, and milliseconds until the next read."""
@@ -194,7 +188,7 @@ PEACE = st.builds(Peace, STEPS, WATCHERS, LATE, st.integers(0, 30_000), st.sampl
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(peace=PEACE)
 def test_in_peace_every_moment_is_told_once_and_as_it_was(world: World, peace: Peace) -> None:
-    """On a board before Hopper, where each value is the mean since the one before, whoever asks how often."""
+    """On a board before Hopper, each value is the mean since the one before, for all clients."""
     steps, period = peace.steps, peace.period
     watchers = [f"watcher {field} {ms}" for field, ms in peace.watchers.items()]
     late = [f"late {field} {min(ms, period * 3 // 2)}" for field, ms in peace.late.items()]
@@ -234,7 +228,7 @@ NODE = ("paused 1", "resync", "pause", "drop", "restart", "clock")
 
 
 def befall(world: World, event: str) -> None:
-    """Let it happen; a trouble lasts until it is taken back."""
+    """Cause the failure; it lasts until it is reverted."""
     if event == "restart":
         world.stub.restart()
     elif event == "drop":
@@ -248,7 +242,7 @@ def befall(world: World, event: str) -> None:
 
 
 def seen(world: World, truth: Truth, wait: int) -> None:
-    """Read; where the connection is dead, connect again, as the ladder does after a while."""
+    """Read; if the connection is dead, reconnect, as the selector does."""
     try:
         truth.hear(world.read(wait))
     except SourceError:
@@ -310,7 +304,7 @@ def test_whatever_befalls_one_gpu_the_books_balance_the_other_goes_on_and_both_c
 def test_a_gpu_that_cannot_be_watched_does_not_hide_the_others(
     world: World, state: str, kind: str, words: str, name: str
 ) -> None:
-    """It is refused by groups: dcgmGroupAddEntity says GPU_IS_LOST or GPU_NOT_SUPPORTED."""
+    """dcgmGroupAddEntity returns GPU_IS_LOST or GPU_NOT_SUPPORTED."""
     world.start(f"gpu 0 {state}")
     world.open()
     batches = [world.read() for _ in range(30)]
@@ -326,7 +320,7 @@ def test_a_gpu_that_cannot_be_watched_does_not_hide_the_others(
 
 
 def test_a_gpu_that_is_lost_and_back_is_watched_anew(world: World) -> None:
-    """Whether the engine kept our watches over its absence is not promised."""
+    """The engine may or may not keep watches while a GPU is absent."""
     world.open()
     world.reads(3)
     world.stub.say("gpu 0 gone")
@@ -340,7 +334,7 @@ def test_a_gpu_that_is_lost_and_back_is_watched_anew(world: World) -> None:
 
 @pytest.mark.parametrize("reads", [20, 0])
 def test_a_lapse_is_not_filled_by_the_value_after_it(world: World, reads: int) -> None:
-    """Not even its energy: the counter moved all the while, and only the last part of the time is told of."""
+    """Nor its energy: the counter moved all the time, but only the last part of the time is reported."""
     world.open()
     truth = Truth(world)
     world.stub.say("gpu 0 power 400")
@@ -386,7 +380,7 @@ def test_a_board_whose_counters_are_given_back_is_told_of_from_then_on(world: Wo
 
 
 def test_where_only_the_rates_are_refused_the_ratios_go_on(world: World) -> None:
-    """Another client watches as many passes of the links' counters as the engine can take turns in."""
+    """Another client already watches as many passes of link counters as the engine can multiplex."""
     links = (1011, 1012, 1013, 1014, 1015)
     groups = [f"gpu * group 2 {pass_} {field}" for pass_, field in enumerate(links, 2)]
     others = [f"watcher {field} 1000" for field in links]
@@ -425,7 +419,7 @@ def test_all_fields_not_supported_for_a_while_is_seen_as_an_unprofiled_board(wor
 @pytest.mark.parametrize(("code", "lost"), [(-18, True), (-3, False)])
 @pytest.mark.parametrize("call", ["dcgmGetGpuStatus", "dcgmGetValuesSince_v2"])
 def test_gpu_is_lost_means_so_wherever_it_is_said(world: World, call: str, code: int, lost: bool) -> None:
-    """And another refusal does not."""
+    """Another refusal does not mean that it is lost."""
     world.open()
     world.reads(3)
     world.stub.say(f"gpu 0 error {call} {code}")
@@ -445,7 +439,7 @@ def test_a_final_refusal_is_asked_for_once(world: World) -> None:
 @pytest.mark.parametrize("kind", ["blank", "not_found", "not_supported", "not_permissioned"])
 @pytest.mark.parametrize("width", ["", "int32_"])
 def test_no_blank_of_any_type_is_taken_for_a_value(world: World, width: str, kind: str) -> None:
-    """Integers say it at either width (dcgm_structs.h: DCGM_INT32_BLANK and DCGM_INT64_BLANK and what follows them)."""
+    """Integer blanks exist in both widths (dcgm_structs.h: DCGM_INT32_BLANK, DCGM_INT64_BLANK and the values above)."""
     whole = {203: "gpu_utilization", 150: "temperature_celsius", 100: "sm_clock_hz", 252: "memory_used_bytes"}
     whole |= {250: "memory_total_bytes", 112: "clock_event_reasons", 1009: "pcie_tx_bytes_per_second"}
     double = {155: "power_watts", 164: "enforced_power_limit_watts", 1003: "sm_occupancy"}
@@ -476,7 +470,7 @@ def test_texts_that_say_there_is_none_are_no_names(world: World) -> None:
 
 
 def test_a_counter_that_was_set_back_gives_no_energy_and_goes_on(world: World) -> None:
-    """A driver that is loaded again counts from 0."""
+    """A reloaded driver counts from 0."""
     world.open()
     world.reads(4)
     world.stub.say("gpu 0 energy 5")
@@ -498,7 +492,7 @@ def test_energy_of_time_that_was_given_up_is_nobodys(world: World) -> None:
 
 
 def test_energy_between_two_tellings_is_spread_over_all_that_is_told_then(world: World) -> None:
-    """The engine samples it more often than the ratios, for another client; a read may find nothing else."""
+    """Another client makes the engine sample it more often than the ratios; a read may return nothing else."""
     world.start("watcher 156 100")
     world.open()
     world.stub.say("gpu 0 power 400")
@@ -549,7 +543,7 @@ def test_a_layout_that_is_not_told_is_as_before(world: World) -> None:
 
 
 def test_of_groups_that_share_a_field_the_first_is_watched(world: World) -> None:
-    """As DCGM lists a board's counters: the tensor pipe with the SMs, and again with another pipe."""
+    """DCGM lists the tensor pipe in one group with the SMs, and in another with another pipe."""
     world.start("gpu * gpm 0", "gpu * group 1 1 1002 1004", "gpu * group 1 2 1004 1006", "gpu * group 2 0 1001")
     world.open()
     last = world.reads(5)[-1]
@@ -575,7 +569,7 @@ def test_a_temperature_of_0_is_a_memory_without_a_sensor(world: World) -> None:
 
 
 def test_a_utilisation_given_as_a_ratio_is_one(world: World) -> None:
-    """Field 203 is an integer percentage; later versions name it a ratio, and their doubles are taken as such."""
+    """Field 203 is an integer percentage; as a double, in later versions, it is a ratio."""
     source = world.open()
     world.reads(2)
     unit = source._boards[0].whole
@@ -588,7 +582,7 @@ def test_a_utilisation_given_as_a_ratio_is_one(world: World) -> None:
 
 @pytest.mark.parametrize("code", [-7, -10, -11, -12, -21])
 def test_a_connection_that_is_dead_is_told_as_such(world: World, code: int) -> None:
-    """INIT_ERROR, UNINITIALIZED, TIMEOUT, VER_MISMATCH, CONNECTION_NOT_VALID: no question will be answered on it."""
+    """INIT_ERROR, UNINITIALIZED, TIMEOUT, VER_MISMATCH, CONNECTION_NOT_VALID: the connection is dead."""
     world.open()
     world.reads(3)
     world.stub.say(f"error dcgmGetValuesSince_v2 {code}")
@@ -611,12 +605,12 @@ def test_what_the_engine_refuses_as_a_whole_is_a_source_error(world: World, call
     world.open()
     world.reads(3)
     world.stub.say(f"error {call} -3")
-    with pytest.raises(SourceError, match="DCGM at unix:/tests/engine would not"):
+    with pytest.raises(SourceError, match="DCGM at unix:/tests/engine failed to"):
         world.reads(11)
 
 
 def test_a_refused_pause_is_told_and_harms_nothing(world: World) -> None:
-    """Where there is no profiling module there is nothing to pause or resume."""
+    """Without a profiling module there is nothing to pause or resume."""
     world.open()
     world.reads(3)
     world.stub.say("error dcgmProfPause -33", "error dcgmProfResume -33")
@@ -639,7 +633,7 @@ def test_a_refused_resume_is_told_and_not_asked_for_again(world: World) -> None:
 
 
 def test_a_pause_is_taken_back_though_its_connection_died(world: World) -> None:
-    """A pause is the engine's, for all its clients: left behind, nobody would see a counter again."""
+    """A pause is global to the engine: if it were left behind, no client would get profiling values any more."""
     world.open()
     world.reads(3)
     world.source.pause()
@@ -652,7 +646,7 @@ def test_a_pause_is_taken_back_though_its_connection_died(world: World) -> None:
 
 
 def test_names_on_the_engine_are_ours_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In containers every agent is process 1, and field groups of one name are refused (DUPLICATE_KEY)."""
+    """In containers every agent may be process 1, and two field groups of one name are refused (DUPLICATE_KEY)."""
     other = world.stub.connect(ADDRESS.removeprefix("unix:"))
     monkeypatch.setattr("os.getpid", lambda: 1)
     for number in range(5):
@@ -692,7 +686,7 @@ def test_a_clock_that_is_disciplined_was_not_set(world: World, by: int, told: se
 
 
 def test_a_clock_set_back_tells_nothing_twice_and_says_for_how_long(world: World) -> None:
-    """The engine samples nothing until it is where it was, and what it had stamped lies in the time to come."""
+    """The engine samples nothing until its last stamp has passed, and its cached values have stamps in the future."""
     world.open()
     truth = Truth(world)
     truth.hears(5)
@@ -713,7 +707,7 @@ def test_a_clock_set_back_tells_nothing_twice_and_says_for_how_long(world: World
 
 
 def test_a_clock_set_forward_joins_nothing_over_its_step(world: World) -> None:
-    """What was stamped before it and came after it belongs to neither side."""
+    """Values stamped before the step and read after it are dropped."""
     world.start(*(f"watcher {field} 50" for field in FIELDS))
     world.open()
     truth = Truth(world)
@@ -730,7 +724,7 @@ def test_a_clock_set_forward_joins_nothing_over_its_step(world: World) -> None:
 
 
 class Sleepy:
-    """A clock whose reader is put to sleep between the two clocks, once for each time it is told to."""
+    """A clock that simulates a delay between reading the wall clock and the monotonic clock."""
 
     def __init__(self, clock: JumpClock) -> None:
         self._clock, self.sleeps = clock, 0
@@ -841,7 +835,7 @@ __import__("sys").modules[__name__].__class__ = _Older
 
 
 def renamed(bindings: Path, into: Path) -> Path:
-    """Bindings that have the newest names and fields only."""
+    """Remove all but the newest names and fields from the bindings."""
     shutil.copytree(bindings, into)
     pairs = {f"DCGM_FI_{old}": f"DCGM_FI_{field.aliases[-1]}" for field in TABLES for old in field.aliases[:-1]}
     for path in into.glob("*.py"):
@@ -867,7 +861,7 @@ COUNTERS = {
 
 
 def story(folder: Path, monkeypatch: pytest.MonkeyPatch, bindings: Path, *lines: str) -> list[ReadResult]:
-    """What a node with a cut board and a whole one comes to."""
+    """Return the readings of a node with one board in MIG mode and one that is not."""
     folder.mkdir()
     with stand_in(folder, monkeypatch, bindings) as stub:
         world = World(stub, load_bindings(str(bindings), str(stub.folder)))
@@ -883,7 +877,7 @@ def story(folder: Path, monkeypatch: pytest.MonkeyPatch, bindings: Path, *lines:
 def test_the_names_of_every_generation_give_the_same_readings(
     bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And none of the older ones is asked for, which would warn: warnings are errors here."""
+    """The older names are not used: they would warn, and warnings are errors here."""
     older = story(tmp_path / "older", monkeypatch, bindings)
     newer = story(tmp_path / "newer", monkeypatch, renamed(bindings, tmp_path / "renamed"))
     assert newer == older
@@ -952,7 +946,7 @@ def test_counters_that_cease_to_agree_are_left_again(world: World, monkeypatch: 
 
 
 def test_counters_are_exact_where_the_ratios_look_back_too_far(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late cycle makes GPM's next value reach over two periods: the ratio's integral is off, the counter's is not."""
+    """After a late cycle GPM's next value covers two periods: the ratio's integral is wrong, the counter's is not."""
     counting(world, monkeypatch, mma=1086)
     world.stub.say("jitter 20000")
     world.open()
@@ -982,7 +976,7 @@ def _dcgmInit(path=None):
 
 @pytest.fixture(name="bare")
 def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has seen no bindings yet, and leaves none."""
+    """Remove the bindings from this process, before and after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("DCGM_BINDINGS", raising=False)
     for name in MODULES:
@@ -993,7 +987,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def folder_of(path: Path, agent: str = AGENT) -> str:
-    """A folder of bindings that only say where they are."""
+    """Create a folder of bindings that contain only their location."""
     path.mkdir(parents=True)
     (path / "dcgm_agent.py").write_text(agent)
     (path / "dcgm_structs.py").write_text(STRUCTS)
@@ -1002,7 +996,7 @@ def folder_of(path: Path, agent: str = AGENT) -> str:
 
 
 def test_the_places_of_every_packaging_are_looked_at() -> None:
-    """The packages of DCGM 4, of DCGM 3, and of distributions."""
+    """Install locations of DCGM 4, of DCGM 3, and of distributions."""
     assert {"/usr/share/datacenter-gpu-manager-4/bindings/python3", "/usr/local/dcgm/bindings/python3"} <= set(
         BINDINGS_PATHS
     )
@@ -1036,7 +1030,7 @@ def test_the_first_place_of_several_wins_and_the_configuration_before_the_enviro
 
 
 def found_by(wanted: str = "") -> str:
-    """The file of the module that was loaded."""
+    """Return the file of the loaded module."""
     return str(load_bindings(wanted).agent.FOUND)
 
 
@@ -1086,7 +1080,7 @@ def test_the_library_is_looked_for_where_it_is_said_to_be(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("bare")
 def test_a_library_that_is_missing_is_told_with_what_to_install(bindings: Path, tmp_path: Path) -> None:
-    """NVIDIA's own modules, and a folder without libdcgm."""
+    """Uses NVIDIA's modules and a folder without libdcgm."""
     with pytest.raises(SourceError, match="libdcgm cannot be loaded") as said:
         load_bindings(str(bindings), str(tmp_path))
     for word in (str(bindings), "datacenter-gpu-manager-4-core", "dcgm.library", "libdcgm.so.4"):
@@ -1103,7 +1097,7 @@ def test_nobody_listening_is_told_with_what_to_do(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     connects = world.stub.calls("dcgmConnect_v2")
-    with pytest.raises(SourceError, match=f"nobody listens on {address} .*refused.*nvidia-dcgm.*dcgm.address"):
+    with pytest.raises(SourceError, match=f"nothing listens on {address} .*refused.*nvidia-dcgm.*dcgm.address"):
         connect(world.bindings, address, timeout_seconds=1.0)
     assert world.stub.calls("dcgmConnect_v2") == connects
 
@@ -1127,7 +1121,7 @@ def test_an_address_is_knocked_at_where_it_says(
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr("socket.create_connection", refuse)
-    with pytest.raises(SourceError, match="nobody listens"):
+    with pytest.raises(SourceError, match="nothing listens"):
         connect(world.bindings, address, timeout_seconds=1.0)
     assert tried == [(knocked, True)]
 
@@ -1140,7 +1134,7 @@ def test_whatever_keeps_a_knock_from_being_heard_is_told(
         raise cause
 
     monkeypatch.setattr("socket.create_connection", fail)
-    with pytest.raises(SourceError, match=r"nobody listens on node7:5555 \((timed out|No route|too long)\)"):
+    with pytest.raises(SourceError, match=r"nothing listens on node7:5555 \((timed out|No route|too long)\)"):
         connect(world.bindings, "node7:5555", timeout_seconds=1.0)
 
 

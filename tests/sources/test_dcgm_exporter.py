@@ -1,4 +1,4 @@
-"""The dcgm-exporter source against pages of every generation, and garbage. MIG, health and HTTP: beside this."""
+"""Tests the dcgm-exporter source on pages of all releases and on garbage; MIG, health and HTTP have their own files."""
 
 import math
 
@@ -312,7 +312,7 @@ def test_energy_of_time_not_claimed_is_not_told() -> None:
 
 
 def stale_from(figures: dict[str, str], *, until: int = 2000, moving: str = "") -> int | None:
-    """The first second at which the reading of a page that never changes (but for `moving`) is distrusted."""
+    """Return the second at which the reading of a page that never changes (except `moving`) is first distrusted."""
     pages = [gpu(0, figures | ({moving: str(n)} if moving else {})) for n in range(until // 10)]
     src = source(*pages)
     for n in range(until // 10):
@@ -469,7 +469,7 @@ INSTANCES = {"3": "3g.40gb", "11": "1g.10gb"}
 
 
 class World:
-    """A `Rig`: the exporter of two busy GPUs, the second perhaps in MIG mode, collecting every 5 s."""
+    """A `Rig`: an exporter with two busy GPUs, optionally the second in MIG mode, which collects every 5 s."""
 
     lag = 0
 

@@ -1,4 +1,4 @@
-"""The dcgm-exporter source on a board's condition beside its work: errors that are new, and what each field means."""
+"""Tests the health that the dcgm-exporter source reports: new errors, and the meaning of each field."""
 
 import pytest
 
@@ -10,7 +10,7 @@ XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def health(figures: dict[str, str]) -> Health | None:
-    """What the first page says of a board with these lines."""
+    """Return the health from a first page with these lines."""
     return next(iter(source(gpu(0, {**BUSY, **figures})).read(0).health), None)
 
 
@@ -103,12 +103,12 @@ def test_health_is_told_of_what_was_collected_anew_and_of_each_board() -> None:
 
 
 def line(code: int | None) -> str:
-    """A page whose board last had this error; None: without the line."""
+    """Return a page with this last error; None: without the line."""
     return gpu(0, BUSY if code is None else {**BUSY, XID: str(code)}, err_code=str(code or 0), err_msg="words")
 
 
 def news(*pages: str) -> list[tuple[int, ...]]:
-    """The new errors of each page after the first; every page is of another collection."""
+    """Return the new errors of each page after the first; each page is from another collection."""
     src = source(*(page + gpu(0, {"DCGM_FI_DEV_MOVES": str(n)}) for n, page in enumerate(pages)))
     assert all(one.xids == () for one in src.read(0).health)
     return [_xids(src, n) for n in range(1, len(pages))]
@@ -163,7 +163,7 @@ def test_an_error_during_a_pause_is_told_after_it_and_not_again() -> None:
 
 
 def instances(code: int, *, first: int = 1) -> str:
-    """A board in MIG mode whose every instance repeats the board's last error."""
+    """Return a board in MIG mode, all of whose instances repeat the board's last error."""
     return "".join(
         gpu(0, {**BUSY, XID: str(code)}, GPU_I_ID=str(n), GPU_I_PROFILE="1g.10gb") for n in (first, first + 1)
     )

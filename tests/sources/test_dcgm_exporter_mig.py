@@ -1,4 +1,4 @@
-"""The dcgm-exporter source on boards in MIG mode: shares of a board that are exactly one board."""
+"""Tests the dcgm-exporter source on boards in MIG mode: weights add up to exactly one board."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,7 @@ SHARED = {
 
 
 def board(*profiles: str, index: int = 0, model: str = H100, first: int = 1, **figures: str) -> str:
-    """A board's page by an exporter as installed: every line is an instance's, ids `first` and up."""
+    """Return a board's page as of a default installation: all lines belong to instances, ids from `first`."""
     return "".join(
         gpu(index, {**OWN, **SHARED, **figures}, GPU_I_ID=str(n), GPU_I_PROFILE=profile, modelName=model)
         for n, profile in enumerate(profiles, first)

@@ -1,4 +1,4 @@
-"""The dcgm-exporter source over real HTTP: real scrapes, and every way in which a server can fail."""
+"""Tests the dcgm-exporter source over real HTTP, and every way in which a server can fail."""
 
 import gzip
 import socket
@@ -28,7 +28,7 @@ class _Quiet(ThreadingHTTPServer):
 
 
 class Server:
-    """A real HTTP server that answers as told; counts connections."""
+    """An HTTP server with configurable responses, which counts connections."""
 
     def __init__(self) -> None:
         self.answer: Answer = whole(gpu(0).encode())

@@ -1,4 +1,4 @@
-"""How stamped values become intervals: pure time, no engine."""
+"""Tests how time-stamped values are joined into intervals, without an engine."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -136,7 +136,7 @@ ELAPSED, SM_CYCLES = 1084, 1085
 
 
 def corrected(ratio: float, share: float, intervals: int) -> list[float]:
-    """The SM ratio of each interval when the ratio field says one thing and the counters another."""
+    """Return the SM ratio of each interval if the ratio field and the counters differ."""
     cycles, told = CycleCounters(ELAPSED, {SM_CYCLES: SM}), []
     for tick in range(intervals + 1):
         values = {SM: ratio, ELAPSED: 1000.0 * tick, SM_CYCLES: 1000.0 * share * tick}

@@ -1,4 +1,4 @@
-"""The NVML source, through the real nvidia-ml-py, on a stand-in `libnvidia-ml.so.1` that the test moves."""
+"""Tests the NVML source with the real nvidia-ml-py on a stand-in `libnvidia-ml.so.1` that the test controls."""
 
 import json
 import os
@@ -460,7 +460,7 @@ def test_a_gpu_this_process_may_not_see_is_left_out_and_told(rig: NvmlRig) -> No
 def test_a_driver_that_goes_away_is_an_error_that_says_so_until_nvml_is_opened_anew(opened: NvmlRig) -> None:
     opened.reading()
     opened.say("driver gone")
-    with pytest.raises(SourceError, match=r"^NVML: .*unloaded or updated.*opened anew"):
+    with pytest.raises(SourceError, match=r"^NVML: .*unloaded or updated.*reopened"):
         opened.read(2)
     opened.source.close()
     with pytest.raises(SourceError, match="kernel driver is not loaded"):

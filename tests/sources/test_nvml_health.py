@@ -1,4 +1,4 @@
-"""The NVML source on how boards fare: critical errors, memory, links, heat, and what they need to recover."""
+"""Tests the health that the NVML source reports: critical errors, memory, links, temperature and recovery actions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -409,5 +409,5 @@ def test_a_board_that_comes_back_is_listened_to_again(opened: NvmlRig) -> None:
 
 def test_a_driver_that_goes_away_while_health_is_asked_is_an_error(opened: NvmlRig) -> None:
     opened.say("error nvmlDeviceGetFieldValues 1")
-    with pytest.raises(SourceError, match="NVML: examined the GPUs"):
+    with pytest.raises(SourceError, match="NVML: read the GPUs' health"):
         opened.read(0)

@@ -1,4 +1,4 @@
-"""The NVML source on boards in MIG mode: instances, what is left beside them, and a layout that changes."""
+"""Tests the NVML source on boards in MIG mode: instances, the unpartitioned part, and layout changes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,14 +45,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
 
 @pytest.fixture
 def cut(rig: NvmlRig) -> NvmlRig:
-    """Three H100s, the second cut into a 3g, a 2g and a 1g: six slices of seven."""
+    """Three H100s, the second partitioned into 3g, 2g and 1g: six slices of seven."""
     rig.say(CUT)
     rig.open()
     return rig
 
 
 def again(rig: NvmlRig, *lines: str) -> None:
-    """Cut the second board anew, without the lines that spoke of it."""
+    """Partition the second board again, without its former lines."""
     rig.unsay(CUT)
     rig.say(*lines)
 

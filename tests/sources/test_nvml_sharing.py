@@ -1,4 +1,4 @@
-"""What each of several processes on one GPU used of it: the NVML source, on the stand-in `libnvidia-ml.so.1`."""
+"""Tests the share of a GPU that each of several processes used: the NVML source on the stand-in `libnvidia-ml.so.1`."""
 
 import ctypes
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ FOREVER = "gpu 0 use_stamp 9223372036854775807"
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlRig]:
-    """A world in which processes 1 and 2 share GPU 0, and the others have one each."""
+    """A rig in which processes 1 and 2 share GPU 0, and the other GPUs have one process each."""
     for rig in rigged(tmp_path, monkeypatch):
         rig.say("gpu 0 idle", "gpu 0 process 1", "gpu 0 process 2")
         yield rig
@@ -51,7 +51,7 @@ def opened(rig: NvmlRig) -> NvmlRig:
 
 
 def used(rig: NvmlRig, second: float) -> dict[int, float | None]:
-    """Read at `second`, and give what each process used of GPU 0 by pid."""
+    """Read at `second`, and return each process's use of GPU 0 by pid."""
     return {each.pid: each.sm_active for each in one(rig.read(second)).processes or ()}
 
 
@@ -228,7 +228,7 @@ def test_silences_with_samples_between_them_are_no_reason_to_give_the_time_up(op
 
 
 class Codes:
-    """As much of the binding as errors need."""
+    """The binding's error codes."""
 
     NVMLError = pynvml.NVMLError
     NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND

@@ -1,4 +1,4 @@
-"""The NVML source through resets, reopenings and pauses, and inside a virtual machine."""
+"""Tests the NVML source with resets, reopening, pauses and in a virtual machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,7 +154,7 @@ def test_a_source_opened_anew_leaves_nothing_of_the_last(rig: NvmlRig, others: i
 def test_a_driver_reloaded_under_a_source_is_met_again_by_a_new_one(opened: NvmlRig) -> None:
     opened.reading()
     opened.say("driver gone")
-    with pytest.raises(SourceError, match="opened anew"):
+    with pytest.raises(SourceError, match="reopened"):
         opened.read(2)
     opened.source.close()
     opened.unsay("driver gone")

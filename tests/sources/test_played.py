@@ -1,4 +1,4 @@
-"""The laws on a source written by hand that plays a recorded trace: what a trace tells passes as telemetry."""
+"""Runs the conformance tests on a source that replays a recorded trace."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.sources.conformance import LAWS, START, Law
 
 
 class Played:
-    """A source over the observations of a trace, each reading given at the first read after its end."""
+    """A source that replays a trace's observations; each reading is returned by the first read after its end."""
 
     name = "played"
 
@@ -55,11 +55,11 @@ class Played:
         self._since = None
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
 
 class PlayedRig:
-    """Breaks the player, for the trace cannot be broken."""
+    """A rig that breaks the replaying source, because a trace cannot be broken."""
 
     lag = 0
 
@@ -67,7 +67,7 @@ class PlayedRig:
         self.source = source
 
     def run(self, until: int) -> None:
-        """The trace has been recorded."""
+        """Nothing to do: the trace has been recorded."""
 
     def fail(self, uuid: str) -> None:
         self.source.failing.add(uuid)
@@ -82,7 +82,7 @@ class PlayedRig:
 
 @pytest.fixture(scope="session")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A minute and a half of two GPUs, as `record` writes it."""
+    """Record 90 seconds of two GPUs, as the command `record` does."""
     path = tmp_path_factory.mktemp("trace") / "played.jsonl.gz"
     story = simulate("healthy_training", gpus=2, duration_seconds=90, start=START - 5 * SECOND)
     with TraceWriter(path, TraceHeader(simulated=True)) as trace:

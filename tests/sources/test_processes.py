@@ -1,4 +1,4 @@
-"""The driver's process list beside a source that shows none."""
+"""Tests the driver's process list with a source that has none."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.sources.nvml_rig import LOST, NOT_SUPPORTED, TIMEOUT, NvmlRig, rigged
 
 
 class Plain:
-    """A source of two GPUs that shows no processes."""
+    """A source of two GPUs without processes."""
 
     name = "dcgm"
     signals = frozenset({"gr_engine_active"})
@@ -113,7 +113,7 @@ def test_the_drivers_list_by_gpu(rig: NvmlRig) -> None:
 
 @pytest.fixture
 def shared(rig: NvmlRig) -> Iterator[ProcessList]:
-    """The list over a world in which processes 1 and 2 share GPU 0, where 1 works."""
+    """The list for a rig in which processes 1 and 2 share GPU 0, and only process 1 is active."""
     rig.say("gpu 0 idle", "gpu 0 process 1", "gpu 0 process 2", "gpu 0 use 1 60")
     rig.run(START)
     listing = open_nvml_processes()
@@ -122,7 +122,7 @@ def shared(rig: NvmlRig) -> Iterator[ProcessList]:
 
 
 def used(rig: NvmlRig, listing: ProcessList, second: float) -> dict[int, float | None]:
-    """Ask at `second`, and give what each process used of GPU 0 by pid."""
+    """List at `second`, and return each process's use of GPU 0 by pid."""
     rig.run(START + int(second * SECOND))
     (found,) = (found for uuid, found in listing().items() if uuid.endswith("-000000000000"))
     return {each.pid: each.sm_active for each in found}
@@ -200,7 +200,7 @@ def test_a_driver_that_is_gone_is_an_error_that_says_so(rig: NvmlRig) -> None:
     rig.run(rig.now)
     with pytest.raises(SourceError, match="process list could not be read"):
         listing()
-    with pytest.raises(SourceError, match="cannot be had"):
+    with pytest.raises(SourceError, match="is not available"):
         open_nvml_processes()
     listing.close()
 

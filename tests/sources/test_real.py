@@ -1,4 +1,4 @@
-"""The laws on real hardware, where there is some: those that need nothing broken. Elsewhere skipped, with a reason."""
+"""Runs on real hardware those conformance tests that break nothing; skipped, with a reason, where there is none."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ UNBROKEN: tuple[Law, ...] = (
 
 
 class RealTime:
-    """A source whose world cannot be moved: it is waited for, and its times are told as from START."""
+    """A source in real time: it waits, and shifts its times to begin at START."""
 
     def __init__(self, source: TelemetrySource) -> None:
         self.inner, self.name = source, source.name
@@ -58,7 +58,7 @@ class RealTime:
 
 
 class RealRig:
-    """As much of a `Rig` as real hardware lets itself be."""
+    """The part of a `Rig` that real hardware allows."""
 
     def __init__(self, source: TelemetrySource, *, lag: int) -> None:
         self.source, self.lag = RealTime(source), lag

@@ -9,12 +9,13 @@ from typing import IO
 
 import pytest
 
-from exporter.clock import JumpClock, SystemClock
+from exporter.clock import SystemClock
 from exporter.config import Config, FollowSettings
 from exporter.core.model import SECOND
 from exporter.training.logs.watcher import COUNTS, MOST_PENDING, LogFollowerThread, LogWatcher, open_log_follower
 from exporter.training.message import LoggedMessage, Message
 from exporter.workloads import WorkloadProcess
+from tests.clocks import JumpClock
 from tests.training import follow_logs as logs
 
 DEADLINE = 20.0

@@ -1,8 +1,4 @@
-"""Models the GPUs and MIG instances that DCGM lists: their identity, baselines and watched fields.
-
-It owns identity, weights and health, the choice of fields that a board can give at once, and the edges of its
-readings.
-"""
+"""Models the GPUs and MIG instances that DCGM lists: identity, weights, health, watched fields and intervals."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +7,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import NEVER, PPM, Device, Fault, Health, Reading, Spec
+from exporter.core.model import NEVER, PPM, Device, Fault, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
-from exporter.sources.dcgm.client import (
+from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, DcgmSample, EntityId, GpuInstance
+from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
+from exporter.sources.dcgm_fields import (
     CYCLES,
     GAUGES,
     HEALTH,
@@ -22,22 +20,16 @@ from exporter.sources.dcgm.client import (
     RATIOS,
     STATIC,
     VISIBLE,
-    DcgmClient,
-    DcgmRefusal,
-    DcgmSample,
-    EntityId,
     Field,
-    GpuInstance,
 )
-from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
 from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
 UnitSpan = tuple[int, int, MeasuredInterval | None]
-"""Monotonic nanoseconds [start, end) and the values measured over it; None: there are only gauges."""
+"""Monotonic nanoseconds [start, end), and the values measured over that time; None: there are only gauges."""
 
 
 class DcgmUnit:
-    """A board or an instance: a device with its entity, its series, and where its last reading ended."""
+    """A board or an instance: a device with its DCGM entity, its sample series, and the end of its last reading."""
 
     def __init__(self, device: Device, entity: EntityId) -> None:
         self.device, self.entity = device, entity
@@ -45,18 +37,14 @@ class DcgmUnit:
         self.cycles: CycleCounters | None = None
         self.latest: dict[int, DcgmSample] = {}
         self.newest = 0
-        """Stamp of the newest of the latest values."""
+        """Newest time stamp of the latest values, microseconds."""
         self._ended_at, self._contiguous = NEVER, False
-        """End of the last reading, and whether the next begins there."""
+        """End of the last reading, monotonic nanoseconds, and whether the next reading begins there."""
         self._gauged_at: int | None = None
         self._counter: tuple[int, float] | None = None
 
-    def start_series(self, series: SampleSeries, cycles: CycleCounters | None) -> None:
-        """Expect profiling values, through a new series."""
-        self.series, self.cycles = series, cycles
-
     def reset(self, since: int) -> None:
-        """Drop every baseline and values stamped before `since`, microseconds of the engine's clock."""
+        """Drop all baselines, and values stamped before `since`, microseconds of the engine's clock."""
         self._contiguous, self._counter = False, None
         self.latest = {}
         if self.series is not None:
@@ -65,26 +53,26 @@ class DcgmUnit:
             self.cycles.reset()
 
     def number(self, field: int) -> float | int | None:
-        """The latest value of a field, if it is a number."""
+        """Return the latest value of a field; None if it is not a number."""
         sample = self.latest.get(field)
         return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
 
     @property
     def has_no_values(self) -> bool:
-        """Not one of its fields has a value."""
+        """True if none of its fields has a numeric value."""
         return not any(isinstance(sample.value, (int, float)) for sample in self.latest.values())
 
     @property
     def profiled(self) -> bool:
-        """Profiling values are expected."""
+        """True if profiling values are expected."""
         return self.series is not None and bool(self.series.fields)
 
     def spans(
         self, intervals: Iterable[MeasuredInterval], host: Callable[[int], int], *, slack: int, floor: int
     ) -> Iterator[UnitSpan]:
-        """Intervals on the host's clock, each beginning where the last ended; never before `floor`.
+        """Yield the intervals in monotonic time (`host` converts), each from the end of the last, never before `floor`.
 
-        Of an interval longer than `slack` only the last part counts.
+        Of an interval longer than `slack` only the last part counts. All times are nanoseconds.
         """
         for interval in intervals:
             end = host(interval.end)
@@ -95,7 +83,7 @@ class DcgmUnit:
                 yield start, end, interval
 
     def since_last(self, now: int, *, slack: int, floor: int) -> list[UnitSpan]:
-        """The time since the last read, for a unit without profiling; none while no gauge is new."""
+        """Return the time since the last read, for a unit without profiling; empty if no gauge has a new value."""
         newest = max((sample.stamp for sample in self.latest.values()), default=0)
         if newest <= self.newest:
             return []
@@ -107,9 +95,10 @@ class DcgmUnit:
         return [(start, now, None)]
 
     def energies(self, counter: tuple[int, float] | None, durations: Sequence[int]) -> list[float | None]:
-        """This unit's share of what the board's counter moved, at the rate between its last two values.
+        """Return this unit's share of the board's energy over each duration (ns), in joules.
 
-        `counter` is its stamp (microseconds) and joules. Readings rarely cover just the time between two values.
+        `counter` is the time stamp (microseconds) and value (joules) of the board's energy counter. Uses the mean power
+        between its last two values, because readings rarely cover exactly the time between them.
         """
         if not durations:
             return []
@@ -119,30 +108,23 @@ class DcgmUnit:
         rate = (counter[1] - before[1]) / (counter[0] - before[0]) / 1000 * self.device.weight / PPM
         return [rate * duration for duration in durations]
 
-    def reading(
-        self, start: int, end: int, values: Mapping[str, Any], gauges: Mapping[str, Any], joules: float | None
-    ) -> Reading:
-        """One reading: what was measured over it, and the latest gauges."""
-        return Reading(self.device.uuid, start, end, energy_joules=joules, **{**gauges, **values})
-
 
 class DcgmInventory(Struct):
-    """All that the engine lists at one time."""
+    """The GPUs, static fields and MIG instances that the host engine lists."""
 
     gpus: list[int]
     static: dict[int, dict[str, Any]]
     instances: dict[int, list[GpuInstance]]
 
     def layout(self, gpu: int) -> tuple[Any, ...] | None:
-        """What must stay the same for the watches of a board to be good; None: not known."""
+        """Return what must not change for the watches of a board to stay valid; None: unknown."""
         mig = self.static[gpu].get("mig")
-        return (
-            None if mig is None else (mig, *((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ())))
-        )
+        instances = ((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ()))
+        return None if mig is None else (mig, *instances)
 
 
 class DcgmBoard:
-    """One GPU of the engine's: itself, and its MIG instances."""
+    """A GPU of the host engine, with its MIG instances."""
 
     def __init__(self, gpu: int, layout: tuple[Any, ...] | None, units: list[DcgmUnit], faults: list[Fault]) -> None:
         self.gpu, self.layout, self.units, self.faults = gpu, layout, units, faults
@@ -150,25 +132,25 @@ class DcgmBoard:
         self.watched: list[Any] = []
         self.ratios: Any = None
         self.refused = ""
-        """Why there is no profiling, for people; empty where there is."""
+        """Why there is no profiling, as a message; empty if there is."""
         self.permanently_refused = False
-        """The refusal is permanent."""
+        """True if retrying cannot help."""
         self.recovery_action = 0
         self._xid_stamp: int | None = None
 
     @property
     def whole(self) -> DcgmUnit:
-        """The board itself."""
+        """The unit of the board itself."""
         return self.units[0]
 
     @property
     def partitioned(self) -> bool:
-        """It is in MIG mode and has instances."""
+        """True if it is in MIG mode and has instances."""
         return len(self.units) > 1 or self.whole.device.weight != PPM
 
     @property
     def condition(self) -> str:
-        """Of the board, and so of its instances."""
+        """Condition of the board, and thereby of its instances."""
         return self.whole.device.condition
 
     def set_condition(self, condition: str) -> None:
@@ -176,13 +158,8 @@ class DcgmBoard:
         for unit in self.units:
             unit.device = replace(unit.device, condition=condition)
 
-    def reset(self, since: int) -> None:
-        """Drop the baselines of all units."""
-        for unit in self.units:
-            unit.reset(since)
-
     def new_xids(self, field: int) -> tuple[int, ...]:
-        """The error since the last call: the field keeps the last one for ever, with the time at which it happened."""
+        """Return the Xid since the last call, if any: `field` keeps the last one for ever, with its time."""
         sample = self.whole.latest.get(field)
         if sample is None or not isinstance(sample.value, int) or sample.value <= 0:
             self._xid_stamp = self._xid_stamp or 0
@@ -191,7 +168,7 @@ class DcgmBoard:
         return (sample.value,) if before is not None and sample.stamp > before else ()
 
     def carry_over(self, previous: "DcgmBoard") -> None:
-        """Take over from `previous` what a new layout does not change."""
+        """Copy from `previous` the state that does not depend on the MIG layout."""
         self._xid_stamp, self.recovery_action = previous._xid_stamp, previous.recovery_action  # noqa: SLF001
 
 
@@ -212,7 +189,7 @@ def read_inventory(client: DcgmClient) -> DcgmInventory:
 
 
 def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overrides: Mapping[str, Spec]) -> DcgmBoard:
-    """A board: its device and those of its instances, with their shares of it."""
+    """Make a board with its device and those of its instances, with their weights."""
     facts = inventory.static[gpu]
     model, pci = str(facts.get("model", "")), facts.get("pci")
     spec = find_spec(model, f"{pci:08x}" if isinstance(pci, int) else None, overrides=overrides)
@@ -224,21 +201,17 @@ def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overri
         spec=spec,
         lacks=() if spec is None or spec.nvlink_bytes_per_second else NVLINK_SIGNALS,
     )
-    instances = (
-        [instance for instance in inventory.instances.get(gpu, ()) if instance.compute_instances]
-        if facts.get("mig") == 1
-        else []
-    )
     faults = [unknown_model(uuid, model)] if spec is None and model else []
-    units = _units(client, gpu, whole, instances, int(facts.get("slices") or 0), mig=facts.get("mig") == 1)
+    units = [DcgmUnit(whole, (client.gpu, gpu))]
+    if facts.get("mig") == 1:
+        units = _mig_units(client, gpu, whole, inventory.instances.get(gpu, ()), int(facts.get("slices") or 0))
     return DcgmBoard(gpu, inventory.layout(gpu), units, faults)
 
 
-def _units(
-    client: DcgmClient, gpu: int, whole: Device, instances: list[GpuInstance], slices: int, *, mig: bool
+def _mig_units(
+    client: DcgmClient, gpu: int, whole: Device, listed: Iterable[GpuInstance], slices: int
 ) -> list[DcgmUnit]:
-    if not mig:
-        return [DcgmUnit(whole, (client.gpu, gpu))]
+    instances = [instance for instance in listed if instance.compute_instances]
     counts = [instance.slices for instance in instances]
     weights = mig_weights(counts, max(slices, sum(counts), 1))
     parts = [
@@ -261,19 +234,19 @@ def _instance_device(client: DcgmClient, whole: Device, instance: GpuInstance, w
 
 
 def _profile(client: DcgmClient, instance: GpuInstance) -> str:
-    """The profile as NVIDIA writes it, which DCGM gives as the name of the instance; else its slices alone."""
+    """Return the MIG profile, which DCGM reports as the instance's name; else one made of its number of slices."""
     name = _static_text(client, instance.entity, STATIC[0]).rpartition(" ")[2]
     return name if "g." in name else f"{instance.slices}g"
 
 
 def _mig_uuid(client: DcgmClient, whole: Device, instance: GpuInstance) -> str:
-    """The MIG device's own UUID where the instance is one device; else the board's and the instance's number."""
+    """Return the MIG device's own UUID if the instance is a single device; else the board's UUID / instance id."""
     name = _static_text(client, instance.compute_instances[0], VISIBLE) if len(instance.compute_instances) == 1 else ""
     return name if name.startswith("MIG-") else f"{whole.uuid}/{instance.instance_id}"
 
 
 def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
-    """A static text of an entity; empty where there is none."""
+    """Return a static text field of an entity; empty if it has none."""
     number = field.field_id(client.fields)
     if number is not None:
         with suppress(DcgmRefusal):
@@ -282,59 +255,13 @@ def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
     return ""
 
 
-def health_of(
-    board: DcgmBoard,
-    numbers: Mapping[str, int],
-    values: Mapping[int, DcgmSample],
-    *,
-    xids: tuple[int, ...],
-    temperature: float | None,
-) -> Health:
-    """A board's Health from the latest values; what is blank is None."""
-
-    def number(name: str) -> int | float | None:
-        sample = values.get(numbers.get(name, -1))
-        return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
-
-    margin, slowdown = number("temperature_margin_celsius"), number("slowdown")
-    if margin is None and slowdown is not None and temperature is not None:
-        margin = slowdown - temperature
-    links = [number(f"nvlink_{kind}") for kind in ("crc_flit", "crc_data", "replay", "recovery")]
-    seen = [int(count) for count in links if count is not None]
-    board.recovery_action = int(number("recovery_action") or 0)
-    return Health(
-        uuid=board.whole.device.uuid,
-        xids=xids,
-        recovery_action=_int_or_none(number("recovery_action")),
-        ecc_corrected=_int_or_none(number("ecc_corrected")),
-        ecc_uncorrected=_int_or_none(number("ecc_uncorrected")),
-        row_remap_pending=_bool_or_none(number("row_remap_pending")),
-        row_remap_failed=_bool_or_none(number("row_remap_failed")),
-        nvlink_errors=sum(seen) if seen else None,
-        memory_temperature_celsius=number("memory_temperature_celsius") or None,
-        temperature_margin_celsius=margin,
-        power_smoothing=_bool_or_none(number("power_smoothing")),
-    )
-
-
-def _int_or_none(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _bool_or_none(value: float | None) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def unpartitioned_values() -> dict[str, Any]:
-    """Fields of the unpartitioned part of a board: no activity, and no rates, which are those of its instances."""
-    return {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
-
-
+UNPARTITIONED = {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
+"""Fields of a board's unpartitioned part: no activity, and no rates, which belong to its instances."""
 KEEP_SECONDS = 90.0
-"""How long the engine keeps values: longer than its own longest blocking call (60 s)."""
+"""How long the engine keeps values: longer than its longest blocking call (60 s)."""
 HEALTH_PERIOD_US = 10_000_000
 _PRIORITY = ("tensor_active", "gr_engine_active", "sm_active", "dram_active")
-"""Fields to watch first where the counters cannot all be read at once."""
+"""Fields to watch first if not all counters can be read at once."""
 REFUSAL_REASONS = {
     "profiling_not_supported": "this board has no profiling counters that DCGM can read",
     "module_not_loaded": "DCGM's profiling module is not loaded: see `dcgmi modules -l`; on DCGM 4 install the package"
@@ -349,13 +276,13 @@ REFUSAL_REASONS = {
     "gpu_is_lost": "the driver does not reach this GPU",
     "profiling_multi_pass": "another client watches counters that cannot be read together with ours",  # nosec B105
 }
-"""What a refusal of the profiling fields means, and what to do."""
+"""Cause and remedy by the kind of a DcgmRefusal of the profiling fields."""
 
 
 class SupportedFields:
-    """The fields this DCGM has, by id; and the groups of fields made on one engine, each made once.
+    """The fields that this host engine supports, by id, and the field groups created on it, each once.
 
-    The engine may be older than the bindings: one field it does not know spoils the whole group it is put into.
+    The engine may be older than the bindings, and a single unknown field makes the creation of a whole group fail.
     """
 
     def __init__(self, client: DcgmClient) -> None:
@@ -378,18 +305,18 @@ class SupportedFields:
 
     @property
     def signals(self) -> frozenset[str]:
-        """Fields of `Reading` that the latest values give."""
+        """Fields of `Reading` that are set from the latest values."""
         return frozenset(field.name for field in self._latest.values()) - {"energy", "xid"}
 
     def group(self, ids: Sequence[int]) -> Any:
-        """The engine's group of these fields."""
+        """Return the engine's group of these fields; create it if needed."""
         key = tuple(ids)
         if key not in self._groups:
             self._groups[key] = self._client.field_group(key)
         return self._groups[key]
 
     def latest_queries(self, boards: Iterable[DcgmBoard]) -> list[tuple[list[EntityId], list[int]]]:
-        """(entities, fields) whose latest values are read: one request for boards, one for instances."""
+        """Return (entities, fields) of the requests for latest values: one for boards, one for instances."""
         units = [unit for board in boards for unit in board.units]
         boards_only = [unit.entity for unit in units if not unit.device.parent]
         instances = [unit.entity for unit in units if unit.device.parent]
@@ -397,12 +324,12 @@ class SupportedFields:
         return [(entities, ids) for entities, ids in queries if entities]
 
     def gauges(self, unit: DcgmUnit) -> dict[str, Any]:
-        """Fields of `Reading` from the latest values of one unit, energy and Xid apart."""
+        """Return the fields of `Reading` from a unit's latest values, without energy and Xid."""
         found: dict[str, Any] = {}
         for number, field in (self._instance if unit.device.parent else self._latest).items():
             value = unit.number(number)
             if value is not None and number not in (self.xid, self._energy):
-                # Field 203 is an integer percentage, but a ratio where DCGM gives it as a double.
+                # Field 203 is a percentage as an integer, but a ratio as a double.
                 plain = field.name == "gpu_utilization" and isinstance(value, float)
                 found[field.name] = value if plain else value * field.scale
         if "clock_event_reasons" in found:
@@ -410,21 +337,21 @@ class SupportedFields:
         return found
 
     def energy(self, unit: DcgmUnit) -> tuple[int, float] | None:
-        """The board's energy counter: its stamp, microseconds, and joules."""
+        """Return the energy counter's time stamp (microseconds) and value (joules); None without one."""
         value = unit.number(self._energy)
         return (
             None if value is None else (unit.latest[self._energy].stamp, value * self.gauges_by_id[self._energy].scale)
         )
 
     def named(self, values: dict[int, float]) -> dict[str, float]:
-        """Ratios by the names of `Reading`."""
+        """Return the ratios by the names of `Reading`'s fields."""
         return {self.ratios[number].name: value for number, value in values.items() if number in self.ratios}
 
 
 def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Have a board and its instances watched; a refusal is kept in `board.refused`, and tried again.
+    """Watch a board and its instances; sets `board.refused` if the engine refuses, to be retried.
 
-    A board that is lost, or that DCGM does not support, can be in no group: nothing of it is watched.
+    A board that is lost, or not supported by DCGM, cannot be added to a group: nothing of it is watched.
     """
     gauges, health = fields.group(list(fields.gauges_by_id)), fields.group(list(fields.health))
     try:
@@ -441,7 +368,7 @@ def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *
 
 
 def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Have the remaining profiling fields watched, or set `board.refused` to the reason."""
+    """Watch the profiling fields that are not watched yet, or set `board.refused` to the reason."""
     chosen = _one_pass(fields, _metric_groups(client, board.gpu))
     ratios = [number for number in chosen if number in fields.ratios or number in fields.cycles]
     rates = [number for number in chosen if number in fields.rates]
@@ -463,13 +390,12 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
 
 
 def _start_series(fields: SupportedFields, board: DcgmBoard, ratios: Sequence[int], *, period: int, since: int) -> None:
-    """Start the series of the instances, or of a board without instances."""
+    """Start the series of each instance, or of the board if it has none."""
     for unit in board.units:
         if unit is not board.whole or not board.partitioned:
             counters = fields.cycles.keys() & set(ratios)
-            unit.start_series(
-                SampleSeries(ratios, period=period, since=since, counters=counters), _cycle_counters(fields, ratios)
-            )
+            unit.series = SampleSeries(ratios, period=period, since=since, counters=counters)
+            unit.cycles = _cycle_counters(fields, ratios)
 
 
 def _reason(refusal: DcgmRefusal) -> str:
@@ -484,13 +410,14 @@ def _metric_groups(client: DcgmClient, gpu: int) -> list[tuple[int, int, list[in
 
 
 def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]]) -> list[int]:
-    """The profiling fields to watch: all, or of groups that exclude each other the one with the most important field.
+    """Return the profiling fields to watch: of mutually exclusive groups, only the one with the most important field.
 
-    Boards before Hopper read some counters in turns (groups of one major id): watched together, each shows zeros while
-    another is read, or an extrapolation.
+    Boards before Hopper multiplex groups with the same major id: if watched together, a group reports zeros or
+    extrapolated values while another is read.
     """
     wanted = {**fields.ratios, **fields.rates, **fields.cycles}
-    ordered = sorted(wanted, key=lambda number: _priority(wanted[number].name))
+    priorities = {name: place for place, name in enumerate(_PRIORITY)}
+    ordered = sorted(wanted, key=lambda number: priorities.get(wanted[number].name, len(_PRIORITY)))
     if not groups:
         return [number for number in wanted if number not in fields.cycles]
     chosen_groups: dict[int, int] = {}
@@ -501,10 +428,6 @@ def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]])
             chosen_groups.update(free[:1])
     readable = {number for major, minor, members in groups if chosen_groups.get(major) == minor for number in members}
     return [number for number in wanted if number in readable]
-
-
-def _priority(name: str) -> int:
-    return _PRIORITY.index(name) if name in _PRIORITY else len(_PRIORITY)
 
 
 def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters | None:

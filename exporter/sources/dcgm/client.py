@@ -1,9 +1,8 @@
-"""Talks to one DCGM host engine: loads NVIDIA's bindings, connects, and decodes what calls return.
+"""Talks to one DCGM host engine: loads NVIDIA's bindings, connects, makes calls and decodes their results.
 
-It owns the table of DCGM fields (names, ids, units) and the meaning of blanks and error codes. A dead connection
-is a SourceError, upon which the source is opened again; any other error concerns a single request. It keeps no
-values. It uses the flat layer of the bindings alone: the classes above it call a dead engine from their
-destructors.
+Contains the table of DCGM fields (names, ids, units) and the meaning of blanks and error codes. A dead connection is a
+SourceError, after which the source is reopened; any other error concerns one request only. Uses only the low-level
+functions of the bindings: the classes above them call a dead engine from their destructors.
 """
 
 import os
@@ -32,17 +31,17 @@ BINDINGS_PATHS = (
     "/usr/src/dcgm/bindings/python3",
     "/usr/local/dcgm/bindings",
 )
-"""Where the packages of DCGM 4, then 3 and 2, put them."""
+"""Install locations of the packages of DCGM 4, then 3 and 2."""
 DEFAULT_PORT = 5555
 _PROBE_SECONDS = 1.0
 _LAST_PORT = 65535
 _TCP = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d+))?")
-"""[IPv6] or a name, and perhaps a port."""
+"""[IPv6] or a host name, with an optional port."""
 _VSOCK = re.compile(r"\d+:\d+")
 
 
 class Bindings(NamedTuple):
-    """The modules that are used, and where they came from."""
+    """The imported modules of the bindings, and where they were found."""
 
     agent: ModuleType
     structs: ModuleType
@@ -51,10 +50,9 @@ class Bindings(NamedTuple):
 
 
 def load_bindings(folder: str = "", library: str = "") -> Bindings:
-    """Import the bindings from `folder` or DCGM_BINDINGS if given, else from where packages put them.
+    """Import the bindings from `folder` or DCGM_BINDINGS if given, else from the Python path or BINDINGS_PATHS.
 
-    `library` is the folder of libdcgm, where the bindings do not find it themselves. Raises SourceError naming every
-    folder that was searched.
+    `library` is the folder of libdcgm, if the bindings do not find it. Raises SourceError with the folders searched.
     """
     folder = folder or os.environ.get("DCGM_BINDINGS", "")
     if not folder and util.find_spec("dcgm_agent") is not None:
@@ -90,7 +88,7 @@ def _import_bindings(location: str, library: str) -> Bindings:
 
 
 def connect(bindings: Bindings, address: str, *, timeout_seconds: float) -> Any:
-    """A handle to the engine at `address`; see `[dcgm] address`. Raises SourceError."""
+    """Connect to the engine at `address` (see `[dcgm] address`) and return its handle. Raises SourceError."""
     if address == "embedded":
         return _start_embedded(bindings)
     kind, _, target_address = address.partition(":")
@@ -119,12 +117,12 @@ def _start_embedded(bindings: Bindings) -> Any:
 
 
 def _probe_port(host: str, port: int, address: str) -> None:
-    """Try a TCP connection first: libdcgm takes seconds to fail, with a less clear error."""
+    """Try a TCP connection, because libdcgm takes seconds to fail, with a less clear error. Raises SourceError."""
     try:
         socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise SourceError(
-            f"nobody listens on {address} ({getattr(error, 'strerror', None) or error}): is the host engine running"
+            f"nothing listens on {address} ({getattr(error, 'strerror', None) or error}): is the host engine running"
             " (`systemctl status nvidia-dcgm`)? Set dcgm.address if it listens elsewhere"
         ) from error
 
@@ -151,11 +149,8 @@ def _connect_to(bindings: Bindings, target: str, address: str, timeout_seconds: 
         ) from error
 
 
-_MIB = float(1 << 20)
-
-
 class Blank(Enum):
-    """Why there is no value."""
+    """Why a field has no value."""
 
     BLANK = "blank"
     NOT_FOUND = "not_found"
@@ -167,99 +162,18 @@ class Blank(Enum):
 Value = float | int | str | bytes | Blank
 
 
-class Field(NamedTuple):
-    """One row: its name here, its names in DCGM, the older first, and the factor to base units."""
-
-    name: str
-    aliases: tuple[str, ...]
-    scale: float = 1.0
-
-    def field_id(self, fields: ModuleType) -> int | None:
-        """The field's id in these bindings; None where they do not have it. Later bindings warn of the older names."""
-        found = (getattr(fields, f"DCGM_FI_{alias}", None) for alias in reversed(self.aliases))
-        return next((int(number) for number in found if number is not None), None)
-
-
-RATIOS = (
-    # Every value of these is taken, each over its own interval. Ratios 0-1 (dcgm_fields.h, 1001-1008).
-    Field("gr_engine_active", ("PROF_GR_ENGINE_ACTIVE", "PROF_GR_ENGINE_UTIL_RATIO")),
-    Field("sm_active", ("PROF_SM_ACTIVE", "PROF_SM_UTIL_RATIO")),
-    Field("tensor_active", ("PROF_PIPE_TENSOR_ACTIVE", "PROF_TENSOR_UTIL_RATIO")),
-    Field("dram_active", ("PROF_DRAM_ACTIVE", "PROF_DRAM_UTIL_RATIO")),
-    Field("fp64_active", ("PROF_PIPE_FP64_ACTIVE", "PROF_FP64_UTIL_RATIO")),
-    Field("fp32_active", ("PROF_PIPE_FP32_ACTIVE", "PROF_FP32_UTIL_RATIO")),
-    Field("fp16_active", ("PROF_PIPE_FP16_ACTIVE", "PROF_FP16_UTIL_RATIO")),
-)
-CYCLES = (
-    # Cumulative since DCGM 4.6; there is none for the engine nor for DRAM. All are sums of cycles over the SMs.
-    Field("elapsed", ("PROF_SM_CYCLES_ELAPSED_TOTAL",)),
-    Field("sm_active", ("PROF_SM_CYCLES_ACTIVE_TOTAL",)),
-    Field("tensor_active", ("PROF_MMA_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp64_active", ("PROF_FP64_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp32_active", ("PROF_FP32_CYCLES_ACTIVE_TOTAL",)),
-    Field("fp16_active", ("PROF_FP16_CYCLES_ACTIVE_TOTAL",)),
-)
-RATES = (
-    # Profiling fields of which the latest value is enough. Rates in bytes per second (1009-1012).
-    Field("sm_occupancy", ("PROF_SM_OCCUPANCY", "PROF_SM_OCCUPANCY_RATIO")),
-    Field("pcie_tx_bytes_per_second", ("PROF_PCIE_TX_BYTES",)),
-    Field("pcie_rx_bytes_per_second", ("PROF_PCIE_RX_BYTES",)),
-    Field("nvlink_tx_bytes_per_second", ("PROF_NVLINK_TX_BYTES",)),
-    Field("nvlink_rx_bytes_per_second", ("PROF_NVLINK_RX_BYTES",)),
-)
-GAUGES = (
-    Field("gpu_utilization", ("DEV_GPU_UTIL", "DEV_GPU_UTIL_RATIO"), 0.01),
-    Field("power_watts", ("DEV_POWER_USAGE", "DEV_BOARD_POWER_WATTS")),
-    Field("enforced_power_limit_watts", ("DEV_ENFORCED_POWER_LIMIT", "DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS")),
-    Field("energy", ("DEV_TOTAL_ENERGY_CONSUMPTION",), 1e-3),
-    Field("temperature_celsius", ("DEV_GPU_TEMP", "DEV_GPU_TEMP_CELSIUS")),
-    Field("sm_clock_hz", ("DEV_SM_CLOCK",), 1e6),
-    Field("memory_used_bytes", ("DEV_FB_USED",), _MIB),
-    Field("memory_total_bytes", ("DEV_FB_TOTAL",), _MIB),
-    Field("clock_event_reasons", ("DEV_CLOCKS_EVENT_REASONS", "DEV_CLOCK_THROTTLE_REASONS")),
-    Field("xid", ("DEV_XID_ERRORS", "DEV_XID_ERROR")),
-)
-INSTANCE = ("sm_occupancy", "memory_used_bytes", "memory_total_bytes")
-"""Fields of RATES and GAUGES that a MIG instance has: it has no links, power or driver's utilisation of its own."""
-HEALTH = (
-    Field("ecc_corrected", ("DEV_ECC_SBE_VOL_TOTAL",)),
-    Field("ecc_uncorrected", ("DEV_ECC_DBE_VOL_TOTAL",)),
-    Field("row_remap_pending", ("DEV_ROW_REMAP_PENDING",)),
-    Field("row_remap_failed", ("DEV_ROW_REMAP_FAILURE", "DEV_ROW_REMAP_FAILED")),
-    Field("recovery_action", ("DEV_GET_GPU_RECOVERY_ACTION", "DEV_GPU_RECOVERY_ACTION")),
-    Field("nvlink_crc_flit", ("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_FLIT_ERROR_TOTAL")),
-    Field("nvlink_crc_data", ("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "DEV_NVLINK_CRC_DATA_ERROR_TOTAL")),
-    Field("nvlink_replay", ("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "DEV_NVLINK_REPLAY_ERROR_TOTAL")),
-    Field("nvlink_recovery", ("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "DEV_NVLINK_RECOVERY_ERROR_TOTAL")),
-    Field("memory_temperature_celsius", ("DEV_MEMORY_TEMP", "DEV_MEMORY_TEMP_CELSIUS")),
-    Field("temperature_margin_celsius", ("DEV_GPU_TEMP_TLIMIT", "DEV_GPU_TEMP_MARGIN_CELSIUS")),
-    Field("slowdown", ("DEV_SLOWDOWN_TEMP", "DEV_GPU_TEMP_SLOWDOWN_CELSIUS")),
-    Field("power_smoothing", ("DEV_PWR_SMOOTHING_ENABLED",)),
-)
-STATIC = (
-    Field("model", ("DEV_NAME", "DEV_GPU_NAME")),
-    Field("index", ("DEV_NVML_INDEX",)),
-    Field("uuid", ("DEV_UUID", "DEV_GPU_UUID")),
-    Field("pci", ("DEV_PCI_COMBINED_ID",)),
-    Field("mig", ("DEV_MIG_MODE",)),
-    Field("slices", ("DEV_MIG_MAX_SLICES",)),
-)
-VISIBLE = Field("visible", ("DEV_CUDA_VISIBLE_DEVICES_STR", "CUDA_GPU_VISIBLE_DEVICES"))
-"""How CUDA names an entity: the UUID of a MIG device."""
-
 _STATUSES = {-6: Blank.NOT_SUPPORTED, -13: Blank.UNKNOWN_FIELD, -17: Blank.NOT_PERMISSIONED}
-"""DCGM_ST_NOT_SUPPORTED, _UNKNOWN_FIELD, _NO_PERMISSION; any other status is a plain blank."""
+"""DCGM_ST_NOT_SUPPORTED, _UNKNOWN_FIELD, _NO_PERMISSION; any other error status means BLANK."""
 _INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 _KINDS = (Blank.BLANK, Blank.NOT_FOUND, Blank.NOT_SUPPORTED, Blank.NOT_PERMISSIONED)
 _TEXTS = {"<<<NOT_FOUND>>>": Blank.NOT_FOUND, "<<<NOT_SUPPORTED>>>": Blank.NOT_SUPPORTED, "<<<NOT_PERM>>>": _KINDS[3]}
 _DOUBLE, _STRING, _INTEGERS = ord("d"), ord("s"), (ord("i"), ord("t"))
 raw_attribute = object.__getattribute__
-"""Reads a member of the bindings' structures: their own access checks every value for classes and text, and costs
-several times as much."""
+"""Reads a member of the bindings' structures; several times faster than their own __getattribute__."""
 
 
 def decode_value(raw: Any) -> Value:
-    """The value of a c_dcgmFieldValue_v1 or _v2; a Blank where it has none, or a status that is not OK."""
+    """Return the value of a c_dcgmFieldValue_v1 or _v2; a Blank if it has none, or its status is not OK."""
     status = raw_attribute(raw, "status")
     if status:
         return _STATUSES.get(status, Blank.BLANK)
@@ -305,8 +219,8 @@ _numbers = count()
 _token = os.urandom(4).hex()
 
 
-class DcgmRefusal(Exception):  # noqa: N818  the engine's answer, not a failure of this program
-    """The engine refused one request; `kind` is DCGM's name of the reason ("not_supported")."""
+class DcgmRefusal(Exception):  # noqa: N818  the engine's response, not a failure of this program
+    """The engine refused a request; `kind` is the name of DCGM's status ("not_supported")."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -314,7 +228,7 @@ class DcgmRefusal(Exception):  # noqa: N818  the engine's answer, not a failure 
 
 
 class DcgmSample(NamedTuple):
-    """One value of the engine's cache; `stamp` is microseconds since 1970, by the engine's clock."""
+    """A value from the engine's cache; `stamp` is Unix microseconds by the engine's clock."""
 
     entity: EntityId
     field: int
@@ -328,10 +242,10 @@ class GpuInstance(NamedTuple):
     entity: EntityId
     gpu: int
     instance_id: int
-    """The instance's id in NVML."""
+    """GPU instance id in NVML."""
     slices: int
+    """Number of compute slices."""
     compute_instances: tuple[EntityId, ...]
-    """Its compute instances."""
 
 
 class DcgmClient:
@@ -348,22 +262,22 @@ class DcgmClient:
         self._on_values = self._agent.dcgmFieldValueEntityEnumeration_f(self._collect)
 
     def gpus(self) -> list[int]:
-        """Ids of all GPUs the engine knows, supported or not, lost ones included."""
+        """Return the ids of all GPUs that the engine lists, including unsupported and lost ones."""
         return list(self._call("list the GPUs", self._agent.dcgmGetAllDevices))
 
     def status(self, gpu: int) -> int:
-        """The result of dcgmGetGpuStatus; 1: the GPU works."""
-        return int(self._call(f"tell the status of GPU {gpu}", self._get_status, gpu))
+        """Return the result of dcgmGetGpuStatus; 1: the GPU works."""
+        return int(self._call(f"report the status of GPU {gpu}", self._get_status, gpu))
 
     def _get_status(self, handle: Any, gpu: int) -> int:
-        """Call the library itself: it has the function since DCGM 2, the bindings only since 4.2."""
+        """Call libdcgm directly: it has the function since DCGM 2, the bindings only since 4.2."""
         status, structs = c_uint(), self._structs
         structs._dcgmCheckReturn(structs._dcgmGetFunctionPointer("dcgmGetGpuStatus")(handle, gpu, byref(status)))  # noqa: SLF001
         return status.value
 
     def instances(self) -> list[GpuInstance]:
-        """The MIG layout of all boards."""
-        hierarchy = self._call("tell the MIG layout", self._agent.dcgmGetGpuInstanceHierarchy)
+        """Return the GPU instances of all boards."""
+        hierarchy = self._call("report the MIG layout", self._agent.dcgmGetGpuInstanceHierarchy)
         rows = [hierarchy.entityList[i] for i in range(hierarchy.count)]
         computes: dict[int, list[EntityId]] = {}
         for row in rows:
@@ -382,17 +296,19 @@ class DcgmClient:
         ]
 
     def metric_groups(self, gpu: int) -> list[tuple[int, int, list[int]]]:
-        """(major id, minor id, fields) of the profiling groups; those of one major id cannot be watched together."""
-        answer = self._call(f"GPU {gpu}: tell its profiling groups", self._agent.dcgmProfGetSupportedMetricGroups, gpu)
-        groups = [answer.metricGroups[i] for i in range(answer.numMetricGroups)]
+        """Return (major id, minor id, fields) of the profiling groups; those of one major id exclude each other."""
+        result = self._call(
+            f"list the profiling groups of GPU {gpu}", self._agent.dcgmProfGetSupportedMetricGroups, gpu
+        )
+        groups = [result.metricGroups[i] for i in range(result.numMetricGroups)]
         return [(group.majorId, group.minorId, list(group.fieldIds[: group.numFieldIds])) for group in groups]
 
     def latest(self, entities: Sequence[EntityId], fields: Sequence[int], *, live: bool = False) -> list[DcgmSample]:
-        """The newest value of each field of each entity, in one round trip; `live`: from the driver, not the cache."""
+        """Read the newest value of each field of each entity in one round trip; `live` bypasses the engine's cache."""
         pairs = [self._structs.c_dcgmGroupEntityPair_t(*entity) for entity in entities]
         flags = self._structs.DCGM_FV_FLAG_LIVE_DATA if live else 0
         function = self._agent.dcgmEntitiesGetLatestValues
-        values = self._call("give the latest values", function, pairs, list(fields), flags)
+        values = self._call("return the latest values", function, pairs, list(fields), flags)
         return [
             DcgmSample(
                 (raw_attribute(v, "entityGroupId"), raw_attribute(v, "entityId")),
@@ -404,10 +320,10 @@ class DcgmClient:
         ]
 
     def drain(self, group: Any, field_group: Any, since: int) -> list[DcgmSample]:
-        """Every cached value of the group's entities stamped `since` (microseconds) or later, oldest first."""
+        """Return all cached values of the group's entities stamped `since` (microseconds) or later, oldest first."""
         self._drained = []
         function = self._agent.dcgmGetValuesSince_v2
-        self._call("give the values since the last read", function, group, field_group, since, self._on_values, None)
+        self._call("return the values since the last read", function, group, field_group, since, self._on_values, None)
         return self._drained
 
     def _collect(self, entity_group: int, entity: int, values: Any, number: int, _: Any) -> int:
@@ -420,24 +336,24 @@ class DcgmClient:
         return 0
 
     def group(self, entities: Iterable[EntityId]) -> Any:
-        """A new group of entities."""
+        """Create a group of entities."""
         group_id = self._call(
-            "make a group", self._agent.dcgmGroupCreate, self._structs.DCGM_GROUP_EMPTY, _unique_name()
+            "create a group", self._agent.dcgmGroupCreate, self._structs.DCGM_GROUP_EMPTY, _unique_name()
         )
         try:
             for entity in entities:
-                self._call(f"put {entity} into a group", self._agent.dcgmGroupAddEntity, group_id, *entity)
+                self._call(f"add {entity} to a group", self._agent.dcgmGroupAddEntity, group_id, *entity)
         except DcgmRefusal:
             self.unwatch(group_id, ())
             raise
         return group_id
 
     def field_group(self, fields: Sequence[int]) -> Any:
-        """A new group of fields."""
-        return self._call("make a group of fields", self._agent.dcgmFieldGroupCreate, list(fields), _unique_name())
+        """Create a group of fields."""
+        return self._call("create a group of fields", self._agent.dcgmFieldGroupCreate, list(fields), _unique_name())
 
     def supported(self, fields: Sequence[int]) -> list[int]:
-        """Those of the fields that this engine has: an older one than the bindings lacks some, and refuses them all."""
+        """Return the fields that the engine supports, by bisection: a group with one unknown field is refused."""
         if not fields:
             return []
         try:
@@ -452,15 +368,15 @@ class DcgmClient:
         return list(fields)
 
     def watch(self, group: Any, field_group: Any, *, period: int, keep_seconds: float) -> None:
-        """Have the engine sample every `period` microseconds; the cache is bounded by age and by number.
+        """Have the engine sample every `period` microseconds, and limit its cache by age and by number of samples.
 
-        A bound of 0 samples means none, and keeps some versions from updating profiling fields on Hopper.
+        A limit of 0 samples would mean no limit, and some versions then do not update profiling fields on Hopper.
         """
         samples = int(keep_seconds * 1_000_000 / period) + 2
         self._call("watch", self._agent.dcgmWatchFields, group, field_group, period, keep_seconds, samples)
 
     def unwatch(self, group: Any, field_groups: Iterable[Any]) -> None:
-        """End the watches of a group and drop it; errors are ignored, as is a group that was never made."""
+        """End the watches of a group and destroy it. Ignores errors, and None, a group that was never created."""
         if group is None:
             return
         for field_group in field_groups:
@@ -470,11 +386,11 @@ class DcgmClient:
             self._call("drop a group", self._agent.dcgmGroupDestroy, group)
 
     def pause(self) -> None:
-        """Have the engine release the profiling counters, for all its clients."""
+        """Make the engine release the profiling counters, for all its clients."""
         self._call("pause profiling", self._agent.dcgmProfPause)
 
     def resume(self) -> None:
-        """Have it take them again."""
+        """Make the engine acquire the profiling counters again."""
         self._call("resume profiling", self._agent.dcgmProfResume)
 
     def close(self) -> None:
@@ -493,14 +409,14 @@ class DcgmClient:
             return call(self._handle, *arguments)
         except self._structs.DCGMError as error:
             kind = self._codes.get(error.value, str(error.value))
-            text = f"DCGM at {self.address} would not {what}: {error} ({kind})"
+            text = f"DCGM at {self.address} failed to {what}: {error} ({kind})"
             if kind in _DEAD_CONNECTION:
                 raise SourceError(f"{text}: the connection is dead, a new one is needed") from error
             raise DcgmRefusal(kind, text) from error
 
 
 def _unique_name() -> str:
-    """A name that is unique on the engine and names its owner: in containers every agent may be process 1."""
+    """Return a group name that is unique on the engine; the pid is not enough, as it is 1 in each container."""
     return f"gpu-efficiency-{os.getpid()}-{_token}-{next(_numbers)}"
 
 
@@ -508,20 +424,20 @@ _VERSION = re.compile(r"version:\s*([^;\s]+)")
 
 
 class DcgmDescription(Struct, frozen=True):
-    """Where the bindings are; an unknown version is empty."""
+    """Location of the bindings and version of the library; empty if unknown."""
 
     location: str
     library: str = ""
 
 
 def describe_dcgm(config: Any) -> DcgmDescription:
-    """Load the bindings and their library; raises SourceError as `open_dcgm` does."""
+    """Load the bindings and their library. Raises SourceError as `open_dcgm` does."""
     bindings = load_bindings(config.dcgm.bindings, config.dcgm.library)
     return DcgmDescription(bindings.location, _version_from(bindings.agent, "dcgmVersionInfo"))
 
 
 def host_engine_version(config: Any) -> str:
-    """The version of the host engine; empty: not known. Raises SourceError where it cannot be reached."""
+    """Return the version of the host engine; empty if unknown. Raises SourceError if it cannot be reached."""
     bindings = load_bindings(config.dcgm.bindings, config.dcgm.library)
     section = config.dcgm
     handle = connect(bindings, section.address, timeout_seconds=section.connect_timeout_seconds)
@@ -532,10 +448,10 @@ def host_engine_version(config: Any) -> str:
 
 
 def _version_from(agent: Any, name: str, *arguments: Any) -> str:
-    """The version in the answer of a function that older bindings, or libraries, do not have."""
+    """Return the version reported by a function that older bindings, or libraries, do not have; else empty."""
     try:
         build_info = getattr(agent, name)(*arguments).rawBuildInfoString
-    except Exception:  # noqa: BLE001  a version is nothing to fail for, and bindings raise what they like
+    except Exception:  # noqa: BLE001  optional, and the bindings may raise anything
         return ""
     text = build_info.decode(errors="replace") if isinstance(build_info, bytes) else str(build_info)
     found = _VERSION.search(text)

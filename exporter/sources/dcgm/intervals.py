@@ -1,6 +1,6 @@
-"""Turns the time-stamped values of one DCGM entity into the intervals that each value describes.
+"""Joins the time-stamped values of a DCGM entity's fields into intervals.
 
-It is pure: no engine and no clock. All times are microseconds of the host engine's clock.
+Uses no engine and no clock. All times are microseconds of the host engine's clock.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,22 +9,23 @@ from typing import NamedTuple
 from exporter.sources.dcgm.client import Blank, Value
 
 MIN_RESEND = 3_000_000
-"""How far back values are read again because a slower field is behind, at least."""
+"""Values are read again from at least this far back, because slower fields may be behind."""
 _MAX_DELAY = 500_000
-"""How much later than two periods a value may be stored."""
+"""Delay beyond two periods with which a value may be stored."""
 _QUARTER = 4
-"""Intervals that differ by less than a quarter have the same pace."""
+"""Times that differ by less than a quarter of an interval count as equal."""
 _SAME_CYCLE = 10
 """Fields whose periods differ by less than a tenth are sampled in one cycle, even if their stamps differ."""
 _SLIVER = 100
-"""Stamps of one cycle differ by microseconds: values that share less than a hundredth are of different cycles."""
+"""Stamps of one cycle differ by microseconds: values that overlap by less than a hundredth are of different cycles."""
 _TRUSTED_AFTER = 10
-"""Intervals over which counters of cycles are compared with the ratios before they are believed."""
+"""Number of intervals over which cycle counters are compared with the ratios before they are used."""
 _AGREEMENT = 0.03
+"""Largest mean difference from the ratio at which a cycle counter is used."""
 
 
 class MeasuredInterval(NamedTuple):
-    """What was measured over (start, end]."""
+    """The values measured over (start, end]."""
 
     start: int
     end: int
@@ -32,11 +33,11 @@ class MeasuredInterval(NamedTuple):
     """Field id -> mean over the interval, or a counter at its end; a field that was not measured for at
     least half of it is missing."""
     blank: bool
-    """The field that sets the pace was blank."""
+    """True if the field that sets the pace was blank."""
 
 
 class StampedValue(NamedTuple):
-    """One value and the time (start, end] it describes."""
+    """A value and the time (start, end] that it describes."""
 
     start: int
     end: int
@@ -46,7 +47,7 @@ class StampedValue(NamedTuple):
 class SampleSeries:
     """Joins the values of one entity into intervals. The first of `fields` that has values sets the pace.
 
-    `counters` are those of them that only grow. `period` is the longest time between two values, microseconds.
+    `counters` are the cumulative ones among `fields`. `period` is the longest time between two values, microseconds.
     """
 
     def __init__(self, fields: Sequence[int], *, period: int, since: int, counters: Collection[int] = ()) -> None:
@@ -60,23 +61,23 @@ class SampleSeries:
         self.newest = self._floor = since
         self._absent: set[int] = set()
         self._gap: dict[int, int] = {}
-        """Of the fields that have had a value: the time between their last two values."""
+        """Time between the last two values of each field that has had a value."""
         self._last = dict.fromkeys(self._all, since)
         self._waiting: dict[int, list[StampedValue]] = {field: [] for field in self._all}
 
     @property
     def fields(self) -> list[int]:
-        """The fields that exist here: the last value of the others was NOT_SUPPORTED."""
+        """The supported fields: the last value of the others was NOT_SUPPORTED."""
         return [field for field in self._all if field not in self._absent]
 
     @property
     def since(self) -> int:
-        """Stamp from which values are read next: after the last one of the slowest field, but not for ever."""
+        """Stamp from which values are read next: after the last value of the slowest field, within a limit."""
         slowest = min((self._last[field] for field in self.fields), default=0)
         return max(self._floor, slowest + 1, self.newest - max(MIN_RESEND, self._max_wait))
 
     def add(self, field: int, stamp: int, value: Value) -> None:
-        """Add one value; one that was added before is dropped."""
+        """Add one value; ignore it if it was added before."""
         if field not in self._last or stamp <= self._last[field]:
             return
         gap = self._gap[field] = stamp - self._last[field] if field in self._gap else self._period
@@ -89,7 +90,7 @@ class SampleSeries:
         self._waiting[field].append(StampedValue(stamp - gap, stamp, value))
 
     def complete_until(self, until: int) -> int:
-        """Stamp up to which all values are there; a slow or late field is waited for, but not for ever."""
+        """Return the stamp up to which all values have arrived; slow or late fields are waited for, within a limit."""
         reporting = [field for field in self.fields if field in self._gap]
         current = [field for field in reporting if self.newest - self._last[field] <= self._max_wait]
         pace = self._gap[current[0]] if current else 0
@@ -98,7 +99,7 @@ class SampleSeries:
         return max(until - self._max_wait, min([until, *known]))
 
     def intervals_until(self, until: int) -> list[MeasuredInterval]:
-        """Intervals that end at `until` or before: values of later stamps may still arrive."""
+        """Remove and return the intervals that end at `until` or before; later ones may still get values."""
         intervals = []
         while (stamped := self._next_pacing_value()) is not None and stamped.end <= until:
             if self.edge is not None:
@@ -109,18 +110,19 @@ class SampleSeries:
         return intervals
 
     def _next_pacing_value(self) -> StampedValue | None:
-        """The next value of the first field that covers the time after the edge; where none does, of any field."""
+        """Return the next value of the first field that covers the time after the edge; if none does, the earliest."""
         ahead = [
             stamped for values in self._waiting.values() if (stamped := self._first_beyond_edge(values)) is not None
         ]
         edge = self.edge
-        known = (p for p in ahead if edge is None or (p.start - edge) * _QUARTER <= p.end - p.start)
+        known = (value for value in ahead if edge is None or (value.start - edge) * _QUARTER <= value.end - value.start)
         return next(known, min(ahead, key=lambda stamped: stamped.start, default=None))
 
     def _first_beyond_edge(self, values: Sequence[StampedValue]) -> StampedValue | None:
-        """The first that reaches well beyond the edge."""
+        """Return the first value that ends well beyond the edge."""
         edge = self.edge
-        return next((p for p in values if edge is None or (p.end - edge) * _QUARTER > p.end - p.start), None)
+        ahead = (value for value in values if edge is None or (value.end - edge) * _QUARTER > value.end - value.start)
+        return next(ahead, None)
 
     def _interval(self, start: int, pace: StampedValue) -> MeasuredInterval:
         seen = {}
@@ -133,7 +135,7 @@ class SampleSeries:
 
 
 def _mean(values: Sequence[StampedValue], start: int, end: int) -> float | None:
-    """Mean of the values over (start, end], weighted by their time; None where less than half of it is known."""
+    """Return the time-weighted mean over (start, end]; None if the values cover less than half of it."""
     known = []
     for stamped in values:
         shared = min(stamped.end, end) - max(stamped.start, start)
@@ -146,7 +148,7 @@ def _mean(values: Sequence[StampedValue], start: int, end: int) -> float | None:
 
 
 def _value_near(values: Sequence[StampedValue], start: int, end: int) -> float | None:
-    """The value stamped nearest to `end`, if it is near."""
+    """Return the value stamped nearest to `end`; None if none is near."""
     near = min(values, key=lambda stamped: abs(stamped.end - end), default=None)
     if near is None or abs(near.end - end) * _QUARTER > end - start or not isinstance(near.value, (int, float)):
         return None
@@ -154,26 +156,26 @@ def _value_near(values: Sequence[StampedValue], start: int, end: int) -> float |
 
 
 class CycleCounters:
-    """Ratios from cumulative counters of cycles, once they have proved to agree with the ratios themselves.
+    """Computes ratios from cumulative cycle counters, once these have proved to agree with DCGM's ratios.
 
-    A difference of counters is exact over its interval; a ratio may describe a longer one (DCGM takes as baseline
-    the newest sample at least one period old). Which cycles a counter counts is the driver's business: those that
-    stay further than 3 points from the ratio over ten intervals are not used.
+    A difference of counters is exact over its interval, while a ratio may describe a longer time (DCGM's baseline is
+    the newest sample at least one period old). What a counter counts depends on the driver: a counter whose mean
+    differs by more than 3 percentage points from the ratio over ten intervals is not used.
     """
 
     def __init__(self, elapsed: int, pairs: dict[int, int]) -> None:
         self._elapsed, self._pairs = elapsed, pairs
-        """Field id of a counter -> field id of the ratio it is worth."""
+        """Field id of a counter -> field id of the ratio that it replaces."""
         self._before: dict[int, float] = {}
         self._compared = dict.fromkeys(pairs, 0)
         self._deviation = dict.fromkeys(pairs, 0.0)
 
     def reset(self) -> None:
-        """The counters' last values belong to another time."""
+        """Drop the counters' last values."""
         self._before = {}
 
     def correct(self, values: dict[int, float]) -> None:
-        """Replace in one interval's `values` the ratios that the counters know better."""
+        """Replace the ratios in one interval's `values` by those of counters that are trusted."""
         before, self._before = self._before, dict(values)
         elapsed = values.get(self._elapsed, 0.0) - before.get(self._elapsed, 0.0)
         if self._elapsed not in before or elapsed <= 0:

@@ -1,9 +1,8 @@
-"""Reads every GPU through DCGM: profiling values over their intervals, the latest value of all other fields.
+"""Reads all GPUs through DCGM: profiling values over their intervals, and the latest value of all other fields.
 
-It refreshes the list of boards, drains their values and translates the host engine's wall clock to monotonic
-time. It refuses to fill in: what DCGM did not report is None, never zero and never the last good value. A value
-arrives late by up to one sampling period; `settled` of the read's result gives the time before which nothing more
-will come.
+Refreshes the list of boards, drains their values and converts the host engine's wall-clock stamps to monotonic time.
+What DCGM did not report is None, never zero or the last good value. A value arrives up to one sampling period late;
+`settled` of the read's result is the time before which no more values will arrive.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,36 +13,36 @@ from exporter.clock import Clock, SystemClock
 from exporter.core.model import MS, NEVER, SECOND, Fault, Health, Reading, Spec
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.dcgm.boards import (
+    UNPARTITIONED,
     DcgmBoard,
     DcgmInventory,
     DcgmUnit,
     SupportedFields,
-    health_of,
     make_board,
     read_inventory,
-    unpartitioned_values,
     watch_board,
     watch_profiling,
 )
-from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, DcgmSample, connect, load_bindings
+from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, connect, load_bindings
 from exporter.sources.dcgm.intervals import MeasuredInterval
+from exporter.sources.dcgm_fields import health_of
 
 STEP_MS = 500
-"""A wall clock that moves this much against the monotonic one was set, not disciplined."""
+"""If the wall clock moves by more than this against the monotonic clock, it was stepped, not slewed by NTP."""
 _ATTEMPTS = 3
 
 
 class HostEngineClock:
-    """Translates by the difference of the two clocks at the last `update`."""
+    """Converts between the engine's wall-clock stamps and monotonic time, by their difference at the last `update`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset_ms = self._measure_offset()
         self._floor = 0
-        """Stamps before it may be from before the wall clock was set back."""
+        """Stamps below it may be from before the wall clock was set back."""
 
     def update(self) -> int:
-        """Measure the difference again; returns the milliseconds by which the wall clock was set, mostly 0."""
+        """Measure the difference again; return the milliseconds by which the wall clock was stepped, normally 0."""
         before, self._offset_ms = self._offset_ms, self._measure_offset()
         moved = self._offset_ms - before
         if moved < -STEP_MS:
@@ -51,46 +50,46 @@ class HostEngineClock:
         return moved if abs(moved) > STEP_MS else 0
 
     def now(self) -> int:
-        """Monotonic nanoseconds on whole milliseconds."""
+        """Return monotonic nanoseconds, rounded down to whole milliseconds."""
         return self._clock.now()
 
     def stamp(self) -> int:
-        """Now, as the engine stamps its values: microseconds since 1970."""
+        """Return the current time as the engine stamps values: Unix microseconds."""
         return self._clock.wall() // 1000
 
     def valid_since(self, back: int = 0) -> int:
-        """Stamp from which values can be believed to be of now, or of up to `back` microseconds ago.
+        """Return the stamp from which values are recent: `back` microseconds ago, or later if the clock was set back.
 
-        When the clock was set back, the engine samples nothing until it has passed its last stamps, and later values
-        cannot be distinguished from earlier ones.
+        After the clock was set back, the engine samples nothing until its last stamp has passed, and until then values
+        cannot be distinguished from older ones.
         """
         return max(self.stamp() - back, self._floor)
 
     def to_stamp(self, now: int) -> int:
-        """A monotonic time as the engine would stamp it."""
+        """Convert monotonic nanoseconds to an engine's stamp, microseconds."""
         return (now // MS + self._offset_ms) * 1000
 
     def to_monotonic(self, stamp: int) -> int:
-        """An engine's stamp as monotonic nanoseconds on whole milliseconds."""
+        """Convert an engine's stamp to monotonic nanoseconds, rounded down to whole milliseconds."""
         return (stamp // 1000 - self._offset_ms) * MS
 
     def _measure_offset(self) -> int:
-        """Milliseconds by which the wall clock is ahead.
+        """Return the milliseconds by which the wall clock is ahead of the monotonic clock.
 
-        A process that sleeps between the two calls measures less: the largest of a few is the best.
+        A delay between the two calls makes the result smaller, so the largest of a few attempts is the best.
         """
         return max((self._clock.wall() - self._clock.now()) // MS for _ in range(_ATTEMPTS))
 
 
 INVENTORY_INTERVAL = 10 * SECOND
-"""GPUs, their MIG layout and their health: they change seldom, and a read costs a round trip to the driver."""
+"""Interval for GPUs, MIG layout and health, which change rarely; a read costs a round trip to the driver."""
 _UNAVAILABLE = ("lost", "missing")
 _PAUSED: set[str] = set()
-"""Addresses of the engines that this process has paused and not resumed: a pause outlives its connection."""
+"""Addresses of engines that this process has paused and not resumed; a pause outlives its connection."""
 
 
 class DcgmSource:
-    """A TelemetrySource over one connection, which it closes; made by `open_dcgm`.
+    """A TelemetrySource over one DCGM connection, which it closes; created by `open_dcgm`.
 
     `period_seconds` is the sampling period of its watches.
     """
@@ -108,7 +107,7 @@ class DcgmSource:
         self._client, self._overrides, self._clock = client, overrides or {}, HostEngineClock(clock or SystemClock())
         self._period = round(period_seconds * 1_000_000)
         self._slack = 3 * round(period_seconds * 1000) * MS + SECOND
-        """How late a value may arrive, and how long an interval may be; nanoseconds."""
+        """Longest delay of a value and longest interval, nanoseconds."""
         self._fields = SupportedFields(client)
         self._boards: dict[int, DcgmBoard] = {}
         self._faults: list[Fault] = []
@@ -116,17 +115,17 @@ class DcgmSource:
         self._needs_baseline = True
         self._refresh_boards()
         if not self._boards:
-            raise SourceError(f"DCGM at {client.address} knows no GPU: try `dcgmi discovery -l` and `nvidia-smi -L`")
+            raise SourceError(f"DCGM at {client.address} lists no GPU: try `dcgmi discovery -l` and `nvidia-smi -L`")
 
     @property
     def signals(self) -> frozenset[str]:
-        """Fields of `Reading` that some board here can give."""
+        """Fields of `Reading` that some board of this node can report."""
         profiled = any(board.ratios is not None for board in self._boards.values())
         ratios = {field.name for field in self._fields.ratios.values()} if profiled else set()
         return frozenset(ratios | self._fields.signals | {"energy_joules"})
 
     def read(self, now: int) -> ReadResult:
-        """Read every GPU; see `TelemetrySource.read`. Raises SourceError when the connection is dead or closed."""
+        """Read all GPUs; see `TelemetrySource.read`. Raises SourceError if the connection is dead or closed."""
         try:
             return self._read(now)
         except DcgmRefusal as refusal:
@@ -140,7 +139,7 @@ class DcgmSource:
             self._refresh_boards()
         self._refreshed_at = now if due else self._refreshed_at
         if self._needs_baseline:
-            # Nothing before this read counts, but the value that spans it is needed for the time after it.
+            # Time before this read does not count, but the value that spans it is needed for the time after.
             self._reset(self._clock.valid_since(2 * self._period))
             self._needs_baseline, self._settled = False, max(self._settled, now)
         readings = tuple(self._readings(now))
@@ -152,11 +151,11 @@ class DcgmSource:
         return ReadResult(devices, readings, faults, health, self._settled)
 
     def resync(self) -> None:
-        """Forget the baselines; see `TelemetrySource.resync`."""
+        """Drop the baselines; see `TelemetrySource.resync`."""
         self._needs_baseline = True
 
     def pause(self) -> None:
-        """Have the engine release the counters, for all its clients; see `TelemetrySource.pause`."""
+        """Make the engine release the counters, for all its clients; see `TelemetrySource.pause`."""
         self._needs_baseline = True
         try:
             self._client.pause()
@@ -165,7 +164,7 @@ class DcgmSource:
             self._faults.append(Fault("profiling_refused", f"profiling was not paused: {error}"))
 
     def close(self) -> None:
-        """Disconnect, and leave no pause behind. Never raises."""
+        """Resume profiling if it was paused, and disconnect. Never raises."""
         with suppress(SourceError):
             self._resume_counters()
         self._client.close()
@@ -182,7 +181,7 @@ class DcgmSource:
     # -- the inventory --
 
     def _refresh_boards(self) -> None:
-        """Match the GPUs that the engine lists with the known ones; watch those that are new or came back."""
+        """Match the GPUs that the engine lists with the known ones; watch new ones and those that came back."""
         found = read_inventory(self._client)
         for gpu in sorted(self._boards.keys() | set(found.gpus)):
             known, listed = self._boards.get(gpu), gpu in found.gpus
@@ -192,12 +191,12 @@ class DcgmSource:
             self._maintain(self._boards[gpu], condition)
 
     def _is_changed(self, known: DcgmBoard, layout: tuple[Any, ...] | None, condition: str) -> bool:
-        """Whether its watches must be made again: its MIG layout changed, it is back, or it could not be watched."""
+        """Return whether it must be watched again: its MIG layout changed, it came back, or it could not be watched."""
         back = condition not in _UNAVAILABLE and (known.condition in _UNAVAILABLE or known.group is None)
         return back or layout not in (None, known.layout)
 
     def _new_board(self, gpu: int, found: DcgmInventory, known: DcgmBoard | None) -> DcgmBoard:
-        """A new GPU, or one whose MIG layout changed while it was watched."""
+        """Make and watch a board: a new GPU, or one whose watches must be renewed."""
         board = make_board(self._client, gpu, found, overrides=self._overrides)
         self._faults += board.faults if known is None else ()
         if known is not None:
@@ -260,7 +259,7 @@ class DcgmSource:
                 wanted[sample.entity].add(sample.field, sample.stamp, sample.value)
 
     def _unit(self, board: DcgmBoard, unit: DcgmUnit, now: int, until: int) -> Iterator[Reading]:
-        """Readings of one board or instance, with the latest gauges on each of them."""
+        """Yield the readings of one board or instance; each has the latest gauges."""
         if unit.series is not None and unit.profiled:
             intervals = unit.series.intervals_until(unit.series.complete_until(until))
             spans = list(unit.spans(intervals, self._clock.to_monotonic, slack=self._slack, floor=self._settled))
@@ -271,39 +270,41 @@ class DcgmSource:
             gauges |= {key: value for key, value in self._fields.gauges(board.whole).items() if key == "sm_clock_hz"}
         joules = unit.energies(self._fields.energy(board.whole), [end - start for start, end, _ in spans])
         for (start, end, interval), energy in zip(spans, joules, strict=True):
-            yield unit.reading(start, end, self._values(board, unit, interval), gauges, energy)
+            values = {**gauges, **self._values(board, unit, interval)}
+            yield Reading(unit.device.uuid, start, end, energy_joules=energy, **values)
 
     def _values(self, board: DcgmBoard, unit: DcgmUnit, interval: MeasuredInterval | None) -> dict[str, Any]:
         if interval is None:
-            return unpartitioned_values() if board.partitioned and unit is board.whole else {}
+            return UNPARTITIONED if board.partitioned and unit is board.whole else {}
         if unit.cycles is not None:
             unit.cycles.correct(interval.values)
-        return {"distrust": "blank"} if interval.blank else dict(self._fields.named(interval.values))
+        return {"distrust": "blank"} if interval.blank else self._fields.named(interval.values)
 
     def _drain_refused(self, board: DcgmBoard, refusal: DcgmRefusal) -> None:
         if refusal.kind == "gpu_is_lost":
             board.set_condition("lost")
         else:  # its MIG layout may have changed
             self._refreshed_at = NEVER
-            self._fault(board.whole, "profiling_refused", f"gave no profiling values: {refusal}")
+            self._fault(board.whole, "profiling_refused", f"returned no profiling values: {refusal}")
 
     # -- health and faults --
 
     def _health(self, *, whole: bool) -> Iterator[Health]:
-        """The health of all boards when it is due, else of those with a new Xid."""
+        """Yield the health of all boards if `whole`, else of those with a new Xid."""
         present = [board for board in self._boards.values() if board.condition not in _UNAVAILABLE]
         xids = {board.gpu: board.new_xids(self._fields.xid) for board in present}
         requested = {board.whole.entity: board for board in present if whole or xids[board.gpu]}
-        answers: dict[Any, dict[int, DcgmSample]] = {entity: {} for entity in requested}
+        values = {entity: self._fields.gauges(board.whole) for entity, board in requested.items()}
         for sample in self._client.latest(list(requested), list(self._fields.health)) if requested else ():
-            answers[sample.entity][sample.field] = sample
-        numbers = {field.name: number for number, field in self._fields.health.items()}
+            if isinstance(sample.value, (int, float)):
+                values[sample.entity][self._fields.health[sample.field].name] = sample.value
         for entity, board in requested.items():
-            temperature = self._fields.gauges(board.whole).get("temperature_celsius")
-            yield health_of(board, numbers, answers[entity], xids=xids[board.gpu], temperature=temperature)
+            health = health_of(board.whole.device.uuid, values[entity], xids[board.gpu])
+            board.recovery_action = health.recovery_action or 0
+            yield health
 
     def _add_standing_faults(self) -> None:
-        """Add, at every read, faults for what keeps a board from being measured."""
+        """Add the faults of boards that cannot be measured, at every read."""
         for board in self._boards.values():
             if board.condition in _UNAVAILABLE:
                 what = f"is {board.condition}: find its Xid in dmesg, then reset or drain it"
@@ -314,7 +315,7 @@ class DcgmSource:
                 self._stale(unit)
 
     def _stale(self, unit: DcgmUnit) -> None:
-        """Add a fault where no new value came for longer than one can be late."""
+        """Add a fault if no new value has arrived for longer than a value can be late."""
         newest = unit.series.newest if unit.series is not None and unit.profiled else unit.newest
         silence = self._clock.now() - self._clock.to_monotonic(newest)
         if newest and silence > self._slack:
@@ -328,7 +329,7 @@ class DcgmSource:
     # -- time --
 
     def _check_clock(self) -> None:
-        """Values are stamped with the wall clock: when it is set, earlier values are of no use."""
+        """Reset all baselines if the wall clock was stepped: values are stamped with it."""
         moved = self._clock.update()
         if moved:
             text = f"the wall clock was set by {moved / 1000:+.1f} s: DCGM's values before and after cannot be joined"
@@ -337,13 +338,14 @@ class DcgmSource:
             self._reset(self._clock.valid_since())
 
     def _reset(self, since: int) -> None:
-        """Drop all baselines; values count from stamp `since`, microseconds."""
+        """Drop all baselines and values stamped before `since`, microseconds."""
         for board in self._boards.values():
-            board.reset(since)
+            for unit in board.units:
+                unit.reset(since)
 
 
 def open_dcgm(config: Any) -> DcgmSource:
-    """Connect to what `config.dcgm` names. Raises SourceError with what was tried and what to do."""
+    """Connect to the host engine configured in `config.dcgm`. Raises SourceError with what was tried and what to do."""
     section = config.dcgm
     bindings = load_bindings(section.bindings, section.library)
     handle = connect(bindings, section.address, timeout_seconds=section.connect_timeout_seconds)

@@ -1,1 +1,1 @@
-"""Reads GPUs from the metrics page of a dcgm-exporter that already runs on the node."""
+"""Reads GPUs from the metrics page of a dcgm-exporter that runs on the node."""

@@ -1,11 +1,11 @@
 """Parses one page of a dcgm-exporter into figures for each GPU and MIG instance.
 
-It owns the names that releases give each field, their units and blanks, and the weights of MIG instances. It
-refuses pages of other nodes and layouts that do not add up. It knows a single page, not time.
+Contains the metric names of all releases, their units and blanks, and the weights of MIG instances. Rejects pages of
+other nodes, and MIG layouts that do not add up to a board.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct, structs
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,97 +21,64 @@ from exporter.sources.base import (
     instance_device,
     mig_weights,
 )
+from exporter.sources.dcgm_fields import (
+    GAUGES,
+    HEALTH,
+    INSTANCE,
+    LINK_RATES,
+    MIB,
+    RATES,
+    RATIOS,
+    field,
+)
 from exporter.specs import mig_instance_spec
 
-_MIB = float(1 << 20)
-
-# Figure, factor to base units, and its names: DCGM 2 to 4.6, DCGM 4.7's renames, then dcgm-exporter 1.x.
-# Several rows for a figure: the first one found wins. Source: dcgm_fields.h, DCGM 1.7 to 4.7, and the
-# exporter's etc/*.csv. GPU_UTIL_RATIO is a ratio (field 1613), the older name percent (field 203).
-_INSTANCE = (
-    ("gr_engine_active", 1.0, "PROF_GR_ENGINE_ACTIVE PROF_GR_ENGINE_UTIL_RATIO", "fi_prof_gr_engine_active"),
-    ("sm_active", 1.0, "PROF_SM_ACTIVE PROF_SM_UTIL_RATIO", "fi_prof_sm_active"),
-    ("sm_occupancy", 1.0, "PROF_SM_OCCUPANCY PROF_SM_OCCUPANCY_RATIO", "fi_prof_sm_occupancy"),
-    ("tensor_active", 1.0, "PROF_PIPE_TENSOR_ACTIVE PROF_TENSOR_UTIL_RATIO", "fi_prof_pipe_tensor_active"),
-    ("hmma", 1.0, "PROF_PIPE_TENSOR_HMMA_ACTIVE PROF_HMMA_UTIL_RATIO", ""),
-    ("imma", 1.0, "PROF_PIPE_TENSOR_IMMA_ACTIVE PROF_IMMA_UTIL_RATIO", ""),
-    ("dfma", 1.0, "PROF_PIPE_TENSOR_DFMA_ACTIVE PROF_DFMA_UTIL_RATIO", ""),
-    ("dram_active", 1.0, "PROF_DRAM_ACTIVE PROF_DRAM_UTIL_RATIO", "fi_prof_dram_active"),
-    ("fp64_active", 1.0, "PROF_PIPE_FP64_ACTIVE PROF_FP64_UTIL_RATIO", "fi_prof_pipe_fp64_active"),
-    ("fp32_active", 1.0, "PROF_PIPE_FP32_ACTIVE PROF_FP32_UTIL_RATIO", "fi_prof_pipe_fp32_active"),
-    ("fp16_active", 1.0, "PROF_PIPE_FP16_ACTIVE PROF_FP16_UTIL_RATIO", "fi_prof_pipe_fp16_active"),
-    ("memory_used_bytes", 1.0, "DEV_FB_USED_BYTES", ""),
-    ("memory_used_bytes", _MIB, "DEV_FB_USED", "fb_used"),
-    ("memory_total_bytes", 1.0, "DEV_FB_CAPACITY_BYTES", ""),
-    ("memory_total_bytes", _MIB, "DEV_FB_TOTAL", "fb_total"),
-    ("free", 1.0, "DEV_FB_FREE_BYTES", ""),
-    ("free", _MIB, "DEV_FB_FREE", "fb_free"),
-    ("reserved", 1.0, "DEV_FB_RESERVED_BYTES", ""),
-    ("reserved", _MIB, "DEV_FB_RESERVED", "fb_reserved"),
+# Metrics that only the exporter has. A figure may be exported under several names: the first one of SERIES wins, so
+# these come before the shared fields where they are more exact, else after them.
+_PREFERRED = (
+    field("memory_used_bytes", "DEV_FB_USED_BYTES"),
+    field("memory_total_bytes", "DEV_FB_CAPACITY_BYTES"),
+    field("free", "DEV_FB_FREE_BYTES"),
+    field("reserved", "DEV_FB_RESERVED_BYTES"),
+    field("temperature_margin_celsius", "DEV_GPU_TEMP_LIMIT"),
 )
-_BOARD = (
-    ("power_watts", 1.0, "DEV_POWER_USAGE DEV_BOARD_POWER_WATTS", "power_usage"),
-    ("power_watts", 1.0, "DEV_POWER_USAGE_INSTANT DEV_BOARD_POWER_RAW_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_ENFORCED_POWER_LIMIT DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS", ""),
-    ("enforced_power_limit_watts", 1.0, "DEV_POWER_MGMT_LIMIT DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS", ""),
-    ("energy", 1e-3, "DEV_TOTAL_ENERGY_CONSUMPTION", "total_energy_consumption"),
-    ("energy", 1.0, "DEV_GPU_ENERGY_JOULES_TOTAL", ""),
-    ("temperature_celsius", 1.0, "DEV_GPU_TEMP DEV_GPU_TEMP_CELSIUS", "gpu_temp"),
-    ("sm_clock_hz", 1e6, "DEV_SM_CLOCK", "sm_clock"),
-    ("sm_clock_hz", 1.0, "DEV_SM_CLOCK_HERTZ", ""),
-    ("clock_event_reasons", 1.0, "DEV_CLOCKS_EVENT_REASONS DEV_CLOCK_THROTTLE_REASONS", ""),
-    ("mig_slices", 1.0, "DEV_MIG_MAX_SLICES", ""),
-    # Volatile ECC errors are those since the driver was loaded.
-    ("ecc_corrected", 1.0, "DEV_ECC_SBE_VOL_TOTAL", "ecc_sbe_volatile_total"),
-    ("ecc_uncorrected", 1.0, "DEV_ECC_DBE_VOL_TOTAL", "ecc_dbe_volatile_total"),
-    ("row_remap_pending", 1.0, "DEV_ROW_REMAP_PENDING", ""),
-    ("row_remap_failed", 1.0, "DEV_ROW_REMAP_FAILURE DEV_ROW_REMAP_FAILED", ""),
-    ("recovery_action", 1.0, "DEV_GET_GPU_RECOVERY_ACTION DEV_GPU_RECOVERY_ACTION", ""),
-    ("memory_temperature_celsius", 1.0, "DEV_MEMORY_TEMP DEV_MEMORY_TEMP_CELSIUS", "memory_temp"),
-    ("temperature_margin_celsius", 1.0, "DEV_GPU_TEMP_LIMIT DEV_GPU_TEMP_TLIMIT DEV_GPU_TEMP_MARGIN_CELSIUS", ""),
-    ("slowdown_celsius", 1.0, "DEV_SLOWDOWN_TEMP DEV_GPU_TEMP_SLOWDOWN_CELSIUS", ""),
-    ("power_smoothing", 1.0, "DEV_PWR_SMOOTHING_ENABLED", ""),
-    # Fields 409, 419, 429, 439; newer drivers count the same again, CRC taken together, as 497 to 499.
-    *(
-        (f"nvlink_{kind}", 1.0, f"DEV_NVLINK_{name}_ERROR_COUNT_TOTAL DEV_NVLINK_{name}_ERROR_TOTAL", f"nvlink_{old}")
-        for kind, name, old in (
-            ("crc_flit", "CRC_FLIT", "flit_crc_error_count_total"),
-            ("crc_data", "CRC_DATA", "data_crc_error_count_total"),
-            ("replay", "REPLAY", "replay_error_count_total"),
-            ("recovery", "RECOVERY", "recovery_error_count_total"),
-        )
-    ),
-    ("nvlink_dl_crc", 1.0, "DEV_NVLINK_ERROR_DL_CRC DEV_NVLINK_CRC_ERROR_TOTAL", ""),
-    ("nvlink_dl_replay", 1.0, "DEV_NVLINK_ERROR_DL_REPLAY DEV_NVLINK_REPLAY_TOTAL", ""),
-    ("nvlink_dl_recovery", 1.0, "DEV_NVLINK_ERROR_DL_RECOVERY DEV_NVLINK_RECOVERY_TOTAL", ""),
+_ALTERNATIVES = (
+    field("hmma", "PROF_PIPE_TENSOR_HMMA_ACTIVE PROF_HMMA_UTIL_RATIO"),
+    field("imma", "PROF_PIPE_TENSOR_IMMA_ACTIVE PROF_IMMA_UTIL_RATIO"),
+    field("dfma", "PROF_PIPE_TENSOR_DFMA_ACTIVE PROF_DFMA_UTIL_RATIO"),
+    field("free", "DEV_FB_FREE", "fb_free", scale=MIB),
+    field("reserved", "DEV_FB_RESERVED", "fb_reserved", scale=MIB),
+    field("power_watts", "DEV_POWER_USAGE_INSTANT DEV_BOARD_POWER_RAW_WATTS"),
+    field("enforced_power_limit_watts", "DEV_POWER_MGMT_LIMIT DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS"),
+    field("energy", "DEV_GPU_ENERGY_JOULES_TOTAL"),
+    field("sm_clock_hz", "DEV_SM_CLOCK_HERTZ"),
+    field("mig_slices", "DEV_MIG_MAX_SLICES"),
+    # Fields 497 to 499 of newer drivers: the same errors as the nvlink_* of HEALTH, with one CRC counter.
+    field("nvlink_dl_crc", "DEV_NVLINK_ERROR_DL_CRC DEV_NVLINK_CRC_ERROR_TOTAL"),
+    field("nvlink_dl_replay", "DEV_NVLINK_ERROR_DL_REPLAY DEV_NVLINK_REPLAY_TOTAL"),
+    field("nvlink_dl_recovery", "DEV_NVLINK_ERROR_DL_RECOVERY DEV_NVLINK_RECOVERY_TOTAL"),
+    # A ratio (field 1613), while DEV_GPU_UTIL is a percentage (field 203).
+    field("gpu_utilization", "DEV_GPU_UTIL_RATIO"),
 )
-_WHOLE_BOARD = (
-    # Rates in bytes per second whatever their TYPE: older collector files declare them counters.
-    ("pcie_tx_bytes_per_second", 1.0, "PROF_PCIE_TX_BYTES", "fi_prof_pcie_tx_bytes"),
-    ("pcie_rx_bytes_per_second", 1.0, "PROF_PCIE_RX_BYTES", "fi_prof_pcie_rx_bytes"),
-    ("nvlink_tx_bytes_per_second", 1.0, "PROF_NVLINK_TX_BYTES", "fi_prof_nvlink_tx_bytes"),
-    ("nvlink_rx_bytes_per_second", 1.0, "PROF_NVLINK_RX_BYTES", "fi_prof_nvlink_rx_bytes"),
-    ("gpu_utilization", 0.01, "DEV_GPU_UTIL", "gpu_utilization"),
-    ("gpu_utilization", 1.0, "DEV_GPU_UTIL_RATIO", ""),
-)
-_FIELDS = (*_INSTANCE, *_BOARD, *_WHOLE_BOARD)
+_FIELDS = (*_PREFERRED, *RATIOS, *RATES, *GAUGES, *HEALTH, *_ALTERNATIVES)
 ROWS = len(_FIELDS)
 SERIES = {
-    name: (figure, factor, row)
-    for row, (figure, factor, names, old) in enumerate(_FIELDS)
-    for name in [*(f"DCGM_FI_{n}" for n in names.split()), *(f"dcgm_{n}" for n in old.split())]
+    name: (each.name, each.scale, row)
+    for row, each in enumerate(_FIELDS)
+    for name in (*(f"DCGM_FI_{alias}" for alias in each.aliases), each.exporter_name and f"dcgm_{each.exporter_name}")
+    if name
 }
-"""Name of a line -> figure, factor to base units, row of the table."""
-OF_AN_INSTANCE = frozenset(figure for figure, *_ in _INSTANCE)
-"""What a MIG instance has of its own (DCGM's fields of level GPU_I: the user guide on MIG)."""
-OF_A_BOARD = frozenset(figure for figure, *_ in _BOARD)
-"""What a board in MIG mode has, and DCGM repeats for each of its instances. The rest of the table is neither's: it is
-not known which instance moved the bytes."""
+"""Metric name -> figure, factor to base units, row of the table."""
+OF_AN_INSTANCE = {each.name for each in RATIOS} | {*INSTANCE, "hmma", "imma", "dfma", "free", "reserved"}
+"""Figures measured per MIG instance (DCGM's fields of level GPU_I: the user guide on MIG)."""
+OF_A_BOARD = {each.name for each in _FIELDS} - OF_AN_INSTANCE - {"gpu_utilization", *(each.name for each in LINK_RATES)}
+"""Figures of a board in MIG mode, which DCGM repeats for each instance. The remaining figures are used for neither: it
+is not known which instance transferred the bytes."""
 
-XID = frozenset({"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR", "dcgm_xid_errors"})
-"""The last critical error, for ever; many exporters have no such line before there was one."""
+XID = frozenset(name for name, (figure, *_) in SERIES.items() if figure == "xid")
+"""Gauges that keep the code of the last critical error; many exporters omit them before the first error."""
 XID_COUNTS = ("DCGM_EXP_XID_ERRORS_TOTAL", "DCGM_EXP_XID_ERRORS_COUNT")
-"""Errors by code, in the label xid: since the exporter began, or within its last window. The first is the better."""
+"""Numbers of errors by code, in the label xid: since the exporter's start (preferred), or within its last window."""
 
 BLANK_TEXTS = ("[N/A]", "N/A", "<<<NULL>>>", "ERROR - FAILED TO CONVERT TO STRING", "SKIPPING DCGM VALUE")
 _HOT = 1000.0
@@ -119,9 +86,9 @@ _DIGITS = 9
 
 
 def is_measured(value: float, figure: str = "") -> bool:
-    """Whether `value` is a measurement, not NaN or one of DCGM's blanks.
+    """Return whether `value` is a measurement, not NaN or one of DCGM's blanks.
 
-    Only the margin to the slowdown temperature may be below zero. Boards without a sensor for their memory report 0.
+    Only the margin to the slowdown temperature may be negative. Boards without a memory temperature sensor report 0.
     """
     if figure == "temperature_margin_celsius":
         return -_HOT < value < _HOT
@@ -131,62 +98,58 @@ def is_measured(value: float, figure: str = "") -> bool:
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number that a label is; None when it is none, or longer than any real one."""
+    """Parse a label as a non-negative integer; None if it is not one, or has more than nine digits."""
     return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
 _MAX_GPUS = 1024
-"""Of one node, without their instances; a page of the whole cluster would be booked as this node's."""
+"""Maximum number of GPUs of a node; a page with more is one of a whole cluster, and is rejected."""
 
 
 class GpuLines(Struct):
-    """One GPU's lines on one page, or those of one of its MIG instances."""
+    """The lines of one GPU, or of one MIG instance, on a page."""
 
     index: str
     model: str
     profile: str = ""
     figures: dict[str, float] = {}
     rows: dict[str, int] = {}
-    """The row of the table that each figure came from: a lower one is preferred."""
+    """Table row from which each figure comes; lower rows are preferred."""
     conflicts: set[str] = set()
+    """Metric names with several different values for this GPU."""
     lines: set[tuple[str, ...]] = set()
-    """All values of the board and its instances, mapped or not: when none changes, nothing was collected."""
+    """All values of the board and its instances, known or not: if none changes, the exporter collected nothing."""
     instances: dict[str, "GpuLines"] = {}
-    """By GPU_I_ID."""
+    """MIG instances by GPU_I_ID."""
     xids: dict[str, int] = {}
-    """The last critical error, by GPU_I_ID; the board's own under ""."""
+    """Code of the last critical error by GPU_I_ID; the board's own under ""."""
     xid_counts: dict[str, dict[int, int]] = {}
-    """By name of the line and code."""
+    """Numbers of critical errors by metric name and code."""
 
     @property
     def has_figures(self) -> bool:
-        """Whether anything at all was measured."""
+        """True if the board or an instance has any measurement."""
         return bool(self.figures) or any(instance.figures for instance in self.instances.values())
 
     def add_sample(self, sample: Sample) -> None:
-        """Add one line."""
+        """Add one sample."""
         name, labels, value = sample.name, sample.labels, sample.value
         instance, profile = labels.get("GPU_I_ID", ""), labels.get("GPU_I_PROFILE", "")
         self.lines.add((name, instance, labels.get("xid", ""), repr(value)))
+        owner = self
         if instance or profile:
             owner = self.instances.setdefault(instance, GpuLines(self.index, self.model, profile))
-        else:
-            owner = self
         if name in XID or name in XID_COUNTS:
             self._add_xid(name, instance, labels.get("xid", ""), value)
         elif name in SERIES:
-            self._add_value(name, value, owner)
-
-    def _add_value(self, name: str, value: float, owner: "GpuLines") -> None:
-        """A whole board's lines are its own; some of an instance's repeat the board's."""
-        figure = SERIES[name][0]
-        if owner is self or figure in OF_AN_INSTANCE:
-            owner.add_figure(name, value)
-        elif figure in OF_A_BOARD:
-            self.add_figure(name, value, borrowed=True)
+            figure = SERIES[name][0]
+            if owner is self or figure in OF_AN_INSTANCE:
+                owner.add_figure(name, value)
+            elif figure in OF_A_BOARD:
+                self.add_figure(name, value, borrowed=True)
 
     def add_figure(self, name: str, value: float, *, borrowed: bool = False) -> None:
-        """Add one figure, unless it is a blank. The board's own line wins over one that an instance repeats."""
+        """Add one figure unless it is blank. The board's own line has priority over one repeated by an instance."""
         figure, factor, row = SERIES[name]
         if not is_measured(value, figure):
             return
@@ -195,7 +158,7 @@ class GpuLines(Struct):
         if known is None or row < known:
             self.figures[figure], self.rows[figure] = value * factor, row
         elif row == known and value * factor != self.figures[figure] and not borrowed:
-            # Time-slicing repeats a GPU's line for each pod: one measurement, never to be summed.
+            # With time-slicing a GPU's line is repeated for each pod: the same measurement, so never add them up.
             self.conflicts.add(name)
 
     def _add_xid(self, name: str, instance: str, xid: str, value: float) -> None:
@@ -206,27 +169,30 @@ class GpuLines(Struct):
             return
         counts, code = self.xid_counts.setdefault(name, {}), whole_number(xid)
         if code is not None:
-            # Repeated for each pod and instance: one count, never to be summed.
+            # Repeated for each pod and instance: the same count, so never add them up.
             counts[code] = max(int(value), counts.get(code, 0))
 
 
 class DcgmExporterPage:
-    """The text of one URL, page after page. Lines that did not change are not parsed again."""
+    """Parses successive pages of one URL. Unchanged lines are not parsed again."""
 
     def __init__(self, url: str, *, hostname: str = "") -> None:
         self._url, self._hostname = url, hostname
         self._parsed_lines: dict[str, list[Sample]] = {}
 
     def read(self, body: bytes, faults: list[Fault], *, known: Collection[str]) -> dict[str, GpuLines]:
-        """This host's GPUs by UUID; `known` are those of earlier pages. Lines that cannot be read go to `faults`.
+        """Return this host's GPUs by UUID, and add a fault for lines that cannot be parsed.
 
-        Raises SourceError for what is no page of this node's exporter.
+        `known` are the UUIDs on earlier pages. Raises SourceError if it is not a page of this node's exporter.
         """
         samples = self._samples(body.decode("utf-8", "replace"), faults)
         gpus = _lines_by_gpu(self._samples_of_host(samples))
         self._refuse_other_nodes(gpus, faults, known)
         for uuid, gpu in gpus.items():
-            faults += _contradictions(uuid, gpu)
+            conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
+            if conflicts:
+                what = f"GPU {gpu.index}: lines of {', '.join(sorted(conflicts))} differ; first one used"
+                faults.append(Fault("conflicting_series", what, uuid))
         return gpus
 
     def _samples(self, text: str, faults: list[Fault]) -> list[Sample]:
@@ -242,7 +208,7 @@ class DcgmExporterPage:
                 lines[line] = self._parsed_lines.get(line) or _parse_line(line)
             except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
                 unread.append(f"line {number} is not Prometheus text format ({error}): {line[:80]!r}")
-        # Most scrapes fall between two collections and find the same lines: parsing those again is the cost.
+        # Most scrapes return the same lines, as they are more frequent than collections; parsing is the main cost.
         self._parsed_lines = lines
         if unread:
             faults.append(Fault("malformed_line", f"{self._url}: {len(unread)} of its lines unread; {unread[0]}"))
@@ -284,9 +250,9 @@ class DcgmExporterPage:
 
 
 def _parse_line(line: str) -> list[Sample]:
-    """The sample of one line, none for a comment. Raises whatever the library's parser raises.
+    """Parse one line; a comment has no sample. Raises whatever the library's parser raises.
 
-    Line by line, so that a broken one costs only itself.
+    Lines are parsed one by one, so that a broken line does not affect the others.
     """
     line = line.strip()
     if line.startswith("#"):
@@ -308,10 +274,10 @@ def _lines_by_gpu(samples: Iterable[Sample]) -> dict[str, GpuLines]:
 
 
 def figures_of(gpu: GpuLines) -> dict[str, float | int]:
-    """Fields of `Reading`, energy apart.
+    """Return the fields of `Reading`, without energy.
 
-    Without the field for any tensor pipe its parts are added, if the two that every board has are there: half
-    of them would show an INT8 server as idle. The whole memory is used + free + reserved (fields 250-253).
+    If the field for all tensor pipes is missing, adds up the pipes, provided that both pipes that every board has are
+    there: without IMMA an INT8 server would look idle. Total memory is used + free + reserved (fields 250-253).
     """
     parts = gpu.figures
     figures: dict[str, float | int] = {k: v for k, v in parts.items() if k in Reading.__struct_fields__}
@@ -325,16 +291,8 @@ def figures_of(gpu: GpuLines) -> dict[str, float | int]:
     return figures
 
 
-def _contradictions(uuid: str, gpu: GpuLines) -> Iterator[Fault]:
-    """Faults for lines of the page that contradict each other."""
-    conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
-    if conflicts:
-        names = ", ".join(sorted(conflicts))
-        yield Fault("conflicting_series", f"GPU {gpu.index}: lines of {names} differ; first one used", uuid)
-
-
 def _label(sample: Sample, name: str) -> str:
-    """The value of a label, which other releases and old-namespace mode write in lower case."""
+    """Return the value of a label; some releases and the old-namespace mode write its name in lower case."""
     return sample.labels.get(name) or sample.labels.get(name.lower()) or ""
 
 
@@ -347,23 +305,24 @@ _SLICES_BY_MODEL = (
     ("NVIDIA RTX PRO 5000 Blackwell", 2),
     ("NVIDIA RTX PRO 4500 Blackwell", 2),
 )
-"""Compute slices by the beginning of the model's name, where they are not seven (MIG user guide, supported GPUs)."""
+"""Compute slices by prefix of the model's name, if not seven (MIG user guide, supported GPUs)."""
 _MEMORY_SLICES = 8
 _MEMORY_SLICES_BY_SLICES = {2: 2, 3: 4, 4: 4, 7: 8}
-"""Memory slices of a profile by its compute slices, on boards with seven; one slice has one or two (same guide)."""
+"""Memory slices of a profile by its compute slices, for boards with seven; one compute slice has one or two (same
+guide)."""
 _SMALLEST_MEMORY_SHARE = 1 / 8
-"""Of a board's memory: no profile has less, so nothing can be made of less."""
+"""Smallest share of a board's memory that any profile has."""
 
 
 def layout_of(gpu: GpuLines) -> tuple[tuple[str, str], ...]:
-    """What distinguishes one partition of a board from another."""
+    """Return the MIG layout of a board, to detect changes: sorted (instance id, profile)."""
     return tuple(sorted((instance, lines.profile) for instance, lines in gpu.instances.items()))
 
 
 def devices_of(board: Device, gpu: GpuLines) -> tuple[Device, ...]:
-    """The board with its unpartitioned part, then its instances; nothing when the page's profiles do not add up.
+    """Return the board with the weight of its unpartitioned part, then its instances; all weights add up to PPM.
 
-    All weights together are exactly PPM.
+    Returns nothing if the profiles on the page do not fit the board.
     """
     whole = _board_slices(board.model, gpu)
     if None in map(whole_number, gpu.instances):
@@ -381,9 +340,9 @@ def devices_of(board: Device, gpu: GpuLines) -> tuple[Device, ...]:
 
 
 def unpartitioned_figures(gpu: GpuLines) -> dict[str, float | int]:
-    """Figures of the unpartitioned part of a board: its power and clocks, and no activity: no kernel can run there.
+    """Return the figures of a board's unpartitioned part: the board's own, and zero activity.
 
-    Activity that its instances do not have is left out: the exporter does not collect it.
+    Activity that the instances do not report is left out: the exporter does not collect it.
     """
     shown = set().union(*(figures_of(instance) for instance in gpu.instances.values()))
     own: dict[str, float | int] = {k: v for k, v in figures_of(gpu).items() if k in OF_A_BOARD}
@@ -391,7 +350,7 @@ def unpartitioned_figures(gpu: GpuLines) -> dict[str, float | int]:
 
 
 def instance_figures(gpu: GpuLines, instance: str) -> dict[str, float | int]:
-    """Figures of an instance: its own, and the clock that it shares with its board."""
+    """Return the figures of an instance: its own, and the SM clock of its board."""
     clock = {"sm_clock_hz": gpu.figures["sm_clock_hz"]} if "sm_clock_hz" in gpu.figures else {}
     return figures_of(gpu.instances[instance]) | clock
 
@@ -414,7 +373,7 @@ def _instance_spec(board: Device, whole: Spec, gpu: GpuLines, instance: str, *, 
 
 
 def _memory_share(model: str, spec: Spec, gpu: GpuLines, lines: GpuLines, *, slices: tuple[int, int]) -> float | None:
-    """Whole memory slices of the board's: as measured, else by the profile; None: not known."""
+    """Return an instance's share of memory in whole slices, as measured, else by its profile; None: unknown."""
     own, all_slices = slices
     if all_slices != _DEFAULT_SLICES:
         return own / all_slices
@@ -436,13 +395,13 @@ def _board_slices(model: str, gpu: GpuLines) -> int:
 
 
 def _profile_slices(profile: str) -> int:
-    """Compute slices of a GPU instance: 3 of "3g.40gb", of "1c.3g.40gb" and of "3g.40gb+me"; 0 when it is none."""
+    """Return the compute slices of a profile: 3 for "3g.40gb", "1c.3g.40gb" and "3g.40gb+me"; 0 if not a profile."""
     found = _PROFILE.search(profile)
     return int(found[1]) if found else 0
 
 
 def _out_of_memory(gpu: GpuLines) -> bool:
-    """Whether what is left is known to be too little for any profile; False where it is not known."""
+    """Return whether the free memory is too small for any profile; False if unknown."""
     whole = figures_of(gpu).get("memory_total_bytes")
     parts = (figures_of(instance).get("memory_total_bytes", 0.0) for instance in gpu.instances.values())
     return whole is not None and whole - sum(parts) < whole * _SMALLEST_MEMORY_SHARE

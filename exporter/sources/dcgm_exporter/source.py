@@ -1,8 +1,8 @@
 """Fetches the page of a dcgm-exporter over HTTP and turns consecutive pages into readings and health.
 
-A reading covers the time between two successful scrapes, or after a gap one collect interval alone. A page that
-stops changing is distrusted as stale. It refuses to drive DCGM, to use `pod` labels (the scheduler's job), and
-`DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose units changed between releases.
+A reading covers the time between two successful scrapes, or only one collect interval after a gap. Readings from a page
+that no longer changes are distrusted as stale. Does not use `pod` labels, because allocations come from the scheduler,
+nor `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose unit changed between releases.
 """
 
 from collections import Counter
@@ -29,17 +29,18 @@ from exporter.sources.dcgm_exporter.page import (
     unpartitioned_figures,
     whole_number,
 )
+from exporter.sources.dcgm_fields import health_of
 from exporter.specs import find_spec, unknown_model
 
 LIMIT_BYTES = 8 << 20
-"""Far above any real page: 8 GPUs, 60 fields and 10 pods each make about 2 MB."""
+"""Size limit of a page: 8 GPUs with 60 fields and 10 pods each make about 2 MB."""
 
 
 class PageFetcher(Protocol):
-    """Fetches the page's bytes."""
+    """Fetches the page."""
 
     def __call__(self) -> bytes:
-        """The page as it is now. Raises SourceError."""
+        """Return the current page. Raises SourceError."""
         ...
 
     def close(self) -> None:
@@ -48,16 +49,16 @@ class PageFetcher(Protocol):
 
 
 class HttpPageFetcher:
-    """Fetches one URL over one kept connection; bounded in time and size."""
+    """Fetches one URL over a persistent connection, with limits on time and size."""
 
     def __init__(self, url: str, *, timeout_seconds: float, limit_bytes: int = LIMIT_BYTES) -> None:
         self._url, self._timeout, self._limit = url, timeout_seconds, limit_bytes
         self._display_url = redact_secrets(url)
-        # No proxy from the environment: the exporter is on this node, a proxy would answer for another.
+        # No proxy from the environment: the exporter is on this node, and localhost of a proxy is another host.
         self._client = httpx.Client(timeout=timeout_seconds, trust_env=False)
 
     def __call__(self) -> bytes:
-        """Raise SourceError for anything but a whole page with status 200."""
+        """Fetch the page. Raises SourceError for anything but a whole page with status 200."""
         try:
             with self._client.stream("GET", self._url) as response:
                 return self._body(response)
@@ -84,7 +85,7 @@ class HttpPageFetcher:
                     f"{self._display_url} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
                     " dcgm_exporter.url to this node's own exporter, not to a federating Prometheus"
                 )
-            # httpx times each wait, not the whole: a page that drips would hold the reading thread for ever.
+            # httpx has a timeout per read only: a page that arrives slowly could block the reading thread for ever.
             if monotonic() > deadline:
                 raise self._timed_out()
         return bytes(body)
@@ -101,31 +102,15 @@ class HttpPageFetcher:
 
 
 _MAX_XIDS_PER_CODE = 16
-"""Errors of one code reported for one page: more would tell nothing new of a board in trouble, and a broken counter
-cannot flood the daemon."""
-_NVLINK = (
-    ("nvlink_crc_flit", "nvlink_crc_data", "nvlink_replay", "nvlink_recovery"),
-    ("nvlink_dl_crc", "nvlink_dl_replay", "nvlink_dl_recovery"),
-)
-"""Two sets of counters for the same errors: the first set of which anything is shown counts."""
-_PLAIN: dict[str, Callable[[float], float]] = {
-    "recovery_action": int,
-    "ecc_corrected": int,
-    "ecc_uncorrected": int,
-    "row_remap_pending": bool,
-    "row_remap_failed": bool,
-    "memory_temperature_celsius": float,
-    "power_smoothing": bool,
-}
-"""Fields of `Health` that are one figure of the page, and their types."""
+"""Maximum number of errors of one code reported per page, so that a broken counter cannot flood the daemon."""
 
 
 class XidTracker:
-    """The critical errors of one board that came after the first page.
+    """Detects critical errors (Xids) of one board that occurred after the first page.
 
-    The gauge (DCGM_FI_DEV_XID_ERRORS) keeps the last error for ever: only its change is new, and the same error again
-    is not seen. Where the exporter counts errors by code, the counts are used instead; counts within a window fall
-    when errors leave it, so that they give the least number of new ones.
+    The gauge DCGM_FI_DEV_XID_ERRORS keeps the last error for ever, so only a change is a new error, and a repeated code
+    is not detected. If the exporter counts errors by code, the counts are used instead. Counts within a window fall
+    when errors leave it, so they give a lower bound of new errors.
     """
 
     def __init__(self) -> None:
@@ -134,12 +119,12 @@ class XidTracker:
         self._counted_from_gauge: Counter[int] = Counter()
 
     def new_xids(self, gpu: GpuLines) -> tuple[int, ...]:
-        """The new errors of a page that changed; the first page gives none."""
+        """Return the codes of new errors on a changed page; none on the first page."""
         first, before = self._last is None, self._last or {}
         counting = next((name for name in XID_COUNTS if name in gpu.xid_counts), "")
         new = self._newly_counted(counting, gpu.xid_counts[counting]) if counting else _changed(before, gpu.xids)
         new = [] if first else new
-        # A count may come one collection after the gauge, or its line only with the first error.
+        # A count may follow one collection after the gauge, or its line may appear only with the first error.
         self._last, self._counts, self._counted_from_gauge = gpu.xids, gpu.xid_counts, Counter(() if counting else new)
         return tuple(new)
 
@@ -156,36 +141,10 @@ class XidTracker:
 
 
 def _changed(before: dict[str, int], now: dict[str, int]) -> list[int]:
-    """Codes on lines that changed; the line of a new instance repeats what those of the board's others had before."""
+    """Return the codes on changed lines, except a new instance's line that repeats a code of the previous page."""
     old = set(before.values())
     changed = ((line, code) for line, code in now.items() if code and code != before.get(line))
     return sorted({code for line, code in changed if line in before or code not in old})
-
-
-def health_of(uuid: str, gpu: GpuLines, xids: tuple[int, ...] = ()) -> Health | None:
-    """The board's health by the page; None when the page has none of its fields."""
-    page_figures = gpu.figures
-    figures: dict[str, Any] = {name: kind(page_figures[name]) for name, kind in _PLAIN.items() if name in page_figures}
-    errors, margin = _nvlink_errors(page_figures), _margin(page_figures)
-    health = Health(uuid, xids=xids, nvlink_errors=errors, temperature_margin_celsius=margin, **figures)
-    return None if health == Health(uuid) else health
-
-
-def _nvlink_errors(page_figures: dict[str, float]) -> int | None:
-    for names in _NVLINK:
-        shown = [page_figures[name] for name in names if name in page_figures]
-        if shown:
-            return int(sum(shown))
-    return None
-
-
-def _margin(page_figures: dict[str, float]) -> float | None:
-    """Degrees Celsius to the slowdown: as DCGM reports them, else by the threshold."""
-    if "temperature_margin_celsius" in page_figures:
-        return page_figures["temperature_margin_celsius"]
-    if {"slowdown_celsius", "temperature_celsius"} <= page_figures.keys():
-        return page_figures["slowdown_celsius"] - page_figures["temperature_celsius"]
-    return None
 
 
 MAX_GAP_SECONDS = 90.0
@@ -196,31 +155,31 @@ _BUSY = ("gr_engine_active", "sm_active", "tensor_active", "dram_active", "gpu_u
 
 
 class _BoardState(Struct):
-    """What is kept of a board, and of its MIG instances, from page to page."""
+    """The state of a board and its MIG instances that is kept from page to page. Times are monotonic nanoseconds."""
 
     devices: tuple[Device, ...]
     """The board, then its instances."""
     xids: XidTracker
     layout: tuple[tuple[str, str], ...] = ()
     scraped_at: int | None = None
-    """The last scrape that showed it; None: the next one is a baseline."""
+    """Time of the last page with the board; None: the next page sets the baseline."""
     lines: set[tuple[str, ...]] = set()
     changed_at: int = 0
-    """When its lines last changed."""
+    """Time at which its lines last changed."""
     energy_counter: float | None = None
-    """The energy counter, joules."""
+    """Last value of the energy counter, joules."""
     unreported_joules: float | None = None
-    """Joules that the counter has moved and no reading has reported yet; None until it has moved once."""
+    """Joules counted but not yet part of a reading; None until the counter has changed once."""
 
     def reset(self) -> None:
         self.scraped_at = self.energy_counter = self.unreported_joules = None
 
 
 class DcgmExporterSource:
-    """The TelemetrySource of one dcgm-exporter URL. Ratios are passed on as they are; blanks are missing.
+    """The TelemetrySource of one dcgm-exporter URL. Blank values are left out.
 
-    `hostname` chooses one host of a page that carries several. `collect_interval_seconds` is the exporter's
-    own: it sets how long an unchanged page is believed and how a late energy counter is spread.
+    `hostname` selects one host of a page with several. `collect_interval_seconds` is the exporter's own interval: it
+    determines when an unchanged page is stale and over which time a change of the energy counter is spread.
     """
 
     name = "dcgm-exporter"
@@ -245,22 +204,22 @@ class DcgmExporterSource:
 
     @property
     def signals(self) -> frozenset[str]:
-        """Fields of `Reading` seen on any page so far: profiling fields may appear some collections late.
+        """Fields of `Reading` on any page so far; profiling fields may first appear after some collections.
 
-        Stock dcgm-exporter gives neither `sm_active` nor NVLink rates.
+        By default dcgm-exporter exports neither `sm_active` nor NVLink rates.
         """
         return self._signals
 
     def probe(self) -> None:
-        """Get the page once, for `signals`; sets no baseline. Raises SourceError."""
+        """Fetch the page once to determine `signals`; sets no baseline. Raises SourceError."""
         self._gpus([])
 
     def read(self, now: int) -> ReadResult:
-        """Get the page; returns one reading for each GPU and MIG instance that the last page had too.
+        """Fetch the page; return one reading for each GPU and MIG instance that was also on the last page.
 
-        Faults: malformed_line, conflicting_series, gpu_missing (was there before, other GPUs still are), mig_layout
-        (the instances do not add up to a board, which then has no reading) and, once a GPU, unknown_model. Health is
-        reported of each page that changed. Raises SourceError.
+        Faults: malformed_line, conflicting_series, gpu_missing (gone while other GPUs are still there), mig_layout (the
+        instances do not add up to a board, which then has no reading) and, once per GPU, unknown_model. Health is
+        reported whenever a GPU's lines changed. Raises SourceError.
         """
         faults: list[Fault] = []
         readings: list[Reading] = []
@@ -270,8 +229,8 @@ class DcgmExporterSource:
             state = self._update_board(uuid, gpu, faults)
             if gpu.lines != state.lines:
                 state.lines, state.changed_at = gpu.lines, now
-                board_health = health_of(uuid, gpu, state.xids.new_xids(gpu))
-                health += [board_health] if board_health else []
+                board_health = health_of(uuid, gpu.figures, state.xids.new_xids(gpu))
+                health += [board_health] if board_health != Health(uuid) else []
             readings += self._readings(state, gpu, now)
         faults += [self._missing(uuid) for uuid in sorted(self._boards.keys() - gpus.keys())]
         boards = sorted((state.devices for state in self._boards.values()), key=lambda devices: _sort_key(devices[0]))
@@ -280,15 +239,15 @@ class DcgmExporterSource:
         )
 
     def resync(self) -> None:
-        """Drop the baseline; the last page is kept, to recognise one that stops changing."""
+        """Drop the baseline; keep the last page, to detect a stale one."""
         for state in self._boards.values():
             state.reset()
 
     def pause(self) -> None:
-        """Drop the baseline; there is nothing else to release: the counters are the exporter's.
+        """Drop the baseline; there is nothing to release, because the exporter's DCGM holds the counters.
 
-        A profiler that needs them must have the exporter's own DCGM give them up: `dcgmi profile --pause`, and
-        `--resume` afterwards. The exporter then shows no profiling fields.
+        To free them for a profiler, use `dcgmi profile --pause`, and `--resume` afterwards. The exporter then exports
+        no profiling fields.
         """
         self.resync()
 
@@ -305,7 +264,7 @@ class DcgmExporterSource:
         return gpus
 
     def _update_board(self, uuid: str, gpu: GpuLines, faults: list[Fault]) -> _BoardState:
-        """Update the state of a board by this page; a new MIG layout begins with a new baseline."""
+        """Update the state of a board from this page; a new MIG layout drops the baseline."""
         spec = self._lookup(gpu.model)
         if uuid not in self._boards:
             self._boards[uuid] = _BoardState((), XidTracker())
@@ -348,7 +307,7 @@ class DcgmExporterSource:
         state = self._boards[uuid]
         state.devices = tuple(structs.replace(device, condition="missing") for device in state.devices)
         state.reset()
-        state.lines = set()  # its return is a change, even with the figures it left with
+        state.lines = set()  # when it returns, its lines count as changed, even if they are the same
         return Fault(
             "gpu_missing",
             f"GPU {state.devices[0].index} is gone from {self._url} while others are there: it fell off the bus"
@@ -357,11 +316,11 @@ class DcgmExporterSource:
         )
 
     def _stale(self, gpu: GpuLines, *, still: int) -> str:
-        """Returns "stale" when a GPU's lines have not changed for longer than a live exporter can explain.
+        """Return "stale" if a GPU's lines have not changed for longer than plausible with a working exporter, else "".
 
-        An energy counter moves with every collection of a powered board, and a board at work never repeats
-        power and ratios to the last digit: 3 collections. An idle one without that counter may well repeat
-        itself, but its power sensor, in milliwatts, hardly 20 times running. Without power nothing need move.
+        The energy counter of a powered board changes with every collection, and a busy board never repeats power and
+        ratios exactly: limit 3 collections. An idle board without that counter may repeat values, but hardly its power
+        in milliwatts 20 times in a row: limit 20. Without power there is no limit.
         """
         figures = gpu.figures
         busy = any(one.figures.get(name) for one in (gpu, *gpu.instances.values()) for name in _BUSY)
@@ -369,11 +328,12 @@ class DcgmExporterSource:
         return "stale" if still > collections * self._collect_interval else ""
 
     def _joules(self, state: _BoardState, counter: float | None, *, covers: int, whole: bool) -> float | None:
-        """Energy for a reading: what the counter moved, spread over about one collect interval.
+        """Return the energy of a reading: the change of the counter, spread over about one collect interval.
 
-        Scraped more often than collected, the counter stands still and then leaps: as it comes, that is
-        0 W, 0 W, 2100 W. The sum over readings is the counter's own. None until it has moved, where the
-        reading leaves out part of the time since the last one, and where the counter fell (driver reloaded).
+        If scrapes are more frequent than collections, the counter is constant and then jumps, which would give 0 W,
+        0 W, 2100 W. The sum over all readings equals the change of the counter. None until the counter has changed, if
+        the reading does not cover all the time since the last one (not `whole`), and if the counter fell (driver
+        reloaded).
         """
         if counter is None:
             return None
@@ -390,7 +350,7 @@ class DcgmExporterSource:
 
 
 def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
-    """Open what `config.dcgm_exporter` names. Raises SourceError if the page cannot be read now."""
+    """Open the exporter configured in `config.dcgm_exporter`. Raises SourceError if its page cannot be read now."""
     section = config.dcgm_exporter
     source = DcgmExporterSource(
         section.url,
@@ -409,7 +369,7 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
 
 
 def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: float | None, stale: str) -> Reading:
-    """The reading of a MIG instance, or of the unpartitioned part. Its energy is not measured: it is its share."""
+    """Make the reading of a MIG instance, or of the unpartitioned part; its energy is a share of the board's."""
     if device.parent:
         instance = device.uuid.removeprefix(device.parent + "/")
         figures: dict[str, Any] = instance_figures(gpu, instance)

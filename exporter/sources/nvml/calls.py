@@ -1,11 +1,11 @@
-"""Calls NVML for one board or MIG instance: the probes, their units, and what NVML's error codes mean.
+"""Calls NVML for one board or MIG instance: the probes, their units, and the meaning of NVML's error codes.
 
-It owns the baselines that rates are computed from, GPM samples (Hopper and later) and the driver's per-process
-samples. A call that a board declines is dropped and not made again; faults are collected for the next read. It
-never imports pynvml. Facts about per-process samples are those of nvml.h 13 and NVIDIA's open kernel modules; see
-`with_sm_active`.
+Keeps the baselines of counters, GPM samples (Hopper and later) and per-process samples. A call that a board does not
+support is not made again; faults are collected for the next read. Never imports pynvml. The behaviour of per-process
+samples (see `with_sm_active`) is that of nvml.h 13 and NVIDIA's open kernel modules.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import addressof, memmove, sizeof, string_at
@@ -19,12 +19,11 @@ from exporter.core.model import MS, NEVER, Device, Fault, Process, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, SourceError
 
 Samples = Callable[[Any, int], list[Any]]
-"""Takes a handle and a time stamp, returns newer samples; raises NVMLError."""
+"""Function of a handle and a time stamp that returns newer samples; raises NVMLError."""
 _PERCENT = 100
-"""Percent."""
 _MAX_EMPTY_READS = 30
-"""Reads in a row without a new sample after which the time stamp is not believed: a clock set back, or a stray stamp
-from years ahead, would hide every sample to come."""
+"""Consecutive reads without a new sample after which the time stamp is discarded: if the clock was set back, or a stamp
+was years ahead, no sample would ever be newer."""
 
 
 class SampleCursor:
@@ -32,23 +31,24 @@ class SampleCursor:
 
     def __init__(self) -> None:
         self.stamp: int | None = None
-        """In microseconds, 0 when there was no sample yet; None: not known, so samples may be old."""
+        """Microseconds; 0: no sample yet; None: unknown, so samples may be old."""
         self.empty_reads = 0
-        """Reads in a row without a new sample."""
+        """Consecutive reads without a new sample."""
 
 
 def samples_of(nvml: Any) -> tuple[Samples, ...]:
-    """The binding's calls; the first is the one that every driver has."""
+    """Return the binding's calls for per-process samples; all drivers support the first."""
     return nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo
 
 
 def with_sm_active(
     nvml: Any, samples: Samples, *, handle: Any, cursor: SampleCursor, listed: tuple[Process, ...]
 ) -> tuple[Process, ...]:
-    """`listed` with each one's `sm_active`, the mean of its samples since the last time; raises NVMLError.
+    """Return `listed` with the `sm_active` of each process, the mean of its samples since the last call.
 
-    Without a sample while others have some it is 0. None: no process listed has any (none worked, or the driver samples
-    more slowly than this is called), its samples are no percentages, or this is the first call and they may be old.
+    A process without samples while another has some gets 0. None: no listed process has samples (none was active, or
+    the driver samples less often than this is called), the samples are not percentages, or this is the first call and
+    the samples may be old. Raises NVMLError.
     """
     since, cursor.stamp = cursor.stamp, None
     newer = [sample for sample in _samples_since(nvml, samples, handle, since or 0) if sample.timeStamp > (since or 0)]
@@ -58,7 +58,9 @@ def with_sm_active(
         cursor.stamp = (since or 0) if cursor.empty_reads % _MAX_EMPTY_READS else None
         return listed
     cursor.empty_reads, cursor.stamp = 0, max(sample.timeStamp for sample in valid)
-    by_pid = _by_pid(valid)
+    by_pid = defaultdict[int, list[int]](list)  # NVML documents one entry per process; several are all kept
+    for sample in valid:
+        by_pid[sample.pid].append(sample.smUtil)
     if since is None or not any(process.pid in by_pid for process in listed):
         return listed
     invalid = {sample.pid for sample in newer} - by_pid.keys()
@@ -75,65 +77,57 @@ def _samples_since(nvml: Any, samples: Samples, handle: Any, since: int) -> list
         return []
 
 
-def _by_pid(valid: list[Any]) -> dict[int, list[int]]:
-    """Percentages by process: NVML promises one entry each; of two, both count."""
-    by_pid: dict[int, list[int]] = {}
-    for sample in valid:
-        by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-    return by_pid
-
-
-def _with_mean(process: Process, by_pid: dict[int, list[int]]) -> Process:
+def _with_mean(process: Process, by_pid: Mapping[int, list[int]]) -> Process:
     percentages = by_pid.get(process.pid, [0])
     return replace(process, sm_active=sum(percentages) / len(percentages) / _PERCENT)
 
 
 FieldValues = dict[str, Any]
-"""Fields of `Reading`, by name; a missing one was not read."""
+"""Fields of `Reading` by name; a field that could not be read is missing."""
 MIG = "mig"
-"""The probe of MIG mode, which is no field of `Reading`."""
+"""Name of the probe for MIG mode, which is not a field of `Reading`."""
 
 
 Call = Callable[["NvmlUnit", float], FieldValues]
-"""Takes the unit and the seconds since its last read; raises NVMLError."""
+"""Function of a unit and the seconds since its last read; raises NVMLError."""
 
 
 class Probe(NamedTuple):
-    """One thing to read: its fields and the calls that give them, the newest call first."""
+    """Fields that are read together, and the alternative calls for them, the newest first."""
 
     fields: tuple[str, ...]
     calls: tuple[Call, ...]
 
 
 class NvmlUnit:
-    """What makes one Device: a board, the unpartitioned part of one in MIG mode, or a GPU instance.
+    """The state of one Device: a board, the unpartitioned part of one in MIG mode, or a GPU instance.
 
-    `handle` is None while the driver does not give one; an instance has a handle for each compute instance in it.
+    `handle` is None while the driver has none; an instance has one handle per compute instance, in `handles`.
     """
 
     def __init__(self, device: Device, probes: Mapping[str, Probe]) -> None:
         self.device = device
         self.handle: Any = None
         self.address: int | None = None
-        """Where the last handle pointed: with another one, the baselines are void."""
+        """Address of the last handle; a different one makes the baselines invalid."""
         self.handles: tuple[Any, ...] = ()
         self.board: NvmlUnit | None = None
-        """Of an instance, its board."""
+        """The board of an instance; None for a board."""
         self.instance_id = -1
-        """Of an instance, its GPU instance id."""
+        """GPU instance id of an instance; -1 for a board."""
         self.doubtful = True
-        """INVALID_ARGUMENT may mean that the handle is stale; False once NVML has given the same handle again."""
+        """True if INVALID_ARGUMENT may mean a stale handle; False once NVML has returned the same handle again."""
         self.samples: list[Any] = []
-        """The pair of GPM samples, the older first; meaningful while `primed`."""
+        """The two GPM samples, the older first; the newer is valid if `primed`."""
         self.set_probes(probes)
 
     def set_probes(self, probes: Mapping[str, Probe]) -> None:
-        """Read these from now on, with new baselines."""
+        """Set the probes to read, and drop the baselines."""
         self.probes = probes
         self.reset()
 
     def reset(self) -> None:
-        """Drop every baseline, and restore the calls that were declined."""
+        """Drop all baselines, and restore unsupported calls."""
         self.read_at: int | None = None
         self.calls = {name: list(probe.calls) for name, probe in self.probes.items()}
         self.primed = False
@@ -141,18 +135,18 @@ class NvmlUnit:
         self.links: list[int] | None = None
         self.stamp: int | None = None
         self.processes: tuple[Process, ...] = ()
-        """Its processes, as this read found them."""
+        """Its processes as listed by the current read."""
         self.cursor = SampleCursor()
 
     def signals(self) -> Iterator[str]:
-        """Yield the fields of `Reading` that it has not declined and can have."""
+        """Yield the fields of `Reading` that it supports."""
         for name, probe in self.probes.items():
             if name != MIG and self.calls[name]:
                 yield from (field for field in probe.fields if field not in self.device.lacks)
 
 
 class NvmlBoard:
-    """A board: its own unit, the instances cut from it, and what is known of it for good."""
+    """A board: its own unit, its MIG instances, and its permanent properties."""
 
     def __init__(self, own: NvmlUnit, *, spec: Spec | None, gpm: bool, links: int) -> None:
         self.own, self.spec, self.gpm, self.links = own, spec, gpm, links
@@ -160,49 +154,49 @@ class NvmlBoard:
         self.mig: bool | None = None
         """MIG mode as last read; None: never read."""
         self.layout: tuple[str, ...] | None = None
-        """UUIDs of the MIG devices that `instances` was made from; None: to be read again."""
+        """UUIDs of the MIG devices from which `instances` was made; None: must be read again."""
         self.layout_read_at = NEVER
         self.device_indices: dict[str, tuple[int, ...]] = {}
-        """Of each instance, where its handles stand among those devices."""
+        """Indices of each instance's MIG devices in `layout`."""
         self.max_devices = 0
         self.read_at: int | None = None
-        """When its energy counter was last read."""
+        """When its energy counter was last read, monotonic nanoseconds."""
         self.recovery_action = 0
         """The nvmlDeviceGpuRecoveryAction_t that it requires; 0: none."""
         self.health_read_at: int | None = None
-        """When its health was last read."""
+        """When its health was last read, monotonic nanoseconds."""
         self.checks: dict[str, list[Call]] | None = None
         self.health_fields: list[tuple[str, int, int]] | None = None
-        """Health fields that it has not declined: name, field id and scope. None: all, as at the start."""
+        """(name, field id, scope) of the supported health fields; None: not known yet."""
 
     def units(self) -> Iterator[NvmlUnit]:
-        """Yield what is a Device: the board itself and its instances."""
+        """Yield the board's own unit and its instances."""
         yield self.own
         yield from self.instances.values()
 
     def set_condition(self, condition: str) -> None:
-        """Set why the board and its instances cannot work; empty: they can."""
+        """Set the condition of the board and its instances; empty: they work."""
         if condition != self.own.device.condition or self.instances:
             for unit in self.units():
                 unit.device = replace(unit.device, condition=condition)
 
     def reset(self) -> None:
-        """Drop the baseline of each unit."""
+        """Drop the baselines of all units."""
         self.read_at = self.health_read_at = self.checks = self.health_fields = None
         for unit in self.units():
             unit.reset()
 
 
 _DECLINED = ("not_supported", "function_not_found", "argument_version_mismatch", "deprecated")
-"""This driver or board does not have the call at all: not a fault, and not worth a second call."""
+"""Errors for a call that this driver or board does not support: no fault, and the call is not made again."""
 _FATAL = ("uninitialized", "driver_not_loaded", "lib_rm_version_mismatch")
-"""The driver was unloaded or updated while NVML was open."""
+"""Errors after the driver was unloaded or updated while NVML was open."""
 _GONE = {"gpu_is_lost": "lost", "gpu_not_found": "lost", "reset_required": "reset_required"}
-"""The GPU cannot work: its condition."""
+"""Errors of a GPU that cannot work, and its condition."""
 
 
 class NvmlCalls:
-    """Makes a unit's calls; takes the binding as an argument, because only `initialize_nvml` imports it."""
+    """Makes NVML calls and handles their errors; the caller passes the binding, which is never imported here."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
@@ -217,10 +211,9 @@ class NvmlCalls:
         return self.call_first(unit, unit.calls[name], what=name, seconds=seconds)
 
     def call_first(self, unit: NvmlUnit, calls: list[Call], *, what: str, seconds: float = 0.0) -> FieldValues:
-        """Make the first of `calls` that is not declined; a declined one is dropped and not made again.
+        """Make the first of `calls` that is supported; unsupported ones are removed from the list.
 
-        Raises NVMLError when the GPU, the driver, or the handle itself is no longer good. Any other error costs the
-        signal a fault.
+        Raises NVMLError if the GPU, the driver or the handle can no longer be used. Any other error gives a fault.
         """
         while calls:
             try:
@@ -236,36 +229,36 @@ class NvmlCalls:
         return {}
 
     def is_declined(self, error: Any) -> bool:
-        """Whether this driver or board has no such call."""
+        """Return whether the driver or board does not support the call."""
         return self._names.get(error.value) in _DECLINED
 
     def lost_condition(self, error: Any) -> str:
-        """The condition of a GPU that gave this error; empty where the error is of another kind."""
+        """Return the condition of a GPU with this error; empty if the error does not mean that the GPU is lost."""
         return _GONE.get(self._names.get(error.value, ""), "")
 
     def is_fatal(self, error: Any) -> bool:
-        """Whether the driver was unloaded or updated while NVML was open."""
+        """Return whether the driver was unloaded or updated while NVML was open."""
         return self._names.get(error.value) in _FATAL
 
     def is_final(self, error: Any) -> bool:
-        """Whether this GPU, or the driver, cannot be read any more."""
+        """Return whether this GPU, or the driver, can no longer be read."""
         return bool(self.lost_condition(error)) or self.is_fatal(error)
 
     def is_stale(self, error: Any) -> bool:
-        """Whether the handle is no longer good: a GPU that was reset has another."""
+        """Return whether the handle may be stale: a GPU gets a new one when it is reset."""
         return bool(error.value == self.nvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def is_lost(self, unit: NvmlUnit, error: Any) -> bool:
-        """Whether the unit cannot be read any more, or not by this handle."""
+        """Return whether the unit can no longer be read, or not by this handle."""
         return self.is_final(error) or (unit.doubtful and self.is_stale(error))
 
     def raise_if_fatal(self, error: Any, action: str) -> None:
-        """Turn the loss of the driver into a SourceError."""
+        """Raise SourceError if the error means that the driver is gone."""
         if self.is_fatal(error):
             raise driver_gone(error, action) from error
 
     def metric_fault(self, unit: NvmlUnit, field: str, code: int) -> None:
-        """Add a fault for a GPM metric that failed; a metric that the board does not have is none."""
+        """Add a fault for a GPM metric that failed, unless the board does not support it."""
         if code != self.nvml.NVML_ERROR_NOT_SUPPORTED:
             self.signal_fault(unit, field, code)
 
@@ -275,7 +268,7 @@ class NvmlCalls:
         self.device_fault(unit, f"nvml_{kind}", f"gave no {what}: {kind} (error {code})")
 
     def device_fault(self, unit: NvmlUnit, kind: str, what: str) -> None:
-        """Add a fault of a GPU or of an instance of it."""
+        """Add a fault of a GPU or MIG instance."""
         device = unit.device
         self.add_fault(Fault(kind, f"NVML: GPU {device.index} ({device.uuid}) {what}", device.uuid))
 
@@ -284,24 +277,24 @@ class NvmlCalls:
         self._faults.append(fault)
 
     def take_faults(self) -> tuple[Fault, ...]:
-        """The faults since the last call, each once; a fault that lasts is added at every read."""
+        """Return the faults since the last call, without duplicates; a persistent fault is added at every read."""
         faults, self._faults = tuple(dict.fromkeys(self._faults)), []
         return faults
 
 
 def driver_gone(error: Any, action: str) -> SourceError:
-    """The error for a driver that this process cannot use any more, with what to do."""
+    """Return the error for a driver that this process can no longer use, with what to do."""
     return SourceError(
-        f"NVML: {action}, and the driver answered {error} (error {error.value}): it was unloaded or updated under"
-        " this process. If `nvidia-smi` works, NVML must be opened anew; after an update, restart this process"
+        f"NVML: {action}, and the driver answered {error} (error {error.value}): it was unloaded or updated while this"
+        " process was running. If `nvidia-smi` works, NVML must be reopened; after an update, restart this process"
     )
 
 
 GPM_INTERVAL = 100 * MS
-"""GPM's counters are refreshed every 100 ms: closer samples show nothing new (NVML doc, nvmlGpmMetricsGet)."""
+"""GPM's counters are updated every 100 ms, so samples must not be closer (NVML doc, nvmlGpmMetricsGet)."""
 _MIB = 1024.0 * 1024.0
 GPM_COMPUTE = (
-    # Reading's field, NVML's metric (nvmlGpmMetricId_t), scale: percent there, ratios here.
+    # Field of Reading, NVML's metric (nvmlGpmMetricId_t), scale from percent to ratio.
     ("gr_engine_active", "NVML_GPM_METRIC_GRAPHICS_UTIL", 0.01),
     ("sm_active", "NVML_GPM_METRIC_SM_UTIL", 0.01),
     ("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01),
@@ -311,19 +304,19 @@ GPM_COMPUTE = (
     ("fp32_active", "NVML_GPM_METRIC_FP32_UTIL", 0.01),
     ("fp16_active", "NVML_GPM_METRIC_FP16_UTIL", 0.01),
 )
-"""What a GPU instance has too, relative to itself."""
+"""Metrics of boards and GPU instances; those of an instance are relative to the instance."""
 GPM_LINKS = (
-    # MiB/s there, bytes/s here.
+    # Scale from MiB/s to bytes/s.
     ("pcie_tx_bytes_per_second", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", _MIB),  # "traffic from this GPU"
     ("pcie_rx_bytes_per_second", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", _MIB),
     ("nvlink_tx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", _MIB),
     ("nvlink_rx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", _MIB),
 )
-"""What a board alone has."""
+"""Metrics of boards only."""
 
 
 class GpmReader:
-    """One request, reused for every unit of a kind, and blanked before each use."""
+    """Reads a set of GPM metrics with one request structure, which is reused for all units."""
 
     def __init__(
         self, nvml: Any, metrics: tuple[tuple[str, str, float], ...], *, fault: Callable[[NvmlUnit, str, int], None]
@@ -338,12 +331,12 @@ class GpmReader:
             slot = request.metrics[index]
             slot.metricId, slot.nvmlReturn, slot.value = getattr(nvml, metric), nvml.NVML_ERROR_NO_DATA, nan
             self._slots.append((field, scale, slot))
-        # The request declares room for hundreds of metrics: blank only what is used.
+        # The request structure has room for hundreds of metrics: reset only the used part.
         used = type(request).metrics.offset + len(metrics) * sizeof(nvml.c_nvmlGpmMetric_t)
         self._blank = string_at(addressof(request), used)
 
     def __call__(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
-        """Take a sample and return the means since the previous one; empty where there is none."""
+        """Take a sample and return the means since the previous one; empty if there is none."""
         while len(unit.samples) < 2:  # noqa: PLR2004  a pair
             unit.samples.append(self._nvml.nvmlGpmSampleAlloc())
         older, newer = unit.samples
@@ -359,7 +352,7 @@ class GpmReader:
             self._nvml.nvmlGpmMigSampleGet(unit.board.handle, unit.instance_id, sample)
 
     def _between(self, unit: NvmlUnit, older: Any, newer: Any) -> Iterator[tuple[str, float]]:
-        """Yield the value of each metric; one that failed, or is no number, is left out, never 0."""
+        """Yield the value of each metric, except those that failed or are not finite."""
         memmove(addressof(self._request), self._blank, len(self._blank))
         self._request.sample1, self._request.sample2 = older, newer
         self._nvml.nvmlGpmMetricsGet(self._request)
@@ -382,7 +375,7 @@ def free_samples(nvml: Any, unit: NvmlUnit) -> None:
 Probes = dict[str, Probe]
 
 UNPARTITIONED: FieldValues = {**NO_ACTIVITY, "processes": ()}
-"""Fields of what no instance has of a board: nothing can run on it, so NVML need not be asked."""
+"""Fields of the unpartitioned part of a board, where nothing can run; no NVML call is needed."""
 _KIB = 1024.0
 _ALL_LINKS = 0xFFFFFFFF
 """Scope of an NVLink field: the sum over links; without it NVML gives link 0 alone (nvml.h: "UINT_MAX")."""
@@ -391,7 +384,7 @@ _SAMPLE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def board_probes(nvml: Any, gpm: GpmReader | None) -> Probes:
-    """The probes of a board, in order; `gpm` is None where the hardware has none."""
+    """Return the probes of a board, in order; `gpm` is None if the board does not support GPM."""
     rates = _field_probe("gpu_utilization", lambda h: nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100)
     # The second call is for drivers before 510.
     running = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2)
@@ -408,7 +401,7 @@ def board_probes(nvml: Any, gpm: GpmReader | None) -> Probes:
 
 
 def unpartitioned_probes(nvml: Any) -> Probes:
-    """The probes of a board in any mode, so those of its unpartitioned part in MIG mode."""
+    """Return the probes that a board has in any mode; in MIG mode, they are those of its unpartitioned part."""
     return {
         MIG: _field_probe(MIG, lambda h: nvml.nvmlDeviceGetMigMode(h)[0] == nvml.NVML_DEVICE_MIG_ENABLE),
         "power": _field_probe("power_watts", lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3),
@@ -421,21 +414,21 @@ def unpartitioned_probes(nvml: Any) -> Probes:
         "clock_event_reasons": _field_probe(
             "clock_event_reasons",
             nvml.nvmlDeviceGetCurrentClocksEventReasons,
-            nvml.nvmlDeviceGetCurrentClocksThrottleReasons,  # the same, as drivers before 535 call it
+            nvml.nvmlDeviceGetCurrentClocksThrottleReasons,  # its name in drivers before 535
         ),
     }
 
 
 def instance_probes(nvml: Any, gpm: GpmReader | None) -> Probes:
-    """The probes of a GPU instance; without GPM, NVML does not measure its activity."""
+    """Return the probes of a GPU instance; without GPM, NVML does not measure its activity."""
     listing = Probe(("processes",), (lambda unit, _: {"processes": _instance_processes(nvml, unit.handles)},))
     probes = {"memory": _memory_probe(nvml), "processes": listing}
     return probes if gpm is None else {"gpm": Probe(gpm.fields, (gpm,)), **probes}
 
 
-def value_of(answer: Any) -> Any:
-    """The member of an nvmlFieldValue_t that its type names; the others are undefined (nvml.h)."""
-    return getattr(answer.value, _SAMPLE_TYPES[answer.valueType])
+def value_of(field_value: Any) -> Any:
+    """Return the member of an nvmlFieldValue_t selected by its type; the others are undefined (nvml.h)."""
+    return getattr(field_value.value, _SAMPLE_TYPES[field_value.valueType])
 
 
 def _field_probe(field: str, *calls: Callable[[Any], Any]) -> Probe:
@@ -448,7 +441,7 @@ def _field_probe(field: str, *calls: Callable[[Any], Any]) -> Probe:
 def _memory_probe(nvml: Any) -> Probe:
     return Probe(
         ("memory_used_bytes", "memory_total_bytes"),
-        # The second version keeps what the driver reserves apart; the first calls it used.
+        # Version 2 excludes memory reserved by the driver from `used`; version 1 includes it.
         (
             lambda unit, _: _memory(nvml.nvmlDeviceGetMemoryInfo(unit.handle, version=nvml.nvmlMemory_v2)),
             lambda unit, _: _memory(nvml.nvmlDeviceGetMemoryInfo(unit.handle)),
@@ -461,13 +454,13 @@ def _memory(memory: Any) -> FieldValues:
 
 
 def compute_processes(processes: list[Any]) -> tuple[Process, ...]:
-    """The processes with a compute context; the binding makes None of NVML_VALUE_NOT_AVAILABLE."""
+    """Convert NVML's processes with a compute context; the binding turns NVML_VALUE_NOT_AVAILABLE into None."""
     return tuple(Process(pid=process.pid, memory_bytes=process.usedGpuMemory) for process in processes)
 
 
 def _process_call(call: Callable[[Any], list[Any]]) -> Call:
     def listing(unit: NvmlUnit, _seconds: float) -> FieldValues:
-        unit.processes = ()  # a call that fails must leave no list behind
+        unit.processes = ()  # in case the call fails
         unit.processes = compute_processes(call(unit.handle))
         return {"processes": unit.processes}
 
@@ -475,36 +468,36 @@ def _process_call(call: Callable[[Any], list[Any]]) -> Call:
 
 
 def _shared_use(nvml: Any, samples: Samples, unit: NvmlUnit, _seconds: float) -> FieldValues:
-    """The processes just listed, with the `sm_active` of each where there are several."""
-    if len(unit.processes) < 2:  # noqa: PLR2004  with one there is nothing to share
+    """Return the processes just listed with the `sm_active` of each, if there are several."""
+    if len(unit.processes) < 2:  # noqa: PLR2004  one process does not share the GPU
         unit.cursor = SampleCursor()
         return {}
     return {"processes": with_sm_active(nvml, samples, handle=unit.handle, cursor=unit.cursor, listed=unit.processes)}
 
 
 def _instance_processes(nvml: Any, handles: tuple[Any, ...]) -> tuple[Process, ...]:
-    """The processes of all compute instances."""
+    """Return the processes of all compute instances."""
     return tuple(
         process for h in handles for process in compute_processes(nvml.nvmlDeviceGetComputeRunningProcesses(h))
     )
 
 
 def _energy(nvml: Any, unit: NvmlUnit, _seconds: float) -> FieldValues:
-    """The difference of a counter that counts mJ since the driver was loaded; a smaller value means a reset."""
+    """Return the difference of the energy counter (mJ since the driver was loaded); none after a reset."""
     before, unit.energy = unit.energy, None
     unit.energy = after = nvml.nvmlDeviceGetTotalEnergyConsumption(unit.handle)
     return {} if before is None or after < before else {"energy_joules": (after - before) / 1e3}
 
 
 def _nvlink(nvml: Any, unit: NvmlUnit, seconds: float) -> FieldValues:
-    """Rates from the KiB counters over all links; none where a counter failed or went back."""
+    """Return the rates from the KiB counters over all links; none if a counter failed or fell."""
     before, unit.links = unit.links, None
     wanted = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-    answers = nvml.nvmlDeviceGetFieldValues(unit.handle, [(field, _ALL_LINKS) for field in wanted])
-    for answer in answers:
-        if answer.nvmlReturn:
-            raise nvml.NVMLError(answer.nvmlReturn)
-    unit.links = [answer.value.ullVal for answer in answers]
+    field_values = nvml.nvmlDeviceGetFieldValues(unit.handle, [(field, _ALL_LINKS) for field in wanted])
+    for field_value in field_values:
+        if field_value.nvmlReturn:
+            raise nvml.NVMLError(field_value.nvmlReturn)
+    unit.links = [field_value.value.ullVal for field_value in field_values]
     if before is None or not seconds:
         return {}
     counters = zip(NVLINK_SIGNALS, before, unit.links, strict=True)
@@ -512,7 +505,7 @@ def _nvlink(nvml: Any, unit: NvmlUnit, seconds: float) -> FieldValues:
 
 
 def _utilization(nvml: Any, unit: NvmlUnit, _seconds: float) -> FieldValues:
-    """Mean of the driver's samples since the last read; NOT_FOUND means that there is no new one."""
+    """Return the mean of the driver's samples since the last read; NOT_FOUND means that there is no new sample."""
     before, unit.stamp = unit.stamp, None
     try:
         kind, samples = nvml.nvmlDeviceGetSamples(unit.handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, before or 0)

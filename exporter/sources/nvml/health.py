@@ -1,7 +1,6 @@
 """Reads each board's health from NVML: Xid events, ECC and NVLink errors, temperatures and the recovery action.
 
-It owns the event set and which NVML fields are read how often. It does not judge an Xid: the policy knows which
-are fatal.
+Which Xids are fatal is decided by the policy, not here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,11 +13,11 @@ from exporter.core.model import SECOND, Fault, Health
 from exporter.sources.nvml.calls import FieldValues, NvmlBoard, NvmlCalls, NvmlUnit, value_of
 
 _MAX_EVENTS, _MAX_FINAL_EVENTS = 64, 4096
-"""Events taken in one read, as a storm can be reported over several; and from a set that is about to be freed."""
+"""Maximum number of events handled in one read (the next read continues), and of a set before it is freed."""
 
 
 class XidEvents:
-    """The event set of all boards; errors before a board was registered are not reported (NVML doc)."""
+    """The event set of all boards. Errors before a board was registered are not reported (NVML doc)."""
 
     def __init__(self, calls: NvmlCalls) -> None:
         self._calls, self._nvml = calls, calls.nvml
@@ -26,12 +25,12 @@ class XidEvents:
         self._registered: dict[int, str] = {}
         self._broken = False
         self._unregistered: list[tuple[NvmlBoard, int]] = []
-        """Boards that could not be registered, and why."""
+        """Boards that could not be registered, with NVML's error."""
 
     def collect(self, boards: Iterable[NvmlBoard], *, changed: bool) -> dict[str, list[int]]:
-        """The Xids since the last call, by board, oldest first; 999 is one that NVML does not know.
+        """Return the Xids since the last call by the board's UUID, oldest first; 999 means unknown to NVML.
 
-        Registers all boards again where handles have `changed`, or where the set is broken.
+        Registers all boards again if handles have `changed`, or if the set is broken.
         """
         xids = self._drain(_MAX_FINAL_EVENTS if changed else _MAX_EVENTS)
         if changed or self._broken:
@@ -47,11 +46,10 @@ class XidEvents:
             event = self._next()
             if event is None:
                 break
-            xids.setdefault(self._uuid_of(event), []).append(int(event.eventData))
+            uuid = self._registered.get(addressof(event.device.contents), "") if event.device else ""
+            xids.setdefault(uuid, []).append(int(event.eventData))
         for xid in xids.pop("", []):
-            self._calls.add_fault(
-                Fault("xid_unassigned", f"NVML: critical error (Xid) {xid} of a GPU that is not known")
-            )
+            self._calls.add_fault(Fault("xid_unassigned", f"NVML: critical error (Xid) {xid} of an unknown GPU"))
         return xids
 
     def close(self) -> None:
@@ -66,15 +64,15 @@ class XidEvents:
             return self._nvml.nvmlEventSetWait_v2(self._set, 0)
         except self._nvml.NVMLError as error:
             if error.value != self._nvml.NVML_ERROR_TIMEOUT:
-                self._broken = True  # one lost board may keep the events of the others back
+                self._broken = True  # a lost board may block the events of the others
                 self._add_failure(error)
             return None
 
-    def _uuid_of(self, event: Any) -> str:
-        return self._registered.get(addressof(event.device.contents), "") if event.device else ""
-
     def _renew(self, boards: list[NvmlBoard]) -> None:
-        """Make a set of the boards that can be registered; an error other than "not supported" voids it (NVML doc)."""
+        """Create a set with the boards that can be registered.
+
+        An error other than "not supported" makes a set undefined (NVML doc), so a new one is made without that board.
+        """
         self.close()
         self._broken = False
         try:
@@ -106,13 +104,13 @@ class XidEvents:
     def _add_failure(self, error: Any) -> None:
         """Add a fault that critical errors are not reported; a lost GPU or driver has a fault of its own."""
         if not self._calls.is_declined(error) and not self._calls.is_final(error):
-            message = f"NVML: critical errors (Xids) could not be asked for: {error} (error {error.value})"
+            message = f"NVML: critical errors (Xids) could not be read: {error} (error {error.value})"
             self._calls.add_fault(Fault("xids_not_told", message))
 
 
 HEALTH_INTERVAL = 10 * SECOND
-"""Between two examinations of a board, except that a critical error calls for one at once: counters of errors and
-the memory's heat change slowly, and a hundred fields of 18 links take the driver a millisecond."""
+"""Interval of health reads of a board; a critical error causes one at once. Error counters and memory temperature
+change slowly, and reading a hundred fields of 18 links takes the driver a millisecond."""
 _FIELDS = (
     ("ecc_corrected", "NVML_FI_DEV_ECC_SBE_VOL_TOTAL"),
     ("ecc_uncorrected", "NVML_FI_DEV_ECC_DBE_VOL_TOTAL"),
@@ -122,9 +120,9 @@ _FIELDS = (
     ("memory_temperature_celsius", "NVML_FI_DEV_MEMORY_TEMP"),
 )
 _LINK_ERRORS = (
-    # The first family that answers counts. Replay, recovery and CRC errors of each link, "unsupported for Blackwell+";
-    # the totals of older boards, by kind of CRC; and packets with errors and recoveries of the fifth generation
-    # (nvml.h, field ids 161-163, 38-59 and 208-215; all but the totals want the link as scope).
+    # (per link, fields) by family; the first supported family is used. Replay, recovery and CRC errors of each link,
+    # "unsupported for Blackwell+"; totals of older boards, by kind of CRC; packets with errors and recoveries of the
+    # fifth generation (nvml.h, field ids 161-163, 38-59 and 208-215; all but the totals have the link as scope).
     (True, ("ERROR_DL_REPLAY", "ERROR_DL_RECOVERY", "ERROR_DL_CRC")),
     (
         False,
@@ -139,8 +137,8 @@ _LINK_ERRORS = (
 )
 _LINKS = tuple(f"nvlink_{family}" for family in range(len(_LINK_ERRORS)))
 _SMOOTHING = {"575": 256}
-"""Field id of "power smoothing enabled" by driver branch, where it is not _SMOOTHING_ELSEWHERE: CUDA 12.9's nvml.h
-has it at 256, and at 251 a counter of nanoseconds; those of 12.8 and of 13 have it at 251."""
+"""Field id of "power smoothing enabled" by driver branch, if not _SMOOTHING_ELSEWHERE: in nvml.h of CUDA 12.9 it is
+256, and 251 is a counter of nanoseconds; in those of 12.8 and 13 it is 251."""
 _SMOOTHING_ELSEWHERE = 251
 _ON_OFF = (0, 1)
 _RECOVERY = {
@@ -156,7 +154,7 @@ _RECOVERY = {
 
 
 class HealthReader:
-    """Reads the boards' health, and keeps the conditions that follow from it."""
+    """Reads the boards' health, and sets the conditions that follow from it."""
 
     def __init__(self, calls: NvmlCalls) -> None:
         self._calls, self._nvml = calls, calls.nvml
@@ -164,14 +162,14 @@ class HealthReader:
         self._smoothing: int | None = None
 
     def start(self, boards: Iterable[NvmlBoard]) -> None:
-        """Collect critical errors from now on."""
+        """Start collecting critical errors."""
         self._smoothing = self._smoothing_field()
         self._events.collect(boards, changed=True)
 
     def read(self, boards: Iterable[NvmlBoard], now: int, *, changed: bool) -> Iterator[Health]:
-        """Yield what is new, board by board; `changed`: a board has a new handle.
+        """Yield the health of boards that are due or have new Xids; `changed`: a board has a new handle.
 
-        Raises SourceError when the driver is gone.
+        Raises SourceError if the driver is gone.
         """
         xids_by_board = self._events.collect(boards, changed=changed)
         for board in boards:
@@ -180,7 +178,7 @@ class HealthReader:
             fields = self._read_board(board, now) if due or xids else {}
             if board.recovery_action and board.own.handle is not None:
                 wanted = _RECOVERY.get(board.recovery_action, f"action {board.recovery_action}")
-                message = f"asks to be recovered: {wanted}: until then it is unavailable"
+                message = f"requires recovery: {wanted}: until then it is unavailable"
                 self._calls.device_fault(board.own, "gpu_recovery", message)
             if fields or xids:
                 yield Health(board.own.device.uuid, xids=tuple(xids), **fields)
@@ -190,7 +188,7 @@ class HealthReader:
         self._events.close()
 
     def _read_board(self, board: NvmlBoard, now: int) -> FieldValues:
-        """Read all fields in one call; none of a board without a handle, which only has critical errors."""
+        """Read all fields in one call; a board without a handle has none, only critical errors."""
         if board.own.handle is None:
             return {}
         board.health_read_at = now
@@ -201,13 +199,13 @@ class HealthReader:
             for what, calls in board.checks.items():
                 fields.update(self._calls.call_first(board.own, calls, what=what))
         except self._nvml.NVMLError as error:
-            self._calls.raise_if_fatal(error, "examined the GPUs")
+            self._calls.raise_if_fatal(error, "read the GPUs' health")
             return {}  # the next read finds it lost
         self._set_recovery(board, fields.get("recovery_action"))
         return fields
 
     def _set_recovery(self, board: NvmlBoard, action: int | None) -> None:
-        """Keep the condition "recovery" from when NVML first reports an action until it reports none."""
+        """Set the condition "recovery" while NVML reports an action; None: not reported, so nothing changes."""
         board.recovery_action = board.recovery_action if action is None else action
         board.set_condition("recovery" if board.recovery_action else "")
 
@@ -216,29 +214,31 @@ class HealthReader:
             board.health_fields = list(self._all_fields(board))
         if not board.health_fields:
             return {}
-        answers = self._nvml.nvmlDeviceGetFieldValues(
+        field_values = self._nvml.nvmlDeviceGetFieldValues(
             unit.handle, [(field, scope) for _, field, scope in board.health_fields]
         )
-        seen, kept = self._sort_answers(board, answers)
+        seen, kept = self._sort_values(board, field_values)
         links = next((name for name in _LINKS if seen.get(name)), None)
         board.health_fields = [
             field_key for field_key in kept if links is None or field_key[0] == links or field_key[0] not in _LINKS
         ]
         return dict(_health(seen, links))
 
-    def _sort_answers(self, board: NvmlBoard, answers: Any) -> tuple[dict[str, list[int]], list[tuple[str, int, int]]]:
-        """The values by name, without names of which one failed, and the fields to read next time."""
+    def _sort_values(
+        self, board: NvmlBoard, field_values: Any
+    ) -> tuple[dict[str, list[int]], list[tuple[str, int, int]]]:
+        """Return the values by name, without names of which any failed, and the fields to read next time."""
         seen: dict[str, list[int]] = {}
         kept, failed = [], {}
-        for field_key, answer in zip(board.health_fields or (), answers, strict=True):
-            code = answer.nvmlReturn
+        for field_key, field_value in zip(board.health_fields or (), field_values, strict=True):
+            code = field_value.nvmlReturn
             if code in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_INVALID_ARGUMENT):
-                continue  # a driver that does not know a field gives either error
+                continue  # a driver returns either error for an unknown field
             kept.append(field_key)
             if code:
                 failed[field_key[0]] = code
             else:
-                seen.setdefault(field_key[0], []).append(value_of(answer))
+                seen.setdefault(field_key[0], []).append(value_of(field_value))
         for name, code in failed.items():
             seen.pop(name, None)
             self._calls.signal_fault(board.own, name, code)
@@ -258,14 +258,14 @@ class HealthReader:
         try:
             branch = self._nvml.nvmlSystemGetDriverVersion().partition(".")[0]
         except self._nvml.NVMLError:
-            return None  # the same number means something else elsewhere
+            return None  # the meaning of the id depends on the driver branch
         return _SMOOTHING.get(branch, _SMOOTHING_ELSEWHERE)
 
     def _margin(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
         return {"temperature_margin_celsius": float(self._nvml.nvmlDeviceGetMarginTemperature(unit.handle))}
 
     def _to_slowdown(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
-        """As boards before Ada and Hopper report it: a threshold and a temperature."""
+        """Compute the margin from the threshold and the temperature, for boards before Ada and Hopper."""
         nvml, handle = self._nvml, unit.handle
         limit = nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         now = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
@@ -273,7 +273,7 @@ class HealthReader:
 
 
 def _health(seen: dict[str, list[int]], links: str | None) -> Iterator[tuple[str, Any]]:
-    """Turn values into fields of `Health`, without values that are impossible."""
+    """Turn values into fields of `Health`, without impossible values."""
     for name, values in seen.items():
         value = values[0]
         if name in ("row_remap_pending", "row_remap_failed"):

@@ -1,9 +1,8 @@
-"""Keeps the list of boards in step with the driver, and each board's MIG instances with its MIG layout.
+"""Tracks the boards that the driver lists, and the MIG instances of each board.
 
-A board once listed stays, with a condition when it cannot work. Each GPU instance is a device weighted by its
-slices; with the unpartitioned remainder they make exactly one GPU. It refuses to guess: a board whose layout is
-not known is unobserved. An instance that NVML hides from this process counts as not created: run with
-NVIDIA_VISIBLE_DEVICES=all.
+A board that was listed stays, with a condition if it cannot work. Each GPU instance is a device weighted by its slices;
+the weights of instances and unpartitioned remainder add up to exactly one GPU. A board whose layout is unknown is
+unobserved. An instance that NVML hides from this process counts as not created: run with NVIDIA_VISIBLE_DEVICES=all.
 """
 
 import re
@@ -28,13 +27,13 @@ from exporter.sources.nvml.calls import (
 from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
 _CORES = {(8, 0): 64, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128}
-"""CUDA cores of a multiprocessor by compute capability, of the boards that have MIG (CUDA C++ Programming Guide)."""
+"""CUDA cores per multiprocessor by compute capability, for boards with MIG (CUDA C++ Programming Guide)."""
 LAYOUT_INTERVAL = 10 * SECOND
-"""Between two reads of a whole layout: an instance made in the place of another may have its UUID."""
+"""Interval of reads of a whole layout, because a new instance may have the UUID of a former one."""
 _MAX_PROFILE_KINDS = 64
-"""Kinds of profile to try at most; NVML knows 18 today and reports the end of the list."""
+"""Maximum number of profile ids to try; NVML has 18 today and reports the end of the list."""
 _COMPUTE_PART = re.compile(r"^\d+c\.")
-"""What names the compute instance in "1c.3g.40gb"; the rest names its GPU instance."""
+"""The compute instance's part of a name such as "1c.3g.40gb"; the rest is the GPU instance profile."""
 
 
 class MigProfile(NamedTuple):
@@ -46,21 +45,21 @@ class MigProfile(NamedTuple):
     multiprocessors: int
     megabytes: int
     max_instances: int
-    """Instances of it that fit."""
+    """Number of instances that fit on the board."""
     peer_to_peer: bool
-    """Peer-to-peer works, so it has links."""
+    """True if peer-to-peer works, so that it has NVLink."""
 
 
 class MigCapacity(NamedTuple):
-    """What instances are shares of; it does not change while the board is in MIG mode."""
+    """The resources of a board that its instances share; constant while the board is in MIG mode."""
 
     profiles: tuple[MigProfile, ...]
     slices: int
-    """Of compute: 7 on most boards, 4 on an A30."""
+    """Compute slices: 7 on most boards, 4 on an A30."""
     multiprocessors: float
-    """0: not known."""
+    """0: unknown."""
     megabytes: int
-    """0: not known."""
+    """0: unknown."""
 
 
 class MigInstance(NamedTuple):
@@ -76,7 +75,7 @@ class MigInstance(NamedTuple):
 
 
 class MigTracker:
-    """Keeps boards' units in step with their MIG mode and layout."""
+    """Updates the units of boards from their MIG mode and layout."""
 
     def __init__(self, calls: NvmlCalls, gpms: tuple[GpmReader, GpmReader], overrides: Mapping[str, Spec]) -> None:
         self._calls, self._nvml, self._overrides = calls, calls.nvml, overrides
@@ -84,23 +83,23 @@ class MigTracker:
         self._capacities: dict[str, MigCapacity] = {}
 
     def update(self, board: NvmlBoard, now: int) -> bool:
-        """Bring the board's units up to date, with two calls an instance; False: its mode or layout is not known.
+        """Update the board's units, with two calls per instance; return False if its mode or layout is unknown.
 
-        Raises NVMLError when the board is lost or its handle stale.
+        Raises NVMLError if the board is lost or its handle stale.
         """
         fields = self._calls.call(board.own, MIG)
-        default = board.mig if board.own.calls[MIG] else False  # failed: as it was; declined: no MIG
+        default = board.mig if board.own.calls[MIG] else False  # failed: unchanged; unsupported: no MIG
         mode = bool(fields[MIG]) if MIG in fields else default
         if mode is None:
             return False
         if board.mig is None and not mode:
-            board.mig = False  # as it was set up
+            board.mig = False  # its probes are already those without MIG
         elif mode != board.mig:
             self._switch(board, on=mode)
         return not mode or self._update_instances(board, now)
 
     def _switch(self, board: NvmlBoard, *, on: bool) -> None:
-        """Start afresh in the other mode, without instances."""
+        """Switch to the other mode, with new baselines and without instances."""
         for unit in board.units():
             free_samples(self._nvml, unit)
         board.mig, board.layout, board.instances = on, None, {}
@@ -120,9 +119,7 @@ class MigTracker:
         except self._nvml.NVMLError as error:
             if self._calls.is_lost(board.own, error):
                 raise
-            message = (
-                f"is in MIG mode and does not say how it is cut up: {error} (error {error.value}): it is unobserved"
-            )
+            message = f"is in MIG mode and its layout is not known: {error} (error {error.value}): it is unobserved"
             self._calls.device_fault(board.own, "mig_layout", message)
             return False
         for unit in board.instances.values():
@@ -131,7 +128,7 @@ class MigTracker:
         return True
 
     def _list_devices(self, board: NvmlBoard) -> list[tuple[str, Any]]:
-        """UUID and handle of each MIG device, read each time: a handle may have become that of another device."""
+        """Return UUID and handle of each MIG device; read each time, as a handle may come to mean another device."""
         nvml, found = self._nvml, []
         if board.layout is None:
             board.max_devices = nvml.nvmlDeviceGetMaxMigDeviceCount(board.own.handle)
@@ -167,8 +164,8 @@ class MigTracker:
             if unit not in units.values():
                 free_samples(self._nvml, unit)
         board.instances = units
-        board.own.read_at = None  # what is unpartitioned now may have been an instance's until just now
-        board.health_fields = None  # a board with instances supports other health fields than one without
+        board.own.read_at = None  # the unpartitioned part may have been an instance until now
+        board.health_fields = None  # a board with instances supports different health fields
 
     def _unit(self, board: NvmlBoard, instance: MigInstance, weight: int) -> NvmlUnit:
         own = board.own.device
@@ -193,39 +190,28 @@ class MigTracker:
     def _instances(
         self, board: NvmlBoard, capacity: MigCapacity, found: list[tuple[str, Any]]
     ) -> Iterator[MigInstance]:
-        """Join the MIG devices, one per compute instance, into GPU instances, to which the counters belong."""
+        """Yield the GPU instances, to which the counters belong; NVML lists MIG devices, one per compute instance."""
         members: dict[int, list[int]] = {}
         for device_index, (_, handle) in enumerate(found):
             members.setdefault(self._nvml.nvmlDeviceGetGpuInstanceId(handle), []).append(device_index)
         for instance_id, device_indices in members.items():
             uuid, handle = found[device_indices[0]]
-            name = uuid if len(device_indices) == 1 else f"{board.own.device.uuid}/{instance_id}"
-            yield self._instance(
-                board, capacity, handle, instance_id=instance_id, uuid=name, device_indices=tuple(device_indices)
+            attributes, name = self._nvml.nvmlDeviceGetAttributes_v2(handle), self._nvml.nvmlDeviceGetName(handle)
+            profile = _COMPUTE_PART.sub("", name.partition(" MIG ")[2])
+            known = _find_profile(capacity, profile, attributes)
+            # The attributes count a compute instance's multiprocessors, which may be fewer than the GPU instance's.
+            entire = attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount
+            multiprocessors = known.multiprocessors if known else attributes.multiprocessorCount if entire else 0
+            yield MigInstance(
+                uuid=uuid if len(device_indices) == 1 else f"{board.own.device.uuid}/{instance_id}",
+                instance_id=instance_id,
+                device_indices=tuple(device_indices),
+                profile=profile,
+                slices=attributes.gpuInstanceSliceCount,
+                spec=self._overrides.get(name)
+                or _instance_spec(board, capacity, multiprocessors, attributes.memorySizeMB),
+                peer_to_peer=known is None or known.peer_to_peer,
             )
-
-    def _instance(
-        self,
-        board: NvmlBoard,
-        capacity: MigCapacity,
-        handle: Any,
-        *,
-        instance_id: int,
-        uuid: str,
-        device_indices: tuple[int, ...],
-    ) -> MigInstance:
-        attributes = self._nvml.nvmlDeviceGetAttributes_v2(handle)
-        name = self._nvml.nvmlDeviceGetName(handle)
-        profile = _COMPUTE_PART.sub("", name.partition(" MIG ")[2])
-        known = _find_profile(capacity, profile, attributes)
-        # The attributes count a compute instance's multiprocessors, which may be fewer than the GPU instance's.
-        entire = attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount
-        multiprocessors = known.multiprocessors if known else attributes.multiprocessorCount if entire else 0
-        spec = self._overrides.get(name) or _instance_spec(board, capacity, multiprocessors, attributes.memorySizeMB)
-        peer_to_peer = known is None or known.peer_to_peer
-        return MigInstance(
-            uuid, instance_id, device_indices, profile, attributes.gpuInstanceSliceCount, spec, peer_to_peer
-        )
 
     def _read_capacity(self, board: NvmlBoard) -> MigCapacity:
         found = tuple(self._profiles(board.own.handle))
@@ -235,7 +221,7 @@ class MigTracker:
         return MigCapacity(found, slices or 1, self._multiprocessors(board.own.handle) or most, megabytes)
 
     def _profiles(self, handle: Any) -> Iterator[MigProfile]:
-        """The board's profiles; kinds are tried until NVML knows no more of them (NVML doc)."""
+        """Yield the board's profiles; ids are tried until NVML reports that there are no more (NVML doc)."""
         for kind in range(_MAX_PROFILE_KINDS):
             try:
                 info = self._info(handle, kind)
@@ -259,7 +245,7 @@ class MigTracker:
             return nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, kind, version=1)  # drivers before 515: no name
 
     def _multiprocessors(self, handle: Any) -> float:
-        """The board's own count, of which an A100's largest profile has 98 of 108; 0: not known."""
+        """Return the board's own count, as an A100's largest profile has 98 of 108; 0: unknown."""
         try:
             capability = tuple(self._nvml.nvmlDeviceGetCudaComputeCapability(handle))
             return float(self._nvml.nvmlDeviceGetNumGpuCores(handle) / _CORES[capability])
@@ -267,11 +253,11 @@ class MigTracker:
             return 0.0
 
     def _stranded(self, board: NvmlBoard, capacity: MigCapacity, instances: int) -> bool:
-        """Whether no profile fits into what is left; False where a call fails: the calls need privileges (NVML doc).
+        """Return whether no profile fits into the remainder; False if a call fails, as they need privileges (NVML doc).
 
         An instance without a compute instance also takes up room, but its slices can be used.
         """
-        nvml, handle, there = self._nvml, board.own.handle, 0
+        nvml, handle, created = self._nvml, board.own.handle, 0
         try:
             for profile in capacity.profiles:
                 if nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile.id):
@@ -279,14 +265,14 @@ class MigTracker:
                 found = c_uint(profile.max_instances)
                 room = (nvml.c_nvmlGpuInstance_t * profile.max_instances)()
                 nvml.nvmlDeviceGetGpuInstances(handle, profile.id, room, byref(found))
-                there += found.value
+                created += found.value
         except nvml.NVMLError:
             return False
-        return bool(capacity.profiles) and there == instances
+        return bool(capacity.profiles) and created == instances
 
 
 def _find_profile(capacity: MigCapacity, name: str, attributes: Any) -> MigProfile | None:
-    """Find the instance's profile, by name where drivers name it, else by its size."""
+    """Find the instance's profile by name if the driver reports names, else by size."""
     size = (attributes.gpuInstanceSliceCount, attributes.memorySizeMB)
     named = (each for each in capacity.profiles if name and each.name == name)
     sized = (each for each in capacity.profiles if (each.slices, each.megabytes) == size)
@@ -294,7 +280,7 @@ def _find_profile(capacity: MigCapacity, name: str, attributes: Any) -> MigProfi
 
 
 def _instance_spec(board: NvmlBoard, capacity: MigCapacity, multiprocessors: int, megabytes: int) -> Spec | None:
-    """Scale the board's spec, by multiprocessors and memory; None where a share is not known."""
+    """Scale the board's spec by multiprocessors and memory; None if a share is unknown."""
     if board.spec is None or not (multiprocessors and capacity.multiprocessors and megabytes and capacity.megabytes):
         return None
     compute, memory = multiprocessors / capacity.multiprocessors, megabytes / capacity.megabytes
@@ -302,33 +288,36 @@ def _instance_spec(board: NvmlBoard, capacity: MigCapacity, multiprocessors: int
 
 
 class NvmlInventory:
-    """Adds boards and marks those that are lost; `boards` is by UUID, in the order in which they were found."""
+    """Adds boards and marks lost ones; `boards` is by UUID, in the order in which they were listed."""
 
     def __init__(self, calls: NvmlCalls, gpm: GpmReader, overrides: Mapping[str, Spec]) -> None:
         self._calls, self._nvml, self._gpm, self._overrides = calls, calls.nvml, gpm, overrides
         self.boards: dict[str, NvmlBoard] = {}
         self._count = -1
         self.changed = False
-        """A board has a new handle: whatever registers handles must register it again."""
+        """True if a board has a new handle, which must be registered for events again."""
         self._hidden = False
-        """Some GPU is not visible to this process."""
+        """True if some GPU is not visible to this process."""
 
     def refresh(self) -> None:
-        """Ask anew for what is not at hand. Raises SourceError when the driver is gone."""
+        """List the boards again if their number changed or handles are missing.
+
+        Raises SourceError if the driver is gone.
+        """
         count = self._read_count()
         incomplete = self._hidden or any(board.own.handle is None for board in self.boards.values())
         if count != self._count or incomplete:
             self._read_list(count)
 
     def set_unavailable(self, board: NvmlBoard, condition: str, reason: str) -> None:
-        """Keep a board that cannot work, with its condition, until it answers again."""
+        """Mark a board that cannot work with its condition, and drop its handle."""
         self.drop_handle(board)
         board.set_condition(condition)
         message = f"is {condition}: {reason}: find its Xid in dmesg, then reset or drain it"
         self._calls.device_fault(board.own, f"gpu_{condition}", message)
 
     def drop_handle(self, board: NvmlBoard) -> None:
-        """Give up a handle that is no longer good, and all that was measured with it."""
+        """Drop a handle that can no longer be used, and the baselines measured with it."""
         board.own.handle = None
         board.reset()
 
@@ -361,13 +350,13 @@ class NvmlInventory:
         self._set_handle(board, handle, before.get(uuid))
         if board.own.device.index != str(index):
             board.own.device = replace(board.own.device, index=str(index))
-            board.layout = None  # the instances are named after it
+            board.layout = None  # the instances' indices contain the board's
         if board.own.device.condition != "recovery":
             board.set_condition("")
         self.boards.pop(_placeholder_uuid(index), None)
 
     def _set_handle(self, board: NvmlBoard, handle: Any, before: Any) -> None:
-        """Take a handle. Given again after it was dropped, it is good, and INVALID_ARGUMENT is about something else."""
+        """Set the handle. If NVML returns the same one after it was dropped, INVALID_ARGUMENT does not mean stale."""
         own, address = board.own, addressof(handle.contents)
         other = address != own.address
         own.handle, own.address = handle, address
@@ -389,7 +378,7 @@ class NvmlInventory:
         return NvmlBoard(unit, spec=spec, gpm=gpm, links=links or 0)
 
     def _spec(self, handle: Any, model: str) -> Spec | None:
-        """The board's spec; of a vGPU only the operator's: a guest has the PCI id of the whole board."""
+        """Return the board's spec; for a vGPU only an override, because a guest has the PCI id of the whole board."""
         nvml = self._nvml
         if self._optional(nvml.nvmlDeviceGetVirtualizationMode, handle) == nvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
             return self._overrides.get(model)
@@ -397,7 +386,7 @@ class NvmlInventory:
         return find_spec(model, None if pci is None else f"{pci.pciDeviceId:08x}", overrides=self._overrides)
 
     def _optional(self, call: Any, handle: Any) -> Any:
-        """Make an optional call; None: it failed."""
+        """Return the result of an optional call; None if it failed."""
         try:
             return call(handle)
         except self._nvml.NVMLError as error:
@@ -412,7 +401,7 @@ class NvmlInventory:
             return not self._calls.is_declined(error)  # any other error: the first read reports it
 
     def _links(self, handle: Any) -> int | None:
-        """The number of links; 0: NVML reports that none is up; None: not known. INVALID_ARGUMENT ends the list."""
+        """Return the number of links; 0: none is up; None: unknown. INVALID_ARGUMENT marks the end of the list."""
         states: list[int] = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -424,7 +413,7 @@ class NvmlInventory:
         return len(states) if any(states) else 0
 
     def _unreachable(self, index: int, error: Any) -> None:
-        """Record a GPU whose handle failed: one off the bus often gives UNKNOWN here, not GPU_IS_LOST."""
+        """Record a GPU without a handle; one off the bus often has the error UNKNOWN here, not GPU_IS_LOST."""
         self._calls.raise_if_fatal(error, "read the GPUs")
         if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
             message = f"NVML: GPU {index} is not visible to this process (no permission): it is left out"
@@ -432,22 +421,18 @@ class NvmlInventory:
             self._calls.add_fault(Fault("nvml_no_permission", message))
             return
         same = (b for b in self.boards.values() if b.own.handle is None and b.own.device.index == str(index))
-        board = next(same, None) or self._placeholder_board(index)
+        placeholder = NvmlUnit(Device(uuid=_placeholder_uuid(index), index=str(index)), {})
+        board = next(same, None) or NvmlBoard(placeholder, spec=None, gpm=False, links=0)
         self.boards[board.own.device.uuid] = board
         self.set_unavailable(board, self._calls.lost_condition(error) or "lost", str(error))
 
-    def _placeholder_board(self, index: int) -> NvmlBoard:
-        return NvmlBoard(
-            NvmlUnit(Device(uuid=_placeholder_uuid(index), index=str(index)), {}), spec=None, gpm=False, links=0
-        )
-
 
 def require_visible(boards: Mapping[str, NvmlBoard]) -> None:
-    """Raise SourceError when there is no GPU."""
+    """Raise SourceError if there is no GPU."""
     if not boards:
         raise SourceError("NVML: the driver lists no GPU that this process may see: try `nvidia-smi -L`")
 
 
 def _placeholder_uuid(index: int) -> str:
-    """The UUID of a GPU until it has given its own."""
+    """Return the placeholder UUID of a GPU whose own cannot be read."""
     return f"unknown-{index}"

@@ -1,9 +1,9 @@
-"""Reads every GPU through NVML (nvidia-ml-py); also lists processes and describes the driver.
+"""Reads all GPUs through NVML (nvidia-ml-py); also lists processes and describes the driver.
 
-Hopper and later give GPM counters, means over the whole interval. Older boards give `gpu_utilization` from the
-driver's sample buffer and no profiling signal. PCIe throughput is left out there: nvmlDeviceGetPcieThroughput
-blocks 20 ms a call. It refuses to fill in: what NVML did not report is None. In MIG mode an instance's energy is
-the board's, by weight.
+Hopper and later have GPM counters, whose values are means over the interval. Older boards have `gpu_utilization` from
+the driver's sample buffer and no profiling signal; their PCIe throughput is not read, because
+nvmlDeviceGetPcieThroughput blocks 20 ms per call. What NVML did not report is None. In MIG mode an instance's energy is
+its share of the board's, by weight.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,10 +37,10 @@ from exporter.sources.nvml.inventory import MigTracker, NvmlInventory, require_v
 
 
 class NvmlSource:
-    """A TelemetrySource over an initialised NVML, which it shuts down when closed; made by `open_nvml`.
+    """A TelemetrySource over an initialised NVML, which `close` shuts down; created by `open_nvml`.
 
-    `overrides` are the operator's specs by model name. A GPU in trouble stays in the inventory with a condition, and
-    its handle is requested at each read; once it has one, its readings begin again with a new baseline.
+    `overrides` are the operator's specs by model name. A GPU that fails stays in the inventory with a condition, and
+    its handle is requested at each read; once it has one, it is read again with a new baseline.
     """
 
     name = "nvml"
@@ -61,13 +61,13 @@ class NvmlSource:
 
     @property
     def signals(self) -> frozenset[str]:
-        """Fields of `Reading` that some board here can give; settled after the first read."""
+        """Fields of `Reading` that some board of this node can report; final after the first read."""
         units = [unit for board in self._boards.values() for unit in board.units()]
         known = UNPARTITIONED if any(board.mig for board in self._boards.values()) else ()
         return frozenset(field for unit in units for field in unit.signals()).union(known)
 
     def read(self, now: int) -> ReadResult:
-        """Read every GPU, see `TelemetrySource.read`. Raises SourceError when the driver or the source is gone."""
+        """Read all GPUs, see `TelemetrySource.read`. Raises SourceError if the driver is gone or the source closed."""
         if self._closed:
             raise SourceError("NVML: this source was closed: open a new one")
         self._inventory.refresh()
@@ -80,12 +80,12 @@ class NvmlSource:
         return ReadResult(devices, readings, self._calls.take_faults(), health, min(unread_since, default=None))
 
     def resync(self) -> None:
-        """Forget the baselines; see `TelemetrySource.resync`. Calls that boards did not support are made once more."""
+        """Drop the baselines; see `TelemetrySource.resync`. Unsupported calls are tried again."""
         for board in self._boards.values():
             board.reset()
 
     def pause(self) -> None:
-        """Give the GPM samples back; see `TelemetrySource.pause`. Critical errors go on being collected."""
+        """Free the GPM samples; see `TelemetrySource.pause`. Critical errors are still collected."""
         for board in self._boards.values():
             board.reset()
             self._free(board)
@@ -108,7 +108,7 @@ class NvmlSource:
     # -- the readings --
 
     def _read_board(self, board: NvmlBoard, now: int) -> list[Reading]:
-        """Read a board and its instances; none of them where the board is lost halfway."""
+        """Read a board and its instances; return no readings if the board is lost meanwhile."""
         if board.own.handle is None or _too_early(board, now):
             return []
         try:
@@ -120,7 +120,7 @@ class NvmlSource:
                 self._inventory.set_unavailable(board, condition, str(error))
             else:
                 self._inventory.drop_handle(board)
-                message = f"no longer knows its handle: {error}: it was reset, or is being; it is asked for anew"
+                message = f"rejected its handle: {error}: it was reset, or is being reset; a new handle is requested"
                 self._calls.device_fault(board.own, "handle_stale", message)
             return []
 
@@ -132,7 +132,7 @@ class NvmlSource:
         board.read_at = now
         values = self._values(own, now)
         if not values and any(own.calls.values()):
-            self._inventory.drop_handle(board)  # no call gave anything: the handle may be stale
+            self._inventory.drop_handle(board)  # no call returned anything: the handle may be stale
             return
         if not board.mig:
             yield from self._reading(own, now, values)
@@ -161,7 +161,7 @@ class NvmlSource:
 
 
 def _too_early(board: NvmlBoard, now: int) -> bool:
-    """Whether it is too soon to read it again; its next reading then covers this time too."""
+    """Return whether it is too early to read the board again; its next reading then covers this time too."""
     if board.read_at is None:
         return False
     shortest = GPM_INTERVAL if any(unit.calls.get("gpm") for unit in board.units()) else MS
@@ -169,13 +169,13 @@ def _too_early(board: NvmlBoard, now: int) -> bool:
 
 
 def _energy_share(values: FieldValues, unit: NvmlUnit) -> FieldValues:
-    """The unit's share of the board's energy, by weight."""
+    """Return the unit's share of the board's energy, by weight."""
     energy = values.get("energy_joules")
     return {} if energy is None else {"energy_joules": energy * unit.device.weight / PPM}
 
 
 def open_nvml(config: Any) -> NvmlSource:
-    """Initialise NVML on this node. Raises SourceError when the library, the driver or every GPU is missing."""
+    """Initialise NVML on this node. Raises SourceError if the library, the driver or all GPUs are missing."""
     nvml = initialize_nvml()
     try:
         return NvmlSource(nvml, overrides=None if config is None else config.overrides())
@@ -186,9 +186,9 @@ def open_nvml(config: Any) -> NvmlSource:
 
 
 def initialize_nvml(explain: Callable[[Any, Any], SourceError] | None = None) -> Any:
-    """The binding, its library initialised; the caller shuts it down.
+    """Initialise NVML and return the binding; the caller must call nvmlShutdown.
 
-    Raises the SourceError that `explain` makes of the binding and its error; by default it says what to do.
+    Raises the SourceError that `explain` returns for the binding and its error; by default one with what to do.
     """
     import pynvml  # noqa: PLC0415  only a node with a driver needs it
 
@@ -200,7 +200,7 @@ def initialize_nvml(explain: Callable[[Any, Any], SourceError] | None = None) ->
 
 
 def _open_error(nvml: Any, error: Any) -> SourceError:
-    """Turn nvmlInit's code into what to do about it."""
+    """Return the SourceError for nvmlInit's error, with what to do."""
     advice = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 not found: is the NVIDIA driver installed on this"
         " node, and in a container, mounted by the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)?",
@@ -213,23 +213,23 @@ def _open_error(nvml: Any, error: Any) -> SourceError:
 
 
 class _SharedGpu:
-    """What is kept between two calls of a GPU that several processes share."""
+    """State of a GPU that several processes share, kept between two calls."""
 
     def __init__(self, calls: tuple[Samples, ...]) -> None:
         self.cursor, self.calls = SampleCursor(), list(calls)
 
 
 class ProcessList:
-    """Lists processes by UUID of the GPU or MIG device, as sources name them; made by `open_nvml_processes`."""
+    """Lists processes by UUID of the GPU or MIG device; created by `open_nvml_processes`."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml, self._is_declined = nvml, NvmlCalls(nvml).is_declined
         self._shared: dict[str, _SharedGpu] = {}
 
     def __call__(self) -> dict[str, tuple[Process, ...]]:
-        """Processes of every device that answers. Raises SourceError when the driver does not.
+        """Return the processes of all devices that can be read. Raises SourceError if the driver fails.
 
-        Of several on one GPU each has its `sm_active` since the last call (`with_sm_active`); None where that failed.
+        If several share a GPU, each has its `sm_active` since the last call (`with_sm_active`), or None if that failed.
         """
         nvml = self._nvml
         try:
@@ -246,7 +246,7 @@ class ProcessList:
 
     def _of_board(self, index: int) -> Iterator[tuple[str, tuple[Process, ...]]]:
         nvml = self._nvml
-        with suppress(nvml.NVMLError):  # a GPU in trouble shows no processes; the others do
+        with suppress(nvml.NVMLError):  # a GPU that fails has no processes; the others do
             board = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(board)
             if self._in_mig_mode(board):
@@ -256,7 +256,7 @@ class ProcessList:
                 yield uuid, self._with_use(board, uuid, self._processes(board))
 
     def _with_use(self, board: Any, uuid: str, listed: tuple[Process, ...]) -> tuple[Process, ...]:
-        if len(listed) < 2:  # noqa: PLR2004  with one there is nothing to share
+        if len(listed) < 2:  # noqa: PLR2004  one process does not share the GPU
             return listed
         shared = self._shared.setdefault(uuid, _SharedGpu(samples_of(self._nvml)))
         while shared.calls:
@@ -274,10 +274,10 @@ class ProcessList:
         return False
 
     def _of_instances(self, board: Any, uuid: str) -> Iterator[tuple[str, tuple[Process, ...]]]:
-        """By the MIG device's own name, and by that of a GPU instance with several of them."""
+        """Yield the processes by UUID of the MIG device, and by the board's UUID / GPU instance id."""
         nvml, by_instance = self._nvml, dict[str, tuple[Process, ...]]()
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
-            with suppress(nvml.NVMLError):  # an empty place answers NOT_FOUND
+            with suppress(nvml.NVMLError):  # NOT_FOUND for an unused index
                 device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, index)
                 found = self._processes(device)
                 instance = f"{uuid}/{nvml.nvmlDeviceGetGpuInstanceId(device)}"
@@ -290,14 +290,14 @@ class ProcessList:
 
 
 def open_nvml_processes() -> ProcessList:
-    """Initialise NVML for the list alone. Raises SourceError where there is no driver library."""
+    """Initialise NVML only to list processes. Raises SourceError if there is no driver library."""
     return ProcessList(
-        initialize_nvml(lambda _, error: SourceError(f"the driver's process list cannot be had: {error}"))
+        initialize_nvml(lambda _, error: SourceError(f"the driver's process list is not available: {error}"))
     )
 
 
 class BoardDescription(Struct, frozen=True):
-    """One GPU; a field is None where NVML does not report it."""
+    """One GPU; a field is None if NVML does not report it."""
 
     index: int
     name: str = ""
@@ -305,9 +305,9 @@ class BoardDescription(Struct, frozen=True):
     gpm: bool | None = None
     mig: bool | None = None
     persistence_mode: bool | None = None
-    """Persistence mode: the driver stays loaded while the GPU is not used."""
+    """True: the driver stays loaded while the GPU is not used."""
     error: str = ""
-    """Why it has no handle."""
+    """NVML's error if it has no handle; else empty."""
 
 
 class DriverDescription(Struct, frozen=True):
@@ -318,10 +318,10 @@ class DriverDescription(Struct, frozen=True):
 
 
 def describe_nvml() -> DriverDescription:
-    """Open NVML, describe the driver and shut NVML down; raises SourceError as `open_nvml` does."""
+    """Open NVML, describe the driver and shut NVML down. Raises SourceError as `open_nvml` does."""
     nvml = initialize_nvml()
     try:
-        return DriverDescription(_answer_or_none(nvml, nvml.nvmlSystemGetDriverVersion) or "", tuple(_boards(nvml)))
+        return DriverDescription(_result_or_none(nvml, nvml.nvmlSystemGetDriverVersion) or "", tuple(_boards(nvml)))
     except nvml.NVMLError as error:
         raise SourceError(f"NVML: the driver's GPUs cannot be counted: {error}") from error
     finally:
@@ -336,21 +336,21 @@ def _boards(nvml: Any) -> Iterator[BoardDescription]:
         except nvml.NVMLError as error:
             yield BoardDescription(index, error=f"{error}")
             continue
-        mig = _answer_or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
-        persistence = _answer_or_none(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
-        gpm = _answer_or_none(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
+        mig = _result_or_none(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        persistence = _result_or_none(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
+        gpm = _result_or_none(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
         yield BoardDescription(
             index,
-            name=_answer_or_none(nvml, nvml.nvmlDeviceGetName, handle) or "",
-            uuid=_answer_or_none(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
+            name=_result_or_none(nvml, nvml.nvmlDeviceGetName, handle) or "",
+            uuid=_result_or_none(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
             gpm=None if gpm is None else bool(gpm.isSupportedDevice),
             mig=None if mig is None else bool(mig[0]),
             persistence_mode=None if persistence is None else bool(persistence),
         )
 
 
-def _answer_or_none(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of the call; None where it fails."""
+def _result_or_none(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of the call; None if it fails."""
     try:
         return call(*arguments)
     except nvml.NVMLError:
