@@ -1,4 +1,4 @@
-"""Builds a small app that serves only /metrics, /healthz, /readyz and an index page, for the cluster exporter."""
+"""Builds an app that serves only /metrics, /healthz, /readyz and an index page, for the cluster exporter."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -14,9 +14,9 @@ MetricsRenderer = Callable[[bool], bytes]
 
 
 def create_metrics_app(title: str, *, page: MetricsRenderer, problem: Callable[[], str]) -> FastAPI:
-    """Build the app. `page` gives the exposition (True: OpenMetrics, without `# EOF`), `problem` why it is not ready.
+    """Build the app. `page` renders the exposition (True: OpenMetrics, without `# EOF`), one request at a time.
 
-    Both are called on request threads, one request at a time.
+    `problem` returns why the exporter is not ready; empty if it is. Both are called on worker threads.
     """
     app = FastAPI(title=title, version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     process, turn = CollectorRegistry(), Lock()
