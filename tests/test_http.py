@@ -49,11 +49,11 @@ from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.formatting import duration, whole_percent
 from exporter.web.api import GpusOut, HealthOut, JobsOut, accounts_out, gpus_out, jobs_out
 from exporter.web.app import PATHS, create_app
-from exporter.web.page import CONTENT_SECURITY_POLICY, LEAK_COLOURS, SCRIPT, STATE_SYMBOLS, STYLE, PageData, printable
+from exporter.web.page import CONTENT_SECURITY_POLICY, LEAK_COLOURS, SCRIPT, STYLE, PageData, printable
 from exporter.web.page import render_node_page as render_page
 from exporter.web.responses import wants_gzip, wants_openmetrics
 from exporter.web.server import WebListenError, listen, uvicorn_config
-from exporter.web.summary import health_problems
+from exporter.web.summary import STATE_SYMBOLS, health_problems
 from tests import worlds
 
 S = 1_000_000_000

@@ -102,7 +102,7 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Start polling and redrawing."""
         self._canvas.focus()
-        self.set_interval(_REDRAW_SECONDS, self._tick)
+        self.set_interval(_REDRAW_SECONDS, self._draw)
         self._pollers.start()
 
     def on_unmount(self) -> None:
@@ -178,9 +178,6 @@ class TopApp(App[None]):
         self._trends.advance(now)
         labels = host_names(nodes, self._glyphs)
         return TopView(nodes=nodes, now=now, wall=time.time(), trends=self._trends, glyphs=self._glyphs, names=labels)
-
-    def _tick(self) -> None:
-        self._draw()
 
     def _draw(self) -> None:
         width, height = self.size

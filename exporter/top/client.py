@@ -202,8 +202,9 @@ class NodePoller:
     """Holds the latest state of one node; each poll replaces `state` by a new immutable value."""
 
     def __init__(self, target: NodeTarget) -> None:
-        self.state = PolledNode(address=target.address)
         self.target = target
+        self.state = PolledNode(address=target.address)
+        self.wake = threading.Event()
 
     def poll(self, client: NodeClient, job_id: str = "") -> None:
         """Poll once; NodeUnavailableError becomes the `problem` of the state."""
@@ -216,12 +217,7 @@ class NodePoller:
             self.state = replace(before, problem=str(err), since=since)
         else:
             self.state = PolledNode(
-                address=before.address,
-                gpus=gpus,
-                jobs=jobs,
-                accounts=accounts,
-                receipts=receipts,
-                at=time.monotonic(),
+                address=before.address, gpus=gpus, jobs=jobs, accounts=accounts, receipts=receipts, at=time.monotonic()
             )
 
 
@@ -229,57 +225,56 @@ class NodePollers:
     """Polls all nodes, each in its own thread, which calls `changed` after every poll."""
 
     def __init__(self, targets: Sequence[NodeTarget], *, interval: float, changed: Callable[[], None]) -> None:
-        self._node_pollers = [NodePoller(target) for target in targets]
-        self._targets, self._interval, self._changed = targets, interval, changed
+        self._pollers = [NodePoller(target) for target in targets]
+        self._interval, self._changed = interval, changed
         self._stop = threading.Event()
-        self._wake = [threading.Event() for _ in targets]
         self._job = ""
 
     @property
     def states(self) -> tuple[PolledNode, ...]:
         """Latest states in the order of the targets."""
-        return tuple(poller.state for poller in self._node_pollers)
+        return tuple(poller.state for poller in self._pollers)
 
     def request_receipts(self, job_id: str) -> None:
         """Also request this job's records, starting now; empty: of no job."""
         if job_id != self._job:
             self._job = job_id
-            for wake in self._wake if job_id else ():
-                wake.set()
+            if job_id:
+                self._wake_all()
 
     def start(self) -> None:
         """Start the threads; they are daemon threads, because one may wait several seconds for a node."""
-        for poller, target, wake in zip(self._node_pollers, self._targets, self._wake, strict=True):
-            threading.Thread(target=self._run, args=(poller, target, wake), daemon=True).start()
+        for poller in self._pollers:
+            threading.Thread(target=self._run, args=(poller,), daemon=True).start()
 
     def stop(self) -> None:
         """Stop polling."""
         self._stop.set()
-        for wake in self._wake:
-            wake.set()
+        self._wake_all()
 
-    def _run(self, poller: NodePoller, target: NodeTarget, wake: threading.Event) -> None:
-        with NodeClient(target) as client:
+    def _wake_all(self) -> None:
+        for poller in self._pollers:
+            poller.wake.set()
+
+    def _run(self, poller: NodePoller) -> None:
+        with NodeClient(poller.target) as client:
             while not self._stop.is_set():
-                wake.clear()
+                poller.wake.clear()
                 poller.poll(client, self._job)
                 if not self._stop.is_set():
                     self._changed()
-                wake.wait(self._interval)
+                poller.wake.wait(self._interval)
 
 
 def poll_once(targets: Sequence[NodeTarget]) -> tuple[PolledNode, ...]:
     """Poll all nodes once, concurrently."""
     pollers = [NodePoller(target) for target in targets]
 
-    def work(poller: NodePoller, target: NodeTarget) -> None:
-        with NodeClient(target) as client:
+    def work(poller: NodePoller) -> None:
+        with NodeClient(poller.target) as client:
             poller.poll(client)
 
-    threads = [
-        threading.Thread(target=work, args=(poller, target), daemon=True)
-        for poller, target in zip(pollers, targets, strict=True)
-    ]
+    threads = [threading.Thread(target=work, args=(poller,), daemon=True) for poller in pollers]
     for thread in threads:
         thread.start()
     for thread in threads:

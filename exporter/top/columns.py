@@ -29,13 +29,12 @@ from exporter.top.view import (
     truncate_middle,
 )
 from exporter.web.api import GpuOut, JobOut, OwnerOut, ServingOut, TrainingOut, WindowOut
-from exporter.web.summary import LAYER_BY_LEAK, serving_summary, training_summary
+from exporter.web.summary import LAYER_BY_LEAK, STATE_SYMBOLS, serving_summary, training_summary
 
 RowKey = tuple[str, str, str]
 """Identifies a row: "gpu" or "job", the node's address, UUID or job id."""
 ListKind = Literal["gpus", "jobs"]
-STATES_BY_URGENCY = ("unavailable", "hung", "unobserved", "unowned", "zombie", "unallocated", "stalled", "active")
-"""States, the most urgent first."""
+_URGENCY = {state: index for index, state in enumerate(STATE_SYMBOLS)}
 
 
 class ListRow(Struct, frozen=True, kw_only=True):
@@ -144,8 +143,8 @@ def gpus_of_job(job_id: str, polled: PolledNode) -> list[GpuOut]:
 
 
 def urgency(state: str) -> int:
-    """Return the state's position in STATES_BY_URGENCY; an unknown state sorts with active."""
-    return STATES_BY_URGENCY.index(state) if state in STATES_BY_URGENCY else len(STATES_BY_URGENCY) - 1
+    """Return the state's rank, the most urgent 0; an unknown state sorts with active."""
+    return _URGENCY.get(state, _URGENCY["active"])
 
 
 def _none_last(value: float | None) -> tuple[bool, float]:
@@ -155,14 +154,6 @@ def _none_last(value: float | None) -> tuple[bool, float]:
 
 def _lost_seconds(row: ListRow) -> float:
     return lost_share(row.window) * row.window.seconds
-
-
-def _power_watts(row: ListRow) -> float:
-    return row.gpu.power_watts or 0.0 if row.gpu else 0.0
-
-
-def _memory_bytes(row: ListRow) -> float:
-    return row.gpu.memory_used_bytes or 0.0 if row.gpu else 0.0
 
 
 SortOrder = tuple[str, str, Callable[[ListRow], tuple[object, ...]]]
@@ -180,8 +171,8 @@ SORTS: dict[ListKind, tuple[SortOrder, ...]] = {
         ("gpu", "gpu", lambda _: ()),
         _BY_LOSS,
         *_COMMON_ORDERS,
-        ("power", "power", lambda row: (-_power_watts(row),)),
-        ("memory", "memory", lambda row: (-_memory_bytes(row),)),
+        ("power", "power", lambda row: (-((row.gpu and row.gpu.power_watts) or 0.0),)),
+        ("memory", "memory", lambda row: (-((row.gpu and row.gpu.memory_used_bytes) or 0.0),)),
     ),
     "jobs": (_BY_LOSS, *_COMMON_ORDERS),
 }
@@ -272,19 +263,13 @@ def _user_cell(row: ListRow, view: TopView) -> Cell:
     return _text_cell(contact(row.owner) + (f" +{others}" if others > 0 else ""), view)
 
 
-def _power_cell(row: ListRow, _: TopView) -> Cell:
-    watts = row.gpu.power_watts if row.gpu and row.live else None
-    return Cell("" if watts is None else f"{watts:.0f}")
+def _live_cell(text: Callable[[GpuOut], str]) -> Callable[[ListRow, TopView], Cell]:
+    """Return a column's `cell` for a value that is only shown while the row is live."""
+    return lambda row, _: Cell(text(row.gpu) if row.gpu and row.live else "")
 
 
-def _memory_cell(row: ListRow, _: TopView) -> Cell:
-    gpu = row.gpu
-    return Cell(gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes) if gpu and row.live else "")
-
-
-def _temperature_cell(row: ListRow, _: TopView) -> Cell:
-    celsius = row.gpu.temperature_celsius if row.gpu and row.live else None
-    return Cell("" if celsius is None else f"{celsius:.0f}")
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def _model_cell(row: ListRow, view: TopView) -> Cell:
@@ -395,13 +380,17 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
             name="name", heading="NAME", rank=13, min_width=6, max_width=24,
             cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
-        ListColumn(name="power", heading="W", rank=8, min_width=3, max_width=4, cell=_power_cell, align_right=True),
         ListColumn(
-            name="memory", heading="GiB", rank=11, min_width=5, max_width=7, cell=_memory_cell, align_right=True,
+            name="power", heading="W", rank=8, min_width=3, max_width=4,
+            cell=_live_cell(lambda gpu: _rounded(gpu.power_watts)), align_right=True,
         ),
         ListColumn(
-            name="celsius", heading="°C", rank=14, min_width=3, max_width=3, cell=_temperature_cell,
-            align_right=True,
+            name="memory", heading="GiB", rank=11, min_width=5, max_width=7,
+            cell=_live_cell(lambda gpu: gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes)), align_right=True,
+        ),
+        ListColumn(
+            name="celsius", heading="°C", rank=14, min_width=3, max_width=3,
+            cell=_live_cell(lambda gpu: _rounded(gpu.temperature_celsius)), align_right=True,
         ),
         ListColumn(
             name="reason", heading="REASON", rank=15, min_width=8, max_width=24,

@@ -1,4 +1,7 @@
-"""Renders the header of each node, and the details of one row as a summary or as a page."""
+"""Renders the header of each node, and the details of one row as a summary or as a page.
+
+Lines may be wider than the terminal: `screen` truncates them.
+"""
 
 from textwrap import wrap
 
@@ -32,12 +35,11 @@ from exporter.top.view import (
     pad,
     percent,
     styled_line,
-    truncate_line,
+    truncate,
 )
 from exporter.web.api import GpuOut, GpusOut, HealthOut, JobOut, OwnerOut, WindowOut
 from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
-_BAR_ORDER = ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
 _NODE_BAR_WIDTH = 24
 _WAITING = "waiting for the first response ..."
 
@@ -55,40 +57,24 @@ def header_lines(view: TopView, window: str, width: int, *, height: int) -> list
 
 
 def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledLine]:
-    glyphs, problem = view.glyphs, node.problem_text(view.now)
+    glyphs, problem = view.glyphs, view.glyphs.printable(node.problem_text(view.now))
+    left: list[StyledText | str] = [(f" {view.names[0]}", "strong")]
     if node.gpus is None:
-        return [
-            justify_line([(f" {view.names[0]}", "strong")], [(time_of_day(view.wall) + " ", "soft")], width, glyphs),
-            truncate_line(
-                styled_line(
-                    (f" {glyphs.printable(problem) or _WAITING}", "bad" if problem else "soft")
-                ),
-                width, glyphs,
-            ),
-        ]  # fmt: skip
+        clock = (time_of_day(view.wall) + " ", "soft")
+        waiting = styled_line((f" {problem or _WAITING}", "bad" if problem else "soft"))
+        return [justify_line(left, [clock], width, glyphs), waiting]
     usage: WindowOut = getattr(node.gpus.node, window)
-    left: list[StyledText | str] = [(f" {view.names[0]}", "strong"), f"  {_describe_gpus(node.gpus, glyphs)}"]
-    first = justify_line(left, _status_segments(node, view), width, glyphs)
-    equation = truncate_line(
-        styled_line((" ", ""), *_product_segments(usage, glyphs), *_utilization_segments(usage)), width, glyphs
-    )
-    bar_line = styled_line(" ", *usage_bar(usage, width - 2, glyphs))
-    losses = truncate_line(styled_line(" ", *_loss_segments(node, window, glyphs)), width, glyphs)
-    if problem:
-        return [
-            first,
-            truncate_line(styled_line((f" {glyphs.printable(problem)}", "bad")), width, glyphs),
-            equation,
-            bar_line,
-            losses,
-        ]
     last_error = node.gpus.node.last_error
-    more = (
-        [truncate_line(styled_line((f" last error: {glyphs.printable(last_error)}", "bad")), width, glyphs)]
-        if last_error
-        else []
-    )
-    return [first, equation, bar_line, losses, *more]
+    lines = [
+        justify_line([*left, f"  {_describe_gpus(node.gpus, glyphs)}"], _status_segments(node, view), width, glyphs),
+        *([styled_line((f" {problem}", "bad"))] if problem else []),
+        styled_line((" ", ""), *_product_segments(usage, glyphs), *_utilization_segments(usage)),
+        styled_line(" ", *usage_bar(usage, width - 2, glyphs)),
+        styled_line(" ", *_loss_segments(node, window, glyphs)),
+    ]
+    if last_error and not problem:
+        lines.append(styled_line((f" last error: {glyphs.printable(last_error)}", "bad")))
+    return lines
 
 
 def _status_segments(node: PolledNode, view: TopView) -> list[StyledText | str]:
@@ -148,7 +134,7 @@ def _loss_of_money(node: PolledNode, window: str) -> str:
 
 def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:
     """Draw a stacked bar of the window's time, useful work first, exactly `width` columns wide."""
-    sums = dict.fromkeys(_BAR_ORDER, 0.0)
+    sums = dict.fromkeys(glyphs.fills, 0.0)
     for name, seconds in usage.leaks.items():
         sums[LAYER_BY_LEAK.get(name, "unresolved")] += seconds
     whole = sum(sums.values())
@@ -184,10 +170,10 @@ def _all_nodes_lines(view: TopView, window: str, width: int, height: int) -> lis
 def _node_line(node: PolledNode, view: TopView, index: int, *, window: str, width: int, named: int) -> StyledLine:
     """Build the line of one node."""
     glyphs = view.glyphs
-    name = pad(truncate_line(styled_line(view.names[index]), named, glyphs).text, named)
+    name = pad(truncate(view.names[index], named, glyphs), named)
     if node.problem or node.gpus is None:
         problem = glyphs.printable(node.problem_text(view.now)) or _WAITING
-        return truncate_line(styled_line(f" {name}  ", (problem, "bad" if node.problem else "soft")), width, glyphs)
+        return styled_line(f" {name}  ", (problem, "bad" if node.problem else "soft"))
     usage: WindowOut = getattr(node.gpus.node, window)
     times = f" {glyphs.times} "
     figures = times.join(f"{percent(usage, layer):>5}" for layer in ("gau", "ectr", "emfu"))
@@ -195,11 +181,7 @@ def _node_line(node: PolledNode, view: TopView, index: int, *, window: str, widt
     room = width - named - len(figures) - len(simulated[0]) - 15
     segments = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to be legible
     equation: list[StyledText] = [(f"{figures} = ", ""), (f"{percent(usage, 'product'):>5}  ", "strong")]
-    return truncate_line(
-        styled_line(f" {name}  ", *equation, simulated, *segments, "  ", *_loss_segments(node, window, glyphs)),
-        width,
-        glyphs,
-    )
+    return styled_line(f" {name}  ", *equation, simulated, *segments, "  ", *_loss_segments(node, window, glyphs))
 
 
 _INDENT = 2
@@ -213,20 +195,22 @@ _LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 
 def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """Summarize the row: title, bar, and a line per leak."""
-    lines = [_row_title(row, view), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)]
-    lines += leak_lines(row.window, view.glyphs, width, full=False)
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    bar = _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)
+    return [_row_title(row, view), bar, *leak_lines(row.window, view.glyphs, width, full=False)]
 
 
 def row_page(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """Render all details of the row."""
-    lines = [_row_title(row, view), styled_line()]
-    for name, label in WINDOWS.items():
-        lines.append(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs))
-    lines += [styled_line(), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs), styled_line()]
-    lines += leak_lines(row.window, view.glyphs, width, full=True)
-    lines += _gpu_lines(row, view, width) if row.gpu else _job_lines(row, view, width)
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    return [
+        _row_title(row, view),
+        styled_line(),
+        *(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs) for name, label in WINDOWS.items()),
+        styled_line(),
+        _labelled_bar(row.window, WINDOWS[window], width, view.glyphs),
+        styled_line(),
+        *leak_lines(row.window, view.glyphs, width, full=True),
+        *(_gpu_lines(row.gpu, row, view, width=width) if row.gpu else _job_lines(row, view, width)),
+    ]
 
 
 def _row_title(row: ListRow, view: TopView) -> StyledLine:
@@ -301,10 +285,7 @@ def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> l
     return lines
 
 
-def _gpu_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
-    gpu = row.gpu
-    if gpu is None:
-        return []
+def _gpu_lines(gpu: GpuOut, row: ListRow, view: TopView, *, width: int) -> list[StyledLine]:
     facts = [
         ("model", f"MIG {gpu.profile} of {gpu.model}" if gpu.parent else gpu.model),
         ("UUID", gpu.uuid),

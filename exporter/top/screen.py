@@ -20,7 +20,6 @@ from exporter.top.view import (
     TopView,
     justify_line,
     styled_line,
-    truncate,
     truncate_line,
 )
 
@@ -201,15 +200,17 @@ def render_screen(state: ViewState, view: TopView, *, width: int, height: int) -
     keys = [row.key for row in rows]
     selected = state.chosen if state.chosen in keys else keys[0] if keys else None
     if width < MIN_WIDTH or height < MIN_HEIGHT:
-        small = truncate(f"too small: {width}x{height}", width, view.glyphs)
-        return RenderedScreen(_fill([styled_line(small)], height), ScreenContext(rows=keys, page=1), selected)
+        small = styled_line(f"too small: {width}x{height}")
+        return RenderedScreen(_fit([small], view, width, height=height), ScreenContext(rows=keys, page=1), selected)
     if state.help or state.opened:
         return _overlay_screen(state, view, keys, width=width, height=height)
     return _list_screen(state, view, rows, selected=selected, width=width, height=height)
 
 
-def _fill(lines: Sequence[StyledLine], height: int) -> list[StyledLine]:
-    return [*lines[:height], *[styled_line()] * (height - len(lines))]
+def _fit(lines: Sequence[StyledLine], view: TopView, width: int, *, height: int) -> list[StyledLine]:
+    """Truncate all lines to `width`, and fill up to `height` lines."""
+    shown = [truncate_line(line, width, view.glyphs) for line in lines[:height]]
+    return shown + [styled_line()] * (height - len(shown))
 
 
 def _list_screen(
@@ -225,7 +226,7 @@ def _list_screen(
     body = [_tab_line(state, view, rows, first=first, shown=shown, width=width)]
     body += _table_lines(state.kind, state, view, rows, at=at, first=first, shown=shown, width=width)
     below = _lines_below(state, view, rows[at] if rows else None, width=width, room=room - shown)
-    lines = _fill([*top, *body, *below], height - 1)
+    lines = _fit([*top, *body, *below], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
     return RenderedScreen([*lines, _key_line(state, width)], context, selected)
 
@@ -246,7 +247,7 @@ def _table_lines(
         lines.append(styled_line(("  " + _empty_text(state, view), "soft")))
     for index, row in enumerate(rows[first : first + shown], first):
         lines.append(columns.row_line(row, layout, view, top=scale, is_selected=index == at))
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    return lines
 
 
 def _empty_text(state: ViewState, view: TopView) -> str:
@@ -289,7 +290,7 @@ def _lines_below(state: ViewState, view: TopView, row: ListRow | None, *, width:
         loss_lines = detail.leak_lines(getattr(view.nodes[0].node, state.window), view.glyphs, width, full=False)
         if loss_lines and room - len(lines) >= len(loss_lines) + 2:
             lines += [styled_line(), styled_line(("  where the node's time went", "soft")), *loss_lines]
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    return lines
 
 
 def _job_table(state: ViewState, view: TopView, *, width: int, room: int) -> list[StyledLine]:
@@ -314,7 +315,7 @@ def _job_of(key: RowKey, view: TopView) -> RowKey | None:
 
 def _overlay_screen(state: ViewState, view: TopView, keys: list[RowKey], *, width: int, height: int) -> RenderedScreen:
     """Render the help or the page of one row instead of the list."""
-    body = _help_lines(view, width) if state.help else _row_page(state, view, width)
+    body = _help_lines(view) if state.help else _row_page(state, view, width)
     room = height - 2
     first = min(state.first, max(0, len(body) - room))
     more = f"lines {first + 1}-{min(len(body), first + room)} of {len(body)}  " if len(body) > room else ""
@@ -322,7 +323,7 @@ def _overlay_screen(state: ViewState, view: TopView, keys: list[RowKey], *, widt
     index = next((index for index, node in enumerate(view.nodes) if node.address == address), 0)
     about = "help" if state.help else view.names[index]
     top = page_title(view.nodes[index], about, f"{'PAUSED  ' if state.held else ''}{more}", view, width=width)
-    lines = _fill([top, *body[first : first + room]], height - 1)
+    lines = _fit([top, *body[first : first + room]], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=room, lines=len(body))
     return RenderedScreen([*lines, _key_line(state, width)], context, state.chosen)
 
@@ -338,19 +339,18 @@ def _row_page(state: ViewState, view: TopView, width: int) -> list[StyledLine]:
     return [styled_line(), *detail.row_page(row, view, state.window, width)]
 
 
-def _help_lines(view: TopView, width: int) -> list[StyledLine]:
+def _help_lines(view: TopView) -> list[StyledLine]:
     written = max(len(name) for _, _, name, _, _ in KEYS)
     lines = [styled_line()]
     lines += [styled_line((f"  {name:<{written}}  ", "strong"), about) for _, _, name, _, about in KEYS]
     lines += [styled_line(), *(styled_line("  " + text) for text in _HELP_TEXT)]
     symbols = "   ".join(f"{symbol} {state}" for state, symbol in view.glyphs.states.items())
     fills = "   ".join(f"{3 * fill} {name}" for name, fill in view.glyphs.fills.items())
-    lines += [styled_line(), styled_line(f"  {symbols}"), styled_line(f"  {fills}")]
-    lines += [
-        styled_line(),
-        styled_line((f"  running for {short_duration(max(0.0, view.now - view.trends.start))}", "soft")),
-    ]
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    running = f"  running for {short_duration(max(0.0, view.now - view.trends.start))}"
+    return [
+        *lines, styled_line(), styled_line(f"  {symbols}"), styled_line(f"  {fills}"), styled_line(),
+        styled_line((running, "soft")),
+    ]  # fmt: skip
 
 
 _HELP_TEXT = (

@@ -12,12 +12,10 @@ from unicodedata import category, east_asian_width, normalize
 from msgspec import Struct
 
 from exporter.core.leaks import LEAKS
-from exporter.formatting import share, short_duration
+from exporter.formatting import NO_VALUE, share, short_duration
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, NodeOut, OwnerOut, ReceiptsOut, WindowOut
-from exporter.web.summary import Missing, ratio_or_missing
+from exporter.web.summary import STATE_SYMBOLS, Missing, ratio_or_missing
 
-NO_VALUE = "-"
-"""Shown for a ratio with nothing to divide by."""
 UNSEEN = "?"
 """Shown for a value that was not observed or that the board cannot report."""
 WINDOWS = {"last_5_minutes": "5 min", "last_hour": "1 h"}
@@ -89,44 +87,27 @@ def _printable_char(char: str) -> str:
     return "?" if not char.isprintable() or category(char)[0] == "M" else char
 
 
-UNICODE = Glyphs(
-    ascii=False,
-    states={
-        "unavailable": "✕", "hung": "■", "unobserved": "?", "unowned": "▲", "zombie": "◌", "unallocated": "○",
-        "stalled": "◐", "active": "●",
-    },
-    suspect="!",
-    unknown_state="·",
-    fills={"useful": "█", "emfu": "▓", "ectr": "▒", "gau": "░", "unresolved": "~", "unobserved": "?"},
-    levels="▁▂▃▄▅▆▇█",
-    gap="·",
-    times="\N{MULTIPLICATION SIGN}",
-    ellipsis="…",
-    dot="·",
-    down="▾",
-    up="▴",
-    cursor="▸",
-    rule="─",
-)  # fmt: skip
-ASCII = Glyphs(
-    ascii=True,
-    states={
-        "unavailable": "X", "hung": "#", "unobserved": "?", "unowned": "^", "zombie": "z", "unallocated": "o",
-        "stalled": "-", "active": "*",
-    },
-    suspect="!",
-    unknown_state=".",
-    fills={"useful": "#", "emfu": "+", "ectr": "-", "gau": ".", "unresolved": "~", "unobserved": "?"},
-    levels="_.:-=+*#",
-    gap=" ",
-    times="x",
-    ellipsis="~",
-    dot="-",
-    down="v",
-    up="^",
-    cursor=">",
-    rule="-",
-)  # fmt: skip
+_FILLS = {"useful": "█#", "emfu": "▓+", "ectr": "▒-", "gau": "░.", "unresolved": "~~", "unobserved": "??"}
+"""Fill characters by layer in the order of a bar's segments: Unicode, ASCII."""
+_CHARACTERS = {
+    "suspect": "!!", "unknown_state": "·.", "gap": "· ", "times": "\N{MULTIPLICATION SIGN}x", "ellipsis": "…~",
+    "dot": "·-", "down": "▾v", "up": "▴^", "cursor": "▸>", "rule": "─-",
+}  # fmt: skip
+"""Other characters by field of Glyphs: Unicode, ASCII."""
+
+
+def _glyphs(column: int, *, states: Iterable[str], levels: str) -> Glyphs:
+    return Glyphs(
+        ascii=column == 1,
+        states=dict(zip(STATE_SYMBOLS, states, strict=True)),
+        fills={layer: pair[column] for layer, pair in _FILLS.items()},
+        levels=levels,
+        **{name: pair[column] for name, pair in _CHARACTERS.items()},
+    )
+
+
+UNICODE = _glyphs(0, states=STATE_SYMBOLS.values(), levels="▁▂▃▄▅▆▇█")
+ASCII = _glyphs(1, states="X#?^zo-*", levels="_.:-=+*#")
 
 
 def cell_width(text: str) -> int:

@@ -38,6 +38,7 @@ from exporter.web.history_api import (
 )
 from exporter.web.summary import (
     LAYER_BY_LEAK,
+    STATE_SYMBOLS,
     Missing,
     health_problems,
     ratio_or_missing,
@@ -73,17 +74,6 @@ _BAND_COLOURS = (
     ("unobserved", "url(#unobserved)"),
 )
 """Name and fill of the bands of a timeline, in the order of `UsageInterval.bands`."""
-STATE_SYMBOLS = {
-    "unavailable": "✕",
-    "hung": "■",
-    "unobserved": "?",
-    "unowned": "▲",
-    "zombie": "◌",
-    "unallocated": "○",
-    "stalled": "◐",
-    "active": "●",
-}
-"""Symbol beside each state's name, so that colour is not needed; the worst state first."""
 _LAYER_FACTORS = {"gau": "allocated", "ectr": "computing", "emfu": "useful"}
 """Factor of the page's equation that a loss of each layer lowers."""
 _SUBTOTALS = {"unobserved": "seen", "gau": "allocated and working", "ectr": "computing"}

@@ -1,4 +1,4 @@
-"""Summarizes API values as text for the page and the terminal: missing ratios, health, workload."""
+"""Summarizes API values as text for the page and the terminal: states, missing ratios, health, workload."""
 
 from enum import Enum
 
@@ -6,6 +6,11 @@ from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.formatting import latency, whole_percent
 from exporter.web.api import HealthOut, ServingOut, TrainingOut, WindowOut
 
+STATE_SYMBOLS = {
+    "unavailable": "✕", "hung": "■", "unobserved": "?", "unowned": "▲", "zombie": "◌", "unallocated": "○",
+    "stalled": "◐", "active": "●",
+}  # fmt: skip
+"""Symbol beside each state's name, so that colour is not needed; the most urgent state first."""
 LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 _RECOVERY_ACTIONS = {1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU"}
 """NVML's recovery actions."""
