@@ -197,13 +197,6 @@ BAD_STATES = frozenset({"unavailable", "hung"})
 _STATE_STYLES = {"unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr", "unobserved": "soft"}
 
 
-class Cell(Struct, frozen=True):
-    """Text and style of a row in a column."""
-
-    text: str
-    style: str = ""
-
-
 class ListColumn(Struct, frozen=True, kw_only=True):
     """One column. Columns with a high `rank` are left out first; columns of the same rank together."""
 
@@ -214,7 +207,7 @@ class ListColumn(Struct, frozen=True, kw_only=True):
     """Terminal columns below which it is left out."""
     max_width: int
     """Maximum width; it gets no more than its texts need."""
-    cell: Callable[[ListRow, TopView], Cell]
+    cell: Callable[[ListRow, TopView], StyledText]
     align_right: bool = False
     cut_middle: bool = False
     """Truncate in the middle, because the texts differ at their ends."""
@@ -222,16 +215,16 @@ class ListColumn(Struct, frozen=True, kw_only=True):
     """A sparkline, drawn at the width that the column gets."""
 
 
-def state_cell(row: ListRow, view: TopView) -> Cell:
+def state_cell(row: ListRow, view: TopView) -> StyledText:
     """Return symbol and name of the state; "was" before the name if the values are old."""
     glyphs = view.glyphs
     if row.suspect and row.live:
-        return Cell(f"{glyphs.suspect} hung?{_state_count(row)}", "bad")
+        return f"{glyphs.suspect} hung?{_state_count(row)}", "bad"
     state, style = row.state, "bad" if row.state in BAD_STATES else _STATE_STYLES.get(row.state, "")
     if not row.live:
-        return Cell(f"{glyphs.states['unobserved']} was {glyphs.printable(state)}", "soft")
+        return f"{glyphs.states['unobserved']} was {glyphs.printable(state)}", "soft"
     symbol = " " if state == "ended" else glyphs.states.get(state, glyphs.unknown_state)
-    return Cell(f"{symbol} {glyphs.printable(state)}{_state_count(row)}", "soft" if state == "ended" else style)
+    return f"{symbol} {glyphs.printable(state)}{_state_count(row)}", "soft" if state == "ended" else style
 
 
 def _state_count(row: ListRow) -> str:
@@ -240,55 +233,55 @@ def _state_count(row: ListRow) -> str:
     return f" {alike}/{count}" if count > 1 and alike < count and not row.suspect else ""
 
 
-def _ratio_cell(row: ListRow, name: str, style: str = "") -> Cell:
-    return Cell(ratio(row.window, name), style if row.live else "soft")
+def _ratio_cell(row: ListRow, name: str, style: str = "") -> StyledText:
+    return ratio(row.window, name), style if row.live else "soft"
 
 
-def _leak_cell(row: ListRow, view: TopView, index: int) -> Cell:
+def _leak_cell(row: ListRow, view: TopView, index: int) -> StyledText:
     parts = loss_shares(row.window)
     if len(parts) <= index:
-        return Cell("")
+        return "", ""
     name, part = parts[index]
     layer = LAYER_BY_LEAK.get(name, "")
     style = layer if layer in ("gau", "ectr", "emfu") else "soft"
-    return Cell(f"{share(part):>3} {view.glyphs.printable(readable_name(name))}", style if row.live else "soft")
+    return f"{share(part):>3} {view.glyphs.printable(readable_name(name))}", style if row.live else "soft"
 
 
-def _text_cell(text: str, view: TopView, style: str = "") -> Cell:
-    return Cell(view.glyphs.printable(text), style)
+def _text_cell(text: str, view: TopView, style: str = "") -> StyledText:
+    return view.glyphs.printable(text), style
 
 
-def _user_cell(row: ListRow, view: TopView) -> Cell:
+def _user_cell(row: ListRow, view: TopView) -> StyledText:
     others = len({owner.job_id for owner in row.owners}) - 1
     return _text_cell(contact(row.owner) + (f" +{others}" if others > 0 else ""), view)
 
 
-def _live_cell(text: Callable[[GpuOut], str]) -> Callable[[ListRow, TopView], Cell]:
+def _live_cell(text: Callable[[GpuOut], str]) -> Callable[[ListRow, TopView], StyledText]:
     """Return a column's `cell` for a value that is only shown while the row is live."""
-    return lambda row, _: Cell(text(row.gpu) if row.gpu and row.live else "")
+    return lambda row, _: (text(row.gpu) if row.gpu and row.live else "", "")
 
 
 def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def _model_cell(row: ListRow, view: TopView) -> Cell:
+def _model_cell(row: ListRow, view: TopView) -> StyledText:
     if row.gpu is None:
-        return Cell("")
+        return "", ""
     profile, model = row.gpu.profile, row.gpu.model.removeprefix("NVIDIA ")
     return _text_cell(f"MIG {profile}" if profile else model, view)
 
 
-def _index_cell(row: ListRow, view: TopView) -> Cell:
+def _index_cell(row: ListRow, view: TopView) -> StyledText:
     gpu = row.gpu
     return _text_cell((gpu.index or gpu.uuid) if gpu else "", view)
 
 
-def _energy_cell(row: ListRow, _: TopView) -> Cell:
-    return Cell(f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "")
+def _energy_cell(row: ListRow, _: TopView) -> StyledText:
+    return f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "", ""
 
 
-def _workload_cell(row: ListRow, view: TopView) -> Cell:
+def _workload_cell(row: ListRow, view: TopView) -> StyledText:
     """Return the most important values that the job's workload reports."""
     job = row.job
     facts = [*training_facts(job.training)[:4], *serving_facts(job.serving)[:5]] if job else []
@@ -328,7 +321,7 @@ def serving_facts(serving: ServingOut | None) -> list[str]:
 
 _NODE = ListColumn(
     name="node", heading="NODE", rank=2, min_width=8, max_width=24,
-    cell=lambda r, _: Cell(r.node, "" if r.live else "soft"), cut_middle=True,
+    cell=lambda r, _: (r.node, "" if r.live else "soft"), cut_middle=True,
 )  # fmt: skip
 
 
@@ -345,11 +338,11 @@ _LAYERS = (
     _ratio_column("emfu", "emfu", "eMFU"),
     _ratio_column("useful", "product", "USEFUL", rank=1, style="strong"),
 )
-_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: Cell(""), trend=True)
+_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: ("", ""), trend=True)
 _SMI = _ratio_column("smi", "driver_utilization", "SMI", rank=9, style="soft")
 _SINCE = ListColumn(
     name="since", heading="SINCE", rank=6, min_width=5, max_width=5,
-    cell=lambda r, _: Cell(short_duration(r.since)), align_right=True,
+    cell=lambda r, _: (short_duration(r.since), ""), align_right=True,
 )  # fmt: skip
 _LEAK = ListColumn(
     name="leak", heading="  % BIGGEST LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
@@ -436,13 +429,11 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
 """Columns of each list, from left to right."""
 
 
-class ColumnLayout(Struct, frozen=True):
-    """A list's columns with their widths."""
-
-    columns: tuple[tuple[ListColumn, int], ...]
+ColumnLayout = list[tuple[ListColumn, int]]
+"""A list's columns with their widths, from left to right."""
 
 
-def choose_columns(columns: Sequence[ListColumn], width: int, needs: dict[str, int]) -> list[tuple[ListColumn, int]]:
+def choose_columns(columns: Sequence[ListColumn], width: int, needs: dict[str, int]) -> ColumnLayout:
     """Choose the columns that fit, with their widths. `needs` is the width of each column's longest text; 0: empty."""
     room, kept = width - MARGIN, list[ListColumn]()
     for rank in sorted({column.rank for column in columns}):
@@ -465,7 +456,7 @@ def _minimum_width(column: ListColumn, needs: dict[str, int]) -> int:
     )
 
 
-def _widen(found: list[tuple[ListColumn, int]], needs: dict[str, int], room: int) -> list[tuple[ListColumn, int]]:
+def _widen(found: ColumnLayout, needs: dict[str, int], room: int) -> ColumnLayout:
     """Distribute the remaining width evenly among truncated columns; the trend gets the rest."""
     widths = {column.name: width for column, width in found}
     narrow = [column for column, _ in found if not column.trend]
@@ -482,13 +473,13 @@ def layout_columns(rows: Sequence[ListRow], kind: ListKind, view: TopView, *, wi
     """Lay out the columns for these rows; columns that are empty in all of them are left out."""
     columns = [column for column in COLUMNS[kind] if view.has_many_nodes or column.name != "node"]
     needs = {column.name: _needed_width(column, rows, view) for column in columns}
-    return ColumnLayout(tuple(choose_columns(columns, width, needs)))
+    return choose_columns(columns, width, needs)
 
 
 def _needed_width(column: ListColumn, rows: Sequence[ListRow], view: TopView) -> int:
     if column.trend:
         return column.max_width
-    widest = max((cell_width(column.cell(row, view).text) for row in rows), default=0)
+    widest = max((cell_width(column.cell(row, view)[0]) for row in rows), default=0)
     return max(widest, cell_width(column.heading)) if widest or column.rank < 2 else 0  # noqa: PLR2004  the always shown
 
 
@@ -499,7 +490,7 @@ def heading_line(
     glyphs = view.glyphs
     sorted_column = "" if sort is None else SORTS[kind][sort][1]
     segments, gap = list[StyledText](), MARGIN
-    for column, width in layout.columns:
+    for column, width in layout:
         name = _trend_heading(view, width, top) if column.trend else glyphs.printable(column.heading)
         arrow = (glyphs.up if reverse else glyphs.down) if column.name == sorted_column else ""
         if column.align_right:
@@ -522,13 +513,13 @@ def _trend_heading(view: TopView, width: int, top: float) -> str:
 def row_line(row: ListRow, layout: ColumnLayout, view: TopView, *, top: float, is_selected: bool = False) -> StyledLine:
     """Build the line of one row."""
     segments: list[StyledText] = [(pad(view.glyphs.cursor if is_selected else "", MARGIN), "strong")]
-    for column, width in layout.columns:
-        cell = _trend_cell(row, view, width, top) if column.trend else column.cell(row, view)
-        text = (truncate_middle if column.cut_middle else truncate)(cell.text, width, view.glyphs)
-        segments.append((pad(text, width, right=column.align_right) + " " * GAP, cell.style))
+    for column, width in layout:
+        text, style = _trend_cell(row, view, width, top) if column.trend else column.cell(row, view)
+        text = (truncate_middle if column.cut_middle else truncate)(text, width, view.glyphs)
+        segments.append((pad(text, width, right=column.align_right) + " " * GAP, style))
     return styled_line(*merge_segments(segments), selected=is_selected)
 
 
-def _trend_cell(row: ListRow, view: TopView, width: int, top: float) -> Cell:
+def _trend_cell(row: ListRow, view: TopView, width: int, top: float) -> StyledText:
     shown = sparkline(view.trends.points(row.key, width), top, view.glyphs)
-    return Cell(pad(shown, width, right=True), "useful" if row.live else "soft")
+    return pad(shown, width, right=True), "useful" if row.live else "soft"

@@ -391,7 +391,7 @@ def render_text(view: TopView, state: ViewState, *, width: int) -> str:
     for kind in kinds:
         rows = filter_and_sort(list_rows(state, view, kind), kind, text=state.text)
         layout = columns.layout_columns(rows, kind, view, width=width)
-        plain = columns.ColumnLayout(tuple((column, width) for column, width in layout.columns if not column.trend))
+        plain = [(column, size) for column, size in layout if not column.trend]
         if rows:
             lines += [StyledLine(), columns.heading_line(plain, kind, view, sort=None, reverse=False, top=1.0)]
             lines += [columns.row_line(row, plain, view, top=1.0) for row in rows]

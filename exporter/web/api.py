@@ -8,13 +8,14 @@ how much of it each GPU was allocated.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
-from exporter.core.model import PPM, SECOND, Device, Health, Owner, State
+from exporter.core.model import PPM, SECOND, Device, Health, State
 from exporter.core.prices import NO_PRICE, Price, Terms
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
@@ -78,6 +79,16 @@ class ServingOut(Struct, frozen=True, kw_only=True):
     """By kind: ttft, itl, queue, e2e."""
 
 
+_READINGS = ("power_watts", "temperature_celsius", "memory_used_bytes", "memory_total_bytes")
+OutT = TypeVar("OutT", bound=Struct)
+
+
+def from_attributes(shape: type[OutT], source: object, **values: Any) -> OutT:
+    """Build a `shape` from `values`, and from attributes of `source` that have the names of its other fields."""
+    names = (name for name in shape.__struct_fields__ if name not in values and hasattr(source, name))
+    return shape(**{name: getattr(source, name) for name in names}, **values)
+
+
 def training_out(job: JobView) -> TrainingOut | None:
     """Convert what the job has reported; None if it has reported nothing."""
     progress = job.progress
@@ -85,30 +96,21 @@ def training_out(job: JobView) -> TrainingOut | None:
         return None
     name, value, _, target = progress.quality or ("", None, None, None)
     finite = progress.loss is not None and abs(progress.loss) < float("inf")
-    return TrainingOut(
-        run=progress.run,
-        step=progress.step,
-        steps=progress.steps,
-        rework_steps=progress.rework_steps,
-        epoch=progress.epoch,
+    return from_attributes(
+        TrainingOut,
+        progress,
         mfu=job.counters.short_ratio("reported", "reportable"),
-        goodput=progress.goodput,
-        tokens=progress.tokens,
         padding_tokens=progress.padding,
-        samples=progress.samples,
         model_flops=progress.flops,
         gpu_seconds=progress.gpu_time / SECOND,
         phase_seconds={phase: spent / SECOND for phase, spent in progress.phases},
-        checkpoints=progress.checkpoints,
-        restarts=progress.restarts,
         recovery_seconds=progress.recovery / SECOND,
-        bubble=progress.bubble,
         loss=progress.loss if finite else None,
         loss_events=dict(progress.events),
         quality=value,
         quality_name=name,
         quality_target=target,
-        target_reached_at=None if progress.target_at is None else progress.target_at / SECOND,
+        target_reached_at=_seconds(progress.target_at),
     )
 
 
@@ -117,19 +119,15 @@ def serving_out(job: JobView) -> ServingOut | None:
     service = job.service
     if service is None:
         return None
-    return ServingOut(
-        engine=service.engine,
-        running=service.running,
-        waiting=service.waiting,
+    return from_attributes(
+        ServingOut,
+        service,
         batch_fill=service.fill,
         kv_cache=service.kv_use,
-        preemptions=service.preemptions,
         tokens=dict(service.tokens),
         draft_acceptance=service.acceptance,
         tokens_per_pass=service.per_pass,
-        latency_seconds={
-            latency.kind: LatencyOut(p50=latency.p50, p95=latency.p95, p99=latency.p99) for latency in service.latencies
-        },
+        latency_seconds={latency.kind: from_attributes(LatencyOut, latency) for latency in service.latencies},
     )
 
 
@@ -374,6 +372,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     """The reason for a person."""
 
 
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / SECOND
+
+
 def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
     """List all GPUs of the node. `age` is the snapshot's, in nanoseconds; if not `live`, readings are left out."""
     late = 0 if live else age
@@ -391,17 +393,12 @@ def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
 def node_out(snapshot: Snapshot, age: int) -> NodeOut:
     """Describe the node. `age` is the snapshot's, in nanoseconds."""
     books, meta = [gpu.counters for gpu in snapshot.gpus], snapshot.meta
-    return NodeOut(
-        host=meta.host,
-        source=meta.source,
-        source_reason=meta.source_reason,
-        scheduler=meta.scheduler,
-        simulated=meta.simulated,
-        version=meta.version,
+    return from_attributes(
+        NodeOut,
+        meta,
         sampled_at=snapshot.wall / SECOND,
         age_seconds=age / SECOND,
         interval_seconds=meta.interval,
-        last_error=meta.last_error,
         last_5_minutes=window_out([(book, book.short) for book in books]),
         last_hour=window_out([(book, book.hour) for book in books]),
     )
@@ -411,57 +408,45 @@ def _gpu_out(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
     device, spec = gpu.device, gpu.device.spec
     age = None if gpu.age is None else gpu.age + late
     live = gpu.reading if gpu.live and not late else None
-    return GpuOut(
-        uuid=device.uuid,
-        index=device.index,
-        model=device.model,
+    return from_attributes(
+        GpuOut,
+        device,
         state=gpu.state.value,
         reason=gpu.reason,
         since=gpu.since / SECOND,
         state_seconds=(wall - gpu.since) / SECOND,
         hang_suspected=gpu.hang_suspected,
-        spin_since=None if gpu.spin_since is None else gpu.spin_since / SECOND,
+        spin_since=_seconds(gpu.spin_since),
         hang_confidence=gpu.hang_confidence,
         hang_signs=dict(gpu.hang_signs),
-        last_work=None if gpu.worked_at is None else gpu.worked_at / SECOND,
-        owners=[_owner_out(owner) for owner in gpu.owners],
+        last_work=_seconds(gpu.worked_at),
+        owners=[from_attributes(OwnerOut, owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
         last_5_minutes=window_out([(gpu.counters, gpu.counters.short)]),
         last_hour=window_out([(gpu.counters, gpu.counters.hour)]),
-        power_watts=valid_value(live, "power_watts"),
         power_limit_watts=valid_value(live, "enforced_power_limit_watts"),
-        temperature_celsius=valid_value(live, "temperature_celsius"),
-        memory_used_bytes=valid_value(live, "memory_used_bytes"),
-        memory_total_bytes=valid_value(live, "memory_total_bytes"),
+        **{name: valid_value(live, name) for name in _READINGS},
         live=live is not None,
-        age_seconds=None if age is None else age / SECOND,
+        age_seconds=_seconds(age),
         peak_known=spec is not None and spec.peak_flops is not None,
         unsupported=list(device.lacks),
         share=device.weight / PPM,
-        profile=device.profile,
-        parent=device.parent,
         health=_health_out(gpu),
     )
 
 
 def _health_out(gpu: GpuView) -> HealthOut:
     health = gpu.health or Health(gpu.device.uuid)
-    return HealthOut(
-        xids=gpu.xids,
-        last_xid=gpu.last_xid or None,
-        clock_limited_seconds={group: nanoseconds / SECOND for group, nanoseconds in gpu.limited},
-        **{
-            name: getattr(health, name)
-            for name in HealthOut.__struct_fields__
-            if hasattr(health, name) and name != "xids"
-        },
+    limited = {group: nanoseconds / SECOND for group, nanoseconds in gpu.limited}
+    return from_attributes(
+        HealthOut, health, xids=gpu.xids, last_xid=gpu.last_xid or None, clock_limited_seconds=limited
     )
 
 
 def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
     book = job.counters
     return JobOut(
-        owner=_owner_out(job.owner),
+        owner=from_attributes(OwnerOut, job.owner),
         gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
         paid_seconds=book.now.paid / SECOND,
         useful_seconds=book.now.parts[USEFUL_INDEX] / SECOND,
@@ -469,7 +454,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         useful_energy_joules=book.energy[USEFUL_INDEX],
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
-        first_work_seconds=None if job.first_work is None else job.first_work / SECOND,
+        first_work_seconds=_seconds(job.first_work),
         training=training_out(job),
         serving=serving_out(job),
         last_5_minutes=window_out([(book, book.short)]),
@@ -477,24 +462,15 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
     )
 
 
-def _owner_out(owner: Owner) -> OwnerOut:
-    return OwnerOut(**{name: getattr(owner, name) for name in OwnerOut.__struct_fields__})
-
-
 def window_out(books: Sequence[tuple[Counters, CounterSample]]) -> WindowOut:
     """Sum counters over (counters, sample at the window's start), then compute ratios of the sums."""
     parts = sum_by_leak([book.parts(since) for book, since in books])
-    found = layers(parts)
     busy = sum(book.now.utilization - since.utilization for book, since in books)
     seen = sum(book.now.utilization_seen - since.utilization_seen for book, since in books)
-    return WindowOut(
+    return from_attributes(
+        WindowOut,
+        layers(parts),
         seconds=sum(parts) / SECOND,
-        gau=found.gau,
-        ectr=found.ectr,
-        emfu=found.emfu,
-        product=found.product,
-        floor=found.floor,
-        coverage=found.coverage,
         driver_utilization=busy / seen if seen else None,
         leaks={name: part / SECOND for name, part in zip(LEAK_NAMES, parts, strict=True)},
     )
@@ -514,8 +490,8 @@ def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
         gpus=sum(gpu.device.weight for gpu in snapshot.gpus) / PPM,
         states={state.value: found[state] for state in State},
         prices=_hourly_prices(priced),
-        last_5_minutes=AccountOut(window=node.last_5_minutes, energy_joules=None, money=_window_money(priced, "short")),
-        last_hour=AccountOut(window=node.last_hour, energy_joules=None, money=_window_money(priced, "hour")),
+        last_5_minutes=AccountOut(window=node.last_5_minutes, money=_window_money(priced, "short")),
+        last_hour=AccountOut(window=node.last_hour, money=_window_money(priced, "hour")),
         since_start=_since_start(snapshot),
     )
 

@@ -17,7 +17,7 @@ from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.prices import NO_PRICE
 from exporter.core.snapshot import JobView, Snapshot
-from exporter.web.api import EventsOut, WindowOut
+from exporter.web.api import EventsOut, WindowOut, from_attributes
 from exporter.web.summary import LAYER_BY_LEAK
 
 MAX_RESPONSE_BYTES = 16 << 20
@@ -169,18 +169,8 @@ def _sum_by_key(amounts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def job_window(job: JobRecord) -> WindowOut:
     """Return a job's totals as a window, so that they are drawn like one."""
-    layers = job.layers
-    return WindowOut(
-        seconds=job.paid / SECOND,
-        gau=layers.gau,
-        ectr=layers.ectr,
-        emfu=layers.emfu,
-        product=layers.product,
-        floor=layers.floor,
-        coverage=layers.coverage,
-        driver_utilization=None,
-        leaks={name: job.parts.get(name, 0) / SECOND for name in LEAK_NAMES},
-    )
+    leaks = {name: job.parts.get(name, 0) / SECOND for name in LEAK_NAMES}
+    return from_attributes(WindowOut, job.layers, seconds=job.paid / SECOND, leaks=leaks)
 
 
 def job_timeline(records: Iterable[JobRecord]) -> list[UsageInterval]:

@@ -11,13 +11,11 @@ import logging
 import os
 import threading
 import time
-from asyncio import sleep
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from ipaddress import ip_address
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -326,26 +324,24 @@ class AccessControl:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        connection: TrackedConnection | None = scope.get("state", {}).get("connection")
-        if connection is not None:
-            connection.request_started()
+        connection: TrackedConnection = scope["state"]["connection"]
+        connection.request_started()
         try:
             await self._respond(scope, receive, self._with_headers(send, connection), connection)
         finally:
-            if connection is not None:
-                connection.response_sent()
+            connection.response_sent()
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, connection: TrackedConnection | None) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, connection: TrackedConnection) -> None:
         refusal, may_see_reasons = await self._check(scope, connection)
         if refusal is not None:
-            await sleep(0 if connection is None else connection.refusal_delay())
+            await asyncio.sleep(connection.refusal_delay())
             await _refusal_response(refusal, scope["path"])(scope, receive, send)
         elif scope["path"] == "/readyz":
             await self._respond_ready(scope, receive, send, show_reasons=may_see_reasons)
         else:
             await self._app(scope, receive, send)
 
-    async def _check(self, scope: Scope, connection: TrackedConnection | None) -> tuple[AccessRefusal | None, bool]:
+    async def _check(self, scope: Scope, connection: TrackedConnection) -> tuple[AccessRefusal | None, bool]:
         """Return the refusal, if any, and whether the client may see the reasons of /readyz."""
         path = scope["path"]
         if scope["method"] not in ("GET", "HEAD"):
@@ -365,24 +361,22 @@ class AccessControl:
 
     def _rate_limited(self) -> AccessRefusal | None:
         rate_limit = self._listener.watcher.current.rate_limit
-        if rate_limit is None or rate_limit.take(monotonic()):
+        if rate_limit is None or rate_limit.take(time.monotonic()):
             return None
         return AccessRefusal(429, "too many requests (web.config_file, rate_limit)", {"Retry-After": "1"})
 
-    def _forbidden(self, scope: Scope, connection: TrackedConnection | None) -> AccessRefusal | None:
-        reason = "" if scope["path"] in OPEN_PATHS else self._refusal_reason(scope, connection)
-        return AccessRefusal(403, reason) if reason else None
-
-    def _refusal_reason(self, scope: Scope, connection: TrackedConnection | None) -> str:
+    def _forbidden(self, scope: Scope, connection: TrackedConnection) -> AccessRefusal | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
         config = self._listener.watcher.current
-        certified = config.mutual_tls and connection is not None and connection.web_config.mutual_tls
-        return refusal_reason(
+        reason = refusal_reason(
             self._listener,
             local=_address(scope, "server"),
             peer=_address(scope, "client"),
             host=_header(scope, b"host"),
-            authenticated=certified or config.passwords is not None,
+            authenticated=(config.mutual_tls and connection.web_config.mutual_tls) or config.passwords is not None,
         )
+        return AccessRefusal(403, reason) if reason else None
 
     async def _respond_ready(self, scope: Scope, receive: Receive, send: Send, *, show_reasons: bool) -> None:
         """Respond to /readyz; the reasons, which may name jobs and files, only if `show_reasons`."""
@@ -397,10 +391,10 @@ class AccessControl:
                 body += f"web.config_file: not reloaded, the previous one is active: {problem}\n".encode()
             await Response(body, captured.status, media_type="text/plain")(scope, receive, send)
 
-    def _with_headers(self, send: Send, connection: TrackedConnection | None) -> Send:
+    def _with_headers(self, send: Send, connection: TrackedConnection) -> Send:
         """Add headers to the response; close the connection after it if the TLS context has changed."""
         config = self._listener.watcher.current
-        outdated = connection is not None and connection.web_config.ssl_context is not config.ssl_context
+        outdated = connection.web_config.ssl_context is not config.ssl_context
 
         async def add(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":

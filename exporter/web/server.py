@@ -245,8 +245,8 @@ class ConnectionManager:
             tls_options = {
                 "ssl": connection.web_config.ssl_context,
                 "ssl_handshake_timeout": self.limits.handshake_seconds,
+                "ssl_shutdown_timeout": self.limits.tls_shutdown_seconds,
             }
-            tls_options["ssl_shutdown_timeout"] = self.limits.tls_shutdown_seconds
         with contextlib.suppress(OSError):  # the handshake failed; ssl.SSLError is an OSError
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client_socket, **tls_options)
             return
@@ -255,18 +255,16 @@ class ConnectionManager:
     def _make_room(self, limit: int, *, spare: Connection | None = None) -> None:
         """Evict connections over the limits, first those of `spare`'s address; `spare` is the new connection."""
         now = time.monotonic()
+
+        def rank(connection: Connection) -> float:
+            return connection.eviction_rank(now)
+
         others = self.connections - {spare}
         if spare is not None:
             own = [connection for connection in others if connection.address == spare.address]
-            for connection in surplus(
-                own, self.limits.per_address - 1, worst=lambda connection: connection.eviction_rank(now)
-            ):
+            for connection in surplus(own, self.limits.per_address - 1, worst=rank):
                 connection.abort()
-        for connection in surplus(
-            others & self.connections,
-            limit - (spare is not None),
-            worst=lambda connection: connection.eviction_rank(now),
-        ):
+        for connection in surplus(others & self.connections, limit - (spare is not None), worst=rank):
             connection.abort()
 
     def refusal_delay(self, address: str) -> float:
@@ -294,17 +292,16 @@ class ConnectionManager:
 
     def sweep(self, web_config: WebConfig) -> None:
         """Close connections whose timeout has passed, and idle ones that use a replaced TLS context."""
+        now = time.monotonic()
         for connection in self.connections:
             connection.check_delivered()
+        late = overdue({connection: connection.wait for connection in self.connections}, now)
         stale = [
             connection
             for connection in self.connections
             if connection.is_idle and connection.web_config.ssl_context is not web_config.ssl_context
         ]
-        for connection in [
-            *stale,
-            *overdue({connection: connection.wait for connection in self.connections}, time.monotonic()),
-        ]:
+        for connection in [*stale, *late]:
             connection.abort()
 
     async def close(self) -> None:
@@ -378,7 +375,6 @@ def run(
     page: tuple[str, int] | None = None,
     watcher: WebConfigWatcher | None = None,
     open_page: bool = False,
-    limits: ConnectionLimits | None = None,
     on_listening: Callable[..., None] = lambda *_ports: None,
 ) -> None:
     """Serve in the calling thread until SIGTERM or SIGINT, then return within a few seconds.
@@ -395,7 +391,7 @@ def run(
         stack.enter_context(_watch_config(watcher))
         on_listening(*(sock.getsockname()[1] for sock in sockets))
         with _ignore_repeated_signals():
-            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), limits or ConnectionLimits()))
+            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), ConnectionLimits()))
 
 
 def web_listeners(

@@ -85,7 +85,7 @@ def test_every_cell_stands_below_its_head_and_none_touches_the_next(kind: ListKi
     rows = screen_rows(first)
     found = columns.layout_columns(rows_in(shown, kind), kind, shown, width=width)
     upto = columns.MARGIN
-    for _, size in found.columns:
+    for _, size in found:
         upto += size
         for row in rows:
             assert row[upto : upto + 1] in ("", " "), (row, upto)
@@ -116,7 +116,7 @@ def test_columns_come_with_width_and_none_goes_that_a_narrower_screen_had(kind: 
     rows = rows_in(shown, kind)
     before: set[str] = set()
     for width in range(24, 240):
-        names = {column.name for column, _ in columns.layout_columns(rows, kind, shown, width=width).columns}
+        names = {column.name for column, _ in columns.layout_columns(rows, kind, shown, width=width)}
         assert before <= names, width
         before = names
     assert len(before) >= len(COLUMNS[kind]) - 2
@@ -148,7 +148,7 @@ def test_what_is_nothing_unseen_and_tiny_looks_different() -> None:
 
 def columns_at(shown: TopView, name: str) -> slice:
     upto = columns.MARGIN
-    for column, size in columns.layout_columns(rows_in(shown, "gpus"), "gpus", shown, width=80).columns:
+    for column, size in columns.layout_columns(rows_in(shown, "gpus"), "gpus", shown, width=80):
         if column.name == name:
             return slice(upto, upto + size)
         upto += size + columns.GAP
