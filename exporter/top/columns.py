@@ -193,8 +193,10 @@ GAP, MARGIN = 1, 2
 """Terminal columns after each cell, and before the first for the cursor."""
 OPTIONAL_RANK = 9
 """Columns from this rank on are shown only if they and all columns of lower rank need not be truncated."""
-BAD_STATES = frozenset({"unavailable", "hung"})
-_STATE_STYLES = {"unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr", "unobserved": "soft"}
+_STATE_STYLES = {
+    "unavailable": "bad", "hung": "bad", "unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr",
+    "unobserved": "soft", "ended": "soft",
+}  # fmt: skip
 
 
 class ListColumn(Struct, frozen=True, kw_only=True):
@@ -220,11 +222,11 @@ def state_cell(row: ListRow, view: TopView) -> StyledText:
     glyphs = view.glyphs
     if row.suspect and row.live:
         return f"{glyphs.suspect} hung?{_state_count(row)}", "bad"
-    state, style = row.state, "bad" if row.state in BAD_STATES else _STATE_STYLES.get(row.state, "")
+    state = glyphs.printable(row.state)
     if not row.live:
-        return f"{glyphs.states['unobserved']} was {glyphs.printable(state)}", "soft"
-    symbol = " " if state == "ended" else glyphs.states.get(state, glyphs.unknown_state)
-    return f"{symbol} {glyphs.printable(state)}{_state_count(row)}", "soft" if state == "ended" else style
+        return f"{glyphs.states['unobserved']} was {state}", "soft"
+    symbol = " " if row.state == "ended" else glyphs.states.get(row.state, glyphs.unknown_state)
+    return f"{symbol} {state}{_state_count(row)}", _STATE_STYLES.get(row.state, "")
 
 
 def _state_count(row: ListRow) -> str:

@@ -16,7 +16,6 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, ProcessCollector
 from pydantic import BaseModel, BeforeValidator, Field
 
 from exporter import __version__
@@ -45,6 +44,7 @@ from exporter.web.responses import (
     error_response,
     make_response,
     metrics_response,
+    status_response,
 )
 
 
@@ -174,8 +174,6 @@ class _Endpoints:
 
     def __init__(self, provider: SnapshotProvider, history: HistoryReader | None) -> None:
         self._provider, self._history = provider, history
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
         self._turn, self._store_turn = Lock(), Lock()
 
     def node_page(self, request: Request) -> Response:
@@ -214,7 +212,7 @@ class _Endpoints:
             try:
                 records = collect_records(self._history, latest.snapshot, query) if job_id else []
             except STORE_ERRORS as err:
-                return make_response(f"the store of job records cannot be read: {err}\n".encode(), PLAIN, status=503)
+                return status_response(f"the store of job records cannot be read: {err}")
             now = None if latest.snapshot is None else latest.snapshot.wall / SECOND
             kept = self._history is not None
             document = page.render_job_page(job_id, records, now=now, kept=kept, problem=latest.problem)
@@ -229,21 +227,16 @@ class _Endpoints:
         with self._turn:
             latest = self._provider.poll()
             if latest.snapshot is None or latest.problem:
-                return _unavailable(latest.problem)
+                return status_response(latest.problem)
             saved = latest.snapshot if self._history is None else self._history.checkpointed_view(latest.snapshot)
             if saved is None:
-                return _unavailable("no checkpoint has been saved yet: the history's disk does not respond")
-            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics), self._process)
+                return status_response("no checkpoint has been saved yet: the history's disk does not respond")
+            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics))
 
     def ready(self) -> Response:
         """Respond 200 if the newest sample is live, otherwise 503 with the reason."""
         with self._turn:
-            problem = self._provider.poll().problem
-        return _unavailable(problem) if problem else make_response(b"ok\n", PLAIN)
-
-    def healthz(self) -> Response:
-        """Respond 200 while the daemon handles requests."""
-        return make_response(b"ok\n", PLAIN)
+            return status_response(self._provider.poll().problem)
 
     def node(self, request: Request) -> Response:
         """Return the node's time, energy and money by leak."""
@@ -310,7 +303,7 @@ def create_app(
     _add(app, "/jobs/{job_id:path}", endpoints.job_page)
     _add(app, "/metrics", endpoints.metrics)
     _add(app, "/readyz", endpoints.ready)
-    _add(app, "/healthz", endpoints.healthz)
+    _add(app, "/healthz", lambda: status_response(""))
     _add(app, "/api/v1/node", endpoints.node, schema="AccountsOut")
     _add(app, "/api/v1/gpus", endpoints.gpus, schema="GpusOut")
     _add(app, "/api/v1/jobs", endpoints.jobs, schema="JobsOut")
@@ -360,10 +353,6 @@ def _require_all(schema: dict[str, Any]) -> None:
     schema["required"] = list(schema["properties"])
     for field in schema["properties"].values():
         field.pop("default", None)
-
-
-def _unavailable(problem: str) -> Response:
-    return make_response(f"{problem}\n".encode(), PLAIN, status=503)
 
 
 def _html_response(document: str, request: Request, *, status: int) -> Response:

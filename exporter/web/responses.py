@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from fastapi import Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from exporter.core.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
@@ -65,6 +65,8 @@ MIN_GZIP_BYTES = 1024
 GZIP_LEVEL = 1
 """Exposition text shrinks about twentyfold at any level; higher levels only cost CPU."""
 encode_json = msgspec.json.Encoder().encode
+_PROCESS = CollectorRegistry()
+ProcessCollector(registry=_PROCESS)
 
 
 def make_response(
@@ -89,9 +91,14 @@ def error_response(status: int, reason: str) -> Response:
     return make_response(encode_json(Problem(detail=reason)), JSON, status=status)
 
 
-def metrics_response(request: Request, exposition: Callable[[bool], bytes], process: CollectorRegistry) -> Response:
-    """Respond to a scrape: `exposition` (True: OpenMetrics, without `# EOF`), then the metrics of the process."""
+def status_response(problem: str) -> Response:
+    """Respond 200 if there is no problem, otherwise 503 with the problem as plain text."""
+    return make_response(f"{problem or 'ok'}\n".encode(), PLAIN, status=503 if problem else 200)
+
+
+def metrics_response(request: Request, exposition: Callable[[bool], bytes]) -> Response:
+    """Respond to a scrape: `exposition` (True: OpenMetrics, without `# EOF`), then metrics of this process."""
     openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
-    process_metrics = generate_openmetrics(process) if openmetrics else generate_latest(process)  # type: ignore[no-untyped-call]
+    process_metrics = generate_openmetrics(_PROCESS) if openmetrics else generate_latest(_PROCESS)  # type: ignore[no-untyped-call]
     content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
     return make_response(exposition(openmetrics) + process_metrics, content_type, request=request)
