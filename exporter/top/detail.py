@@ -60,9 +60,8 @@ def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int)
     glyphs, problem = view.glyphs, view.glyphs.printable(node.problem_text(view.now))
     left: list[StyledText | str] = [(f" {view.names[0]}", "strong")]
     if node.gpus is None:
-        clock = (time_of_day(view.wall) + " ", "soft")
         waiting = styled_line((f" {problem or _WAITING}", "bad" if problem else "soft"))
-        return [justify_line(left, [clock], width, glyphs), waiting]
+        return [justify_line(left, [_clock(view)], width, glyphs), waiting]
     usage: WindowOut = getattr(node.gpus.node, window)
     last_error = node.gpus.node.last_error
     lines = [
@@ -81,7 +80,11 @@ def _status_segments(node: PolledNode, view: TopView) -> list[StyledText | str]:
     """Return warnings (simulated, old values) and the time."""
     simulated: list[StyledText | str] = [("SIMULATED  ", "bad")] if node.node and node.node.simulated else []
     old: list[StyledText | str] = [] if node.live else [("OLD  ", "bad")]
-    return [*simulated, *old, (time_of_day(view.wall) + " ", "soft")]
+    return [*simulated, *old, _clock(view)]
+
+
+def _clock(view: TopView) -> StyledText:
+    return time_of_day(view.wall) + " ", "soft"
 
 
 def _describe_gpus(gpus: GpusOut, glyphs: Glyphs) -> str:
@@ -151,37 +154,37 @@ def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:
 
 def _all_nodes_lines(view: TopView, window: str, width: int, height: int) -> list[StyledLine]:
     glyphs, count = view.glyphs, sum(len(node.gpus.gpus) for node in view.nodes if node.gpus)
-    silent = sum(1 for node in view.nodes if node.problem)
+    failing = sum(1 for node in view.nodes if node.problem)
     left: list[StyledText | str] = [(f" {len(view.nodes)} nodes", "strong"), f"  {count} GPUs"]
-    if silent:
-        left.append((f"   {silent} NOT RESPONDING", "bad"))
-    lines = [justify_line(left, [(time_of_day(view.wall) + " ", "soft")], width, glyphs)]
+    if failing:
+        left.append((f"   {failing} NOT RESPONDING", "bad"))
+    lines = [justify_line(left, [_clock(view)], width, glyphs)]
     room = max(1, height - 1)
     shown = len(view.nodes) if len(view.nodes) <= room else room - 1
-    ordered = sorted(range(len(view.nodes)), key=lambda index: not view.nodes[index].problem)
+    failing_first = sorted(range(len(view.nodes)), key=lambda index: not view.nodes[index].problem)
     widest = min(24, max(cell_width(name) for name in view.names))
-    picked = sorted(ordered[:shown])
-    lines += [_node_line(view.nodes[index], view, index, window=window, width=width, named=widest) for index in picked]
+    for index in sorted(failing_first[:shown]):
+        name = pad(truncate(view.names[index], widest, glyphs), widest)
+        lines.append(styled_line(f" {name}  ", *_node_segments(view.nodes[index], view, window, width - widest)))
     if shown < len(view.nodes):
         lines.append(styled_line((f" and {len(view.nodes) - shown} more nodes", "soft")))
     return lines
 
 
-def _node_line(node: PolledNode, view: TopView, index: int, *, window: str, width: int, named: int) -> StyledLine:
-    """Build the line of one node."""
+def _node_segments(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledText | str]:
+    """Summarize one node in one line."""
     glyphs = view.glyphs
-    name = pad(truncate(view.names[index], named, glyphs), named)
     if node.problem or node.gpus is None:
         problem = glyphs.printable(node.problem_text(view.now)) or _WAITING
-        return styled_line(f" {name}  ", (problem, "bad" if node.problem else "soft"))
+        return [(problem, "bad" if node.problem else "soft")]
     usage: WindowOut = getattr(node.gpus.node, window)
     times = f" {glyphs.times} "
     figures = times.join(f"{percent(usage, layer):>5}" for layer in ("gau", "ectr", "emfu"))
     simulated = ("SIMULATED  ", "bad") if node.gpus.node.simulated else ("", "")
-    room = width - named - len(figures) - len(simulated[0]) - 15
-    segments = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to be legible
-    equation: list[StyledText] = [(f"{figures} = ", ""), (f"{percent(usage, 'product'):>5}  ", "strong")]
-    return styled_line(f" {name}  ", *equation, simulated, *segments, "  ", *_loss_segments(node, window, glyphs))
+    room = width - len(figures) - len(simulated[0]) - 15
+    bar = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to be legible
+    product = (f"{percent(usage, 'product'):>5}  ", "strong")
+    return [(f"{figures} = ", ""), product, simulated, *bar, "  ", *_loss_segments(node, window, glyphs)]
 
 
 _INDENT = 2
