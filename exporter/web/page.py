@@ -56,8 +56,6 @@ _RECENT_EVENTS = 8
 _NAMED_LOSSES = 3
 _TIMELINE_POINTS = 240
 """Maximum number of intervals in a timeline, about what a screen can resolve."""
-_FULL_COVERAGE = 0.995
-"""Coverage from which on it rounds to 100 % and the page has no note about it."""
 
 LEAK_COLOURS = {leak.name: leak.colour for leak in sorted(LEAKS, key=lambda leak: LAYERS.index(leak.layer))} | {
     "useful": "#009E73",
@@ -86,7 +84,6 @@ _DESCRIPTIONS = {
 }
 """Descriptions of the outcomes that are no leaks."""
 _EVENT_LABELS = {"hung": "hung", "zombie": "became a zombie", "xid": "reported a critical error (Xid)"}
-_ACCOUNT_RATIOS = ("gau", "ectr", "emfu", "product", "driver_utilization")
 CostsByLeak = Mapping[str, Mapping[str, float]]
 """Money by currency, then by leak."""
 
@@ -101,7 +98,6 @@ _MISSING = {
     Missing.UNKNOWN: Markup('<span class="unsupported" title="{}">unknown</span>').format(Missing.UNKNOWN.value),
     Missing.UNDEFINED: Markup('<span class="mute" title="{}">&ndash;</span>').format(Missing.UNDEFINED.value),
 }
-_NOT_KNOWN = Markup('<span class="mute">&ndash;</span>')
 
 
 def printable(value: str, limit: int = MAX_TEXT) -> str:
@@ -130,6 +126,10 @@ def _ratio(window: WindowOut, name: str) -> str:
 
 def _money(amounts: Mapping[str, float]) -> str:
     return formatting.money({printable(currency): amount for currency, amount in amounts.items()}, space=NO_BREAK_SPACE)
+
+
+def _sum_money(account: AccountOut, outcomes: Iterable[str]) -> dict[str, float]:
+    return {currency: sum(spent[name] for name in outcomes) for currency, spent in (account.money or {}).items()}
 
 
 def job_path(job_id: str) -> str:
@@ -315,6 +315,7 @@ _TEMPLATES.filters |= {
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
     "date_time": formatting.date_time,
     "duration": _duration,
+    "energy": _energy,
     "gpu_hours": formatting.gpu_hours,
     "iso": formatting.iso,
     "job_path": job_path,
@@ -348,7 +349,9 @@ _TEMPLATES.globals |= {
     "events_shown": _RECENT_EVENTS,
     "layer_factors": _LAYER_FACTORS,
     "leaks": _LEAK_BY_NAME,
+    "outcomes": LEAK_NAMES,
     "script": Markup(SCRIPT),  # noqa: S704  this package's own file  # nosec B704
+    "sum_money": _sum_money,
     "style": Markup(STYLE),  # noqa: S704  this package's own file  # nosec B704
     "symbols": STATE_SYMBOLS,
     "version": _VERSION,
@@ -410,17 +413,11 @@ def _account_values(data: PageData) -> dict[str, Any]:
     accounts, hour = data.accounts, data.accounts.last_hour.window
     span = hour.seconds / _count_boards(data.gpus.gpus)
     share = sum(hour.leaks[name] for name in _LEAK_BY_NAME) / hour.seconds if hour.seconds else 0.0
-    figures = ("allocated", "computing", "useful", "product", "nvidia-smi", "GPU-hours")
-    names = ("", *figures, *(("paid", "lost") if accounts.prices else ()), "energy")
     return {
         "accounts": accounts,
         "when": "hour" if span >= HOUR - 60 else _duration(span),
         "lost_gpus": share * accounts.gpus,
         "lost_hourly": _lost_hourly(accounts),
-        "caveats": _caveats(hour),
-        "states": _states(data.gpus.gpus),
-        "account_columns": [(name, bool(name)) for name in names],
-        "account_rows": list(_account_rows(accounts)),
     }
 
 
@@ -428,62 +425,14 @@ def _lost_hourly(accounts: AccountsOut) -> Mapping[str, float]:
     """Return money lost per hour by currency, at the rate of the last hour; empty if not known."""
     account = accounts.last_hour
     hours = account.window.seconds / HOUR / accounts.gpus if accounts.gpus else 0.0
-    return {currency: lost / hours for currency, lost in _lost_money(account).items()} if hours else {}
-
-
-def _lost_money(account: AccountOut) -> dict[str, float]:
-    return {currency: sum(spent[name] for name in _LEAK_BY_NAME) for currency, spent in (account.money or {}).items()}
-
-
-def _caveats(hour: WindowOut) -> list[str]:
-    notes = []
-    if hour.coverage is not None and hour.coverage < _FULL_COVERAGE:
-        notes.append(f"{_percent(hour.coverage)} of the paid time was observed; the percentages refer to that.")
-    if hour.leaks["unresolved"]:
-        notes.append(
-            Markup("{} of kernel time is unresolved; counted as not useful, the product would be {}.").format(
-                _duration(hour.leaks["unresolved"]), _ratio(hour, "floor")
-            )
-        )
-    return notes
-
-
-def _states(gpus: Iterable[GpuOut]) -> list[tuple[str, list[str]]]:
-    """List (state, indices of the GPUs in it), the worst state first."""
-    found: dict[str, list[str]] = {}
-    for gpu in gpus:
-        found.setdefault(gpu.state, []).append(printable(gpu.index) or "?")
-    return [(state, found[state]) for state in STATE_SYMBOLS if state in found]
-
-
-def _account_rows(accounts: AccountsOut) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (key, label, cells) for the last 5 minutes, the last hour and since the start."""
-    spans = (
-        ("short", "last 5 minutes", accounts.last_5_minutes),
-        ("hour", "last hour", accounts.last_hour),
-        ("start", "since the start", accounts.since_start),
-    )
-    for key, label, account in spans:
-        window, spent = account.window, account.money
-        paid = {currency: sum(by_leak.values()) for currency, by_leak in (spent or {}).items()}
-        costs = (
-            [_money(paid) or _NOT_KNOWN, _money(_lost_money(account)) or _NOT_KNOWN] if spent is None or spent else []
-        )
-        joules = _NOT_KNOWN if account.energy_joules is None else _energy(sum(account.energy_joules.values()))
-        ratios = [_ratio(window, name) for name in _ACCOUNT_RATIOS]
-        if window.seconds:
-            yield key, label, [*ratios, formatting.gpu_hours(window.seconds), *costs, joules]
+    return {currency: lost / hours for currency, lost in _sum_money(account, _LEAK_BY_NAME).items()} if hours else {}
 
 
 def _job_values(jobs: Iterable[JobOut]) -> dict[str, Any]:
     """Return template values of the job table, the largest loss in the last hour first."""
     listed = sorted(jobs, key=lambda job: job.last_hour.leaks["useful"] - job.last_hour.seconds)
     rows = [(job, _workload_summary(job), _losses(job.last_hour)[:1]) for job in listed]
-    has_summary = any(summary for _, summary, _ in rows)
-    figures = ("GPU-time, last hour", "computing", "useful", "product", "nvidia-smi")
-    texts = ("job", "user", *(("reported",) if has_summary else ()), "GPUs")
-    columns = [*((name, False) for name in texts), *((name, True) for name in figures), ("largest loss", False)]
-    return {"jobs": rows, "has_summary": has_summary, "job_columns": columns}
+    return {"jobs": rows, "has_summary": any(summary for _, summary, _ in rows)}
 
 
 def _history_values(history: PageHistory) -> dict[str, Any]:
