@@ -121,9 +121,7 @@ def load_web_config(path: Path) -> LoadedWebConfig:
 def parse_web_config(raw: bytes) -> WebConfigFile:
     """Parse and validate YAML; raises ConfigError without content of the file, which may be secret."""
     try:
-        text = raw.decode()
-        _reject_duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        tree = _drop_nulls(yaml.safe_load(text))
+        tree = _drop_nulls(yaml.load(raw.decode(), Loader=_UniqueKeyLoader))  # noqa: S506  a SafeLoader  # nosec B506
     except yaml.YAMLError as err:
         mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -156,28 +154,18 @@ def _read(path: Path, name: str) -> bytes:
         raise ConfigError(f"{name}: cannot be read: {err.strerror or err}: {advice}") from None
 
 
-def _reject_duplicate_keys(node: yaml.Node | None) -> None:
-    """Raise ConfigError for a duplicate key, of which PyYAML would silently drop the first."""
-    for mapping in _mappings(node):
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, subclassed to reject duplicate keys, of which it would silently use the last."""
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's
+        """See yaml.SafeLoader; raises ConfigError for a duplicate key."""
         keys: set[str] = set()
-        for key in (key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             if key.value in keys:
                 raise ConfigError(f"line {key.start_mark.line + 1}: duplicate key {key.value[:40]!r}")
             keys.add(key.value)
-
-
-def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    waiting, visited = [node], set[int]()
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in visited:
-            continue
-        visited.add(id(current))
-        if isinstance(current, yaml.MappingNode):
-            yield current
-            waiting.extend(part for pair in current.value for part in pair)
-        elif isinstance(current, yaml.SequenceNode):
-            waiting.extend(current.value)
+        return super().construct_mapping(node, deep)
 
 
 def _drop_nulls(tree: Any) -> Any:
