@@ -347,7 +347,7 @@ _SINCE = ListColumn(
     cell=lambda r, _: (short_duration(r.since), ""), align_right=True,
 )  # fmt: skip
 _LEAK = ListColumn(
-    name="leak", heading="  % BIGGEST LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
+    name="leak", heading="  % LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
 )
 _SECOND_LEAK = ListColumn(
     name="leak2", heading="  % NEXT LEAK", rank=12, min_width=18, max_width=31, cell=lambda r, v: _leak_cell(r, v, 1)

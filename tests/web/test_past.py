@@ -241,7 +241,7 @@ def test_a_store_that_cannot_be_read_costs_the_past_alone(error: Exception) -> N
             assert "cannot be read: node.db: disk I/O error" in answer.text
         page = client.get("/")
         assert page.status_code == 200
-        assert "The store cannot be read now: node.db: disk I/O error." in page.text
+        assert "The store cannot be read: node.db: disk I/O error." in page.text
         assert "None yet." not in page.text
         assert "active" in page.text
 
@@ -457,7 +457,7 @@ def test_no_more_receipts_are_shown_than_fit_and_old_events_are_behind_a_click()
     events = (NodeEvent(at=NOW - number, kind="xid", text=f"number {number} of these") for number in range(11))
     with site(Shelf(events=tuple(events))) as client:
         shown = client.get("/").text
-    assert shown.index("number 7 of") < shown.index("<details><summary>3 before") < shown.index("number 8 of")
+    assert shown.index("number 7 of") < shown.index("<details><summary>3 earlier") < shown.index("number 8 of")
     with site(Shelf()) as client:
         assert "None yet." in client.get("/").text
     with site() as client:
