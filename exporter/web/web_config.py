@@ -165,7 +165,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if key.value in keys:
                 raise ConfigError(f"line {key.start_mark.line + 1}: duplicate key {key.value[:40]!r}")
             keys.add(key.value)
-        return super().construct_mapping(node, deep)
+        return super().construct_mapping(node, deep)  # type: ignore[arg-type]  # it raises for other nodes
 
 
 def _drop_nulls(tree: Any) -> Any:
