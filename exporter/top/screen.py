@@ -217,7 +217,8 @@ def _list_screen(
     state: ViewState, view: TopView, rows: list[ListRow], *, selected: RowKey | None, width: int, height: int
 ) -> RenderedScreen:
     keys = [row.key for row in rows]
-    top = _head(state, view, width, min(height - 2 - _MIN_LIST_LINES, max(5, height // 4)))
+    most = min(height - 2 - _MIN_LIST_LINES, max(5, height // 4))
+    top = header_lines(view, state.window, width, height=most) if most > 0 else []
     top += [styled_line()] if height >= _SPACED_HEIGHT else []
     room = height - len(top) - 3
     shown = min(max(1, len(rows)), room)
@@ -229,10 +230,6 @@ def _list_screen(
     lines = _fit([*top, *body, *below], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
     return RenderedScreen([*lines, _key_line(state, width)], context, selected)
-
-
-def _head(state: ViewState, view: TopView, width: int, most: int) -> list[StyledLine]:
-    return header_lines(view, state.window, width, height=most) if most > 0 else []
 
 
 def _table_lines(

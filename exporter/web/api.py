@@ -16,7 +16,7 @@ from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
 from exporter.core.model import PPM, SECOND, Device, Health, State
-from exporter.core.prices import NO_PRICE, Price, Terms
+from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
 
@@ -496,15 +496,11 @@ def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
     )
 
 
-def price_or_none(terms: Terms, model: str, spec: str, wall: int) -> Price | None:
-    """Return the price of a GPU-hour at Unix nanoseconds `wall`; None if no configured price matches."""
-    price = price_of(terms, model=model, spec=spec, wall=wall)
-    return None if price.currency == NO_PRICE.currency else price
-
-
 def _price_of_gpu(gpu: GpuView, snapshot: Snapshot) -> Price | None:
-    spec = gpu.device.spec.name if gpu.device.spec is not None else ""
-    return price_or_none(snapshot.meta.terms, gpu.device.model, spec, snapshot.wall)
+    """Return the price of this GPU; None if no configured price matches."""
+    device, spec = gpu.device, gpu.device.spec.name if gpu.device.spec is not None else ""
+    price = price_of(snapshot.meta.terms, model=device.model, spec=spec, wall=snapshot.wall)
+    return None if price.currency == NO_PRICE.currency else price
 
 
 def _hourly_prices(priced: Iterable[tuple[GpuView, Price | None]]) -> dict[str, float]:

@@ -161,16 +161,14 @@ class WebConfigWatcher:
         self.reloads = 0
         self._digest = b""
         if path is not None:
-            self._apply(_load(path))
+            self._load(path)
 
     def reload_if_changed(self) -> None:
         """Reload the file if it has changed; an invalid one is logged once and changes nothing."""
         if self.path is None:
             return
         try:
-            loaded = _load(self.path)
-            if loaded.digest != self._digest:
-                self._apply(loaded)
+            if self._load(self.path):
                 self.reloads += 1
                 log.info("%s: reloaded for new connections", self.path)
             self.problem = ""
@@ -184,14 +182,21 @@ class WebConfigWatcher:
         while self.path is not None and not stop.wait(RELOAD_SECONDS):
             self.reload_if_changed()
 
-    def _apply(self, loaded: "LoadedWebConfig") -> None:
+    def _load(self, path: Path) -> bool:
+        """Load the file, and apply it if it has changed; returns whether it has. Raises ConfigError."""
+        from exporter.web.web_config import load_web_config  # noqa: PLC0415  imports PyYAML: only if configured
+
+        loaded = load_web_config(path)
+        if loaded.digest == self._digest:
+            return False
         try:
             self.current = build_web_config(loaded)
         except ConfigError as err:
-            raise ConfigError(f"{self.path}: {err}") from None
+            raise ConfigError(f"{path}: {err}") from None
         self._digest = loaded.digest
         if self.current.note:
-            log.warning("%s: %s", self.path, self.current.note)
+            log.warning("%s: %s", path, self.current.note)
+        return True
 
 
 def build_web_config(loaded: "LoadedWebConfig") -> WebConfig:
@@ -214,12 +219,6 @@ def build_web_config(loaded: "LoadedWebConfig") -> WebConfig:
         rate_limit=TokenBucket(file.rate_limit.burst, 1 / interval) if interval else None,
         note=note,
     )
-
-
-def _load(path: Path) -> "LoadedWebConfig":
-    from exporter.web.web_config import load_web_config  # noqa: PLC0415  imports PyYAML: only if a file is configured
-
-    return load_web_config(path)
 
 
 Scope = MutableMapping[str, Any]
@@ -398,14 +397,14 @@ class AccessControl:
 
         async def add(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _merge_headers(message.get("headers", ()), config, close=outdated)
+                message["headers"] = merge_headers(message.get("headers", ()), config, close=outdated)
             await send(message)
 
         return add
 
 
-def _merge_headers(given: Any, config: WebConfig, *, close: bool) -> list[tuple[bytes, bytes]]:
-    """Merge headers: the file's take precedence, then the app's, then the defaults."""
+def merge_headers(given: Any, config: WebConfig, *, close: bool = False) -> list[tuple[bytes, bytes]]:
+    """Merge headers: the file's take precedence, then the `given` ones, then the defaults."""
     configured = {name.lower().encode(): value.encode() for name, value in config.headers}
     if close:
         configured[b"connection"] = b"close"
@@ -413,11 +412,6 @@ def _merge_headers(given: Any, config: WebConfig, *, close: bool) -> list[tuple[
     present = {name for name, _ in kept} | set(configured)
     defaults = [(name.lower().encode(), value.encode()) for name, value in DEFAULT_HEADERS.items()]
     return [*kept, *(pair for pair in defaults if pair[0] not in present), *configured.items()]
-
-
-def fixed_headers(config: WebConfig) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response that does not come from the app."""
-    return _merge_headers((), config, close=False)
 
 
 class _CapturedResponse(Struct):

@@ -21,7 +21,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
-from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, fixed_headers
+from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, merge_headers
 
 _SWEEP_SECONDS = 0.5
 _NEW_CLIENT_PENALTY = 0.5
@@ -67,7 +67,7 @@ class HttpProtocol(H11Protocol):
         connection: Connection = self.app_state["connection"]
         body = f"{msg.rstrip('.')}, or headers of more than {connection.manager.limits.header_bytes} bytes\n".encode()
         own = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-        headers = [*own, (b"content-length", b"%d" % len(body)), *fixed_headers(connection.web_config)]
+        headers = [*own, (b"content-length", b"%d" % len(body)), *merge_headers((), connection.web_config)]
         for event in (
             h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
             h11.Data(data=body),
