@@ -23,9 +23,6 @@ from msgspec import Struct
 from exporter import __version__, formatting
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
-from exporter.core.model import SECOND
-from exporter.core.serving import ServingView
-from exporter.core.workload import TrainingView
 from exporter.formatting import HOUR, NO_BREAK_SPACE
 from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, WindowOut
 from exporter.web.history_api import (
@@ -312,6 +309,7 @@ _TEMPLATES = Environment(
     auto_reload=False,
 )
 _TEMPLATES.filters |= {
+    "amount": "{:,.0f}".format,
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
     "date_time": formatting.date_time,
     "duration": _duration,
@@ -346,6 +344,7 @@ _TEMPLATES.globals |= {
     "colours": LEAK_COLOURS,
     "descriptions": _DESCRIPTIONS,
     "every": REFRESH_SECONDS,
+    "event_labels": _EVENT_LABELS,
     "events_shown": _RECENT_EVENTS,
     "layer_factors": _LAYER_FACTORS,
     "leaks": _LEAK_BY_NAME,
@@ -473,21 +472,14 @@ def render_job_page(
 
 def _record_values(records: Sequence[JobRecord], *, now: float | None) -> dict[str, Any]:
     job = combine_records(records)
-    window, costs, owner = job_window(job), _job_costs(job), job.owner
-    fields = (
-        ("user", owner.user), ("account", owner.account), ("partition", owner.partition),
-        ("namespace", owner.namespace), ("team", owner.team), ("on", job.node),
-    )  # fmt: skip
+    window, costs = job_window(job), _job_costs(job)
     return {
         "job": job,
         "now": now or job.end,
         "window": window,
         "costs": costs,
-        "owner_facts": [pair for pair in fields if pair[1]],
-        "resources": _resource_facts(job),
         "largest": _largest_leaks(window, costs),
         "course": _timeline(records),
-        "workload": [fact for fact in _training_facts(job.training) + _serving_facts(job.service) if fact[1]],
         "ranks": sorted(job.training.ranks, key=lambda row: -row[2]) if job.training else [],
     }
 
@@ -500,54 +492,3 @@ def _job_costs(job: JobRecord) -> CostsByLeak:
         currency: {name: amount * job.parts.get(name, 0) / job.paid for name in LEAK_NAMES}
         for currency, amount in job.money.items()
     }
-
-
-def _resource_facts(job: JobRecord) -> list[tuple[str, str]]:
-    joules, useful = sum(job.energy.values()), job.energy.get("useful", 0.0)
-    happened = [
-        f"{times} \N{MULTIPLICATION SIGN} {_EVENT_LABELS.get(kind, _readable(kind))}"
-        for kind, times in job.happened.items()
-        if times
-    ]
-    coverage = job.layers.coverage
-    return [
-        ("GPUs", f"{len(job.gpus)} here ({printable(', '.join(sorted(job.gpus.values())))})" if job.gpus else ""),
-        ("board", printable(", ".join(job.models))),
-        ("energy", f"{_energy(joules)}, {_percent(useful / joules)} useful" if joules else ""),
-        ("first work", "" if job.first_work is None else f"after {_duration(job.first_work)}"),
-        ("observed", "" if coverage in (None, 1.0) else _percent(coverage)),
-        ("GPU events", ", ".join(happened)),
-        ("smallest MIG slice", printable(job.fitting)),
-    ]
-
-
-def _training_facts(progress: TrainingView | None) -> list[tuple[str, str]]:
-    if progress is None:
-        return []
-    phases = [f"{_readable(name)} {_duration(spent / SECOND)}" for name, spent in progress.phases if spent]
-    recovery = f"{progress.restarts:,}, {_duration(progress.recovery / SECOND)} to recover"
-    return [
-        ("run", printable(progress.run)),
-        ("step", "" if progress.step is None else f"{progress.step:,}"),
-        ("steps on this node", f"{progress.steps:,}" if progress.steps else ""),
-        ("steps repeated", f"{progress.rework_steps:,}" if progress.rework_steps else ""),
-        ("goodput", "" if progress.goodput is None else _percent(progress.goodput)),
-        ("tokens", f"{progress.tokens:,.0f}" if progress.tokens else ""),
-        ("checkpoints", f"{progress.checkpoints:,}" if progress.checkpoints else ""),
-        ("restarts", recovery if progress.restarts else ""),
-        ("loss", "" if progress.loss is None else f"{progress.loss:.4g}"),
-        ("quality", f"{printable(progress.quality[0])} {progress.quality[1]:.4g}" if progress.quality else ""),
-        ("time by phase", ", ".join(phases)),
-    ]
-
-
-def _serving_facts(service: ServingView | None) -> list[tuple[str, str]]:
-    if service is None:
-        return []
-    return [
-        ("engine", printable(service.engine)),
-        ("tokens", ", ".join(f"{count:,.0f} {_readable(kind)}" for kind, count in service.tokens if count)),
-        ("preemptions", f"{service.preemptions:,.0f}" if service.preemptions else ""),
-        ("latest batch", "" if service.fill is None else f"{_percent(service.fill)} full"),
-        ("KV cache", "" if service.kv_use is None else _percent(service.kv_use)),
-    ]
