@@ -8,6 +8,7 @@ how much of it each GPU was allocated.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -83,10 +84,16 @@ _READINGS = ("power_watts", "temperature_celsius", "memory_used_bytes", "memory_
 OutT = TypeVar("OutT", bound=Struct)
 
 
-def from_attributes(shape: type[OutT], source: object, **values: Any) -> OutT:
+def from_attributes(shape: type[OutT], source: Struct, **values: Any) -> OutT:
     """Build a `shape` from `values`, and from attributes of `source` that have the names of its other fields."""
-    names = (name for name in shape.__struct_fields__ if name not in values and hasattr(source, name))
-    return shape(**{name: getattr(source, name) for name in names}, **values)
+    for name in _shared_names(shape, type(source)):
+        values.setdefault(name, getattr(source, name))
+    return shape(**values)
+
+
+@cache
+def _shared_names(shape: type[Struct], source: type[Struct]) -> list[str]:
+    return [name for name in shape.__struct_fields__ if hasattr(source, name)]
 
 
 def training_out(job: JobView) -> TrainingOut | None:
