@@ -41,6 +41,7 @@ from exporter.web.api import GpuOut, GpusOut, HealthOut, JobOut, OwnerOut, Windo
 from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
 _NODE_BAR_WIDTH = 24
+_LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 _WAITING = "waiting for the first response ..."
 
 
@@ -67,7 +68,7 @@ def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int)
     lines = [
         justify_line([*left, f"  {_describe_gpus(node.gpus, glyphs)}"], _status_segments(node, view), width, glyphs),
         *([styled_line((f" {problem}", "bad"))] if problem else []),
-        styled_line((" ", ""), *_product_segments(usage, glyphs), *_utilization_segments(usage)),
+        styled_line(" ", *_equation(usage, glyphs), *_utilization_segments(usage)),
         styled_line(" ", *usage_bar(usage, width - 2, glyphs)),
         styled_line(" ", *_loss_segments(node, window, glyphs)),
     ]
@@ -94,13 +95,11 @@ def _describe_gpus(gpus: GpusOut, glyphs: Glyphs) -> str:
     return glyphs.printable(f"{count} GPU{'s' if count != 1 else ''}{f' {glyphs.dot}{kind}' if kind else ''}")
 
 
-def _product_segments(usage: WindowOut, glyphs: Glyphs) -> list[StyledText]:
-    return [
-        (f"{percent(usage, 'gau')} allocated", ""),
-        (f" {glyphs.times} {percent(usage, 'ectr')} computing", ""),
-        (f" {glyphs.times} {percent(usage, 'emfu')} useful = ", ""),
-        (percent(usage, "product"), "strong"),
-    ]
+def _equation(usage: WindowOut, glyphs: Glyphs, *, labels: bool = True, width: int = 0) -> list[StyledText]:
+    """Write the layers as a product, each in at least `width` columns: 75 % allocated x 67 % computing x ..."""
+    factors = (f"{percent(usage, layer):>{width}}{f' {label}' if labels else ''}" for layer, label in _LAYERS)
+    product = f"{percent(usage, 'product'):>{width}}"
+    return [(f" {glyphs.times} ".join(factors) + " = ", ""), (product, "strong")]
 
 
 def _utilization_segments(usage: WindowOut) -> list[StyledText]:
@@ -178,13 +177,11 @@ def _node_segments(node: PolledNode, view: TopView, window: str, width: int) -> 
         problem = glyphs.printable(node.problem_text(view.now)) or _WAITING
         return [(problem, "bad" if node.problem else "soft")]
     usage: WindowOut = getattr(node.gpus.node, window)
-    times = f" {glyphs.times} "
-    figures = times.join(f"{percent(usage, layer):>5}" for layer in ("gau", "ectr", "emfu"))
+    equation = _equation(usage, glyphs, labels=False, width=5)
     simulated = ("SIMULATED  ", "bad") if node.gpus.node.simulated else ("", "")
-    room = width - len(figures) - len(simulated[0]) - 15
+    room = width - len(equation[0][0]) - len(simulated[0]) - 12
     bar = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to be legible
-    product = (f"{percent(usage, 'product'):>5}  ", "strong")
-    return [(f"{figures} = ", ""), product, simulated, *bar, "  ", *_loss_segments(node, window, glyphs)]
+    return [*equation, ("  ", "strong"), simulated, *bar, "  ", *_loss_segments(node, window, glyphs)]
 
 
 _INDENT = 2
@@ -193,7 +190,6 @@ _MIN_FIX_WIDTH = 24
 _WIDE_SCREEN = 100
 """Width from which on a leak has its duration beside its share."""
 _NANOSECONDS = 1e9
-_LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 
 
 def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
@@ -261,9 +257,8 @@ def _owner_details(owner: OwnerOut) -> str:
 
 
 def _product_line(usage: WindowOut, about: str, glyphs: Glyphs) -> StyledLine:
-    figures = f" {glyphs.times} ".join(f"{percent(usage, layer):>5} {label}" for layer, label in _LAYERS)
-    segments: list[StyledText] = [(f" {about:5}  {figures} = ", ""), (f"{percent(usage, 'product'):>5}", "strong")]
-    return styled_line(*segments, (f"  SMI {percent(usage, 'driver_utilization')}", "soft"))
+    equation = _equation(usage, glyphs, width=5)
+    return styled_line(f" {about:5}  ", *equation, (f"  SMI {percent(usage, 'driver_utilization')}", "soft"))
 
 
 def _labelled_bar(usage: WindowOut, about: str, width: int, glyphs: Glyphs) -> StyledLine:
