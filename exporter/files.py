@@ -1,6 +1,6 @@
-"""Writes small files atomically: a reader never sees half of one.
+"""Writes small files atomically: a reader never sees a partial file.
 
-`write_atomically` passes OSError on to the caller, who knows what the file is for; `write_output` explains it.
+`write_atomically` raises OSError for the caller to explain; `write_output` explains it itself.
 """
 
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 
 
 class OutputError(Exception):
-    """A file was not written; the message says why and what to do."""
+    """A file was not written; the message has the reason and the remedy."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` (mode 0644) in the place of whatever `path` was; folders above it are made. Raises OSError."""
+    """Replace `path` by a file with `content` and mode 0644; creates parent directories. Raises OSError."""
     _make_folder(path.parent)
-    _write_and_rename(path, content, 0o644)  # mkstemp's 0600 hides it from a daemon that runs as somebody else
+    _write_and_rename(path, content, 0o644)  # mkstemp's 0600 hides it from a daemon that runs as another user
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Replace `path` with `content`, with the rights that the umask leaves, if it is a plain file or absent.
+    """Replace `path` with `content` and the umask's mode, if it is a regular file or absent.
 
-    A link, a device or a folder is refused: in a directory that others may write to (a job's own, /tmp) it may be
-    theirs, and we may be root. Raises OutputError.
+    Refuses links, devices and directories: in a directory that others can write to (a job's own, /tmp) another user
+    may have created them, and we may be root. Raises OutputError.
     """
     try:
         existing = os.lstat(path) if os.path.lexists(path) else None
@@ -42,7 +42,7 @@ def _write_and_rename(path: Path, content: bytes, mode: int) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
+            os.fsync(file.fileno())  # otherwise the renamed file may be empty after a power failure
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def _write_and_rename(path: Path, content: bytes, mode: int) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """With mode 0755 whatever the umask, for the same reason."""
+    """Create missing directories with mode 0755 whatever the umask, for the same reason."""
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in made:

@@ -1,7 +1,6 @@
-"""Formats numbers, times and texts for people: on pages, in terminals and in reports.
+"""Formats numbers, times and texts for pages, terminals and reports.
 
-Owns their width and digits. `space` stands between a number and its unit; pages pass a no-break space. Refuses to know
-what the values mean, and to escape.
+`space` separates a number from its unit; pages pass a no-break space. Does not escape HTML.
 """
 
 from collections.abc import Mapping
@@ -14,22 +13,22 @@ NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 MINUTE, HOUR, DAY = 60, 3600, 86400
 JOULES_PER_KWH = 3.6e6
 _TINY_SHARE = 0.005
-"""A share below it would round to 0 %."""
+"""Shares below this would round to 0 %."""
 _CENTS, _LARGE = 0.005, 1000
-"""Amounts below the first show as "less than 0.01"; from the second on they have no decimals."""
+"""Amounts below _CENTS are shown as "<0.01"; from _LARGE on without decimals."""
 _FRESH_SECONDS = 10
-"""Ages below it have tenths."""
+"""Ages below this are shown with tenths of a second."""
 _LONG_AGO = 300 * DAY
 _CURRENCY_SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
 
 
 def format_time(seconds: float) -> str:
-    """A time of day, UTC."""
+    """Format Unix seconds as date and time in UTC, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def format_duration(seconds: float) -> str:
-    """Two units are enough: 4.5 s, 45 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    """Format a duration in at most two units: 4.5 s, 45 s, 12 min, 3 h 05 min, 2 d 4 h."""
     if seconds < 60:  # noqa: PLR2004  a minute
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
@@ -41,12 +40,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_percent(ratio: float | None) -> str:
-    """One digit after the point."""
+    """Format 0-1 as percent with one decimal; None as NO_VALUE."""
     return NO_VALUE if ratio is None else f"{100 * ratio:.1f} %"
 
 
 def format_amount(value: float | None) -> str:
-    """Four digits that matter, thousands set apart; above 100,000 with a unit prefix; small ones as a power of ten."""
+    """Format with four significant digits and thousands separators, from 100,000 on with an SI prefix."""
     if value is None:
         return NO_VALUE
     if not isfinite(value):
@@ -60,29 +59,29 @@ def format_amount(value: float | None) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut in the middle: names differ at their ends. What a terminal would obey is not passed on to it."""
+    """Truncate in the middle, because names differ at their ends, and replace unprintable characters."""
     text = "".join(char if char.isprintable() else "?" for char in text)
     half = (width - 2) // 2
     return text if len(text) <= width else f"{text[: width - 2 - half]}..{text[-half:]}"
 
 
 def escape_surrogates(text: str) -> str:
-    """The text as UTF-8 can say it: bytes that were none, as Python reads them of names and paths, are spelt out."""
+    """Replace lone surrogates, which Python uses for invalid UTF-8 in names and paths, by backslash escapes."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def share(ratio: float) -> str:
-    """0-1 as a whole number of percent, without the sign; what is above 0 never shows as 0."""
+    """Format 0-1 as whole percent without the sign; a value above 0 never shows as 0."""
     return "<1" if 0 < ratio < _TINY_SHARE else f"{100 * ratio:.0f}"
 
 
 def whole_percent(ratio: float, *, space: str = " ") -> str:
-    """0-1 as whole percent."""
+    """Format 0-1 as whole percent with the sign."""
     return f"{share(ratio)}{space}%"
 
 
 def duration(seconds: float, *, space: str = " ") -> str:
-    """In one or two units: 45 s, 12 min, 3 h 5 min, 2 d 4 h."""
+    """Format a duration in one or two units: 45 s, 12 min, 3 h 5 min, 2 d 4 h."""
     if seconds < 1.5 * MINUTE:
         return f"{'<1' if 0 < seconds < 1 else f'{seconds:.0f}'}{space}s"
     minutes, hours = round(seconds / MINUTE), round(seconds / HOUR)
@@ -94,7 +93,7 @@ def duration(seconds: float, *, space: str = " ") -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """In at most five characters: 45s, 12m, 3h05m, 17h, 2d4h, 12d."""
+    """Format a duration in at most five characters: 45s, 12m, 3h05m, 17h, 2d4h, 12d."""
     if seconds < 1.5 * MINUTE:
         return f"{max(0, seconds):.0f}s"
     minutes, hours = round(seconds / MINUTE), round(seconds / HOUR)
@@ -106,22 +105,22 @@ def short_duration(seconds: float) -> str:
 
 
 def age(seconds: float, *, space: str = " ") -> str:
-    """The age of something that ought to be fresh, so with tenths."""
+    """Format an age: as `duration`, with tenths of a second below 10 s."""
     return f"{seconds:.1f}{space}s" if seconds < _FRESH_SECONDS else duration(seconds, space=space)
 
 
 def latency(seconds: float, *, space: str = " ") -> str:
-    """Milliseconds below a second."""
+    """Format a latency: in milliseconds below a second."""
     return f"{1000 * seconds:.0f}{space}ms" if seconds < 1 else f"{seconds:.1f}{space}s"
 
 
 def time_of_day(wall: float) -> str:
-    """Unix seconds as the time of day, UTC."""
+    """Format Unix seconds as time of day in UTC, to the second."""
     return f"{datetime.fromtimestamp(wall, UTC):%H:%M:%S} UTC"
 
 
 def date_time(wall: float, *, now: float) -> str:
-    """Unix seconds as the time of day, UTC, with the date where it is not today's, or the year where it is long ago."""
+    """Format Unix seconds as UTC time of day, with the date unless it is today's; as date and year if long ago."""
     when, today = datetime.fromtimestamp(wall, UTC), datetime.fromtimestamp(now, UTC)
     if abs(now - wall) > _LONG_AGO:
         return f"{when:%-d %b %Y}"
@@ -129,17 +128,17 @@ def date_time(wall: float, *, now: float) -> str:
 
 
 def iso(wall: float) -> str:
-    """Unix seconds as ISO 8601."""
+    """Format Unix seconds as ISO 8601."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
 
 
 def gpu_hours(seconds: float) -> str:
-    """GPU-seconds as GPU-hours, without a unit."""
+    """Format GPU-seconds as GPU-hours, without a unit."""
     return _with_cents(seconds / HOUR)
 
 
 def money(amounts: Mapping[str, float], *, space: str = " ") -> str:
-    """Sums by currency in one line; empty where there is none."""
+    """Format amounts by currency in one line; empty for none."""
     return " + ".join(
         _with_cents(amount, _CURRENCY_SYMBOLS.get(currency) or f"{currency}{space}")
         for currency, amount in sorted(amounts.items())
@@ -153,18 +152,18 @@ def _with_cents(amount: float, symbol: str = "") -> str:
 
 
 def energy(joules: float, *, space: str = " ") -> str:
-    """Joules in the unit in which energy is billed."""
+    """Format joules as Wh or kWh."""
     kwh = joules / JOULES_PER_KWH
     return f"{1000 * kwh:,.0f}{space}Wh" if kwh < 1 else f"{kwh:,.{1 if kwh < _LARGE else 0}f}{space}kWh"
 
 
 def gibibytes(used: float | None, whole: float | None) -> str:
-    """Bytes as "used/whole" in GiB; empty where it is not known how many are used."""
+    """Format bytes as "used/whole" in GiB; empty if `used` is None."""
     if used is None:
         return ""
     return f"{used / 2**30:.0f}" + (f"/{whole / 2**30:.0f}" if whole else "")
 
 
 def readable_name(name: str) -> str:
-    """`low_parallelism` as "low parallelism"."""
+    """Replace underscores by spaces: "low parallelism" for `low_parallelism`."""
     return name.replace("_", " ")

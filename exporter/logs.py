@@ -1,4 +1,4 @@
-"""Configures logging: one line an event, as text or JSON; a repeated event at most once a minute, with a count."""
+"""Configures logging: one line per event, as text or JSON; repeated events at most once a minute, with a count."""
 
 import json
 import logging
@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 QUIET_SECONDS = 60.0
 MOST_EVENTS = 1000
-"""Different events remembered at once; beyond it all are forgotten, so that no flood can fill the memory."""
+"""Maximum number of distinct events remembered; beyond it all are forgotten, to bound memory."""
 _DIGITS = re.compile(r"\d+")
 _redact: Callable[[str], str] = str
-"""What every line goes through."""
+"""Applied to every line."""
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets an event through if, numbers aside, it was silent for a minute; then tells how many were held back."""
+    """Suppresses an event, numbers aside, for a minute after it was logged; the next one has the suppressed count."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class RateLimitFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """time level message; one line, whatever the message holds."""
+    """Formats "time level message" on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, message."""
+    """Formats one JSON object per line: time, level, logger, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
@@ -75,13 +75,13 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def set_redaction(redact: Callable[[str], str]) -> None:
-    """Have every line go through `tell`: whoever writes one need not think of secrets in it, or of people."""
+    """Apply `redact` to every line, so that secrets and personal data are removed in one place."""
     global _redact  # noqa: PLW0603  as logging itself, one for the process
     _redact = redact
 
 
 def configure_logging(*, form: str, level: str) -> None:
-    """Send all logging to standard error in one form."""
+    """Log to standard error as text or, if `form` is "json", JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(RateLimitFilter())

@@ -49,11 +49,11 @@ from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.formatting import duration, whole_percent
 from exporter.web.api import GpusOut, HealthOut, JobsOut, accounts_out, gpus_out, jobs_out
 from exporter.web.app import PATHS, create_app
-from exporter.web.page import CONTENT_SECURITY_POLICY, LEAK_COLOURS, SCRIPT, STATE_SYMBOLS, STYLE, PageData, printable
+from exporter.web.page import CONTENT_SECURITY_POLICY, LEAK_COLOURS, SCRIPT, STYLE, PageData, printable
 from exporter.web.page import render_node_page as render_page
 from exporter.web.responses import wants_gzip, wants_openmetrics
 from exporter.web.server import WebListenError, listen, uvicorn_config
-from exporter.web.summary import health_problems
+from exporter.web.summary import STATE_SYMBOLS, health_problems
 from tests import worlds
 
 S = 1_000_000_000
@@ -577,7 +577,7 @@ def test_zero_none_unseen_and_unsupported_look_different() -> None:
     assert "nvidia-smi not reported" in lacking
     unknown = words_of(world((gpu(0, spec=None),)))
     assert "95 % computing x unknown useful = unknown" in unknown
-    assert "57 s of kernel time has no known worth; were it worth nothing, the product would be 0 %." in unknown
+    assert "57 s of kernel time is unresolved; counted as not useful, the product would be 0 %." in unknown
 
 
 def test_a_card_names_useful_work_and_the_three_largest_losses() -> None:
@@ -598,7 +598,7 @@ def test_a_board_and_its_instances_are_one_gpu_and_each_says_what_it_is() -> Non
     told = " ".join(" ".join(Tags(render_page(replace(view_of(NODE), gpus=answer))).words).split())
     assert "node-7 1 GPU" in told
     assert "MIG 3g.40gb of H100" in told
-    assert "57 % not partitioned" in told.replace("\N{NO-BREAK SPACE}", " ")
+    assert "57 % unpartitioned" in told.replace("\N{NO-BREAK SPACE}", " ")
     assert "Source nvml: sees." in told
     assert [(one.parent, one.profile, round(one.share, 2)) for one in answer.gpus] == [
         ("", "", 0.57),
@@ -626,12 +626,12 @@ def test_what_is_wrong_with_a_board_is_said_and_nothing_while_all_is_well() -> N
     )
     assert health_problems(ill).split("; ") == [
         "Xid 79",
-        "the driver asks: reset this GPU",
+        "driver recommends: reset this GPU",
         "1 uncorrected ECC error",
-        "a row remap failed: replace the board",
-        "a row remap waits for a reset",
+        "row remapping failed: replace the board",
+        "row remapping pending: reset the GPU",
     ]
-    assert health_problems(replace(well, recovery_action=9)) == "the driver asks: see NVML"
+    assert health_problems(replace(well, recovery_action=9)) == "driver recommends: see NVML"
 
 
 def test_the_api_tells_health_and_null_where_nothing_is_known() -> None:
@@ -771,7 +771,7 @@ def test_what_a_training_job_says_is_in_the_json_and_on_the_page() -> None:
     assert job.training.loss_events["not_finite"] == 1
     assert (job.training.quality, job.training.quality_name) == (0.5, "accuracy")
     words = words_of(snapshot)
-    assert "its own word" in words
+    assert "user reported GPUs" in words
     assert "step 1,200, MFU 40 %, goodput 90 %" in words
 
 
@@ -791,4 +791,4 @@ def test_what_a_serving_engine_says_is_in_the_json_and_on_the_page() -> None:
 
 
 def test_where_no_job_speaks_the_page_has_no_column_for_it() -> None:
-    assert "its own word" not in words_of(spoken())
+    assert "user reported GPUs" not in words_of(spoken())

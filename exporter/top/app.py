@@ -1,4 +1,4 @@
-"""Runs the live view in Textual, the only module that imports it: colours, key names, and when to redraw.
+"""Runs the live view in Textual: colours, keyboard events, redraws. The only module that imports Textual.
 
 Textual's App and Widget are subclassed because it has no other interface. Redraws only the lines that changed.
 """
@@ -39,15 +39,15 @@ _COLOUR_STYLES = {
     "unresolved": Style(dim=True),
     "unobserved": Style(dim=True),
 }
-"""The sixteen colours of the terminal's own theme, in the order of the boards': whoever chose that can read them. Every
-colour stands beside a word, a sign or a pattern of its own."""
+"""The sixteen colours of the terminal's theme, matching the dashboards', so that they are legible in any theme. Each is
+used with a name, symbol or pattern of its own."""
 _NO_STYLE, _BOLD, _SELECTED = Style(), Style(bold=True), Style(reverse=True)
 _REDRAW_SECONDS, _BATCH_SECONDS = 1.0, 0.25
 _LISTS: tuple[ListKind, ...] = ("gpus", "jobs")
 
 
 class Canvas(Widget):
-    """Lines as they are given; only those that changed are sent to the terminal."""
+    """Draws styled lines; sends only changed lines to the terminal."""
 
     can_focus = True
 
@@ -57,7 +57,7 @@ class Canvas(Widget):
         self._style_table = _COLOUR_STYLES if coloured else _PLAIN_STYLES
 
     def show(self, lines: list[StyledLine]) -> None:
-        """Have these on the screen."""
+        """Show these lines."""
         before, self._lines = self._lines, lines
         if len(before) != len(lines):
             self.refresh()
@@ -67,7 +67,7 @@ class Canvas(Widget):
             self.refresh(*(Region(0, row, self.size.width, 1) for row in changed))
 
     def render_line(self, y: int) -> Strip:
-        """Textual asks for one line."""
+        """Render one line for Textual."""
         width = self.size.width
         line = self._lines[y] if y < len(self._lines) else StyledLine()
         styles = {"strong": _BOLD} if line.selected else self._style_table
@@ -77,7 +77,7 @@ class Canvas(Widget):
 
 
 class TopApp(App[None]):
-    """The program."""
+    """The live view as a Textual application."""
 
     CSS = "Screen, Canvas { background: ansi_default; color: ansi_default; } Canvas { width: 100%; height: 100%; }"
     ENABLE_COMMAND_PALETTE = False
@@ -96,31 +96,31 @@ class TopApp(App[None]):
         self._drawn_screen: RenderedScreen | None = None
 
     def compose(self) -> ComposeResult:
-        """All there is."""
+        """Return the only widget."""
         yield self._canvas
 
     def on_mount(self) -> None:
-        """Begin."""
+        """Start polling and redrawing."""
         self._canvas.focus()
-        self.set_interval(_REDRAW_SECONDS, self._tick)
+        self.set_interval(_REDRAW_SECONDS, self._draw)
         self._pollers.start()
 
     def on_unmount(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._pollers.stop()
 
     def on_resize(self) -> None:
-        """Draw for the new size, when it is known everywhere."""
+        """Redraw at the new size, once Textual has applied it."""
         self.call_after_refresh(self._draw)
 
     def on_paste(self, event: Paste) -> None:
-        """Pasted into the filter; keys are never pasted."""
+        """Add the first pasted line to the filter; pasted text never acts as keys."""
         if self._view_state.typing:
             for char in event.text.splitlines()[0] if event.text else "":
                 self._press("", char)
 
     async def on_event(self, event: Event) -> None:
-        """Every key is ours, even those that Textual has a use for."""
+        """Handle all keys, including those that Textual would use itself."""
         if isinstance(event, KeyPress) and event.key == "ctrl+z":
             self.action_suspend_process()
         elif isinstance(event, KeyPress):
@@ -146,12 +146,12 @@ class TopApp(App[None]):
         self._draw()
 
     def _answer_arrived(self) -> None:
-        """On a thread of a node's."""
-        with suppress(RuntimeError):  # it is being closed
+        """Handle a poll; called on a node's polling thread."""
+        with suppress(RuntimeError):  # the application is closing
             self.call_from_thread(self._record_trends)
 
     def _record_trends(self) -> None:
-        """Remember what is new for the trends."""
+        """Add new values to the trends."""
         nodes = self._pollers.states
         fresh = [node for node in nodes if node.live and self._last_answered.get(node.address) != node.at]
         self._last_answered |= {node.address: node.at for node in fresh}
@@ -165,7 +165,7 @@ class TopApp(App[None]):
             self.set_timer(_BATCH_SECONDS, self._redraw_batch)
 
     def _redraw_batch(self) -> None:
-        """Of the nodes that answer at about the same time."""
+        """Redraw once for nodes that respond at about the same time."""
         self._redraw_pending = False
         view = self._current_view()
         self._trends.retain(row.key for kind in _LISTS for row in list_rows(ViewState(), view, kind))
@@ -179,9 +179,6 @@ class TopApp(App[None]):
         labels = host_names(nodes, self._glyphs)
         return TopView(nodes=nodes, now=now, wall=time.time(), trends=self._trends, glyphs=self._glyphs, names=labels)
 
-    def _tick(self) -> None:
-        self._draw()
-
     def _draw(self) -> None:
         width, height = self.size
         self._drawn_screen = render_screen(
@@ -191,9 +188,9 @@ class TopApp(App[None]):
 
 
 def _exit_on_hangup(terminal: int) -> None:
-    """End this process when its terminal hangs up, as where an ssh is cut and no shell is there to tell it.
+    """End this process when its terminal hangs up, for example when an ssh connection breaks without a shell.
 
-    From a thread of its own, and by the kernel's hand: whoever reads or writes a dead terminal may wait for ever.
+    Runs in its own thread and sends SIGHUP, because a read or write on a dead terminal may block forever.
     """
     poller = select.poll()
     poller.register(terminal, 0)
@@ -205,7 +202,7 @@ def _exit_on_hangup(terminal: int) -> None:
 def run_live(
     targets: Sequence[NodeTarget], state: ViewState, *, glyphs: Glyphs, interval: float, coloured: bool
 ) -> None:
-    """Show it until it is left, or the terminal is gone."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, and whoever was started by it, would not hear of the end
+    """Run the live view until the user quits or the terminal hangs up."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup SIGHUP is ignored
     threading.Thread(target=_exit_on_hangup, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
     TopApp(targets, state, glyphs=glyphs, interval=interval, coloured=coloured).run(mouse=False)

@@ -1,6 +1,7 @@
-"""Polls nodes over their JSON API, each on its own thread, within limits of time and size.
+"""Polls nodes over their JSON API, each in its own thread, with limits on time and size.
 
-Refuses redirects, which could carry a password elsewhere. A node that fails keeps its last values, with the reason.
+Refuses redirects, which could send a password to another host. A node that fails keeps its last values, with the
+reason.
 """
 
 import re
@@ -23,53 +24,53 @@ from exporter.top.view import PolledNode
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, Problem, ReceiptsOut
 
 TIMEOUT_SECONDS = 5.0
-"""For each step of one answer, and for the whole of it three times that."""
+"""Timeout of each step of a request; the whole request may take three times as long."""
 MAX_BYTES = 32 << 20
 _UNAUTHORIZED = (401, 403)
 _NOT_FOUND, _UNAVAILABLE, _OK = 404, 503, 200
 _MAX_MESSAGE_CHARS = 300
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
-"""Python's, before the words of the operating system."""
+"""Python's prefix of messages of the operating system."""
 ResponseT = TypeVar("ResponseT")
 
 
 class NodeUnavailableError(Exception):
-    """No answer that can be used; the message says why, and what to do."""
+    """The node gave no usable response; the message has the reason and the remedy."""
 
 
 class NodeAddressError(ValueError):
-    """This cannot be the address of a node."""
+    """The given text is not the address of a node, or its CA file is invalid."""
 
 
 class NodeTarget(Struct, frozen=True, kw_only=True):
-    """Where a node is asked, and how."""
+    """URL and credentials of a node."""
 
     url: str
-    """Without a slash at the end; may hold a user and a password."""
+    """Without a trailing slash; may contain a user and a password."""
     headers: dict[str, str] = {}
     ca_file: Path | None = None
 
     @property
     def address(self) -> str:
-        """For people: without secrets."""
+        """The URL without secrets, for display."""
         return redact_secrets(self.url)
 
 
 def parse_target(url: str, *, headers: Mapping[str, str], ca_file: Path | None) -> NodeTarget:
-    """Read an address; without a scheme it is of http. Raises AddressError."""
+    """Parse an address; without a scheme it is http. Raises NodeAddressError."""
     full_url = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
         parsed = httpx.URL(full_url)
     except httpx.InvalidURL as err:
-        raise NodeAddressError(f"{redact_secrets(url)} is no address of a node: {err}") from err
+        raise NodeAddressError(f"{redact_secrets(url)} is not a node's address: {err}") from err
     readable = not any(char.isspace() or not char.isprintable() for char in full_url)
     if parsed.scheme not in ("http", "https") or not parsed.host or not readable:
-        raise NodeAddressError(f"{redact_secrets(url)} is no address of a node (example: http://node17:19400)")
+        raise NodeAddressError(f"{redact_secrets(url)} is not a node's address (example: http://node17:19400)")
     return NodeTarget(url=full_url, headers=dict(headers), ca_file=ca_file)
 
 
 def tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """The authorities by which nodes prove who they are. Raises OSError, AddressError."""
+    """Return httpx' `verify` for a CA file, or its default. Raises OSError, NodeAddressError."""
     if ca_file is None:
         return True
     try:
@@ -79,7 +80,7 @@ def tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 class NodeClient:
-    """Asks one node, over a connection that is kept; also a context manager, which closes it."""
+    """HTTP client of one node with a persistent connection; a context manager, which closes it."""
 
     def __init__(
         self, target: NodeTarget, *, timeout: float = TIMEOUT_SECONDS, transport: httpx.BaseTransport | None = None
@@ -96,23 +97,23 @@ class NodeClient:
         self._missing_paths = set[str]()
 
     def gpus(self) -> GpusOut:
-        """Raises SilentError."""
+        """Request the node's GPUs. Raises NodeUnavailableError."""
         return self._get("/api/v1/gpus", GpusOut)
 
     def jobs(self) -> JobsOut:
-        """Raises SilentError."""
+        """Request the node's jobs. Raises NodeUnavailableError."""
         return self._get("/api/v1/jobs", JobsOut)
 
     def accounts(self) -> AccountsOut | None:
-        """The node in money; None where the daemon is too old to tell. Raises SilentError."""
+        """Request the node's accounts; None if the daemon is too old for it. Raises NodeUnavailableError."""
         return self._get_if_supported("/api/v1/node", "", AccountsOut)
 
     def receipts(self, job_id: str) -> ReceiptsOut | None:
-        """What it knows of a job's whole time; None where the daemon is too old to tell. Raises SilentError."""
+        """Request the records of a job; None if the daemon is too old for it. Raises NodeUnavailableError."""
         return self._get_if_supported("/api/v1/receipts", f"?job_id={quote(job_id, safe='')}", ReceiptsOut)
 
     def _get_if_supported(self, path: str, query: str, shape: type[ResponseT]) -> ResponseT | None:
-        """A path that older daemons do not have: it is not asked for a second time."""
+        """Request a path that older daemons do not have; after a 404 it is not requested again."""
         if path in self._missing_paths:
             return None
         try:
@@ -125,23 +126,23 @@ class NodeClient:
         try:
             status, body = self._read(f"{self.target.url}{path}")
         except httpx.TimeoutException as err:
-            raise NodeUnavailableError(f"no answer within {self._timeout:g} s") from err
+            raise NodeUnavailableError(f"no response within {self._timeout:g} s") from err
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
             raise NodeUnavailableError(_explain_connection_error(err)) from err
         return _decode(status, body, shape)
 
     def _read(self, url: str) -> tuple[int, bytes]:
-        """Status and body, within the limits of time and size."""
+        """Return status and body, within the limits of time and size."""
         deadline, body = time.monotonic() + 3 * self._timeout, bytearray()
         with self._client.stream("GET", url) as response:
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > MAX_BYTES:
                     raise NodeUnavailableError(
-                        f"its answer is larger than {MAX_BYTES >> 20} MiB: is this a node's address?"
+                        f"its response is larger than {MAX_BYTES >> 20} MiB: is this a node's address?"
                     )
                 if time.monotonic() > deadline:
-                    raise NodeUnavailableError(f"its answer was not complete after {3 * self._timeout:g} s")
+                    raise NodeUnavailableError(f"its response was not complete after {3 * self._timeout:g} s")
             return response.status_code, bytes(body)
 
     def __enter__(self) -> Self:
@@ -152,7 +153,7 @@ class NodeClient:
 
 
 class _NotFoundError(NodeUnavailableError):
-    """There is no such path."""
+    """The node responded 404."""
 
 
 def _decode(status: int, body: bytes, shape: type[ResponseT]) -> ResponseT:
@@ -161,7 +162,7 @@ def _decode(status: int, body: bytes, shape: type[ResponseT]) -> ResponseT:
             return msgspec.json.decode(body, type=shape)
         except msgspec.MsgspecError as err:
             raise NodeUnavailableError(
-                f"it does not answer as this exporter does ({err}): is this its address?"
+                f"its response is not that of this exporter ({err}): is this its address?"
             ) from err
     raise _status_error(status, body)
 
@@ -170,14 +171,14 @@ def _status_error(status: int, body: bytes) -> NodeUnavailableError:
     message = _error_detail(body)
     if status in _UNAUTHORIZED:
         return NodeUnavailableError(
-            f"it answers HTTP {status}{f' ({message})' if message else ''}: give it a name and password, --header"
+            f"it responds HTTP {status}{f' ({message})' if message else ''}: pass a user name and password, --header"
             " 'Authorization: ...' or --header @FILE; see docs/web.md"
         )
     if status == _NOT_FOUND:
-        return _NotFoundError("it answers HTTP 404: is this the address of an exporter's node, and complete?")
+        return _NotFoundError("it responds HTTP 404: is this the complete address of an exporter's node?")
     if status == _UNAVAILABLE and message:
         return NodeUnavailableError(message)
-    return NodeUnavailableError(f"it answers HTTP {status}{f': {message}' if message else ''}")
+    return NodeUnavailableError(f"it responds HTTP {status}{f': {message}' if message else ''}")
 
 
 def _error_detail(body: bytes) -> str:
@@ -191,21 +192,22 @@ def _error_detail(body: bytes) -> str:
 def _explain_connection_error(err: Exception) -> str:
     message = " ".join(redact_secrets(str(err)).split())[:_MAX_MESSAGE_CHARS] or type(err).__name__
     if "CERTIFICATE_VERIFY_FAILED" in message:
-        return f"{message}: name its authority with --ca-file"
+        return f"{message}: pass its certificate authority with --ca-file"
     if isinstance(err, httpx.ConnectError):
-        return f"{_ERRNO.sub('', message)}; does the exporter run there, and may it be reached from here?"
+        return f"{_ERRNO.sub('', message)}; is the exporter running there and reachable from this host?"
     return message
 
 
 class NodePoller:
-    """One node: the latest of what is known of it, replaced whole and never changed."""
+    """Holds the latest state of one node; each poll replaces `state` by a new immutable value."""
 
     def __init__(self, target: NodeTarget) -> None:
-        self.state = PolledNode(address=target.address)
         self.target = target
+        self.state = PolledNode(address=target.address)
+        self.wake = threading.Event()
 
     def poll(self, client: NodeClient, job_id: str = "") -> None:
-        """Ask once. No failure of the node's leaves here."""
+        """Poll once; NodeUnavailableError becomes the `problem` of the state."""
         before = self.state
         try:
             gpus, jobs, accounts = client.gpus(), client.jobs(), client.accounts()
@@ -215,70 +217,64 @@ class NodePoller:
             self.state = replace(before, problem=str(err), since=since)
         else:
             self.state = PolledNode(
-                address=before.address,
-                gpus=gpus,
-                jobs=jobs,
-                accounts=accounts,
-                receipts=receipts,
-                at=time.monotonic(),
+                address=before.address, gpus=gpus, jobs=jobs, accounts=accounts, receipts=receipts, at=time.monotonic()
             )
 
 
 class NodePollers:
-    """All of them, for the length of a block; `changed` is called on their threads."""
+    """Polls all nodes, each in its own thread, which calls `changed` after every poll."""
 
     def __init__(self, targets: Sequence[NodeTarget], *, interval: float, changed: Callable[[], None]) -> None:
-        self._node_pollers = [NodePoller(target) for target in targets]
-        self._targets, self._interval, self._changed = targets, interval, changed
+        self._pollers = [NodePoller(target) for target in targets]
+        self._interval, self._changed = interval, changed
         self._stop = threading.Event()
-        self._wake = [threading.Event() for _ in targets]
         self._job = ""
 
     @property
     def states(self) -> tuple[PolledNode, ...]:
-        """In the order of the places."""
-        return tuple(poller.state for poller in self._node_pollers)
+        """Latest states in the order of the targets."""
+        return tuple(poller.state for poller in self._pollers)
 
     def request_receipts(self, job_id: str) -> None:
-        """Ask for this job's receipts too, and now; empty: for none."""
+        """Also request this job's records, starting now; empty: of no job."""
         if job_id != self._job:
             self._job = job_id
-            for wake in self._wake if job_id else ():
-                wake.set()
+            if job_id:
+                self._wake_all()
 
     def start(self) -> None:
-        """Begin to ask. The threads end with the program: one may wait for a node for seconds."""
-        for poller, target, wake in zip(self._node_pollers, self._targets, self._wake, strict=True):
-            threading.Thread(target=self._run, args=(poller, target, wake), daemon=True).start()
+        """Start the threads; they are daemon threads, because one may wait several seconds for a node."""
+        for poller in self._pollers:
+            threading.Thread(target=self._run, args=(poller,), daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._stop.set()
-        for wake in self._wake:
-            wake.set()
+        self._wake_all()
 
-    def _run(self, poller: NodePoller, target: NodeTarget, wake: threading.Event) -> None:
-        with NodeClient(target) as client:
+    def _wake_all(self) -> None:
+        for poller in self._pollers:
+            poller.wake.set()
+
+    def _run(self, poller: NodePoller) -> None:
+        with NodeClient(poller.target) as client:
             while not self._stop.is_set():
-                wake.clear()
+                poller.wake.clear()
                 poller.poll(client, self._job)
                 if not self._stop.is_set():
                     self._changed()
-                wake.wait(self._interval)
+                poller.wake.wait(self._interval)
 
 
 def poll_once(targets: Sequence[NodeTarget]) -> tuple[PolledNode, ...]:
-    """Ask each once, all at the same time."""
+    """Poll all nodes once, concurrently."""
     pollers = [NodePoller(target) for target in targets]
 
-    def work(poller: NodePoller, target: NodeTarget) -> None:
-        with NodeClient(target) as client:
+    def work(poller: NodePoller) -> None:
+        with NodeClient(poller.target) as client:
             poller.poll(client)
 
-    threads = [
-        threading.Thread(target=work, args=(poller, target), daemon=True)
-        for poller, target in zip(pollers, targets, strict=True)
-    ]
+    threads = [threading.Thread(target=work, args=(poller,), daemon=True) for poller in pollers]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,6 +1,6 @@
 """Builds, filters and sorts the rows of the GPU and job lists, and chooses the columns that fit the width.
 
-Columns drop out by rank when the width shrinks; the first two are always there.
+Columns are left out by rank when the width shrinks; those of rank 0 always stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,16 @@ from exporter.top.view import (
     truncate_middle,
 )
 from exporter.web.api import GpuOut, JobOut, OwnerOut, ServingOut, TrainingOut, WindowOut
-from exporter.web.summary import LAYER_BY_LEAK, serving_summary, training_summary
+from exporter.web.summary import LAYER_BY_LEAK, STATE_SYMBOLS, serving_summary, training_summary
 
 RowKey = tuple[str, str, str]
-"""What a row is of, for as long as it is there: gpu or job, the node's address, UUID or job id."""
+"""Identifies a row: "gpu" or "job", the node's address, UUID or job id."""
 ListKind = Literal["gpus", "jobs"]
-STATES_BY_URGENCY = ("unavailable", "hung", "unobserved", "unowned", "zombie", "unallocated", "stalled", "active")
-"""States, the one that most needs somebody first."""
+_URGENCY = {state: index for index, state in enumerate(STATE_SYMBOLS)}
 
 
 class ListRow(Struct, frozen=True, kw_only=True):
-    """What both kinds have."""
+    """A row of the GPU or job list; either `gpu` or `job` is set."""
 
     key: RowKey
     polled: PolledNode
@@ -47,27 +46,27 @@ class ListRow(Struct, frozen=True, kw_only=True):
     state: str
     suspect: bool
     since: float
-    """Seconds."""
+    """Seconds in this state, or since the job started."""
     owners: list[OwnerOut]
     window: WindowOut
     order: tuple[int, int, str]
     gpu: GpuOut | None = None
     job: JobOut | None = None
     states: tuple[str, ...] = ()
-    """Of a job: those of its GPUs."""
+    """States of a job's GPUs."""
 
     @property
     def live(self) -> bool:
-        """Its figures are the present."""
+        """Whether the values are current."""
         return self.polled.live and (self.gpu is None or self.gpu.live)
 
     @property
     def owner(self) -> OwnerOut:
-        """The first of those who hold it."""
+        """The first owner."""
         return self.owners[0] if self.owners else OwnerOut()
 
     def search_text(self) -> str:
-        """All of its words, for a search."""
+        """Return the text that a filter is matched against."""
         of_gpu = (self.gpu.index, self.gpu.model, self.gpu.reason, self.gpu.uuid) if self.gpu else ()
         owner_fields = [field for owner in self.owners for field in _owner_fields(owner)]
         leaks = [name for name, _ in known_losses(self.window)[:2]]
@@ -83,7 +82,7 @@ def _owner_fields(owner: OwnerOut) -> tuple[str, ...]:
 
 
 def gpu_rows(view: TopView, window: str) -> list[ListRow]:
-    """All GPUs of all nodes."""
+    """List all GPUs of all nodes."""
     return [
         _gpu_row(gpu, polled, view, node_index=node_index, window=window)
         for node_index, polled in enumerate(view.nodes)
@@ -109,7 +108,7 @@ def _gpu_row(gpu: GpuOut, polled: PolledNode, view: TopView, *, node_index: int,
 
 
 def job_rows(view: TopView, window: str) -> list[ListRow]:
-    """All jobs of all nodes; one that several nodes share has a row for each."""
+    """List all jobs of all nodes; a job on several nodes has a row for each."""
     return [
         _job_row(job, polled, view, node_index=node_index, number=number, window=window)
         for node_index, polled in enumerate(view.nodes)
@@ -138,18 +137,18 @@ def _job_row(job: JobOut, polled: PolledNode, view: TopView, *, node_index: int,
 
 
 def gpus_of_job(job_id: str, polled: PolledNode) -> list[GpuOut]:
-    """GPUs that the job holds on this node."""
+    """List the GPUs that the job holds on this node."""
     gpus = polled.gpus.gpus if polled.gpus else []
     return [gpu for gpu in gpus if any(owner.job_id == job_id for owner in gpu.owners)]
 
 
 def urgency(state: str) -> int:
-    """Its place among the states; one that is not known here comes after those that are trouble."""
-    return STATES_BY_URGENCY.index(state) if state in STATES_BY_URGENCY else len(STATES_BY_URGENCY) - 1
+    """Return the state's rank, the most urgent 0; an unknown state sorts with active."""
+    return _URGENCY.get(state, _URGENCY["active"])
 
 
 def _none_last(value: float | None) -> tuple[bool, float]:
-    """What has no figure comes last."""
+    """Return a sort key that sorts None last."""
     return value is None, value or 0.0
 
 
@@ -157,19 +156,11 @@ def _lost_seconds(row: ListRow) -> float:
     return lost_share(row.window) * row.window.seconds
 
 
-def _power_watts(row: ListRow) -> float:
-    return row.gpu.power_watts or 0.0 if row.gpu else 0.0
-
-
-def _memory_bytes(row: ListRow) -> float:
-    return row.gpu.memory_used_bytes or 0.0 if row.gpu else 0.0
-
-
 SortOrder = tuple[str, str, Callable[[ListRow], tuple[object, ...]]]
-"""Name, the column that it marks, and the key."""
+"""Name, the column marked by an arrow, and the sort key."""
 _BY_LOSS: SortOrder = ("lost", "leak", lambda row: (-_lost_seconds(row),))
 _COMMON_ORDERS: tuple[SortOrder, ...] = (
-    ("product", "got", lambda row: _none_last(row.window.product)),
+    ("product", "useful", lambda row: _none_last(row.window.product)),
     ("state", "state", lambda row: (not row.suspect, urgency(row.state)) if row.state != "ended" else (True, 99)),
     ("user", "user", lambda row: (not contact(row.owner), contact(row.owner))),
     ("job", "job", lambda row: (not row.owner.job_id, row.owner.job_id)),
@@ -180,18 +171,18 @@ SORTS: dict[ListKind, tuple[SortOrder, ...]] = {
         ("gpu", "gpu", lambda _: ()),
         _BY_LOSS,
         *_COMMON_ORDERS,
-        ("power", "power", lambda row: (-_power_watts(row),)),
-        ("memory", "memory", lambda row: (-_memory_bytes(row),)),
+        ("power", "power", lambda row: (-((row.gpu and row.gpu.power_watts) or 0.0),)),
+        ("memory", "memory", lambda row: (-((row.gpu and row.gpu.memory_used_bytes) or 0.0),)),
     ),
     "jobs": (_BY_LOSS, *_COMMON_ORDERS),
 }
-"""What the rows can be sorted by; the first is how they come."""
+"""Sort orders of each list; the first is the default."""
 
 
 def filter_and_sort(
     rows: list[ListRow], kind: ListKind, *, sort: int = 0, reverse: bool = False, text: str = ""
 ) -> list[ListRow]:
-    """Those that have all words of the text, in the order asked for; equal ones in the nodes' own order."""
+    """Keep rows that contain all words of `text`, and sort them; ties are in the order of the nodes."""
     terms = text.replace("_", " ").casefold().split()
     found = [row for row in rows if all(term in row.search_text() for term in terms)]
     sort_key = SORTS[kind][sort % len(SORTS[kind])][2]
@@ -199,125 +190,114 @@ def filter_and_sort(
 
 
 GAP, MARGIN = 1, 2
-"""Columns after each cell, and of the cursor before the first."""
+"""Terminal columns after each cell, and before the first for the cursor."""
 OPTIONAL_RANK = 9
-"""Columns of this rank and above come only when no word of those before them is cut, and their own are not."""
-BAD_STATES = frozenset({"unavailable", "hung"})
-_STATE_STYLES = {"unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr", "unobserved": "soft"}
-
-
-class Cell(Struct, frozen=True):
-    """What a row says in a column."""
-
-    text: str
-    style: str = ""
+"""Columns from this rank on are shown only if they and all columns of lower rank need not be truncated."""
+_STATE_STYLES = {
+    "unavailable": "bad", "hung": "bad", "unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr",
+    "unobserved": "soft", "ended": "soft",
+}  # fmt: skip
 
 
 class ListColumn(Struct, frozen=True, kw_only=True):
-    """One column. `rank`: the lower, the longer it stays; columns of one rank come and go together."""
+    """One column. Columns with a high `rank` are left out first; columns of the same rank together."""
 
     name: str
     heading: str
     rank: int
     min_width: int
-    """Columns below which it is left out."""
+    """Terminal columns below which it is left out."""
     max_width: int
-    """What it is given at most; it takes no more than its words need."""
-    cell: Callable[[ListRow, TopView], Cell]
+    """Maximum width; it gets no more than its texts need."""
+    cell: Callable[[ListRow, TopView], StyledText]
     align_right: bool = False
     cut_middle: bool = False
-    """Cut in the middle: its words differ at their ends."""
+    """Truncate in the middle, because the texts differ at their ends."""
     trend: bool = False
-    """Drawn to the width it gets."""
+    """A sparkline, drawn at the width that the column gets."""
 
 
-def state_cell(row: ListRow, view: TopView) -> Cell:
-    """A sign and a word; what is not the present says so."""
+def state_cell(row: ListRow, view: TopView) -> StyledText:
+    """Return symbol and name of the state; "was" before the name if the values are old."""
     glyphs = view.glyphs
     if row.suspect and row.live:
-        return Cell(f"{glyphs.suspect} hung?{_state_count(row)}", "bad")
-    state, style = row.state, "bad" if row.state in BAD_STATES else _STATE_STYLES.get(row.state, "")
+        return f"{glyphs.suspect} hung?{_state_count(row)}", "bad"
+    state = glyphs.printable(row.state)
     if not row.live:
-        return Cell(f"{glyphs.states['unobserved']} was {glyphs.printable(state)}", "soft")
-    symbol = " " if state == "ended" else glyphs.states.get(state, glyphs.unknown_state)
-    return Cell(f"{symbol} {glyphs.printable(state)}{_state_count(row)}", "soft" if state == "ended" else style)
+        return f"{glyphs.states['unobserved']} was {state}", "soft"
+    symbol = " " if row.state == "ended" else glyphs.states.get(row.state, glyphs.unknown_state)
+    return f"{symbol} {state}{_state_count(row)}", _STATE_STYLES.get(row.state, "")
 
 
 def _state_count(row: ListRow) -> str:
-    """Of a job's GPUs those in this state, where they are not all."""
+    """Return how many of a job's GPUs are in this state; empty if all are."""
     alike, count = row.states.count(row.state), len(row.states)
     return f" {alike}/{count}" if count > 1 and alike < count and not row.suspect else ""
 
 
-def _ratio_cell(row: ListRow, name: str, style: str = "") -> Cell:
-    return Cell(ratio(row.window, name), style if row.live else "soft")
+def _ratio_cell(row: ListRow, name: str, style: str = "") -> StyledText:
+    return ratio(row.window, name), style if row.live else "soft"
 
 
-def _leak_cell(row: ListRow, view: TopView, index: int) -> Cell:
+def _leak_cell(row: ListRow, view: TopView, index: int) -> StyledText:
     parts = loss_shares(row.window)
     if len(parts) <= index:
-        return Cell("")
+        return "", ""
     name, part = parts[index]
     layer = LAYER_BY_LEAK.get(name, "")
     style = layer if layer in ("gau", "ectr", "emfu") else "soft"
-    return Cell(f"{share(part):>3} {view.glyphs.printable(readable_name(name))}", style if row.live else "soft")
+    return f"{share(part):>3} {view.glyphs.printable(readable_name(name))}", style if row.live else "soft"
 
 
-def _text_cell(text: str, view: TopView, style: str = "") -> Cell:
-    return Cell(view.glyphs.printable(text), style)
+def _text_cell(text: str, view: TopView, style: str = "") -> StyledText:
+    return view.glyphs.printable(text), style
 
 
-def _user_cell(row: ListRow, view: TopView) -> Cell:
+def _user_cell(row: ListRow, view: TopView) -> StyledText:
     others = len({owner.job_id for owner in row.owners}) - 1
     return _text_cell(contact(row.owner) + (f" +{others}" if others > 0 else ""), view)
 
 
-def _power_cell(row: ListRow, _: TopView) -> Cell:
-    watts = row.gpu.power_watts if row.gpu and row.live else None
-    return Cell("" if watts is None else f"{watts:.0f}")
+def _live_cell(text: Callable[[GpuOut], str]) -> Callable[[ListRow, TopView], StyledText]:
+    """Return a column's `cell` for a value that is only shown while the row is live."""
+    return lambda row, _: (text(row.gpu) if row.gpu and row.live else "", "")
 
 
-def _memory_cell(row: ListRow, _: TopView) -> Cell:
-    gpu = row.gpu
-    return Cell(gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes) if gpu and row.live else "")
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
-def _temperature_cell(row: ListRow, _: TopView) -> Cell:
-    celsius = row.gpu.temperature_celsius if row.gpu and row.live else None
-    return Cell("" if celsius is None else f"{celsius:.0f}")
-
-
-def _model_cell(row: ListRow, view: TopView) -> Cell:
+def _model_cell(row: ListRow, view: TopView) -> StyledText:
     if row.gpu is None:
-        return Cell("")
+        return "", ""
     profile, model = row.gpu.profile, row.gpu.model.removeprefix("NVIDIA ")
     return _text_cell(f"MIG {profile}" if profile else model, view)
 
 
-def _index_cell(row: ListRow, view: TopView) -> Cell:
+def _index_cell(row: ListRow, view: TopView) -> StyledText:
     gpu = row.gpu
     return _text_cell((gpu.index or gpu.uuid) if gpu else "", view)
 
 
-def _energy_cell(row: ListRow, _: TopView) -> Cell:
-    return Cell(f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "")
+def _energy_cell(row: ListRow, _: TopView) -> StyledText:
+    return f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "", ""
 
 
-def _workload_cell(row: ListRow, view: TopView) -> Cell:
-    """The first of the facts that a job's workload reports."""
+def _workload_cell(row: ListRow, view: TopView) -> StyledText:
+    """Return the most important values that the job's workload reports."""
     job = row.job
     facts = [*training_facts(job.training)[:4], *serving_facts(job.serving)[:5]] if job else []
     return _text_cell(", ".join(facts), view)
 
 
 def training_facts(training: TrainingOut | None) -> list[str]:
-    """All that a training job reports, the most important first."""
+    """List all values that a training job reports, the most important first."""
     if training is None:
         return []
     facts = [
         *training_summary(training),
         _count_of(training.restarts, "restart"),
-        f"{short_duration(training.recovery_seconds)} recovering" if training.recovery_seconds else "",
+        f"{short_duration(training.recovery_seconds)} recovery" if training.recovery_seconds else "",
         _count_of(training.checkpoints, "checkpoint"),
         f"loss {training.loss:.4g}" if training.loss is not None else "",
     ]
@@ -329,13 +309,13 @@ def _count_of(count: int, what: str) -> str:
 
 
 def serving_facts(serving: ServingOut | None) -> list[str]:
-    """All that a job's serving engines report, the most important first."""
+    """List all values that a job's serving engines report, the most important first."""
     if serving is None:
         return []
     facts = [
         *serving_summary(serving),
         f"batch {share(serving.batch_fill)} % full" if serving.batch_fill is not None else "",
-        f"drafts {share(serving.draft_acceptance)} % taken" if serving.draft_acceptance is not None else "",
+        f"drafts {share(serving.draft_acceptance)} % accepted" if serving.draft_acceptance is not None else "",
         f"{serving.preemptions:.0f} preempted" if serving.preemptions else "",
     ]
     return list(filter(None, facts))
@@ -343,7 +323,7 @@ def serving_facts(serving: ServingOut | None) -> list[str]:
 
 _NODE = ListColumn(
     name="node", heading="NODE", rank=2, min_width=8, max_width=24,
-    cell=lambda r, _: Cell(r.node, "" if r.live else "soft"), cut_middle=True,
+    cell=lambda r, _: (r.node, "" if r.live else "soft"), cut_middle=True,
 )  # fmt: skip
 
 
@@ -358,16 +338,16 @@ _LAYERS = (
     _ratio_column("gau", "gau", "GAU"),
     _ratio_column("ectr", "ectr", "ECTR"),
     _ratio_column("emfu", "emfu", "eMFU"),
-    _ratio_column("got", "product", "GOT", rank=1, style="strong"),
+    _ratio_column("useful", "product", "USEFUL", rank=1, style="strong"),
 )
-_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: Cell(""), trend=True)
+_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: ("", ""), trend=True)
 _SMI = _ratio_column("smi", "driver_utilization", "SMI", rank=9, style="soft")
 _SINCE = ListColumn(
     name="since", heading="SINCE", rank=6, min_width=5, max_width=5,
-    cell=lambda r, _: Cell(short_duration(r.since)), align_right=True,
+    cell=lambda r, _: (short_duration(r.since), ""), align_right=True,
 )  # fmt: skip
 _LEAK = ListColumn(
-    name="leak", heading="  % BIGGEST LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
+    name="leak", heading="  % LEAK", rank=5, min_width=12, max_width=31, cell=lambda r, v: _leak_cell(r, v, 0)
 )
 _SECOND_LEAK = ListColumn(
     name="leak2", heading="  % NEXT LEAK", rank=12, min_width=18, max_width=31, cell=lambda r, v: _leak_cell(r, v, 1)
@@ -395,16 +375,20 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
             name="name", heading="NAME", rank=13, min_width=6, max_width=24,
             cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
-        ListColumn(name="power", heading="W", rank=8, min_width=3, max_width=4, cell=_power_cell, align_right=True),
         ListColumn(
-            name="memory", heading="GiB", rank=11, min_width=5, max_width=7, cell=_memory_cell, align_right=True,
+            name="power", heading="W", rank=8, min_width=3, max_width=4,
+            cell=_live_cell(lambda gpu: _rounded(gpu.power_watts)), align_right=True,
         ),
         ListColumn(
-            name="celsius", heading="°C", rank=14, min_width=3, max_width=3, cell=_temperature_cell,
-            align_right=True,
+            name="memory", heading="GiB", rank=11, min_width=5, max_width=7,
+            cell=_live_cell(lambda gpu: gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes)), align_right=True,
         ),
         ListColumn(
-            name="reason", heading="WHY", rank=15, min_width=8, max_width=24,
+            name="celsius", heading="°C", rank=14, min_width=3, max_width=3,
+            cell=_live_cell(lambda gpu: _rounded(gpu.temperature_celsius)), align_right=True,
+        ),
+        ListColumn(
+            name="reason", heading="REASON", rank=15, min_width=8, max_width=24,
             cell=lambda r, v: _text_cell(readable_name(r.gpu.reason) if r.gpu else "", v, "soft"),
         ),
         ListColumn(name="model", heading="MODEL", rank=16, min_width=10, max_width=22, cell=_model_cell),
@@ -432,7 +416,7 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
             cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
         ListColumn(
-            name="word", heading="ITS OWN WORD", rank=10, min_width=14, max_width=60,
+            name="reported", heading="REPORTED", rank=10, min_width=14, max_width=60,
             cell=_workload_cell,
         ),
         ListColumn(
@@ -444,17 +428,15 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
         ),
     ),
 }  # fmt: skip
-"""Of each list, from left to right."""
+"""Columns of each list, from left to right."""
 
 
-class ColumnLayout(Struct, frozen=True):
-    """A list's columns with their widths."""
-
-    columns: tuple[tuple[ListColumn, int], ...]
+ColumnLayout = list[tuple[ListColumn, int]]
+"""A list's columns with their widths, from left to right."""
 
 
-def choose_columns(columns: Sequence[ListColumn], width: int, needs: dict[str, int]) -> list[tuple[ListColumn, int]]:
-    """Those that there is room for, from left to right, and how wide each is. `needs`: what a column's words take."""
+def choose_columns(columns: Sequence[ListColumn], width: int, needs: dict[str, int]) -> ColumnLayout:
+    """Choose the columns that fit, with their widths. `needs` is the width of each column's longest text; 0: empty."""
     room, kept = width - MARGIN, list[ListColumn]()
     for rank in sorted({column.rank for column in columns}):
         group = [column for column in columns if column.rank == rank and needs.get(column.name, 0)]
@@ -476,41 +458,41 @@ def _minimum_width(column: ListColumn, needs: dict[str, int]) -> int:
     )
 
 
-def _widen(found: list[tuple[ListColumn, int]], needs: dict[str, int], room: int) -> list[tuple[ListColumn, int]]:
-    """Give the room that is left to those whose words are cut, in turns; the trend takes what nobody needs."""
+def _widen(found: ColumnLayout, needs: dict[str, int], room: int) -> ColumnLayout:
+    """Distribute the remaining width evenly among truncated columns; the trend gets the rest."""
     widths = {column.name: width for column, width in found}
-    cut_ones = [column for column, _ in found if not column.trend]
-    while room and (cut_ones := [column for column in cut_ones if widths[column.name] < _wanted_width(column, needs)]):
-        for column in cut_ones[:room]:
+    narrow = [column for column, _ in found if not column.trend]
+    while room and (narrow := [column for column in narrow if widths[column.name] < _wanted_width(column, needs)]):
+        for column in narrow[:room]:
             widths[column.name] += 1
-        room -= len(cut_ones[:room])
+        room -= len(narrow[:room])
     for column in (column for column, _ in found if column.trend):
         widths[column.name] += min(room, column.max_width - widths[column.name])
     return [(column, widths[column.name]) for column, _ in found]
 
 
 def layout_columns(rows: Sequence[ListRow], kind: ListKind, view: TopView, *, width: int) -> ColumnLayout:
-    """The columns for these rows: what none of them has a word for is left out."""
+    """Lay out the columns for these rows; columns that are empty in all of them are left out."""
     columns = [column for column in COLUMNS[kind] if view.has_many_nodes or column.name != "node"]
     needs = {column.name: _needed_width(column, rows, view) for column in columns}
-    return ColumnLayout(tuple(choose_columns(columns, width, needs)))
+    return choose_columns(columns, width, needs)
 
 
 def _needed_width(column: ListColumn, rows: Sequence[ListRow], view: TopView) -> int:
     if column.trend:
         return column.max_width
-    widest = max((cell_width(column.cell(row, view).text) for row in rows), default=0)
+    widest = max((cell_width(column.cell(row, view)[0]) for row in rows), default=0)
     return max(widest, cell_width(column.heading)) if widest or column.rank < 2 else 0  # noqa: PLR2004  the always shown
 
 
 def heading_line(
     layout: ColumnLayout, kind: ListKind, view: TopView, *, sort: int | None, reverse: bool, top: float
 ) -> StyledLine:
-    """The line of names; that of the column by which it is sorted has an arrow, before it where figures are."""
+    """Build the line of headings; the sorted column has an arrow, before its heading if it is right-aligned."""
     glyphs = view.glyphs
     sorted_column = "" if sort is None else SORTS[kind][sort][1]
     segments, gap = list[StyledText](), MARGIN
-    for column, width in layout.columns:
+    for column, width in layout:
         name = _trend_heading(view, width, top) if column.trend else glyphs.printable(column.heading)
         arrow = (glyphs.up if reverse else glyphs.down) if column.name == sorted_column else ""
         if column.align_right:
@@ -523,23 +505,23 @@ def heading_line(
 
 
 def _trend_heading(view: TopView, width: int, top: float) -> str:
-    """What a trend shows, its scale and its length, in as many words as there is room for."""
+    """Return the longest heading that fits: what the trend shows, its scale and its time span."""
     trends = view.trends
     ago, scale = short_duration(max(0.0, view.now - trends.start)), f"0-{100 * top:.0f}%"
-    candidates = (f"GOT, {scale}, over the last {ago}", f"GOT {scale}, {ago}", f"{scale} {ago}", scale)
+    candidates = (f"USEFUL, {scale}, over the last {ago}", f"USEFUL {scale}, {ago}", f"{scale} {ago}", scale)
     return next((text for text in candidates if len(text) <= width), scale)
 
 
 def row_line(row: ListRow, layout: ColumnLayout, view: TopView, *, top: float, is_selected: bool = False) -> StyledLine:
-    """One row."""
+    """Build the line of one row."""
     segments: list[StyledText] = [(pad(view.glyphs.cursor if is_selected else "", MARGIN), "strong")]
-    for column, width in layout.columns:
-        cell = _trend_cell(row, view, width, top) if column.trend else column.cell(row, view)
-        text = (truncate_middle if column.cut_middle else truncate)(cell.text, width, view.glyphs)
-        segments.append((pad(text, width, right=column.align_right) + " " * GAP, cell.style))
+    for column, width in layout:
+        text, style = _trend_cell(row, view, width, top) if column.trend else column.cell(row, view)
+        text = (truncate_middle if column.cut_middle else truncate)(text, width, view.glyphs)
+        segments.append((pad(text, width, right=column.align_right) + " " * GAP, style))
     return styled_line(*merge_segments(segments), selected=is_selected)
 
 
-def _trend_cell(row: ListRow, view: TopView, width: int, top: float) -> Cell:
+def _trend_cell(row: ListRow, view: TopView, width: int, top: float) -> StyledText:
     shown = sparkline(view.trends.points(row.key, width), top, view.glyphs)
-    return Cell(pad(shown, width, right=True), "useful" if row.live else "soft")
+    return pad(shown, width, right=True), "useful" if row.live else "soft"

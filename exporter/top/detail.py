@@ -1,4 +1,7 @@
-"""Renders the header of each node, and what is known of one row, as a summary or as a page."""
+"""Renders the header of each node, and the details of one row as a summary or as a page.
+
+Lines may be wider than the terminal: `screen` truncates them.
+"""
 
 from textwrap import wrap
 
@@ -32,69 +35,57 @@ from exporter.top.view import (
     pad,
     percent,
     styled_line,
-    truncate_line,
+    truncate,
 )
 from exporter.web.api import GpuOut, GpusOut, HealthOut, JobOut, OwnerOut, WindowOut
 from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
-_BAR_ORDER = ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
 _NODE_BAR_WIDTH = 24
+_LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
+_WAITING = "waiting for the first response ..."
 
 
 def page_title(node: PolledNode, name: str, more: str, view: TopView, *, width: int) -> StyledLine:
-    """The first line above a page of one row."""
+    """Build the first line of a page."""
     return justify_line([(f" {name}", "strong")], [(more, "soft"), *_status_segments(node, view)], width, view.glyphs)
 
 
 def header_lines(view: TopView, window: str, width: int, *, height: int) -> list[StyledLine]:
-    """Lines for the top of the screen, in at most so many."""
+    """Build the lines at the top of the screen, at most `height` of them."""
     if view.has_many_nodes:
         return _all_nodes_lines(view, window, width, height)
     return _single_node_lines(view.nodes[0], view, window, width)[: max(1, height)]
 
 
 def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledLine]:
-    glyphs, problem = view.glyphs, node.problem_text(view.now)
+    glyphs, problem = view.glyphs, view.glyphs.printable(node.problem_text(view.now))
+    left: list[StyledText | str] = [(f" {view.names[0]}", "strong")]
     if node.gpus is None:
-        return [
-            justify_line([(f" {view.names[0]}", "strong")], [(time_of_day(view.wall) + " ", "soft")], width, glyphs),
-            truncate_line(
-                styled_line(
-                    (f" {glyphs.printable(problem) or 'asking for the first time ...'}", "bad" if problem else "soft")
-                ),
-                width, glyphs,
-            ),
-        ]  # fmt: skip
+        waiting = styled_line((f" {problem or _WAITING}", "bad" if problem else "soft"))
+        return [justify_line(left, [_clock(view)], width, glyphs), waiting]
     usage: WindowOut = getattr(node.gpus.node, window)
-    left: list[StyledText | str] = [(f" {view.names[0]}", "strong"), f"  {_describe_gpus(node.gpus, glyphs)}"]
-    first = justify_line(left, _status_segments(node, view), width, glyphs)
-    equation = truncate_line(
-        styled_line((" ", ""), *_product_segments(usage, glyphs), *_utilization_segments(usage)), width, glyphs
-    )
-    bar_line = styled_line(" ", *usage_bar(usage, width - 2, glyphs))
-    losses = truncate_line(styled_line(" ", *_loss_segments(node, window, glyphs)), width, glyphs)
-    if problem:
-        return [
-            first,
-            truncate_line(styled_line((f" {glyphs.printable(problem)}", "bad")), width, glyphs),
-            equation,
-            bar_line,
-            losses,
-        ]
     last_error = node.gpus.node.last_error
-    more = (
-        [truncate_line(styled_line((f" last error: {glyphs.printable(last_error)}", "bad")), width, glyphs)]
-        if last_error
-        else []
-    )
-    return [first, equation, bar_line, losses, *more]
+    lines = [
+        justify_line([*left, f"  {_describe_gpus(node.gpus, glyphs)}"], _status_segments(node, view), width, glyphs),
+        *([styled_line((f" {problem}", "bad"))] if problem else []),
+        styled_line(" ", *_equation(usage, glyphs), *_utilization_segments(usage)),
+        styled_line(" ", *usage_bar(usage, width - 2, glyphs)),
+        styled_line(" ", *_loss_segments(node, window, glyphs)),
+    ]
+    if last_error and not problem:
+        lines.append(styled_line((f" last error: {glyphs.printable(last_error)}", "bad")))
+    return lines
 
 
 def _status_segments(node: PolledNode, view: TopView) -> list[StyledText | str]:
-    """What must not be overlooked, and the time."""
+    """Return warnings (simulated, old values) and the time."""
     simulated: list[StyledText | str] = [("SIMULATED  ", "bad")] if node.node and node.node.simulated else []
     old: list[StyledText | str] = [] if node.live else [("OLD  ", "bad")]
-    return [*simulated, *old, (time_of_day(view.wall) + " ", "soft")]
+    return [*simulated, *old, _clock(view)]
+
+
+def _clock(view: TopView) -> StyledText:
+    return time_of_day(view.wall) + " ", "soft"
 
 
 def _describe_gpus(gpus: GpusOut, glyphs: Glyphs) -> str:
@@ -104,13 +95,11 @@ def _describe_gpus(gpus: GpusOut, glyphs: Glyphs) -> str:
     return glyphs.printable(f"{count} GPU{'s' if count != 1 else ''}{f' {glyphs.dot}{kind}' if kind else ''}")
 
 
-def _product_segments(usage: WindowOut, glyphs: Glyphs) -> list[StyledText]:
-    return [
-        (f"{percent(usage, 'gau')} allocated", ""),
-        (f" {glyphs.times} {percent(usage, 'ectr')} computing", ""),
-        (f" {glyphs.times} {percent(usage, 'emfu')} useful = ", ""),
-        (percent(usage, "product"), "strong"),
-    ]
+def _equation(usage: WindowOut, glyphs: Glyphs, *, labels: bool = True, width: int = 0) -> list[StyledText]:
+    """Write the layers as a product, each in at least `width` columns: 75 % allocated x 67 % computing x ..."""
+    factors = (f"{percent(usage, layer):>{width}}{f' {label}' if labels else ''}" for layer, label in _LAYERS)
+    product = f"{percent(usage, 'product'):>{width}}"
+    return [(f" {glyphs.times} ".join(factors) + " = ", ""), (product, "strong")]
 
 
 def _utilization_segments(usage: WindowOut) -> list[StyledText]:
@@ -118,7 +107,7 @@ def _utilization_segments(usage: WindowOut) -> list[StyledText]:
     unseen = coverage is not None and coverage < 1
     return [
         (f"   nvidia-smi {percent(usage, 'driver_utilization')}", "soft"),
-        (f"   {share(1 - (coverage or 0))} % not seen" if unseen else "", "bad"),
+        (f"   {share(1 - (coverage or 0))} % unobserved" if unseen else "", "bad"),
     ]
 
 
@@ -140,14 +129,14 @@ def _loss_segments(node: PolledNode, window: str, glyphs: Glyphs) -> list[Styled
 
 
 def _loss_of_money(node: PolledNode, window: str) -> str:
-    """What an hour costs and how much of that leaks, where prices are known."""
+    """Return the money lost per hour and its price; empty if prices are not known."""
     lost = hourly_loss(node.accounts, window) if node.accounts else None
-    return "" if lost is None else f", {lost[0]:,.2f} of {lost[1]:,.2f} {lost[2]} an hour"
+    return "" if lost is None else f", {lost[0]:,.2f} of {lost[1]:,.2f} {lost[2]} per hour"
 
 
 def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:
-    """Where the time went, useful work first; no column is left over."""
-    sums = dict.fromkeys(_BAR_ORDER, 0.0)
+    """Draw a stacked bar of the window's time, useful work first, exactly `width` columns wide."""
+    sums = dict.fromkeys(glyphs.fills, 0.0)
     for name, seconds in usage.leaks.items():
         sums[LAYER_BY_LEAK.get(name, "unresolved")] += seconds
     whole = sum(sums.values())
@@ -164,75 +153,70 @@ def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:
 
 def _all_nodes_lines(view: TopView, window: str, width: int, height: int) -> list[StyledLine]:
     glyphs, count = view.glyphs, sum(len(node.gpus.gpus) for node in view.nodes if node.gpus)
-    silent = sum(1 for node in view.nodes if node.problem)
+    failing = sum(1 for node in view.nodes if node.problem)
     left: list[StyledText | str] = [(f" {len(view.nodes)} nodes", "strong"), f"  {count} GPUs"]
-    if silent:
-        left.append((f"   {silent} NOT ANSWERING", "bad"))
-    lines = [justify_line(left, [(time_of_day(view.wall) + " ", "soft")], width, glyphs)]
+    if failing:
+        left.append((f"   {failing} NOT RESPONDING", "bad"))
+    lines = [justify_line(left, [_clock(view)], width, glyphs)]
     room = max(1, height - 1)
     shown = len(view.nodes) if len(view.nodes) <= room else room - 1
-    ordered = sorted(range(len(view.nodes)), key=lambda index: not view.nodes[index].problem)
+    failing_first = sorted(range(len(view.nodes)), key=lambda index: not view.nodes[index].problem)
     widest = min(24, max(cell_width(name) for name in view.names))
-    picked = sorted(ordered[:shown])
-    lines += [_node_line(view.nodes[index], view, index, window=window, width=width, named=widest) for index in picked]
+    for index in sorted(failing_first[:shown]):
+        name = pad(truncate(view.names[index], widest, glyphs), widest)
+        lines.append(styled_line(f" {name}  ", *_node_segments(view.nodes[index], view, window, width - widest)))
     if shown < len(view.nodes):
         lines.append(styled_line((f" and {len(view.nodes) - shown} more nodes", "soft")))
     return lines
 
 
-def _node_line(node: PolledNode, view: TopView, index: int, *, window: str, width: int, named: int) -> StyledLine:
-    """One node in one line."""
+def _node_segments(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledText | str]:
+    """Summarize one node in one line."""
     glyphs = view.glyphs
-    name = pad(truncate_line(styled_line(view.names[index]), named, glyphs).text, named)
     if node.problem or node.gpus is None:
-        problem = glyphs.printable(node.problem_text(view.now)) or "asking for the first time ..."
-        return truncate_line(styled_line(f" {name}  ", (problem, "bad" if node.problem else "soft")), width, glyphs)
+        problem = glyphs.printable(node.problem_text(view.now)) or _WAITING
+        return [(problem, "bad" if node.problem else "soft")]
     usage: WindowOut = getattr(node.gpus.node, window)
-    times = f" {glyphs.times} "
-    figures = times.join(f"{percent(usage, layer):>5}" for layer in ("gau", "ectr", "emfu"))
+    equation = _equation(usage, glyphs, labels=False, width=5)
     simulated = ("SIMULATED  ", "bad") if node.gpus.node.simulated else ("", "")
-    room = width - named - len(figures) - len(simulated[0]) - 15
-    segments = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to tell anything
-    equation: list[StyledText] = [(f"{figures} = ", ""), (f"{percent(usage, 'product'):>5}  ", "strong")]
-    return truncate_line(
-        styled_line(f" {name}  ", *equation, simulated, *segments, "  ", *_loss_segments(node, window, glyphs)),
-        width,
-        glyphs,
-    )
+    room = width - len(equation[0][0]) - len(simulated[0]) - 12
+    bar = usage_bar(usage, min(_NODE_BAR_WIDTH, room), glyphs) if room > 8 else []  # noqa: PLR2004  too short to be legible
+    return [*equation, ("  ", "strong"), simulated, *bar, "  ", *_loss_segments(node, window, glyphs)]
 
 
 _INDENT = 2
 _MIN_FIX_WIDTH = 24
-"""Columns below which what to do has a line of its own."""
+"""Width below which the remedy of a leak is not wrapped."""
 _WIDE_SCREEN = 100
-"""Columns from which on a leak has its seconds beside its share."""
+"""Width from which on a leak has its duration beside its share."""
 _NANOSECONDS = 1e9
-_LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 
 
 def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
-    """The row in a few lines, as long as there are leaks to name."""
-    lines = [_row_title(row, view), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)]
-    lines += leak_lines(row.window, view.glyphs, width, full=False)
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    """Summarize the row: title, bar, and a line per leak."""
+    bar = _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)
+    return [_row_title(row, view), bar, *leak_lines(row.window, view.glyphs, width, full=False)]
 
 
 def row_page(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
-    """All that is known of the row."""
-    lines = [_row_title(row, view), styled_line()]
-    for name, label in WINDOWS.items():
-        lines.append(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs))
-    lines += [styled_line(), _labelled_bar(row.window, WINDOWS[window], width, view.glyphs), styled_line()]
-    lines += leak_lines(row.window, view.glyphs, width, full=True)
-    lines += _gpu_lines(row, view, width) if row.gpu else _job_lines(row, view, width)
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    """Render all details of the row."""
+    return [
+        _row_title(row, view),
+        styled_line(),
+        *(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs) for name, label in WINDOWS.items()),
+        styled_line(),
+        _labelled_bar(row.window, WINDOWS[window], width, view.glyphs),
+        styled_line(),
+        *leak_lines(row.window, view.glyphs, width, full=True),
+        *(_gpu_lines(row.gpu, row, view, width=width) if row.gpu else _job_lines(row, view, width)),
+    ]
 
 
 def _row_title(row: ListRow, view: TopView) -> StyledLine:
     name = view.glyphs.printable
     if row.gpu:
         what = f"GPU {row.gpu.index or row.gpu.uuid}"
-        owner = "; ".join(map(_describe_owner, row.owners[:3])) or "nobody has it"
+        owner = "; ".join(map(_describe_owner, row.owners[:3])) or "no owner"
     else:
         what = f"job {row.owner.job_id}"
         owner = _owner_details(row.owner)
@@ -242,16 +226,16 @@ def _row_title(row: ListRow, view: TopView) -> StyledLine:
 
 
 def _activity(row: ListRow) -> str:
-    """What it does, and since when."""
+    """Describe the state and its duration."""
     if not row.live:
-        return f"was {row.state} when it was last seen"
+        return f"was {row.state} when last observed"
     if row.gpu is None:
         held = f"{len(row.states)} GPU{'s' if len(row.states) != 1 else ''} here, " if row.states else ""
-        return f"{held}{'a hang is suspected' if row.suspect else row.state}, began {short_duration(row.since)} ago"
+        return f"{held}{'hang suspected' if row.suspect else row.state}, started {short_duration(row.since)} ago"
     suspected = ""
     if row.suspect:
-        sure = row.gpu.hang_confidence
-        suspected = f", a hang is suspected{f' ({share(sure)} % of its signs)' if sure is not None else ''}"
+        confidence = row.gpu.hang_confidence
+        suspected = f", hang suspected{f' ({share(confidence)} % of indicators)' if confidence is not None else ''}"
     return f"{row.state} for {short_duration(row.since)}, {readable_name(row.gpu.reason)}{suspected}"
 
 
@@ -273,9 +257,8 @@ def _owner_details(owner: OwnerOut) -> str:
 
 
 def _product_line(usage: WindowOut, about: str, glyphs: Glyphs) -> StyledLine:
-    figures = f" {glyphs.times} ".join(f"{percent(usage, layer):>5} {label}" for layer, label in _LAYERS)
-    segments: list[StyledText] = [(f" {about:5}  {figures} = ", ""), (f"{percent(usage, 'product'):>5}", "strong")]
-    return styled_line(*segments, (f"  SMI {percent(usage, 'driver_utilization')}", "soft"))
+    equation = _equation(usage, glyphs, width=5)
+    return styled_line(f" {about:5}  ", *equation, (f"  SMI {percent(usage, 'driver_utilization')}", "soft"))
 
 
 def _labelled_bar(usage: WindowOut, about: str, width: int, glyphs: Glyphs) -> StyledLine:
@@ -284,7 +267,7 @@ def _labelled_bar(usage: WindowOut, about: str, width: int, glyphs: Glyphs) -> S
 
 
 def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> list[StyledLine]:
-    """Each part that is not useful, the largest first, with what to do about it."""
+    """List every outcome that is not useful, the largest first, with its remedy; `full` wraps long remedies."""
     parts = loss_shares(usage)
     widest = max((cell_width(glyphs.printable(readable_name(name))) for name, _ in parts), default=0)
     lines = []
@@ -300,10 +283,7 @@ def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> l
     return lines
 
 
-def _gpu_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
-    gpu = row.gpu
-    if gpu is None:
-        return []
+def _gpu_lines(gpu: GpuOut, row: ListRow, view: TopView, *, width: int) -> list[StyledLine]:
     facts = [
         ("model", f"MIG {gpu.profile} of {gpu.model}" if gpu.parent else gpu.model),
         ("UUID", gpu.uuid),
@@ -327,18 +307,18 @@ def _gpu_readings(gpu: GpuOut) -> str:
 
 def _hang_indicators(gpu: GpuOut) -> str:
     return ", ".join(
-        f"{readable_name(indicator)} speaks {'for' if supports else 'against'} it"
+        f"{readable_name(indicator)} {'supports' if supports else 'contradicts'} it"
         for indicator, supports in gpu.hang_signs.items()
     )
 
 
 def _health(health: HealthOut) -> str:
-    held_down = [
-        f"clock held down {short_duration(seconds)} by {readable_name(reason)}"
+    throttled = [
+        f"clock throttled {short_duration(seconds)} by {readable_name(reason)}"
         for reason, seconds in health.clock_limited_seconds.items()
         if seconds > 0
     ]
-    return "; ".join(filter(None, (health_problems(health), *held_down)))
+    return "; ".join(filter(None, (health_problems(health), *throttled)))
 
 
 def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
@@ -350,18 +330,18 @@ def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
         *_workload_facts(job),
         ("GPUs", _gpus_by_state(row)),
         (
-            "in all",
-            f"{paid:.1f} GPU-hours here, of them {useful:.1f} useful; {job.energy_joules / JOULES_PER_KWH:.1f} kWh",
+            "total",
+            f"{paid:.1f} GPU-hours here, {useful:.1f} useful; {job.energy_joules / JOULES_PER_KWH:.1f} kWh",
         ),
-        *([("first work", f"{short_duration(waited)} after it was given its GPUs")] if waited is not None else []),
+        *([("first work", f"{short_duration(waited)} after allocation")] if waited is not None else []),
         *_other_nodes(row, view),
-        *_receipts(row),
+        *_records(row),
     ]
     return _fact_lines(facts, view.glyphs, width)
 
 
 def _workload_facts(job: JobOut) -> list[tuple[str, str]]:
-    """All that the workload reports, by who reports it."""
+    """List all values that the workload reports, by reporter."""
     phases = job.training.phase_seconds if job.training else {}
     engine = (job.serving.engine if job.serving else "") or "serving"
     rows = [
@@ -387,43 +367,43 @@ def _gpus_by_state(row: ListRow) -> str:
 
 
 def _other_nodes(row: ListRow, view: TopView) -> list[tuple[str, str]]:
-    """The job's parts on the other nodes that are watched."""
+    """Describe the job's usage of the other watched nodes."""
     found = []
     for name, node in zip(view.names, view.nodes, strict=True):
         jobs = [] if node is row.polled or node.jobs is None else node.jobs.jobs
         for job in (job for job in jobs if job.owner.job_id == row.owner.job_id):
             suffix = "" if node.live else " (old)"
             text = (
-                f"{index_ranges(job.gpus) or 'ended'}, got {percent(job.last_5_minutes, 'product')}"
+                f"{index_ranges(job.gpus) or 'ended'}, useful {percent(job.last_5_minutes, 'product')}"
                 f" in the last 5 min{suffix}"
             )
             found.append((f"on {name}", text))
     return found
 
 
-def _receipts(row: ListRow) -> list[tuple[str, str]]:
-    """What the node's receipts of the job say, one a life of its books."""
-    receipts = row.polled.receipts.receipts if row.polled.receipts else []
-    return [("receipt", _describe_receipt(receipt)) for receipt in receipts]
+def _records(row: ListRow) -> list[tuple[str, str]]:
+    """Describe the node's records of the job."""
+    records = row.polled.receipts.receipts if row.polled.receipts else []
+    return [("record", _describe_record(record)) for record in records]
 
 
-def _describe_receipt(receipt: JobRecord) -> str:
+def _describe_record(record: JobRecord) -> str:
     lost = sorted(
-        ((name, value) for name, value in receipt.parts.items() if name != "useful"), key=lambda pair: -pair[1]
+        ((name, value) for name, value in record.parts.items() if name != "useful"), key=lambda pair: -pair[1]
     )
-    paid = receipt.paid or 1
+    paid = record.paid or 1
     facts = [
-        f"{receipt.paid / _NANOSECONDS / HOUR:.1f} GPU-hours",
-        *(f"{value:,.2f} {currency}" for currency, value in receipt.money.items()),
-        f"useful {share(receipt.parts.get('useful', 0) / paid)} %",
+        f"{record.paid / _NANOSECONDS / HOUR:.1f} GPU-hours",
+        *(f"{value:,.2f} {currency}" for currency, value in record.money.items()),
+        f"useful {share(record.parts.get('useful', 0) / paid)} %",
         *(f"{readable_name(name)} {share(value / paid)} %" for name, value in lost[:3]),
-        *(f"{readable_name(kind)} {times} times" for kind, times in receipt.happened.items() if times),
+        *(f"{readable_name(kind)} {times} times" for kind, times in record.happened.items() if times),
     ]
     return ", ".join(facts)
 
 
 def _fact_lines(facts: list[tuple[str, str]], glyphs: Glyphs, width: int) -> list[StyledLine]:
-    """Two columns: what, and the words for it, on as many lines as they need."""
+    """Lay out (label, text) in two columns, wrapping the texts."""
     widest = max((cell_width(glyphs.printable(name)) for name, _ in facts), default=0)
     room = max(_MIN_FIX_WIDTH, width - widest - 2 * _INDENT)
     lines = [styled_line()]

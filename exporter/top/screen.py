@@ -1,6 +1,7 @@
-"""Holds what is wanted on the screen, changes it key by key, and lays out the screen; prints it as text for --once.
+"""Holds the state of the view, changes it on keys, and lays out the screen; renders it as text for --once.
 
-With little room the summary of the selected row goes first, then the header; the list and the keys always stay.
+If there is little room, the summary of the selected row is left out first, then the header; the list and the line of
+keys always stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from exporter.top.view import (
     TopView,
     justify_line,
     styled_line,
-    truncate,
     truncate_line,
 )
 
@@ -27,40 +27,40 @@ MAX_FILTER = 60
 
 
 class ViewState(Struct, frozen=True, kw_only=True):
-    """What is wanted on the screen."""
+    """What the user has chosen to see."""
 
     kind: ListKind = "gpus"
     window: str = "last_5_minutes"
     sorts: tuple[tuple[ListKind, int], ...] = (("gpus", 0), ("jobs", 0))
     reverse: bool = False
     text: str = ""
-    """Rows have all of these words."""
+    """Filter: only rows that contain all of these words are shown."""
     typing: bool = False
     chosen: RowKey | None = None
     opened: RowKey | None = None
     help: bool = False
     first: int = 0
-    """Of the lines of what is opened, the first that is shown."""
+    """First visible line of the opened page."""
     held: bool = False
-    """Nothing moves until it is let go."""
+    """True: the screen is paused."""
     quit: bool = False
 
     @property
     def sort(self) -> int:
-        """Place in SORTS of what the present list is sorted by."""
+        """Index in SORTS of the current list's order."""
         return dict(self.sorts)[self.kind]
 
 
 class ScreenContext(Struct, frozen=True, kw_only=True):
-    """What was on the screen when the key came."""
+    """What was on the screen when the key was pressed."""
 
     rows: Sequence[RowKey]
     page: int
-    """Rows or lines that a screen shows."""
+    """Number of rows or lines visible at once."""
     lines: int = 0
-    """Of what is opened."""
+    """Number of lines of the opened page."""
     job_of: Callable[[RowKey], RowKey | None] = lambda _: None
-    """The job that has the row's GPU."""
+    """Returns the job that holds the row's GPU."""
 
 
 def _move(by: Callable[[ScreenContext], int]) -> Callable[[ViewState, ScreenContext], ViewState]:
@@ -89,7 +89,7 @@ def _open_gpu(state: ViewState, context: ScreenContext) -> ViewState:
 
 
 def _back(state: ViewState, _: ScreenContext) -> ViewState:
-    """One step: what is over the list first, then the filter."""
+    """Close the help or the opened page; if there is none, clear the filter."""
     if state.help:
         return replace(state, help=False, first=0)
     if state.opened:
@@ -122,21 +122,21 @@ def _start_filter(state: ViewState, _: ScreenContext) -> ViewState:
 
 
 def _page_step(context: ScreenContext) -> int:
-    """One line less than is shown, so that the eye finds where it was."""
+    """Return one line less than is visible, so that one line stays for orientation."""
     return max(1, context.page - 1)
 
 
 _TO_THE_END = 1 << 30
 KEYS: tuple[tuple[tuple[str, ...], Callable[[ViewState, ScreenContext], ViewState], str, str, str], ...] = (
-    (("enter",), _open, "Enter", "open", "open the chosen row's job; a GPU that nobody has: the GPU"),
-    (("d",), _open_gpu, "d", "", "open the chosen row itself: a GPU's signs and health"),
+    (("enter",), _open, "Enter", "open", "open the selected row's job, or the GPU if it has no owner"),
+    (("d",), _open_gpu, "d", "", "open the selected row itself: a GPU's hang indicators and health"),
     (("escape", "backspace"), _back, "Esc", "", "back; in a list: show all rows again"),
     (("tab", "shift+tab"), _switch_list, "Tab", "{kind}", "from GPUs to jobs and back"),
     (("w",), _next_window, "w", "{window}", "from the last 5 minutes to the last hour and back"),
-    (("s",), _next_sort, "s", "sort", "sort by the next thing; an arrow marks its column"),
-    (("r",), lambda a, _: replace(a, reverse=not a.reverse), "r", "", "turn the order around"),
-    (("slash",), _start_filter, "/", "filter", "only rows with all of these words: user, job, state, leak, node"),
-    (("space",), lambda a, _: replace(a, held=not a.held), "Space", "", "hold the screen still, and let it go"),
+    (("s",), _next_sort, "s", "sort", "sort by the next column; an arrow marks it"),
+    (("r",), lambda a, _: replace(a, reverse=not a.reverse), "r", "", "reverse the order"),
+    (("slash",), _start_filter, "/", "filter", "show only rows with all of these words: user, job, state, leak, node"),
+    (("space",), lambda a, _: replace(a, held=not a.held), "Space", "", "pause or resume the screen"),
     (("up", "k"), _move(lambda _: -1), "Up k", "", "one row up"),
     (("down", "j"), _move(lambda _: 1), "Down j", "", "one row down"),
     (("pageup",), _move(lambda context: -_page_step(context)), "PgUp", "", "a screen up"),
@@ -144,14 +144,14 @@ KEYS: tuple[tuple[tuple[str, ...], Callable[[ViewState, ScreenContext], ViewStat
     (("home", "g"), _move(lambda _: -_TO_THE_END), "Home g", "", "to the first"),
     (("end", "G"), _move(lambda _: _TO_THE_END), "End G", "", "to the last"),
     (("question_mark", "h", "f1"), lambda a, _: replace(a, help=not a.help, first=0), "?", "help", "this help"),
-    (("q",), _leave, "q", "quit", "leave what is opened, then the program; Ctrl-C leaves at once"),
+    (("q",), _leave, "q", "quit", "close the opened page, then quit; Ctrl-C quits at once"),
 )
-"""Keys in Textual's names, what they do, how they are written, their word in the last line, and in the help."""
+"""Keys by Textual's names, action, displayed name, label in the last line, and text in the help."""
 _ACTION_BY_KEY = {key: action for keys, action, *_ in KEYS for key in keys}
 
 
 def handle_key(state: ViewState, key: str, context: ScreenContext, *, char: str | None = None) -> ViewState:
-    """What is wanted after the key. `sign`: the character it types, if any."""
+    """Return the state after a key. `char` is the character that it types, if any."""
     if key in ("ctrl+c", "ctrl+q"):
         return replace(state, quit=True)
     if state.typing:
@@ -177,45 +177,48 @@ def _edit_filter(state: ViewState, key: str, char: str | None, context: ScreenCo
 MIN_WIDTH, MIN_HEIGHT = 24, 5
 _MIN_LIST_LINES, _MIN_SUMMARY_LINES, _MAX_SUMMARY_LINES = 4, 3, 14
 _SPACED_HEIGHT = 24
-"""Lines from which on there is a blank one below the head."""
+"""Height from which on there is a blank line below the header."""
 
 
 class RenderedScreen(Struct, frozen=True):
-    """What is shown, and what a key has to know of it."""
+    """The lines of the screen, and the context for the next key."""
 
     lines: list[StyledLine]
     context: ScreenContext
     selected: RowKey | None
-    """The row the keys act on: the first where the one chosen before is gone."""
+    """The row that keys act on: the first if the previously selected one is gone."""
 
 
 def list_rows(state: ViewState, view: TopView, kind: ListKind | None = None) -> list[ListRow]:
-    """All rows of a list, unsorted."""
+    """Return all rows of a list, unsorted."""
     return (gpu_rows if (kind or state.kind) == "gpus" else job_rows)(view, state.window)
 
 
 def render_screen(state: ViewState, view: TopView, *, width: int, height: int) -> RenderedScreen:
-    """Draw it."""
+    """Render the screen."""
     rows = filter_and_sort(list_rows(state, view), state.kind, sort=state.sort, reverse=state.reverse, text=state.text)
     keys = [row.key for row in rows]
     selected = state.chosen if state.chosen in keys else keys[0] if keys else None
     if width < MIN_WIDTH or height < MIN_HEIGHT:
-        small = truncate(f"too small: {width}x{height}", width, view.glyphs)
-        return RenderedScreen(_fill([styled_line(small)], height), ScreenContext(rows=keys, page=1), selected)
+        small = styled_line(f"too small: {width}x{height}")
+        return RenderedScreen(_fit([small], view, width, height=height), ScreenContext(rows=keys, page=1), selected)
     if state.help or state.opened:
         return _overlay_screen(state, view, keys, width=width, height=height)
     return _list_screen(state, view, rows, selected=selected, width=width, height=height)
 
 
-def _fill(lines: Sequence[StyledLine], height: int) -> list[StyledLine]:
-    return [*lines[:height], *[styled_line()] * (height - len(lines))]
+def _fit(lines: Sequence[StyledLine], view: TopView, width: int, *, height: int) -> list[StyledLine]:
+    """Truncate all lines to `width`, and fill up to `height` lines."""
+    shown = [truncate_line(line, width, view.glyphs) for line in lines[:height]]
+    return shown + [styled_line()] * (height - len(shown))
 
 
 def _list_screen(
     state: ViewState, view: TopView, rows: list[ListRow], *, selected: RowKey | None, width: int, height: int
 ) -> RenderedScreen:
     keys = [row.key for row in rows]
-    top = _head(state, view, width, min(height - 2 - _MIN_LIST_LINES, max(5, height // 4)))
+    most = min(height - 2 - _MIN_LIST_LINES, max(5, height // 4))
+    top = header_lines(view, state.window, width, height=most) if most > 0 else []
     top += [styled_line()] if height >= _SPACED_HEIGHT else []
     room = height - len(top) - 3
     shown = min(max(1, len(rows)), room)
@@ -224,19 +227,15 @@ def _list_screen(
     body = [_tab_line(state, view, rows, first=first, shown=shown, width=width)]
     body += _table_lines(state.kind, state, view, rows, at=at, first=first, shown=shown, width=width)
     below = _lines_below(state, view, rows[at] if rows else None, width=width, room=room - shown)
-    lines = _fill([*top, *body, *below], height - 1)
+    lines = _fit([*top, *body, *below], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
     return RenderedScreen([*lines, _key_line(state, width)], context, selected)
-
-
-def _head(state: ViewState, view: TopView, width: int, most: int) -> list[StyledLine]:
-    return header_lines(view, state.window, width, height=most) if most > 0 else []
 
 
 def _table_lines(
     kind: ListKind, state: ViewState, view: TopView, rows: list[ListRow], *, at: int, first: int, shown: int, width: int
 ) -> list[StyledLine]:
-    """Heads and rows. The columns are those of all rows: they do not move while one scrolls."""
+    """Build headings and visible rows. The layout considers all rows, so that columns do not move while scrolling."""
     layout = columns.layout_columns(rows, kind, view, width=width)
     scale = view.trends.scale_of(row.key for row in rows)
     sort, reverse = (state.sort, state.reverse) if kind == state.kind else (0, False)
@@ -245,37 +244,37 @@ def _table_lines(
         lines.append(styled_line(("  " + _empty_text(state, view), "soft")))
     for index, row in enumerate(rows[first : first + shown], first):
         lines.append(columns.row_line(row, layout, view, top=scale, is_selected=index == at))
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    return lines
 
 
 def _empty_text(state: ViewState, view: TopView) -> str:
     if state.text:
-        return "no row has these words; Esc shows all again"
+        return "no row has these words; Esc clears the filter"
     if not any(node.gpus for node in view.nodes):
-        return "nothing yet"
-    return "no GPU" if state.kind == "gpus" else "no job holds a GPU, or did lately"
+        return "no data yet"
+    return "no GPU" if state.kind == "gpus" else "no running or recently ended job"
 
 
 def _tab_line(
     state: ViewState, view: TopView, rows: list[ListRow], *, first: int, shown: int, width: int
 ) -> StyledLine:
-    """Which list it is, how sorted and filtered."""
+    """Build the line with the current list, its order and its filter."""
     left: list[StyledText | str] = [" "]
     for kind, name in (("gpus", "GPUs"), ("jobs", "jobs")):
         left.append((f"[{name}]" if kind == state.kind else f" {name} ", "strong" if kind == state.kind else "soft"))
-    order = f"{SORTS[state.kind][state.sort][0]}{', turned around' if state.reverse else ''}"
+    order = f"{SORTS[state.kind][state.sort][0]}{', reversed' if state.reverse else ''}"
     left.append((f"   last {WINDOWS[state.window]}, by {order}", "soft"))
     if state.text or state.typing:
         cursor = "_" if state.typing else ""
         left += ["  filter: ", (f"{view.glyphs.printable(state.text)}{cursor}", "strong")]
         left.append((f"  {len(rows)} of {len(list_rows(state, view))}", "soft"))
-    held = [("HELD: Space lets go  ", "bad")] if state.held else []
+    held = [("PAUSED: Space resumes  ", "bad")] if state.held else []
     range_text = f"{first + 1}-{first + shown} of {len(rows)} " if shown < len(rows) else ""
     return justify_line(left, [*held, (range_text, "soft")], width, view.glyphs)
 
 
 def _lines_below(state: ViewState, view: TopView, row: ListRow | None, *, width: int, room: int) -> list[StyledLine]:
-    """What there is room for: the chosen row in a few lines, and the jobs below GPUs."""
+    """Build what fits below the list: a summary of the selected row, jobs below GPUs, the node's leaks."""
     lines: list[StyledLine] = []
     if row is not None and room > _MIN_SUMMARY_LINES:
         lines = [
@@ -288,11 +287,11 @@ def _lines_below(state: ViewState, view: TopView, row: ListRow | None, *, width:
         loss_lines = detail.leak_lines(getattr(view.nodes[0].node, state.window), view.glyphs, width, full=False)
         if loss_lines and room - len(lines) >= len(loss_lines) + 2:
             lines += [styled_line(), styled_line(("  where the node's time went", "soft")), *loss_lines]
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    return lines
 
 
 def _job_table(state: ViewState, view: TopView, *, width: int, room: int) -> list[StyledLine]:
-    """As many as there is room for, those that lose most first."""
+    """Build a table of the jobs that fit, the largest loss first; empty if too few fit."""
     jobs = filter_and_sort(job_rows(view, state.window), "jobs", text=state.text)
     shown = min(len(jobs), room - 3)
     if not jobs or shown < min(len(jobs), _MIN_LIST_LINES):
@@ -302,7 +301,7 @@ def _job_table(state: ViewState, view: TopView, *, width: int, room: int) -> lis
 
 
 def _job_of(key: RowKey, view: TopView) -> RowKey | None:
-    """The job that has this GPU; of several the first."""
+    """Return the job that holds this GPU; the first if there are several."""
     for node in view.nodes:
         for gpu in node.gpus.gpus if node.gpus and node.address == key[1] and key[0] == "gpu" else []:
             known = {job.owner.job_id for job in node.jobs.jobs} if node.jobs else set()
@@ -312,16 +311,16 @@ def _job_of(key: RowKey, view: TopView) -> RowKey | None:
 
 
 def _overlay_screen(state: ViewState, view: TopView, keys: list[RowKey], *, width: int, height: int) -> RenderedScreen:
-    """Help, or a page of one row, in place of the list."""
-    body = _help_lines(view, width) if state.help else _row_page(state, view, width)
+    """Render the help or the page of one row instead of the list."""
+    body = _help_lines(view) if state.help else _row_page(state, view, width)
     room = height - 2
     first = min(state.first, max(0, len(body) - room))
     more = f"lines {first + 1}-{min(len(body), first + room)} of {len(body)}  " if len(body) > room else ""
     address = state.opened[1] if state.opened else ""
     index = next((index for index, node in enumerate(view.nodes) if node.address == address), 0)
     about = "help" if state.help else view.names[index]
-    top = page_title(view.nodes[index], about, f"{'HELD  ' if state.held else ''}{more}", view, width=width)
-    lines = _fill([top, *body[first : first + room]], height - 1)
+    top = page_title(view.nodes[index], about, f"{'PAUSED  ' if state.held else ''}{more}", view, width=width)
+    lines = _fit([top, *body[first : first + room]], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=room, lines=len(body))
     return RenderedScreen([*lines, _key_line(state, width)], context, state.chosen)
 
@@ -332,37 +331,36 @@ def _row_page(state: ViewState, view: TopView, width: int) -> list[StyledLine]:
     if row is None:
         return [
             styled_line(),
-            styled_line(("  it is gone: the node tells nothing of it any more; Esc leads back", "soft")),
+            styled_line(("  no longer reported by the node; Esc goes back", "soft")),
         ]
     return [styled_line(), *detail.row_page(row, view, state.window, width)]
 
 
-def _help_lines(view: TopView, width: int) -> list[StyledLine]:
+def _help_lines(view: TopView) -> list[StyledLine]:
     written = max(len(name) for _, _, name, _, _ in KEYS)
     lines = [styled_line()]
     lines += [styled_line((f"  {name:<{written}}  ", "strong"), about) for _, _, name, _, about in KEYS]
     lines += [styled_line(), *(styled_line("  " + text) for text in _HELP_TEXT)]
     symbols = "   ".join(f"{symbol} {state}" for state, symbol in view.glyphs.states.items())
     fills = "   ".join(f"{3 * fill} {name}" for name, fill in view.glyphs.fills.items())
-    lines += [styled_line(), styled_line(f"  {symbols}"), styled_line(f"  {fills}")]
-    lines += [
-        styled_line(),
-        styled_line((f"  watched for {short_duration(max(0.0, view.now - view.trends.start))}", "soft")),
-    ]
-    return [truncate_line(one, width, view.glyphs) for one in lines]
+    running = f"  running for {short_duration(max(0.0, view.now - view.trends.start))}"
+    return [
+        *lines, styled_line(), styled_line(f"  {symbols}"), styled_line(f"  {fills}"), styled_line(),
+        styled_line((running, "soft")),
+    ]  # fmt: skip
 
 
 _HELP_TEXT = (
     "GAU allocated and working / paid; ECTR computing / allocated;",
-    "eMFU useful / peak while computing; GOT their product: what you got for",
-    "what you paid. SMI: the utilisation nvidia-smi shows. All in percent.",
-    "- nothing to divide by; ? not seen, or the board cannot say",
-    "The trend is GOT of 5 minutes over the time watched, all rows on one scale.",
+    "eMFU useful / peak while computing; USEFUL their product, the useful share",
+    "of what was paid. SMI: utilization as nvidia-smi shows it. All in percent.",
+    "- nothing to divide by; ? not observed, or not reported by the board",
+    "The trend is USEFUL of 5 minutes since the start, all rows on one scale.",
 )
 
 
 def _key_line(state: ViewState, width: int) -> StyledLine:
-    """The last line: what can be pressed here."""
+    """Build the last line: the keys that can be pressed."""
     if state.typing:
         shortcuts = [("type words", ""), ("Enter", "keep"), ("Esc", "all rows"), ("Ctrl-U", "clear")]
     elif state.help or state.opened:
@@ -384,13 +382,13 @@ _ALL_NODES = 1 << 20
 
 
 def render_text(view: TopView, state: ViewState, *, width: int) -> str:
-    """The nodes, then their GPUs, then their jobs; of jobs alone where they are asked for."""
+    """Render the nodes, their GPUs and their jobs as text; without GPUs if the list is that of jobs."""
     lines = header_lines(view, state.window, width, height=_ALL_NODES)
     kinds: tuple[ListKind, ...] = ("gpus", "jobs") if state.kind == "gpus" else ("jobs",)
     for kind in kinds:
         rows = filter_and_sort(list_rows(state, view, kind), kind, text=state.text)
         layout = columns.layout_columns(rows, kind, view, width=width)
-        plain = columns.ColumnLayout(tuple((column, width) for column, width in layout.columns if not column.trend))
+        plain = [(column, size) for column, size in layout if not column.trend]
         if rows:
             lines += [StyledLine(), columns.heading_line(plain, kind, view, sort=None, reverse=False, top=1.0)]
             lines += [columns.row_line(row, plain, view, top=1.0) for row in rows]

@@ -1,7 +1,7 @@
-"""Holds what every part of the screen is made of: nodes as last seen, trends, glyphs, and styled lines of text.
+"""Defines what all parts of the screen share: states of nodes, trends, glyphs, and styled lines of text.
 
-Decides which values are old; times are of the monotonic clock. No line is wider than its terminal, and text that
-somebody chose cannot control it. Styles are names, no colours. Refuses to invent values for a time without answers.
+Decides which values are old; times are on the monotonic clock. No line is wider than the terminal, and text that users
+chose cannot control it. Styles are names, not colours. Does not interpolate values while a node does not respond.
 """
 
 from collections.abc import Hashable, Iterable
@@ -12,23 +12,22 @@ from unicodedata import category, east_asian_width, normalize
 from msgspec import Struct
 
 from exporter.core.leaks import LEAKS
-from exporter.formatting import share, short_duration
+from exporter.formatting import NO_VALUE, share, short_duration
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, NodeOut, OwnerOut, ReceiptsOut, WindowOut
-from exporter.web.summary import Missing, ratio_or_missing
+from exporter.web.summary import STATE_SYMBOLS, Missing, ratio_or_missing
 
-NO_VALUE = "-"
-"""Nothing to divide by."""
 UNSEEN = "?"
+"""Shown for a value that was not observed or that the board cannot report."""
 WINDOWS = {"last_5_minutes": "5 min", "last_hour": "1 h"}
 FIX_BY_LEAK = {leak.name: leak.fix for leak in LEAKS} | {
     "unresolved": "a source with tensor activity: see gpu-efficiency install-check",
     "unobserved": "see why it cannot be seen: gpu-efficiency install-check",
 }
-"""What to do first."""
+"""First remedy of each leak."""
 
 
 def ratio(window: WindowOut, name: str) -> str:
-    """One of a window's ratios in percent, without the sign."""
+    """Format one of a window's ratios in percent, without the sign."""
     value = ratio_or_missing(window, name)
     if isinstance(value, Missing):
         return NO_VALUE if value is Missing.UNDEFINED else UNSEEN
@@ -36,13 +35,13 @@ def ratio(window: WindowOut, name: str) -> str:
 
 
 def percent(window: WindowOut, name: str) -> str:
-    """The same with its sign, for a sentence."""
+    """Format one of a window's ratios in percent with the sign."""
     text = ratio(window, name)
     return text if text in (NO_VALUE, UNSEEN) else f"{text} %"
 
 
 def index_ranges(indices: list[str]) -> str:
-    """0,1,2,5 as 0-2,5; what is no number stays as it is."""
+    """Format indices with ranges, 0,1,2,5 as 0-2,5; other texts stay as they are."""
     runs: list[list[str]] = []
     for index in indices:
         follows = runs and index.isdecimal() and runs[-1][-1].isdecimal() and int(index) == int(runs[-1][-1]) + 1
@@ -54,20 +53,20 @@ def index_ranges(indices: list[str]) -> str:
 
 
 class Glyphs(Struct, frozen=True, kw_only=True):
-    """One set."""
+    """A set of characters to draw with."""
 
     ascii: bool
     states: dict[str, str]
-    """By state."""
+    """Symbol of each state."""
     suspect: str
     unknown_state: str
-    """Of a state that is not known here."""
+    """Symbol of a state that this version does not know."""
     fills: dict[str, str]
-    """Of a bar, by layer."""
+    """Fill character of a bar's segments, by layer."""
     levels: str
-    """Of a trend, from 0 up."""
+    """Characters of a sparkline, from 0 upwards."""
     gap: str
-    """In a trend: nothing was seen."""
+    """Character of a sparkline for an interval without values."""
     times: str
     ellipsis: str
     dot: str
@@ -77,7 +76,7 @@ class Glyphs(Struct, frozen=True, kw_only=True):
     rule: str
 
     def printable(self, text: str) -> str:
-        """Make text that somebody chose safe to show, one cell or two a sign."""
+        """Make text that a user chose safe to show, each character one or two cells wide."""
         shown = "".join(map(_printable_char, normalize("NFC", text)))
         return shown.encode("ascii", "replace").decode() if self.ascii else shown
 
@@ -88,66 +87,49 @@ def _printable_char(char: str) -> str:
     return "?" if not char.isprintable() or category(char)[0] == "M" else char
 
 
-UNICODE = Glyphs(
-    ascii=False,
-    states={
-        "unavailable": "✕", "hung": "■", "unobserved": "?", "unowned": "▲", "zombie": "◌", "unallocated": "○",
-        "stalled": "◐", "active": "●",
-    },
-    suspect="!",
-    unknown_state="·",
-    fills={"useful": "█", "emfu": "▓", "ectr": "▒", "gau": "░", "unresolved": "~", "unobserved": "?"},
-    levels="▁▂▃▄▅▆▇█",
-    gap="·",
-    times="\N{MULTIPLICATION SIGN}",
-    ellipsis="…",
-    dot="·",
-    down="▾",
-    up="▴",
-    cursor="▸",
-    rule="─",
-)  # fmt: skip
-ASCII = Glyphs(
-    ascii=True,
-    states={
-        "unavailable": "X", "hung": "#", "unobserved": "?", "unowned": "^", "zombie": "z", "unallocated": "o",
-        "stalled": "-", "active": "*",
-    },
-    suspect="!",
-    unknown_state=".",
-    fills={"useful": "#", "emfu": "+", "ectr": "-", "gau": ".", "unresolved": "~", "unobserved": "?"},
-    levels="_.:-=+*#",
-    gap=" ",
-    times="x",
-    ellipsis="~",
-    dot="-",
-    down="v",
-    up="^",
-    cursor=">",
-    rule="-",
-)  # fmt: skip
+_FILLS = {"useful": "█#", "emfu": "▓+", "ectr": "▒-", "gau": "░.", "unresolved": "~~", "unobserved": "??"}
+"""Fill characters by layer in the order of a bar's segments: Unicode, ASCII."""
+_CHARACTERS = {
+    "suspect": "!!", "unknown_state": "·.", "gap": "· ", "times": "\N{MULTIPLICATION SIGN}x", "ellipsis": "…~",
+    "dot": "·-", "down": "▾v", "up": "▴^", "cursor": "▸>", "rule": "─-",
+}  # fmt: skip
+"""Other characters by field of Glyphs: Unicode, ASCII."""
+
+
+def _glyphs(column: int, *, states: Iterable[str], levels: str) -> Glyphs:
+    return Glyphs(
+        ascii=column == 1,
+        states=dict(zip(STATE_SYMBOLS, states, strict=True)),
+        fills={layer: pair[column] for layer, pair in _FILLS.items()},
+        levels=levels,
+        **{name: pair[column] for name, pair in _CHARACTERS.items()},
+    )
+
+
+UNICODE = _glyphs(0, states=STATE_SYMBOLS.values(), levels="▁▂▃▄▅▆▇█")
+ASCII = _glyphs(1, states="X#?^zo-*", levels="_.:-=+*#")
 
 
 def cell_width(text: str) -> int:
-    """Columns that a text of `Signs.name` takes."""
+    """Return the terminal columns that a text from `Glyphs.printable` takes."""
     return len(text) if text.isascii() else sum(2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def truncate(text: str, width: int, glyphs: Glyphs) -> str:
-    """The beginning of it, in so many columns at most."""
+    """Truncate at the end to at most `width` columns."""
     return text if cell_width(text) <= width else _prefix(text, width - 1) + glyphs.ellipsis if width > 0 else ""
 
 
 def truncate_middle(text: str, width: int, glyphs: Glyphs) -> str:
-    """Both ends of it: ids and names differ there."""
-    if cell_width(text) <= width or width < 5:  # noqa: PLR2004  a sign in the middle and two at each end
+    """Truncate in the middle, because ids and names differ at their ends."""
+    if cell_width(text) <= width or width < 5:  # noqa: PLR2004  an ellipsis and two characters at each end
         return truncate(text, width, glyphs)
     end = _prefix(text[::-1], (width - 1) // 2)[::-1]
     return _prefix(text, width - 1 - cell_width(end)) + glyphs.ellipsis + end
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """With blanks up to the width."""
+    """Pad with spaces to `width` columns."""
     blank = " " * (width - cell_width(text))
     return blank + text if right else text + blank
 
@@ -162,34 +144,34 @@ def _prefix(text: str, width: int) -> str:
 
 
 StyledText = tuple[str, str]
-"""Text and look: "", strong, soft, bad, or a layer."""
+"""Text and style: "", strong, soft, bad, or a layer."""
 
 
 class StyledLine(Struct, frozen=True):
-    """One row of the terminal."""
+    """One line of the terminal."""
 
     segments: tuple[StyledText, ...] = ()
     selected: bool = False
-    """It is the one the keys act on; shown inverted from end to end."""
+    """True for the row that keys act on; shown inverted over the full width."""
 
     @property
     def text(self) -> str:
-        """Its words alone."""
+        """The text without styles."""
         return "".join(text for text, _ in self.segments)
 
 
 def styled_line(*segments: StyledText | str, selected: bool = False) -> StyledLine:
-    """A line of pieces; a bare text has no look."""
+    """Build a line from segments; a plain string has no style."""
     return StyledLine(tuple((segment, "") if isinstance(segment, str) else segment for segment in segments), selected)
 
 
 def merge_segments(segments: Iterable[StyledText]) -> list[StyledText]:
-    """Neighbours that look the same made one: less for a slow line to carry."""
+    """Merge adjacent segments of the same style, so that fewer bytes are sent to the terminal."""
     return [("".join(text for text, _ in group), style) for style, group in groupby(segments, key=itemgetter(1))]
 
 
 def truncate_line(line: StyledLine, width: int, glyphs: Glyphs) -> StyledLine:
-    """Its beginning, in so many columns at most."""
+    """Truncate at the end to at most `width` columns."""
     if cell_width(line.text) <= width:
         return line
     remaining, kept = width, list[StyledText]()
@@ -198,7 +180,7 @@ def truncate_line(line: StyledLine, width: int, glyphs: Glyphs) -> StyledLine:
         remaining -= cell_width(text)
         if remaining <= 0:
             break
-    if remaining == 0 and kept:  # cut between two pieces: the sign says that there was more
+    if remaining == 0 and kept:  # cut between two segments: the ellipsis replaces the last character
         text, style = kept[-1]
         kept[-1] = truncate(text + glyphs.ellipsis, cell_width(text), glyphs) if text else "", style
     return StyledLine(tuple(kept), line.selected)
@@ -207,7 +189,7 @@ def truncate_line(line: StyledLine, width: int, glyphs: Glyphs) -> StyledLine:
 def justify_line(
     left: Iterable[StyledText | str], right: Iterable[StyledText | str], width: int, glyphs: Glyphs
 ) -> StyledLine:
-    """One part at each end; the left one gives way."""
+    """Align `left` and `right` at the ends of a line; truncates `left` if there is not enough room."""
     end = styled_line(*right)
     room = width - cell_width(end.text)
     begin = truncate_line(styled_line(*left), max(0, room - 1), glyphs)
@@ -220,14 +202,17 @@ _SCALES = (0.1, 0.25, 0.5, 1.0)
 
 
 class Trends:
-    """Means by row and stretch; times are of a monotonic clock, in seconds."""
+    """Means of values by row and interval, at most MAX_INTERVALS; times are monotonic seconds.
+
+    When the intervals are used up, neighbours are merged and the interval doubles.
+    """
 
     def __init__(self, start: float, interval_seconds: float) -> None:
         self.start, self.interval_seconds, self.last, self._latest = start, interval_seconds, 0, 0
         self._means: dict[Hashable, dict[int, tuple[float, int]]] = {}
 
     def add(self, row: Hashable, value: float | None, now: float) -> None:
-        """Note a row's figure; None: it has none now."""
+        """Add a row's value at `now`; None: it has none."""
         self.advance(now)
         if value is not None:
             means = self._means.setdefault(row, {})
@@ -236,7 +221,7 @@ class Trends:
             self._latest = self.last
 
     def advance(self, now: float) -> None:
-        """Let time pass."""
+        """Move to the interval that contains `now`."""
         self.last = max(self.last, int((now - self.start) / self.interval_seconds))
         while self.last >= MAX_INTERVALS:
             self._halve()
@@ -252,17 +237,17 @@ class Trends:
             self._means[row] = merged
 
     def retain(self, rows: Iterable[Hashable]) -> None:
-        """Forget all other rows."""
+        """Remove all rows except these."""
         retained = set(rows)
         self._means = {row: means for row, means in self._means.items() if row in retained}
 
     def scale_of(self, rows: Iterable[Hashable]) -> float:
-        """The end of a scale on which all these can be drawn."""
+        """Return the smallest scale maximum that fits the values of all these rows."""
         highest = max((total / count for row in rows for total, count in self._means.get(row, {}).values()), default=0)
         return next((scale for scale in _SCALES if highest <= scale), 1.0)
 
     def points(self, row: Hashable, width: int) -> list[float | None]:
-        """Its figures from the first look on, in at most so many columns; a stretch that has only begun may wait."""
+        """Return the row's means since the start in at most `width` columns; leaves out an unfinished interval."""
         means, intervals = self._means.get(row, {}), max(self._latest, self.last - 1) + 1
         columns = min(width, intervals)
         sums = [(0.0, 0)] * columns
@@ -273,7 +258,7 @@ class Trends:
 
 
 def sparkline(points: list[float | None], scale: float, glyphs: Glyphs) -> str:
-    """One sign a column; before the first figure there is nothing, and not a gap."""
+    """Draw one character per point; spaces before the first value, gaps after it."""
     highest, text = len(glyphs.levels) - 1, ""
     for point in points:
         if point is None:
@@ -284,46 +269,46 @@ def sparkline(points: list[float | None], scale: float, glyphs: Glyphs) -> str:
 
 
 class PolledNode(Struct, frozen=True, kw_only=True):
-    """One node as it was last seen."""
+    """The latest responses of one node."""
 
     address: str
-    """Without secrets, for people; no two are the same."""
+    """For display, without secrets; unique."""
     gpus: GpusOut | None = None
     jobs: JobsOut | None = None
     at: float = 0.0
-    """When it answered last."""
+    """Monotonic time of the last response."""
     problem: str = ""
-    """Why it does not answer; empty: it does."""
+    """Why the latest poll failed; empty if it succeeded."""
     since: float = 0.0
-    """Since when."""
+    """Monotonic time of the first failed poll in a row."""
     accounts: AccountsOut | None = None
     receipts: ReceiptsOut | None = None
-    """Of the job that is asked for; None: not asked, or not answered."""
+    """Records of the opened job; None: not requested, or no response."""
 
     @property
     def node(self) -> NodeOut | None:
-        """What it said of itself."""
+        """The node's description in its latest response."""
         return None if self.gpus is None else self.gpus.node
 
     @property
     def live(self) -> bool:
-        """Its figures are the present."""
+        """Whether the values are current."""
         return self.gpus is not None and not self.problem
 
     def age(self, now: float) -> float:
-        """How old its figures are, by its own word and by what has passed since."""
+        """Return the age of the values in seconds: the age that the node reported, plus the time since then."""
         return (self.node.age_seconds if self.node else 0.0) + max(0.0, now - self.at)
 
     def seconds_since_sample(self, now: float) -> float:
-        """Seconds from the sample to now; to the last answer where there is none any more: nobody saw it go on."""
+        """Return the seconds from the sample to now, or to the last response if the node no longer responds."""
         return self.age(now if self.live else self.at)
 
     def problem_text(self, now: float) -> str:
-        """One sentence; empty where all is well."""
+        """Describe the problem in one sentence; empty if there is none."""
         if not self.problem:
             return ""
-        old = f"; figures are {short_duration(self.age(now))} old" if self.gpus else ""
-        return f"NOT ANSWERING for {short_duration(now - self.since)}{old}: {self.problem}"
+        old = f"; values are {short_duration(self.age(now))} old" if self.gpus else ""
+        return f"NOT RESPONDING for {short_duration(now - self.since)}{old}: {self.problem}"
 
 
 _UNKNOWN_OUTCOMES = ("unresolved", "unobserved")
@@ -331,23 +316,23 @@ _UNKNOWN_OUTCOMES = ("unresolved", "unobserved")
 
 
 def loss_shares(window: WindowOut) -> list[tuple[str, float]]:
-    """(name, share of the paid time) of every outcome above 0 but useful, the largest first."""
+    """List (name, share of paid time) of every outcome above 0 except useful, the largest first."""
     shares = ((name, part / window.seconds) for name, part in window.leaks.items() if name != "useful" and part > 0)
     return sorted(shares, key=lambda pair: -pair[1]) if window.seconds else []
 
 
 def known_losses(window: WindowOut) -> list[tuple[str, float]]:
-    """The shares of the leaks alone: without time whose worth is unknown."""
+    """List (name, share of paid time) of leaks only, without unresolved and unobserved time."""
     return [pair for pair in loss_shares(window) if pair[0] not in _UNKNOWN_OUTCOMES]
 
 
 def lost_share(window: WindowOut) -> float:
-    """Share of the paid time that leaked."""
+    """Return the share of paid time that leaked."""
     return sum(share for _, share in known_losses(window))
 
 
 def hourly_loss(accounts: AccountsOut, window: str) -> tuple[float, float, str] | None:
-    """Money that leaks in an hour, the price of that hour, and the currency; None unless there is just one currency."""
+    """Return money lost per hour, the price per hour, and the currency; None unless there is exactly one currency."""
     costs = getattr(accounts, window).money
     if len(accounts.prices) != 1 or costs is None:
         return None
@@ -359,31 +344,31 @@ def hourly_loss(accounts: AccountsOut, window: str) -> tuple[float, float, str] 
 
 
 def contact(owner: OwnerOut) -> str:
-    """Whom to talk to."""
+    """Return the owner's user, or else namespace or account."""
     return owner.user or owner.namespace or owner.account
 
 
 class TopView(Struct, frozen=True, kw_only=True):
-    """All that is drawn, at one moment."""
+    """All data that a screen is drawn from, at one moment."""
 
     nodes: tuple[PolledNode, ...]
     now: float
-    """Of the monotonic clock."""
+    """Monotonic seconds."""
     wall: float
     """Unix seconds."""
     trends: Trends
     glyphs: Glyphs
     names: tuple[str, ...] = ()
-    """Of the nodes in the same order, as they are shown."""
+    """Displayed names of the nodes, in the same order."""
 
     @property
     def has_many_nodes(self) -> bool:
-        """Rows have to say whose they are."""
+        """Whether rows need the name of their node."""
         return len(self.nodes) > 1
 
 
 def host_names(nodes: tuple[PolledNode, ...], glyphs: Glyphs) -> tuple[str, ...]:
-    """The host's name; the address where there is none yet, or where two nodes say the same."""
+    """Return each node's host name, or its address if the host name is not known yet or not unique."""
     hosts = [node.node.host if node.node else "" for node in nodes]
     return tuple(
         glyphs.printable(host if host and hosts.count(host) == 1 else node.address.partition("://")[2])

@@ -1,4 +1,4 @@
-"""Serves a snapshot over HTTP: metrics for Prometheus, JSON for programs, pages for people.
+"""Serves the newest snapshot over HTTP: metrics for Prometheus, JSON for programs, pages for people.
 
-Refuses to wait for a sample, and to show an old one as live.
+Refuses to wait for a sample, and to serve an old one as live.
 """

@@ -1,61 +1,63 @@
 """Defines the JSON of the API, and builds that of /api/v1/node, /gpus and /jobs from a Snapshot.
 
-Seconds and ratios are floats; null is unknown. The pages and `top` read these values too. A daemon sends every field;
-defaults stand for fields that an older daemon, which `top` asks, does not have. Refuses to judge, to format, and to
-know HTTP. Where only allocated time costs money, the cost of a window is null, because a window does not keep
-which part of it a GPU was allocated.
+Seconds and ratios are floats; null means unknown. The pages and `top` use the same classes. A daemon sends every field;
+the defaults are for `top`, when it queries an older daemon that lacks a field. Refuses to classify, to format, and to
+import HTTP code. Where only allocated time costs money, the cost of a window is null, because a window does not record
+how much of it each GPU was allocated.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
-from exporter.core.model import PPM, SECOND, Device, Health, Owner, State
-from exporter.core.prices import NO_PRICE, Price, Terms
+from exporter.core.model import PPM, SECOND, Device, Health, State
+from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
 
 class TrainingOut(Struct, frozen=True, kw_only=True):
-    """What a training job reports. Tokens, samples and FLOPs are those of the GPUs here that its reports speak of."""
+    """What a training job reports. Tokens, samples and FLOPs cover only those of this node's GPUs that report."""
 
     run: str = ""
     step: int | None = None
     steps: int = 0
     rework_steps: int = 0
-    """Of the steps those that the run had made before."""
+    """Steps that the run had already made before a restart; included in `steps`."""
     epoch: float | None = None
     mfu: float | None = None
-    """Over the last 5 minutes, by the job's own count, 0-1."""
+    """Model FLOPs utilization over the last 5 minutes as the job reports it, 0-1."""
     goodput: float | None = None
-    """Of the run's time so far the share in steps that were new."""
+    """Share of the run's wall time spent in new steps, 0-1."""
     tokens: float = 0.0
     padding_tokens: float = 0.0
     samples: float = 0.0
     model_flops: float = 0.0
     gpu_seconds: float = 0.0
-    """GPU-seconds here that the reports speak of."""
+    """GPU-seconds on this node that the reports cover."""
     phase_seconds: dict[str, float] = {}
-    """Wall time by what the job did."""
+    """Wall time in seconds by phase of the job."""
     checkpoints: int = 0
     restarts: int = 0
     recovery_seconds: float = 0.0
     bubble: float | None = None
     loss: float | None = None
-    """null also while it is no number: see loss_events."""
+    """null also while it is NaN or infinite: see loss_events."""
     loss_events: dict[str, int] = {}
     quality: float | None = None
     quality_name: str = ""
     quality_target: float | None = None
     target_reached_at: float | None = None
-    """Unix seconds."""
+    """Unix seconds; null until `quality` reaches `quality_target`."""
 
 
 class LatencyOut(Struct, frozen=True, kw_only=True):
-    """Seconds below which so many requests of the slowest replica stayed, at the last look."""
+    """Latency quantiles of the slowest replica in seconds, at its latest scrape."""
 
     p50: float
     p95: float
@@ -63,7 +65,7 @@ class LatencyOut(Struct, frozen=True, kw_only=True):
 
 
 class ServingOut(Struct, frozen=True, kw_only=True):
-    """What a job's serving engines say."""
+    """What a job's serving engines report."""
 
     engine: str = ""
     running: float | None = None
@@ -78,78 +80,83 @@ class ServingOut(Struct, frozen=True, kw_only=True):
     """By kind: ttft, itl, queue, e2e."""
 
 
+_READINGS = ("power_watts", "temperature_celsius", "memory_used_bytes", "memory_total_bytes")
+OutT = TypeVar("OutT", bound=Struct)
+
+
+def from_attributes(shape: type[OutT], source: Struct, **values: Any) -> OutT:
+    """Build a `shape` from `values`, and from attributes of `source` that have the names of its other fields."""
+    for name in _shared_names(shape, type(source)):
+        values.setdefault(name, getattr(source, name))
+    return shape(**values)
+
+
+@cache
+def _shared_names(shape: type[Struct], source: type[Struct]) -> list[str]:
+    return [name for name in shape.__struct_fields__ if hasattr(source, name)]
+
+
 def training_out(job: JobView) -> TrainingOut | None:
-    """None where the job has reported nothing."""
+    """Convert what the job has reported; None if it has reported nothing."""
     progress = job.progress
     if progress is None:
         return None
     name, value, _, target = progress.quality or ("", None, None, None)
     finite = progress.loss is not None and abs(progress.loss) < float("inf")
-    return TrainingOut(
-        run=progress.run,
-        step=progress.step,
-        steps=progress.steps,
-        rework_steps=progress.rework_steps,
-        epoch=progress.epoch,
+    return from_attributes(
+        TrainingOut,
+        progress,
         mfu=job.counters.short_ratio("reported", "reportable"),
-        goodput=progress.goodput,
-        tokens=progress.tokens,
         padding_tokens=progress.padding,
-        samples=progress.samples,
         model_flops=progress.flops,
         gpu_seconds=progress.gpu_time / SECOND,
         phase_seconds={phase: spent / SECOND for phase, spent in progress.phases},
-        checkpoints=progress.checkpoints,
-        restarts=progress.restarts,
         recovery_seconds=progress.recovery / SECOND,
-        bubble=progress.bubble,
         loss=progress.loss if finite else None,
         loss_events=dict(progress.events),
         quality=value,
         quality_name=name,
         quality_target=target,
-        target_reached_at=None if progress.target_at is None else progress.target_at / SECOND,
+        target_reached_at=_seconds(progress.target_at),
     )
 
 
 def serving_out(job: JobView) -> ServingOut | None:
-    """None where no engine of the job was found."""
+    """Convert what the job's serving engines report; None if none was found."""
     service = job.service
     if service is None:
         return None
-    return ServingOut(
-        engine=service.engine,
-        running=service.running,
-        waiting=service.waiting,
+    return from_attributes(
+        ServingOut,
+        service,
         batch_fill=service.fill,
         kv_cache=service.kv_use,
-        preemptions=service.preemptions,
         tokens=dict(service.tokens),
         draft_acceptance=service.acceptance,
         tokens_per_pass=service.per_pass,
-        latency_seconds={one.kind: LatencyOut(p50=one.p50, p95=one.p95, p99=one.p99) for one in service.latencies},
+        latency_seconds={latency.kind: from_attributes(LatencyOut, latency) for latency in service.latencies},
     )
 
 
 class WindowOut(Struct, frozen=True, kw_only=True):
-    """A stretch of the latest past: the three layers (0-1), their product, and where its GPU-seconds went."""
+    """A time window that ends now: the three layers (0-1), their product, and its GPU-seconds by leak."""
 
     seconds: float
-    """GPU-seconds paid in it; less than the window's name says where the GPU or job is younger."""
+    """GPU-seconds paid; fewer than the window's name suggests if the GPU or job is younger than the window."""
     gau: float | None = None
-    """GPU Allocation Utilization: allocated and working / paid and seen. null: nothing to divide by."""
+    """GPU Allocation Utilization: allocated and working / paid and observed. null: nothing to divide by."""
     ectr: float | None = None
     """Effective Compute Time Ratio: computing / occupied."""
     emfu: float | None = None
     """Effective Model FLOPs Utilization: useful / computing; without workload reports an upper bound."""
     product: float | None = None
-    """GAU x ECTR x eMFU: what you got for what you paid."""
+    """GAU x ECTR x eMFU: the useful share of what was paid."""
     floor: float | None = None
-    """The same if kernel time of unknown worth were worth nothing."""
+    """The product if unresolved kernel time counts as not useful: a lower bound."""
     coverage: float | None = None
-    """Share of the paid time that was seen."""
+    """Share of the paid time that was observed, 0-1."""
     driver_utilization: float | None = None
-    """The driver's own utilisation over the same time, as nvidia-smi shows it."""
+    """The driver's own utilization over the same time, as nvidia-smi shows it, 0-1."""
     leaks: dict[str, float] = {}
     """GPU-seconds by leak, and useful, unresolved, unobserved; they add up to `seconds`."""
 
@@ -158,7 +165,7 @@ _NO_TIME = WindowOut(seconds=0.0)
 
 
 class OwnerOut(Struct, frozen=True, kw_only=True):
-    """Who holds a GPU, in the scheduler's words; empty where it has none."""
+    """Who holds a GPU, as the scheduler names it; fields that the scheduler does not have are empty."""
 
     job_id: str = ""
     name: str = ""
@@ -175,18 +182,18 @@ class OwnerOut(Struct, frozen=True, kw_only=True):
     array_id: str = ""
     comment: str = ""
     nodes: int = 0
-    """Of the whole job; 0: not known."""
+    """Nodes of the whole job; 0: not known."""
     time_limit_seconds: float | None = None
 
 
 class HealthOut(Struct, frozen=True, kw_only=True):
-    """A board's condition beside its work; null where it does not say. Counters count from the load of the driver."""
+    """A board's health; null where it does not report a value. Counters start when the driver is loaded."""
 
     xids: int = 0
-    """Critical errors told since the daemon saw the GPU first."""
+    """Critical errors (Xid) reported since the daemon first saw the GPU."""
     last_xid: int | None = None
     recovery_action: int | None = None
-    """What the driver wants done: 0 nothing, 1 reset the GPU, 2 reboot the node, 3 drain peers, 4 drain and reset."""
+    """nvmlDeviceGpuRecoveryAction_t: 0 none, 1 reset the GPU, 2 reboot the node, 3 drain peers, 4 drain and reset."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     row_remap_pending: bool | None = None
@@ -195,11 +202,11 @@ class HealthOut(Struct, frozen=True, kw_only=True):
     memory_temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None
     clock_limited_seconds: dict[str, float] = {}
-    """Time the clock was held down, by reason."""
+    """Seconds that the clock was throttled, by reason."""
 
 
 class GpuOut(Struct, frozen=True, kw_only=True):
-    """One GPU. Power, temperature and memory are null unless the newest reading has them now."""
+    """One GPU. Power, temperature and memory are null unless the newest reading is live and has them."""
 
     uuid: str
     index: str
@@ -207,21 +214,21 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     state: str
     reason: str = ""
     since: float = 0.0
-    """Unix seconds since which it has been in this state."""
+    """Unix seconds at which it entered this state."""
     state_seconds: float = 0.0
-    """The same as a duration, at the time of the sample."""
+    """Seconds from `since` to the sample."""
     hang_suspected: bool = False
     spin_since: float | None = None
-    """Unix seconds since which it has spun without progress; null while it does not."""
+    """Unix seconds at which it began to spin without progress; null unless it does now."""
     hang_confidence: float | None = None
-    """While it spins: of the eight signs of a hang the share that were seen and agree."""
+    """While it spins: share of the eight indicators of a hang that are observed and point to one, 0-1."""
     hang_signs: dict[str, bool] = {}
-    """While it spins: each sign that can be seen, and whether it speaks for a hang."""
+    """While it spins: each indicator that can be observed, and whether it points to a hang."""
     last_work: float | None = None
-    """Unix seconds at which its holder last did effective work, or got it; null while nobody has it."""
+    """Unix seconds of the owner's last effective work, or of the allocation if later; null while unallocated."""
     owners: list[OwnerOut] = []
     ranks: dict[str, str] = {}
-    """By job_id, the ranks of that job whose processes are on it ("4,5"); empty where not known."""
+    """By job_id, the ranks of the job's processes on this GPU ("4,5"); empty if not known."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
     power_watts: float | None = None
@@ -230,61 +237,61 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
     live: bool = True
-    """The newest reading still holds: the figures above are the present."""
+    """True if the newest reading is fresh, so that the values above are current."""
     age_seconds: float | None = None
     """Age of the newest accepted reading at the time of the sample; null before the first one."""
     peak_known: bool = False
-    """False: the board's tensor peak is not known, so the worth of its kernel time is not either."""
+    """False: the board's peak FLOPS is not known, so eMFU cannot be derived from hardware counters."""
     unsupported: list[str] = []
-    """Signals this hardware cannot have."""
+    """Signals that this hardware cannot report."""
     share: float = 1.0
-    """Of one paid GPU: 1 for a whole board, less for a MIG instance and for what is left of its board."""
+    """Share of one paid GPU: 1 for a whole board, less for a MIG instance or a board's unpartitioned part."""
     profile: str = ""
     """MIG profile; empty for a board."""
     parent: str = ""
-    """UUID of the board a MIG instance is cut from."""
+    """UUID of the board of a MIG instance; empty for a board."""
     health: HealthOut = HealthOut()
 
 
 class JobOut(Struct, frozen=True, kw_only=True):
-    """One job's part of this node. An ended job stays for a while, holding no GPU."""
+    """One job's usage of this node. An ended job stays listed for a while, without GPUs."""
 
     owner: OwnerOut
     gpus: list[str] = []
-    """Indices (or UUIDs, where the driver gives none) of the GPUs it holds now."""
+    """Indices (or UUIDs, if the driver reports no index) of the GPUs it holds now."""
     paid_seconds: float = 0.0
-    """GPU-seconds it held on this node in all."""
+    """GPU-seconds that it has held on this node in total."""
     useful_seconds: float = 0.0
     energy_joules: float = 0.0
     useful_energy_joules: float = 0.0
     memory_used_bytes: float | None = None
     started_at: float = 0.0
-    """Unix seconds at which it was given its first GPU here."""
+    """Unix seconds at which it was allocated its first GPU on this node."""
     first_work_seconds: float | None = None
-    """From then to its first kernel here; null: none yet, or it was not seen."""
+    """Seconds from `started_at` to its first kernel on this node; null: none yet, or not observed."""
     training: TrainingOut | None = None
-    """What it reports; null: nothing."""
+    """Its training reports; null: none were received."""
     serving: ServingOut | None = None
-    """What its serving engines say; null: none was found."""
+    """What its serving engines report; null: none was found."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
 
 class NodeOut(Struct, frozen=True, kw_only=True):
-    """The node, and how far to trust what is said of it."""
+    """The node, the source of its data, and how fresh that is."""
 
     host: str
     source: str = ""
     source_reason: str = ""
-    """Why this source, in one sentence."""
+    """Why this source was selected, in one sentence."""
     scheduler: str = ""
     simulated: bool = False
-    """True: made by a model or a replay; nothing here was measured on this machine."""
+    """True: generated by a model or a replay; nothing here was measured on this machine."""
     version: str = ""
     sampled_at: float
-    """Unix seconds of the sample that everything here describes."""
+    """Unix seconds of the sample from which all values were computed."""
     age_seconds: float = 0.0
-    """Its age when this was asked."""
+    """Age of the sample in seconds at the time of the request."""
     interval_seconds: float = 0.0
     last_error: str = ""
     last_5_minutes: WindowOut
@@ -292,14 +299,14 @@ class NodeOut(Struct, frozen=True, kw_only=True):
 
 
 class GpusOut(Struct, frozen=True, kw_only=True):
-    """Answer of /api/v1/gpus."""
+    """Response of /api/v1/gpus."""
 
     node: NodeOut
     gpus: list[GpuOut]
 
 
 class JobsOut(Struct, frozen=True, kw_only=True):
-    """Answer of /api/v1/jobs."""
+    """Response of /api/v1/jobs."""
 
     node: NodeOut
     jobs: list[JobOut]
@@ -309,71 +316,75 @@ Money = dict[str, dict[str, float]]
 
 
 class AccountOut(Struct, frozen=True, kw_only=True):
-    """A stretch of time of the node: the layers, and where its GPU-seconds, joules and money went."""
+    """A time window of the node: the layers, and GPU-seconds, joules and money by leak."""
 
     window: WindowOut = _NO_TIME
     energy_joules: dict[str, float] | None = None
-    """By leak; null: it is known since the start alone."""
+    """By leak; null for windows, because energy is only known since the start."""
     money: Money | None = None
-    """By currency, then by leak, at the prices of now. Empty: no price is configured. null: not known for a window
-    where only allocated time costs (prices with basis = "allocated")."""
+    """By currency, then by leak, at the current prices. Empty: no price is configured. null: not known, for a window
+    where only allocated time costs money (prices with basis = "allocated")."""
 
 
 _NO_NODE = NodeOut(host="", sampled_at=0.0, last_5_minutes=_NO_TIME, last_hour=_NO_TIME)
 
 
 class AccountsOut(Struct, frozen=True, kw_only=True):
-    """Answer of /api/v1/node."""
+    """Response of /api/v1/node."""
 
     node: NodeOut = _NO_NODE
     gpus: float = 0.0
-    """Whole GPUs that are paid for now: instances and what is left of their board count as their part."""
+    """GPUs that are paid for now; a MIG instance and the unpartitioned part of a board count as fractions."""
     states: dict[str, int] = {}
-    """GPUs and instances in each state."""
+    """Number of GPUs and MIG instances in each state."""
     prices: dict[str, float] = {}
-    """What these GPUs cost an hour while they are held, by currency; empty: no price is configured."""
+    """Price of these GPUs per hour while allocated, by currency; empty: no price is configured."""
     last_5_minutes: AccountOut = AccountOut()
     last_hour: AccountOut = AccountOut()
     since_start: AccountOut = AccountOut()
-    """Of the books: GPUs that are gone are in it."""
+    """Since the ledger began; includes GPUs that have been removed."""
 
 
 class ReceiptsOut(Struct, frozen=True, kw_only=True):
-    """Answer of /api/v1/receipts."""
+    """Response of /api/v1/receipts."""
 
     node: str = ""
-    """What its scheduler calls it."""
+    """The node's name in its scheduler."""
     host: str = ""
     at: float = 0.0
     """Unix seconds of the newest sample; 0 before the first."""
     kept: bool = False
-    """False: nothing is kept on this node, and only jobs that it holds now, or held lately, are told of."""
+    """False: this node has no store, so only running and recently ended jobs are listed."""
     cut: bool = False
-    """True: there are more, but the answer would be too large: ask for fewer."""
+    """True: the response was truncated at its maximum size; request fewer."""
     receipts: list[JobRecord]
-    """The newest end first; running jobs are among them."""
+    """Job records, the latest end first; includes running jobs."""
 
 
 class EventsOut(Struct, frozen=True, kw_only=True):
-    """Answer of /api/v1/events."""
+    """Response of /api/v1/events."""
 
     node: str = ""
     host: str = ""
     at: float = 0.0
     kept: bool = False
     events: list[NodeEvent]
-    """The newest first."""
+    """Newest first."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Answer to what cannot be answered."""
+    """Body of an error response."""
 
     detail: str
-    """Why, in plain words."""
+    """The reason for a person."""
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / SECOND
 
 
 def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
-    """All GPUs of the node; `age` is the snapshot's, in nanoseconds. Not `live`: its readings no longer hold."""
+    """List all GPUs of the node. `age` is the snapshot's, in nanoseconds; if not `live`, readings are left out."""
     late = 0 if live else age
     return GpusOut(
         node=node_out(snapshot, age), gpus=[_gpu_out(gpu, snapshot.wall, late=late) for gpu in snapshot.gpus]
@@ -381,25 +392,20 @@ def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
 
 
 def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
-    """All jobs of the node; `age` is the snapshot's, in nanoseconds."""
+    """List all jobs of the node. `age` is the snapshot's, in nanoseconds."""
     devices = [gpu.device for gpu in snapshot.gpus]
     return JobsOut(node=node_out(snapshot, age), jobs=[_job_out(job, devices) for job in snapshot.jobs])
 
 
 def node_out(snapshot: Snapshot, age: int) -> NodeOut:
-    """The node alone; `age` is the snapshot's, in nanoseconds."""
+    """Describe the node. `age` is the snapshot's, in nanoseconds."""
     books, meta = [gpu.counters for gpu in snapshot.gpus], snapshot.meta
-    return NodeOut(
-        host=meta.host,
-        source=meta.source,
-        source_reason=meta.source_reason,
-        scheduler=meta.scheduler,
-        simulated=meta.simulated,
-        version=meta.version,
+    return from_attributes(
+        NodeOut,
+        meta,
         sampled_at=snapshot.wall / SECOND,
         age_seconds=age / SECOND,
         interval_seconds=meta.interval,
-        last_error=meta.last_error,
         last_5_minutes=window_out([(book, book.short) for book in books]),
         last_hour=window_out([(book, book.hour) for book in books]),
     )
@@ -409,57 +415,45 @@ def _gpu_out(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
     device, spec = gpu.device, gpu.device.spec
     age = None if gpu.age is None else gpu.age + late
     live = gpu.reading if gpu.live and not late else None
-    return GpuOut(
-        uuid=device.uuid,
-        index=device.index,
-        model=device.model,
+    return from_attributes(
+        GpuOut,
+        device,
         state=gpu.state.value,
         reason=gpu.reason,
         since=gpu.since / SECOND,
         state_seconds=(wall - gpu.since) / SECOND,
         hang_suspected=gpu.hang_suspected,
-        spin_since=None if gpu.spin_since is None else gpu.spin_since / SECOND,
+        spin_since=_seconds(gpu.spin_since),
         hang_confidence=gpu.hang_confidence,
         hang_signs=dict(gpu.hang_signs),
-        last_work=None if gpu.worked_at is None else gpu.worked_at / SECOND,
-        owners=[_owner_out(owner) for owner in gpu.owners],
+        last_work=_seconds(gpu.worked_at),
+        owners=[from_attributes(OwnerOut, owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
         last_5_minutes=window_out([(gpu.counters, gpu.counters.short)]),
         last_hour=window_out([(gpu.counters, gpu.counters.hour)]),
-        power_watts=valid_value(live, "power_watts"),
         power_limit_watts=valid_value(live, "enforced_power_limit_watts"),
-        temperature_celsius=valid_value(live, "temperature_celsius"),
-        memory_used_bytes=valid_value(live, "memory_used_bytes"),
-        memory_total_bytes=valid_value(live, "memory_total_bytes"),
+        **{name: valid_value(live, name) for name in _READINGS},
         live=live is not None,
-        age_seconds=None if age is None else age / SECOND,
+        age_seconds=_seconds(age),
         peak_known=spec is not None and spec.peak_flops is not None,
         unsupported=list(device.lacks),
         share=device.weight / PPM,
-        profile=device.profile,
-        parent=device.parent,
         health=_health_out(gpu),
     )
 
 
 def _health_out(gpu: GpuView) -> HealthOut:
     health = gpu.health or Health(gpu.device.uuid)
-    return HealthOut(
-        xids=gpu.xids,
-        last_xid=gpu.last_xid or None,
-        clock_limited_seconds={group: nanoseconds / SECOND for group, nanoseconds in gpu.limited},
-        **{
-            name: getattr(health, name)
-            for name in HealthOut.__struct_fields__
-            if hasattr(health, name) and name != "xids"
-        },
+    limited = {group: nanoseconds / SECOND for group, nanoseconds in gpu.limited}
+    return from_attributes(
+        HealthOut, health, xids=gpu.xids, last_xid=gpu.last_xid or None, clock_limited_seconds=limited
     )
 
 
 def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
     book = job.counters
     return JobOut(
-        owner=_owner_out(job.owner),
+        owner=from_attributes(OwnerOut, job.owner),
         gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
         paid_seconds=book.now.paid / SECOND,
         useful_seconds=book.now.parts[USEFUL_INDEX] / SECOND,
@@ -467,7 +461,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         useful_energy_joules=book.energy[USEFUL_INDEX],
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
-        first_work_seconds=None if job.first_work is None else job.first_work / SECOND,
+        first_work_seconds=_seconds(job.first_work),
         training=training_out(job),
         serving=serving_out(job),
         last_5_minutes=window_out([(book, book.short)]),
@@ -475,24 +469,15 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
     )
 
 
-def _owner_out(owner: Owner) -> OwnerOut:
-    return OwnerOut(**{name: getattr(owner, name) for name in OwnerOut.__struct_fields__})
-
-
 def window_out(books: Sequence[tuple[Counters, CounterSample]]) -> WindowOut:
-    """Sum first, then divide: books and where their window begins."""
+    """Sum counters over (counters, sample at the window's start), then compute ratios of the sums."""
     parts = sum_by_leak([book.parts(since) for book, since in books])
-    found = layers(parts)
     busy = sum(book.now.utilization - since.utilization for book, since in books)
     seen = sum(book.now.utilization_seen - since.utilization_seen for book, since in books)
-    return WindowOut(
+    return from_attributes(
+        WindowOut,
+        layers(parts),
         seconds=sum(parts) / SECOND,
-        gau=found.gau,
-        ectr=found.ectr,
-        emfu=found.emfu,
-        product=found.product,
-        floor=found.floor,
-        coverage=found.coverage,
         driver_utilization=busy / seen if seen else None,
         leaks={name: part / SECOND for name, part in zip(LEAK_NAMES, parts, strict=True)},
     )
@@ -500,11 +485,11 @@ def window_out(books: Sequence[tuple[Counters, CounterSample]]) -> WindowOut:
 
 _HOUR = 3600 * SECOND
 _EMPTY = Book().counters()
-"""Every book before its first entry."""
+"""Counters of a book before its first entry."""
 
 
 def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
-    """The node's account; `age` is the snapshot's, in nanoseconds."""
+    """Account for the node's time, energy and money. `age` is the snapshot's, in nanoseconds."""
     node, found = node_out(snapshot, age), Counter(gpu.state for gpu in snapshot.gpus)
     priced = [(gpu, _price_of_gpu(gpu, snapshot)) for gpu in snapshot.gpus]
     return AccountsOut(
@@ -512,21 +497,17 @@ def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
         gpus=sum(gpu.device.weight for gpu in snapshot.gpus) / PPM,
         states={state.value: found[state] for state in State},
         prices=_hourly_prices(priced),
-        last_5_minutes=AccountOut(window=node.last_5_minutes, energy_joules=None, money=_window_money(priced, "short")),
-        last_hour=AccountOut(window=node.last_hour, energy_joules=None, money=_window_money(priced, "hour")),
+        last_5_minutes=AccountOut(window=node.last_5_minutes, money=_window_money(priced, "short")),
+        last_hour=AccountOut(window=node.last_hour, money=_window_money(priced, "hour")),
         since_start=_since_start(snapshot),
     )
 
 
-def price_or_none(terms: Terms, model: str, spec: str, wall: int) -> Price | None:
-    """What an hour costs; None where no price fits."""
-    price = price_of(terms, model=model, spec=spec, wall=wall)
-    return None if price.currency == NO_PRICE.currency else price
-
-
 def _price_of_gpu(gpu: GpuView, snapshot: Snapshot) -> Price | None:
-    spec = gpu.device.spec.name if gpu.device.spec is not None else ""
-    return price_or_none(snapshot.meta.terms, gpu.device.model, spec, snapshot.wall)
+    """Return the price of this GPU; None if no configured price matches."""
+    device, spec = gpu.device, gpu.device.spec.name if gpu.device.spec is not None else ""
+    price = price_of(snapshot.meta.terms, model=device.model, spec=spec, wall=snapshot.wall)
+    return None if price.currency == NO_PRICE.currency else price
 
 
 def _hourly_prices(priced: Iterable[tuple[GpuView, Price | None]]) -> dict[str, float]:
@@ -538,7 +519,7 @@ def _hourly_prices(priced: Iterable[tuple[GpuView, Price | None]]) -> dict[str, 
 
 
 def _window_money(priced: Iterable[tuple[GpuView, Price | None]], window: str) -> Money | None:
-    """A book's window by leak, in money; None where one of the prices asks who held the GPU."""
+    """Sum the money of a window by leak; None if a price depends on whether the GPU was allocated."""
     found: Money = {}
     for gpu, price in priced:
         if price is None:
@@ -569,7 +550,7 @@ def _since_start(snapshot: Snapshot) -> AccountOut:
 
 
 def _add_cost(found: Money, price: Price, parts: Iterable[int], *, hourly: float | None = None) -> None:
-    """Nanoseconds by leak, in the order of NAMES, at a price."""
+    """Add the cost of `parts`, nanoseconds in the order of LEAK_NAMES, to `found`."""
     sums = found.setdefault(price.currency, dict.fromkeys(LEAK_NAMES, 0.0))
     for name, part in zip(LEAK_NAMES, parts, strict=True):
         sums[name] += part / _HOUR * (price.per_gpu_hour if hourly is None else hourly)

@@ -1,8 +1,8 @@
-"""Builds the FastAPI app of a node: paths, status codes, and which thread may compute when.
+"""Builds the FastAPI app of a node: paths, status codes, and locks between endpoints.
 
-Every endpoint is a plain function, so FastAPI runs it on a thread and never on the event loop; endpoints take turns.
-Refuses to serve an old snapshot as live: it answers 503 with the reason, so that `up` becomes 0 in Prometheus.
-What the history keeps is also served while nothing is sampled.
+Every endpoint is a plain function, so FastAPI runs it in a worker thread and never on the event loop. Refuses to serve
+an old snapshot as live: it responds 503 with the reason, so that `up` becomes 0 in Prometheus. Records in the history
+store are also served while nothing is sampled.
 """
 
 import re
@@ -16,7 +16,6 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, ProcessCollector
 from pydantic import BaseModel, BeforeValidator, Field
 
 from exporter import __version__
@@ -45,11 +44,12 @@ from exporter.web.responses import (
     error_response,
     make_response,
     metrics_response,
+    status_response,
 )
 
 
 class LatestSnapshot(Struct, frozen=True):
-    """The newest snapshot, how old it is in nanoseconds, and why it may not be called live, if so."""
+    """The newest snapshot, its age in nanoseconds, and why it is not live (empty: it is)."""
 
     snapshot: Snapshot | None
     age: int = 0
@@ -57,7 +57,7 @@ class LatestSnapshot(Struct, frozen=True):
 
 
 class SnapshotProvider(Struct, frozen=True, kw_only=True):
-    """Where snapshots come from, and how old one may be."""
+    """Returns the newest snapshot and checks its age."""
 
     latest: Callable[[], Snapshot | None]
     now: Callable[[], int]
@@ -66,7 +66,7 @@ class SnapshotProvider(Struct, frozen=True, kw_only=True):
     why_not: Callable[[], str]
 
     def poll(self) -> LatestSnapshot:
-        """Take the newest snapshot once: the reference may change at any moment."""
+        """Read the newest snapshot once, because the sampler may replace it at any moment, and check its age."""
         snapshot = self.latest()
         if snapshot is None:
             why = self.why_not() or "the first takes one interval; if this lasts, read the exporter's log"
@@ -80,11 +80,11 @@ class SnapshotProvider(Struct, frozen=True, kw_only=True):
 
 
 MAX_ITEMS = 5000
-"""Receipts or events of one answer."""
+"""Maximum number of job records or events in one response."""
 DEFAULT_ITEMS = 100
 _MAX_CHARS, _SHOWN_CHARS = 512, 40
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
-"""As JSON and shells write what is not negative; float() would take much more."""
+"""A non-negative number as JSON and shells write it; float() accepts much more."""
 
 
 def _unix_time(text: str) -> float:
@@ -108,30 +108,30 @@ _Count = Annotated[int, Field(ge=1, le=MAX_ITEMS), BeforeValidator(_count)]
 class EventQuery(BaseModel, extra="forbid", frozen=True):
     """Parameters of /api/v1/events."""
 
-    since: _UnixTime = Field(0.0, description="Unix seconds: what ended before is left out")
-    limit: _Count = Field(DEFAULT_ITEMS, description="the latest so many")
+    since: _UnixTime = Field(0.0, description="Unix seconds: leaves out what ended earlier")
+    limit: _Count = Field(DEFAULT_ITEMS, description="maximum number, the latest first")
 
 
 class ReceiptQuery(BaseModel, extra="forbid", frozen=True):
     """Parameters of /api/v1/receipts.
 
-    Unknown ones are refused: with a misspelt filter the jobs of everybody would be returned.
+    Rejects unknown parameters, because with a misspelt filter the jobs of all users would be returned.
     """
 
-    job_id: _Name = Field("", description="of that job alone, as the scheduler names it")
-    user: _Name = Field("", description="of that user alone")
-    account: _Name = Field("", description="of that account alone")
-    namespace: _Name = Field("", description="of that namespace alone")
-    since: _UnixTime = Field(0.0, description="Unix seconds: what ended before is left out")
-    until: _UnixTime = Field(default_factory=lambda: inf, description="Unix seconds: what began after is left out")
-    limit: _Count = Field(DEFAULT_ITEMS, description="the latest so many")
+    job_id: _Name = Field("", description="only this job, by the scheduler's id")
+    user: _Name = Field("", description="only jobs of this user")
+    account: _Name = Field("", description="only jobs of this account")
+    namespace: _Name = Field("", description="only jobs of this namespace")
+    since: _UnixTime = Field(0.0, description="Unix seconds: leaves out what ended earlier")
+    until: _UnixTime = Field(default_factory=lambda: inf, description="Unix seconds: leaves out what began later")
+    limit: _Count = Field(DEFAULT_ITEMS, description="maximum number, the latest first")
 
 
 _QUERIES: dict[str, type[BaseModel]] = {"/api/v1/receipts": ReceiptQuery, "/api/v1/events": EventQuery}
 
 
 def _invalid_query(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong with a query, and what would be right."""
+    """Respond 422 with the first validation error of a query and how to correct it."""
     first = cast("RequestValidationError", error).errors()[0]
     name = first["loc"][-1]
     if first["type"] == "extra_forbidden":
@@ -147,7 +147,7 @@ def _cut(value: str) -> str:
 
 
 def _repeated(request: Request) -> str:
-    """The first parameter that is given twice; empty: there is none."""
+    """Return the first parameter that is given more than once; empty if there is none."""
     names = [name for name, _ in request.query_params.multi_items()]
     return next((name for index, name in enumerate(names) if name in names[:index]), "")
 
@@ -157,36 +157,34 @@ PATHS = (
     "/api/v1/events", "/openapi.json",
 )  # fmt: skip
 _ACCESS_ERRORS = {
-    401: "A name and its password are needed",
-    403: "Not for this connection: see docs/web.md",
+    401: "A user name and password are required",
+    403: "Not served to this connection: see docs/web.md",
     429: "Too many requests, or wrong passwords",
 }
-"""What access control answers before the app is asked (exporter/web/security.py)."""
+"""Responses of access control, which runs before the app (exporter/web/security.py)."""
 _ABOUT = "Where every paid GPU-second of this node goes. Ratios 0-1, seconds, bytes, watts; null is unknown, never 0."
 _SCHEMAS = (AccountsOut, GpusOut, JobsOut, ReceiptsOut, EventsOut, Problem)
 
 
 class _Endpoints:
-    """What each path answers; called on request threads.
+    """The endpoints; called on worker threads.
 
-    Those that read the snapshot take turns, and so do those that read the store: a scrape must not wait for a disk.
+    One lock serializes those that read the snapshot, another those that read the store: a scrape must not wait for I/O.
     """
 
     def __init__(self, provider: SnapshotProvider, history: HistoryReader | None) -> None:
         self._provider, self._history = provider, history
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
         self._turn, self._store_turn = Lock(), Lock()
 
     def node_page(self, request: Request) -> Response:
-        """Show what was last seen even when it is old, but not as live."""
+        """Show the latest snapshot, also when it is old, but then not as live."""
         with self._store_turn:
             history = self._page_history()
             with self._turn:
                 return self._render_node_page(request, history)
 
     def _page_history(self) -> page.PageHistory:
-        """What the page shows of the store, or why it cannot be read: the present is shown in any case."""
+        """Read from the store what the page shows; an error is part of the result, so that live data is still shown."""
         history, snapshot = self._history, self._provider.poll().snapshot
         try:
             found = collect_records(history, snapshot, JobRecordQuery(limit=2 * page.RECEIPTS_SHOWN))
@@ -208,52 +206,48 @@ class _Endpoints:
         return _html_response(document, request, status=503 if latest.problem else 200)
 
     def job_page(self, request: Request, job_id: str) -> Response:
-        """Show a job whether or not anything is sampled now: what is over stays true."""
+        """Show a job, also while nothing is sampled: records of the past stay valid."""
         with self._store_turn:
             latest, query = self._provider.poll(), JobRecordQuery(job_id=job_id)
             try:
                 records = collect_records(self._history, latest.snapshot, query) if job_id else []
             except STORE_ERRORS as err:
-                return make_response(f"the store of receipts cannot be read: {err}\n".encode(), PLAIN, status=503)
+                return status_response(f"the store of job records cannot be read: {err}")
             now = None if latest.snapshot is None else latest.snapshot.wall / SECOND
             kept = self._history is not None
             document = page.render_job_page(job_id, records, now=now, kept=kept, problem=latest.problem)
             return _html_response(document, request, status=200 if records else 404)
 
     def metrics(self, request: Request) -> Response:
-        """The exposition of the newest snapshot that a restart would not go back behind.
+        """Render the newest snapshot that is already checkpointed.
 
-        A counter that came back lower would be a reset to Prometheus, which would then count again what it has seen.
+        After a restart counters resume from the checkpoint. If they resumed below the values scraped before, Prometheus
+        would take that for a counter reset and count the difference twice.
         """
         with self._turn:
             latest = self._provider.poll()
             if latest.snapshot is None or latest.problem:
-                return _unavailable(latest.problem)
+                return status_response(latest.problem)
             saved = latest.snapshot if self._history is None else self._history.checkpointed_view(latest.snapshot)
             if saved is None:
-                return _unavailable("nothing can be told before it is saved, and the history's disk hangs")
-            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics), self._process)
+                return status_response("no checkpoint has been saved yet: the history's disk does not respond")
+            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics))
 
     def ready(self) -> Response:
-        """Whether the newest sample is live."""
+        """Respond 200 if the newest sample is live, otherwise 503 with the reason."""
         with self._turn:
-            problem = self._provider.poll().problem
-        return _unavailable(problem) if problem else make_response(b"ok\n", PLAIN)
-
-    def healthz(self) -> Response:
-        """Whether the daemon answers."""
-        return make_response(b"ok\n", PLAIN)
+            return status_response(self._provider.poll().problem)
 
     def node(self, request: Request) -> Response:
-        """Where the time, the energy and the money of this node went."""
+        """Return the node's time, energy and money by leak."""
         return self._live_json(request, accounts_out)
 
     def gpus(self, request: Request) -> Response:
-        """All GPUs of this node."""
+        """Return all GPUs of this node."""
         return self._live_json(request, gpus_out)
 
     def jobs(self, request: Request) -> Response:
-        """All jobs of this node."""
+        """Return all jobs of this node."""
         return self._live_json(request, jobs_out)
 
     def _live_json(self, request: Request, build: Callable[[Snapshot, int], Struct]) -> Response:
@@ -264,7 +258,7 @@ class _Endpoints:
             return make_response(encode_json(build(latest.snapshot, latest.age)), JSON, request=request)
 
     def receipts(self, request: Request, query: Annotated[ReceiptQuery, Query()]) -> Response:
-        """Records of jobs. With a store also while nothing is sampled: what is over stays true."""
+        """Return job records; with a store also while nothing is sampled, because records of the past stay valid."""
         if repeated := _repeated(request):
             return error_response(422, f"{repeated} is given twice")
         with self._store_turn:
@@ -274,11 +268,11 @@ class _Endpoints:
             try:
                 found = collect_records(self._history, latest.snapshot, JobRecordQuery(**query.model_dump()))
             except STORE_ERRORS as err:
-                return error_response(503, f"the store of receipts cannot be read: {err}")
+                return error_response(503, f"the store of job records cannot be read: {err}")
             return make_response(receipts_body(found, latest.snapshot, kept=kept), JSON, request=request)
 
     def events(self, request: Request, query: Annotated[EventQuery, Query()]) -> Response:
-        """Events of this node; without a store there are none, and `kept` is false."""
+        """Return events of this node; without a store the list is empty and `kept` is false."""
         if repeated := _repeated(request):
             return error_response(422, f"{repeated} is given twice")
         with self._store_turn:
@@ -298,9 +292,9 @@ def create_app(
     why_not: Callable[[], str] = lambda: "",
     history: HistoryReader | None = None,
 ) -> FastAPI:
-    """Build the app. `latest` gives the newest immutable Snapshot; `now` monotonic ns; `why_not` the last error.
+    """Build the app. `latest` returns the newest immutable Snapshot, `now` monotonic ns, `why_not` the last error.
 
-    All are called on request threads, one request at a time; `history`, where there is one, beside the others.
+    They are called on worker threads, by one request at a time; `history` may be called concurrently with them.
     """
     app = FastAPI(title="gpu-efficiency-exporter", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     provider = SnapshotProvider(latest=latest, now=now, max_age_seconds=max_age_seconds, why_not=why_not)
@@ -309,7 +303,7 @@ def create_app(
     _add(app, "/jobs/{job_id:path}", endpoints.job_page)
     _add(app, "/metrics", endpoints.metrics)
     _add(app, "/readyz", endpoints.ready)
-    _add(app, "/healthz", endpoints.healthz)
+    _add(app, "/healthz", lambda: status_response(""))
     _add(app, "/api/v1/node", endpoints.node, schema="AccountsOut")
     _add(app, "/api/v1/gpus", endpoints.gpus, schema="GpusOut")
     _add(app, "/api/v1/jobs", endpoints.jobs, schema="JobsOut")
@@ -323,13 +317,13 @@ def create_app(
 
 
 def _add(app: FastAPI, path: str, endpoint: Callable[..., Response], *, schema: str = "") -> None:
-    """Serve GET and HEAD at `path`; `schema` is what OpenAPI calls the answer: without one it has no entry there."""
+    """Serve GET and HEAD at `path`. `schema` is the response's name in OpenAPI; without one the path is not listed."""
     responses: dict[int | str, dict[str, Any]] | None = None
     if schema:
         responses = {200: _content("The newest sample", schema), 503: _content("No live sample, and why", "Problem")}
         responses |= {status: _content(description, "Problem") for status, description in _ACCESS_ERRORS.items()}
     if responses and path in _QUERIES:
-        responses[422] = _content("What was asked cannot be answered, and why", "Problem")
+        responses[422] = _content("Invalid parameters, and why", "Problem")
     operation = path.strip("/").replace("/", "_")
     app.get(path, response_class=Response, responses=responses, operation_id=operation, include_in_schema=bool(schema))(
         endpoint
@@ -355,18 +349,14 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _require_all(schema: dict[str, Any]) -> None:
-    """The daemon sends every field: defaults are for readers of an older daemon's answers."""
+    """Mark every field as required: the daemon sends all of them, defaults are for clients of older daemons."""
     schema["required"] = list(schema["properties"])
     for field in schema["properties"].values():
         field.pop("default", None)
 
 
-def _unavailable(problem: str) -> Response:
-    return make_response(f"{problem}\n".encode(), PLAIN, status=503)
-
-
 def _html_response(document: str, request: Request, *, status: int) -> Response:
-    """A page for a person, under its own policy."""
+    """Build the response of a page, with its own Content-Security-Policy."""
     extra = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
     return make_response(document.encode(), HTML, status=status, request=request, extra=extra)
 
@@ -376,6 +366,6 @@ def _not_found(_request: Request, _error: Exception) -> Response:
 
 
 def _internal_error(_request: Request, _error: Exception) -> Response:
-    """The log has the traceback. uvicorn drops the connection after it, so the client is told not to use it again."""
+    """Respond 500; the log has the traceback. uvicorn closes the connection afterwards, so the header announces it."""
     body = b"internal error: the exporter's log says where; please report it\n"
     return make_response(body, PLAIN, status=500, extra={"Connection": "close"})

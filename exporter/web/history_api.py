@@ -1,6 +1,6 @@
-"""Reads job records and events from the store and the snapshot, and joins those of one job on this node.
+"""Reads job records and events from the store and the snapshot, and combines the records of one job on this node.
 
-Defines the interface of the store. Refuses to join the parts of several nodes.
+Defines the interface of the store. Does not join records of several nodes.
 """
 
 import sqlite3
@@ -17,32 +17,32 @@ from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.prices import NO_PRICE
 from exporter.core.snapshot import JobView, Snapshot
-from exporter.web.api import EventsOut, WindowOut
+from exporter.web.api import EventsOut, WindowOut, from_attributes
 from exporter.web.summary import LAYER_BY_LEAK
 
 MAX_RESPONSE_BYTES = 16 << 20
-"""Of one answer: a client that reads slowly must not hold more of the daemon's memory."""
+"""Maximum size of one response, so that a client that reads slowly cannot hold more of the daemon's memory."""
 STORE_ERRORS = (OSError, sqlite3.Error)
-"""What a store raises that cannot be read."""
+"""Exceptions of a store that cannot be read."""
 _HOUR = 3600 * SECOND
 _encode = msgspec.json.Encoder().encode
 
 
 class HistoryReader(Protocol):
-    """The node's store, as far as it is asked here; called on request threads, and raises one of UNREADABLE."""
+    """Interface of the node's store; methods are called on worker threads and raise one of STORE_ERRORS."""
 
     def job_records(self, query: JobRecordQuery) -> list[JobRecord]:
-        """Those that fit, the newest end first."""
+        """Return matching records, the latest end first."""
 
     def events(self, since: float, limit: int) -> list[NodeEvent]:
-        """The latest `limit` since then (Unix seconds), the newest first."""
+        """Return the latest `limit` events since `since` (Unix seconds), newest first."""
 
     def checkpointed_view(self, snapshot: Snapshot) -> Snapshot | None:
-        """What may be told in its place, so that no restart goes back behind it; None: nothing yet."""
+        """Return the newest checkpointed snapshot, whose counters survive a restart; None: none yet."""
 
 
 def receipts_body(found: Sequence[JobRecord], snapshot: Snapshot | None, *, kept: bool) -> bytes:
-    """The answer as JSON, cut where it grows too large."""
+    """Encode the response as JSON, truncated at about MAX_RESPONSE_BYTES."""
     node, host, at = node_identity(snapshot)
     texts, size = [], 0
     for record in found:
@@ -55,13 +55,13 @@ def receipts_body(found: Sequence[JobRecord], snapshot: Snapshot | None, *, kept
 
 
 def events_out(found: list[NodeEvent], snapshot: Snapshot | None, *, kept: bool) -> EventsOut:
-    """The answer."""
+    """Build the response of /api/v1/events."""
     node, host, at = node_identity(snapshot)
     return EventsOut(node=node, host=host, at=at, kept=kept, events=found)
 
 
 def node_identity(snapshot: Snapshot | None) -> tuple[str, str, float]:
-    """The node's name, its host's, and when it was seen last."""
+    """Return the node's name, its host name, and the Unix time of the sample in seconds."""
     if snapshot is None:
         return "", "", 0.0
     meta = snapshot.meta
@@ -69,7 +69,7 @@ def node_identity(snapshot: Snapshot | None) -> tuple[str, str, float]:
 
 
 def collect_records(history: HistoryReader | None, snapshot: Snapshot | None, query: JobRecordQuery) -> list[JobRecord]:
-    """What the store has, and the jobs that it does not know yet: those that run, or without a store all."""
+    """Combine the store's records with those of jobs not yet in it: running ones, or without a store all."""
     records = [] if history is None else history.job_records(query)
     running_ids = {stored.owner.job_id for stored in records if stored.running}
     jobs = [] if snapshot is None else [job for job in snapshot.jobs if history is None or job.gpus]
@@ -79,12 +79,12 @@ def collect_records(history: HistoryReader | None, snapshot: Snapshot | None, qu
 
 
 def newest_first(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """The newest end first; of those that end together the one that began later."""
-    return sorted(records, key=lambda one: (-one.end, -one.start, one.owner.job_id))
+    """Sort by end, then by start, both latest first."""
+    return sorted(records, key=lambda record: (-record.end, -record.start, record.owner.job_id))
 
 
 def _live_record(job: JobView, snapshot: Snapshot) -> JobRecord:
-    """A statement of what only the snapshot remembers: what happened before now, and its course, are not in it."""
+    """Build a record from the snapshot alone: it lacks past events and all samples but the latest."""
     node, _, _ = node_identity(snapshot)
     held = [gpu for gpu in snapshot.gpus if gpu.device.uuid in job.gpus]
     whole = sum(gpu.device.weight / PPM / max(1, len(gpu.owners)) for gpu in held)
@@ -107,7 +107,7 @@ def _live_record(job: JobView, snapshot: Snapshot) -> JobRecord:
 
 
 def _estimate_money(job: JobView, whole: float) -> dict[str, float]:
-    """All its time at the price of what it holds now."""
+    """Price all of the job's time at the rate of the GPUs that it holds now."""
     hours = job.counters.now.paid / _HOUR
     costs = [(currency, cost) for currency, cost in job.costs if currency != NO_PRICE.currency]
     return {currency: hours * cost / whole for currency, cost in costs} if whole else {}
@@ -118,9 +118,9 @@ _NO_SAMPLE = JobSample(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class UsageInterval(Struct, frozen=True):
-    """Between two samples: Unix seconds, and GPU-seconds by band.
+    """Usage between two samples: start and end in Unix seconds, and GPU-seconds by band.
 
-    Bands: useful, computing but not useful, held but not computing, allocated to nobody or not at work, unobserved.
+    Bands: useful; computing, not useful; held, not computing; unallocated or not working; unobserved.
     """
 
     start: float
@@ -129,7 +129,7 @@ class UsageInterval(Struct, frozen=True):
 
 
 def records_by_job(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
-    """The same by job, in the order in which the jobs come first; of each job the oldest life first."""
+    """Group records by job in order of first appearance; each job's records are sorted by start."""
     found: dict[str, list[JobRecord]] = {}
     for record in records:
         found.setdefault(record.owner.job_id, []).append(record)
@@ -137,7 +137,7 @@ def records_by_job(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
 
 
 def combine_records(records: Sequence[JobRecord]) -> JobRecord:
-    """The node's part of one job: what counts is added, what holds is the latest life's. At least one life."""
+    """Combine one job's records on this node (at least one): sums amounts, takes other values from the latest."""
     last = max(records, key=lambda record: (record.running, record.end))
     if len(records) == 1:
         return last
@@ -168,23 +168,13 @@ def _sum_by_key(amounts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def job_window(job: JobRecord) -> WindowOut:
-    """The whole of a job as a window, for all that draws windows."""
-    layers = job.layers
-    return WindowOut(
-        seconds=job.paid / SECOND,
-        gau=layers.gau,
-        ectr=layers.ectr,
-        emfu=layers.emfu,
-        product=layers.product,
-        floor=layers.floor,
-        coverage=layers.coverage,
-        driver_utilization=None,
-        leaks={name: job.parts.get(name, 0) / SECOND for name in LEAK_NAMES},
-    )
+    """Return a job's totals as a window, so that they are drawn like one."""
+    leaks = {name: job.parts.get(name, 0) / SECOND for name in LEAK_NAMES}
+    return from_attributes(WindowOut, job.layers, seconds=job.paid / SECOND, leaks=leaks)
 
 
 def job_timeline(records: Iterable[JobRecord]) -> list[UsageInterval]:
-    """The job's course on this node, life after life; where no daemon ran there is a gap."""
+    """List the job's usage over time, record after record; there is a gap where no daemon ran."""
     intervals: list[UsageInterval] = []
     for record in sorted(records, key=lambda record: record.start):
         points = [structs.replace(_NO_SAMPLE, at=record.start), *record.samples, _final_sample(record)]
@@ -197,7 +187,7 @@ def job_timeline(records: Iterable[JobRecord]) -> list[UsageInterval]:
 
 
 def _final_sample(record: JobRecord) -> JobSample:
-    """Its books at its end, as a sample."""
+    """Build a sample of a record's totals at its end."""
     by_layer = Counter[str]()
     for name, part in record.parts.items():
         by_layer[LAYER_BY_LEAK[name]] += part
@@ -215,7 +205,7 @@ def _final_sample(record: JobRecord) -> JobSample:
 
 
 def _interval(before: JobSample, after: JobSample) -> UsageInterval:
-    """Rounding may take a counter a little back: nothing is less than nothing."""
+    """Compute the usage between two samples. Rounding may lower a counter slightly: negative values become 0."""
     paid, seen, occupied, computing, useful = (
         max(0.0, getattr(after, name) - getattr(before, name))
         for name in ("paid", "seen", "occupied", "computing", "useful")
@@ -225,10 +215,10 @@ def _interval(before: JobSample, after: JobSample) -> UsageInterval:
 
 
 def downsample(intervals: Sequence[UsageInterval], limit: int) -> list[UsageInterval]:
-    """At most so many, neighbours added up."""
+    """Merge neighbouring intervals so that at most `limit` remain."""
     step = -(-len(intervals) // limit) or 1
     groups = [intervals[at : at + step] for at in range(0, len(intervals), step)]
     return [
-        UsageInterval(group[0].start, group[-1].end, tuple(map(sum, zip(*(one.bands for one in group), strict=True))))
+        UsageInterval(group[0].start, group[-1].end, tuple(map(sum, zip(*(part.bands for part in group), strict=True))))
         for group in groups
     ]

@@ -1,9 +1,9 @@
-"""Renders the page of the node and the page of a job, with the templates of this package.
+"""Renders the page of the node and the page of a job with Jinja2, from the templates of this package.
 
-A zero, a value that was not seen and a value the hardware cannot report look different. The templates escape every
-value; names that people chose are also cut and made printable. Owns the Content-Security-Policy: a page loads nothing
-but itself and runs nothing but its script. SVG attributes carry sizes and colours, because the policy forbids inline
-styles.
+A zero, a value that was not observed and a value that the hardware cannot report look different. The templates escape
+every value; names that users chose are also truncated and made printable. Owns the Content-Security-Policy: a page
+loads no other resource and runs only its own script. SVG attributes hold sizes and colours, because the policy forbids
+inline styles.
 """
 
 import re
@@ -23,9 +23,6 @@ from msgspec import Struct
 from exporter import __version__, formatting
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
-from exporter.core.model import SECOND
-from exporter.core.serving import ServingView
-from exporter.core.workload import TrainingView
 from exporter.formatting import HOUR, NO_BREAK_SPACE
 from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, WindowOut
 from exporter.web.history_api import (
@@ -38,6 +35,7 @@ from exporter.web.history_api import (
 )
 from exporter.web.summary import (
     LAYER_BY_LEAK,
+    STATE_SYMBOLS,
     Missing,
     health_problems,
     ratio_or_missing,
@@ -46,57 +44,43 @@ from exporter.web.summary import (
 )
 
 REFRESH_SECONDS = 4
-"""Between two requests of an open page. Without a script the browser loads it anew that often."""
+"""Seconds between two requests of an open page; without JavaScript the browser reloads it at the same interval."""
 MAX_TEXT = 120
-"""Longer names are cut: they are people's own, and one must not fill the page."""
+"""Maximum length of a name that a user chose, in characters."""
 RECEIPTS_SHOWN, EVENTS_SHOWN = 20, 40
 _RECENT_EVENTS = 8
-"""Events that are shown without a click."""
+"""Events that are shown without expanding the list."""
 _NAMED_LOSSES = 3
 _TIMELINE_POINTS = 240
-"""Intervals of a timeline: a screen shows no more."""
-_FULL_COVERAGE = 0.995
-"""Coverage that rounds to 100 % needs no note."""
+"""Maximum number of intervals in a timeline, about what a screen can resolve."""
 
 LEAK_COLOURS = {leak.name: leak.colour for leak in sorted(LEAKS, key=lambda leak: LAYERS.index(leak.layer))} | {
     "useful": "#009E73",
     "unresolved": "url(#unresolved)",
     "unobserved": "url(#unobserved)",
 }
-"""Fill of each value of the label `leak`, by layer, in light and in dark alike: the colours of the dashboards, hues of
-the Okabe-Ito palette. A colour always stands beside its name."""
+"""Fill of each value of the label `leak`, ordered by layer, for the light and the dark theme: the colours of the
+dashboards, from the Okabe-Ito palette. The name is always shown beside the colour."""
 _BAND_COLOURS = (
     ("useful", "#009E73"),
     ("computing, not useful", "#38A2DF"),
     ("held, not computing", "#BB4999"),
-    ("not at work", "#DE6F0E"),
+    ("not working", "#DE6F0E"),
     ("unobserved", "url(#unobserved)"),
 )
 """Name and fill of the bands of a timeline, in the order of `UsageInterval.bands`."""
-STATE_SYMBOLS = {
-    "unavailable": "✕",
-    "hung": "■",
-    "unobserved": "?",
-    "unowned": "▲",
-    "zombie": "◌",
-    "unallocated": "○",
-    "stalled": "◐",
-    "active": "●",
-}
-"""A shape beside each state's name, for those who cannot see its colour; the worst state first."""
 _LAYER_FACTORS = {"gau": "allocated", "ectr": "computing", "emfu": "useful"}
-"""Which factor of the page's sentence a loss of each layer lowers."""
+"""Factor of the page's equation that a loss of each layer lowers."""
 _SUBTOTALS = {"unobserved": "seen", "gau": "allocated and working", "ectr": "computing"}
-"""What is left when the losses of a layer are gone."""
+"""Name of the subtotal that is left after subtracting the losses of a layer."""
 _LEAK_BY_NAME = {leak.name: leak for leak in LEAKS}
 _DESCRIPTIONS = {
     "useful": "GPU-seconds at 100 % of peak that advanced a model",
-    "unresolved": "kernel time of a board or a source that cannot say what it was worth",
+    "unresolved": "kernel time whose usefulness this board or source cannot measure",
     "unobserved": "no trustworthy telemetry",
 }
-"""Of the outcomes that are no leaks."""
-_EVENT_LABELS = {"hung": "hung", "zombie": "became a zombie", "xid": "told a critical error (Xid)"}
-_ACCOUNT_RATIOS = ("gau", "ectr", "emfu", "product", "driver_utilization")
+"""Descriptions of the outcomes that are no leaks."""
+_EVENT_LABELS = {"hung": "hung", "zombie": "became a zombie", "xid": "reported a critical error (Xid)"}
 CostsByLeak = Mapping[str, Mapping[str, float]]
 """Money by currency, then by leak."""
 
@@ -111,13 +95,12 @@ _MISSING = {
     Missing.UNKNOWN: Markup('<span class="unsupported" title="{}">unknown</span>').format(Missing.UNKNOWN.value),
     Missing.UNDEFINED: Markup('<span class="mute" title="{}">&ndash;</span>').format(Missing.UNDEFINED.value),
 }
-_NOT_KNOWN = Markup('<span class="mute">&ndash;</span>')
 
 
 def printable(value: str, limit: int = MAX_TEXT) -> str:
-    """Cut what a person or a program may have named, and make it printable.
+    """Truncate a name that a user or a program chose, and make it printable.
 
-    Control and direction-changing characters become U+FFFD, so that no name can rearrange the line it stands in.
+    Control and bidirectional characters become U+FFFD, so that no name can rearrange the line it is in.
     """
     shown = value if len(value) <= limit else value[: limit - 1] + "…"
     if shown.isprintable():
@@ -142,14 +125,18 @@ def _money(amounts: Mapping[str, float]) -> str:
     return formatting.money({printable(currency): amount for currency, amount in amounts.items()}, space=NO_BREAK_SPACE)
 
 
+def _sum_money(account: AccountOut, outcomes: Iterable[str]) -> dict[str, float]:
+    return {currency: sum(spent[name] for name in outcomes) for currency, spent in (account.money or {}).items()}
+
+
 def job_path(job_id: str) -> str:
-    """Where the job has its page. A name that a browser would take for a way up is quoted whole."""
-    climbs = any(part in ("", ".", "..") for part in job_id.split("/"))
-    return f"/jobs/{quote(job_id, safe='' if climbs else '/')}"
+    """Return the path of the job's page. Slashes are quoted if a browser would resolve parts like `..`."""
+    has_dot_segments = any(part in ("", ".", "..") for part in job_id.split("/"))
+    return f"/jobs/{quote(job_id, safe='' if has_dot_segments else '/')}"
 
 
 def _readings(gpu: GpuOut) -> list[tuple[str, str, str]]:
-    """(name, signal, value) of the newest reading; an empty value: there is none."""
+    """List (name, signal, value) of the newest reading; value is empty if there is none."""
     watts, celsius, used = gpu.power_watts, gpu.temperature_celsius, gpu.memory_used_bytes
     limit = "" if gpu.power_limit_watts is None else f" of {gpu.power_limit_watts:.0f}"
     whole = "" if gpu.memory_total_bytes is None else f" of {gpu.memory_total_bytes / 2**30:.0f}"
@@ -172,12 +159,12 @@ _BAR_ORDER = ("useful", *(name for name in LEAK_NAMES if name != "useful"))
 
 
 def _outcomes(window: WindowOut) -> list[tuple[str, float]]:
-    """(leak, GPU-seconds) of all above 0: useful work first, then in the order of the leaks."""
+    """List (outcome, GPU-seconds) of all above 0: useful work first, then in the order of LEAK_NAMES."""
     return [(name, window.leaks[name]) for name in _BAR_ORDER if window.leaks[name] > 0]
 
 
 def _losses(window: WindowOut) -> list[tuple[str, float]]:
-    """All but useful work, the largest first."""
+    """List (outcome, GPU-seconds) except useful work, the largest first."""
     return sorted((pair for pair in _outcomes(window) if pair[0] != "useful"), key=lambda pair: -pair[1])
 
 
@@ -186,7 +173,7 @@ def _main_outcomes(window: WindowOut) -> list[tuple[str, float]]:
 
 
 def _bar_segments(window: WindowOut) -> list[tuple[str, str, str, str, str]]:
-    """(label, title, fill, x, width) of each colour of a stacked bar; x and width are percent, as text."""
+    """List (label, title, fill, x, width) of each segment of a stacked bar; x and width are percent, as text."""
     segments, x = list[tuple[str, str, str, str, str]](), 0.0
     for name, seconds in _outcomes(window):
         label, length, width = _readable(name), _duration(seconds), 100 * seconds / window.seconds
@@ -198,7 +185,7 @@ def _bar_segments(window: WindowOut) -> list[tuple[str, str, str, str, str]]:
 class _WaterfallRow(Struct, frozen=True):
     """A loss, useful work, or (`subtotal`) what is left after the losses of a layer.
 
-    `share` is of what was paid; `x` and `width` are percent of it, as text.
+    `share` is the share of paid time; `x` and `width` are percent of it, as text.
     """
 
     name: str
@@ -225,7 +212,7 @@ def _waterfall_rows(window: WindowOut, costs: CostsByLeak) -> Iterator[_Waterfal
 
 
 def _remaining_share(window: WindowOut, subtracted: Mapping[str, float]) -> float:
-    """Share of what was paid that is left. Rounding may take it a little below 0."""
+    """Return the share of paid time that is left; rounding errors below 0 become 0."""
     return max(0.0, 1.0 - sum(subtracted.values()) / window.seconds)
 
 
@@ -251,7 +238,7 @@ def _largest_leaks(window: WindowOut, costs: CostsByLeak) -> list[_WaterfallRow]
 
 
 class _Timeline(Struct, frozen=True):
-    """A job's time on this node as stacked areas: (name, fill, SVG path) of each band."""
+    """A job's usage of this node over time as stacked areas: (name, fill, SVG path) of each band."""
 
     start: float
     end: float
@@ -260,7 +247,7 @@ class _Timeline(Struct, frozen=True):
 
 
 def _timeline(records: Sequence[JobRecord]) -> _Timeline | None:
-    """None for fewer than two intervals: they make no timeline."""
+    """Build the timeline; None for fewer than two intervals."""
     intervals = downsample(job_timeline(records), _TIMELINE_POINTS)
     if len(intervals) < 2:  # noqa: PLR2004
         return None
@@ -269,25 +256,25 @@ def _timeline(records: Sequence[JobRecord]) -> _Timeline | None:
 
 
 def _band_path(intervals: Sequence[UsageInterval], index: int) -> str:
-    """Rectangles of one band: moved to, drawn across, down, back."""
+    """Return the SVG path of one band: a rectangle for each interval."""
     start = intervals[0].start
     scale = 1000 / (intervals[-1].end - start)
     path = []
-    for one in intervals:
-        whole, below, part = sum(one.bands), sum(one.bands[:index]), one.bands[index]
+    for interval in intervals:
+        whole, below, part = sum(interval.bands), sum(interval.bands[:index]), interval.bands[index]
         if part > 0:
-            x, width = (one.start - start) * scale, (one.end - one.start) * scale
+            x, width = (interval.start - start) * scale, (interval.end - interval.start) * scale
             top, height = 100 - 100 * (below + part) / whole, 100 * part / whole
             path.append(f"M{x:.1f} {top:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z")
     return "".join(path)
 
 
 def _describe_timeline(intervals: Sequence[UsageInterval]) -> str:
-    """Useful work in each quarter of it, as text."""
+    """Describe the timeline as text: the useful share in each quarter."""
     quarter = max(1, len(intervals) // 4)
     groups = [intervals[at : at + quarter] for at in range(0, len(intervals), quarter)]
-    useful = [_percent(sum(one.bands[0] for one in group) / sum(sum(one.bands) for one in group)) for group in groups]
-    return f"useful share of what was paid, from first to last: {', '.join(useful)}"
+    shares = [sum(part.bands[0] for part in group) / sum(sum(part.bands) for part in group) for group in groups]
+    return f"useful share of what was paid, from first to last: {', '.join(map(_percent, shares))}"
 
 
 # -- templates --
@@ -298,7 +285,7 @@ def _read(name: str) -> str:
 
 
 def _read_template(name: str) -> str:
-    """A line break beside a tag or an expression is no output; within text it is one space."""
+    """Read a template; line breaks beside a tag or an expression are removed, within text they become one space."""
     source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", _read(name))
     return re.sub(r"\s*\n\s*", " ", source)
 
@@ -314,7 +301,7 @@ CONTENT_SECURITY_POLICY = (
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _VERSION = sha256(f"{__version__}{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
-"""An open page loads itself anew when the daemon has another: its policy would not fit any more."""
+"""An open page reloads when the daemon's version differs, because its policy would no longer match."""
 _TEMPLATES = Environment(
     loader=DictLoader({name: _read_template(name) for name in ("base.html", "parts.html", "node.html", "job.html")}),
     autoescape=True,
@@ -322,9 +309,11 @@ _TEMPLATES = Environment(
     auto_reload=False,
 )
 _TEMPLATES.filters |= {
+    "amount": "{:,.0f}".format,
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
     "date_time": formatting.date_time,
     "duration": _duration,
+    "energy": _energy,
     "gpu_hours": formatting.gpu_hours,
     "iso": formatting.iso,
     "job_path": job_path,
@@ -344,7 +333,7 @@ _TEMPLATES.filters |= {
 
 @cache
 def _constant(macro: str, leak: str) -> Markup:
-    """A part that depends on nothing but a leak: rendered once."""
+    """Render a macro that depends only on the leak, once per process."""
     rendered: Markup = getattr(_TEMPLATES.get_template("parts.html").module, macro)(leak)
     return rendered
 
@@ -355,10 +344,13 @@ _TEMPLATES.globals |= {
     "colours": LEAK_COLOURS,
     "descriptions": _DESCRIPTIONS,
     "every": REFRESH_SECONDS,
+    "event_labels": _EVENT_LABELS,
     "events_shown": _RECENT_EVENTS,
     "layer_factors": _LAYER_FACTORS,
     "leaks": _LEAK_BY_NAME,
+    "outcomes": LEAK_NAMES,
     "script": Markup(SCRIPT),  # noqa: S704  this package's own file  # nosec B704
+    "sum_money": _sum_money,
     "style": Markup(STYLE),  # noqa: S704  this package's own file  # nosec B704
     "symbols": STATE_SYMBOLS,
     "version": _VERSION,
@@ -369,18 +361,18 @@ _TEMPLATES.globals |= {
 
 
 class PageHistory(Struct, frozen=True, kw_only=True):
-    """What the store has, as far as the page shows it."""
+    """Records and events of the store that the page shows."""
 
     kept: bool = False
     """False: there is no store."""
     records: Sequence[JobRecord] = ()
     events: Sequence[NodeEvent] = ()
     error: str = ""
-    """Why the store cannot be read; empty: it can."""
+    """Why the store cannot be read; empty if it can."""
 
 
 class PageData(Struct, frozen=True, kw_only=True):
-    """What was last seen of the node, and what is kept of its past."""
+    """API responses built from the newest snapshot, and records of the store."""
 
     accounts: AccountsOut
     gpus: GpusOut
@@ -389,7 +381,7 @@ class PageData(Struct, frozen=True, kw_only=True):
 
 
 def render_node_page(data: PageData | None, *, problem: str = "") -> str:
-    """The whole page. `data` is None before anything was seen; `problem` is why it is not live."""
+    """Render the node's page. `data` is None before the first sample; `problem` is why it is not live."""
     template = _TEMPLATES.get_template("node.html")
     common = {"problem": problem, "live": not problem and data is not None, "stale": bool(problem) or data is None}
     if data is None:
@@ -411,103 +403,49 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
 
 
 def _count_boards(gpus: Iterable[GpuOut]) -> int:
-    """GPUs that are paid for: the instances of a board are part of it."""
+    """Count boards; a MIG instance is part of its board."""
     return sum(1 for gpu in gpus if not gpu.parent) or 1
 
 
 def _account_values(data: PageData) -> dict[str, Any]:
-    """Values of the summary: the last hour of the node, and what it lost."""
+    """Return template values of the summary: the node's last hour and its losses."""
     accounts, hour = data.accounts, data.accounts.last_hour.window
     span = hour.seconds / _count_boards(data.gpus.gpus)
     share = sum(hour.leaks[name] for name in _LEAK_BY_NAME) / hour.seconds if hour.seconds else 0.0
-    figures = ("allocated", "computing", "useful", "product", "nvidia-smi", "GPU-hours")
-    names = ("", *figures, *(("paid", "lost") if accounts.prices else ()), "energy")
     return {
         "accounts": accounts,
         "when": "hour" if span >= HOUR - 60 else _duration(span),
         "lost_gpus": share * accounts.gpus,
         "lost_hourly": _lost_hourly(accounts),
-        "caveats": _caveats(hour),
-        "states": _states(data.gpus.gpus),
-        "account_columns": [(name, bool(name)) for name in names],
-        "account_rows": list(_account_rows(accounts)),
     }
 
 
 def _lost_hourly(accounts: AccountsOut) -> Mapping[str, float]:
-    """Money lost in an hour by currency, at the pace of the last one; empty where that is not known."""
+    """Return money lost per hour by currency, at the rate of the last hour; empty if not known."""
     account = accounts.last_hour
     hours = account.window.seconds / HOUR / accounts.gpus if accounts.gpus else 0.0
-    return {currency: lost / hours for currency, lost in _lost_money(account).items()} if hours else {}
-
-
-def _lost_money(account: AccountOut) -> dict[str, float]:
-    return {currency: sum(spent[name] for name in _LEAK_BY_NAME) for currency, spent in (account.money or {}).items()}
-
-
-def _caveats(hour: WindowOut) -> list[str]:
-    notes = []
-    if hour.coverage is not None and hour.coverage < _FULL_COVERAGE:
-        notes.append(f"{_percent(hour.coverage)} of the paid time was seen; the percentages are of that.")
-    if hour.leaks["unresolved"]:
-        notes.append(
-            Markup("{} of kernel time has no known worth; were it worth nothing, the product would be {}.").format(
-                _duration(hour.leaks["unresolved"]), _ratio(hour, "floor")
-            )
-        )
-    return notes
-
-
-def _states(gpus: Iterable[GpuOut]) -> list[tuple[str, list[str]]]:
-    """(state, indices of the GPUs in it), the worst first."""
-    found: dict[str, list[str]] = {}
-    for gpu in gpus:
-        found.setdefault(gpu.state, []).append(printable(gpu.index) or "?")
-    return [(state, found[state]) for state in STATE_SYMBOLS if state in found]
-
-
-def _account_rows(accounts: AccountsOut) -> Iterator[tuple[str, str, list[str]]]:
-    """(key, label, figures) of the last 5 minutes, the last hour and all since the start."""
-    spans = (
-        ("short", "last 5 minutes", accounts.last_5_minutes),
-        ("hour", "last hour", accounts.last_hour),
-        ("start", "since the start", accounts.since_start),
-    )
-    for key, label, account in spans:
-        window, spent = account.window, account.money
-        paid = {currency: sum(by_leak.values()) for currency, by_leak in (spent or {}).items()}
-        costs = (
-            [_money(paid) or _NOT_KNOWN, _money(_lost_money(account)) or _NOT_KNOWN] if spent is None or spent else []
-        )
-        joules = _NOT_KNOWN if account.energy_joules is None else _energy(sum(account.energy_joules.values()))
-        ratios = [_ratio(window, name) for name in _ACCOUNT_RATIOS]
-        if window.seconds:
-            yield key, label, [*ratios, formatting.gpu_hours(window.seconds), *costs, joules]
+    return {currency: lost / hours for currency, lost in _sum_money(account, _LEAK_BY_NAME).items()} if hours else {}
 
 
 def _job_values(jobs: Iterable[JobOut]) -> dict[str, Any]:
-    """Values of the table of jobs, the one that lost most in the last hour first."""
+    """Return template values of the job table, the largest loss in the last hour first."""
     listed = sorted(jobs, key=lambda job: job.last_hour.leaks["useful"] - job.last_hour.seconds)
     rows = [(job, _workload_summary(job), _losses(job.last_hour)[:1]) for job in listed]
-    has_summary = any(summary for _, summary, _ in rows)
-    figures = ("GPU-time, last hour", "computing", "useful", "product", "nvidia-smi")
-    texts = ("job", "user", *(("its own word",) if has_summary else ()), "GPUs")
-    columns = [*((name, False) for name in texts), *((name, True) for name in figures), ("largest loss", False)]
-    return {"jobs": rows, "has_summary": has_summary, "job_columns": columns}
+    return {"jobs": rows, "has_summary": any(summary for _, summary, _ in rows)}
 
 
 def _history_values(history: PageHistory) -> dict[str, Any]:
-    """Values of the jobs that ended and of the events, both the latest first."""
+    """Return template values of ended jobs and of events, both latest first."""
     jobs = (combine_records(records) for records in records_by_job(history.records))
     ended = [(job, job_window(job)) for job in jobs if not job.running][:RECEIPTS_SHOWN]
-    groups = groupby(history.events, lambda one: (one.at, one.kind, one.job_id, one.text))
+    groups = groupby(history.events, lambda event: (event.at, event.kind, event.job_id, event.text))
     return {"history": history, "ended": ended, "events": [_event_row(list(group)) for _, group in groups]}
 
 
 def _event_row(group: Sequence[NodeEvent]) -> tuple[NodeEvent, str, str]:
-    """(the first event, where, what) of events that several GPUs reported at once."""
+    """Return (first event, GPUs, text) of an event that several GPUs reported at once."""
     event = group[0]
-    gpus = ", ".join(sorted(printable(one.gpu) for one in group if one.gpu))
+    gpus = ", ".join(sorted(printable(member.gpu) for member in group if member.gpu))
     text = printable(event.text, limit=300) if " " in event.text else _readable(event.text or event.kind)
     return event, f"GPU {gpus}" if gpus else "", text
 
@@ -518,7 +456,7 @@ def _event_row(group: Sequence[NodeEvent]) -> tuple[NodeEvent, str, str]:
 def render_job_page(
     job_id: str, records: Sequence[JobRecord], *, now: float | None, kept: bool, problem: str = ""
 ) -> str:
-    """A job's own page; without records one that says so. `now`: Unix seconds of the newest sample."""
+    """Render a job's page, or one that says there are no records. `now`: Unix seconds of the newest sample."""
     running = any(record.running for record in records)
     stale = bool(problem) and running
     values = _record_values(records, now=now) if records else {"job": None, "job_id": job_id, "kept": kept}
@@ -534,81 +472,23 @@ def render_job_page(
 
 def _record_values(records: Sequence[JobRecord], *, now: float | None) -> dict[str, Any]:
     job = combine_records(records)
-    window, costs, owner = job_window(job), _job_costs(job), job.owner
-    fields = (
-        ("user", owner.user), ("account", owner.account), ("partition", owner.partition),
-        ("namespace", owner.namespace), ("team", owner.team), ("on", job.node),
-    )  # fmt: skip
+    window, costs = job_window(job), _job_costs(job)
     return {
         "job": job,
         "now": now or job.end,
         "window": window,
         "costs": costs,
-        "owner_facts": [pair for pair in fields if pair[1]],
-        "resources": _resource_facts(job),
         "largest": _largest_leaks(window, costs),
         "course": _timeline(records),
-        "workload": [fact for fact in _training_facts(job.training) + _serving_facts(job.service) if fact[1]],
         "ranks": sorted(job.training.ranks, key=lambda row: -row[2]) if job.training else [],
     }
 
 
 def _job_costs(job: JobRecord) -> CostsByLeak:
-    """Its money by currency and leak, by time: a job's GPUs cost the same."""
+    """Split the job's money by leak in proportion to time, for all GPUs of a job have the same price."""
     if not job.paid:
         return {}
     return {
         currency: {name: amount * job.parts.get(name, 0) / job.paid for name in LEAK_NAMES}
         for currency, amount in job.money.items()
     }
-
-
-def _resource_facts(job: JobRecord) -> list[tuple[str, str]]:
-    joules, useful = sum(job.energy.values()), job.energy.get("useful", 0.0)
-    happened = [
-        f"{times} \N{MULTIPLICATION SIGN} {_EVENT_LABELS.get(kind, _readable(kind))}"
-        for kind, times in job.happened.items()
-        if times
-    ]
-    coverage = job.layers.coverage
-    return [
-        ("GPUs", f"{len(job.gpus)} here ({printable(', '.join(sorted(job.gpus.values())))})" if job.gpus else ""),
-        ("board", printable(", ".join(job.models))),
-        ("energy", f"{_energy(joules)}, {_percent(useful / joules)} of it useful" if joules else ""),
-        ("first work", "" if job.first_work is None else f"after {_duration(job.first_work)}"),
-        ("seen", "" if coverage in (None, 1.0) else _percent(coverage)),
-        ("a GPU of it", ", ".join(happened)),
-        ("would have fitted in", printable(job.fitting)),
-    ]
-
-
-def _training_facts(progress: TrainingView | None) -> list[tuple[str, str]]:
-    if progress is None:
-        return []
-    phases = [f"{_readable(name)} {_duration(spent / SECOND)}" for name, spent in progress.phases if spent]
-    recovery = f"{progress.restarts:,}, {_duration(progress.recovery / SECOND)} to recover"
-    return [
-        ("run", printable(progress.run)),
-        ("step", "" if progress.step is None else f"{progress.step:,}"),
-        ("steps made here", f"{progress.steps:,}" if progress.steps else ""),
-        ("of them again", f"{progress.rework_steps:,}" if progress.rework_steps else ""),
-        ("goodput", "" if progress.goodput is None else _percent(progress.goodput)),
-        ("tokens", f"{progress.tokens:,.0f}" if progress.tokens else ""),
-        ("checkpoints", f"{progress.checkpoints:,}" if progress.checkpoints else ""),
-        ("restarts", recovery if progress.restarts else ""),
-        ("loss", "" if progress.loss is None else f"{progress.loss:.4g}"),
-        ("quality", f"{printable(progress.quality[0])} {progress.quality[1]:.4g}" if progress.quality else ""),
-        ("its time", ", ".join(phases)),
-    ]
-
-
-def _serving_facts(service: ServingView | None) -> list[tuple[str, str]]:
-    if service is None:
-        return []
-    return [
-        ("engine", printable(service.engine)),
-        ("tokens", ", ".join(f"{count:,.0f} {_readable(kind)}" for kind, count in service.tokens if count)),
-        ("preemptions", f"{service.preemptions:,.0f}" if service.preemptions else ""),
-        ("latest batch", "" if service.fill is None else f"{_percent(service.fill)} full"),
-        ("KV cache", "" if service.kv_use is None else _percent(service.kv_use)),
-    ]

@@ -1,6 +1,6 @@
 """Builds HTTP responses: content negotiation (RFC 9110, section 12.5), compression, headers, JSON errors.
 
-Refuses nobody: a client that accepts no format of ours gets plain text.
+A client that accepts no supported format gets plain text.
 """
 
 import gzip
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from fastapi import Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from exporter.core.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
@@ -17,13 +17,13 @@ from exporter.web.security import DEFAULT_HEADERS
 
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = ("text/plain", "text/*", "*/*")
-"""From the most specific range to the least: the first that is named decides."""
+"""Media ranges from the most specific to the least; the first that the client names decides."""
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """True when OpenMetrics 1.0 is named, and no less wanted than plain text. Wildcards mean plain text.
+    """Return whether OpenMetrics 1.0 is named with at least the weight of plain text. Wildcards mean plain text.
 
-    A client that knows only OpenMetrics 0.0.1 (Prometheus before 2.23 or so) gets plain text.
+    A client that accepts only OpenMetrics 0.0.1 (Prometheus before about 2.23) gets plain text.
     """
     openmetrics = 0.0
     text: dict[str, float] = {}
@@ -37,7 +37,7 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def wants_gzip(accept_encoding: str) -> bool:
-    """True when gzip is allowed by name, or by `*` where it is not named."""
+    """Return whether gzip is accepted by name, or by `*` if it is not named."""
     weights = {coding: _weight(parameters) for coding, parameters in _ranges(accept_encoding)}
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
 
@@ -50,7 +50,7 @@ def _ranges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _weight(parameters: dict[str, str]) -> float:
-    """q, 0-1; what is no number is not wanted."""
+    """Return the weight q, 0-1; 0 if it is invalid."""
     try:
         weight = float(parameters.get("q", "1"))
     except ValueError:
@@ -63,8 +63,10 @@ HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 MIN_GZIP_BYTES = 1024
 GZIP_LEVEL = 1
-"""Exposition text shrinks twentyfold at any level; higher ones only take the node's CPU."""
+"""Exposition text shrinks about twentyfold at any level; higher levels only cost CPU."""
 encode_json = msgspec.json.Encoder().encode
+_PROCESS = CollectorRegistry()
+ProcessCollector(registry=_PROCESS)
 
 
 def make_response(
@@ -75,23 +77,28 @@ def make_response(
     request: Request | None = None,
     extra: dict[str, str] | None = None,
 ) -> Response:
-    """One answer, compressed where `request` allows it and it is worth it."""
+    """Build a response, compressed if `request` accepts gzip and the body has at least MIN_GZIP_BYTES."""
     headers = DEFAULT_HEADERS | {"Vary": "Accept, Accept-Encoding"} | (extra or {})
     accepted = "" if request is None else ",".join(request.headers.getlist("accept-encoding"))
     if len(body) >= MIN_GZIP_BYTES and wants_gzip(accepted):
         body, headers = gzip.compress(body, GZIP_LEVEL, mtime=0), headers | {"Content-Encoding": "gzip"}
-    # The type goes in as a header: Starlette would add a second charset to a media type that it takes for text.
+    # Passed as a header, because Starlette would add a second charset to a text media type.
     return Response(body, status, headers | {"Content-Type": content_type})
 
 
 def error_response(status: int, reason: str) -> Response:
-    """Why there is no answer, as JSON."""
+    """Build an error response with `reason` as JSON."""
     return make_response(encode_json(Problem(detail=reason)), JSON, status=status)
 
 
-def metrics_response(request: Request, exposition: Callable[[bool], bytes], process: CollectorRegistry) -> Response:
-    """A scrape's answer: `exposition` (True: OpenMetrics, without `# EOF`), then the metrics of the process itself."""
+def status_response(problem: str) -> Response:
+    """Respond 200 if there is no problem, otherwise 503 with the problem as plain text."""
+    return make_response(f"{problem or 'ok'}\n".encode(), PLAIN, status=503 if problem else 200)
+
+
+def metrics_response(request: Request, exposition: Callable[[bool], bytes]) -> Response:
+    """Respond to a scrape: `exposition` (True: OpenMetrics, without `# EOF`), then metrics of this process."""
     openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
-    of_process = generate_openmetrics(process) if openmetrics else generate_latest(process)  # type: ignore[no-untyped-call]
+    process_metrics = generate_openmetrics(_PROCESS) if openmetrics else generate_latest(_PROCESS)  # type: ignore[no-untyped-call]
     content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
-    return make_response(exposition(openmetrics) + of_process, content_type, request=request)
+    return make_response(exposition(openmetrics) + process_metrics, content_type, request=request)

@@ -1,7 +1,7 @@
-"""Decides who may see what: passwords, client certificates, the loopback rule, rate limits and response headers.
+"""Controls access: passwords, client certificates, the loopback rule, rate limits and response headers.
 
-Reloads the web configuration when the file or a certificate changed; a bad file leaves the previous one in force.
-Refuses methods that change something, to store a password, and to hash on the event loop.
+Reloads the web configuration when the file or a certificate changes; an invalid file leaves the previous one active.
+Refuses methods other than GET and HEAD, to store a password, and to hash on the event loop.
 """
 
 import asyncio
@@ -11,13 +11,11 @@ import logging
 import os
 import threading
 import time
-from asyncio import sleep
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from ipaddress import ip_address
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -29,16 +27,16 @@ from exporter.connections import AddressBuckets, TokenBucket, is_loopback
 
 Verdict = Literal["yes", "no", "later"]
 _BCRYPT_MAX_BYTES = 72
-"""Of a password that bcrypt looks at."""
+"""Bytes of a password that bcrypt uses."""
 _MAX_WAITING = 16
-"""Requests that wait for a hash; it is computed for one at a time."""
+"""Maximum number of requests that wait for a password check; one hash is computed at a time."""
 
 
 class PasswordChecker:
-    """The users of one version of the file; the next version has another of these, which remembers nothing."""
+    """Checks passwords of the users in one version of the file; a reload creates a new one with an empty cache."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Take hashes by name, checked already."""
+        """Take bcrypt hashes by user name, already validated."""
         self._hashes = {name: password_hash.encode() for name, password_hash in users.items()}
         self._verified: dict[str, bytes] = {}
         self._salt = os.urandom(16)
@@ -49,7 +47,7 @@ class PasswordChecker:
         self._overall = TokenBucket(20, 4)
 
     async def verdict(self, header: str | None, address: str) -> Verdict:
-        """Say whether it is a user's; "later": too many were wrong, of `address` or of all, so it was not looked at."""
+        """Check a user's credentials; "later": not checked, after too many failures from `address` or in total."""
         parsed = parse_credentials(header)
         if parsed is None:
             return "no"
@@ -95,7 +93,7 @@ class PasswordChecker:
 
 
 def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
-    """Name and password of a header; None where it has none."""
+    """Parse a Basic Authorization header into name and password; None if it is not valid."""
     kind, _, coded = (header or "").strip().partition(" ")
     if kind.lower() != "basic":
         return None
@@ -107,11 +105,11 @@ def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
 
 
 def _matches(password: bytes, password_hash: bytes) -> bool:
-    import bcrypt  # noqa: PLC0415  only where there are users
+    import bcrypt  # noqa: PLC0415  only if users are configured
 
     try:
         return bcrypt.checkpw(password[:_BCRYPT_MAX_BYTES], password_hash)
-    except ValueError:  # a zero byte in it
+    except ValueError:  # the password contains a NUL byte
         return False
 
 
@@ -122,83 +120,88 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RELOAD_SECONDS = 3.0
-"""Between two looks at the files: some kilobytes each, as few as that can be."""
+"""Interval between two reads of the files, each a few kilobytes."""
 
 
 class WebConfig(Struct, frozen=True, eq=False):
-    """One version of the file, ready for use; without a file nothing is asked of anybody."""
+    """One version of the file, ready for use; the defaults, for no file, require no authentication."""
 
     ssl_context: "SSLContext | None" = None
-    """TLS for new connections; None: without."""
+    """TLS context for new connections; None: plain HTTP."""
     passwords: "PasswordChecker | None" = None
     mutual_tls: bool = False
-    """Nobody gets through the handshake without a certificate of the client CA."""
+    """True: the TLS handshake requires a certificate signed by the client CA."""
     client_names: frozenset[str] = frozenset()
-    """Of which the client's certificate must have one; none: any."""
+    """Subject alternative names of which the client certificate must have one; empty: any certificate."""
     headers: tuple[tuple[str, str], ...] = ()
     rate_limit: TokenBucket | None = None
     note: str = ""
-    """What is done otherwise than the file says."""
+    """Settings of the file that are applied differently; empty if there are none."""
 
     @property
     def scheme(self) -> str:
-        """Of the address."""
+        """URL scheme of the address."""
         return "https" if self.ssl_context else "http"
 
     @property
     def authenticates(self) -> bool:
-        """Whoever gets an answer has been asked who they are."""
+        """Whether every client must authenticate."""
         return self.mutual_tls or self.passwords is not None
 
 
 class WebConfigWatcher:
-    """The guard that is in force, and the file it comes from."""
+    """Loads the web configuration file, and again whenever it changes."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the file; raises ConfigError."""
         self.path = path
         self.current = WebConfig()
         self.problem = ""
-        """Why the file as it is now is not in force; empty while it is."""
+        """Why the present content of the file is not active; empty if it is."""
         self.reloads = 0
         self._digest = b""
         if path is not None:
-            self._apply(_load(path))
+            self._load(path)
 
     def reload_if_changed(self) -> None:
-        """Take the file anew if it has changed; a bad one is told of once and changes nothing."""
+        """Reload the file if it has changed; an invalid one is logged once and changes nothing."""
         if self.path is None:
             return
         try:
-            loaded = _load(self.path)
-            if loaded.digest != self._digest:
-                self._apply(loaded)
+            if self._load(self.path):
                 self.reloads += 1
-                log.info("%s: taken anew, for new connections", self.path)
+                log.info("%s: reloaded for new connections", self.path)
             self.problem = ""
         except ConfigError as err:
             if f"{err}" != self.problem:
-                log.error("web configuration not taken, the one before stays in force: %s", err)  # noqa: TRY400  for operators
+                log.error("web configuration not reloaded, the previous one stays active: %s", err)  # noqa: TRY400  for operators
             self.problem = f"{err}"
 
     def watch(self, stop: threading.Event) -> None:
-        """Look every few seconds until told to stop; returns at once where there is no file."""
+        """Check for changes every RELOAD_SECONDS until `stop` is set; returns at once if there is no file."""
         while self.path is not None and not stop.wait(RELOAD_SECONDS):
             self.reload_if_changed()
 
-    def _apply(self, loaded: "LoadedWebConfig") -> None:
+    def _load(self, path: Path) -> bool:
+        """Load the file, and apply it if it has changed; returns whether it has. Raises ConfigError."""
+        from exporter.web.web_config import load_web_config  # noqa: PLC0415  imports PyYAML: only if configured
+
+        loaded = load_web_config(path)
+        if loaded.digest == self._digest:
+            return False
         try:
             self.current = build_web_config(loaded)
         except ConfigError as err:
-            raise ConfigError(f"{self.path}: {err}") from None
+            raise ConfigError(f"{path}: {err}") from None
         self._digest = loaded.digest
         if self.current.note:
-            log.warning("%s: %s", self.path, self.current.note)
+            log.warning("%s: %s", path, self.current.note)
+        return True
 
 
 def build_web_config(loaded: "LoadedWebConfig") -> WebConfig:
-    """Make the guard that a file asks for; raises ConfigError."""
-    from exporter.web.web_config import (  # noqa: PLC0415
+    """Build the configuration from a loaded file; raises ConfigError."""
+    from exporter.web.web_config import (  # noqa: PLC0415  imports PyYAML: only if a file is configured
         MUTUAL_TLS,
         create_ssl_context,
         parse_duration,
@@ -218,12 +221,6 @@ def build_web_config(loaded: "LoadedWebConfig") -> WebConfig:
     )
 
 
-def _load(path: Path) -> "LoadedWebConfig":
-    from exporter.web.web_config import load_web_config  # noqa: PLC0415  likewise
-
-    return load_web_config(path)
-
-
 Scope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[AsgiMessage]]
@@ -231,7 +228,7 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/metrics", "/healthz", "/readyz")
-"""What whoever can connect may have, as far as the file asks no password of them."""
+"""Paths served to every client, unless the file requires a password."""
 _OK = 200
 DEFAULT_HEADERS = {
     "Cache-Control": "no-store",
@@ -240,7 +237,7 @@ DEFAULT_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of every answer that has none of its own."""
+"""Headers added to every response that does not set them itself."""
 _LOOPBACK_ONLY = (
     "served over the loopback only (`ssh -L 19400:localhost:19400 NODE`, `kubectl port-forward`), or to those who"
     " give a password or a client certificate (web.config_file), or to everybody with web.open_page = true;"
@@ -254,7 +251,7 @@ _OTHER_ADDRESS = "served at web.page_address; /metrics, /healthz and /readyz are
 
 
 class WebListener(Struct, frozen=True):
-    """What one listening address is for."""
+    """What is served at one listening address."""
 
     watcher: WebConfigWatcher
     serves_pages: bool = True
@@ -263,23 +260,23 @@ class WebListener(Struct, frozen=True):
 
 
 class TrackedConnection(Protocol):
-    """What the gate tells a connection, and what it knows of it."""
+    """Interface of a connection as access control uses it."""
 
     web_config: WebConfig
-    """The one in force when it was made."""
+    """The configuration under which it was accepted."""
 
     def request_started(self) -> None:
-        """Say that a request is under way."""
+        """Note that a request has begun."""
 
     def response_sent(self) -> None:
-        """Say that it has its answer, as far as the app is concerned."""
+        """Note that the app has written its whole response."""
 
     def refusal_delay(self) -> float:
-        """Seconds that a refusal waits before it is sent: who knocks without end knocks slower."""
+        """Return the seconds to wait before a refusal is sent, which slows down repeated attempts."""
 
 
 class AccessRefusal(Struct, frozen=True):
-    """An answer instead of the app's."""
+    """A response sent instead of the app's."""
 
     status: int
     reason: str
@@ -287,10 +284,10 @@ class AccessRefusal(Struct, frozen=True):
 
 
 def refusal_reason(listener: WebListener, *, local: str, peer: str, host: str | None, authenticated: bool) -> str:
-    """Say why the page and the JSON API are not for this connection; empty: they are.
+    """Return why the page and the JSON API are not served to this connection; empty if they are.
 
-    `local` and `peer` are its two addresses, `host` its Host header. Both ends must be on the loopback: with Linux'
-    route_localnet a neighbour can send packets to ours (CVE-2020-8558).
+    `local` and `peer` are its addresses, `host` its Host header. Both addresses must be loopback addresses, because
+    with Linux' route_localnet a neighbouring host can send packets to ours (CVE-2020-8558).
     """
     if not listener.serves_pages:
         return _OTHER_ADDRESS
@@ -302,7 +299,7 @@ def refusal_reason(listener: WebListener, *, local: str, peer: str, host: str | 
 
 
 def is_localhost_or_address(host: str) -> bool:
-    """True for localhost and for addresses, with a port or without: nobody else can have a name for those."""
+    """Return whether a Host header is localhost or an IP address, with or without a port: DNS cannot rebind those."""
     name, colon, port = host.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or host.endswith("]"):
         name = host
@@ -318,38 +315,36 @@ def is_localhost_or_address(host: str) -> bool:
 
 
 class AccessControl:
-    """The app behind the rule."""
+    """ASGI middleware that checks access before it calls the app."""
 
     def __init__(self, app: AsgiApp, listener: WebListener) -> None:
-        """Guard `app` as `door` says."""
+        """Protect `app` as `listener` is configured."""
         self._app, self._listener = app, listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        connection: TrackedConnection | None = scope.get("state", {}).get("line")
-        if connection is not None:
-            connection.request_started()
+        """Handle one request."""
+        connection: TrackedConnection = scope["state"]["connection"]
+        connection.request_started()
         try:
             await self._respond(scope, receive, self._with_headers(send, connection), connection)
         finally:
-            if connection is not None:
-                connection.response_sent()
+            connection.response_sent()
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, connection: TrackedConnection | None) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, connection: TrackedConnection) -> None:
         refusal, may_see_reasons = await self._check(scope, connection)
         if refusal is not None:
-            await sleep(0 if connection is None else connection.refusal_delay())
+            await asyncio.sleep(connection.refusal_delay())
             await _refusal_response(refusal, scope["path"])(scope, receive, send)
         elif scope["path"] == "/readyz":
             await self._respond_ready(scope, receive, send, show_reasons=may_see_reasons)
         else:
             await self._app(scope, receive, send)
 
-    async def _check(self, scope: Scope, connection: TrackedConnection | None) -> tuple[AccessRefusal | None, bool]:
-        """Say what is answered instead of the app, if anything, and whether who asks may be told reasons."""
+    async def _check(self, scope: Scope, connection: TrackedConnection) -> tuple[AccessRefusal | None, bool]:
+        """Return the refusal, if any, and whether the client may see the reasons of /readyz."""
         path = scope["path"]
         if scope["method"] not in ("GET", "HEAD"):
-            return AccessRefusal(405, "nothing can be changed here", {"Allow": "GET, HEAD"}), False
+            return AccessRefusal(405, "only GET and HEAD are supported", {"Allow": "GET, HEAD"}), False
         if path == "/healthz":
             return None, False
         verdict = await self._verdict(scope)
@@ -365,53 +360,51 @@ class AccessControl:
 
     def _rate_limited(self) -> AccessRefusal | None:
         rate_limit = self._listener.watcher.current.rate_limit
-        if rate_limit is None or rate_limit.take(monotonic()):
+        if rate_limit is None or rate_limit.take(time.monotonic()):
             return None
         return AccessRefusal(429, "too many requests (web.config_file, rate_limit)", {"Retry-After": "1"})
 
-    def _forbidden(self, scope: Scope, connection: TrackedConnection | None) -> AccessRefusal | None:
-        reason = "" if scope["path"] in OPEN_PATHS else self._refusal_reason(scope, connection)
-        return AccessRefusal(403, reason) if reason else None
-
-    def _refusal_reason(self, scope: Scope, connection: TrackedConnection | None) -> str:
+    def _forbidden(self, scope: Scope, connection: TrackedConnection) -> AccessRefusal | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
         config = self._listener.watcher.current
-        certified = config.mutual_tls and connection is not None and connection.web_config.mutual_tls
-        return refusal_reason(
+        reason = refusal_reason(
             self._listener,
             local=_address(scope, "server"),
             peer=_address(scope, "client"),
             host=_header(scope, b"host"),
-            authenticated=certified or config.passwords is not None,
+            authenticated=(config.mutual_tls and connection.web_config.mutual_tls) or config.passwords is not None,
         )
+        return AccessRefusal(403, reason) if reason else None
 
     async def _respond_ready(self, scope: Scope, receive: Receive, send: Send, *, show_reasons: bool) -> None:
-        """Answer /readyz; the reasons, which may name jobs and files, only to those who are `told`."""
+        """Respond to /readyz; the reasons, which may name jobs and files, only if `show_reasons`."""
         captured = _CapturedResponse()
         try:
             await self._app({**scope, "method": "GET"}, receive, captured.capture)
-        finally:  # where the app fails it has answered so, and what it raises is for the log
+        finally:  # if the app fails, it has sent a 500 response before; the exception goes to the log
             body, problem = captured.body, self._listener.watcher.problem
             if not show_reasons:
                 body = b"ok\n" if captured.status == _OK else b"not ready\n"
             elif problem:
-                body += f"web.config_file: not in force as it is now: {problem}\n".encode()
+                body += f"web.config_file: not reloaded, the previous one is active: {problem}\n".encode()
             await Response(body, captured.status, media_type="text/plain")(scope, receive, send)
 
-    def _with_headers(self, send: Send, connection: TrackedConnection | None) -> Send:
-        """Add what every answer has; a connection made under other certificates ends with this answer."""
+    def _with_headers(self, send: Send, connection: TrackedConnection) -> Send:
+        """Add headers to the response; close the connection after it if the TLS context has changed."""
         config = self._listener.watcher.current
-        outdated = connection is not None and connection.web_config.ssl_context is not config.ssl_context
+        outdated = connection.web_config.ssl_context is not config.ssl_context
 
         async def add(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _merge_headers(message.get("headers", ()), config, close=outdated)
+                message["headers"] = merge_headers(message.get("headers", ()), config, close=outdated)
             await send(message)
 
         return add
 
 
-def _merge_headers(given: Any, config: WebConfig, *, close: bool) -> list[tuple[bytes, bytes]]:
-    """The app's headers, ours where it has none, the file's before all."""
+def merge_headers(given: Any, config: WebConfig, *, close: bool = False) -> list[tuple[bytes, bytes]]:
+    """Merge headers: the file's take precedence, then the `given` ones, then the defaults."""
     configured = {name.lower().encode(): value.encode() for name, value in config.headers}
     if close:
         configured[b"connection"] = b"close"
@@ -421,19 +414,14 @@ def _merge_headers(given: Any, config: WebConfig, *, close: bool) -> list[tuple[
     return [*kept, *(pair for pair in defaults if pair[0] not in present), *configured.items()]
 
 
-def fixed_headers(config: WebConfig) -> list[tuple[bytes, bytes]]:
-    """Headers of an answer that no app has made."""
-    return _merge_headers((), config, close=False)
-
-
 class _CapturedResponse(Struct):
-    """An answer that is kept instead of sent."""
+    """Collects a response instead of sending it."""
 
     status: int = 500
     body: bytes = b""
 
     async def capture(self, message: AsgiMessage) -> None:
-        """As an app's `send`."""
+        """Collect a message; the `send` of the app."""
         self.status = message.get("status", self.status)
         self.body += message.get("body", b"")
 
@@ -443,7 +431,9 @@ def _password_refusal(verdict: Verdict) -> AccessRefusal | None:
         return AccessRefusal(429, "too many wrong passwords: wait a little", {"Retry-After": "5"})
     if verdict == "no":
         challenge = {"WWW-Authenticate": 'Basic realm="gpu-efficiency", charset="UTF-8"'}
-        return AccessRefusal(401, "a name and its password are needed (web.config_file, basic_auth_users)", challenge)
+        return AccessRefusal(
+            401, "a user name and password are required (web.config_file, basic_auth_users)", challenge
+        )
     return None
 
 
@@ -461,6 +451,6 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _address(scope: Scope, which: str) -> str:
-    """The address of one end of the connection; empty where it is not known."""
+    """Return the address of one end of the connection ("client" or "server"); empty if not known."""
     address = scope.get(which)
     return f"{address[0]}" if address else ""

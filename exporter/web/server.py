@@ -1,6 +1,6 @@
-"""Listens, accepts connections, and runs uvicorn until SIGTERM: TLS, deadlines, and limits on connections.
+"""Listens, accepts connections, and runs uvicorn until SIGTERM: TLS, timeouts, and limits on connections.
 
-When there are too many connections, the one that has used up most of its time is closed. Refuses to parse HTTP.
+When there are too many connections, it closes the one that has used up most of its timeout. Does not parse HTTP.
 """
 
 import asyncio
@@ -21,51 +21,53 @@ from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
-from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, fixed_headers
+from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, merge_headers
 
 _SWEEP_SECONDS = 0.5
 _NEW_CLIENT_PENALTY = 0.5
-"""Who kept a connection for a scrape is not put out by a crowd of new ones until half its time is gone."""
+"""Added to the eviction rank of a connection without a completed request, so that a flood of new connections evicts
+established ones only after half of their timeout."""
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """What connections may take; docs/web.md has the table."""
+    """Limits and timeouts of connections; docs/web.md has the table."""
 
     connections: int = 128
-    """A node has a handful of readers, and each keeps one open."""
+    """Maximum in total; a node has a handful of clients, each with one open connection."""
     per_address: int = 32
     new_burst: float = 100
-    """New ones of an address at once, and a second: a handshake costs about a millisecond of a core."""
+    """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
     new_per_second: float = 20
+    """Sustained rate of new connections of an address."""
     handshake_seconds: float = 10
     tls_shutdown_seconds: float = 1
-    """For the end of TLS; the connection ends without it all the same."""
+    """Time for TLS close_notify; the connection is closed without it afterwards."""
     request_seconds: float = 10
-    """From the first byte of a request, or from the connection's beginning, to its end."""
+    """Time from the first byte of a request, or from the start of the connection, to the end of the request."""
     answer_seconds: float = 30
-    """Until the client has taken the whole answer."""
+    """Time until the client has read the whole response."""
     idle_seconds: float = 75
-    """Between two requests: longer than the usual scrape interval of a minute."""
+    """Time between two requests: longer than the usual scrape interval of a minute."""
     refusals_burst: float = 100
     refusals_per_second: float = 10
-    """Refused requests of an address (no password, no such page); beyond, each waits for its answer:"""
+    """Refused requests of an address (no password, not served) before each is delayed by `refusal_seconds`."""
     refusal_seconds: float = 1
     header_bytes: int = 16 * 1024
     request_bytes: int = 64 * 1024
-    """Everything that comes with one request: a body is read to its end and means nothing."""
+    """Maximum bytes received for one request; a body is read and ignored."""
     unsent_bytes: int = 32 * 1024 * 1024
-    """Answers made and not yet taken, of all connections."""
+    """Maximum of response bytes that clients have not read yet, over all connections."""
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's. Subclassed, for there is no other way to its one answer that does not come from the app."""
+    """uvicorn's protocol, subclassed to change the one response that does not come from the app."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or too long, with the headers of every answer."""
-        connection: Connection = self.app_state["line"]
+        """Respond 400 to invalid HTTP or too long headers, with the headers of every response."""
+        connection: Connection = self.app_state["connection"]
         body = f"{msg.rstrip('.')}, or headers of more than {connection.manager.limits.header_bytes} bytes\n".encode()
         own = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-        headers = [*own, (b"content-length", b"%d" % len(body)), *fixed_headers(connection.web_config)]
+        headers = [*own, (b"content-length", b"%d" % len(body)), *merge_headers((), connection.web_config)]
         for event in (
             h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
             h11.Data(data=body),
@@ -76,10 +78,10 @@ class HttpProtocol(H11Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One connection, between asyncio and uvicorn's protocol. The base is asyncio's name for these methods."""
+    """One connection, between asyncio and uvicorn's protocol; enforces timeouts and limits."""
 
     def __init__(self, manager: "ConnectionManager", sock: socket.socket, address: str, web_config: WebConfig) -> None:
-        """Wait for the handshake."""
+        """Start the timeout of the handshake."""
         self.manager, self.address, self.web_config = manager, address, web_config
         self.wait = Deadline(time.monotonic(), manager.limits.handshake_seconds)
         self._sock = sock
@@ -90,12 +92,12 @@ class Connection(asyncio.Protocol):
         self._received_bytes = 0
 
     def set_protocol(self, protocol: H11Protocol) -> None:
-        """Let `inner` read what comes."""
+        """Set uvicorn's protocol, which receives the data."""
         self._protocol = protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request, after the handshake if there is one."""
-        assert isinstance(transport, asyncio.Transport)  # nosec B101  # noqa: S101  for TCP it is
+        """Start to wait for a request, after the TLS handshake if there is one."""
+        assert isinstance(transport, asyncio.Transport)  # nosec B101  # noqa: S101  always so for TCP
         self._transport = transport
         self._await_request()
         if self.web_config.client_names and not _has_allowed_name(transport, self.web_config.client_names):
@@ -104,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came, unless it is more than one request can be."""
+        """Forward data to uvicorn; close the connection if it exceeds the size of a request."""
         self._received_bytes += len(data)
         if self._idle:
             self._await_request()
@@ -114,30 +116,30 @@ class Connection(asyncio.Protocol):
             self._protocol.data_received(data)
 
     def eof_received(self) -> None:
-        """Pass on."""
+        """Forward to uvicorn."""
         self._protocol.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass on."""
+        """Forward to uvicorn."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on."""
+        """Forward to uvicorn."""
         self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Remove the connection from the manager."""
         self.manager.connections.discard(self)
         if self._protocol.transport is not None:
             self._protocol.connection_lost(exc)
 
     def request_started(self) -> None:
-        """Wait for the answer and for its being taken."""
+        """Start the timeout of the response."""
         self._received_bytes, self._idle = 0, False
         self.wait.restart(time.monotonic(), self.manager.limits.answer_seconds)
 
     def response_sent(self) -> None:
-        """Rest until the next request, once all is taken."""
+        """Start the idle timeout, once the client has read the whole response."""
         self._received_bytes, self._idle = 0, True
         self._requests_served += 1
         if self.unsent_bytes:
@@ -146,35 +148,35 @@ class Connection(asyncio.Protocol):
             self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
 
     def refusal_delay(self) -> float:
-        """Seconds that a refusal waits before it is sent."""
+        """Return the seconds that a refusal waits before it is sent."""
         return self.manager.refusal_delay(self.address)
 
     def check_delivered(self) -> None:
-        """See whether an answer has been taken meanwhile."""
+        """Start the idle timeout if the client has read the whole response since the last check."""
         if self._idle and self.wait.allowed == self.manager.limits.answer_seconds and not self.unsent_bytes:
             self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
 
     def eviction_rank(self, now: float) -> float:
-        """How soon it goes when there are too many: by its time used up, and sooner if it never finished a request."""
+        """Return the used share of its timeout, more if no request was completed; the highest rank is evicted first."""
         return self.wait.used_share(now) + (0 if self._requests_served else _NEW_CLIENT_PENALTY)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way on it."""
+        """Whether no request is in progress."""
         return self._idle and not self.unsent_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait for the client to take them."""
+        """Bytes of responses that the client has not read yet."""
         closing = self._transport is None or self._transport.is_closing()
         return 0 if closing or self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Hang up at once, whatever state it is in."""
+        """Close the connection at once, in any state."""
         self.manager.connections.discard(self)
         if self._transport is not None:
             self._transport.abort()
-        else:  # asyncio has the socket, and sees the end of it: a cancelled handshake may go on
+        else:  # asyncio owns the socket and notices the shutdown; a cancelled handshake might continue
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -184,16 +186,16 @@ class Connection(asyncio.Protocol):
 
 
 def _has_allowed_name(transport: asyncio.Transport, names: frozenset[str]) -> bool:
-    from exporter.web.web_config import certificate_names  # noqa: PLC0415  only under TLS
+    from exporter.web.web_config import certificate_names  # noqa: PLC0415  only with TLS
 
     return bool(names & certificate_names(transport.get_extra_info("peercert") or {}))
 
 
 class ConnectionManager:
-    """All connections of the process's listening sockets."""
+    """Accepts connections of all listening sockets and enforces the limits on them."""
 
     def __init__(self, server: uvicorn.Server, limits: ConnectionLimits) -> None:
-        """Keep connections for `server`, which ends them when it stops."""
+        """Create connections for `server`, which closes them when it stops."""
         self.limits = limits
         self.connections: set[Connection] = set()
         self._server = server
@@ -202,12 +204,12 @@ class ConnectionManager:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
-        """Take connections from now on; call it in the loop."""
+        """Start to accept connections; call it in the event loop."""
         sock.settimeout(0)
         asyncio.get_running_loop().add_reader(sock, self._accept, sock, config, listener)
 
     def _accept(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
-        """Take what waits, a handful at a time, so that requests get their turn as well."""
+        """Accept at most 16 pending connections, so that requests are handled in between."""
         loop = asyncio.get_running_loop()
         for _ in range(16):
             try:
@@ -229,7 +231,7 @@ class ConnectionManager:
         client_socket.settimeout(0)
         connection = Connection(self, client_socket, client_network(address), listener.watcher.current)
         connection.set_protocol(
-            HttpProtocol(config=config, server_state=self._server.server_state, app_state={"line": connection})
+            HttpProtocol(config=config, server_state=self._server.server_state, app_state={"connection": connection})
         )
         self.connections.add(connection)
         task = asyncio.get_running_loop().create_task(self._connect(connection, client_socket))
@@ -243,37 +245,35 @@ class ConnectionManager:
             tls_options = {
                 "ssl": connection.web_config.ssl_context,
                 "ssl_handshake_timeout": self.limits.handshake_seconds,
+                "ssl_shutdown_timeout": self.limits.tls_shutdown_seconds,
             }
-            tls_options["ssl_shutdown_timeout"] = self.limits.tls_shutdown_seconds
-        with contextlib.suppress(OSError):  # the handshake came to nothing; ssl's errors are of this kind
+        with contextlib.suppress(OSError):  # the handshake failed; ssl.SSLError is an OSError
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client_socket, **tls_options)
             return
         self.connections.discard(connection)
 
     def _make_room(self, limit: int, *, spare: Connection | None = None) -> None:
-        """Hang up on the worst, of this one's own address first; `spare` is the one that room is made for."""
+        """Evict connections over the limits, first those of `spare`'s address; `spare` is the new connection."""
         now = time.monotonic()
+
+        def rank(connection: Connection) -> float:
+            return connection.eviction_rank(now)
+
         others = self.connections - {spare}
         if spare is not None:
             own = [connection for connection in others if connection.address == spare.address]
-            for connection in surplus(
-                own, self.limits.per_address - 1, worst=lambda connection: connection.eviction_rank(now)
-            ):
+            for connection in surplus(own, self.limits.per_address - 1, worst=rank):
                 connection.abort()
-        for connection in surplus(
-            others & self.connections,
-            limit - (spare is not None),
-            worst=lambda connection: connection.eviction_rank(now),
-        ):
+        for connection in surplus(others & self.connections, limit - (spare is not None), worst=rank):
             connection.abort()
 
     def refusal_delay(self, address: str) -> float:
-        """Seconds that a refusal of that address waits; most wait none."""
+        """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""
         enough = self._refusals.bucket_of(address).take(time.monotonic())
         return 0 if enough else self.limits.refusal_seconds
 
     def evict_slow_readers(self) -> None:
-        """Hang up on those that do not take their answers, the longest first, while too much waits for them."""
+        """Close connections with unread responses, the slowest first, until the limit on unsent bytes is met."""
         now = time.monotonic()
         late = sorted(
             (connection for connection in self.connections if connection.unsent_bytes),
@@ -285,28 +285,27 @@ class ConnectionManager:
             late.pop().abort()
 
     async def sweep_forever(self, watcher: WebConfigWatcher) -> None:
-        """Sweep until cancelled."""
+        """Call `sweep` every half second until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.sweep(watcher.current)
 
     def sweep(self, web_config: WebConfig) -> None:
-        """Hang up on those whose time is up, and on those at rest that came in under other certificates than now."""
+        """Close connections whose timeout has passed, and idle ones that use a replaced TLS context."""
+        now = time.monotonic()
         for connection in self.connections:
             connection.check_delivered()
+        late = overdue({connection: connection.wait for connection in self.connections}, now)
         stale = [
             connection
             for connection in self.connections
             if connection.is_idle and connection.web_config.ssl_context is not web_config.ssl_context
         ]
-        for connection in [
-            *stale,
-            *overdue({connection: connection.wait for connection in self.connections}, time.monotonic()),
-        ]:
+        for connection in [*stale, *late]:
             connection.abort()
 
     async def close(self) -> None:
-        """End all that is left."""
+        """Close all connections and wait up to a second for their tasks."""
         for connection in list(self.connections):
             connection.abort()
         with contextlib.suppress(TimeoutError):
@@ -315,20 +314,20 @@ class ConnectionManager:
 
 
 BACKLOG = 256
-"""Connections that the kernel holds until we take them."""
+"""Length of the kernel's queue of connections to accept."""
 STOP_SECONDS = 3
-"""How long a stop waits for answers under way."""
+"""How long a shutdown waits for responses in progress."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class WebListenError(Exception):
-    """The address cannot be listened on; the message says which, why, and what to do."""
+    """Cannot listen on an address; the message has the address, the reason and the remedy."""
 
 
 def listen(host: str, port: int, *, name: str = "web.listen_address") -> socket.socket:
-    """Open a listening TCP socket. An empty host is every address, IPv6 too where there is any; port 0 is any free one.
+    """Open a listening TCP socket. An empty host means every address, including IPv6; port 0 means any free port.
 
-    `name` is the setting that it comes from. Raises ListenError.
+    `name` is the setting that has the address, for messages. Raises WebListenError.
     """
     both = host == "" and socket.has_dualstack_ipv6()
     try:
@@ -339,8 +338,9 @@ def listen(host: str, port: int, *, name: str = "web.listen_address") -> socket.
         raise WebListenError(
             f"cannot listen on {where}: {_explain_listen_error(err)}".replace("web.listen_address", name)
         ) from err
-    # Connections inherit it. asyncio sets it only where the protocol is named, which create_server does not; without
-    # it every answer waits 40 ms, for the kernel holds the body back until the client has acknowledged the headers.
+    # Accepted connections inherit TCP_NODELAY; asyncio sets it only on sockets with an explicit protocol number, which
+    # create_server does not set. Without it every response takes 40 ms longer: the kernel delays the body until the
+    # client has acknowledged the headers.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -375,14 +375,13 @@ def run(
     page: tuple[str, int] | None = None,
     watcher: WebConfigWatcher | None = None,
     open_page: bool = False,
-    limits: ConnectionLimits | None = None,
     on_listening: Callable[..., None] = lambda *_ports: None,
 ) -> None:
-    """Serve in the calling thread until SIGTERM or SIGINT, then return, at most a few seconds later.
+    """Serve in the calling thread until SIGTERM or SIGINT, then return within a few seconds.
 
-    With `page` (host and port), only /metrics and the probes are at `host` and `port`, and all is there. `listening` is
-    called once with the ports in use, when connections are accepted. Signals are heeded only in the main thread.
-    Raises ListenError.
+    With `page` (host and port), `host` and `port` serve only /metrics and the probes, and `page` serves everything.
+    `on_listening` is called once with the ports in use, when the sockets listen. Signals are handled only in the main
+    thread. Raises WebListenError.
     """
     watcher = WebConfigWatcher() if watcher is None else watcher
     with ExitStack() as stack:
@@ -392,13 +391,13 @@ def run(
         stack.enter_context(_watch_config(watcher))
         on_listening(*(sock.getsockname()[1] for sock in sockets))
         with _ignore_repeated_signals():
-            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), limits or ConnectionLimits()))
+            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), ConnectionLimits()))
 
 
 def web_listeners(
     sockets: Sequence[socket.socket], watcher: WebConfigWatcher, *, open_page: bool
 ) -> list[tuple[socket.socket, WebListener]]:
-    """Say what each address is for: the last one has the page."""
+    """Pair each socket with what it serves: only the last one serves the page."""
     return [(sock, WebListener(watcher, serves_pages=sock is sockets[-1], open_page=open_page)) for sock in sockets]
 
 
@@ -409,11 +408,11 @@ async def serve(
     *,
     on_started: Callable[[uvicorn.Server], None] = lambda _server: None,
 ) -> None:
-    """Let uvicorn run and stop, and bring it the connections ourselves: TLS may change from one to the next.
+    """Run uvicorn on connections that we accept ourselves, because the TLS context may change between two of them.
 
-    `started` is given the server, whose `should_exit` ends it.
+    `on_started` is called with the server; setting its `should_exit` stops it.
     """
-    configs = [uvicorn_config(AccessControl(app, listener), limits) for _, listener in listeners]  # type: ignore[arg-type]  # an app is an app
+    configs = [uvicorn_config(AccessControl(app, listener), limits) for _, listener in listeners]  # type: ignore[arg-type]  # any ASGI app
     server = uvicorn.Server(configs[0])
     manager = ConnectionManager(server, limits)
 
@@ -431,7 +430,7 @@ async def serve(
 
 @contextmanager
 def _watch_config(watcher: WebConfigWatcher) -> Iterator[None]:
-    """Look for changes of the web configuration meanwhile, in a thread: a disk may be slow."""
+    """Watch the web configuration in a thread while the block runs, because reading from disk may be slow."""
     stop = threading.Event()
     thread = threading.Thread(target=watcher.watch, args=(stop,), name="web-config", daemon=True)
     thread.start()
@@ -443,9 +442,9 @@ def _watch_config(watcher: WebConfigWatcher) -> Iterator[None]:
 
 
 def uvicorn_config(app: FastAPI, limits: ConnectionLimits | None = None) -> uvicorn.Config:
-    """How uvicorn serves `app`: pure Python HTTP/1.1, no access log, bounded in all it keeps.
+    """Configure uvicorn for `app`: pure Python HTTP/1.1, no access log, bounded buffers.
 
-    What clients do wrong is not logged: they could fill the disk with it. What we do wrong is.
+    Errors of clients are not logged, because clients could fill the disk with them; errors of the app are.
     """
     limits = limits or ConnectionLimits()
     return uvicorn.Config(
@@ -468,7 +467,7 @@ def uvicorn_config(app: FastAPI, limits: ConnectionLimits | None = None) -> uvic
 
 @contextmanager
 def _ignore_repeated_signals() -> Iterator[None]:
-    """Once it has stopped, uvicorn raises the signal again; unheeded, that would kill us before we could tidy up."""
+    """Ignore the signal that uvicorn raises again after it has stopped: it would end the process before cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

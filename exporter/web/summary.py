@@ -1,4 +1,4 @@
-"""Summarises values of the API in text, for the page and the terminal: ratios that are null, health, workload."""
+"""Summarizes API values as text for the page and the terminal: states, missing ratios, health, workload."""
 
 from enum import Enum
 
@@ -6,6 +6,11 @@ from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.formatting import latency, whole_percent
 from exporter.web.api import HealthOut, ServingOut, TrainingOut, WindowOut
 
+STATE_SYMBOLS = {
+    "unavailable": "✕", "hung": "■", "unobserved": "?", "unowned": "▲", "zombie": "◌", "unallocated": "○",
+    "stalled": "◐", "active": "●",
+}  # fmt: skip
+"""Symbol beside each state's name, so that colour is not needed; the most urgent state first."""
 LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 _RECOVERY_ACTIONS = {1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU"}
 """NVML's recovery actions."""
@@ -22,7 +27,7 @@ class Missing(Enum):
 
 
 def ratio_or_missing(window: WindowOut, name: str) -> float | Missing:
-    """One of a window's ratios (0-1), or why there is none."""
+    """Return a ratio of the window (0-1), or the reason why it is null."""
     value: float | None = getattr(window, name)
     if value is not None:
         return value
@@ -34,37 +39,37 @@ def ratio_or_missing(window: WindowOut, name: str) -> float | Missing:
 
 
 def health_problems(health: HealthOut) -> str:
-    """What is wrong with a board; empty while nothing is known to be."""
+    """List the known problems of a board; empty if there are none."""
     lost = health.ecc_uncorrected
     action = _RECOVERY_ACTIONS.get(health.recovery_action or 0, "see NVML")
     found = [
         f"Xid {health.last_xid}" if health.last_xid else "",
-        f"the driver asks: {action}" if health.recovery_action else "",
+        f"driver recommends: {action}" if health.recovery_action else "",
         f"{lost} uncorrected ECC error{'s' if lost != 1 else ''}" if lost else "",
-        "a row remap failed: replace the board" if health.row_remap_failed else "",
-        "a row remap waits for a reset" if health.row_remap_pending else "",
+        "row remapping failed: replace the board" if health.row_remap_failed else "",
+        "row remapping pending: reset the GPU" if health.row_remap_pending else "",
     ]
     return "; ".join(filter(None, found))
 
 
 def training_summary(training: TrainingOut | None, *, space: str = " ") -> list[str]:
-    """The main facts that a training job reports."""
+    """List the main values that a training job reports."""
     if training is None:
         return []
     facts = [
         f"step {training.step:,}" if training.step is not None else "",
         f"MFU {whole_percent(training.mfu, space=space)}" if training.mfu is not None else "",
         f"goodput {whole_percent(training.goodput, space=space)}" if training.goodput is not None else "",
-        f"{training.rework_steps:,} steps again" if training.rework_steps else "",
+        f"{training.rework_steps:,} steps repeated" if training.rework_steps else "",
     ]
     return list(filter(None, facts))
 
 
 def serving_summary(serving: ServingOut | None, *, space: str = " ") -> list[str]:
-    """The main facts that a job's serving engines report."""
+    """List the main values that a job's serving engines report."""
     if serving is None:
         return []
-    latencies = ((kind, one.p99) for kind, one in serving.latency_seconds.items() if kind in _SHOWN_LATENCIES)
+    latencies = ((kind, value.p99) for kind, value in serving.latency_seconds.items() if kind in _SHOWN_LATENCIES)
     facts = [
         f"{serving.running:.0f} running" if serving.running is not None else "",
         f"{serving.waiting:.0f} waiting" if serving.waiting is not None else "",

@@ -1,7 +1,7 @@
-"""Reads the web configuration file of Prometheus exporters (exporter-toolkit), checks it, and builds the TLS context.
+"""Reads the web configuration file of Prometheus exporters (exporter-toolkit), validates it, builds the TLS context.
 
-Refuses unknown keys and settings that would leave open what was meant to be closed. No message contains a secret,
-and no key is written to a disk. Imports PyYAML: import this module only where a file is configured.
+Rejects unknown keys and settings that would grant more access than intended. No message contains a secret, and no key
+is written to disk. Imports PyYAML: import this module only if a file is configured.
 """
 
 import os
@@ -31,10 +31,10 @@ _ALLOWED_HEADERS: dict[str, tuple[str, ...]] = {
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
-"""Headers that may be set, and their values where not all are allowed."""
+"""Headers that may be set, with their allowed values; empty: any value."""
 _BCRYPT_HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _BCRYPT_COSTS = range(4, 17)
-"""Of bcrypt: each step doubles the time; 16 takes some seconds already."""
+"""Allowed bcrypt costs: each step doubles the time, and 16 takes several seconds."""
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
@@ -64,7 +64,7 @@ class HttpServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """http_server_config."""
 
     http2: bool = True
-    """Read and without effect: this server speaks HTTP/1.1, which every client of the other speaks too."""
+    """Accepted without effect: this server uses HTTP/1.1, which every HTTP/2 client supports."""
     headers: dict[str, str] = {}
 
 
@@ -72,7 +72,7 @@ class RateLimit(Struct, frozen=True, forbid_unknown_fields=True):
     """rate_limit."""
 
     interval: str | int = 0
-    """Between two requests, as Go writes it (1s, 250ms); a number is nanoseconds. 0: no limit."""
+    """Time per request as a Go duration (1s, 250ms) or a number of nanoseconds; 0: no limit."""
     burst: int = 0
 
 
@@ -82,7 +82,7 @@ class WebConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
     basic_auth_users: dict[str, str] = {}
-    """Password hashes of bcrypt by name."""
+    """bcrypt hashes by user name."""
     rate_limit: RateLimit = RateLimit()
 
     def __repr__(self) -> str:
@@ -90,21 +90,21 @@ class WebConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadedWebConfig(Struct, frozen=True):
-    """The file and what the files named in it hold."""
+    """The parsed file and the content of the files that it names."""
 
     file: WebConfigFile
     cert: bytes = b""
     key: bytes = b""
     client_ca: bytes = b""
     digest: bytes = b""
-    """Of all bytes that were read: a change of content, however it came about, is a change of this."""
+    """SHA-256 over all files read, to detect a change of content."""
 
     def __repr__(self) -> str:
         return "Found(...)"
 
 
 def load_web_config(path: Path) -> LoadedWebConfig:
-    """Read the file and the certificates it names; raises ConfigError with the place, the reason and the cure."""
+    """Read the file and the certificates it names; raises ConfigError with the setting, the reason and the remedy."""
     raw = _read(path, f"{path}")
     try:
         file = parse_web_config(raw)
@@ -119,11 +119,9 @@ def load_web_config(path: Path) -> LoadedWebConfig:
 
 
 def parse_web_config(raw: bytes) -> WebConfigFile:
-    """Read YAML; raises ConfigError without the file's words, which may be secret."""
+    """Parse and validate YAML; raises ConfigError without content of the file, which may be secret."""
     try:
-        text = raw.decode()
-        _reject_duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        tree = _drop_nulls(yaml.safe_load(text))
+        tree = _drop_nulls(yaml.load(raw.decode(), Loader=_UniqueKeyLoader))  # noqa: S506  a SafeLoader  # nosec B506
     except yaml.YAMLError as err:
         mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -139,7 +137,7 @@ def parse_web_config(raw: bytes) -> WebConfigFile:
 
 
 def parse_duration(interval: str | int) -> float:
-    """Read a duration as Go writes it; raises ConfigError."""
+    """Parse a Go duration, or nanoseconds as a number, into seconds; raises ConfigError."""
     if isinstance(interval, int):
         return interval * _DURATION_UNITS["ns"]
     found = [(float(number), unit) for number, unit in _DURATION_PART.findall(interval)]
@@ -156,32 +154,22 @@ def _read(path: Path, name: str) -> bytes:
         raise ConfigError(f"{name}: cannot be read: {err.strerror or err}: {advice}") from None
 
 
-def _reject_duplicate_keys(node: yaml.Node | None) -> None:
-    """Refuse a key given twice: one of the two would be passed over in silence."""
-    for mapping in _mappings(node):
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, subclassed to reject duplicate keys, of which it would silently use the last."""
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's
+        """See yaml.SafeLoader; raises ConfigError for a duplicate key."""
         keys: set[str] = set()
-        for key in (key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             if key.value in keys:
-                raise ConfigError(f"line {key.start_mark.line + 1}: {key.value[:40]!r} is there twice")
+                raise ConfigError(f"line {key.start_mark.line + 1}: duplicate key {key.value[:40]!r}")
             keys.add(key.value)
-
-
-def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    waiting, visited = [node], set[int]()
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in visited:
-            continue
-        visited.add(id(current))
-        if isinstance(current, yaml.MappingNode):
-            yield current
-            waiting.extend(part for pair in current.value for part in pair)
-        elif isinstance(current, yaml.SequenceNode):
-            waiting.extend(current.value)
+        return super().construct_mapping(node, deep)  # type: ignore[arg-type]  # it raises for other nodes
 
 
 def _drop_nulls(tree: Any) -> Any:
-    """Leave out keys without a value, as if they were not there: so the toolkit reads them."""
+    """Drop keys without a value, as exporter-toolkit does."""
     return (
         {key: _drop_nulls(value) for key, value in tree.items() if value is not None}
         if isinstance(tree, dict)
@@ -239,22 +227,22 @@ def _check_client_auth(tls: TlsServerConfig) -> None:
     kind, where = tls.client_auth_type or "NoClientCert", "tls_server_config.client_auth_type"
     if kind in _UNVERIFIED_TYPES:
         raise ConfigError(
-            f"{where}: {kind} would take certificates that nobody vouches for, and Python's TLS checks every one that"
-            f" it asks for: use {MUTUAL_TLS} or VerifyClientCertIfGiven, with client_ca_file"
+            f"{where}: {kind} would accept unverified certificates, and Python's TLS verifies every certificate that it"
+            f" requests: use {MUTUAL_TLS} or VerifyClientCertIfGiven, with client_ca_file"
         )
     if kind not in CLIENT_AUTH_TYPES:
         raise ConfigError(f"{where}: {kind[:40]!r} is none of {', '.join(CLIENT_AUTH_TYPES)}")
     has_ca = bool(tls.client_ca or tls.client_ca_file)
     if kind != "NoClientCert" and not has_ca:
-        raise ConfigError(f"{where}: {kind} needs client_ca_file (or client_ca): whose certificates are good?")
+        raise ConfigError(f"{where}: {kind} needs client_ca_file (or client_ca) to verify certificates")
     if kind == "NoClientCert" and has_ca:
-        raise ConfigError(f"{where}: a client CA is given and nobody is asked for a certificate: set {MUTUAL_TLS}")
+        raise ConfigError(f"{where}: a client CA is set but no certificate is requested: set {MUTUAL_TLS}")
     if tls.client_allowed_sans and kind != MUTUAL_TLS:
         raise ConfigError(f"tls_server_config.client_allowed_sans: needs client_auth_type {MUTUAL_TLS}")
 
 
 def _read_pems(tls: TlsServerConfig, folder: Path) -> tuple[bytes, bytes, bytes]:
-    """Certificate, key and client CA as bytes, wherever they stand."""
+    """Return certificate, key and client CA as bytes, inline or from their files."""
     cert, key, ca = (
         getattr(tls, part).encode()
         or (_read(folder / name, f"tls_server_config.{part}_file: {folder / name}") if name else b"")
@@ -270,7 +258,7 @@ _VERSIONS = {
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
 _TLS13_SUITES = {"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
-"""Suites of TLS 1.3, which neither Go nor Python lets one choose among."""
+"""Cipher suites of TLS 1.3, which neither Go nor Python can restrict."""
 _SUITES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
@@ -288,7 +276,7 @@ _VERIFY_MODES = {MUTUAL_TLS: ssl.CERT_REQUIRED, "VerifyClientCertIfGiven": ssl.C
 
 
 def create_ssl_context(loaded: LoadedWebConfig) -> tuple[ssl.SSLContext | None, str]:
-    """Make the context for new connections, None without TLS, and a note of what is done otherwise than it says.
+    """Build the TLS context for new connections (None without TLS), and a note on settings applied differently.
 
     Raises ConfigError.
     """
@@ -309,7 +297,7 @@ def create_ssl_context(loaded: LoadedWebConfig) -> tuple[ssl.SSLContext | None, 
 
 
 def certificate_names(certificate: dict[str, Any]) -> set[str]:
-    """Give the alternative names of a client's certificate, as ssl's getpeercert tells them."""
+    """Return the subject alternative names of a client certificate in the form of ssl's getpeercert."""
     return {_alternative_name(kind, value) for kind, value in certificate.get("subjectAltName", ())}
 
 
@@ -349,13 +337,13 @@ def _load_server_certificate(context: ssl.SSLContext, cert: bytes, key: bytes) -
         raise ConfigError("tls_server_config.key_file: no private key in PEM (-----BEGIN PRIVATE KEY-----) in it")
     if b"ENCRYPTED" in key:
         raise ConfigError(
-            "tls_server_config.key_file: the key has a passphrase, and there is nobody to ask for it: "
-            "`openssl pkey -in KEY -out NEW` takes it off"
+            "tls_server_config.key_file: the key has a passphrase, which a daemon cannot prompt for: remove it with "
+            "`openssl pkey -in KEY -out NEW`"
         )
     with ExitStack() as stack:
         chain, private = (stack.enter_context(_memory_file(part)) for part in (cert, key))
         try:
-            context.load_cert_chain(chain, private, password=str)  # an empty one, or OpenSSL would ask the terminal
+            context.load_cert_chain(chain, private, password=str)  # empty, or OpenSSL would prompt on the terminal
         except (ssl.SSLError, ValueError) as err:
             raise ConfigError(f"{where}: {_explain_ssl_error(err)}") from None
 
@@ -363,8 +351,8 @@ def _load_server_certificate(context: ssl.SSLContext, cert: bytes, key: bytes) -
 def _explain_ssl_error(err: Exception) -> str:
     reason = getattr(err, "reason", "") or "unreadable"
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key is not the certificate's: write both anew, the pair is looked at again every few seconds"
-    return f"OpenSSL cannot use them ({reason.lower().replace('_', ' ')}): look at them with `openssl x509` and `pkey`"
+        return "the key does not match the certificate: replace both; the pair is read again every few seconds"
+    return f"OpenSSL cannot use them ({reason.lower().replace('_', ' ')}): check them with `openssl x509` and `pkey`"
 
 
 def _load_client_ca(context: ssl.SSLContext, pem: bytes) -> None:
@@ -377,7 +365,7 @@ def _load_client_ca(context: ssl.SSLContext, pem: bytes) -> None:
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
-    """Give a path that holds the bytes: Python hands OpenSSL paths only, and what was looked at is what is used."""
+    """Yield a path to `content` in memory: Python passes OpenSSL only paths, and this is the content validated."""
     number = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         os.write(number, content)

@@ -131,7 +131,7 @@ def test_a_selection_is_not_lost_and_the_page_says_that_it_waits(served: Daemon,
     opened(tab, served.url)
     tab.value("getSelection().selectAllChildren(document.querySelector('h1'))")
     tab.value(ASK)
-    wait_for(lambda: tab.value(PULSE).startswith("waits while text is selected"), "it waits")
+    wait_for(lambda: tab.value(PULSE).startswith("paused while text is selected"), "it waits")
     assert "gpu-node-00" in tab.value("getSelection().toString()")
     tab.value("getSelection().removeAllRanges()")
     wait_for(lambda: tab.value(PULSE).startswith("live"), "it goes on")
@@ -209,7 +209,7 @@ def test_when_the_daemon_is_gone_nothing_looks_live_and_when_it_is_back_all_does
         tab.value(ASK)
         wait_for(lambda: not tab.value(hidden), "it says so")
     said = tab.value("document.getElementById('gone').textContent")
-    assert "The daemon does not answer. What follows is how things stood as of " in said
+    assert "The daemon does not answer. Values below are as of " in said
     assert "live" not in tab.value(PULSE)
     shown = "getComputedStyle(document.querySelector('.gpu .now'), '::after').content"
     assert tab.value(shown) == '"no data"'

@@ -78,7 +78,7 @@ def test_the_chosen_row_stays_chosen_when_the_order_changes_and_the_window_its_s
         top.press(DOWN * 3)
         top.shows("▸   3")
         top.press("r")
-        screen = top.shows("turned around", "▸   3")
+        screen = top.shows("reversed", "▸   3")
         assert [row[1:].split()[0] for row in rows(screen)] == list("76543210")
         top.resize(120, 40)
         screen = top.shows("▸   3", "SMI", "q quit")
@@ -139,12 +139,12 @@ def test_a_daemon_that_ends_is_said_to_be_gone_its_figures_old_and_it_comes_back
         with terminal(shown(f"127.0.0.1:{port}"), env=environment(LANG="C.UTF-8")) as top:
             top.shows("● active", "q quit")
             assert first.end() == 0
-            screen = top.shows("NOT ANSWERING", "OLD", "figures are", "refused")
+            screen = top.shows("NOT RESPONDING", "OLD", "values are", "refused")
             assert "● active" not in screen
             assert "? was active" in screen
             with running(words, tmp_path / "second.log", environment()) as second:
                 wait_for(lambda: up(second), "it serves again")
-                top.until(lambda text: "● active" in text and "NOT ANSWERING" not in text, "it is back by itself")
+                top.until(lambda text: "● active" in text and "NOT RESPONDING" not in text, "it is back by itself")
                 assert "OLD" not in top.text
 
 

@@ -1,4 +1,4 @@
-"""What `top` takes while nobody presses a key: python -m tests.top.cost COLUMNS LINES URL ... (see docs/top.md).
+"""Measures CPU time and memory of an idle `top`: python -m tests.top.cost COLUMNS LINES URL ... (see docs/top.md).
 
 Owns the measuring, from /proc. Refuses to judge: it is no test.
 """
@@ -38,7 +38,7 @@ def _read(top: Terminal, seconds: float) -> None:
 
 
 def _cpu(top: Terminal) -> float:
-    """Seconds, the system's for it included."""
+    """Return user and system CPU seconds."""
     figures = Path(f"/proc/{top.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(figures[11]) + int(figures[12])) / os.sysconf("SC_CLK_TCK")
 

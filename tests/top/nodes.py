@@ -1,4 +1,4 @@
-"""Nodes as `top` sees them: a simulated one after part of its story, through the daemon's own JSON.
+"""Builds node states for `top` from a simulated node, through the daemon's own JSON.
 
 Owns the making of views. Everything is of monotonic time 0, and a second ago was the last answer.
 """
@@ -23,7 +23,7 @@ ADDRESS = "http://gpu-node-00:19400"
 
 @cache
 def snapshot(seconds: int = 1500, *, node: int = 0, scenario: str = "demo") -> Snapshot:
-    """A simulated node so many seconds into its story."""
+    """Simulate a node for `seconds` and return its snapshot."""
     story = simulate(scenario, node=node, preroll_seconds=0, duration_seconds=float(seconds))
     ledger = Ledger()
     for observation in story.observations:
@@ -33,13 +33,13 @@ def snapshot(seconds: int = 1500, *, node: int = 0, scenario: str = "demo") -> S
 
 
 def answers(taken: Snapshot) -> Any:
-    """What /api/v1/gpus, /api/v1/jobs and /api/v1/node say of it, as plain values that a test may change."""
+    """Return the responses of /api/v1/gpus, /api/v1/jobs and /api/v1/node as plain values that a test may change."""
     found = (gpus_out(taken, 0), jobs_out(taken, 0), accounts_out(taken, 0))
     return tuple(json.loads(msgspec.json.encode(one)) for one in found)
 
 
 def seen(taken: Snapshot | None = None, *, address: str = ADDRESS, told: Any = None, **changes: Any) -> PolledNode:
-    """A node that answered a second ago; `told` instead of the snapshot's answers."""
+    """Return a node that responded a second ago, with `told` instead of the snapshot's responses."""
     gpus, jobs, node = told or answers(taken or snapshot())
     made = PolledNode(
         address=address,
@@ -52,7 +52,7 @@ def seen(taken: Snapshot | None = None, *, address: str = ADDRESS, told: Any = N
 
 
 def view(*nodes: PolledNode, signs: Glyphs = UNICODE, now: float = NOW, trends: Trends | None = None) -> TopView:
-    """Those nodes at that moment; without any, the simulated one."""
+    """Return a view of the nodes; by default of the simulated one."""
     shown = nodes or (seen(),)
     watched = trends or Trends(now - 60, 4.0)
     return TopView(nodes=shown, now=now, wall=WALL, trends=watched, glyphs=signs, names=host_names(shown, signs))

@@ -23,7 +23,7 @@ from tests.top.terminal import ENTER, Terminal, terminal
 
 FOLDER = ROOT / "docs" / "pictures"
 SPEED = 240
-"""Times as fast as the story: its hang comes three hours into it."""
+"""Replay speed; the simulated hang occurs after three hours."""
 _CELL, _LINE, _BASE = 8.0, 17.0, 12.5
 _PAD, _TITLE = 14.0, 26.0
 _COLOURS = {
@@ -38,16 +38,16 @@ _SHAPES = {*_SHADES, *_EIGHTHS}
 
 
 class Picture(Struct, frozen=True):
-    """What one shows."""
+    """A picture and what it shows."""
 
     name: str
     columns: int
     lines: int
     keys: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    """That are on the screen when it is taken."""
+    """Texts that must be on the screen."""
     last: tuple[str, ...] = ()
-    """Keys pressed when there is something to see."""
+    """Keys pressed before the picture is taken."""
 
 
 PICTURES = (
@@ -66,7 +66,7 @@ class Faint(pyte.Screen):
 
 
 def main() -> int:
-    """Draw all of them; 0."""
+    """Draw all pictures; returns the exit status 0."""
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, _node(Path(folder)) as url, ExitStack() as stack:
         words, env = command("top", "--url", url, "--interval", "0.5"), environment(LANG="C.UTF-8")
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def _until_hung(shown: list[Terminal]) -> None:
-    """Until the story is where there is something to see. All are read meanwhile, or they would stop to draw."""
+    """Wait until the simulation shows something. Reads all terminals, because a full buffer blocks them."""
     deadline = time.monotonic() + 120
     while "■ hung" not in shown[0].text:
         assert time.monotonic() < deadline, shown[0].text
@@ -96,7 +96,7 @@ def _until_hung(shown: list[Terminal]) -> None:
 
 @contextmanager
 def _node(folder: Path) -> Iterator[str]:
-    """A daemon that replays a simulated node."""
+    """Run a daemon that replays a simulated node."""
     trace = folder / "trace.jsonl"
     subprocess.run(command("simulate", "demo", "-o", f"{trace}"), check=True, env=environment())
     with daemon(folder, "replay", f"{trace}", "--serve", "--speed", f"{SPEED}") as served:
@@ -111,7 +111,7 @@ def _press(picture: Picture, shown: Terminal) -> None:
 
 
 def svg(screen: pyte.Screen) -> str:
-    """The screen as it stands, in a frame. Bars and trends are drawn as shapes, so that no font can tear them."""
+    """Draw the screen in a frame. Bars and trends are drawn as shapes, so that they have no gaps in any font."""
     width, height = 2 * _PAD + screen.columns * _CELL, _TITLE + _PAD + screen.lines * _LINE
     rows = "".join(_row(screen, y) for y in range(screen.lines))
     dots = "".join(f'<circle cx="{18 + 16 * n}" cy="{_TITLE / 2}" r="4.5" fill="#4a505c"/>' for n in range(3))
@@ -136,12 +136,12 @@ def _row(screen: pyte.Screen, y: int) -> str:
 
 
 def _look(cell: Char) -> tuple[str, bool, bool, bool]:
-    """Colour, bold, inverted, and whether it is a shape."""
+    """Return colour, bold, inverted, and whether the cell is a shape."""
     return _COLOURS[cell.fg], cell.bold, cell.reverse, cell.data in _SHAPES
 
 
 def _run(text: str, look: tuple[str, bool, bool, bool], *, x: float, top: float) -> str:
-    """Cells that look the same."""
+    """Group adjacent cells of the same style."""
     colour, bold, chosen, shape = look
     width = len(text) * _CELL
     ground = f'<rect x="{x:g}" y="{top:g}" width="{width:g}" height="{_LINE:g}" fill="{_CHOSEN}"/>' if chosen else ""
@@ -167,7 +167,7 @@ def _placed(text: str, x: float) -> Iterator[tuple[float, str, list[str]]]:
 
 
 def _shape(sign: str, count: int, colour: str, *, x: float, top: float) -> str:
-    """A part of a bar, or one column of a trend."""
+    """Draw part of a bar, or one column of a trend."""
     share = (_EIGHTHS.index(sign) + 1) / 8 if sign in _EIGHTHS else 1.0
     high = (_LINE - 3) * share
     opacity = f' fill-opacity="{_SHADES[sign]:g}"' if _SHADES.get(sign, 1.0) < 1 else ""

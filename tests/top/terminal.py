@@ -1,4 +1,4 @@
-"""A terminal for a program: a pseudo-terminal, and pyte to understand what is written on it, as xterm would.
+"""Runs a program on a pseudo-terminal, and interprets its output with pyte as xterm would.
 
 Owns the process, its keys and its size. Refuses to judge what is on the screen. Used by the tests of `top` and by
 what draws its pictures for the documents.
@@ -23,13 +23,13 @@ ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
 
 
 class Terminal:
-    """A screen, and the program that draws on it."""
+    """A terminal screen and the program that draws on it."""
 
     def __init__(self, words: list[str], *, screen: pyte.Screen, env: Mapping[str, str]) -> None:
         self.screen, columns, lines = screen, screen.columns, screen.lines
         self._stream = pyte.ByteStream(self.screen)
         self.written = bytearray()
-        """All that the program wrote."""
+        """All bytes that the program wrote."""
         self.master, theirs = pty.openpty()
         self._set_size(columns, lines)
         self.process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def resize(self, columns: int, lines: int) -> None:
-        """As when somebody drags the window's corner."""
+        """Resize the terminal."""
         self.screen.resize(lines, columns)
         self._set_size(columns, lines)
         self.process.send_signal(signal.SIGWINCH)
@@ -51,7 +51,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def drain(self, seconds: float = 0.05) -> None:
-        """Take in what is written within this time."""
+        """Read what the program writes within this time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if not select.select([self.master], [], [], left)[0]:
@@ -65,11 +65,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The screen as one text."""
+        """The screen's content as text."""
         return "\n".join(self.screen.display)
 
     def until(self, true: Callable[[str], object], what: str) -> str:
-        """Wait until it is true of the screen's text, and give that."""
+        """Wait until the predicate holds for the screen's text, and return the text."""
         deadline = time.monotonic() + PATIENCE
         while not true(self.text):
             assert time.monotonic() < deadline, f"{what}: not so after {PATIENCE:g} s; the screen:\n{self.text}"
@@ -77,15 +77,15 @@ class Terminal:
         return self.text
 
     def shows(self, *words: str) -> str:
-        """Wait until all of these are there."""
+        """Wait until the screen contains all of these texts."""
         return self.until(lambda text: all(word in text for word in words), f"it shows {words}")
 
     def hides(self, *words: str) -> str:
-        """Wait until none of these is there."""
+        """Wait until the screen contains none of these texts."""
         return self.until(lambda text: not any(word in text for word in words), f"it does not show {words}")
 
     def ended(self) -> int:
-        """Wait for the program's own end; its exit status."""
+        """Wait for the program to end; returns its exit status."""
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it has not ended; the screen:\n{self.text}"
@@ -94,7 +94,7 @@ class Terminal:
         return self.process.returncode
 
     def hang_up(self) -> None:
-        """As when the connection is cut: nobody is at the other end any more."""
+        """Close the terminal, as when a connection breaks."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, self.master)
         os.close(nowhere)
@@ -115,7 +115,7 @@ def terminal(
     env: Mapping[str, str],
     kind: type[pyte.Screen] = pyte.Screen,
 ) -> Iterator[Terminal]:
-    """A program on a terminal for the length of a block."""
+    """Run a program on a terminal while the block runs."""
     made = Terminal(words, screen=kind(columns, lines), env={"TERM": "xterm-256color", **env})
     try:
         yield made

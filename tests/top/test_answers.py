@@ -1,4 +1,4 @@
-"""What `top` reads is what the daemon says: from the real app, and from older and newer ones."""
+"""Tests that `top` decodes the daemon's responses: of the real app, and of older and newer daemons."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ _REQUIRED = {
 
 
 def _oldest(value: Any) -> Any:
-    """An answer without any field that the first daemons may have lacked."""
+    """Remove all fields that the first daemons may have lacked."""
     if isinstance(value, dict):
         return {key: _oldest(inner) for key, inner in value.items() if key in _REQUIRED}
     return [_oldest(one) for one in value] if isinstance(value, list) else value

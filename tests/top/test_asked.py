@@ -1,4 +1,4 @@
-"""Keys: what each changes, and that the chosen row stays the chosen one."""
+"""Tests the keys: what each changes, and that the selected row stays selected."""
 
 import pytest
 from msgspec.structs import replace

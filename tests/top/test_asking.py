@@ -1,4 +1,4 @@
-"""Asking a node: every way it can fail is one sentence, none of them has a password in it, and none takes forever."""
+"""Tests polling a node: every failure has a message of one sentence without a password, and none takes forever."""
 
 import socket
 import threading
@@ -39,10 +39,10 @@ def answering(answer: httpx.Response) -> NodeClient:
     [
         (httpx.Response(503, json={"detail": "the newest sample is 40 s old"}), "the newest sample is 40 s old"),
         (httpx.Response(401, json={"detail": "who are you"}), r"HTTP 401 \(who are you\).*--header"),
-        (httpx.Response(403, text="no"), "HTTP 403: give it a name.*docs/web.md"),
-        (httpx.Response(404, text="no"), "HTTP 404: is this the address"),
-        (httpx.Response(200, text="<html>"), "does not answer as this exporter does"),
-        (httpx.Response(200, json={"node": {}}), "does not answer as this exporter does"),
+        (httpx.Response(403, text="no"), "HTTP 403: pass a user name.*docs/web.md"),
+        (httpx.Response(404, text="no"), "HTTP 404: is this the complete address"),
+        (httpx.Response(200, text="<html>"), "response is not that of this exporter"),
+        (httpx.Response(200, json={"node": {}}), "response is not that of this exporter"),
         (httpx.Response(302, headers={"Location": "http://elsewhere/"}), "HTTP 302"),
         (httpx.Response(500, text="x"), "HTTP 500"),
         (httpx.Response(429, json={"detail": "later\n\x1b[2J" + "x" * 999}), "HTTP 429: later"),
@@ -64,7 +64,7 @@ def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch
 
 @contextmanager
 def talking(say: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that takes one connection and does as it likes; gives its address."""
+    """Run a server that accepts one connection and calls `say`; yields its address."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -88,7 +88,7 @@ def test_a_node_that_takes_the_question_and_is_silent_is_not_waited_for() -> Non
     with (
         talking(lambda _: None) as url,
         NodeClient(place(url), timeout=0.2) as asking,
-        pytest.raises(NodeUnavailableError, match=r"no answer within 0\.2 s"),
+        pytest.raises(NodeUnavailableError, match=r"no response within 0\.2 s"),
     ):
         asking.gpus()
 
@@ -122,7 +122,7 @@ def test_the_daemon_says_why_it_has_no_answer() -> None:
 
 @pytest.mark.parametrize("url", ["", "ftp://node", "http://", "http://no de", "node:port", "http://[::1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(NodeAddressError, match="no address of a node"):
+    with pytest.raises(NodeAddressError, match="is not a node"):
         place(url)
 
 

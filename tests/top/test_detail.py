@@ -1,4 +1,4 @@
-"""A row's own page: every leak with what to do, and all that the node says of a job or a GPU."""
+"""Tests the page of a row: every leak with its remedy, and all details of a job or a GPU."""
 
 from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES, LEAKS
@@ -40,7 +40,7 @@ def test_a_jobs_page_says_its_own_word_its_gpus_its_whole_time_and_its_other_nod
         ).lines
     )
     for words in (
-        f"job {owner} on", "training", "step ", "GPUs ", "in all ", "on b:1", "4.0 GPU-hours, 12.50 USD, useful 25 %",
+        f"job {owner} on", "training", "step ", "GPUs ", "total ", "on b:1", "4.0 GPU-hours, 12.50 USD, useful 25 %",
         "hung 75 %", "hung 2 times",
     ):  # fmt: skip
         assert words in lines, lines
@@ -53,10 +53,10 @@ def test_a_gpus_page_says_its_signs_its_health_and_who_has_it() -> None:
     gpu["health"].update(last_xid=79, recovery_action=1, ecc_uncorrected=2, row_remap_failed=True,
                          clock_limited_seconds={"thermal": 61.0})  # fmt: skip
     shown = typed("d", shown=view(seen(told=told)), height=60, width=160)
-    for words in ("UUID", "Xid 79", "reset this GPU", "replace the board", "clock held down 61s by thermal",
-                  "power low speaks for it", "moving speaks against it", "held by", gpu["uuid"]):  # fmt: skip
+    for words in ("UUID", "Xid 79", "reset this GPU", "replace the board", "clock throttled 61s by thermal",
+                  "power low supports it", "moving contradicts it", "held by", gpu["uuid"]):  # fmt: skip
         assert words in shown, shown
 
 
 def test_a_row_that_is_gone_while_its_page_is_open_says_so() -> None:
-    assert "it is gone" in text(opened=("job", "http://nobody", "1"))
+    assert "no longer reported by the node" in text(opened=("job", "http://nobody", "1"))

@@ -1,4 +1,4 @@
-"""Rows: what is searched, by what is sorted, and what may not be called the present."""
+"""Tests rows: filtering, sorting, and that old values are not shown as live."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The screen: every line fits, nothing overlaps, and what it says is what the node said."""
+"""Tests the screen: every line fits, nothing overlaps, and its values are the node's."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def text(shown: TopView | None = None, **given_: Any) -> str:
 
 
 def typed(*keys: str, shown: TopView | None = None, width: int = 80, height: int = 24) -> str:
-    """The screen after some keys."""
+    """Render the screen after some keys."""
     asked, known = ViewState(), shown or view()
     for key in keys:
         now = render_screen(asked, known, width=width, height=height)
@@ -39,7 +39,7 @@ def typed(*keys: str, shown: TopView | None = None, width: int = 80, height: int
 
 
 def hostile() -> Any:
-    """Answers in which everything that somebody may name wants to be more than text."""
+    """Return responses with hostile names in every field that a user may choose."""
     told = answers(snapshot())
     told[0]["node"]["host"] = HOSTILE[0]
     for number, gpu in enumerate(told[0]["gpus"]):
@@ -85,7 +85,7 @@ def test_every_cell_stands_below_its_head_and_none_touches_the_next(kind: ListKi
     rows = screen_rows(first)
     found = columns.layout_columns(rows_in(shown, kind), kind, shown, width=width)
     upto = columns.MARGIN
-    for _, size in found.columns:
+    for _, size in found:
         upto += size
         for row in rows:
             assert row[upto : upto + 1] in ("", " "), (row, upto)
@@ -98,7 +98,7 @@ def rows_in(shown: TopView, kind: ListKind) -> list[ListRow]:
 
 
 def screen_rows(first: RenderedScreen) -> list[str]:
-    """Texts of the list's rows."""
+    """Return the texts of the list's rows."""
     lines = [line.text for line in first.lines]
     at = next(place for place, line in enumerate(lines) if "[GPUs]" in line or "[jobs]" in line)
     return [line for line in lines[at + 2 :][: first.context.page] if line.strip()]
@@ -106,7 +106,7 @@ def screen_rows(first: RenderedScreen) -> list[str]:
 
 def test_at_80_columns_all_that_was_asked_for_is_there() -> None:
     heads = next(line for line in text().splitlines() if "STATE" in line)
-    for head in ("GPU", "STATE", "SINCE", "GAU", "ECTR", "eMFU", "GOT", "0-", "LEAK", "USER", "W"):
+    for head in ("GPU", "STATE", "SINCE", "GAU", "ECTR", "eMFU", "USEFUL", "0-", "LEAK", "USER", "W"):
         assert head in heads, heads
 
 
@@ -116,7 +116,7 @@ def test_columns_come_with_width_and_none_goes_that_a_narrower_screen_had(kind: 
     rows = rows_in(shown, kind)
     before: set[str] = set()
     for width in range(24, 240):
-        names = {column.name for column, _ in columns.layout_columns(rows, kind, shown, width=width).columns}
+        names = {column.name for column, _ in columns.layout_columns(rows, kind, shown, width=width)}
         assert before <= names, width
         before = names
     assert len(before) >= len(COLUMNS[kind]) - 2
@@ -142,13 +142,13 @@ def test_what_is_nothing_unseen_and_tiny_looks_different() -> None:
     ):
         gpu["last_5_minutes"].update(window)
     rows = screen_rows(drawn(view(seen(told=told))))
-    figures = [row[columns_at(view(seen(told=told)), "got")] for row in rows[:4]]
+    figures = [row[columns_at(view(seen(told=told)), "useful")] for row in rows[:4]]
     assert [figure.strip() for figure in figures] == ["0", "-", "?", "<1"]
 
 
 def columns_at(shown: TopView, name: str) -> slice:
     upto = columns.MARGIN
-    for column, size in columns.layout_columns(rows_in(shown, "gpus"), "gpus", shown, width=80).columns:
+    for column, size in columns.layout_columns(rows_in(shown, "gpus"), "gpus", shown, width=80):
         if column.name == name:
             return slice(upto, upto + size)
         upto += size + columns.GAP
@@ -160,7 +160,7 @@ def test_a_suspected_hang_is_told_by_a_sign_and_a_word() -> None:
     told[0]["gpus"][0].update(state="active", hang_suspected=True, hang_confidence=0.625)
     shown = view(seen(told=told))
     assert "! hung?" in screen_rows(drawn(shown))[0]
-    assert "a hang is suspected (62 % of its signs)" in text(shown)
+    assert "hang suspected (62 % of indicators)" in text(shown)
     told[0]["gpus"][0].update(state="hung")
     assert "■ hung " in screen_rows(drawn(view(seen(told=told))))[0]
 
@@ -176,7 +176,7 @@ def test_a_node_that_fell_silent_says_so_and_its_rows_are_was() -> None:
     gone = seen(problem="Connection refused", since=NOW - 35)
     shown = text(view(replace(gone, at=NOW - 37)))
     assert "OLD" in shown
-    assert "NOT ANSWERING for 35s; figures are 37s old: Connection refused" in shown
+    assert "NOT RESPONDING for 35s; values are 37s old: Connection refused" in shown
     rows = screen_rows(drawn(view(gone)))
     assert all("? was " in row for row in rows)
     assert not any(re.search(r"\d{2,3} *$", row) for row in rows), "power is no figure of the past"
@@ -184,7 +184,7 @@ def test_a_node_that_fell_silent_says_so_and_its_rows_are_was() -> None:
 
 def test_of_several_nodes_one_that_is_silent_does_not_darken_the_others() -> None:
     shown = text(view(seen(), seen(address="http://b:1", gpus=None, jobs=None, problem="no answer", since=NOW - 5)))
-    assert "1 NOT ANSWERING" in shown
+    assert "1 NOT RESPONDING" in shown
     assert "b:1" in shown
     assert "? was" not in shown
     assert "● active" in shown
@@ -207,7 +207,7 @@ def test_money_is_told_where_there_is_a_price() -> None:
     told = answers(snapshot())
     told[2].update(prices={"USD": 20.0})
     told[2]["last_5_minutes"]["money"] = {"USD": {"useful": 1.0, "hung": 3.0}}
-    assert "leaks, 15.00 of 20.00 USD an hour: " in text(view(seen(told=told)))
+    assert "leaks, 15.00 of 20.00 USD per hour: " in text(view(seen(told=told)))
 
 
 def test_simulated_is_never_overlooked() -> None:
@@ -251,8 +251,8 @@ def test_help_explains_every_key() -> None:
 
 def test_before_the_first_answer_it_says_so() -> None:
     waiting = seen(gpus=None, jobs=None)
-    assert "asking for the first time" in text(view(waiting))
-    assert "asking for the first time" in text(view(waiting, seen(address="http://b:1")))
+    assert "waiting for the first response" in text(view(waiting))
+    assert "waiting for the first response" in text(view(waiting, seen(address="http://b:1")))
 
 
 def test_more_nodes_than_lines_are_counted_and_the_silent_ones_stay() -> None:
@@ -272,4 +272,4 @@ def test_nodes_without_gpus_or_jobs_are_no_error() -> None:
     gpus["gpus"], jobs["jobs"] = [], []
     shown = view(seen(told=(gpus, jobs, node)))
     assert "no GPU" in text(shown)
-    assert "no job holds a GPU" in text(shown, kind="jobs")
+    assert "no running or recently ended job" in text(shown, kind="jobs")

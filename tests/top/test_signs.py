@@ -1,4 +1,4 @@
-"""Text on a terminal: its width, and that nothing which somebody named can be more than text."""
+"""Tests text on a terminal: its width, and that names that users chose cannot control the terminal."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The command, where it draws no live view: one look as text, exit statuses, and what is said when it cannot be live.
+"""Tests the command without a live view: one screen as text, exit statuses, and messages if it cannot run live.
 
 The live view itself is in `tests/e2e/test_top.py`, on a real terminal.
 """
@@ -58,7 +58,7 @@ def test_a_node_that_does_not_answer_is_status_1_and_the_others_are_printed(
     assert ran("--once", "--url", url, "--url", "http://ada:s3cret@127.0.0.1:1") == 1
     told = capsys.readouterr()
     assert "41001" in told.out
-    assert "NOT ANSWERING" in told.out
+    assert "NOT RESPONDING" in told.out
     assert "127.0.0.1:1" in told.err
     assert "refused" in told.err
     assert "s3cret" not in told.out + told.err

@@ -1,4 +1,4 @@
-"""The memory of what was: means, gaps, and a size that does not grow."""
+"""Tests trends: means, gaps, and bounded size."""
 
 import pytest
 from hypothesis import given

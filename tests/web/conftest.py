@@ -1,4 +1,4 @@
-"""One authority for all tests here: keys take time."""
+"""Shares one certificate authority among the tests, because generating keys is slow."""
 
 import pytest
 

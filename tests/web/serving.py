@@ -1,6 +1,6 @@
-"""The real server in a thread, with limits and a guard of the test's own, and raw connections to it.
+"""Runs the real server in a thread, with the test's limits and web configuration, and opens raw connections to it.
 
-Owns sockets and the thread. Refuses to judge.
+Owns the sockets and the thread.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def plain_app(page: bytes = PAGE, problem: str = "") -> FastAPI:
 
 
 class Served:
-    """Where it listens."""
+    """A running server and its addresses."""
 
     def __init__(self, ports: list[int], scheme: str, server: uvicorn.Server) -> None:
         self.ports, self.scheme, self._server = ports, scheme, server
@@ -40,7 +40,7 @@ class Served:
             time.sleep(0.02)
 
     def line(self, *, here: str = "127.0.0.1") -> socket.socket:
-        """Connect, from an address of the loopback."""
+        """Connect from a loopback address."""
         return socket.create_connection(("127.0.0.1", self.ports[0]), timeout=10, source_address=(here, 0))
 
     def client(self, number: int = 0, **more: object) -> httpx.Client:
@@ -57,7 +57,7 @@ def served(
     open_page: bool = False,
     addresses: int = 1,
 ) -> Iterator[Served]:
-    """Serve for the length of a block."""
+    """Serve while the block runs."""
     guarding, sockets = guarding or WebConfigWatcher(), [listen("127.0.0.1", 0) for _ in range(addresses)]
     doors = web_listeners(sockets, guarding, open_page=open_page)
     servers: queue.Queue[uvicorn.Server] = queue.Queue()
@@ -78,11 +78,11 @@ def served(
 
 
 def until_cut(line: socket.socket) -> bytes:
-    """Everything that comes until the server hangs up; fails by the socket's timeout where it does not."""
+    """Read until the server closes the connection; raises TimeoutError if it does not."""
     got = b""
     try:
         while part := line.recv(65536):
             got += part
-    except ConnectionError:  # it had something of ours unread
+    except ConnectionError:  # the server closed with unread data
         pass
     return got

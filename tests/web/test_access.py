@@ -1,4 +1,4 @@
-"""Who may see what, over all there is to it: the rule as a table, and the gate on a real server."""
+"""Tests access control: the rule as a table of all cases, and on a real server."""
 
 import itertools
 import json
@@ -15,11 +15,11 @@ from tests.web.serving import plain_app, served, until_cut
 NONE = WebConfigWatcher()
 LOCAL, REMOTE = "127.0.0.1", "10.1.2.3"
 HASH = "$2b$04$VpkVsVErMqhMat/K2rzJb.j.ajGD7Wu8kn5WyRe/MKIU9DMXP5lEO"
-"""Of the word right."""
+"""Hash of the password "right"."""
 
 
 def test_the_rule() -> None:
-    """Every combination of what it depends on."""
+    """List every combination of the rule's inputs."""
     loopback = {LOCAL, "::1", "::ffff:127.0.0.1"}
     ends = itertools.product((*loopback, REMOTE, "fd00::1", ""), (LOCAL, REMOTE), ("localhost:1", "node-7:1", None))
     flags = list(itertools.product((False, True), repeat=3))
@@ -126,7 +126,7 @@ PRIVATE = (
     "/", "/jobs/1", "/jobs/ns/pod", "/api/v1/node", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/receipts",
     "/api/v1/events", "/openapi.json",
 )  # fmt: skip
-"""What is for the loopback, or for those who say who they are."""
+"""Paths served only over the loopback or to authenticated clients."""
 WANTED = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

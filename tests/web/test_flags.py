@@ -1,4 +1,4 @@
-"""Flags of the web: both spellings of the file's, and the demo's addresses, which stay this machine's."""
+"""Tests the web flags: both spellings of the configuration file's, and the demo's addresses, which must be local."""
 
 import argparse
 import logging

@@ -1,4 +1,4 @@
-"""Connections that keep the server waiting: each ends, none keeps another from its answer."""
+"""Tests slow connections: each is closed, and none delays the response to another."""
 
 import itertools
 import select
@@ -24,7 +24,7 @@ def limits(**changed: float) -> ConnectionLimits:
 
 
 def answers(line: socket.socket) -> bool:
-    """Ask and read the whole answer; False where the connection has ended."""
+    """Send a request and read the whole response; False if the connection was closed."""
     got = b""
     try:
         line.sendall(REQUEST)
@@ -59,7 +59,7 @@ def test_a_byte_now_and_then_buys_no_time() -> None:
 
 
 def ends(line: socket.socket, parts: Iterable[bytes], *, pause: float = 0.0) -> bool:
-    """Send until the server has hung up; False where it took everything."""
+    """Send until the server closes the connection; False if it accepted everything."""
     try:
         for part in parts:
             line.sendall(part)

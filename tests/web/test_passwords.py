@@ -1,4 +1,4 @@
-"""Passwords: what is right, what is remembered, and how fast they may be guessed."""
+"""Tests passwords: verification, the cache, and rate limits on guesses."""
 
 import asyncio
 from base64 import b64encode
@@ -19,7 +19,7 @@ def basic(name: str, word: bytes) -> str:
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The hashes that were really compared with; each costs a tenth of a second in earnest."""
+    """Record the hashes that were computed; in production each takes a tenth of a second."""
     seen: list[bytes] = []
     real = module._matches
 

@@ -1,4 +1,4 @@
-"""Receipts, events and the node's account: the API, what is kept merged with what runs, and the pages of both."""
+"""Tests job records, events and accounts: the API, stored records merged with running jobs, and the pages."""
 
 import re
 import sqlite3
@@ -57,14 +57,14 @@ def over(job_id: str = "4700", *, ago: float = 600.0, **changes: Any) -> JobReco
 
 
 class Shelf:
-    """A store for tests, its answers set by hand; it fails where it is told to."""
+    """A store for tests with given results; it can be set to fail."""
 
     def __init__(self, *found: JobRecord, events: tuple[NodeEvent, ...] = (), fails: Exception | None = None) -> None:
         self.found, self.happened, self.fails = found, events, fails
         self.asked: list[JobRecordQuery | tuple[float, int]] = []
         self.covered: list[Snapshot] = []
         self.in_place: Snapshot | None = None
-        """What a scrape is told instead, once it is set; None then: nothing can be told."""
+        """Return the snapshot that the test has set instead; None: no checkpoint yet."""
         self.covers = True
 
     def job_records(self, wanted: JobRecordQuery) -> list[JobRecord]:
@@ -105,7 +105,7 @@ def ids(answer: ReceiptsOut) -> list[str]:
     return [one.owner.job_id for one in answer.receipts]
 
 
-# -- what is asked --
+# -- queries --
 
 
 def test_what_is_asked_is_read_and_what_is_not_given_is_everything() -> None:
@@ -156,7 +156,7 @@ def test_a_parameter_given_twice_is_refused_and_events_know_only_theirs() -> Non
         assert (foreign.status_code, foreign.json()["detail"]) == (422, "no parameter 'user'; there are since, limit")
 
 
-# -- receipts --
+# -- job records --
 
 
 def test_without_a_store_there_are_the_jobs_of_the_snapshot_and_it_says_so() -> None:
@@ -241,7 +241,7 @@ def test_a_store_that_cannot_be_read_costs_the_past_alone(error: Exception) -> N
             assert "cannot be read: node.db: disk I/O error" in answer.text
         page = client.get("/")
         assert page.status_code == 200
-        assert "The store cannot be read now: node.db: disk I/O error." in page.text
+        assert "The store cannot be read: node.db: disk I/O error." in page.text
         assert "None yet." not in page.text
         assert "active" in page.text
 
@@ -257,7 +257,7 @@ def test_what_a_scrape_was_told_is_covered_and_nothing_else_is() -> None:
         shelf.covers = False
         refused = client.get("/metrics")
         assert refused.status_code == 503
-        assert "nothing can be told before it is saved" in refused.text
+        assert "no checkpoint has been saved yet" in refused.text
         shelf.in_place = world((gpu(0),))
         assert 'gpu="1"' not in client.get("/metrics").text
     asked = len(shelf.covered)
@@ -310,7 +310,7 @@ def test_a_gpu_that_is_gone_stays_in_the_account_since_the_start() -> None:
     assert account(world(())).since_start.window.seconds == 0
 
 
-# -- one job of several lives --
+# -- one job with several records --
 
 
 def test_lives_are_added_and_what_holds_is_the_latest() -> None:
@@ -346,7 +346,7 @@ def test_a_course_is_what_was_booked_between_samples_and_thinning_loses_none_of_
     assert gap[1].start - gap[0].end == 3600
 
 
-# -- words --
+# -- texts --
 
 
 def test_money_hours_and_energy_are_said_as_people_are_billed() -> None:
@@ -384,7 +384,7 @@ def words(page: str) -> str:
 
 
 class Fall(HTMLParser):
-    """The bars of waterfalls: (key, where it begins, how wide it is), shares of the whole."""
+    """Parse a waterfall's bars: (key, start, width), as shares of the whole."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ def test_the_page_has_the_account_the_receipts_and_the_events() -> None:
     with site(shelf, snapshot=world((gpu(0), gpu(1)), meta=PRICED)) as client:
         page = client.get("/").text
     told = words(page)
-    assert "Lost: the work of 1.6 of 2 GPUs, €5.58 of €7.20 an hour." in told
+    assert "Lost: the equivalent of 1.6 of 2 GPUs, €5.58 of €7.20 per hour." in told
     assert "last hour 50 % 95 % 47 % 22 % 100 % 0.03 €0.12" in told
     assert re.search(r"since the start .* 20 Wh", told)
     rows = re.findall(r'<details class="receipt" data-key="job-(\w+)"', page)
@@ -457,7 +457,7 @@ def test_no_more_receipts_are_shown_than_fit_and_old_events_are_behind_a_click()
     events = (NodeEvent(at=NOW - number, kind="xid", text=f"number {number} of these") for number in range(11))
     with site(Shelf(events=tuple(events))) as client:
         shown = client.get("/").text
-    assert shown.index("number 7 of") < shown.index("<details><summary>3 before") < shown.index("number 8 of")
+    assert shown.index("number 7 of") < shown.index("<details><summary>3 earlier") < shown.index("number 8 of")
     with site(Shelf()) as client:
         assert "None yet." in client.get("/").text
     with site() as client:
@@ -466,9 +466,9 @@ def test_no_more_receipts_are_shown_than_fit_and_old_events_are_behind_a_click()
 
 def test_the_page_says_where_nothing_is_kept_and_where_nothing_has_ended() -> None:
     with site() as client:
-        assert "Nothing is kept here" in client.get("/").text
+        assert "This node has no store" in client.get("/").text
     with site(Shelf()) as client:
-        assert "No job has ended here yet." in client.get("/").text
+        assert "No job has ended on this node yet." in client.get("/").text
 
 
 def test_a_jobs_page_has_all_of_its_receipt() -> None:
@@ -494,15 +494,15 @@ def test_a_jobs_page_has_all_of_its_receipt() -> None:
         "Job 4700 old",
         "user eve",
         "Of 1.00 GPU-hours ( €3.60 ) paid here".replace("( ", "(").replace(" )", ")"),
-        "energy 500 Wh, 67 % of it useful",
+        "energy 500 Wh, 67 % useful",
         "first work after 12 s",
         "2 \N{MULTIPLICATION SIGN} hung",
-        "would have fitted in 3g.40gb",
+        "smallest MIG slice 3g.40gb",
         "one node's part of a job of 8 nodes",
         "gpu-efficiency report 4700",
         "hung 20 %, 0.20 GPU-hours, €0.72: dump stacks on the culprit rank, then restart from the checkpoint.",
-        "run base step 1,200 steps made here 900 of them again 30 goodput 80 % tokens 5,000,000 checkpoints 3",
-        "restarts 1, 2 min to recover loss 2.5 quality accuracy 0.71 its time compute 60 s",
+        "run base step 1,200 steps on this node 900 steps repeated 30 goodput 80 % tokens 5,000,000 checkpoints 3",
+        "restarts 1, 2 min to recover loss 2.5 quality accuracy 0.71 time by phase compute 60 s",
         "engine vllm tokens 900,000 generated preemptions 4 latest batch 50 % full KV cache 25 %",
     ):
         assert said in told, said
@@ -517,13 +517,13 @@ def test_a_job_nobody_knows_has_a_page_that_says_so() -> None:
         answer = client.get("/jobs/none%3Cscript%3E")
         assert answer.status_code == 404
         assert answer.headers["content-type"].startswith("text/html")
-        assert "has held no GPU of this node, or is older than what is kept" in answer.text
+        assert "has not held a GPU of this node, or its record is past retention" in answer.text
         assert "none<script>" not in answer.text
         assert client.head("/jobs/none").status_code == 404
     with site(Shelf(over())) as client:
         assert client.get("/jobs/").status_code == 404, "no name is not every name"
     with site() as client:
-        assert "nothing is kept here" in client.get("/jobs/1").text
+        assert "this node has no store" in client.get("/jobs/1").text
 
 
 def test_a_running_job_is_live_until_the_samples_are_old_and_an_ended_one_never() -> None:
@@ -561,7 +561,7 @@ def test_hostile_names_stay_text_in_receipts_and_events() -> None:
 
 
 def test_what_a_training_job_said_is_found_again_in_its_own_statement() -> None:
-    """From the ledger to the page, without a store."""
+    """Render a page from the ledger's snapshot without a store."""
     ledger = Ledger()
     held = Allocation(uuid="GPU-0", owner=ADA, start=0, gpus=1)
     advance(ledger, Observation(0, WALL, devices=(gpu(0),), allocations=(held,)))

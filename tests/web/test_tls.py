@@ -1,4 +1,4 @@
-"""TLS as the file asks for it, on a real server with Python's own client; curl and openssl are in tests/e2e."""
+"""Tests TLS as configured, on a real server with Python's client; curl and openssl are in tests/e2e."""
 
 import logging
 import shutil
@@ -20,7 +20,7 @@ Setting = tuple[Path, Authority]
 
 @pytest.fixture
 def folder(tmp_path: Path, authority: Authority) -> Path:
-    """A copy of the authority's files, which a test may change."""
+    """Copy the authority's files, so that a test may change them."""
     shutil.copytree(authority.certificate.parent, tmp_path / "pki")
     return tmp_path / "pki"
 
@@ -39,7 +39,7 @@ def trusting(folder: Path, client: str = "") -> ssl.SSLContext:
 
 
 def got(folder: Path, path: Path, *, client: str = "", context: ssl.SSLContext | None = None) -> httpx.Response:
-    """One answer from a server that is guarded by the file."""
+    """Request once from a server with this web configuration."""
     with (
         served(guarding=WebConfigWatcher(path)) as site,
         site.client(verify=context or trusting(folder, client)) as asking,
@@ -135,7 +135,7 @@ def test_bad_certificates_and_keys_are_told_apart(folder: Path) -> None:
     (folder / "broken.crt").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     (folder / "empty").write_text("")
     for made, words in (
-        ({"key": "other.key"}, "the key is not the certificate's"),
+        ({"key": "other.key"}, "the key does not match the certificate"),
         ({"key": "locked.key"}, "passphrase"),
         ({"key": "server.crt"}, "key_file: no private key"),
         ({"cert": "server.key"}, "cert_file: no certificate"),
@@ -259,7 +259,7 @@ def test_who_is_connected_is_not_let_in_by_certificates_that_are_asked_for_later
         try:
             status = kept.get("/", headers={"Host": "node-7"}).status_code
         except httpx.TransportError:
-            status = 0  # it was at rest, and has been ended already
+            status = 0  # idle, and closed already
         assert status in {0, 403}
 
 
@@ -271,8 +271,8 @@ def test_a_bad_new_file_changes_nothing_and_is_told_once(folder: Path, caplog: p
         for _ in range(3):
             guarding.reload_if_changed()
     assert (guarding.current, guarding.reloads, len(caplog.records)) == (was, 0, 1)
-    assert "the key is not the certificate's" in caplog.text
-    assert "the key is not" in guarding.problem
+    assert "the key does not match the certificate" in caplog.text
+    assert "the key does not match" in guarding.problem
     shutil.copy(folder / "other.crt", folder / "server.crt")
     guarding.reload_if_changed()
     assert (guarding.current is not was, guarding.reloads, guarding.problem) == (True, 1, "")
@@ -282,7 +282,7 @@ def test_a_bad_new_file_changes_nothing_and_is_told_once(folder: Path, caplog: p
 
 
 def test_a_secret_volume_s_swap_is_a_change(folder: Path) -> None:
-    """As Kubernetes does it: a link to a folder is replaced by one to another."""
+    """Certificates are replaced as Kubernetes does it, by replacing a symlink to a directory."""
     for name in ("..1", "..2"):
         (folder / name).mkdir()
     for end in ("crt", "key"):

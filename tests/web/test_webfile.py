@@ -1,4 +1,4 @@
-"""The web configuration file: what the exporter-toolkit takes, and refusals with the place and the cure."""
+"""Tests the web configuration file: what exporter-toolkit accepts, and errors with setting and remedy."""
 
 import subprocess
 import sys
@@ -100,7 +100,7 @@ BAD = [
     ("basic_auth_users: {ada: secret}", ["basic_auth_users.ada", "bcrypt", "htpasswd"]),
     ("basic_auth_users: {ada: $2b$20$" + "a" * 53 + "}", ["basic_auth_users.ada", "cost 20"]),
     (f"basic_auth_users: {{'a:b': '{HASH}'}}", ["colon"]),
-    (f"basic_auth_users: {{ada: '{HASH}', ada: '{HASH}'}}", ["line 1", "'ada'", "twice"]),
+    (f"basic_auth_users: {{ada: '{HASH}', ada: '{HASH}'}}", ["line 1", "'ada'", "duplicate"]),
     ("rate_limit: {interval: 1s}", ["rate_limit.burst"]),
     ("rate_limit: {interval: soon, burst: 1}", ["rate_limit.interval", "soon"]),
     ("rate_limit: {interval: 1s2x, burst: 1}", ["rate_limit.interval"]),
@@ -117,7 +117,7 @@ BAD = [
     (f"tls_server_config: {{{CERT}, client_auth_type: RequestClientCert}}", ["RequestClientCert"]),
     (f"tls_server_config: {{{CERT}, client_auth_type: Always}}", ["'Always'", "NoClientCert"]),
     (f"tls_server_config: {{{CERT}, client_auth_type: RequireAndVerifyClientCert}}", ["client_ca_file"]),
-    (f"tls_server_config: {{{CERT}, client_ca_file: c}}", ["nobody is asked"]),
+    (f"tls_server_config: {{{CERT}, client_ca_file: c}}", ["no certificate is requested"]),
     (f"tls_server_config: {{{CERT}, client_allowed_sans: [a]}}", ["client_allowed_sans"]),
     (f"tls_server_config: {{{CERT}, client_allowed_sans: [a], {IF_GIVEN}}}",
      ["client_allowed_sans"]),

@@ -2,7 +2,7 @@
 (() => {
 const root = document.documentElement, page = document.getElementById("page"), gone = document.getElementById("gone");
 const pulse = document.getElementById("pulse"), every = 1000 * root.dataset.every, timeout = 8000;
-const filled = new WeakSet();  // what holds a receipt that was fetched when it was opened: the page knows no more of it
+const filled = new WeakSet();  // elements with a job report that was fetched on opening: updates of the page skip them
 let answered = Date.now(), timer = 0, pending = null;
 
 const keyOf = (node) => node.nodeType === 1 ? node.id || node.getAttribute("data-key") || "" : "";
@@ -42,7 +42,7 @@ function update(fresh) {
   const pulseNow = fresh.getElementById("pulse");
   gone.hidden = true;
   root.classList.remove("gone");
-  if (selecting()) { pulse.textContent = "waits while text is selected, " + pulse.dataset.asof; return; }
+  if (selecting()) { pulse.textContent = "paused while text is selected, " + pulse.dataset.asof; return; }
   const active = document.activeElement;
   patch(page, fresh.getElementById("page"));
   if (active && active !== document.activeElement && active.isConnected) active.focus({ preventScroll: true });
@@ -53,7 +53,7 @@ function update(fresh) {
 }
 
 function showProblem(reason) {
-  const text = reason + (pulse.dataset.asof ? " What follows is how things stood " + pulse.dataset.asof + "." : "");
+  const text = reason + (pulse.dataset.asof ? " Values below are " + pulse.dataset.asof + "." : "");
   root.classList.add("gone");
   pulse.className = "";
   pulse.textContent = pulse.dataset.asof;
@@ -64,7 +64,7 @@ function showProblem(reason) {
 function receive(request) {
   const fresh = request.response;
   if (!fresh || !fresh.getElementById("page"))
-    return showProblem("The daemon answers " + request.status + " instead of this page.");
+    return showProblem("The daemon responded with HTTP " + request.status + " instead of this page.");
   if (fresh.documentElement.dataset.version !== root.dataset.version) return location.reload();
   answered = Date.now();
   update(fresh);
@@ -91,7 +91,7 @@ function refresh() {
 
 function resume() {
   if (document.hidden) return;
-  if (Date.now() - answered > 3 * every + timeout) showProblem("Nothing was asked while this page was out of sight.");
+  if (Date.now() - answered > 3 * every + timeout) showProblem("This page was not updated while it was hidden.");
   refresh();
 }
 
@@ -111,7 +111,7 @@ function open(event) {
 
 page.addEventListener("toggle", open, true);
 document.addEventListener("visibilitychange", resume);
-document.addEventListener("selectionchange", () => { if (!selecting() && /^waits/.test(pulse.textContent)) refresh(); });
+document.addEventListener("selectionchange", () => { if (!selecting() && /^paused/.test(pulse.textContent)) refresh(); });
 window.addEventListener("pageshow", (event) => { if (event.persisted) resume(); });
 pulse.textContent = (pulse.dataset.live ? "live, " : "") + pulse.dataset.asof;
 pulse.className = pulse.dataset.live ? "live" : "";
