@@ -8,15 +8,14 @@ inline styles.
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
@@ -42,6 +41,9 @@ from exporter.web.summary import (
     serving_summary,
     training_summary,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 REFRESH_SECONDS = 4
 """Seconds between two requests of an open page; without JavaScript the browser reloads it at the same interval."""
@@ -302,13 +304,8 @@ CONTENT_SECURITY_POLICY = (
 )
 _VERSION = sha256(f"{__version__}{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """An open page reloads when the daemon's version differs, because its policy would no longer match."""
-_TEMPLATES = Environment(
-    loader=DictLoader({name: _read_template(name) for name in ("base.html", "parts.html", "node.html", "job.html")}),
-    autoescape=True,
-    undefined=StrictUndefined,
-    auto_reload=False,
-)
-_TEMPLATES.filters |= {
+_TEMPLATES = {name: _read_template(name) for name in ("base.html", "parts.html", "node.html", "job.html")}
+_FILTERS: dict[str, Callable[..., Any]] = {
     "amount": "{:,.0f}".format,
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
     "date_time": formatting.date_time,
@@ -334,11 +331,11 @@ _TEMPLATES.filters |= {
 @cache
 def _constant(macro: str, leak: str) -> Markup:
     """Render a macro that depends only on the leak, once per process."""
-    rendered: Markup = getattr(_TEMPLATES.get_template("parts.html").module, macro)(leak)
+    rendered: Markup = getattr(_environment().get_template("parts.html").module, macro)(leak)
     return rendered
 
 
-_TEMPLATES.globals |= {
+_GLOBALS: dict[str, Any] = {
     "constant": _constant,
     "bar_segments": _bar_segments,
     "colours": LEAK_COLOURS,
@@ -356,6 +353,20 @@ _TEMPLATES.globals |= {
     "version": _VERSION,
     "waterfall_rows": _waterfall_rows,
 }
+
+
+@cache
+def _environment() -> "Environment":
+    """Import Jinja2 and compile the templates for the first page: that takes 2 MiB, and most daemons serve none."""
+    from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415  see above
+
+    environment = Environment(
+        loader=DictLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, auto_reload=False
+    )
+    environment.filters |= _FILTERS
+    environment.globals |= _GLOBALS
+    return environment
+
 
 # -- the page of the node --
 
@@ -382,7 +393,7 @@ class PageData(Struct, frozen=True, kw_only=True):
 
 def render_node_page(data: PageData | None, *, problem: str = "") -> str:
     """Render the node's page. `data` is None before the first sample; `problem` is why it is not live."""
-    template = _TEMPLATES.get_template("node.html")
+    template = _environment().get_template("node.html")
     common = {"problem": problem, "live": not problem and data is not None, "stale": bool(problem) or data is None}
     if data is None:
         return template.render(common, title="this node", sampled_at=None, node=None)
@@ -460,13 +471,17 @@ def render_job_page(
     running = any(record.running for record in records)
     stale = bool(problem) and running
     values = _record_values(records, now=now) if records else {"job": None, "job_id": job_id, "kept": kept}
-    return _TEMPLATES.get_template("job.html").render(
-        values,
-        title=f"Job {job_id}",
-        sampled_at=now,
-        problem=problem,
-        live=running and not stale,
-        stale=stale,
+    return (
+        _environment()
+        .get_template("job.html")
+        .render(
+            values,
+            title=f"Job {job_id}",
+            sampled_at=now,
+            problem=problem,
+            live=running and not stale,
+            stale=stale,
+        )
     )
 
 
