@@ -1,7 +1,6 @@
 """Runs the command `report`: one job's cost and losses, two jobs compared, or sums over many jobs.
 
-Owns the flags, where job records come from (Prometheus, stores, nodes, this node), and where the output goes.
-Refuses to compute or to lay out: exporter.report does both.
+Parses flags, collects job records (from Prometheus, stores, nodes or this node) and writes the output.
 """
 
 import argparse
@@ -64,31 +63,31 @@ _Each = TypeVar("_Each", bound=UsageInput)
 
 _RETRY_SECONDS = 0.5
 _RECENT_SECONDS = 600.0
-"""What ended before is in the store for certain."""
+"""Jobs that ended this many seconds ago are certainly in the store."""
 
 
 class GatherError(Exception):
-    """Nobody could be asked; the message says who, why, and what to do."""
+    """No source of job records could be read; the message gives source, reason and what to do."""
 
 
 class GatheredRecords(Struct, frozen=True, kw_only=True):
-    """What was told, and by whom."""
+    """Job records and where they come from."""
 
     records: tuple[JobRecord, ...]
     sources: RecordSources
 
 
 class GatheredSummaries(Struct, frozen=True, kw_only=True):
-    """What sums need of what was told, to be looked at once, and who was asked."""
+    """Summaries of job records, to be iterated once, and where they come from."""
 
     records: Iterable[UsageInput]
     sources: RecordSources
     unique: bool
-    """None of them is told twice."""
+    """Whether no record occurs twice."""
 
 
 def source_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags that say where to look. Without any: this node's store and its daemon."""
+    """Add the flags of sources; the default is this node's store and daemon."""
     command.add_argument("--prometheus", metavar="URL", help="where the daemons' series are stored")
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
     command.add_argument(
@@ -102,13 +101,13 @@ def source_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
-    """All statements that are wanted, of every source that was named. Raises GatherError, ConfigError."""
+    """Return all matching records of the named sources. Raises GatherError, ConfigError."""
     records, sources = _gather(args, wanted, lambda store: store.job_records(wanted))
     return GatheredRecords(records=tuple(records), sources=sources)
 
 
 def gather_summaries(args: argparse.Namespace, wanted: JobRecordQuery, *, cuts: Sequence[float]) -> GatheredSummaries:
-    """The same for sums that are cut at these moments. Who looks at them is raised the same errors, too."""
+    """Return summaries for periods that end at `cuts`, Unix seconds. Iterating them raises GatherError, too."""
     records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
     return GatheredSummaries(records=records, sources=sources, unique=len(args.store) == 1 and not args.node)
 
@@ -124,11 +123,11 @@ def _gather(
 
 
 def wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
-    """The same, once no statement says that the job still runs; after `args.wait` seconds as it is."""
+    """Return matching records once the job has ended, or after `args.wait` seconds."""
     began = time.monotonic()
     with ProgressBar("waiting for the job's end", args.wait, unit=WAITED, quiet=args.quiet) as progress:
         while (spent := time.monotonic() - began) < args.wait:
-            with suppress(GatherError):  # the daemon may be about to make its store
+            with suppress(GatherError):  # the daemon may not have created its store yet
                 found = gather_records(args, wanted)
                 if _has_ended(found):
                     return found
@@ -138,7 +137,7 @@ def wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRe
 
 
 def _has_ended(found: GatheredRecords) -> bool:
-    """What was told last of it is its end."""
+    """Whether the latest record is of an ended job."""
     latest = max(found.records, key=lambda each: each.end, default=None)
     return latest is not None and not latest.running
 
@@ -164,7 +163,7 @@ def _from_named_sources(
 
 
 def _read_store(path: Path, query: "Callable[[HistoryStore], Iterable[_Each]]") -> Iterator[_Each]:
-    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  SQLite is only for who has a store
+    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  imports SQLite only if a store is read
 
     try:
         reader = open_read_only(path)
@@ -179,7 +178,7 @@ def _read_store(path: Path, query: "Callable[[HistoryStore], Iterable[_Each]]") 
 def _from_this_node(
     args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
 ) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    """This node's store, which has what ended, and its daemon, which has what runs; one of them is enough."""
+    """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
     config = read_config(args)
     grams, path = config.energy.grams_co2_per_kwh, _default_store(config)
     stored: tuple[_Each, ...] | None = None
@@ -207,12 +206,12 @@ def _from_this_node(
 
 
 def _newest(records: Iterable[_Each]) -> Iterable[_Each]:
-    """Each record of a job once, though two sources have it: the last one given."""
+    """Keep the last of the records that several sources have of one job, node and ledger."""
     return {(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values()
 
 
 def _default_store(config: Config) -> Path | None:
-    """Where this node's daemon keeps it; one may be read that may not be written."""
+    """Return the store of this node's daemon, even if it is read-only here; None if there is none."""
     from exporter.history.store import DEFAULT_FOLDER, store_path  # noqa: PLC0415  as above
 
     path = store_path(config.history.file, os.environ)
@@ -222,24 +221,24 @@ def _default_store(config: Config) -> Path | None:
 
 def _daemon_address(config: Config) -> str:
     host, port = split_address(config.web.page_address or config.web.listen_address)
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  what is listened on, and where to ask
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  a wildcard address is reached on loopback
     scheme = "https" if config.web.config_file else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _grams_co2(args: argparse.Namespace) -> float | None:
-    """By a configuration that was named."""
+    """Return the carbon intensity in the configuration file, if one is named."""
     return read_config(args).energy.grams_co2_per_kwh if getattr(args, "config", None) else None
 
 
 _DEFAULT_TARGET_EMFU = 0.6
-"""Where nobody says another: as in the figures of docs/sums.md."""
+"""Default target eMFU; docs/sums.md uses it, too."""
 _MAX_RECORDS = 10_000_000
-"""Statements: all of them."""
+"""Maximum number of records: in effect all."""
 
 
 def wants_sums(args: argparse.Namespace) -> bool:
-    """Whether sums are asked for."""
+    """Return whether the arguments select sums over many jobs."""
     return bool(args.all or args.rent or UsageFilter(**_filter_values(args)).matchers)
 
 
@@ -248,7 +247,7 @@ def _filter_values(args: argparse.Namespace) -> dict[str, str]:
 
 
 def summed_jobs(args: argparse.Namespace) -> UsageSummary:
-    """The sums. Raises what the sources raise, ReceiptError, and ConfigError for what cannot be had."""
+    """Return the summary. Raises ReportError, ConfigError for conflicting flags, and the errors of the sources."""
     only = UsageFilter(**_filter_values(args))
     if args.all and only.matchers:
         raise ConfigError(f"report: --all, or only {only}, and not both")
@@ -368,7 +367,7 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
 
 
 def sums_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags of the sums."""
+    """Add the flags of sums."""
     flags = command.add_argument_group("sums", "instead of one job: who held and lost how much, and when")
     flags.add_argument("--all", action="store_true", help="all jobs, and from a Prometheus the GPUs that nobody had")
     for field in UsageFilter.__struct_fields__:
@@ -405,7 +404,7 @@ _FORMS = ("json", "markdown", "html", "short", "line")
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print a job's receipt, two held against each other, or sums over many jobs."""
+    """Print a job's report, a comparison of two jobs, or sums over many jobs."""
     _check(args)
     try:
         found = summed_jobs(args) if wants_sums(args) else _build_reports(args)
@@ -416,7 +415,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises ConfigError for what is asked twice or not at all."""
+    """Raise ConfigError for conflicting or missing arguments."""
     if bool(args.job) + bool(args.compare) + wants_sums(args) != 1:
         raise ConfigError(
             "report: give a job's id, or --compare and two, or what to sum up (--all, --user NAME, ...), and not both"
@@ -441,7 +440,7 @@ def _job_ids(args: argparse.Namespace) -> list[str]:
 
 
 def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobReport]:
-    """What a Prometheus has of each job."""
+    """Build each job's report from Prometheus."""
     progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
     with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
         counting = _CountingPrometheus(server, progress)
@@ -452,20 +451,20 @@ def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobRep
 
 
 class _CountingPrometheus:
-    """A Prometheus whose questions are told as they go: a long run over many nodes takes hundreds."""
+    """Counts queries for the progress bar: a long run on many nodes takes hundreds."""
 
     def __init__(self, server: PrometheusClient, progress: ProgressBar) -> None:
         self._server, self._progress, self._count = server, progress, 0
 
     def instant_query(self, query: str, at: float) -> Sequence[PrometheusSeries]:
-        """As the server."""
+        """Evaluate a query and update the progress."""
         self._count += 1
         self._progress.update(self._count)
         return self._server.instant_query(query, at)
 
 
 def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:
-    """What stores or nodes have of each job."""
+    """Build each job's report from stores or nodes."""
     found = []
     for job in _job_ids(args):
         wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
@@ -474,7 +473,7 @@ def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport
     return found
 
 
-# -- how it is said --
+# -- output --
 
 
 def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse.Namespace) -> str:
@@ -485,7 +484,7 @@ def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse
     if (args.line or args.short) and isinstance(found, JobReport):
         return render_line(found) + "\n" if args.line else render_short(found)
     if args.html:
-        from exporter.report.html import render_html  # noqa: PLC0415  only who wants a page pays for it
+        from exporter.report.html import render_html  # noqa: PLC0415  imports Jinja2 only for HTML
 
         return render_html(found, _tables(found))
     return (render_markdown if args.markdown else render_text)(_tables(found))
@@ -510,7 +509,7 @@ def _write_output(content: str, file: Path | None) -> None:
 
 
 def report_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags of `report`."""
+    """Add the flags of `report`."""
     config_file_argument(command)
     progress_arguments(command)
     command.add_argument("job", nargs="?", metavar="JOBID", help="as the metrics have it; Kubernetes: namespace/pod")
@@ -538,7 +537,7 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _ratio(argument: str) -> float:
-    """A flag's type: more than 0, and 1 at most; 60 % is 0.6."""
+    """Parse a ratio above 0 and at most 1; `60%` is 0.6."""
     try:
         value = float(argument.removesuffix("%").strip()) / (100 if argument.endswith("%") else 1)
     except ValueError:
@@ -549,7 +548,7 @@ def _ratio(argument: str) -> float:
 
 
 def _timestamp(argument: str) -> float:
-    """A flag's type: Unix seconds; or a date and time, UTC unless it says otherwise."""
+    """Parse Unix seconds, or an ISO 8601 date and time, UTC by default."""
     try:
         return float(argument)
     except ValueError:

@@ -1,7 +1,6 @@
 """Builds a JobReport from the accounts and metrics of one run, whichever source they come from.
 
-Owns the accounts by leak and node (nanoseconds of whole GPUs; one division, at the end), the layer ratios, and the
-summaries of training, serving and failures. Refuses to read Prometheus, stores or nodes.
+Accounts are GPU-nanoseconds by node and leak; they are divided once, at the end.
 """
 
 from collections import defaultdict
@@ -38,21 +37,21 @@ Key = TypeVar("Key")
 
 
 def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Mean of (value, weight); None where nothing weighs anything."""
+    """Return the mean of (value, weight) pairs; None if all weights are 0."""
     weighted = [(value, weight) for value, weight in pairs if weight > 0 and isfinite(value)]
     total = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / total if total else None
 
 
 def latest_maximum(values: Sequence[float]) -> float | None:
-    """The greatest of the last values of several nodes; one that is not finite only if there is no other."""
+    """Return the largest of the nodes' last values; a value that is not finite only if there is no other."""
     return max((value for value in values if isfinite(value)), default=values[0] if values else None)
 
 
 def utilization_means(
     mfu: Mapping[Key, float], hfu: Mapping[Key, float], weights: Mapping[Key, float]
 ) -> dict[str, float | None]:
-    """Weighted means of MFU and HFU by daemon. The gap is that of daemons that report both."""
+    """Return weighted means of the daemons' MFU, HFU, and HFU - MFU where a daemon reports both."""
     gap = {daemon: hfu[daemon] - mfu[daemon] for daemon in hfu if daemon in mfu}
     return {
         name: weighted_mean((value, weights.get(daemon, 0.0)) for daemon, value in values.items())
@@ -61,7 +60,7 @@ def utilization_means(
 
 
 def sum_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Values that have one key, added up."""
+    """Sum the values of each key."""
     totals: dict[Key, float] = defaultdict(float)
     for key, value in pairs:
         totals[key] += value
@@ -76,11 +75,11 @@ REPORTED_PHASE = {
     "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
     "exposed_communication": "communication",
 }  # fmt: skip
-"""The phase in which a job tells of a leak that is otherwise measured or estimated."""
+"""The phase in which a job reports a leak that is otherwise measured or estimated."""
 
 
 class JobBooks:
-    """The books of all nodes: GPU-nanoseconds by node and leak, integers where ledgers told them."""
+    """The job's GPU-nanoseconds by node and leak; integers if they come from ledgers."""
 
     def __init__(
         self,
@@ -94,21 +93,21 @@ class JobBooks:
         layer_of: Mapping[str, str],
         reported_phases: Collection[str],
     ) -> None:
-        """`rates`: money of a GPU-hour by node; `reported_phases`: those in which the job itself reported time."""
+        """Initialize with `rates`, the price of a GPU-hour by node, and the phases in which the job reported time."""
         self.seen, self.unseen, self.gpus = dict(seen), dict(unseen), dict(gpus)
-        """What daemons counted; what is in nobody's books; GPUs, the most at once. By node."""
+        """By node: time that daemons counted, time that no daemon counted, and the most GPUs at once."""
         self.currency, self._rates = currency, dict(rates)
         self._layer_of, self._reported_phases = layer_of, reported_phases
-        """Layers by the daemons' word: theirs may be a newer version with other leaks."""
+        """Layers as daemons report them: a newer version may have other leaks."""
         self.parts = {node: _with_unobserved(parts[node], unseen.get(node, 0)) for node in parts}
 
     @property
     def held(self) -> float:
-        """The time the job held GPUs."""
+        """The time for which the job held GPUs."""
         return sum(self.seen.values()) + sum(self.unseen.values())
 
     def money(self, time: Mapping[str, float]) -> float | None:
-        """What so much GPU time costs, by node; None without a price."""
+        """Return the price of GPU time by node; None if there is no price."""
         if not self.currency:
             return None
         return (
@@ -117,18 +116,16 @@ class JobBooks:
         )
 
     def cost(self, time: Mapping[str, float]) -> float:
-        """The same, in GPU-hours where there is no price."""
+        """Return the price of GPU time by node, or GPU-hours if there is no price."""
         money = self.money(time)
         return sum(time.values()) / NANOSECONDS_PER_HOUR if money is None else money
 
     def cost_per_hour(self) -> float:
-        """What the job costs an hour, in money or GPU-hours."""
+        """Return the cost of an hour of the job, in money or GPU-hours."""
         return self.cost({node: gpus * NANOSECONDS_PER_HOUR for node, gpus in self.gpus.items()})
 
-    # -- what is told of it --
-
     def by_leak(self) -> dict[str, float]:
-        """GPU time by leak, of all nodes."""
+        """Return the GPU time of all nodes by leak."""
         by_leak: dict[str, float] = defaultdict(int)
         for parts in self.parts.values():
             for leak, time in parts.items():
@@ -136,15 +133,15 @@ class JobBooks:
         return dict(by_leak)
 
     def layer_ratios(self) -> LayerRatios:
-        """Of all nodes."""
+        """Return the layer ratios of all nodes together."""
         return layer_ratios(self.by_leak(), self._layer_of)
 
     def leak_by_node(self, leak: str) -> dict[str, float]:
-        """GPU time of one leak, by node."""
+        """Return the GPU time of one leak by node."""
         return {node: parts.get(leak, 0) for node, parts in self.parts.items()}
 
     def waterfall(self) -> tuple[WaterfallPart, ...]:
-        """Losses, the largest first, then what is none."""
+        """Return the losses, the largest first, then useful, unresolved and unobserved."""
         sums = self.by_leak()
         return tuple(self._waterfall_part(leak, sums[leak]) for leak in waterfall_order(sums))
 
@@ -160,12 +157,12 @@ class JobBooks:
         )
 
     def _evidence_grade(self, definition: Leak) -> str:
-        """How this job's loss is known: what can be told is otherwise measured or estimated."""
+        """Return the evidence of this job's loss: reported if the job reports the phase, else measured or estimated."""
         *reported, otherwise = definition.evidence.split(" or ")
         return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self._reported_phases else otherwise
 
     def node_shares(self) -> tuple[NodeShare, ...]:
-        """The one with the least product first."""
+        """Return the nodes, the lowest product first."""
         shares = [self._node_share(name) for name in self.seen]
         return tuple(sorted(shares, key=lambda node: (node.product if node.product is not None else 2.0, node.name)))
 
@@ -201,7 +198,7 @@ def waterfall_part(
     evidence: Callable[[Leak], str],
     nanoseconds: int = 0,
 ) -> WaterfallPart:
-    """Add what the table of leaks has about a leak; nothing about one that only a newer daemon knows."""
+    """Add what LEAKS has about a leak; nothing about a leak that only a newer daemon knows."""
     definition = _LEAK_BY_NAME.get(leak)
     return WaterfallPart(
         name=leak,
@@ -218,7 +215,7 @@ def waterfall_part(
 
 
 def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER_BY_LEAK) -> LayerRatios:
-    """Three ratios and their product, of GPU time by leak (accounting, section 1)."""
+    """Compute the three ratios and their product from GPU time by leak (docs/accounting.md, section 1)."""
     by_layer: dict[str, float] = defaultdict(int)
     for leak, time in parts.items():
         by_layer[layer_of[leak]] += time
@@ -241,12 +238,12 @@ def _share_of(part: float, whole: float) -> float | None:
 
 
 def to_nanoseconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by whatever, as books have them."""
+    """Convert the values from seconds to nanoseconds."""
     return {key: value * SECOND for key, value in seconds.items()}
 
 
 def _with_unobserved(parts: Mapping[str, float], unseen: float) -> dict[str, float]:
-    """What is in nobody's books is unobserved."""
+    """Add time that no daemon counted to unobserved."""
     with_unobserved = dict(parts)
     if unseen:
         with_unobserved["unobserved"] = with_unobserved.get("unobserved", 0) + unseen
@@ -254,7 +251,7 @@ def _with_unobserved(parts: Mapping[str, float], unseen: float) -> dict[str, flo
 
 
 _GOODPUT_PHASES = ("compute", "communication", "bubble")
-"""Phases of a new step: what is repeated is `rework`."""
+"""Phases of new steps; repeated steps are `rework`."""
 
 
 class TrainingTotals(Struct, frozen=True, kw_only=True):
@@ -293,7 +290,7 @@ class TrainingTotals(Struct, frozen=True, kw_only=True):
 
 
 def training_summary(run: "RunData") -> TrainingSummary | None:
-    """None: it reported nothing."""
+    """Return None if the job reported nothing."""
     totals, books = run.training, run.books
     if not totals.gpu_seconds:
         return None
@@ -319,12 +316,12 @@ def training_summary(run: "RunData") -> TrainingSummary | None:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """None where either is not told or there is nothing to divide by."""
+    """Return None if either is None or the divisor is 0."""
     return part / whole if part is not None and whole else None
 
 
 def _phase_shares(totals: TrainingTotals) -> dict[str, float]:
-    """Share of the time of all nodes, the largest first."""
+    """Return each phase's share of the time of all nodes, the largest first."""
     total = sum(totals.phase_seconds.values())
     largest_first = sorted(totals.phase_seconds.items(), key=lambda item: -item[1])
     return {phase: seconds / total for phase, seconds in largest_first if seconds}
@@ -388,7 +385,7 @@ def quality_metric(
     cost: float,
     series: tuple[tuple[float, float], ...],
 ) -> QualityMetric:
-    """What became of a figure that had these values, the last of them last; less is better where the target says so."""
+    """Summarize a quality metric's values in order of time; lower is better if the target is below the start."""
     last = values[-1]
     rises = last >= start if target is None or target == start else target > start
     gain = last - start if rises else start - last
@@ -406,7 +403,7 @@ def quality_metric(
 
 
 def rank_summaries(busy_seconds: Iterable[tuple[str, str, float]]) -> tuple[RankSummary, ...]:
-    """Rank how long a step keeps each rank busy, the slowest first. Of (rank, node, seconds); empty for one rank."""
+    """Sort ranks by busy time per step, the slowest first, from (rank, node, seconds); empty for a single rank."""
     busy: dict[str, tuple[float, str]] = {}
     for rank, node, seconds in busy_seconds:
         busy[rank] = max((seconds, node), busy.get(rank, (0.0, "")))
@@ -428,7 +425,7 @@ LatencyValue = tuple[str, str, float]
 
 
 def latency_summaries(*, last: Iterable[LatencyValue], maximum: Iterable[LatencyValue]) -> tuple[LatencySummary, ...]:
-    """Of the slowest replica: the last values reported, and the greatest of the run."""
+    """Return latencies of the slowest replica: the last values reported, and the highest of the run."""
     last_values, worst = _worst_latencies(last), _worst_latencies(maximum)
     order = sorted(
         worst, key=lambda key: (_LATENCY_ORDER.index(key[0]) if key[0] in _LATENCY_ORDER else len(_LATENCY_ORDER), key)
@@ -446,13 +443,13 @@ def _worst_latencies(values: Iterable[LatencyValue]) -> dict[tuple[str, str], fl
 
 
 def mean_tokens_per_pass(counts: Iterable[tuple[float, float]]) -> float | None:
-    """All tokens over all passes. Of (tokens generated, tokens a pass) of each daemon."""
+    """Divide all tokens by all passes, from each daemon's (tokens generated, tokens per pass)."""
     known = [(generated, per_pass) for generated, per_pass in counts if per_pass > 0]
     return ratio(sum(generated for generated, _ in known), sum(generated / per_pass for generated, per_pass in known))
 
 
 def with_tokens(summary: ServingSummary, tokens: Mapping[str, float], books: JobBooks) -> ServingSummary:
-    """Add the tokens by kind, the acceptance of drafts, and what the tokens cost."""
+    """Add tokens by kind, the acceptance of draft tokens, and the generated tokens per cost."""
     return replace(
         summary,
         tokens={kind: count for kind, count in sorted(tokens.items()) if count},
@@ -469,7 +466,7 @@ _LEAK_BY_FAILURE = {
 
 
 def failure_costs(run: "RunData", waterfall: Iterable[WaterfallPart]) -> tuple[FailureCost, ...]:
-    """Those that happened, or cost something, the most expensive first."""
+    """Return the failures that happened or cost something, the most expensive first."""
     parts = {part.name: part for part in waterfall}
     times_by_kind = {**run.happened, "restart": run.training.restarts, "rework": run.training.rework_steps}
     failures = _occurred(times_by_kind, parts)
@@ -480,7 +477,7 @@ def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, Wat
     no_cost = 0.0 if any(part.money is not None for part in parts.values()) else None
     for kind, leak in _LEAK_BY_FAILURE.items():
         times, part = times_by_kind.get(kind), parts.get(leak)
-        if kind == "zombie" and not times:  # a job may pause, or wait for requests, without being one
+        if kind == "zombie" and not times:  # idle time alone is no failure: a job may pause, or wait for requests
             continue
         if times or part is not None:
             yield FailureCost(
@@ -493,7 +490,7 @@ def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, Wat
 
 
 _FULL_SHARE = 0.999
-"""What one digit shows as less than all."""
+"""A lower share shows as less than 100.0 %."""
 JOULES_PER_KWH = 3.6e6
 
 
@@ -512,12 +509,12 @@ class RunData(Struct, frozen=True, kw_only=True):
     qualities: tuple[QualityMetric, ...]
     serving: ServingSummary | None
     has_engine: bool
-    """A serving engine was found, even if it reported no tokens and no requests."""
+    """Whether an inference engine was found, even if it reported no tokens and no requests."""
     ranks: tuple[RankSummary, ...]
     happened: Mapping[str, float]
-    """Number of failures of GPUs by kind: hung, zombie, xid, unavailable."""
+    """Number of GPU failures by kind: hung, zombie, xid, unavailable."""
     unseen: tuple[str, ...]
-    """What the source could not see, in sentences."""
+    """What the source could not observe, in sentences."""
     grams_co2_per_kwh: float | None = None
     energy_useful: float | None = None
     activity: dict[str, float] = {}
@@ -570,7 +567,7 @@ def build_report(run: RunData) -> JobReport:
 
 
 def _evidence_shares(waterfall: tuple[WaterfallPart, ...]) -> dict[str, float]:
-    """Share of all that was lost, by how a leak is known."""
+    """Return the share of the total loss by kind of evidence."""
     losses = [part for part in waterfall if part.evidence]
     total = sum(part.gpu_hours for part in losses)
     kinds = {part.evidence for part in losses}
@@ -607,7 +604,7 @@ def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator
 
 
 def _mfu_contradiction(training: TrainingSummary | None, ofu: float | None) -> Iterator[str]:
-    """Tensor cores cannot have done less than the model needed."""
+    """Report an MFU above what the tensor cores delivered: the job's FLOP count is wrong."""
     if (
         training is not None
         and training.mfu is not None

@@ -44,12 +44,12 @@ from exporter.report.svg import (
 
 KIND_ORDER = ("unobserved", "gau", "ectr", "emfu", "unresolved", "useful")
 SMALL_SHARE = 0.005
-"""Losses below half a per cent stand together, from two on, where there are many."""
+"""In a chart with many losses, two or more below this share of a layer are merged."""
 _MIN_MERGED = 2
 
 
 class WaterfallTotal(Struct, frozen=True, kw_only=True):
-    """What is divided: a job's time, or that of many."""
+    """The total that the waterfall divides: the time of one job or of many."""
 
     gpu_hours: float
     money: float | None
@@ -58,7 +58,7 @@ class WaterfallTotal(Struct, frozen=True, kw_only=True):
 
 
 class WaterfallStep(Struct, frozen=True, kw_only=True):
-    """It takes what is above `after` of the whole, and up to `before`."""
+    """One step of the waterfall, from `before` down to `after`, both shares of the total."""
 
     name: str
     kind: str
@@ -70,23 +70,23 @@ class WaterfallStep(Struct, frozen=True, kw_only=True):
 
 
 def waterfall_total(report: JobReport | UsageSummary) -> WaterfallTotal:
-    """Of a job, or of many."""
+    """Return the total of one job or of many."""
     totals = report if isinstance(report, JobReport) else report.whole
     return WaterfallTotal(gpu_hours=totals.gpu_hours, money=totals.money, currency=report.currency, parts=report.parts)
 
 
 def part_kind(part: WaterfallPart) -> str:
-    """What it is drawn as. A leak of a newer daemon is one of the first layer, as in sums: lost it is in any case."""
+    """Return the class of its fill. A leak that only a newer daemon knows is drawn as one of the first layer."""
     return part.layer if part.layer in KIND_ORDER else part.name if part.name in KIND_ORDER else "gau"
 
 
 def lost_parts(waterfall: WaterfallTotal) -> list[WaterfallPart]:
-    """Leaks alone."""
+    """Return the leaks alone."""
     return [part for part in waterfall.parts if part_kind(part) in LOSS_LAYERS]
 
 
 def waterfall_steps(waterfall: WaterfallTotal, *, min_share: float = 0.0) -> list[WaterfallStep]:
-    """Paid first and useful last; losses of a smaller share than `least` together, by layer."""
+    """Return the steps, paid first and useful last; losses below `min_share` are merged by layer."""
     total = sum(part.gpu_hours for part in waterfall.parts)
     level = 1.0
     paid = WaterfallStep(
@@ -109,7 +109,7 @@ def _waterfall_step(part: WaterfallPart, before: float, after: float) -> Waterfa
 
 
 def _no_useful_step(waterfall: WaterfallTotal) -> WaterfallStep:
-    """Nothing was useful, and that is said."""
+    """Return a step of 0: nothing was useful."""
     money = None if waterfall.money is None else 0.0
     return WaterfallStep(
         name="useful", kind="useful", before=0, after=0, share=format_percent(0.0), hours=0.0, money=money
@@ -117,7 +117,7 @@ def _no_useful_step(waterfall: WaterfallTotal) -> WaterfallStep:
 
 
 def _merge_small(waterfall: WaterfallTotal, min_share: float) -> Iterator[WaterfallPart]:
-    """In the order of the layers, the larger first."""
+    """Yield parts by layer, the largest first."""
     for kind, of_kind in groupby(sorted(waterfall.parts, key=_sort_key), key=part_kind):
         kind_parts = list(of_kind)
         small = [part for part in kind_parts if kind in LOSS_LAYERS and part.share < min_share]
@@ -143,18 +143,18 @@ _LAYER_NAMES = {
     "emfu": ("lost model FLOPs (eMFU)", "model FLOPs", "eMFU"),
 }
 _MIN_COLUMN_WIDTH, _MAX_COLUMN_WIDTH = 93.0, 150.0
-"""Of a column: the longest word of a leak's name fits in the first."""
+"""Width of a column; the longest word of a leak's name fits in the minimum."""
 _WATERFALL_TOP, _WATERFALL_HEIGHT = 46.0, 220.0
 _MIN_STEP_LENGTH = 1.5
-"""What is there is seen."""
+"""Minimum length of a bar, so that it is visible."""
 _STEP_ROW_HEIGHT, _NARROW_ROW_HEIGHT = 23.0, 58.0
-"""Of a row on a desk, and on a phone."""
+"""Height of a row on a wide and on a narrow page."""
 _MAX_LOSSES = 12
-"""Losses: where there are more, the smallest stand together."""
+"""If there are more losses, small ones are merged."""
 
 
 def waterfall_chart(total: WaterfallTotal) -> str:
-    """Empty where no time was held."""
+    """Return an empty string if no time was held."""
     if not sum(part.gpu_hours for part in total.parts) > 0:
         return ""
     description = "; ".join(
@@ -181,7 +181,7 @@ def _price_suffix(step: WaterfallStep, total: WaterfallTotal) -> str:
 
 
 def _layer_label(step: WaterfallStep) -> str:
-    """A colour alone says nothing to some."""
+    """Return the layer's name, so that colour is not the only distinction."""
     return _LAYER_NAMES[step.kind][-1] if step.kind in LOSS_LAYERS else ""
 
 
@@ -216,7 +216,7 @@ def _step_column(step: WaterfallStep, middle: float, slot: float) -> list[str]:
 
 
 def _connectors(steps: Sequence[WaterfallStep], left: float, slot: float) -> Iterator[str]:
-    """From what is left after a step to where the next begins."""
+    """Yield lines from the end of each step to the start of the next."""
     for n, (_, following) in enumerate(pairwise(steps)):
         y = _WATERFALL_TOP + _WATERFALL_HEIGHT * (1 - following.before)
         yield svg_line((left + (n + 0.82) * slot, y), (left + (n + 1.18) * slot, y), "joint")
@@ -235,7 +235,7 @@ def _step_figures(step: WaterfallStep, total: WaterfallTotal, at: tuple[float, f
 
 
 def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) -> Iterator[str]:
-    """Which layer the losses below it are of."""
+    """Yield a bracket with the layer's name above the losses of each layer."""
     n = 0
     for kind, of_kind in groupby(steps, key=lambda step: step.kind):
         count = len(list(of_kind))
@@ -256,7 +256,7 @@ def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) ->
 
 
 def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
-    """A line for each: its name, where it falls, and its figures in columns."""
+    """Draw one row per step: name, bar, and figures in columns."""
     figures = [(step.share, f"{step.hours:,.2f} GPU-h", _price_suffix(step, total)[2:]) for step in steps]
     columns = [max(text_width(row[n], bold=not n) for row in figures) + 14 for n in range(3)]
     layer = max(text_width(_layer_label(step), SMALL_SIZE) for step in steps) + 12
@@ -279,7 +279,7 @@ def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: flo
 
 
 def _falling_bar(step: WaterfallStep, x: float, y: float, room: float, *, height: float) -> Iterator[str]:
-    """Where it is in the whole."""
+    """Yield the bar of the step within the total."""
     yield svg_rect(x, y, room, height, "track")
     length = max((step.before - step.after) * room, _MIN_STEP_LENGTH)
     yield svg_rect(x + min(step.after * room, room - length), y, length, height, f"fill {step.kind}")
@@ -304,7 +304,7 @@ def _narrow_row(step: WaterfallStep, total: WaterfallTotal, y: float, units: flo
 
 
 MAX_BARS, _HISTOGRAM_BINS = 10, 60
-"""Nodes and ranks that have a bar of their own; and steps in which all are counted."""
+"""Maximum number of nodes or ranks with their own bar, and number of bins of the histogram of all."""
 _LAYER_LABELS = (
     ("gau", "GAU: held and working"),
     ("ectr", f"{MULTIPLICATION_SIGN} ECTR: computing"),
@@ -313,7 +313,7 @@ _LAYER_LABELS = (
 
 
 def job_charts(report: JobReport) -> list[str]:
-    """In the order of a receipt."""
+    """Return the charts of a job in the order of its report."""
     training, seconds = report.truth, report.when.seconds
     half = [
         partial(layers_chart, report.layers), partial(course_chart, report), partial(nodes_chart, report.nodes),
@@ -327,7 +327,7 @@ def job_charts(report: JobReport) -> list[str]:
 
 
 def layers_chart(ratios: LayerRatios, *, half: bool) -> str:
-    """Each bar is a share of the one above it, so that the last is their product."""
+    """Draw the layers: each bar is a share of the one above it, so that the last is the product."""
     if ratios.gau is None or ratios.product is None:
         return ""
     rows, left = [BarRow(name="paid time that was seen", value=format_percent(1.0), segments=((0, 1, "paid"),))], 1.0
@@ -354,7 +354,7 @@ def _product_bar(ratios: LayerRatios, product: float) -> BarRow:
 
 
 def nodes_chart(shown: Sequence[NodeShare], *, half: bool) -> str:
-    """The worst first; nothing of a single one."""
+    """Draw the nodes, the lowest product first; empty for a single node."""
     if len(shown) == 1:
         return ""
     products = [node.product for node in shown if node.product is not None]
@@ -374,7 +374,7 @@ def _node_bar(node: NodeShare) -> BarRow:
 
 
 def _histogram_bar(name: str, values: Sequence[float], most: float, median_text: str) -> BarRow:
-    """How many have how much, and the median."""
+    """Return a row with the histogram and the median of values."""
     counts = [0] * _HISTOGRAM_BINS
     for value in values:
         counts[min(int(value / most * _HISTOGRAM_BINS), _HISTOGRAM_BINS - 1)] += 1
@@ -391,7 +391,7 @@ def _histogram_bar(name: str, values: Sequence[float], most: float, median_text:
 
 
 def ranks_chart(shown: Sequence[RankSummary], *, half: bool) -> str:
-    """How long each is busy in a step: the slowest first, and the median of all as a mark."""
+    """Draw the busy time per step of each rank, the slowest first, with the median of all as a tick."""
     shown = [rank for rank in shown if isfinite(rank.busy_seconds)]
     if len(shown) < 2 or not (most := max(rank.busy_seconds for rank in shown)) > 0:  # noqa: PLR2004  a spread
         return ""
@@ -419,7 +419,7 @@ _KIND_LABELS = {
 
 
 def comparison_charts(comparison: ReportComparison) -> list[str]:
-    """Both in one, then the differences."""
+    """Return a chart of both jobs, then one of their differences."""
     return [_both_jobs_chart((comparison.first, comparison.second)), _differences_chart(comparison.differences)]
 
 
@@ -440,7 +440,7 @@ def _both_jobs_chart(reports: Sequence[JobReport]) -> str:
 
 
 def kind_segments(report: JobReport) -> Iterator[BarSegment]:
-    """Of its time by what it counts as: useful first, then the losses, the model's first."""
+    """Yield the job's time as consecutive segments by kind, useful first."""
     whole = sum(part.gpu_hours for part in report.parts)
     start = 0.0
     for kind in reversed(KIND_ORDER):
@@ -466,7 +466,7 @@ def _differences_chart(differences: Sequence[LeakDifference]) -> str:
 
 
 def _difference_bar(difference: LeakDifference, most: float) -> BarRow:
-    """Zero is in the middle: to the right there is more of it in the second."""
+    """Return a bar from the middle: to the right if the second job has more of it."""
     reach = 0.5 + 0.5 * difference.change / most
     kind = difference.layer if difference.layer in KIND_ORDER else "gau"
     return BarRow(
@@ -477,15 +477,15 @@ def _difference_bar(difference: LeakDifference, most: float) -> BarRow:
 
 
 MAX_RANKED = 15
-"""Rows of a ranking that are drawn; the tables have more."""
+"""Maximum number of rows drawn of a ranking; tables have more."""
 MAX_PERIODS = 60
-"""Periods: the latest."""
+"""Maximum number of periods drawn, the latest."""
 _LOST_KEYS = (("lost", "lost"), ("kept", "useful, not resolved or not seen"))
 _TREND_TOP, _TREND_HEIGHT = 30.0, 170.0
 
 
 def summary_charts(summary: UsageSummary) -> list[str]:
-    """In the order of a summary."""
+    """Return the charts of a summary in the order of its tables."""
     half = [partial(layers_chart, summary.whole.layers), partial(_rent_chart, summary.rents, summary.currency)]
     return [
         waterfall_chart(waterfall_total(summary)),
@@ -515,7 +515,7 @@ def _ranking_bar(row: SummaryRow, most: float, currency: str) -> BarRow:
 
 
 def _trend_chart(summary: UsageSummary) -> str:
-    """A column for each period: how much was held, how much of that was lost, and which share was useful."""
+    """Draw a column per period: GPU-hours held and lost, and the useful share."""
     shown = summary.trend[-MAX_PERIODS:]
     if len(shown) < 2 or not any(point.gpu_hours > 0 for point in shown):  # noqa: PLR2004  a trend
         return ""
@@ -565,7 +565,7 @@ def _date_text(at: float) -> str:
 
 
 def _rent_chart(rents: Sequence[RentComparison], currency: str, *, half: bool) -> str:
-    """What an hour of useful work costs here and there."""
+    """Draw the price of a useful GPU-hour, owned and rented."""
     own = rents[0].own_per_useful_hour if rents else None
     prices = [*([] if own is None else [("own", own, "")]), *(_rent_price(rent) for rent in rents)]
     most = max((price for _, price, _ in prices), default=0.0)

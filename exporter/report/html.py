@@ -1,7 +1,7 @@
 """Renders a report, a comparison or a summary as one self-contained HTML page: headline, charts, advice, all tables.
 
 The page has no script and loads nothing: its Content-Security-Policy allows one style sheet by its hash. Every name
-that people chose is escaped. Refuses to choose figures.
+that people chose is escaped.
 """
 
 import re
@@ -45,7 +45,7 @@ _TEMPLATES = Environment(
 
 
 def _safe_text(text: str) -> Markup:
-    """Escape a value of a template; control characters are replaced, too."""
+    """Escape a value of a template; control characters are replaced."""
     return Markup(escaped(text))  # noqa: S704  it is escaped  # nosec B704
 
 
@@ -70,12 +70,12 @@ CONTENT_SECURITY_POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 ADVICE_TITLE = "What to do first"
-"""The table that a job's page shows as cards."""
+"""Title of the table that the page shows as cards."""
 _MAX_CARDS = 3
 _FULL_COVERAGE = 0.995
-"""Coverage that rounds to 100 % needs no word."""
+"""A higher coverage rounds to 100 % and is not mentioned."""
 _NUMBER_PATTERN = re.compile(r"[+\-]?\d.{0,19}")
-"""With its unit."""
+"""A number, possibly with its unit."""
 AnyReport = JobReport | ReportComparison | UsageSummary
 
 
@@ -103,7 +103,7 @@ def _is_simulated(report: AnyReport) -> bool:
 
 
 def _is_heading(table: ReportTable) -> bool:
-    """It only names what the report is about."""
+    """Whether the table has only a title and facts."""
     return bool(table.title and table.prose and not table.rows)
 
 
@@ -127,7 +127,7 @@ def _charts(report: AnyReport) -> list[str]:
             return charts.summary_charts(report)
 
 
-# -- one sentence --
+# -- headline --
 
 
 def _headline(report: AnyReport) -> dict[str, object]:
@@ -145,7 +145,7 @@ def _headline(report: AnyReport) -> dict[str, object]:
 
 
 def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str) -> dict[str, object]:
-    """How much there was, and what of it was useful."""
+    """Return the size of a job or summary, and its useful share."""
     money = [] if totals.money is None else [f"{totals.money:,.2f} {currency}"]
     return {
         "size": [*size, f"{totals.gpu_hours:,.2f} GPU-hours", *money],
@@ -156,7 +156,7 @@ def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str)
 
 
 def _useful_shares(ratios: LayerRatios) -> list[str]:
-    """The share, or the least and the most it can be; empty: not known."""
+    """Return the useful share, or its minimum and maximum; empty if not known."""
     shares = [format_percent(share) for share in (ratios.floor, ratios.product) if share is not None]
     return [] if ratios.product is None else list(dict.fromkeys(shares))
 
@@ -173,11 +173,11 @@ def _change(comparison: ReportComparison) -> str:
     return f": {abs(change):.1f} points {'more' if change > 0 else 'less'}" if change else ": as much"
 
 
-# -- what to do, and tables --
+# -- advice and tables --
 
 
 def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, object]:
-    """The largest leaks as cards, instead of the table that names them."""
+    """Return the largest leaks as cards, which replace the table of advice."""
     if isinstance(report, ReportComparison):
         return {}
     largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:_MAX_CARDS]
@@ -188,7 +188,7 @@ def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, objec
 
 
 def _numeric_columns(rows: Iterable[TableRow]) -> set[int]:
-    """Columns after the first that have figures, and nothing else."""
+    """Return the columns after the first that have only numbers."""
     rows = tuple(rows)
     columns = range(1, max(len(row) for row in rows))
     return {n for n in columns if _all_numbers([row[n] for row in rows if len(row) > n])}
@@ -200,7 +200,7 @@ def _all_numbers(cells: Sequence[str]) -> bool:
 
 
 def _breakable(cell: str) -> Markup:
-    """Text that may be broken at underscores: names of leaks are long, a phone is not wide."""
+    """Allow line breaks at underscores: names of leaks are long and phones narrow."""
     return _safe_text(cell).replace("_", Markup("_<wbr>"))
 
 

@@ -42,7 +42,7 @@ from exporter.report.query import (
 
 
 class CounterSegment(Struct, frozen=True, kw_only=True):
-    """Paid seconds between a daemon's start and its next: the first sample and the last."""
+    """Paid seconds of a daemon between two restarts: the first and the last sample."""
 
     first: float
     paid_at_first: float
@@ -50,17 +50,17 @@ class CounterSegment(Struct, frozen=True, kw_only=True):
     last: float
     paid_at_last: float
     end_known: bool = True
-    """What came after it is known."""
+    """False if the job's end on this node was not sampled."""
     scrape_interval: float = 0.0
 
     @property
     def gpus(self) -> float:
-        """Paid seconds a second."""
+        """GPUs held: the growth of paid seconds per second."""
         return (self.paid_at_last - self.paid_at_first) / (self.last - self.first) if self.last > self.first else 0.0
 
 
 def prometheus_books(data: PrometheusRunData) -> JobBooks:
-    """Of all its nodes."""
+    """Build the books of all nodes of the run."""
     gpus, seen = data.max_gpus(), data.metrics.by_node("paid_seconds")
     first_samples = data.first_samples()
     unseen = {
@@ -92,7 +92,7 @@ def _seconds_by_leak(data: PrometheusRunData, nodes: Iterable[str]) -> dict[str,
 
 
 def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, dict[str, float]]:
-    """The one currency, and a GPU-hour's price by node; one that tells none has the mean of the rest."""
+    """Return the currency, and the price of a GPU-hour by node; the mean price for a node without one."""
     prices = [price for price in data.hourly_prices() if price.instance in data.node_names]
     currencies = {price.labels.get("currency", "") for price in prices}
     if len(currencies) != 1 or currencies == {NO_PRICE.currency}:
@@ -110,11 +110,11 @@ def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, d
 
 
 _SHARED_TOLERANCE = 0.15
-"""A scrape at either end makes the seconds paid a second so much too few of a short run; smaller shares are meant."""
+"""Relative error of the GPUs computed from a short run: a scrape interval at either end is missing."""
 
 
 def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
-    """GPUs by daemon, as they are paid for: an instance, or a GPU that others have too, is less than one."""
+    """Return paid GPUs by daemon: a MIG instance or a shared GPU counts as less than 1."""
     segments_by_instance: dict[InstanceKey, list[CounterSegment]] = defaultdict(list)
     first_samples = data.first_samples()
     for node in set(data.node_names.values()):
@@ -129,14 +129,14 @@ def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
     return gpus_by_instance
 
 
-# -- time that nobody counted --
+# -- time that no daemon counted --
 
 FirstSamples = Mapping[InstanceKey, tuple[float, float]]
 """The first sample of each daemon: Unix seconds, paid seconds."""
 
 
 def _node_uncounted(data: PrometheusRunData, node: str, first_samples: FirstSamples, gpus: float) -> float:
-    """GPU-seconds a node had the job's GPUs for, and no daemon counted."""
+    """Return the GPU-seconds for which the node held the job's GPUs and no daemon counted."""
     run = data.run
     first_start = min(
         instance_run.start for instance_run in run.instance_runs if data.node_names[instance_run.instance] == node
@@ -178,9 +178,9 @@ def _instance_segments(
 
 
 def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, end: float, gpus: float) -> float:
-    """GPU-seconds of a node from `start` to `end` that are in none of its stretches; `gpus` where these do not tell.
+    """Return a node's GPU-seconds from `start` to `end` outside its segments; `gpus` if no segment has a rate.
 
-    Less than an interval at the start and two at the end are how clocks and scrapes differ.
+    Less than one scrape interval at the start, or two at the end, is ignored: clocks and scrapes differ.
     """
     ordered = sorted(segments, key=lambda segment: segment.first)
     mean_rate = max((segment.gpus for segment in ordered), default=0.0) or gpus
@@ -192,12 +192,12 @@ def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, e
 
 
 def _gap_gpu_seconds(segment: CounterSegment, before: float, mean_rate: float) -> float:
-    """GPU-seconds from a moment to its first sample that are not in it."""
+    """Return the GPU-seconds from `before` to the segment's first sample that it has not counted."""
     return max(0.0, (segment.gpus or mean_rate) * (segment.first - before) - segment.paid_at_first)
 
 
 def _split_at_restarts(points: list[tuple[float, float]], instance_run: InstanceRun) -> Iterator[CounterSegment]:
-    """One stretch for each life of the daemon."""
+    """Yield a segment between each two restarts of the daemon."""
     first = points[0]
     for before, after in pairwise(points):
         if after[1] < before[1]:
@@ -220,11 +220,11 @@ def _split_at_restarts(points: list[tuple[float, float]], instance_run: Instance
 
 
 DEFAULT_LOOKBACK_SECONDS = 30 * DAY_SECONDS
-"""How far back a job is looked for, unless said."""
+"""Default range, in seconds, in which a job is searched."""
 
 
 def report_from_prometheus(job_query: JobQuery, at: float, *, since: float = DEFAULT_LOOKBACK_SECONDS) -> JobReport:
-    """The receipt of a job's last run that began before `at`. Raises ReceiptError."""
+    """Build the report of the job's last run that began before `at`, Unix seconds. Raises ReportError."""
     run = find_run(job_query, at, since=since)
     data = PrometheusRunData(job_query, run)
     if not data.metrics.counters("seconds"):
@@ -305,7 +305,7 @@ def _busy_seconds(data: PrometheusRunData) -> Iterator[tuple[str, str, float]]:
 
 
 def _serving_summary(data: PrometheusRunData, books: JobBooks) -> ServingSummary | None:
-    """None: no engine reported tokens or requests."""
+    """Return None if no engine reported tokens or requests."""
     metrics, requests = data.metrics, data.mean("requests", series=2)
     tokens, weights = metrics.by_label("kind", "engine_tokens"), metrics.by_instance("paid_seconds")
     if not tokens and not requests:
@@ -351,7 +351,7 @@ def _latency_values(samples: list[VectorSample]) -> Iterator[LatencyValue]:
 
 
 def _identity(data: PrometheusRunData) -> JobIdentity:
-    """What most of its nodes say."""
+    """Return the most common identity among the job's nodes."""
     most_common = Counter(
         tuple(sample.labels.get(label, "") for label in IDENTITY_LABELS.values())
         for sample in data.metrics.gauges("info")
@@ -361,7 +361,7 @@ def _identity(data: PrometheusRunData) -> JobIdentity:
 
 
 def _activity_percentiles(data: PrometheusRunData) -> dict[str, float]:
-    """Means over the run and all nodes of what each five minutes' percentiles were."""
+    """Return the means of the percentiles over the run and all nodes."""
     paid_seconds = data.metrics.by_instance("paid_seconds")
     pairs: dict[str, list[tuple[float, float]]] = {}
     for sample in data.mean("activity_ratio", series=3):
@@ -384,7 +384,7 @@ def _unseen_notes(data: PrometheusRunData) -> Iterator[str]:
 
 
 def quality_metrics(data: PrometheusRunData, books: JobBooks) -> tuple[QualityMetric, ...]:
-    """Each with its whole track."""
+    """Return the job's quality metrics, each with all changes of its value."""
     points: dict[str, list[tuple[float, float]]] = {}
     for series in data.range_samples("quality"):
         points.setdefault(series.labels.get("name", ""), []).extend(series.points)
@@ -404,5 +404,5 @@ def quality_metrics(data: PrometheusRunData, books: JobBooks) -> tuple[QualityMe
 
 
 def _changed_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Only the first of equal values that follow one another."""
+    """Return the first point of each run of equal values."""
     return [next(equal) for _, equal in groupby(points, key=lambda point: point[1])]

@@ -1,4 +1,4 @@
-"""Renders a summary of many jobs as tables, and as one line a row for scripts."""
+"""Renders a summary of many jobs as tables, and as one line per row for scripts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -9,12 +9,12 @@ from exporter.report.summary import EmfuGain, FleetUsage, RentComparison, Summar
 from exporter.report.text import ReportTable, TableRow, plural
 
 _MIN_GPUS = 0.05
-"""GPUs: less is not worth a sentence."""
+"""Smaller numbers of GPUs are not mentioned."""
 _LARGE_SUM = 100_000
 
 
 def worth_tables(summary: UsageSummary) -> Iterator[ReportTable]:
-    """What a change would give back, and what others ask."""
+    """Yield the gain of a higher eMFU, and the comparison with rented GPUs."""
     if summary.raised:
         prose = tuple(_emfu_gain_text(gain, summary) for gain in summary.raised)
         yield ReportTable(title="What a higher eMFU would give back", prose=prose)
@@ -24,17 +24,17 @@ def worth_tables(summary: UsageSummary) -> Iterator[ReportTable]:
 
 
 def fleet_table(fleet: FleetUsage, summary: UsageSummary) -> ReportTable:
-    """How many GPUs there are, and how many somebody has."""
+    """Return how many GPUs there are and how many are allocated."""
     return ReportTable(title="GPUs", rows=tuple(_fleet_rows(fleet, summary)))
 
 
 def gpu_count(count: float) -> str:
-    """To a tenth: beyond it a scrape's moment is told, and no GPU."""
+    """Format a number of GPUs with one decimal: scrapes are not more exact."""
     return format_amount(round(count, 1))
 
 
 def amount_text(value: float) -> str:
-    """Cents of a large sum are noise."""
+    """Format an amount with two decimals; large ones without."""
     return f"{value:,.0f}" if abs(value) >= _LARGE_SUM else f"{value:,.2f}"
 
 
@@ -104,7 +104,7 @@ def _rent_verdict(rent: RentComparison, summary: UsageSummary) -> str:
 
 
 MAX_ROWS, MAX_PARTS, MAX_PERIODS = 20, 10, 14
-"""Shown; --json has all."""
+"""Maximum number of rows; --json has all."""
 _MAX_LEAKS = 3
 _SPARKS = "▁▂▃▄▅▆▇█"
 _UNKNOWN_SPARK = "·"
@@ -112,7 +112,7 @@ _DATE_FORMAT = "%Y-%m-%d"
 
 
 def summary_tables(summary: UsageSummary) -> Iterator[ReportTable]:
-    """All that is said of it, in order."""
+    """Yield all tables of a summary in order."""
     yield ReportTable(title=_summary_title(summary), prose=tuple(_summary_facts(summary)))
     if summary.fleet is not None:
         yield fleet_table(summary.fleet, summary)
@@ -125,7 +125,7 @@ def summary_tables(summary: UsageSummary) -> Iterator[ReportTable]:
 
 
 def summary_lines(summary: UsageSummary) -> str:
-    """One line for each row, and one for all: name, jobs, GPU-hours, product, lost, the worst leak, the trend."""
+    """Render one line per row and one for all: name, jobs, GPU-hours, product, loss, largest leak, trend."""
     rows = [_line_cells(summary_row, summary) for summary_row in (*summary.rows, summary.whole)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return "".join(
@@ -154,14 +154,14 @@ def _line_cells(row: SummaryRow, summary: UsageSummary) -> TableRow:
 
 
 def sparkline(values: Sequence[float | None], *, most: float = 1.0) -> str:
-    """A sign for each: of `most` an eighth, two, ..."""
+    """Return a block character for each value, in eighths of `most`."""
     return "".join(
         _UNKNOWN_SPARK if value is None else _SPARKS[min(7, int(8 * value / most)) if most > 0 else 0]
         for value in values
     )
 
 
-# -- the head --
+# -- heading --
 
 
 def _summary_title(summary: UsageSummary) -> str:
@@ -210,7 +210,7 @@ def _lost_text(row: SummaryRow, summary: UsageSummary) -> str:
     return f"{row.lost_gpu_hours:,.2f} GPU-h" if row.lost_money is None else f"{row.lost_money:,.2f} {summary.currency}"
 
 
-# -- who, and where --
+# -- rows and leaks --
 
 
 def _ranking_table(summary: UsageSummary) -> ReportTable:
@@ -244,7 +244,7 @@ def _ranking_row(row: SummaryRow, summary: UsageSummary) -> TableRow:
 
 
 _TREND_CHARACTERS = 14
-"""Signs of a row's trend: the last so many periods."""
+"""Number of periods, the latest, in a row's sparkline."""
 
 
 def _waterfall_table(summary: UsageSummary) -> ReportTable:
@@ -283,14 +283,14 @@ def _advice_lines(summary: UsageSummary) -> Iterator[str]:
 
 
 def _largest_holders(part: WaterfallPart, summary: UsageSummary) -> str:
-    """Who has most of a leak; nothing where all of it is one's."""
+    """Return who has most of a leak; empty if it is all of one row."""
     most = sorted((row for row in summary.rows if part.name in row.leaks), key=lambda row: -row.leaks[part.name])
-    if len(most) < 2:  # noqa: PLR2004  whose all of it is
+    if len(most) < 2:  # noqa: PLR2004  one row has all of it
         return ""
     return ", ".join(f"{row.name} {format_percent(row.leaks[part.name] / part.gpu_hours)}" for row in most[:_MAX_LEAKS])
 
 
-# -- when --
+# -- trend --
 
 
 def _trend_table(summary: UsageSummary) -> ReportTable:
@@ -311,7 +311,7 @@ def _trend_table(summary: UsageSummary) -> ReportTable:
 
 
 def _trend_lines(summary: UsageSummary) -> Iterator[str]:
-    """How the second half was, beside the first."""
+    """Compare the second half of the trend with the first."""
     seen = [point for point in summary.trend if point.product is not None and point.gpu_hours > 0]
     if len(seen) < 4:  # noqa: PLR2004  two and two
         return
@@ -325,7 +325,7 @@ def _trend_lines(summary: UsageSummary) -> Iterator[str]:
 
 
 def _mean_product(half: Iterable[TrendPoint]) -> float:
-    """Of the time paid for."""
+    """Return the mean product, weighted by GPU-hours."""
     pairs = [(point.product or 0.0, point.gpu_hours) for point in half]
     return sum(product * hours for product, hours in pairs) / sum(hours for _, hours in pairs)
 

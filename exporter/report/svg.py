@@ -27,20 +27,20 @@ _BOLD = """
 _CHARACTER_WIDTHS = tuple(
     {chr(32 + n): int(each) / 100 for n, each in enumerate(row.split())} for row in (_REGULAR, _BOLD)
 )
-"""Of printable ASCII, from the space on, in hundredths of the size."""
+"""Widths of printable ASCII characters, regular and bold, relative to the font size."""
 _OTHER_WIDTH = 1.05
-"""Of any other sign: a Chinese one is as wide as it is high."""
+"""Width of any other character: Chinese ones are as wide as they are high."""
 BODY_SIZE, SMALL_SIZE = 13.0, 11.5
 
 
 def text_width(text: str, size: float = BODY_SIZE, *, bold: bool = False) -> float:
-    """How far they reach."""
+    """Return the width of a text in units."""
     widths = _CHARACTER_WIDTHS[bold]
     return sum(widths.get(character, _OTHER_WIDTH) for character in text) * size
 
 
 def first_fitting(room: float, *choices: str, size: float = BODY_SIZE, bold: bool = False) -> str:
-    """The first that fits; else the last, cut."""
+    """Return the first choice that fits; else the last, shortened."""
     for text in choices:
         if text_width(text, size, bold=bold) <= room:
             return text
@@ -48,7 +48,7 @@ def first_fitting(room: float, *choices: str, size: float = BODY_SIZE, bold: boo
 
 
 def shorten(text: str, room: float, *, size: float = BODY_SIZE, bold: bool = False) -> str:
-    """What fits of it. Cut in the middle: names differ at their ends."""
+    """Shorten a text to fit, in the middle: names differ at their ends."""
     if text_width(text, size, bold=bold) <= room:
         return text
     keep = min(len(text) - 1, int(room / size / 0.27))
@@ -63,7 +63,7 @@ def _without_middle(text: str, keep: int) -> str:
 
 
 def wrap_lines(text: str, room: float, *, size: float = BODY_SIZE) -> list[str]:
-    """Broken between words."""
+    """Break a text into lines between words."""
     wrapped = [""]
     for token in text.split():
         longer = f"{wrapped[-1]} {token}".strip()
@@ -76,20 +76,20 @@ def wrap_lines(text: str, room: float, *, size: float = BODY_SIZE) -> list[str]:
 
 MULTIPLICATION_SIGN = "\N{MULTIPLICATION SIGN}"
 WIDE_UNITS, NARROW_UNITS = 840.0, 360.0
-"""Units across. Paper of A4 has about 680 of its own between margins, so words shrink by a fifth there."""
+"""Width of a drawing in units. An A4 page has about 680 between margins, so text shrinks by a fifth there."""
 DrawFunction = Callable[[float], tuple[float, Sequence[str]]]
-"""Given how wide it may be: how high it is, and its shapes."""
+"""Takes the width in units and returns the height and the shapes."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def escaped(text: str) -> str:
-    """As text in HTML. Control characters, and marks that turn the direction of writing, are not passed on."""
+    """Escape a text for HTML. Control characters and marks that change the writing direction are replaced."""
     return escape("".join(character if character.isprintable() else _REPLACEMENT for character in text))
 
 
 def spaced_name(name: str) -> str:
-    """A leak's name as people write it."""
+    """Return a leak's name with spaces."""
     return name.replace("_", " ")
 
 
@@ -97,7 +97,7 @@ def spaced_name(name: str) -> str:
 
 
 def svg_text(x: float, y: float, text: str, *, size: float = BODY_SIZE, anchor: str = "start", kind: str = "") -> str:
-    """`kind`: bold, mute, or both."""
+    """Return a text; `kind` is bold, mute, or both."""
     anchor_attribute = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return (
         f'<text x="{_coordinate(x)}" y="{_coordinate(y)}" font-size="{size:g}"'
@@ -106,7 +106,7 @@ def svg_text(x: float, y: float, text: str, *, size: float = BODY_SIZE, anchor: 
 
 
 def svg_rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """From its upper left corner."""
+    """Return a rectangle from its upper left corner."""
     return (
         f'<rect x="{_coordinate(x)}" y="{_coordinate(y)}" width="{_coordinate(max(width, 0))}"'
         f' height="{_coordinate(max(height, 0))}"{_class_attribute(kind)}/>'
@@ -114,7 +114,7 @@ def svg_rect(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def svg_line(start: tuple[float, float], end: tuple[float, float], kind: str = "rule") -> str:
-    """From one point to another."""
+    """Return a line between two points."""
     (a, b), (c, d) = start, end
     return (
         f'<line x1="{_coordinate(a)}" y1="{_coordinate(b)}" x2="{_coordinate(c)}" y2="{_coordinate(d)}"'
@@ -123,7 +123,7 @@ def svg_line(start: tuple[float, float], end: tuple[float, float], kind: str = "
 
 
 def svg_path(points: Iterable[tuple[float, float]], kind: str, *, closed: bool = False) -> str:
-    """A line through all of them."""
+    """Return a line through all points."""
     coordinates = " ".join(f"{_coordinate(x)},{_coordinate(y)}" for x, y in points)
     return f'<{"polygon" if closed else "polyline"} points="{coordinates}"{_class_attribute(kind)}/>'
 
@@ -142,9 +142,9 @@ def _class_attribute(kind: str) -> str:
 
 
 def svg_figure(key: str, title: str, description: str, draw: DrawFunction, *, half: bool = True) -> str:
-    """A drawing with its title above; `said` is for those who do not see it.
+    """Return a figure with its title; `description` is for screen readers.
 
-    Two stand side by side where they are `half` as wide as a desk; else one is made for a desk and one for a phone.
+    Two figures of `half` width fit side by side on a wide page and are drawn once; others for a wide and a narrow page.
     """
     widths = _FIGURE_WIDTHS[1:] if half else _FIGURE_WIDTHS
     elements = "".join(_svg_element(f"{key}-{name}", title, description, draw, units) for name, units in widths)
@@ -152,14 +152,14 @@ def svg_figure(key: str, title: str, description: str, draw: DrawFunction, *, ha
 
 
 class HalfWidthChart(Protocol):
-    """Makes a figure that may be half as wide; empty where there is nothing to draw."""
+    """Draws a figure of half or full width; empty if there is nothing to draw."""
 
     def __call__(self, *, half: bool) -> str:
-        """One for so wide a place."""
+        """Draw it in that width."""
 
 
 def pair_charts(half: Sequence[HalfWidthChart]) -> list[str]:
-    """The last of an odd number has no other beside it, and is as wide as two."""
+    """Draw charts side by side in pairs; the last of an odd number gets the full width."""
     charts = [(chart, drawn) for chart in half if (drawn := chart(half=True))]
     if len(charts) % 2:
         charts[-1] = (charts[-1][0], charts[-1][0](half=False))
@@ -179,26 +179,26 @@ def _svg_element(key: str, title: str, description: str, draw: DrawFunction, uni
 
 
 BarSegment = tuple[float, float, str]
-"""From, to, as shares of the room; and the class of its fill."""
+"""Start and end as shares of the bar's length, and the class of the fill."""
 _MIN_LENGTH, _NEGLIGIBLE = 1.5, 1e-6
-"""Units in which a piece is seen; and the share that is a rounding of nothing."""
+"""Minimum visible length in units, and the share below which a segment is a rounding error."""
 _ROW_HEIGHT, _BAR_HEIGHT, _STACKED_HEIGHT = 26.0, 14.0, 44.0
 _MAX_LABEL_SHARE, _MAX_NOTE_SHARE = 0.32, 0.42
-"""Of the width, at most."""
+"""Maximum shares of the width."""
 _COLUMN_GAP = 10.0
 
 
 class BarRow(Struct, frozen=True, kw_only=True):
-    """One row."""
+    """A row of a bar chart."""
 
     name: str
     value: str
     segments: tuple[BarSegment, ...] = ()
     note: str = ""
     ticks: tuple[float, ...] = ()
-    """Marks, as shares of the room."""
+    """Marks, as shares of the bar's length."""
     histogram: tuple[float, ...] = ()
-    """How many there are along the room, as shares of the most."""
+    """Heights of the histogram's bins, as shares of the largest."""
     bold: bool = False
 
 
@@ -211,7 +211,7 @@ def bar_chart(
     keys: Sequence[tuple[str, str]] = (),
     half: bool = True,
 ) -> str:
-    """A figure of them; `keys` says what fills mean, each with its words. Empty without any row."""
+    """Return a figure of bars with a legend of `keys`, (fill, text); empty without rows."""
     if not rows:
         return ""
     draw: DrawFunction = lambda units: _draw_bars(rows, units, keys)  # noqa: E731
@@ -234,7 +234,7 @@ def _draw_bars(rows: Sequence[BarRow], units: float, keys: Sequence[tuple[str, s
 
 
 class _BarColumns(Struct, frozen=True):
-    """Where the bar and what follows it are."""
+    """Positions of the columns of a row."""
 
     bar: float
     end: float
@@ -244,7 +244,7 @@ class _BarColumns(Struct, frozen=True):
 
 
 def _bar_columns(rows: Sequence[BarRow], units: float) -> _BarColumns:
-    """As wide as the words need."""
+    """Compute the columns from the widths of the texts."""
     label = min(max(text_width(row.name, bold=row.bold) for row in rows), units * _MAX_LABEL_SHARE) + _COLUMN_GAP
     value_width = max(text_width(row.value, bold=True) for row in rows)
     note = min(max(text_width(row.note, SMALL_SIZE) for row in rows), units * _MAX_NOTE_SHARE)
@@ -295,7 +295,7 @@ def _bar_shapes(row: BarRow, x: float, y: float, room: float) -> Iterator[str]:
 
 
 def legend(keys: Sequence[tuple[str, str]], y: float, units: float) -> tuple[list[str], float]:
-    """Fills and their words, in as many lines as they need."""
+    """Return the shapes and the height of a legend, wrapped to the width."""
     shapes: list[str] = []
     x, first = 0.0, y
     for kind, text in keys:
@@ -309,11 +309,11 @@ def legend(keys: Sequence[tuple[str, str]], y: float, units: float) -> tuple[lis
 
 _PLOT_HEIGHT, _PLOT_TOP, _PLOT_BOTTOM = 150.0, 14.0, 24.0
 _LABEL_SPACE = 18.0
-"""For words above a line."""
+"""Space for a text above a line."""
 
 
 class _Plot(Struct, frozen=True, kw_only=True):
-    """Where values of two ranges are."""
+    """The area of a plot and the ranges of its axes."""
 
     left: float
     right: float
@@ -322,7 +322,7 @@ class _Plot(Struct, frozen=True, kw_only=True):
     height: float = _PLOT_HEIGHT
 
     def position(self, point: tuple[float, float]) -> tuple[float, float]:
-        """Its place."""
+        """Return the position of a point (seconds, value)."""
         (first, last), (low, top) = self.times, self.values
         x = (point[0] - first) / ((last - first) or 1)
         y = (point[1] - low) / ((top - low) or 1)
@@ -330,7 +330,7 @@ class _Plot(Struct, frozen=True, kw_only=True):
 
 
 def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: bool) -> str:
-    """As it went in a job of so many seconds, with its target. Empty where it was told once only."""
+    """Draw a quality metric over a job of `seconds`, with its target; empty if it has a single value."""
     track = [(at, value) for at, value in metric.track if _is_drawable(value)]
     if len(track) < 2:  # noqa: PLR2004  a line
         return ""
@@ -345,7 +345,7 @@ def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: b
 
 
 def _is_drawable(value: float) -> bool:
-    """No program's "not a number", and nothing so large that a difference of two is none."""
+    """Whether the value is a number, and small enough for differences to be exact."""
     return abs(value) < 1e30  # noqa: PLR2004  far above any figure
 
 
@@ -368,7 +368,7 @@ def _draw_quality(
 
 
 def _as_steps(track: Sequence[tuple[float, float]], end: float) -> list[tuple[float, float]]:
-    """It had each value until the next."""
+    """Return the points of a step curve."""
     points = [track[0]]
     for at, value in track[1:]:
         points += [(at, points[-1][1]), (at, value)]
@@ -401,26 +401,26 @@ def _target_line(plot: _Plot, goal: float) -> list[str]:
 
 
 MAX_SLICES = 160
-"""Pieces that a drawing has; a year of samples is put together into so many."""
+"""Maximum number of slices drawn; more intervals are merged."""
 COURSE_KEYS = (("useful", "useful"), ("emfu", "lost model FLOPs, or not resolved"), ("ectr", "lost computing time"),
         ("gau", "lost to allocation"), ("unobserved", "not seen"))  # fmt: skip
 _COURSE_HEIGHT, _COURSE_TOP, _COURSE_BOTTOM = 150.0, 12.0, 26.0
 _MIN_VISIBLE_SHARE = 0.0005
-"""A share that rounds to 0.1 % has its word."""
+"""Kinds below this share are not drawn."""
 
 
 class CourseSlice(Struct, frozen=True, kw_only=True):
-    """A piece: up to which share of the time held each kind reaches, in the order of KEYS."""
+    """A slice of time, with the cumulative share of each kind in the order of COURSE_KEYS."""
 
     start: float
     end: float
     gpu_seconds: float
-    """GPU-seconds."""
+    """GPU-seconds held."""
     cumulative: tuple[float, ...]
 
 
 def course_chart(report: JobReport, *, half: bool) -> str:
-    """Empty where nobody kept it, or in one piece only."""
+    """Draw the job over time; empty with fewer than two slices."""
     slices = course_slices(report.course)
     if len(slices) < 2:  # noqa: PLR2004  a course
         return ""
@@ -429,7 +429,7 @@ def course_chart(report: JobReport, *, half: bool) -> str:
 
 
 def course_slices(intervals: Sequence[CourseInterval]) -> list[CourseSlice]:
-    """At most so many, each with the mean of what it has, by the time held."""
+    """Merge intervals into at most MAX_SLICES slices, with means weighted by the time held."""
     slices = [
         _course_slice(time_slice)
         for time_slice in intervals
@@ -492,12 +492,12 @@ def _draw_course(slices: Sequence[CourseSlice], units: float) -> tuple[float, li
 
 
 def _lower_edge(time_slice: CourseSlice, n: int) -> float:
-    """From where a kind is."""
+    """Return the lower edge of a kind."""
     return time_slice.cumulative[n - 1] if n else 0.0
 
 
 def _slice_outline(slices: Sequence[CourseSlice], n: int) -> Iterator[tuple[float, float]]:
-    """There along the top, and back along the foot."""
+    """Yield the outline: forward along the upper edge, back along the lower."""
     for time_slice in slices:
         yield time_slice.start, time_slice.cumulative[n]
         yield time_slice.end, time_slice.cumulative[n]

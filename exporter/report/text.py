@@ -1,6 +1,6 @@
 """Renders a job report or a comparison as tables in text (80 columns) and Markdown, as eight lines, and as one line.
 
-A value that nobody reported has no row. Refuses to compute.
+A value that is not known has no row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ TableRow = tuple[str, ...]
 
 
 class ReportTable(Struct, frozen=True, kw_only=True):
-    """`head` empty: rows of a figure's name and its value. `prose` comes below."""
+    """A table, and lines of text below it. Without a `head` its rows are pairs of name and value."""
 
     title: str = ""
     head: TableRow = ()
@@ -42,7 +42,7 @@ _FAILURE_LABELS = {
 
 
 def advice_table(report: JobReport) -> ReportTable:
-    """The biggest leaks, and what to do about each."""
+    """Return the largest leaks and what to do about each."""
     return ReportTable(title="What to do first", prose=tuple(_advice_lines(report)))
 
 
@@ -55,7 +55,7 @@ def _advice_lines(report: JobReport) -> Iterator[str]:
 
 
 def _advice_details(part: WaterfallPart) -> tuple[tuple[str, str], ...]:
-    """Empty for a leak that a newer daemon has and this program does not know."""
+    """Return labels and texts; texts are empty for a leak that only a newer daemon knows."""
     return ("team", part.team), ("do", part.fix), ("watch", part.watch)
 
 
@@ -67,7 +67,7 @@ def _money_suffix(report: JobReport, money: float | None) -> str:
 
 
 def what_if_table(report: JobReport) -> ReportTable:
-    """What each change alone would gain."""
+    """Return what each change alone would gain."""
     lines = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
     return (
         ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=lines)
@@ -104,11 +104,11 @@ def _rounded_gpus(gpus: float) -> float:
     return round(gpus, 2)
 
 
-# -- what failed --
+# -- failures --
 
 
 def failure_table(report: JobReport) -> ReportTable:
-    """How often, and what it cost."""
+    """Return how often each kind of failure happened, and what it cost."""
     priced = report.money is not None
     rows = tuple(_failure_row(failure, priced=priced) for failure in report.failures)
     head = ("What failed", "times", "GPU-hours", *((report.currency,) if priced else ()))
@@ -122,11 +122,11 @@ def _failure_row(failure: FailureCost, *, priced: bool) -> TableRow:
 
 
 MAX_NODES, MAX_RANKS, MAX_DIFFERENCES = 10, 3, 10
-"""Shown; --json has all."""
+"""Maximum number of rows; --json has all."""
 
 
 def report_tables(report: JobReport) -> Iterator[ReportTable]:
-    """All that is said of one job, in order."""
+    """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
     yield _waterfall_table(report)
     yield from (advice_table(report), what_if_table(report), failure_table(report))
@@ -145,7 +145,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
 
 
 def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
-    """All that is said of two jobs, in order."""
+    """Yield all tables of a comparison in order."""
     head = ("", *(f"job {difference.who.job_id}" for difference in (comparison.first, comparison.second)))
     yield ReportTable(
         title="Two jobs", head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
@@ -406,7 +406,7 @@ def _comparison_rows(comparison: ReportComparison) -> Iterator[TableRow]:
 
 
 def _row_unless_empty(name: str, cells: Iterable[str]) -> Iterator[TableRow]:
-    """A line, unless there is nothing in it."""
+    """Yield the row unless all its cells are empty."""
     row = (name, *cells)
     if set(row[1:]) != {NO_VALUE}:
         yield row
@@ -439,7 +439,7 @@ _LABEL_WIDTH = 30
 
 
 def render_text(tables: Iterable[ReportTable]) -> str:
-    """Lines for a terminal."""
+    """Render tables for a terminal, 80 columns wide."""
     blocks = ["\n".join(_text_block(table)) for table in tables]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -462,7 +462,7 @@ def _text_pairs(rows: Iterable[TableRow]) -> Iterator[str]:
 
 
 def _text_columns(table: ReportTable) -> Iterator[str]:
-    """Columns as wide as they need to be; where that is too much, the widest give."""
+    """Yield aligned rows; the widest columns are shortened until the table fits."""
     rows = [tuple(map(printable, row)) for row in (table.head, *table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
     while sum(widths) + _COLUMN_GAP * (len(widths) - 1) > WIDTH:
@@ -477,7 +477,7 @@ def _text_columns(table: ReportTable) -> Iterator[str]:
 
 
 def _without_digits(rows: Iterable[TableRow], column: int) -> bool:
-    """No number in it."""
+    """Whether no cell of the column has a digit."""
     return not any(character.isdigit() for row in rows for character in row[column])
 
 
@@ -487,7 +487,7 @@ def _text_cell(cell: str, width: int, *, left: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """What a terminal, or a line of a comment, would obey is not passed on to it."""
+    """Replace control characters, which a terminal would execute."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -495,7 +495,7 @@ def printable(text: str) -> str:
 
 
 def render_markdown(tables: Iterable[ReportTable]) -> str:
-    """A page with headings and tables."""
+    """Render tables as Markdown."""
     return "\n\n".join("\n".join(_markdown_section(table)) for table in tables if table.rows or table.prose) + "\n"
 
 
@@ -518,12 +518,12 @@ def _markdown_row(cells: TableRow) -> str:
 
 
 def _markdown_escaped(text: str) -> str:
-    """Names are text, whatever signs they have."""
+    """Escape Markdown's special characters."""
     return "".join(f"\\{character}" if character in "\\`*_|<>[]" else character for character in printable(text))
 
 
 def render_line(report: JobReport) -> str:
-    """One line, without its end."""
+    """Render the report as one line, without a line break."""
     worst = "".join(f"; most lost to {part.name}, {format_percent(part.share)}" for part in report.losses[:1])
     money = "" if report.money is None else f"; {report.money:,.2f} {report.currency}"
     observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
@@ -536,7 +536,7 @@ def render_line(report: JobReport) -> str:
 
 
 def render_short(report: JobReport) -> str:
-    """Eight lines at most, 80 columns."""
+    """Render the report in at most eight lines of 80 columns."""
     return "".join(f"{shorten(line, WIDTH)}\n" for line in _short_lines(report))
 
 

@@ -1,7 +1,7 @@
 """Reads the GPU time of many jobs, and of unallocated GPUs, from Prometheus; needs no recording rule.
 
-Growth of a counter is taken from its samples, so that periods add up; `increase` is used only after a restart. What is
-too much for one answer is split by leak with recording rules, where there are any. Refuses to rank.
+The growth of a counter is the difference of its samples, so that periods add up; `increase` is used only after a
+restart. If one query would read too many samples, time is split by leak with recording rules, if there are any.
 """
 
 import math
@@ -30,11 +30,11 @@ from exporter.report.summary import FleetUsage
 from exporter.report.usage import Period, UsageRecord
 
 LEAK_SERIES_FACTOR = 30
-"""Series by leak for one of all."""
+"""Number of series by leak for each series of their total."""
 _READS_PER_SAMPLE = 4
-"""Times that a question reads each sample."""
+"""How often a query reads each sample."""
 UNSPLIT_LEAK = "unresolved"
-"""What no rule has split."""
+"""The leak of time that no recording rule covers."""
 QueryFunction = Callable[[str, float], list[VectorSample]]
 LabelValues = tuple[str, ...]
 
@@ -42,10 +42,10 @@ INSTANCE_LABELS = "cluster, instance"
 
 
 def growth_query(selector: str, start: float, end: float, *, lookback: float, older: str, on: str) -> str:
-    """By series, the counters' growth from `start` to `end`, asked at `end`.
+    """Return a query for the growth of each counter from `start` to `end`, to be evaluated at `end`.
 
-    `back`: how far before the start a sample counts as what was there then, seconds. `older`: a question whose series,
-    by the labels `on`, are of what is older than the start.
+    A sample up to `lookback` seconds before the start is the value at the start. `older` is a query for the series that
+    existed before the start, matched by the labels `on`.
     """
     duration, before = range_duration(start, end), range_duration(0, lookback)
     last = f"last_over_time({selector}[{duration}])"
@@ -60,40 +60,40 @@ def growth_query(selector: str, start: float, end: float, *, lookback: float, ol
 
 
 def peak_query(query: str, start: float, end: float, *, resolution: float) -> str:
-    """The greatest value of a question between two moments, looked at every so many seconds."""
+    """Return a query for the maximum of a query between two times, evaluated every `resolution` seconds."""
     return f"max_over_time(({query})[{range_duration(start, end)}:{range_duration(0, resolution)}])"
 
 
 class TimeCounters(NamedTuple):
-    """What is to be counted: selectors, and labels."""
+    """Selectors and labels of the counters to read."""
 
     by_leak: str
     paid: str
-    """The same time, one series instead of one for each leak."""
+    """The same time in one series instead of one for each leak."""
     recorded: str
-    """Of a rule that sums it by leak."""
+    """Selector of a recording rule's series by leak."""
     owner_labels: LabelValues
-    """Whose time it is."""
+    """Labels that identify the holder of the time."""
     recorded_owner_labels: LabelValues
-    """Whose it is for the rule: some of these."""
+    """The subset of `owner_labels` that the recording rule keeps."""
     split_labels: LabelValues
-    """What it is split by; the last is the leak."""
+    """Labels by which time is split; the last one is the leak."""
     start_metric: str
-    """Of a gauge: when that began whose time it is, Unix seconds; empty: always before."""
+    """Selector of a gauge: the holder's start, Unix seconds; empty if it is always before the period."""
     daemon_start_metric: str = ""
-    """The same of its daemon."""
+    """Selector of a gauge: the daemon's start, Unix seconds."""
 
 
 class TimeCounter:
-    """Counts. `interval`: seconds between two scrapes."""
+    """Reads the growth of counters. `interval` is the scrape interval in seconds."""
 
     def __init__(self, query: QueryFunction, *, interval: float) -> None:
         self._query, self._interval = query, interval
         self.used_recording_rules = False
-        """Whether anything was split by what rules have recorded."""
+        """Whether any time was split with recording rules."""
 
     def seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
-        """Seconds by whose they are and what they are split by, once or several times each."""
+        """Yield seconds by owner and split labels; the same labels may occur several times."""
         samples = sum(
             sample.value
             for sample in self._query(f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))", period.end)
@@ -132,13 +132,13 @@ class TimeCounter:
         return self._query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
-        """Of what is older than a part, or than its daemon: that may go on counting under another address."""
+        """Return a query for holders that started before the part, or before their daemon, which may have resumed."""
         began = f"last_over_time({counters.start_metric}[{range_duration(*part)}])"
         daemon = f"max by ({INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
         return f"({began} < {part.start!r} or {began} < on ({INSTANCE_LABELS}) group_left () {daemon})"
 
     def _recorded_shares(self, counters: TimeCounters, period: Period) -> dict[LabelValues, dict[LabelValues, float]]:
-        """Empty where there is no such rule."""
+        """Return the share of each split by owner; empty if there is no such rule."""
         labels = (*counters.recorded_owner_labels, *counters.split_labels)
         query = f"sum by ({', '.join(labels)}) (sum_over_time({counters.recorded}[{range_duration(*period)}]))"
         sums: dict[LabelValues, dict[LabelValues, float]] = defaultdict(dict)
@@ -149,7 +149,7 @@ class TimeCounter:
         return {key: _normalized(amounts) for key, amounts in sums.items()}
 
     def _split_period(self, period: Period, samples: float) -> Iterator[Period]:
-        """In parts of about as many samples as one answer may read."""
+        """Split a period into parts in each of which a query reads at most MAX_SAMPLES_READ samples."""
         number = max(1, math.ceil(samples * _READS_PER_SAMPLE / MAX_SAMPLES_READ))
         length = max(4 * self._interval, (period.end - period.start) / number)
         start = period.start
@@ -169,17 +169,17 @@ def _normalized(amounts: dict[LabelValues, float]) -> dict[LabelValues, float]:
 
 
 _JOBS_PER_QUERY = 200
-"""Jobs that one question names."""
+"""Number of job IDs in one query."""
 _MIN_PEAK_GRAIN_SECONDS = 300.0
-"""The peak of what is held is of means over so long, at least."""
+"""Minimum range, in seconds, of the means of which the peak is taken."""
 _UNATTRIBUTED_SHARE = 0.01
-"""Share of what a node's jobs had from which on it is worth saying that their own series do not tell of it."""
+"""Share of a node's allocated time above which time that no job's series cover is reported."""
 ProgressCallback = Callable[[float, float], None]
 MoneyByCurrency = dict[str, float]
 
 
 class UsageFilter(Struct, frozen=True, kw_only=True):
-    """Whose jobs; empty fields pick all."""
+    """Selects jobs by owner; empty fields match all."""
 
     user: str = ""
     account: str = ""
@@ -188,7 +188,7 @@ class UsageFilter(Struct, frozen=True, kw_only=True):
 
     @property
     def matchers(self) -> str:
-        """Of `job_info`."""
+        """Matchers of `job_info`."""
         own = {"user": self.user, "account": self.account, "workload_namespace": self.namespace, "team": self.team}
         return ",".join(f"{label}={promql_string(value)}" for label, value in own.items() if value)
 
@@ -198,23 +198,23 @@ class UsageFilter(Struct, frozen=True, kw_only=True):
 
 
 class StoredUsage(Struct, frozen=True, kw_only=True):
-    """What is stored of a time."""
+    """The usage that Prometheus has stored of a time range."""
 
     usage: tuple[UsageRecord, ...]
     known_period: Period
-    """Of which anything is known."""
+    """The part of the range for which anything is stored."""
     fleet: FleetUsage | None
-    """Only of all."""
+    """None if jobs are filtered."""
     daemon_restarts: int
-    """Times that daemons began anew."""
+    """Number of daemon restarts."""
     from_recording_rules: bool
-    """Whether recording rules told what was too much to be counted leak by leak."""
+    """Whether recording rules were used to split time by leak."""
     simulated: bool = False
-    """Any of the daemons that were heard at the end serves a simulated node."""
+    """Whether any daemon at the end of the range serves a simulated node."""
 
 
 class PrometheusUsage:
-    """Asks one server about a time. `matchers` narrow it, as in a selector, without braces."""
+    """Queries one server. `matchers` restrict all selectors."""
 
     def __init__(self, server: QueryServer, usage_filter: UsageFilter, *, matchers: str = "") -> None:
         self._server, self._filter = server, usage_filter
@@ -224,7 +224,7 @@ class PrometheusUsage:
         self.daemon_restarts = 0
 
     def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
-        """Of these periods, which follow one another. Raises ReceiptError."""
+        """Read consecutive periods. Raises ReportError if nothing is stored."""
         known_period = self._known_period(Period(times[0].start, times[-1].end))
         usage: list[UsageRecord] = []
         for number, period in enumerate(times):
@@ -240,7 +240,7 @@ class PrometheusUsage:
             ),
         )  # fmt: skip
 
-    # -- selectors and answers --
+    # -- selectors and queries --
 
     def _selector(self, name: str, *matchers: str) -> str:
         inside = ",".join(filter(None, (*matchers, self._matchers)))
@@ -252,10 +252,10 @@ class PrometheusUsage:
     def _single_value(self, query: str, at: float) -> float | None:
         return next((sample.value for sample in self._instant_query(query, at)), None)
 
-    # -- what time is known --
+    # -- the time that is stored --
 
     def _known_period(self, requested: Period) -> Period:
-        """From the first sample to the last; to the edges where these are as near as scrapes are."""
+        """Return the time from the first sample to the last, extended to the requested limits if within 2 scrapes."""
         days = list(_split_days(requested))
         first = next((at for day in days if (at := self._tick_time("min", day)) is not None), None)
         last = next((at for day in days[::-1] if (at := self._tick_time("max", day)) is not None), None)
@@ -280,7 +280,7 @@ class PrometheusUsage:
         )
 
     def _tick_time(self, extreme: str, day: Period) -> float | None:
-        """When any daemon was first or last heard on a day, by Prometheus' clock: nodes' own may be wrong."""
+        """Return the time of the first or last sample on a day, by Prometheus' clock: a node's clock may be wrong."""
         when = f"timestamp({self._selector('ticks_total')})"
         coarse = f"{extreme}_over_time({when}[{range_duration(*day)}:{range_duration(0, LOOKBACK_SECONDS)}])"
         approximate = self._single_value(f"{extreme}({extreme}({coarse}) or {extreme}({when}))", day.end)
@@ -332,7 +332,7 @@ class PrometheusUsage:
         }
 
     def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:
-        """Of a GPU-hour, by node, and whether somebody has it; on a node with several models, of its mean GPU."""
+        """Return prices of a GPU-hour by daemon and `held`; the mean over the GPUs of a node with several models."""
         duration = range_duration(*period)
         price_metric = self._selector("price_per_gpu_hour")
         price = f"max by ({INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
@@ -349,7 +349,7 @@ class PrometheusUsage:
     def _job_seconds(
         self, period: Period, identities: dict[tuple[str, str], JobIdentity]
     ) -> dict[tuple[InstanceKey, str], dict[str, float]]:
-        """GPU-seconds by daemon, job and leak."""
+        """Return GPU-seconds by daemon, job and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for matcher in self._job_matchers(sorted({job for _, job in identities})):
             counters = TimeCounters(
@@ -368,14 +368,14 @@ class PrometheusUsage:
         return found
 
     def _job_matchers(self, job_ids: list[str]) -> Iterator[str]:
-        """Matchers of all jobs that are asked for; of all there are, none is needed."""
+        """Yield matchers of the selected jobs; an empty one if all jobs are selected."""
         if not self._filter.matchers:
             yield ""
             return
         for first in range(0, len(job_ids), _JOBS_PER_QUERY):
             yield f"job_id=~{promql_string('|'.join(map(re.escape, job_ids[first : first + _JOBS_PER_QUERY])))}"
 
-    # -- what no job had --
+    # -- time that no job's series cover --
 
     def _unassigned_usage(
         self,
@@ -384,7 +384,7 @@ class PrometheusUsage:
         seconds_by_instance: dict[InstanceKey, dict[str, float]],
         prices: dict[tuple[InstanceKey, str], MoneyByCurrency],
     ) -> Iterator[UsageRecord]:
-        """Of each node what nobody had, and what somebody had of whom no series tells."""
+        """Yield each node's unallocated time, and its allocated time that no job's series cover."""
         for (instance_key, held), seconds in self._node_seconds(period).items():
             price = prices.get((instance_key, held), {})
             if held == "false":
@@ -399,7 +399,7 @@ class PrometheusUsage:
                 )
 
     def _node_seconds(self, period: Period) -> dict[tuple[InstanceKey, str], dict[str, float]]:
-        """GPU-seconds by daemon, whether somebody had them, and leak."""
+        """Return GPU-seconds by daemon, `held`, and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         ticks = self._selector("ticks_total")
         self.daemon_restarts += round(
@@ -437,7 +437,7 @@ class PrometheusUsage:
         )
 
     def _peak_value(self, query: str, known_period: Period) -> float | None:
-        """Day by day."""
+        """Return the maximum over the known period; queried day by day to bound the samples read."""
         peaks = (
             self._single_value(peak_query(query, *day, resolution=self._peak_grain / 2), day.end)
             for day in _split_days(known_period)

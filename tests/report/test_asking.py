@@ -1,4 +1,4 @@
-"""Questions: names and ids as PromQL wants them, and parts that neither lose a sample nor count one twice."""
+"""Queries: quoting of names and IDs in PromQL, and splitting of ranges without losing or repeating a sample."""
 
 from itertools import pairwise
 

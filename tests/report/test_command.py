@@ -1,4 +1,4 @@
-"""The command's own errors: one line, what to do, and the status that the other commands have."""
+"""Errors of the command: one line, what to do, and the same exit status as other commands."""
 
 from pathlib import Path
 

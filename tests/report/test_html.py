@@ -1,4 +1,4 @@
-"""A report's page: it is one file that needs nothing, it has every figure, and no name writes any of it."""
+"""The HTML page: self-contained, complete, and safe against names with markup."""
 
 import re
 from base64 import b64encode
@@ -170,7 +170,7 @@ def test_what_is_simulated_is_called_so() -> None:
     assert "SIMULATED" not in page(pages.two())
 
 
-# -- it needs nothing, and nobody writes in it --
+# -- it is self-contained, and names are escaped --
 
 
 @each_page

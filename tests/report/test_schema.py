@@ -1,4 +1,4 @@
-"""The schema of `report --json` is that of what is said."""
+"""The stored JSON Schema matches the output of `report --json`."""
 
 import json
 from pathlib import Path

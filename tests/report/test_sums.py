@@ -1,4 +1,4 @@
-"""Periods, statements cut into them, and lots added up: small enough to add up by hand."""
+"""Periods, job records split into them, and sums, small enough to add up by hand."""
 
 import json
 from itertools import pairwise
@@ -44,7 +44,7 @@ def statement(**changed: Any) -> JobRecord:
 
 
 def lot(job: str = "7", *, period: int = 0, money: float | None = None, told: bool = True, **more: Any) -> UsageRecord:
-    """`more`: leaks and their hours, and words of the job's owner."""
+    """Build a record; `more` are hours by leak and fields of the owner."""
     words = {name: more.pop(name) for name in ("user", "name", "namespace", "cluster") if name in more}
     price = {} if money is None else {"USD": money}
     seconds = {leak: hours * HOUR for leak, hours in more.items()}
@@ -98,7 +98,7 @@ def test_a_long_time_is_shown_by_the_week() -> None:
     ]
 
 
-# -- statements --
+# -- job records --
 
 
 def test_a_statement_within_a_period_is_that_to_the_digit() -> None:
@@ -256,7 +256,7 @@ def test_a_leak_that_this_program_does_not_know_is_lost_all_the_same() -> None:
     assert (found.whole.lost_gpu_hours, found.whole.worst) == (1, "leak_of_tomorrow")
 
 
-# -- words --
+# -- text --
 
 
 def test_signs_of_a_trend() -> None:
