@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
 from exporter.core.policy import Policy
-from exporter.formatting import format_percent
+from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
     CourseInterval,
     FailureCost,
@@ -102,6 +102,11 @@ class JobBooks:
         self.parts = {node: _with_unobserved(parts[node], unseen.get(node, 0)) for node in parts}
 
     @property
+    def max_gpus(self) -> float:
+        """The most GPUs at once, summed over the nodes."""
+        return sum(self.gpus.values())
+
+    @property
     def held(self) -> float:
         """The time for which the job held GPUs."""
         return sum(self.seen.values()) + sum(self.unseen.values())
@@ -110,10 +115,7 @@ class JobBooks:
         """Return the price of GPU time by node; None if there is no price."""
         if not self.currency:
             return None
-        return (
-            sum(nanoseconds_held * self._rates.get(node, 0.0) for node, nanoseconds_held in time.items())
-            / NANOSECONDS_PER_HOUR
-        )
+        return sum(held * self._rates.get(node, 0.0) for node, held in time.items()) / NANOSECONDS_PER_HOUR
 
     def cost(self, time: Mapping[str, float]) -> float:
         """Return the price of GPU time by node, or GPU-hours if there is no price."""
@@ -223,11 +225,8 @@ def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER
     computing = resolved + by_layer["unresolved"]
     occupied = computing + by_layer["ectr"]
     observed = occupied + by_layer["gau"]
-    gau, ectr, emfu = (
-        _share_of(occupied, observed),
-        _share_of(computing, occupied),
-        _share_of(by_layer["useful"], resolved),
-    )
+    gau, ectr = _share_of(occupied, observed), _share_of(computing, occupied)
+    emfu = _share_of(by_layer["useful"], resolved)
     floor = _share_of(by_layer["useful"], observed)
     product = None if gau is None or ectr is None or emfu is None else gau * ectr * emfu
     return LayerRatios(gau=gau, ectr=ectr, emfu=emfu, product=product if computing else floor, floor=floor)
@@ -254,7 +253,7 @@ _GOODPUT_PHASES = ("compute", "communication", "bubble")
 """Phases of new steps; repeated steps are `rework`."""
 
 
-class TrainingTotals(Struct, frozen=True, kw_only=True):
+class ReportedTraining(Struct, frozen=True, kw_only=True):
     """What a job's training reports add up to in one run. None: no node reported it. Times are in seconds.
 
     Time, tokens, samples and phases are those of all nodes. Steps, checkpoints, restarts and events belong to the whole
@@ -320,14 +319,14 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _phase_shares(totals: TrainingTotals) -> dict[str, float]:
+def _phase_shares(totals: ReportedTraining) -> dict[str, float]:
     """Return each phase's share of the time of all nodes, the largest first."""
     total = sum(totals.phase_seconds.values())
     largest_first = sorted(totals.phase_seconds.items(), key=lambda item: -item[1])
     return {phase: seconds / total for phase, seconds in largest_first if seconds}
 
 
-def _goodput_and_interruptions(totals: TrainingTotals) -> dict[str, float | None]:
+def _goodput_and_interruptions(totals: ReportedTraining) -> dict[str, float | None]:
     phases = totals.phase_seconds
     return {
         "goodput": ratio(sum(phases.get(phase, 0.0) for phase in _GOODPUT_PHASES), sum(phases.values())),
@@ -338,7 +337,7 @@ def _goodput_and_interruptions(totals: TrainingTotals) -> dict[str, float | None
     }
 
 
-def _step_progress(totals: TrainingTotals) -> dict[str, float | None]:
+def _step_progress(totals: ReportedTraining) -> dict[str, float | None]:
     repeated = ratio(totals.rework_steps, totals.steps)
     return {
         "step": totals.step,
@@ -348,16 +347,14 @@ def _step_progress(totals: TrainingTotals) -> dict[str, float | None]:
     }
 
 
-def _throughput(totals: TrainingTotals, books: JobBooks, gpu_seconds: float) -> dict[str, float | None]:
+def _throughput(totals: ReportedTraining, books: JobBooks, gpu_seconds: float) -> dict[str, float | None]:
     tokens, samples = totals.tokens or None, totals.samples or None
     spent = books.cost(to_nanoseconds(totals.gpu_seconds_by_node))
     tokens_per_gpu_second = ratio(tokens, gpu_seconds)
     return {
         "tokens": tokens,
         "tokens_per_gpu_second": tokens_per_gpu_second,
-        "tokens_per_second": None
-        if tokens_per_gpu_second is None
-        else tokens_per_gpu_second * sum(books.gpus.values()),
+        "tokens_per_second": None if tokens_per_gpu_second is None else tokens_per_gpu_second * books.max_gpus,
         "samples": samples,
         "samples_per_gpu_second": ratio(samples, gpu_seconds),
         "padding": ratio(totals.padding_tokens, tokens),
@@ -419,7 +416,7 @@ def rank_summaries(busy_seconds: Iterable[tuple[str, str, float]]) -> tuple[Rank
     return tuple(sorted(summaries, key=lambda summary: (-summary.busy_seconds, summary.rank)))
 
 
-_LATENCY_ORDER = ("ttft", "itl", "queue", "e2e")
+_LATENCY_ORDER = {"ttft": 0, "itl": 1, "queue": 2, "e2e": 3}
 LatencyValue = tuple[str, str, float]
 """Kind, percentile, seconds."""
 
@@ -427,9 +424,7 @@ LatencyValue = tuple[str, str, float]
 def latency_summaries(*, last: Iterable[LatencyValue], maximum: Iterable[LatencyValue]) -> tuple[LatencySummary, ...]:
     """Return latencies of the slowest replica: the last values reported, and the highest of the run."""
     last_values, worst = _worst_latencies(last), _worst_latencies(maximum)
-    order = sorted(
-        worst, key=lambda key: (_LATENCY_ORDER.index(key[0]) if key[0] in _LATENCY_ORDER else len(_LATENCY_ORDER), key)
-    )
+    order = sorted(worst, key=lambda key: (_LATENCY_ORDER.get(key[0], len(_LATENCY_ORDER)), key))
     return tuple(
         LatencySummary(kind=key[0], percentile=key[1], last=last_values.get(key), worst=worst[key]) for key in order
     )
@@ -491,7 +486,6 @@ def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, Wat
 
 _FULL_SHARE = 0.999
 """A lower share shows as less than 100.0 %."""
-JOULES_PER_KWH = 3.6e6
 
 
 class RunData(Struct, frozen=True, kw_only=True):
@@ -505,7 +499,7 @@ class RunData(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     joules: float | None
     ofu: float | None
-    training: TrainingTotals
+    training: ReportedTraining
     qualities: tuple[QualityMetric, ...]
     serving: ServingSummary | None
     has_engine: bool
@@ -536,7 +530,7 @@ def build_report(run: RunData) -> JobReport:
         when=run.period,
         nodes=books.node_shares(),
         models=run.models,
-        gpus=sum(books.gpus.values()),
+        gpus=books.max_gpus,
         gpu_hours=books.held / NANOSECONDS_PER_HOUR,
         seen_gpu_hours=sum(books.seen.values()) / NANOSECONDS_PER_HOUR,
         coverage=1.0 - by_leak.get("unobserved", 0) / books.held if books.held else None,
@@ -566,6 +560,11 @@ def build_report(run: RunData) -> JobReport:
     )
 
 
+def earlier_run_note(end: float) -> str:
+    """Return a note that another run with the job's ID ended then, Unix seconds."""
+    return f"an earlier run under the same id ended {format_time(end)}: --at with a time before shows it"
+
+
 def _evidence_shares(waterfall: tuple[WaterfallPart, ...]) -> dict[str, float]:
     """Return the share of the total loss by kind of evidence."""
     losses = [part for part in waterfall if part.evidence]
@@ -586,11 +585,11 @@ def _unseen_notes(run: RunData, training: TrainingSummary | None) -> Iterator[st
     yield from run.unseen
     if not books.currency:
         yield "no price, or several currencies: amounts are GPU-hours"
-    world_size, gpus = run.training.world_size, sum(books.gpus.values())
+    world_size, gpus = run.training.world_size, books.max_gpus
     if world_size and world_size > gpus and run.expected_nodes <= len(books.seen):
         yield f"the job speaks of {world_size:g} GPUs, {gpus:g} were seen: the rest is on nodes without a daemon"
     yield from _missing_reports(run, training)
-    yield from _mfu_contradiction(training, run.ofu)
+    yield from _mfu_contradiction(training.mfu if training else None, run.ofu)
 
 
 def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator[str]:
@@ -598,20 +597,14 @@ def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator
         if not run.has_engine:
             yield "the job reported nothing: useful is the hardware's upper bound, padding and recomputation are in it"
     elif training.told_share < _FULL_SHARE:
-        yield (
-            f"reports speak of {format_percent(training.told_share)} of its GPU time; figures by token are of that part"
-        )
+        share = format_percent(training.told_share)
+        yield f"reports speak of {share} of its GPU time; figures by token are of that part"
 
 
-def _mfu_contradiction(training: TrainingSummary | None, ofu: float | None) -> Iterator[str]:
+def _mfu_contradiction(mfu: float | None, ofu: float | None) -> Iterator[str]:
     """Report an MFU above what the tensor cores delivered: the job's FLOP count is wrong."""
-    if (
-        training is not None
-        and training.mfu is not None
-        and ofu is not None
-        and training.mfu > ofu * Policy().flops_excess
-    ):
+    if mfu is not None and ofu is not None and mfu > ofu * Policy().flops_excess:
         yield (
-            f"the job's count of FLOPs is wrong: it reports {format_percent(training.mfu)} of peak,"
+            f"the job's count of FLOPs is wrong: it reports {format_percent(mfu)} of peak,"
             f" and the tensor cores delivered {format_percent(ofu)}"
         )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import isfinite
 from statistics import median
 
 from msgspec import Struct
 
-from exporter.formatting import format_amount, format_percent, format_time
+from exporter.formatting import format_amount, format_percent, format_time, readable_name
 from exporter.report.model import (
     LOSS_LAYERS,
     JobReport,
@@ -26,14 +26,13 @@ from exporter.report.svg import (
     SMALL_SIZE,
     BarRow,
     BarSegment,
-    DrawFunction,
     bar_chart,
     course_chart,
     first_fitting,
     legend,
     pair_charts,
     quality_chart,
-    spaced_name,
+    small_text,
     svg_figure,
     svg_line,
     svg_rect,
@@ -41,6 +40,7 @@ from exporter.report.svg import (
     text_width,
     wrap_lines,
 )
+from exporter.report.text import money_suffix
 
 KIND_ORDER = ("unobserved", "gau", "ectr", "emfu", "unresolved", "useful")
 SMALL_SHARE = 0.005
@@ -103,7 +103,7 @@ def waterfall_steps(waterfall: WaterfallTotal, *, min_share: float = 0.0) -> lis
 
 def _waterfall_step(part: WaterfallPart, before: float, after: float) -> WaterfallStep:
     return WaterfallStep(
-        name=spaced_name(part.name), kind=part_kind(part), before=before, after=after,
+        name=readable_name(part.name), kind=part_kind(part), before=before, after=after,
         share=format_percent(part.share), hours=part.gpu_hours, money=part.money,
     )  # fmt: skip
 
@@ -158,26 +158,19 @@ def waterfall_chart(total: WaterfallTotal) -> str:
     if not sum(part.gpu_hours for part in total.parts) > 0:
         return ""
     description = "; ".join(
-        f"{step.name} {format_amount(step.hours)} GPU-hours ({step.share}){_price_suffix(step, total)}"
+        f"{step.name} {format_amount(step.hours)} GPU-hours ({step.share}){money_suffix(step.money, total.currency)}"
         for step in waterfall_steps(total)
     )
-    draw: DrawFunction = lambda units: _draw_waterfall(total, units)  # noqa: E731
-    return svg_figure("waterfall", "From paid to useful", description, draw, half=False)
+    return svg_figure("waterfall", "From paid to useful", description, partial(_draw_waterfall, total), half=False)
 
 
 def _draw_waterfall(total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
     steps = waterfall_steps(total, min_share=SMALL_SHARE if len(lost_parts(total)) > _MAX_LOSSES else 0.0)
     if units <= NARROW_UNITS:
-        return _narrow_rows(steps, total, units)
-    return (
-        _step_columns(steps, total, units)
-        if len(steps) * _MIN_COLUMN_WIDTH <= units
-        else _step_rows(steps, total, units)
-    )
-
-
-def _price_suffix(step: WaterfallStep, total: WaterfallTotal) -> str:
-    return "" if step.money is None else f", {step.money:,.2f} {total.currency}"
+        rows = (_narrow_row(step, total, n * _NARROW_ROW_HEIGHT, units) for n, step in enumerate(steps))
+        return _NARROW_ROW_HEIGHT * len(steps), [*chain.from_iterable(rows)]
+    draw = _step_columns if len(steps) * _MIN_COLUMN_WIDTH <= units else _step_rows
+    return draw(steps, total, units)
 
 
 def _layer_label(step: WaterfallStep) -> str:
@@ -203,7 +196,7 @@ def _step_columns(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: 
         middle = left + (n + 0.5) * slot
         shapes += _step_column(step, middle, slot)
         for row, text in enumerate(names[n]):
-            shapes.append(svg_text(middle, base + 18 + 15 * row, text, size=SMALL_SIZE, anchor="middle"))
+            shapes.append(small_text(middle, base + 18 + 15 * row, text, anchor="middle", kind=""))
         shapes += _step_figures(step, total, (middle, figures), room=slot - 4)
     return figures + (8 if total.money is None else 24), shapes
 
@@ -225,13 +218,11 @@ def _connectors(steps: Sequence[WaterfallStep], left: float, slot: float) -> Ite
 def _step_figures(step: WaterfallStep, total: WaterfallTotal, at: tuple[float, float], *, room: float) -> Iterator[str]:
     x, y = at
     hours = f"{step.hours:,.2f} GPU-h", f"{format_amount(step.hours)} GPU-h", f"{format_amount(step.hours)} h"
-    yield svg_text(x, y, first_fitting(room, *hours, size=SMALL_SIZE), size=SMALL_SIZE, anchor="middle", kind="mute")
+    yield small_text(x, y, first_fitting(room, *hours, size=SMALL_SIZE), anchor="middle")
     if step.money is not None:
         currency = total.currency
         money = f"{step.money:,.2f} {currency}", f"{format_amount(step.money)} {currency}", format_amount(step.money)
-        yield svg_text(
-            x, y + 16, first_fitting(room, *money, size=SMALL_SIZE), size=SMALL_SIZE, anchor="middle", kind="mute"
-        )
+        yield small_text(x, y + 16, first_fitting(room, *money, size=SMALL_SIZE), anchor="middle")
 
 
 def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) -> Iterator[str]:
@@ -242,13 +233,8 @@ def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) ->
         if kind in LOSS_LAYERS:
             start, room = left + n * slot + 4, count * slot - 8
             yield svg_rect(start, 18, room, 3, f"fill {kind}")
-            yield svg_text(
-                start + room / 2,
-                12,
-                first_fitting(room, *_LAYER_NAMES[kind], size=SMALL_SIZE),
-                size=SMALL_SIZE,
-                anchor="middle",
-            )
+            name = first_fitting(room, *_LAYER_NAMES[kind], size=SMALL_SIZE)
+            yield small_text(start + room / 2, 12, name, anchor="middle", kind="")
         n += count
 
 
@@ -257,7 +243,7 @@ def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) ->
 
 def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
     """Draw one row per step: name, bar, and figures in columns."""
-    figures = [(step.share, f"{step.hours:,.2f} GPU-h", _price_suffix(step, total)[2:]) for step in steps]
+    figures = [(step.share, f"{step.hours:,.2f} GPU-h", money_suffix(step.money, total.currency)[2:]) for step in steps]
     columns = [max(text_width(row[n], bold=not n) for row in figures) + 14 for n in range(3)]
     layer = max(text_width(_layer_label(step), SMALL_SIZE) for step in steps) + 12
     left = min(max(text_width(step.name) for step in steps), units * 0.3) + 12 + layer
@@ -265,7 +251,7 @@ def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: flo
     shapes: list[str] = []
     for n, step in enumerate(steps):
         y = n * _STEP_ROW_HEIGHT
-        shapes.append(svg_text(0, y + 15, _layer_label(step), size=SMALL_SIZE, kind="mute"))
+        shapes.append(small_text(0, y + 15, _layer_label(step)))
         shapes.append(svg_text(layer, y + 15, first_fitting(left - layer - 12, step.name)))
         shapes += _falling_bar(step, left, y + 4, room, height=14)
         if step.before < 1:
@@ -285,21 +271,14 @@ def _falling_bar(step: WaterfallStep, x: float, y: float, room: float, *, height
     yield svg_rect(x + min(step.after * room, room - length), y, length, height, f"fill {step.kind}")
 
 
-def _narrow_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
-    shapes: list[str] = []
-    for n, step in enumerate(steps):
-        shapes += _narrow_row(step, total, n * _NARROW_ROW_HEIGHT, units)
-    return _NARROW_ROW_HEIGHT * len(steps), shapes
-
-
 def _narrow_row(step: WaterfallStep, total: WaterfallTotal, y: float, units: float) -> Iterator[str]:
-    money = _price_suffix(step, total)
+    money = money_suffix(step.money, total.currency)
     figures = f"{step.hours:,.2f} GPU-hours{money}", f"{format_amount(step.hours)} GPU-hours{money}"
     yield svg_text(0, y + 13, first_fitting(units - text_width(step.share, bold=True) - 12, step.name))
     yield svg_text(units, y + 13, step.share, anchor="end", kind="bold")
-    yield svg_text(0, y + 28, first_fitting(units - 44, *figures, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute")
+    yield small_text(0, y + 28, first_fitting(units - 44, *figures, size=SMALL_SIZE))
     if layer := _layer_label(step):
-        yield svg_text(units, y + 28, layer, size=SMALL_SIZE, anchor="end", kind="mute")
+        yield small_text(units, y + 28, layer, anchor="end")
     yield from _falling_bar(step, 0, y + 34, units, height=12)
 
 
@@ -314,14 +293,11 @@ _LAYER_LABELS = (
 
 def job_charts(report: JobReport) -> list[str]:
     """Return the charts of a job in the order of its report."""
-    training, seconds = report.truth, report.when.seconds
+    seconds, qualities = report.when.seconds, report.truth.qualities if report.truth else ()
     half = [
         partial(layers_chart, report.layers), partial(course_chart, report), partial(nodes_chart, report.nodes),
         partial(ranks_chart, report.ranks),
-        *(
-            partial(quality_chart, metric, seconds, n)
-            for n, metric in enumerate(training.qualities if training else ())
-        ),
+        *(partial(quality_chart, metric, seconds, n) for n, metric in enumerate(qualities)),
     ]  # fmt: skip
     return [waterfall_chart(waterfall_total(report)), *pair_charts(half)]
 
@@ -345,12 +321,9 @@ def layers_chart(ratios: LayerRatios, *, half: bool) -> str:
 def _product_bar(ratios: LayerRatios, product: float) -> BarRow:
     floor = product if ratios.floor is None else min(ratios.floor, product)
     segments: tuple[BarSegment, ...] = ((0, floor, "useful"), (floor, product, "unresolved"))
-    note = (
-        ""
-        if format_percent(floor) == format_percent(product)
-        else f"at least {format_percent(floor)}: the rest of it is not resolved"
-    )
-    return BarRow(name="= useful", value=format_percent(product), segments=segments, note=note, bold=True)
+    value, least = format_percent(product), format_percent(floor)
+    note = "" if least == value else f"at least {least}: the rest of it is not resolved"
+    return BarRow(name="= useful", value=value, segments=segments, note=note, bold=True)
 
 
 def nodes_chart(shown: Sequence[NodeShare], *, half: bool) -> str:
@@ -366,11 +339,10 @@ def nodes_chart(shown: Sequence[NodeShare], *, half: bool) -> str:
 
 
 def _node_bar(node: NodeShare) -> BarRow:
-    worst = (
-        f"most lost to {spaced_name(node.worst)}, {format_percent(node.worst_share)}" if node.worst else "nothing lost"
-    )
+    most = f"most lost to {readable_name(node.worst)}, {format_percent(node.worst_share)}"
     segments = ((0.0, min(node.product or 0.0, 1.0), "useful"),)
-    return BarRow(name=node.name, value=format_percent(node.product), segments=segments, note=worst)
+    note = most if node.worst else "nothing lost"
+    return BarRow(name=node.name, value=format_percent(node.product), segments=segments, note=note)
 
 
 def _histogram_bar(name: str, values: Sequence[float], most: float, median_text: str) -> BarRow:
@@ -379,15 +351,8 @@ def _histogram_bar(name: str, values: Sequence[float], most: float, median_text:
     for value in values:
         counts[min(int(value / most * _HISTOGRAM_BINS), _HISTOGRAM_BINS - 1)] += 1
     histogram = tuple(count / max(counts) for count in counts)
-    ticks = (min(median(values) / most, 1.0),)
-    return BarRow(
-        name=name,
-        value=median_text,
-        histogram=histogram,
-        ticks=ticks,
-        note="how many have how much; the median",
-        bold=True,
-    )
+    ticks, note = (min(median(values) / most, 1.0),), "how many have how much; the median"
+    return BarRow(name=name, value=median_text, histogram=histogram, ticks=ticks, note=note, bold=True)
 
 
 def ranks_chart(shown: Sequence[RankSummary], *, half: bool) -> str:
@@ -424,19 +389,16 @@ def comparison_charts(comparison: ReportComparison) -> list[str]:
 
 
 def _both_jobs_chart(reports: Sequence[JobReport]) -> str:
-    rows = [
-        BarRow(
-            name=f"job {report.who.job_id}",
-            value=format_percent(report.layers.product),
-            segments=tuple(kind_segments(report)),
-            bold=True,
-        )
-        for report in reports
-    ]
+    rows = [_job_bar(report) for report in reports]
     used = {kind for row in rows for _, _, kind in row.segments}
     keys = [(kind, label) for kind, label in _KIND_LABELS.items() if kind in used]
     description = "; ".join(f"{row.name}: {_segments_text(row.segments)}" for row in rows)
     return bar_chart("both", "Where the time of each went", description, rows, keys=keys, half=False)
+
+
+def _job_bar(report: JobReport) -> BarRow:
+    segments, value = tuple(kind_segments(report)), format_percent(report.layers.product)
+    return BarRow(name=f"job {report.who.job_id}", value=value, segments=segments, bold=True)
 
 
 def kind_segments(report: JobReport) -> Iterator[BarSegment]:
@@ -460,9 +422,8 @@ def _differences_chart(differences: Sequence[LeakDifference]) -> str:
         return ""
     rows = [_difference_bar(difference, most) for difference in differences[:MAX_DIFFERENCES] if difference.change]
     description = ", ".join(f"{row.name} {row.value} points ({row.note})" for row in rows)
-    return bar_chart(
-        "differences", "Share of time in the second job against the first, in points", description, rows, half=False
-    )
+    title = "Share of time in the second job against the first, in points"
+    return bar_chart("differences", title, description, rows, half=False)
 
 
 def _difference_bar(difference: LeakDifference, most: float) -> BarRow:
@@ -470,7 +431,7 @@ def _difference_bar(difference: LeakDifference, most: float) -> BarRow:
     reach = 0.5 + 0.5 * difference.change / most
     kind = difference.layer if difference.layer in KIND_ORDER else "gau"
     return BarRow(
-        name=spaced_name(difference.name), value=f"{100 * difference.change:+.1f}",
+        name=readable_name(difference.name), value=f"{100 * difference.change:+.1f}",
         segments=((min(0.5, reach), max(0.5, reach), kind),),
         note=f"{format_percent(difference.first)} to {format_percent(difference.second)}", ticks=(0.5,),
     )  # fmt: skip
@@ -487,12 +448,8 @@ _TREND_TOP, _TREND_HEIGHT = 30.0, 170.0
 def summary_charts(summary: UsageSummary) -> list[str]:
     """Return the charts of a summary in the order of its tables."""
     half = [partial(layers_chart, summary.whole.layers), partial(_rent_chart, summary.rents, summary.currency)]
-    return [
-        waterfall_chart(waterfall_total(summary)),
-        _ranking_chart(summary),
-        _trend_chart(summary),
-        *pair_charts(half),
-    ]
+    whole = waterfall_chart(waterfall_total(summary)), _ranking_chart(summary), _trend_chart(summary)
+    return [*whole, *pair_charts(half)]
 
 
 def _ranking_chart(summary: UsageSummary) -> str:
@@ -507,11 +464,9 @@ def _ranking_chart(summary: UsageSummary) -> str:
 def _ranking_bar(row: SummaryRow, most: float, currency: str) -> BarRow:
     lost, held = row.lost_gpu_hours / most, row.gpu_hours / most
     value = f"{row.lost_gpu_hours:,.2f} GPU-h" if row.lost_money is None else f"{row.lost_money:,.2f} {currency}"
-    worst = f", most to {spaced_name(row.worst)}" if row.worst else ""
-    segments = ((0, lost, "lost"), (lost, held, "kept"))
-    return BarRow(
-        name=row.name, value=value, segments=segments, note=f"{format_percent(row.layers.product)} useful{worst}"
-    )
+    worst = f", most to {readable_name(row.worst)}" if row.worst else ""
+    note = f"{format_percent(row.layers.product)} useful{worst}"
+    return BarRow(name=row.name, value=value, segments=((0, lost, "lost"), (lost, held, "kept")), note=note)
 
 
 def _trend_chart(summary: UsageSummary) -> str:
@@ -523,8 +478,8 @@ def _trend_chart(summary: UsageSummary) -> str:
         f"{format_time(point.start)} {format_amount(point.gpu_hours)} GPU-hours, {format_percent(point.product)} useful"
         for point in shown
     )
-    draw: DrawFunction = lambda units: _trend_columns(shown, units)  # noqa: E731
-    return svg_figure("trend", "GPU-hours held and lost, and the useful share", description, draw, half=False)
+    title = "GPU-hours held and lost, and the useful share"
+    return svg_figure("trend", title, description, partial(_trend_columns, shown), half=False)
 
 
 def _trend_columns(shown: Sequence[TrendPoint], units: float) -> tuple[float, list[str]]:
@@ -534,13 +489,13 @@ def _trend_columns(shown: Sequence[TrendPoint], units: float) -> tuple[float, li
     shapes = [
         svg_line((left, base), (units, base), "axis"),
         svg_line((left, _TREND_TOP), (units, _TREND_TOP), "rule"),
-        svg_text(left - 6, _TREND_TOP + 4, format_amount(most), size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(left - 6, base, "0", size=SMALL_SIZE, anchor="end", kind="mute"),
+        small_text(left - 6, _TREND_TOP + 4, format_amount(most), anchor="end"),
+        small_text(left - 6, base, "0", anchor="end"),
     ]
     for n, point in enumerate(shown):
         shapes += _trend_column(point, left + n * slot, slot, most)
     for at, anchor, point in ((left, "start", shown[0]), (units, "end", shown[-1])):
-        shapes.append(svg_text(at, base + 17, _date_text(point.start), size=SMALL_SIZE, anchor=anchor, kind="mute"))
+        shapes.append(small_text(at, base + 17, format_time(point.start).partition(" ")[0], anchor=anchor))
     legend_shapes, height = legend(_LOST_KEYS, base + 26, units)
     return base + 26 + height, shapes + legend_shapes
 
@@ -551,17 +506,10 @@ def _trend_column(point: TrendPoint, x: float, slot: float, most: float) -> Iter
     lost = min(lost, held)
     yield svg_rect(x + (slot - width) / 2, base - held, width, held - lost, "fill kept")
     yield svg_rect(x + (slot - width) / 2, base - lost, width, lost, "fill lost")
-    label = next((point for point in _share_texts(point) if text_width(point, SMALL_SIZE, bold=True) <= slot - 3), "")
+    labels = (format_percent(point.product), "" if point.product is None else f"{100 * point.product:.0f} %")
+    label = next((each for each in labels if text_width(each, SMALL_SIZE, bold=True) <= slot - 3), "")
     if label:
-        yield svg_text(x + slot / 2, base - held - 6, label, size=SMALL_SIZE, anchor="middle", kind="bold")
-
-
-def _share_texts(point: TrendPoint) -> tuple[str, ...]:
-    return (format_percent(point.product), "" if point.product is None else f"{100 * point.product:.0f} %")
-
-
-def _date_text(at: float) -> str:
-    return format_time(at).partition(" ")[0]
+        yield small_text(x + slot / 2, base - held - 6, label, anchor="middle", kind="bold")
 
 
 def _rent_chart(rents: Sequence[RentComparison], currency: str, *, half: bool) -> str:

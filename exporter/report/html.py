@@ -13,13 +13,13 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from exporter.formatting import NO_VALUE, format_percent
+from exporter.formatting import NO_VALUE, format_percent, readable_name
 from exporter.report import charts
 from exporter.report.charts import lost_parts, part_kind, waterfall_total
 from exporter.report.model import JobReport, LayerRatios, ReportComparison
 from exporter.report.summary import SummaryRow, UsageSummary
-from exporter.report.svg import escaped, spaced_name
-from exporter.report.text import ReportTable, TableRow, plural
+from exporter.report.svg import escaped
+from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, plural
 
 LIGHT_COLOURS = {
     "bg": "#faf9f7", "card": "#ffffff", "ink": "#1d1c1a", "mute": "#67635d", "line": "#e5e2dc", "track": "#f1eee9",
@@ -69,9 +69,6 @@ CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLESHEET.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"
 )
-ADVICE_TITLE = "What to do first"
-"""Title of the table that the page shows as cards."""
-_MAX_CARDS = 3
 _FULL_COVERAGE = 0.995
 """A higher coverage rounds to 100 % and is not mentioned."""
 _NUMBER_PATTERN = re.compile(r"[+\-]?\d.{0,19}")
@@ -82,24 +79,19 @@ AnyReport = JobReport | ReportComparison | UsageSummary
 def render_html(report: AnyReport, tables: Sequence[ReportTable]) -> str:
     """Render the whole file."""
     heading, *others = tables if tables and _is_heading(tables[0]) else (ReportTable(), *tables)
-    context = {
-        "title": heading.title or _page_title(report),
+    context: dict[str, object] = {
         "facts": heading.prose,
         "policy": Markup(CONTENT_SECURITY_POLICY),  # noqa: S704  a constant  # nosec B704
         "stylesheet": Markup(STYLESHEET),  # noqa: S704  likewise  # nosec B704
-        "simulated": _is_simulated(report),
-        "charts": [Markup(chart) for chart in _charts(report)],  # noqa: S704  each text in it is escaped (svg.py)  # nosec B704
         "advice_title": ADVICE_TITLE,
         "advice": None,
         "comparison": None,
         "tables": others,
     }
-    return _TEMPLATES.get_template("report.html").render(context | _headline(report) | _advice(report, others)) + "\n"
-
-
-def _is_simulated(report: AnyReport) -> bool:
-    reports = (report.first, report.second) if isinstance(report, ReportComparison) else (report,)
-    return any(single.simulated for single in reports)
+    context |= _page(report) | ({"title": heading.title} if heading.title else {})
+    if not isinstance(report, ReportComparison):
+        context |= _advice(report, others)
+    return _TEMPLATES.get_template("report.html").render(context) + "\n"
 
 
 def _is_heading(table: ReportTable) -> bool:
@@ -107,41 +99,33 @@ def _is_heading(table: ReportTable) -> bool:
     return bool(table.title and table.prose and not table.rows)
 
 
-def _page_title(report: AnyReport) -> str:
-    match report:
-        case JobReport():
-            return f"Job {report.who.job_id}"
-        case ReportComparison():
-            return f"Job {report.first.who.job_id} and job {report.second.who.job_id}"
-        case UsageSummary():
-            return f"GPU efficiency: {report.about}"
-
-
-def _charts(report: AnyReport) -> list[str]:
-    match report:
-        case JobReport():
-            return charts.job_charts(report)
-        case ReportComparison():
-            return charts.comparison_charts(report)
-        case UsageSummary():
-            return charts.summary_charts(report)
-
-
-# -- headline --
-
-
-def _headline(report: AnyReport) -> dict[str, object]:
+def _page(report: AnyReport) -> dict[str, object]:
+    """Return the title, the headline and the charts."""
     match report:
         case JobReport():
             size = [plural(len(report.nodes), "node"), plural(report.gpus, "GPU")]
-            return _useful_part(report, size, report.currency) | {"running": report.when.running}
-        case ReportComparison():
             return {
-                "comparison": [_compared(each) for each in (report.first, report.second)],
-                "change": _change(report),
-            }
-        case UsageSummary():
-            return _useful_part(report.whole, [plural(report.whole.jobs, "job")], report.currency) | {"running": False}
+                "title": f"Job {report.who.job_id}", "simulated": report.simulated, "running": report.when.running,
+                "charts": _safe_charts(charts.job_charts(report)), **_useful_part(report, size, report.currency),
+            }  # fmt: skip
+        case ReportComparison(first=first, second=second):
+            return {
+                "title": f"Job {first.who.job_id} and job {second.who.job_id}",
+                "simulated": first.simulated or second.simulated, "change": _change(report),
+                "comparison": [(each.who.job_id, _useful_shares(each.layers)) for each in (first, second)],
+                "charts": _safe_charts(charts.comparison_charts(report)),
+            }  # fmt: skip
+        case UsageSummary(whole=whole):
+            return {
+                "title": f"GPU efficiency: {report.about}", "simulated": report.simulated, "running": False,
+                "charts": _safe_charts(charts.summary_charts(report)),
+                **_useful_part(whole, [plural(whole.jobs, "job")], report.currency),
+            }  # fmt: skip
+
+
+def _safe_charts(drawn: Iterable[str]) -> list[Markup]:
+    """Mark drawings as safe HTML: svg.py has escaped all their texts."""
+    return [Markup(chart) for chart in drawn]  # noqa: S704  # nosec B704
 
 
 def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str) -> dict[str, object]:
@@ -161,10 +145,6 @@ def _useful_shares(ratios: LayerRatios) -> list[str]:
     return [] if ratios.product is None else list(dict.fromkeys(shares))
 
 
-def _compared(report: JobReport) -> dict[str, object]:
-    return {"job_id": report.who.job_id, "shares": _useful_shares(report.layers)}
-
-
 def _change(comparison: ReportComparison) -> str:
     first, second = comparison.first.layers.product, comparison.second.layers.product
     if first is None or second is None:
@@ -176,11 +156,9 @@ def _change(comparison: ReportComparison) -> str:
 # -- advice and tables --
 
 
-def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, object]:
+def _advice(report: JobReport | UsageSummary, tables: Sequence[ReportTable]) -> dict[str, object]:
     """Return the largest leaks as cards, which replace the table of advice."""
-    if isinstance(report, ReportComparison):
-        return {}
-    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:_MAX_CARDS]
+    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:MAX_LEAKS]
     return {
         "advice": largest if report.parts else None,
         "tables": [table for table in tables if table.title != ADVICE_TITLE],
@@ -210,5 +188,5 @@ _TEMPLATES.filters |= {
     "numeric_columns": _numeric_columns,
     "part_kind": part_kind,
     "percent": format_percent,
-    "spaced_name": spaced_name,
+    "readable_name": readable_name,
 }

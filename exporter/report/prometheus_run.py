@@ -5,14 +5,12 @@ A counter that fell was restarted: the value before each fall is added. Two addr
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
-from exporter.report.build import (
-    latest_maximum,
-    sum_by_key,
-    weighted_mean,
-)
+from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
 from exporter.report.query import (
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,
@@ -92,7 +90,7 @@ class PrometheusRunData:
         self.job_query, self.run = job_query, run
         self.instance_count = len(run.instance_runs)
         """Number of daemons: about the number of series of a metric without labels of its own."""
-        ends = {instance_run.instance: instance_run.end for instance_run in run.instance_runs}
+        ends = {each.instance: each.end for each in run.instance_runs}
         gauges = self._last_samples(ends, job_query.selector("", '__name__=~"gpu_efficiency_job_.+"'))
         self.node_names = self._query_node_names(ends)
         self.restarted = self._query_restarted()
@@ -102,30 +100,22 @@ class PrometheusRunData:
         """By daemon: the instance whose counters it has resumed, and their value then."""
         self.metrics = RunMetrics(gauges, self._query_counters())
 
-    def mean(self, name: str, *matchers: str, series: int = 1) -> list[VectorSample]:
+    def mean(self, name: str, *, series: int = 1) -> list[VectorSample]:
         """Return each series' mean of all samples of the run; `series` is their number per daemon."""
-        run = self.run
-        return self.job_query.mean(
-            self.job_query.job_selector(name, *matchers),
-            run.query_start,
-            run.query_end,
-            series=self.instance_count * series,
-        )
+        return self._mean(self.job_query.job_selector(name), series=series)
 
-    def weighted_mean(self, name: str, *matchers: str, weights: Mapping[InstanceKey, float]) -> float | None:
+    def _mean(self, query: str, *, series: int, step: float = 0) -> list[VectorSample]:
+        start, end = self.run.query_start, self.run.query_end
+        return self.job_query.mean(query, start, end, series=self.instance_count * series, step=step)
+
+    def weighted_mean(self, name: str, *, weights: Mapping[InstanceKey, float]) -> float | None:
         """Return the weighted mean of a ratio over the run and all daemons."""
-        pairs = [(sample.value, weights.get(sample.instance, 0.0)) for sample in self.mean(name, *matchers)]
-        return weighted_mean(pairs)
+        return weighted_mean((sample.value, weights.get(sample.instance, 0.0)) for sample in self.mean(name))
 
-    def maximum(self, name: str, *matchers: str, series: int = 1) -> list[VectorSample]:
+    def maximum(self, name: str, *, series: int = 1) -> list[VectorSample]:
         """Return each series' maximum in the run."""
-        run = self.run
-        return self.job_query.maximum(
-            self.job_query.job_selector(name, *matchers),
-            run.query_start,
-            run.query_end,
-            series=self.instance_count * series,
-        )
+        selector, run = self.job_query.job_selector(name), self.run
+        return self.job_query.maximum(selector, run.query_start, run.query_end, series=self.instance_count * series)
 
     def range_samples(self, name: str) -> list[RangeSamples]:
         """Return all samples of the run."""
@@ -133,8 +123,9 @@ class PrometheusRunData:
             self.job_query.job_selector(name), self.run.query_start, self.run.query_end, series=self.instance_count
         )
 
+    @cached_property
     def first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
-        """Return each daemon's first sample of paid seconds, without the value resumed from another instance."""
+        """Each daemon's first sample of paid seconds, without the value resumed from another instance."""
         first_samples = dict(self._first_samples)
         for instance, (_, carried) in self._continued_from.items():
             first, paid_at_first = first_samples[instance]
@@ -142,7 +133,7 @@ class PrometheusRunData:
         return first_samples
 
     def _query_first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
-        last = max(instance_run.start for instance_run in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
+        last = max(each.start for each in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
         paid = self.job_query.job_selector("paid_seconds_total")
         series_found = self.job_query.range_samples(
             paid, self.run.query_start, min(last, self.run.query_end), series=self.instance_count
@@ -166,24 +157,12 @@ class PrometheusRunData:
     def hourly_prices(self) -> list[VectorSample]:
         """Return the mean price of an hour of all GPUs the job held, by daemon and currency."""
         price = f"(sum by (cluster, instance, currency) ({self.job_query.job_selector('price_per_hour')}))"
-        return self.job_query.mean(
-            price,
-            self.run.query_start,
-            self.run.query_end,
-            series=2 * self.instance_count,
-            step=self._resolution_seconds,
-        )
+        return self._mean(price, series=2, step=self._resolution_seconds)
 
     def mean_gpus(self) -> dict[InstanceKey, float]:
         """Return the mean number of GPUs or instances while the job held any, by daemon."""
         gpus_held = f"(sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')}) > 0)"
-        samples = self.job_query.mean(
-            gpus_held,
-            self.run.query_start,
-            self.run.query_end,
-            series=2 * self.instance_count,
-            step=self._resolution_seconds,
-        )
+        samples = self._mean(gpus_held, series=2, step=self._resolution_seconds)
         return {sample.instance: sample.value for sample in samples}
 
     @property
@@ -194,14 +173,14 @@ class PrometheusRunData:
     def grams_co2_per_kwh(self) -> float | None:
         """Return the carbon intensity of a kilowatt-hour in grams: the highest of its nodes."""
         samples = self.job_query.instant_query(
-            f"last_over_time({self.job_query.unscoped_selector('gpu_efficiency_grams_co2_per_kwh')}[5m])", self.run.end
+            f"last_over_time({self.job_query.metric_selector('grams_co2_per_kwh')}[5m])", self.run.end
         )
         return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
 
     def gpu_models(self) -> tuple[str, ...]:
         """Return the models of the job's GPUs."""
         gpus_held = f"last_over_time({self.job_query.selector('gpu_efficiency_allocation_info')}[5m])"
-        boards = f"last_over_time({self.job_query.unscoped_selector('gpu_efficiency_gpu_info')}[5m])"
+        boards = f"last_over_time({self.job_query.metric_selector('gpu_info')}[5m])"
         samples = self.job_query.instant_query(
             f"group by (model) ({boards} and on (cluster, instance, uuid) {gpus_held})", self.run.end
         )
@@ -209,7 +188,7 @@ class PrometheusRunData:
 
     def _find_continued(self) -> dict[InstanceKey, tuple[InstanceKey, float]]:
         """Find daemons that resumed from another instance of their node: they start with at least what it counted."""
-        instance_runs = sorted(self.run.instance_runs, key=lambda instance_run: instance_run.last_sample)
+        instance_runs = sorted(self.run.instance_runs, key=attrgetter("last_sample"))
         continued: dict[InstanceKey, tuple[InstanceKey, float]] = {}
         for n, instance_run in enumerate(instance_runs):
             node = self.node_names[instance_run.instance]
@@ -258,7 +237,7 @@ class PrometheusRunData:
     def _query_node_names(self, ends: Mapping[InstanceKey, float]) -> dict[InstanceKey, str]:
         """Return the node name of each daemon; its address if no name is stored."""
         job_series = self.job_query.job_selector("start_timestamp_seconds")
-        node_info = self.job_query.unscoped_selector("gpu_efficiency_node_info")
+        node_info = self.job_query.metric_selector("node_info")
         wide = range_duration(0, 2 * LOOKBACK_SECONDS)
         at = sorted(set(ends.values()))
         query = f"last_over_time({node_info}[{wide}]) and on (cluster, instance) last_over_time({job_series}[{wide}])"
@@ -297,7 +276,7 @@ class PrometheusRunData:
     def _query_counters(self) -> dict[str, list[CounterTotal]]:
         """Return the increase of each counter: its last value plus its value before each restart."""
         counters = '__name__=~"gpu_efficiency_job_.+_total"'
-        last_samples = {instance_run.instance: instance_run.last_sample for instance_run in self.run.instance_runs}
+        last_samples = {each.instance: each.last_sample for each in self.run.instance_runs}
         steady = {instance: at for instance, at in last_samples.items() if instance not in self.restarted}
         samples = self._last_samples(steady, self.job_query.selector("", counters))
         for instance, restarts in self._restart_times().items():

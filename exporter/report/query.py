@@ -41,17 +41,14 @@ class QueriedSeries(Protocol):
     @property
     def metric(self) -> dict[str, str]:
         """Labels of the series."""
-        ...
 
     @property
     def values(self) -> tuple[tuple[float, str], ...]:
         """(Unix seconds, value) of each sample of a range vector."""
-        ...
 
     @property
     def value(self) -> tuple[float, str]:
         """(Unix seconds, value) of an instant vector."""
-        ...
 
 
 class QueryServer(Protocol):
@@ -59,7 +56,6 @@ class QueryServer(Protocol):
 
     def instant_query(self, query: str, at: float) -> Sequence[QueriedSeries]:
         """Evaluate a query at a time in Unix seconds and return all series."""
-        ...
 
 
 class VectorSample(NamedTuple):
@@ -96,12 +92,31 @@ def instance_of(labels: dict[str, str]) -> InstanceKey:
     return labels.get("cluster", ""), labels.get("instance", "")
 
 
-class JobQuery:
-    """Queries the series of one job. `matchers` restrict all selectors."""
+class MetricQuery:
+    """Queries series of gpu-efficiency. `matchers` restrict all selectors; braces around them are ignored."""
+
+    def __init__(self, server: QueryServer, *, matchers: str = "") -> None:
+        self._server = server
+        self.matchers = matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+
+    def metric_selector(self, name: str, *matchers: str) -> str:
+        """Return the selector of `gpu_efficiency_NAME`."""
+        return f"gpu_efficiency_{name}{{{self._joined_matchers(*matchers)}}}"
+
+    def _joined_matchers(self, *matchers: str) -> str:
+        return ",".join(filter(None, (*matchers, self.matchers)))
+
+    def instant_query(self, query: str, at: float) -> list[VectorSample]:
+        """Return the value of each series at a time in Unix seconds."""
+        return [VectorSample(row.metric, float(row.value[1])) for row in self._server.instant_query(query, at)]
+
+
+class JobQuery(MetricQuery):
+    """Queries the series of one job."""
 
     def __init__(self, server: QueryServer, job_id: str, *, matchers: str = "") -> None:
-        self._server, self.job_id = server, job_id
-        self._matchers = without_braces(matchers)
+        super().__init__(server, matchers=matchers)
+        self.job_id = job_id
 
     def job_selector(self, name: str, *matchers: str) -> str:
         """Return the selector of `gpu_efficiency_job_NAME` for the job."""
@@ -110,17 +125,6 @@ class JobQuery:
     def selector(self, name: str, *matchers: str) -> str:
         """Return a selector with the job's ID; with an empty name, `matchers` select the metrics."""
         return f"{name}{{{self._joined_matchers(f'job_id={promql_string(self.job_id)}', *matchers)}}}"
-
-    def unscoped_selector(self, name: str) -> str:
-        """Return a selector without a job ID."""
-        return f"{name}{{{self._joined_matchers()}}}"
-
-    def _joined_matchers(self, *matchers: str) -> str:
-        return ",".join(filter(None, (*matchers, self._matchers)))
-
-    def instant_query(self, query: str, at: float) -> list[VectorSample]:
-        """Return the value of each series at a time in Unix seconds."""
-        return [VectorSample(row.metric, float(row.value[1])) for row in self._server.instant_query(query, at)]
 
     def range_samples(self, selector: str, start: float, end: float, *, series: int = 1) -> list[RangeSamples]:
         """Return every sample from `start` to `end`; `series` is the expected number of series."""
@@ -138,10 +142,8 @@ class JobQuery:
         """Return the mean of all samples of each series; if `selector` is an expression, `step` is its resolution."""
         sums = self._over_time("sum_over_time", selector, start, end, series=series, step=step)
         counts = self._over_time("count_over_time", selector, start, end, series=series, step=step)
-        count_by_labels = {frozenset(count.labels.items()): count.value for count in counts}
-        return [
-            VectorSample(total.labels, total.value / count_by_labels[frozenset(total.labels.items())]) for total in sums
-        ]
+        count_of = {frozenset(count.labels.items()): count.value for count in counts}
+        return [VectorSample(each.labels, each.value / count_of[frozenset(each.labels.items())]) for each in sums]
 
     def _over_time(
         self, function: str, selector: str, start: float, end: float, *, series: int, step: float = 0
@@ -151,19 +153,9 @@ class JobQuery:
             resolution = f":{math.ceil(step)}s" if step else ""
             for sample in self.instant_query(f"{function}({selector}[{range_duration(a, b)}{resolution}])", b):
                 key = frozenset(sample.labels.items())
-                previous = values.get(key)
-                if previous is None:
-                    values[key] = sample.value
-                else:
-                    values[key] = (
-                        max(previous, sample.value) if function == "max_over_time" else previous + sample.value
-                    )
+                pair = (values[key], sample.value) if key in values else (sample.value,)
+                values[key] = max(pair) if function == "max_over_time" else sum(pair)
         return [VectorSample(dict(key), value) for key, value in values.items()]
-
-
-def without_braces(matchers: str) -> str:
-    """Remove the braces of a selector, so that matchers can be added."""
-    return matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
 
 
 def promql_string(text: str) -> str:
@@ -244,7 +236,7 @@ def find_run(job_query: JobQuery, at: float, *, since: float) -> PrometheusRun:
             f"job {job_query.job_id} is there in several clusters ({', '.join(clusters)}): pick one with --match"
             f" 'cluster=\"{clusters[0]}\"'"
         )
-    instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda instance_run: -instance_run.last_sample)
+    instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda each: -each.last_sample)
     if not instance_runs:
         raise ReportError(
             f"job {job_query.job_id} has a start and no time: its daemon is too old to be asked, update it"
@@ -259,15 +251,11 @@ def _last_run(instance_runs: list[InstanceRun], at: float) -> PrometheusRun:
         if instance_run.last_sample >= start - _SAME_RUN_SECONDS:
             same_run.append(instance_run)
             start = min(start, instance_run.start)
-    earlier_ends = [instance_run.end for instance_run in instance_runs if instance_run not in same_run]
-    running = any(
-        not instance_run.ended and at - instance_run.last_sample <= LOOKBACK_SECONDS for instance_run in same_run
-    )
-    end = max(instance_run.end for instance_run in same_run)
+    earlier_ends = [each.end for each in instance_runs if each not in same_run]
     return PrometheusRun(
         start=start,
-        end=end,
-        running=running,
+        end=max(each.end for each in same_run),
+        running=any(not each.ended and at - each.last_sample <= LOOKBACK_SECONDS for each in same_run),
         instance_runs=tuple(same_run),
         previous_end=max(earlier_ends, default=None),
     )
@@ -292,9 +280,7 @@ def _starts_within(job_query: JobQuery, at: float, lookback: float) -> dict[Inst
 
 
 def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
-    stored = job_query.instant_query(
-        f"count(last_over_time({job_query.unscoped_selector('gpu_efficiency_build_info')}[1h]))", at
-    )
+    stored = job_query.instant_query(f"count(last_over_time({job_query.metric_selector('build_info')}[1h]))", at)
     if stored:
         return (
             f"no job {job_query.job_id} is stored there in the {since / DAY_SECONDS:g} days before: is the id as"
@@ -350,15 +336,13 @@ def _tail_samples(
 
 
 def _instance_run(samples: RangeSamples, start: float) -> InstanceRun:
-    times = [at for at, _ in samples.points]
-    gaps = [b - a for a, b in pairwise(times)]
-    interval = median(gaps or [SCRAPE_INTERVAL_SECONDS])
+    gaps = [b - a for (a, _), (b, _) in pairwise(samples.points)]
     return InstanceRun(
         instance=samples.instance,
         start=start,
         end=_last_increase(samples),
-        last_sample=times[-1],
-        scrape_interval=interval,
+        last_sample=samples.points[-1][0],
+        scrape_interval=median(gaps or [SCRAPE_INTERVAL_SECONDS]),
     )
 
 

@@ -23,8 +23,8 @@ from exporter.report.build import (
     NANOSECONDS_PER_HOUR,
     JobBooks,
     LatencyValue,
+    ReportedTraining,
     RunData,
-    TrainingTotals,
     build_report,
     latency_summaries,
     latest_maximum,
@@ -164,12 +164,12 @@ def books_start(record: JobRecord, before: float) -> float:
 ViewsByNode = Mapping[str, Sequence[View]]
 
 
-def _training_totals(run: JobRun) -> TrainingTotals:
+def _training_totals(run: JobRun) -> ReportedTraining:
     views = _views_by_node(run, attrgetter("training"))
     gpu_seconds = _sum_by_node(views, lambda view: view.gpu_time / SECOND)
     phases = _labels_by_node(views, lambda view: [(phase, spent / SECOND) for phase, spent in view.phases])
     last = [node_run.last.training for node_run in run.node_runs if node_run.last.training is not None]
-    return TrainingTotals(
+    return ReportedTraining(
         gpu_seconds=_total(gpu_seconds),
         gpu_seconds_by_node=gpu_seconds,
         phase_seconds=_sum_labels(phases),

@@ -5,6 +5,7 @@ are classes, because the security policy of the page forbids inline styles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from math import isfinite
 from typing import Protocol
@@ -88,11 +89,6 @@ def escaped(text: str) -> str:
     return escape("".join(character if character.isprintable() else _REPLACEMENT for character in text))
 
 
-def spaced_name(name: str) -> str:
-    """Return a leak's name with spaces."""
-    return name.replace("_", " ")
-
-
 # -- shapes --
 
 
@@ -103,6 +99,11 @@ def svg_text(x: float, y: float, text: str, *, size: float = BODY_SIZE, anchor: 
         f'<text x="{_coordinate(x)}" y="{_coordinate(y)}" font-size="{size:g}"'
         f"{anchor_attribute}{_class_attribute(kind)}>{escaped(text)}</text>"
     )
+
+
+def small_text(x: float, y: float, text: str, *, anchor: str = "start", kind: str = "mute") -> str:
+    """Return a text in the smaller size, muted by default."""
+    return svg_text(x, y, text, size=SMALL_SIZE, anchor=anchor, kind=kind)
 
 
 def svg_rect(x: float, y: float, width: float, height: float, kind: str) -> str:
@@ -214,11 +215,10 @@ def bar_chart(
     """Return a figure of bars with a legend of `keys`, (fill, text); empty without rows."""
     if not rows:
         return ""
-    draw: DrawFunction = lambda units: _draw_bars(rows, units, keys)  # noqa: E731
-    return svg_figure(key, title, description, draw, half=half)
+    return svg_figure(key, title, description, partial(_draw_bars, rows, keys), half=half)
 
 
-def _draw_bars(rows: Sequence[BarRow], units: float, keys: Sequence[tuple[str, str]]) -> tuple[float, list[str]]:
+def _draw_bars(rows: Sequence[BarRow], keys: Sequence[tuple[str, str]], units: float) -> tuple[float, list[str]]:
     shapes: list[str] = []
     y = 2.0
     columns = _bar_columns(rows, units) if units > NARROW_UNITS else None
@@ -255,29 +255,25 @@ def _bar_columns(rows: Sequence[BarRow], units: float) -> _BarColumns:
 
 
 def _inline_row(row: BarRow, y: float, columns: _BarColumns) -> Iterator[str]:
-    yield svg_text(0, y + 15, shorten(row.name, columns.bar - _COLUMN_GAP, bold=row.bold), kind=_font_weight(row))
+    yield svg_text(
+        0, y + 15, shorten(row.name, columns.bar - _COLUMN_GAP, bold=row.bold), kind="bold" if row.bold else ""
+    )
     yield from _bar_shapes(row, columns.bar, y + 4, columns.end - columns.bar)
     yield svg_text(columns.value, y + 15, row.value, anchor="end", kind="bold")
     if row.note:
         room = columns.units - columns.value - _COLUMN_GAP
-        yield svg_text(
-            columns.value + _COLUMN_GAP, y + 15, shorten(row.note, room, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute"
-        )
+        yield small_text(columns.value + _COLUMN_GAP, y + 15, shorten(row.note, room, size=SMALL_SIZE))
 
 
 def _stacked_row(row: BarRow, y: float, units: float) -> Iterator[str]:
     value = first_fitting(units * 0.6, row.value, bold=True)
     room = units - text_width(value, bold=True) - _COLUMN_GAP
-    yield svg_text(0, y + 13, shorten(row.name, room, bold=row.bold), kind=_font_weight(row))
+    yield svg_text(0, y + 13, shorten(row.name, room, bold=row.bold), kind="bold" if row.bold else "")
     yield svg_text(units, y + 13, value, anchor="end", kind="bold")
     if row.note:
-        yield svg_text(0, y + 28, shorten(row.note, units, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute")
+        yield small_text(0, y + 28, shorten(row.note, units, size=SMALL_SIZE))
         y += 16
     yield from _bar_shapes(row, 0, y + 20, units)
-
-
-def _font_weight(row: BarRow) -> str:
-    return "bold" if row.bold else ""
 
 
 def _bar_shapes(row: BarRow, x: float, y: float, room: float) -> Iterator[str]:
@@ -302,7 +298,7 @@ def legend(keys: Sequence[tuple[str, str]], y: float, units: float) -> tuple[lis
         length = 16 + text_width(text, SMALL_SIZE)
         if x and x + length > units:
             x, y = 0.0, y + 18
-        shapes += [svg_rect(x, y + 3, 11, 11, f"fill {kind}"), svg_text(x + 16, y + 13, text, size=SMALL_SIZE)]
+        shapes += [svg_rect(x, y + 3, 11, 11, f"fill {kind}"), small_text(x + 16, y + 13, text, kind="")]
         x += length + 14
     return shapes, (y - first + 22 if keys else 0.0)
 
@@ -319,14 +315,13 @@ class _Plot(Struct, frozen=True, kw_only=True):
     right: float
     times: tuple[float, float]
     values: tuple[float, float]
-    height: float = _PLOT_HEIGHT
 
     def position(self, point: tuple[float, float]) -> tuple[float, float]:
         """Return the position of a point (seconds, value)."""
         (first, last), (low, top) = self.times, self.values
         x = (point[0] - first) / ((last - first) or 1)
         y = (point[1] - low) / ((top - low) or 1)
-        return self.left + x * (self.right - self.left), _PLOT_TOP + self.height * (1 - y)
+        return self.left + x * (self.right - self.left), _PLOT_TOP + _PLOT_HEIGHT * (1 - y)
 
 
 def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: bool) -> str:
@@ -340,7 +335,7 @@ def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: b
         f"{name} over {format_duration(track[-1][0])}: "
         f"from {format_amount(metric.start)} to {format_amount(metric.last)}, best {format_amount(metric.best)}{target}"
     )
-    draw: DrawFunction = lambda units: _draw_quality(metric, track, units, seconds)  # noqa: E731
+    draw = partial(_draw_quality, metric, track, seconds)
     return svg_figure(f"quality-{number}", f"{name} as it went", description, draw, half=half)
 
 
@@ -350,18 +345,18 @@ def _is_drawable(value: float) -> bool:
 
 
 def _draw_quality(
-    metric: QualityMetric, track: Sequence[tuple[float, float]], units: float, seconds: float
+    metric: QualityMetric, track: Sequence[tuple[float, float]], seconds: float, units: float
 ) -> tuple[float, list[str]]:
     values = [value for _, value in track]
-    goal = metric.target if metric.target is not None and _is_drawable(metric.target) else None
-    ends = (min(values), max(values)) if goal is None else (min(*values, goal), max(*values, goal))
+    goals = [] if metric.target is None or not _is_drawable(metric.target) else [metric.target]
+    ends = min(values + goals), max(values + goals)
     marks = [format_amount(limit) for limit in ends]
     plot = _Plot(
         left=max(text_width(mark, SMALL_SIZE) for mark in marks) + 8, right=units - 8,
         times=(min(track[0][0], 0.0), max(track[-1][0], seconds)), values=ends,
     )  # fmt: skip
     shapes = _plot_axes(plot, marks)
-    if goal is not None:
+    for goal in goals:
         shapes += _target_line(plot, goal)
     shapes.append(svg_path([plot.position(point) for point in _as_steps(track, plot.times[1])], "curve"))
     return _PLOT_TOP + _PLOT_HEIGHT + _PLOT_BOTTOM, shapes
@@ -376,17 +371,17 @@ def _as_steps(track: Sequence[tuple[float, float]], end: float) -> list[tuple[fl
 
 
 def _plot_axes(plot: _Plot, marks: Sequence[str]) -> list[str]:
-    base, (first, last) = _PLOT_TOP + plot.height, plot.times
+    base, (first, last) = _PLOT_TOP + _PLOT_HEIGHT, plot.times
     low, top = marks
     middle = (plot.left + plot.right) / 2
     return [
         svg_line((plot.left, base), (plot.right, base), "axis"),
         svg_line((plot.left, _PLOT_TOP), (plot.right, _PLOT_TOP), "rule"),
-        svg_text(plot.left - 6, base, low, size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(plot.left - 6, _PLOT_TOP + 4, top, size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(plot.left, base + 16, format_duration(first), size=SMALL_SIZE, kind="mute"),
-        svg_text(middle, base + 16, format_duration((first + last) / 2), size=SMALL_SIZE, anchor="middle", kind="mute"),
-        svg_text(plot.right, base + 16, format_duration(last), size=SMALL_SIZE, anchor="end", kind="mute"),
+        small_text(plot.left - 6, base, low, anchor="end"),
+        small_text(plot.left - 6, _PLOT_TOP + 4, top, anchor="end"),
+        small_text(plot.left, base + 16, format_duration(first)),
+        small_text(middle, base + 16, format_duration((first + last) / 2), anchor="middle"),
+        small_text(plot.right, base + 16, format_duration(last), anchor="end"),
     ]
 
 
@@ -394,10 +389,7 @@ def _target_line(plot: _Plot, goal: float) -> list[str]:
     _, y = plot.position((plot.times[0], goal))
     text = first_fitting(plot.right - plot.left, f"target {format_amount(goal)}", size=SMALL_SIZE)
     beside = y + 14 if y < _PLOT_TOP + _LABEL_SPACE else y - 5
-    return [
-        svg_line((plot.left, y), (plot.right, y), "goal"),
-        svg_text(plot.left + 4, beside, text, size=SMALL_SIZE),
-    ]
+    return [svg_line((plot.left, y), (plot.right, y), "goal"), small_text(plot.left + 4, beside, text, kind="")]
 
 
 MAX_SLICES = 160
@@ -424,17 +416,12 @@ def course_chart(report: JobReport, *, half: bool) -> str:
     slices = course_slices(report.course)
     if len(slices) < 2:  # noqa: PLR2004  a course
         return ""
-    draw: DrawFunction = lambda units: _draw_course(slices, units)  # noqa: E731
-    return svg_figure("course", "How it went", _course_description(slices), draw, half=half)
+    return svg_figure("course", "How it went", _course_description(slices), partial(_draw_course, slices), half=half)
 
 
 def course_slices(intervals: Sequence[CourseInterval]) -> list[CourseSlice]:
     """Merge intervals into at most MAX_SLICES slices, with means weighted by the time held."""
-    slices = [
-        _course_slice(time_slice)
-        for time_slice in intervals
-        if time_slice.end > time_slice.start and time_slice.gpus > 0
-    ]
+    slices = [_course_slice(each) for each in intervals if each.end > each.start and each.gpus > 0]
     size = -(-len(slices) // MAX_SLICES) or 1
     return [_merge_slices(slices[n : n + size]) for n in range(0, len(slices), size)]
 
@@ -444,21 +431,15 @@ def _course_slice(interval: CourseInterval) -> CourseSlice:
     working = observed * (interval.gau or 0.0)
     computing = working * (interval.ectr or 0.0)
     useful = min(observed * (interval.floor or 0.0), computing)
+    cumulative = useful, computing, working, observed, 1.0
     gpu_seconds = (interval.end - interval.start) * interval.gpus
-    return CourseSlice(
-        start=interval.start,
-        end=interval.end,
-        gpu_seconds=gpu_seconds,
-        cumulative=(useful, computing, working, observed, 1.0),
-    )
+    return CourseSlice(start=interval.start, end=interval.end, gpu_seconds=gpu_seconds, cumulative=cumulative)
 
 
 def _merge_slices(slices: Sequence[CourseSlice]) -> CourseSlice:
-    gpu_seconds = sum(time_slice.gpu_seconds for time_slice in slices)
-    cumulative = tuple(
-        sum(time_slice.cumulative[n] * time_slice.gpu_seconds for time_slice in slices) / gpu_seconds
-        for n in range(len(COURSE_KEYS))
-    )
+    gpu_seconds = sum(each.gpu_seconds for each in slices)
+    sums = (sum(each.cumulative[n] * each.gpu_seconds for each in slices) for n in range(len(COURSE_KEYS)))
+    cumulative = tuple(each / gpu_seconds for each in sums)
     return CourseSlice(start=slices[0].start, end=slices[-1].end, gpu_seconds=gpu_seconds, cumulative=cumulative)
 
 
@@ -474,21 +455,17 @@ def _course_description(slices: Sequence[CourseSlice]) -> str:
 
 def _draw_course(slices: Sequence[CourseSlice], units: float) -> tuple[float, list[str]]:
     left, end = text_width("100 %", SMALL_SIZE) + 8, slices[-1].end
-    room = units - left
-    used = [
-        n
-        for n in range(len(COURSE_KEYS))
-        if max(time_slice.cumulative[n] - _lower_edge(time_slice, n) for time_slice in slices) > _MIN_VISIBLE_SHARE
-    ]
-    shapes = []
-    for n in used:
-        outline = [
-            (left + x / end * room, _COURSE_TOP + _COURSE_HEIGHT * (1 - y)) for x, y in _slice_outline(slices, n)
-        ]
-        shapes.append(svg_path(outline, f"fill {COURSE_KEYS[n][0]}", closed=True))
+    room, foot = units - left, _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM
+    shapes, keys = [], []
+    for n, key in enumerate(COURSE_KEYS):
+        if max(each.cumulative[n] - _lower_edge(each, n) for each in slices) > _MIN_VISIBLE_SHARE:
+            outline = _slice_outline(slices, n)
+            points = [(left + x / end * room, _COURSE_TOP + _COURSE_HEIGHT * (1 - y)) for x, y in outline]
+            shapes.append(svg_path(points, f"fill {key[0]}", closed=True))
+            keys.append(key)
     shapes += _course_axes(left, units, end)
-    legend_shapes, height = legend([COURSE_KEYS[n] for n in used], _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM, units)
-    return _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM + height, shapes + legend_shapes
+    legend_shapes, height = legend(keys, foot, units)
+    return foot + height, shapes + legend_shapes
 
 
 def _lower_edge(time_slice: CourseSlice, n: int) -> float:
@@ -511,9 +488,7 @@ def _course_axes(left: float, units: float, end: float) -> Iterator[str]:
     for share in (0.0, 0.5, 1.0):
         y = base - share * _COURSE_HEIGHT
         yield svg_line((left, y), (units, y), "axis" if not share else "rule")
-        yield svg_text(left - 6, y + 4, f"{100 * share:.0f} %", size=SMALL_SIZE, anchor="end", kind="mute")
-    yield svg_text(left, base + 16, "start", size=SMALL_SIZE, kind="mute")
-    yield svg_text(
-        (left + units) / 2, base + 16, format_duration(end / 2), size=SMALL_SIZE, anchor="middle", kind="mute"
-    )
-    yield svg_text(units, base + 16, format_duration(end), size=SMALL_SIZE, anchor="end", kind="mute")
+        yield small_text(left - 6, y + 4, f"{100 * share:.0f} %", anchor="end")
+    yield small_text(left, base + 16, "start")
+    yield small_text((left + units) / 2, base + 16, format_duration(end / 2), anchor="middle")
+    yield small_text(units, base + 16, format_duration(end), anchor="end")

@@ -20,11 +20,11 @@ from exporter.report.query import (
     MAX_SAMPLES_READ,
     SCRAPE_INTERVAL_SECONDS,
     InstanceKey,
+    MetricQuery,
     QueryServer,
     VectorSample,
     promql_string,
     range_duration,
-    without_braces,
 )
 from exporter.report.summary import FleetUsage
 from exporter.report.usage import Period, UsageRecord
@@ -94,41 +94,30 @@ class TimeCounter:
 
     def seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
         """Yield seconds by owner and split labels; the same labels may occur several times."""
-        samples = sum(
-            sample.value
-            for sample in self._query(f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))", period.end)
-        )
+        count = f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))"
+        samples = sum(sample.value for sample in self._query(count, period.end))
         period_parts = list(self._split_period(period, samples * LEAK_SERIES_FACTOR))
         shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
         if not shares:
+            labels = (*counters.owner_labels, *counters.split_labels)
             for part in period_parts:
-                samples_by_label = self._growth(
-                    counters.by_leak, (*counters.owner_labels, *counters.split_labels), counters, part
-                )
-                yield from (
-                    (_label_values(sample, (*counters.owner_labels, *counters.split_labels)), sample.value)
-                    for sample in samples_by_label
-                )
+                growth = self._growth(counters.by_leak, labels, counters, part)
+                yield from ((_label_values(sample, labels), sample.value) for sample in growth)
             return
         self.used_recording_rules = True
         unsplit = {("true",) * (len(counters.split_labels) - 1) + (UNSPLIT_LEAK,): 1.0}
         for part in self._split_period(period, samples):
             for sample in self._growth(counters.paid, counters.owner_labels, counters, part):
+                owner = _label_values(sample, counters.owner_labels)
                 split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
-                yield from (
-                    ((*_label_values(sample, counters.owner_labels), *into), sample.value * share)
-                    for into, share in split.items()
-                )
+                yield from (((*owner, *into), sample.value * share) for into, share in split.items())
 
     def _growth(self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period) -> list[VectorSample]:
-        older = (
-            self._older_query(counters, part)
-            if counters.start_metric
-            else f"count_over_time({counter}[{range_duration(*part)}])"
-        )
-        growth = growth_query(
-            counter, *part, lookback=max(3600.0, 4 * self._interval), older=older, on=", ".join(counters.owner_labels)
-        )
+        older = f"count_over_time({counter}[{range_duration(*part)}])"
+        if counters.start_metric:
+            older = self._older_query(counters, part)
+        lookback, on = max(3600.0, 4 * self._interval), ", ".join(counters.owner_labels)
+        growth = growth_query(counter, *part, lookback=lookback, older=older, on=on)
         return self._query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
@@ -143,9 +132,10 @@ class TimeCounter:
         query = f"sum by ({', '.join(labels)}) (sum_over_time({counters.recorded}[{range_duration(*period)}]))"
         sums: dict[LabelValues, dict[LabelValues, float]] = defaultdict(dict)
         for sample in self._query(query, period.end):
-            sums[_label_values(sample, counters.recorded_owner_labels)][
-                _label_values(sample, counters.split_labels)
-            ] = sample.value
+            owner, split = (
+                _label_values(sample, each) for each in (counters.recorded_owner_labels, counters.split_labels)
+            )
+            sums[owner][split] = sample.value
         return {key: _normalized(amounts) for key, amounts in sums.items()}
 
     def _split_period(self, period: Period, samples: float) -> Iterator[Period]:
@@ -213,14 +203,13 @@ class StoredUsage(Struct, frozen=True, kw_only=True):
     """Whether any daemon at the end of the range serves a simulated node."""
 
 
-class PrometheusUsage:
-    """Queries one server. `matchers` restrict all selectors."""
+class PrometheusUsage(MetricQuery):
+    """Queries the usage of a time range. `matchers` restrict all selectors."""
 
     def __init__(self, server: QueryServer, usage_filter: UsageFilter, *, matchers: str = "") -> None:
-        self._server, self._filter = server, usage_filter
-        self._matchers = without_braces(matchers)
-        self._interval = SCRAPE_INTERVAL_SECONDS
-        self._time_counter = TimeCounter(self._instant_query, interval=SCRAPE_INTERVAL_SECONDS)
+        super().__init__(server, matchers=matchers)
+        self._filter, self._interval = usage_filter, SCRAPE_INTERVAL_SECONDS
+        self._time_counter = TimeCounter(self.instant_query, interval=SCRAPE_INTERVAL_SECONDS)
         self.daemon_restarts = 0
 
     def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
@@ -232,25 +221,16 @@ class PrometheusUsage:
             if period.end > known_period.start and period.start < known_period.end:
                 usage += self._usage(number, period)
         fleet = None if self._filter.matchers else self._fleet_usage(usage, known_period)
+        simulated = self._single_value(
+            f"max(last_over_time({self.metric_selector('simulated')}[1h]))", known_period.end
+        )
         return StoredUsage(
             usage=tuple(usage), known_period=known_period, fleet=fleet, daemon_restarts=self.daemon_restarts,
-            from_recording_rules=self._time_counter.used_recording_rules,
-            simulated=bool(
-                self._single_value(f"max(last_over_time({self._selector('simulated')}[1h]))", known_period.end)
-            ),
+            from_recording_rules=self._time_counter.used_recording_rules, simulated=bool(simulated),
         )  # fmt: skip
 
-    # -- selectors and queries --
-
-    def _selector(self, name: str, *matchers: str) -> str:
-        inside = ",".join(filter(None, (*matchers, self._matchers)))
-        return f"gpu_efficiency_{name}{{{inside}}}"
-
-    def _instant_query(self, query: str, at: float) -> list[VectorSample]:
-        return [VectorSample(sample.metric, float(sample.value[1])) for sample in self._server.instant_query(query, at)]
-
     def _single_value(self, query: str, at: float) -> float | None:
-        return next((sample.value for sample in self._instant_query(query, at)), None)
+        return next((sample.value for sample in self.instant_query(query, at)), None)
 
     # -- the time that is stored --
 
@@ -265,14 +245,10 @@ class PrometheusUsage:
                 " --at with a time at which it did, a longer --since, or another --match"
             )
         day = Period(first - 1, min(last, first + DAY_SECONDS))
-        sample_count = (
-            self._single_value(
-                f"max(count_over_time({self._selector('ticks_total')}[{range_duration(*day)}]))", day.end
-            )
-            or 1.0
-        )
+        counts = f"count_over_time({self.metric_selector('ticks_total')}[{range_duration(*day)}])"
+        sample_count = self._single_value(f"max({counts})", day.end) or 1.0
         self._interval = max(1.0, (day.end - first) / max(1.0, sample_count - 1))
-        self._time_counter = TimeCounter(self._instant_query, interval=self._interval)
+        self._time_counter = TimeCounter(self.instant_query, interval=self._interval)
         tolerance = 2 * self._interval
         return Period(
             requested.start if first - requested.start <= tolerance else first,
@@ -281,7 +257,7 @@ class PrometheusUsage:
 
     def _tick_time(self, extreme: str, day: Period) -> float | None:
         """Return the time of the first or last sample on a day, by Prometheus' clock: a node's clock may be wrong."""
-        when = f"timestamp({self._selector('ticks_total')})"
+        when = f"timestamp({self.metric_selector('ticks_total')})"
         coarse = f"{extreme}_over_time({when}[{range_duration(*day)}:{range_duration(0, LOOKBACK_SECONDS)}])"
         approximate = self._single_value(f"{extreme}({extreme}({coarse}) or {extreme}({when}))", day.end)
         if approximate is None or extreme == "max":
@@ -302,47 +278,33 @@ class PrometheusUsage:
             for leak, value in seconds.items():
                 held[instance_key][leak] += value
             identity = identities.get((instance_key[0], job_id), JobIdentity(job_id=job_id, cluster=instance_key[0]))
-            yield self._usage_record(number, identity, seconds, prices.get((instance_key, "true"), {}))
+            money = _money(seconds, prices.get((instance_key, "true"), {}))
+            yield UsageRecord(period=number, identity=identity, seconds=seconds, money=money)
         if not self._filter.matchers:
             yield from self._unassigned_usage(number, period, held, prices)
 
-    def _usage_record(
-        self,
-        number: int,
-        identity: JobIdentity,
-        seconds: dict[str, float],
-        price: MoneyByCurrency,
-        *,
-        attributed: bool = True,
-    ) -> UsageRecord:
-        hours = sum(seconds.values()) / 3600
-        money = {currency: hours * amount for currency, amount in price.items()}
-        return UsageRecord(period=number, identity=identity, seconds=seconds, money=money, attributed=attributed)
-
     def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
-        info = self._selector("job_info", self._filter.matchers)
-        samples = self._instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
-        return {
-            (sample.labels.get("cluster", ""), sample.labels.get("job_id", "")): JobIdentity(
-                job_id=sample.labels.get("job_id", ""),
-                cluster=sample.labels.get("cluster", ""),
-                **{field: sample.labels.get(label, "") for field, label in IDENTITY_LABELS.items()},
-            )
+        info = self.metric_selector("job_info", self._filter.matchers)
+        samples = self.instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
+        labels = {"job_id": "job_id", "cluster": "cluster", **IDENTITY_LABELS}
+        identities = (
+            JobIdentity(**{field: sample.labels.get(label, "") for field, label in labels.items()})
             for sample in samples
-        }
+        )
+        return {(identity.cluster, identity.job_id): identity for identity in identities}
 
     def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:
         """Return prices of a GPU-hour by daemon and `held`; the mean over the GPUs of a node with several models."""
         duration = range_duration(*period)
-        price_metric = self._selector("price_per_gpu_hour")
+        price_metric = self.metric_selector("price_per_gpu_hour")
         price = f"max by ({INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
-        gpus = f"max by ({INSTANCE_LABELS}, model) (avg_over_time({self._selector('node_gpus')}[{duration}]))"
+        gpus = f"max by ({INSTANCE_LABELS}, model) (avg_over_time({self.metric_selector('node_gpus')}[{duration}]))"
         query = (
             f"sum by ({INSTANCE_LABELS}, held, currency) ({price} * on ({INSTANCE_LABELS}, model) group_left () {gpus})"
             f" / on ({INSTANCE_LABELS}) group_left () sum by ({INSTANCE_LABELS}) ({gpus})"
         )
         found: dict[tuple[InstanceKey, str], MoneyByCurrency] = defaultdict(dict)
-        for sample in self._instant_query(query, period.end):
+        for sample in self.instant_query(query, period.end):
             found[sample.instance, sample.labels.get("held", "")][sample.labels.get("currency", "")] = sample.value
         return found
 
@@ -353,14 +315,14 @@ class PrometheusUsage:
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for matcher in self._job_matchers(sorted({job for _, job in identities})):
             counters = TimeCounters(
-                by_leak=self._selector("job_seconds_total", matcher),
-                paid=self._selector("job_paid_seconds_total", matcher),
-                recorded=f"job_leak:{self._selector('seconds:rate5m', matcher)}",
+                by_leak=self.metric_selector("job_seconds_total", matcher),
+                paid=self.metric_selector("job_paid_seconds_total", matcher),
+                recorded=f"job_leak:{self.metric_selector('seconds:rate5m', matcher)}",
                 owner_labels=("cluster", "instance", "job_id"),
                 recorded_owner_labels=("cluster", "job_id"),
                 split_labels=("leak",),
-                start_metric=self._selector("job_start_timestamp_seconds", matcher),
-                daemon_start_metric=f"process_start_time_seconds{{{self._matchers}}}",
+                start_metric=self.metric_selector("job_start_timestamp_seconds", matcher),
+                daemon_start_metric=f"process_start_time_seconds{{{self.matchers}}}",
             )
             for (cluster, instance, job, leak), seconds in self._time_counter.seconds(counters, period):
                 if not self._filter.matchers or (cluster, job) in identities:
@@ -386,29 +348,30 @@ class PrometheusUsage:
     ) -> Iterator[UsageRecord]:
         """Yield each node's unallocated time, and its allocated time that no job's series cover."""
         for (instance_key, held), seconds in self._node_seconds(period).items():
-            price = prices.get((instance_key, held), {})
-            if held == "false":
-                yield self._usage_record(number, JobIdentity(job_id="", cluster=instance_key[0]), seconds, price)
-                continue
-            job_seconds = seconds_by_instance.get(instance_key, {})
-            remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
-            remaining = {leak: value for leak, value in remaining.items() if value > 0}
-            if sum(remaining.values()) > max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values())):
-                yield self._usage_record(
-                    number, JobIdentity(job_id="", cluster=instance_key[0]), remaining, price, attributed=False
-                )
+            attributed, job_seconds = held == "false", seconds_by_instance.get(instance_key, {})
+            remaining = seconds if attributed else self._uncovered_seconds(seconds, job_seconds)
+            if remaining:
+                yield UsageRecord(
+                    period=number, identity=JobIdentity(job_id="", cluster=instance_key[0]), seconds=remaining,
+                    money=_money(remaining, prices.get((instance_key, held), {})), attributed=attributed,
+                )  # fmt: skip
+
+    def _uncovered_seconds(self, seconds: dict[str, float], job_seconds: dict[str, float]) -> dict[str, float]:
+        remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
+        remaining = {leak: value for leak, value in remaining.items() if value > 0}
+        least = max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values()))
+        return remaining if sum(remaining.values()) > least else {}
 
     def _node_seconds(self, period: Period) -> dict[tuple[InstanceKey, str], dict[str, float]]:
         """Return GPU-seconds by daemon, `held`, and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        ticks = self._selector("ticks_total")
-        self.daemon_restarts += round(
-            self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end) or 0.0
-        )
+        ticks = self.metric_selector("ticks_total")
+        resets = self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end)
+        self.daemon_restarts += round(resets or 0.0)
         counters = TimeCounters(
-            by_leak=self._selector("node_seconds_total"),
-            paid=self._selector("paid_seconds_total"),
-            recorded=f"node_model_leak:{self._selector('seconds:rate5m')}",
+            by_leak=self.metric_selector("node_seconds_total"),
+            paid=self.metric_selector("paid_seconds_total"),
+            recorded=f"node_model_leak:{self.metric_selector('seconds:rate5m')}",
             owner_labels=("cluster", "instance"),
             recorded_owner_labels=("cluster", "instance"),
             split_labels=("held", "leak"),
@@ -423,15 +386,13 @@ class PrometheusUsage:
     def _fleet_usage(self, usage: Sequence[UsageRecord], known_period: Period) -> FleetUsage:
         length = known_period.end - known_period.start
         paid = sum(sum(record.seconds.values()) for record in usage)
-        unallocated_seconds = sum(
-            sum(record.seconds.values()) for record in usage if not record.identity.job_id and record.attributed
-        )
-        rate = f"sum(rate({self._selector('job_paid_seconds_total')}[{range_duration(0, self._peak_grain)}]))"
-        gpu_count = f"sum(last_over_time({self._selector('node_gpus')}[{range_duration(0, self._peak_grain)}]))"
+        free = sum(sum(each.seconds.values()) for each in usage if not each.identity.job_id and each.attributed)
+        rate = f"sum(rate({self.metric_selector('job_paid_seconds_total')}[{range_duration(0, self._peak_grain)}]))"
+        gpu_count = f"sum(last_over_time({self.metric_selector('node_gpus')}[{range_duration(0, self._peak_grain)}]))"
         return FleetUsage(
             gpus=paid / length,
             gpus_peak=self._peak_value(gpu_count, known_period),
-            held=(paid - unallocated_seconds) / length,
+            held=(paid - free) / length,
             held_peak=self._peak_value(rate, known_period),
             grain_seconds=self._peak_grain,
         )
@@ -443,6 +404,11 @@ class PrometheusUsage:
             for day in _split_days(known_period)
         )
         return max((most for most in peaks if most is not None), default=None)
+
+
+def _money(seconds: dict[str, float], price: MoneyByCurrency) -> MoneyByCurrency:
+    hours = sum(seconds.values()) / 3600
+    return {currency: hours * amount for currency, amount in price.items()}
 
 
 def _split_days(period: Period) -> Iterator[Period]:

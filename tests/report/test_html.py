@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.report.analysis import compare_reports
-from exporter.report.html import ADVICE_TITLE, render_html
+from exporter.report.html import render_html
 from exporter.report.model import JobReport, LayerRatios, ReportComparison, RunPeriod
 from exporter.report.ranking import summary_tables
 from exporter.report.summary import UsageSummary
-from exporter.report.text import ReportTable, comparison_tables, report_tables
+from exporter.report.text import ADVICE_TITLE, ReportTable, comparison_tables, report_tables
 from tests.report import pages
 from tests.report.answers import receipt
 from tests.report.read_page import Page
