@@ -8,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.cli.arguments import parse_headers, time_span
@@ -27,13 +27,20 @@ from exporter.preview.prometheus import PrometheusClient, PrometheusError, Prome
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
 from exporter.report.model import JobReport, ReportComparison, ReportError
-from exporter.report.nodes import NodeQueryError, fetch_records
+from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
 from exporter.report.prometheus import report_from_prometheus
 from exporter.report.query import JobQuery
 from exporter.report.ranking import summary_lines, summary_tables
 from exporter.report.records import RecordSources, join_records
-from exporter.report.summary import GROUPINGS, FleetUsage, RentOffer, UsageSummary, parse_offer, with_comparisons
-from exporter.report.summary import summarize as added
+from exporter.report.summary import (
+    GROUPINGS,
+    FleetUsage,
+    RentOffer,
+    UsageSummary,
+    parse_offer,
+    summarize,
+    with_comparisons,
+)
 from exporter.report.text import (
     ReportTable,
     comparison_tables,
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
     from exporter.history.store import HistoryStore
 
 _Each = TypeVar("_Each", bound=UsageInput)
+StoreQuery = Callable[["HistoryStore"], Iterable[_Each]]
 
 _RETRY_SECONDS = 0.5
 _RECENT_SECONDS = 600.0
@@ -70,23 +78,7 @@ class GatherError(Exception):
     """No source of job records could be read; the message gives source, reason and what to do."""
 
 
-class GatheredRecords(Struct, frozen=True, kw_only=True):
-    """Job records and where they come from."""
-
-    records: tuple[JobRecord, ...]
-    sources: RecordSources
-
-
-class GatheredSummaries(Struct, frozen=True, kw_only=True):
-    """Summaries of job records, to be iterated once, and where they come from."""
-
-    records: Iterable[UsageInput]
-    sources: RecordSources
-    unique: bool
-    """Whether no record occurs twice."""
-
-
-def source_arguments(command: argparse.ArgumentParser) -> None:
+def _source_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags of sources; the default is this node's store and daemon."""
     command.add_argument("--prometheus", metavar="URL", help="where the daemons' series are stored")
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
@@ -100,83 +92,67 @@ def source_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ca-file", type=Path, metavar="FILE", help="certificate authority of nodes that have TLS")
 
 
-def gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
+def _gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tuple[JobRecord, ...], RecordSources]:
     """Return all matching records of the named sources. Raises GatherError, ConfigError."""
     records, sources = _gather(args, wanted, lambda store: store.job_records(wanted))
-    return GatheredRecords(records=tuple(records), sources=sources)
-
-
-def gather_summaries(args: argparse.Namespace, wanted: JobRecordQuery, *, cuts: Sequence[float]) -> GatheredSummaries:
-    """Return summaries for periods that end at `cuts`, Unix seconds. Iterating them raises GatherError, too."""
-    records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
-    return GatheredSummaries(records=records, sources=sources, unique=len(args.store) == 1 and not args.node)
+    return tuple(records), sources
 
 
 def _gather(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
 ) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    if args.prometheus:
-        raise ConfigError("--prometheus has no statements: give --store or --node")
+    """Return the results of the query, to be iterated once. Iterating them raises GatherError, too."""
     if args.store or args.node:
         return _from_named_sources(args, wanted, query)
     return _from_this_node(args, wanted, query)
 
 
-def wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
+def _wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tuple[JobRecord, ...], RecordSources]:
     """Return matching records once the job has ended, or after `args.wait` seconds."""
     began = time.monotonic()
     with ProgressBar("waiting for the job's end", args.wait, unit=WAITED, quiet=args.quiet) as progress:
         while (spent := time.monotonic() - began) < args.wait:
             with suppress(GatherError):  # the daemon may not have created its store yet
-                found = gather_records(args, wanted)
-                if _has_ended(found):
-                    return found
+                records, sources = _gather_records(args, wanted)
+                if records and not max(records, key=attrgetter("end")).running:
+                    return records, sources
             progress.update(spent)
             time.sleep(min(_RETRY_SECONDS, args.wait - spent))
-    return gather_records(args, wanted)
-
-
-def _has_ended(found: GatheredRecords) -> bool:
-    """Whether the latest record is of an ended job."""
-    latest = max(found.records, key=lambda each: each.end, default=None)
-    return latest is not None and not latest.running
+    return _gather_records(args, wanted)
 
 
 def _from_named_sources(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
 ) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    reported: tuple[JobRecord, ...] = ()
-    unreachable: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    if args.node:
-        try:
-            response = fetch_records(args.node, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
-        except NodeQueryError as err:
-            raise GatherError(str(err)) from err
-        reported = response.records
-        unreachable, notes = response.unanswered, response.notes
-        if len(unreachable) == len(args.node) and not args.store:
-            raise GatherError(f"no node gave an answer: {'; '.join(unreachable)}")
-    source = "nodes" if args.node else "stores"
-    sources = RecordSources(source=source, unanswered=unreachable, notes=notes, grams_co2_per_kwh=_grams_co2(args))
-    return chain(chain.from_iterable(_read_store(path, query) for path in args.store), reported), sources
+    response = _fetch(args.node, wanted, args) if args.node else NodeRecords(records=(), unanswered=())
+    if len(response.unanswered) == len(args.node) and not args.store:
+        raise GatherError(f"no node gave an answer: {'; '.join(response.unanswered)}")
+    sources = RecordSources(
+        source="nodes" if args.node else "stores", unanswered=response.unanswered, notes=response.notes,
+        grams_co2_per_kwh=_grams_co2(args),
+    )  # fmt: skip
+    return chain(chain.from_iterable(_read_store(path, query) for path in args.store), response.records), sources
 
 
-def _read_store(path: Path, query: "Callable[[HistoryStore], Iterable[_Each]]") -> Iterator[_Each]:
+def _fetch(urls: Sequence[str], wanted: JobRecordQuery, args: argparse.Namespace) -> NodeRecords:
+    try:
+        return fetch_records(urls, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
+    except NodeQueryError as err:
+        raise GatherError(str(err)) from err
+
+
+def _read_store(path: Path, query: "StoreQuery[_Each]") -> Iterator[_Each]:
     from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  imports SQLite only if a store is read
 
     try:
-        reader = open_read_only(path)
-        try:
+        with closing(open_read_only(path)) as reader:
             yield from query(reader)
-        finally:
-            reader.close()
     except HistoryError as err:
         raise GatherError(str(err)) from err
 
 
 def _from_this_node(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
 ) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
     """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
     config = read_config(args)
@@ -189,12 +165,7 @@ def _from_this_node(
         except GatherError as err:
             why = f"{err}; "
     recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
-    try:
-        response = fetch_records(
-            [_daemon_address(config)], recent, headers=parse_headers(args.header), ca_file=args.ca_file
-        )
-    except NodeQueryError as err:
-        raise GatherError(str(err)) from err
+    response = _fetch([_daemon_address(config)], recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
             f"{why}{response.unanswered[0]}; say where to look with --store FILE, --node URL or --prometheus URL"
@@ -237,18 +208,18 @@ _MAX_RECORDS = 10_000_000
 """Maximum number of records: in effect all."""
 
 
-def wants_sums(args: argparse.Namespace) -> bool:
+def _wants_sums(args: argparse.Namespace) -> bool:
     """Return whether the arguments select sums over many jobs."""
-    return bool(args.all or args.rent or UsageFilter(**_filter_values(args)).matchers)
+    return bool(args.all or args.rent or _usage_filter(args).matchers)
 
 
-def _filter_values(args: argparse.Namespace) -> dict[str, str]:
-    return {field: getattr(args, field) or "" for field in UsageFilter.__struct_fields__}
+def _usage_filter(args: argparse.Namespace) -> UsageFilter:
+    return UsageFilter(**{field: getattr(args, field) or "" for field in UsageFilter.__struct_fields__})
 
 
-def summed_jobs(args: argparse.Namespace) -> UsageSummary:
+def _summed_jobs(args: argparse.Namespace) -> UsageSummary:
     """Return the summary. Raises ReportError, ConfigError for conflicting flags, and the errors of the sources."""
-    only = UsageFilter(**_filter_values(args))
+    only = _usage_filter(args)
     if args.all and only.matchers:
         raise ConfigError(f"report: --all, or only {only}, and not both")
     if args.gpus is not None and only.matchers:
@@ -256,11 +227,8 @@ def summed_jobs(args: argparse.Namespace) -> UsageSummary:
     at = time.time() if args.at is None else args.at
     every = args.every or default_period(args.since)
     spans = split_periods(at - args.since, at, every=every)
-    found = (
-        _sums_from_prometheus(args, only, spans, every)
-        if args.prometheus
-        else _sums_from_records(args, only, spans, every)
-    )
+    read = _sums_from_prometheus if args.prometheus else _sums_from_records
+    found = read(args, only, spans, every)
     try:
         return with_comparisons(found, offers=tuple(args.rent), emfu=(args.target_emfu or _DEFAULT_TARGET_EMFU,))
     except ValueError as err:
@@ -280,19 +248,11 @@ def _sums_from_prometheus(
         found = PrometheusUsage(server, only, matchers=args.match).read(spans, progress=progress.update)
     if not found.usage:
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, as far as it is stored there")
-    return added(
-        found.usage,
-        spans,
-        about=_scope_text(only, whole=True),
-        by=args.by or "",
-        every=every,
-        source="Prometheus",
-        start=found.known_period.start,
-        end=found.known_period.end,
-        fleet=found.fleet,
-        unseen=tuple(_coverage_notes(found, spans)),
-        simulated=found.simulated,
-    )
+    return summarize(
+        found.usage, spans, about=_scope_text(only, whole=True), by=args.by or "", every=every, source="Prometheus",
+        start=found.known_period.start, end=found.known_period.end, fleet=found.fleet,
+        unseen=tuple(_coverage_notes(found, spans)), simulated=found.simulated,
+    )  # fmt: skip
 
 
 def _scope_text(only: UsageFilter, *, whole: bool) -> str:
@@ -324,14 +284,15 @@ def _sums_from_records(
     args: argparse.Namespace, only: UsageFilter, spans: tuple[Period, ...], every: str
 ) -> UsageSummary:
     span = Period(spans[0].start, spans[-1].end)
-    whose = {field: getattr(only, field) for field in ("user", "account", "namespace")}
-    wanted = JobRecordQuery(**whose, since=span.start, until=span.end, limit=_MAX_RECORDS)
-    known = gather_summaries(args, wanted, cuts=[span.start, *(period.end for period in spans)])
-    records = known.records if known.unique else _newest(sorted(known.records, key=lambda each: each.end))
-    passed = UsageInputs(records, team=only.team)
+    owner = {field: getattr(only, field) for field in ("user", "account", "namespace")}
+    wanted = JobRecordQuery(**owner, since=span.start, until=span.end, limit=_MAX_RECORDS)
+    cuts = [span.start, *(period.end for period in spans)]
+    records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
+    unique = len(args.store) == 1 and not args.node
+    passed = UsageInputs(records if unique else _newest(sorted(records, key=attrgetter("end"))), team=only.team)
     usage = tuple(usage_records(passed, spans))
     if not usage:
-        why = "; ".join((f"as far as the {known.sources.source} know", *known.sources.unanswered))
+        why = "; ".join((f"as far as the {sources.source} know", *sources.unanswered))
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, {why}")
     span = passed.clip(span)
     fleet = None
@@ -339,19 +300,11 @@ def _sums_from_records(
         held = sum(sum(record.seconds.values()) for record in usage) / (span.end - span.start)
         fleet = FleetUsage(gpus=args.gpus, gpus_peak=args.gpus, held=held, held_peak=peak_gpus(passed.holdings, span))
         usage += tuple(unheld_usage(usage, spans, span, gpus=args.gpus)) if args.gpus is not None else ()
-    return added(
-        usage,
-        spans,
-        about=_scope_text(only, whole=args.gpus is not None),
-        by=args.by or "",
-        every=every,
-        source=known.sources.source,
-        start=span.start,
-        end=span.end,
-        fleet=fleet,
-        unseen=(*known.sources.unanswered, *known.sources.notes, *_unheld_notes(args, fleet)),
-        simulated=passed.simulated,
-    )
+    return summarize(
+        usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
+        source=sources.source, start=span.start, end=span.end, fleet=fleet,
+        unseen=(*sources.unanswered, *sources.notes, *_unheld_notes(args, fleet)), simulated=passed.simulated,
+    )  # fmt: skip
 
 
 def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterator[str]:
@@ -366,7 +319,7 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
 # -- flags --
 
 
-def sums_arguments(command: argparse.ArgumentParser) -> None:
+def _sums_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags of sums."""
     flags = command.add_argument_group("sums", "instead of one job: who held and lost how much, and when")
     flags.add_argument("--all", action="store_true", help="all jobs, and from a Prometheus the GPUs that nobody had")
@@ -407,7 +360,7 @@ def report(args: argparse.Namespace) -> int:
     """Print a job's report, a comparison of two jobs, or sums over many jobs."""
     _check(args)
     try:
-        found = summed_jobs(args) if wants_sums(args) else _build_reports(args)
+        found = _summed_jobs(args) if _wants_sums(args) else _build_reports(args)
         _write_output(_rendered(found, args), args.output)
     except (GatherError, OutputError, PrometheusError, ReportError) as err:
         return fail(err)
@@ -416,7 +369,7 @@ def report(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise ConfigError for conflicting or missing arguments."""
-    if bool(args.job) + bool(args.compare) + wants_sums(args) != 1:
+    if bool(args.job) + bool(args.compare) + _wants_sums(args) != 1:
         raise ConfigError(
             "report: give a job's id, or --compare and two, or what to sum up (--all, --user NAME, ...), and not both"
         )
@@ -435,10 +388,6 @@ def _build_reports(args: argparse.Namespace) -> JobReport | ReportComparison:
     return reports[0] if args.job else compare_reports(reports[0], reports[1])
 
 
-def _job_ids(args: argparse.Namespace) -> list[str]:
-    return list(args.compare or [args.job])
-
-
 def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobReport]:
     """Build each job's report from Prometheus."""
     progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
@@ -446,7 +395,7 @@ def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobRep
         counting = _CountingPrometheus(server, progress)
         return [
             report_from_prometheus(JobQuery(counting, job, matchers=args.match), at, since=args.since)
-            for job in _job_ids(args)
+            for job in args.compare or [args.job]
         ]
 
 
@@ -466,10 +415,10 @@ class _CountingPrometheus:
 def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:
     """Build each job's report from stores or nodes."""
     found = []
-    for job in _job_ids(args):
+    for job in args.compare or [args.job]:
         wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
-        known = wait_for_end(args, wanted) if args.wait else gather_records(args, wanted)
-        found.append(join_records(known.records, job_id=job, at=at, sources=known.sources))
+        records, sources = _wait_for_end(args, wanted) if args.wait else _gather_records(args, wanted)
+        found.append(join_records(records, job_id=job, at=at, sources=sources))
     return found
 
 
@@ -514,8 +463,8 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     progress_arguments(command)
     command.add_argument("job", nargs="?", metavar="JOBID", help="as the metrics have it; Kubernetes: namespace/pod")
     command.add_argument("--compare", nargs=2, metavar=("JOBID", "JOBID"), help="two jobs side by side, instead of one")
-    sums_arguments(command)
-    source_arguments(command)
+    _sums_arguments(command)
+    _source_arguments(command)
     command.add_argument(
         "--at", type=_timestamp, metavar="TIME",
         help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"

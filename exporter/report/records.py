@@ -17,7 +17,7 @@ from exporter.core.model import SECOND
 from exporter.core.prices import NO_PRICE
 from exporter.core.serving import ServingView
 from exporter.core.workload import TrainingView
-from exporter.formatting import format_amount, format_percent, format_time
+from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
     LAYER_BY_LEAK,
     NANOSECONDS_PER_HOUR,
@@ -26,6 +26,7 @@ from exporter.report.build import (
     ReportedTraining,
     RunData,
     build_report,
+    earlier_run_note,
     latency_summaries,
     latest_maximum,
     mean_tokens_per_pass,
@@ -98,21 +99,18 @@ def find_last_run(records: Iterable[JobRecord], *, job_id: str, at: float) -> Jo
             f"nobody who was asked knows a job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
             " namespace/pod)? Try --since, --at, or other nodes and stores"
         )
-    start, same_run = (
-        matching[0].start,
-        [matching[0]],
-    )  # the latest record belongs to the run even if a damaged row has an impossible end
+    # the latest record belongs to the run even if a damaged row has an impossible end
+    start, same_run = matching[0].start, [matching[0]]
     for record in matching[1:]:
         if record.end >= start - _SAME_RUN_SECONDS:
             same_run.append(record)
             start = min(start, record.start)
     earlier_ends = [record.end for record in matching if record not in same_run]
     end = max(record.end for record in same_run)
-    node_runs = tuple(
-        NodeRun(node=node, records=_records_of_node(same_run, node))
-        for node in sorted({record.node for record in same_run})
-    )
-    running = any(node_run.last.running and node_run.last.end >= end - _STALE_SECONDS for node_run in node_runs)
+    same_run.sort(key=attrgetter("end"))
+    nodes = sorted({record.node for record in same_run})
+    node_runs = tuple(NodeRun(node=node, records=tuple(r for r in same_run if r.node == node)) for node in nodes)
+    running = any(each.last.running and each.last.end >= end - _STALE_SECONDS for each in node_runs)
     return JobRun(
         start=start, end=end, running=running, node_runs=node_runs, previous_end=max(earlier_ends, default=None)
     )
@@ -130,10 +128,6 @@ def _latest_records(records: Iterable[JobRecord]) -> list[JobRecord]:
 def _same_job(record: JobRecord, kept: JobRecord) -> bool:
     """Whether both are of one run in one ledger: two runs with one job ID do not overlap."""
     return (record.node, record.life) == (kept.node, kept.life) and record.end > kept.start
-
-
-def _records_of_node(same_run: Iterable[JobRecord], node: str) -> tuple[JobRecord, ...]:
-    return tuple(sorted((record for record in same_run if record.node == node), key=lambda candidate: candidate.end))
 
 
 # -- time that no daemon counted --
@@ -194,10 +188,7 @@ def _training_totals(run: JobRun) -> ReportedTraining:
 
 
 def _views_by_node(run: JobRun, view_of: Callable[[JobRecord], View | None]) -> dict[str, list[View]]:
-    views = {
-        node_run.node: [view for record in node_run.records if (view := view_of(record)) is not None]
-        for node_run in run.node_runs
-    }
+    views = {each.node: [view for record in each.records if (view := view_of(record))] for each in run.node_runs}
     return {node: of_node for node, of_node in views.items() if of_node}
 
 
@@ -319,16 +310,11 @@ def run_course(run: JobRun) -> tuple[CourseInterval, ...]:
     stride = max(1, -(-(len(sample_times) + 1) // MAX_INTERVALS))
     edges = [start, *sample_times[stride - 1 :: stride], end]
     edges = [a for a, b in pairwise(edges) if b - a >= 1.0] + [end]
-    counters = [
-        [sum(values) for values in zip(*(_interpolate(samples, edge) for samples in series), strict=True)]
-        for edge in edges
-    ]
-    increases = zip(pairwise(edges), pairwise(counters), strict=True)
-    return tuple(
-        _course_intervals(
-            (a - start, b - start, dict(zip(_COUNTERS, _increase(x, y), strict=True))) for (a, b), (x, y) in increases
-        )
-    )
+    points = [[_interpolate(samples, edge) for samples in series] for edge in edges]
+    counters = [[sum(values) for values in zip(*point, strict=True)] for point in points]
+    increases = zip(pairwise(edge - start for edge in edges), pairwise(counters), strict=True)
+    # two samples with the same time are of a damaged row
+    return tuple(_course_interval(a, b, _increases(x, y)) for (a, b), (x, y) in increases if b > a)
 
 
 def _node_samples(node_run: NodeRun) -> Iterator[list[JobSample]]:
@@ -351,24 +337,21 @@ def _interpolate(samples: list[JobSample], at: float) -> list[float]:
     return [(1 - fraction) * getattr(before, name) + fraction * getattr(following, name) for name in _COUNTERS]
 
 
-def _increase(before: list[float], after: list[float]) -> list[float]:
-    return [max(0.0, b - a) for a, b in zip(before, after, strict=True)]
+def _increases(before: list[float], after: list[float]) -> dict[str, float]:
+    return {name: max(0.0, b - a) for name, a, b in zip(_COUNTERS, before, after, strict=True)}
 
 
-def _course_intervals(increases: Iterable[tuple[float, float, dict[str, float]]]) -> Iterator[CourseInterval]:
-    for start, end, increase in increases:
-        if end <= start:  # two samples with the same time: a damaged row
-            continue
-        yield CourseInterval(
-            start=start,
-            end=end,
-            gpus=increase["paid"] / (end - start),
-            coverage=_capped_ratio(increase["seen"], increase["paid"]),
-            gau=_capped_ratio(increase["occupied"], increase["seen"]),
-            ectr=_capped_ratio(increase["computing"], increase["occupied"]),
-            floor=_capped_ratio(increase["useful"], increase["seen"]),
-            watts=increase["joules"] / (end - start),
-        )
+def _course_interval(start: float, end: float, increase: Mapping[str, float]) -> CourseInterval:
+    return CourseInterval(
+        start=start,
+        end=end,
+        gpus=increase["paid"] / (end - start),
+        coverage=_capped_ratio(increase["seen"], increase["paid"]),
+        gau=_capped_ratio(increase["occupied"], increase["seen"]),
+        ectr=_capped_ratio(increase["computing"], increase["occupied"]),
+        floor=_capped_ratio(increase["useful"], increase["seen"]),
+        watts=increase["joules"] / (end - start),
+    )
 
 
 def _capped_ratio(fraction: float, whole: float) -> float | None:
@@ -434,9 +417,7 @@ def _find_run(records: Sequence[JobRecord], job_id: str, at: float, sources: Rec
 def record_books(run: JobRun) -> JobBooks:
     """Build the books of all nodes: exactly what the ledgers hold."""
     parts: dict[str, dict[str, int]] = {node_run.node: _sum_parts(node_run.records) for node_run in run.node_runs}
-    uncounted = {
-        node_run.node: time for node_run in run.node_runs if (time := uncounted_nanoseconds(node_run, run)) > 0
-    }
+    uncounted = {each.node: time for each in run.node_runs if (time := uncounted_nanoseconds(each, run)) > 0}
     seen = {node_run.node: sum(record.paid for record in node_run.records) for node_run in run.node_runs}
     currency, rates = _hourly_rates(run, seen)
     return JobBooks(
@@ -470,23 +451,12 @@ def _hourly_rates(run: JobRun, seen: Mapping[str, int]) -> tuple[str, dict[str, 
     if len(currencies) != 1:
         return "", {}
     currency = currencies.pop()
-    money_by_node = {
-        node_run.node: sum(node_record.money.get(currency, 0.0) for node_record in node_run.records)
-        for node_run in run.node_runs
-    }
-    priced_time = {
-        node_run.node: sum(node_record.paid for node_record in node_run.records if currency in node_record.money)
-        for node_run in run.node_runs
-    }
-    mean_rate = (
-        sum(money_by_node.values()) * NANOSECONDS_PER_HOUR / sum(priced_time.values())
-        if any(priced_time.values())
-        else 0.0
-    )
-    return currency, {
-        node: money_by_node[node] * NANOSECONDS_PER_HOUR / priced_time[node] if priced_time[node] else mean_rate
-        for node in seen
-    }
+    priced = {each.node: [record for record in each.records if currency in record.money] for each in run.node_runs}
+    money = {node: sum(record.money[currency] for record in records) for node, records in priced.items()}
+    time = {node: sum(record.paid for record in records) for node, records in priced.items()}
+    mean_rate = sum(money.values()) * NANOSECONDS_PER_HOUR / sum(time.values()) if any(time.values()) else 0.0
+    rates = {node: money[node] * NANOSECONDS_PER_HOUR / time[node] if time[node] else mean_rate for node in seen}
+    return currency, rates
 
 
 def _identity(run: JobRun) -> JobIdentity:
@@ -518,9 +488,8 @@ def _quality_metrics(run: JobRun, books: JobBooks) -> Iterator[QualityMetric]:
         start = first.quality[2] if first.quality is not None and first.quality[0] == name else start
         seconds_to_target = None if last.target_at is None else last.target_at / 1e9 - run.start
         track = ((seconds_to_target, target),) if seconds_to_target is not None and target is not None else ()
-        yield quality_metric(
-            name, (start, value), start=start, target=target, cost=books.cost(books.seen), series=track
-        )
+        cost = books.cost(books.seen)
+        yield quality_metric(name, (start, value), start=start, target=target, cost=cost, series=track)
 
 
 # -- what was not observed --
@@ -534,9 +503,7 @@ def _unseen_notes(run: JobRun, sources: RecordSources) -> Iterator[str]:
         if len(node_run.records) > 1:
             yield f"the daemon of {node_run.node} began anew in the run: its {len(node_run.records)} parts are added"
     if run.previous_end is not None:
-        yield (
-            f"an earlier run under the same id ended {format_time(run.previous_end)}: --at with a time before shows it"
-        )
+        yield earlier_run_note(run.previous_end)
     if any(record.service is not None for record in run.records):
         yield "requests, batch fill, KV cache and latencies are those told last: a node keeps no mean of them"
 

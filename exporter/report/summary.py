@@ -338,21 +338,16 @@ def summarize(
     by = by or _default_grouping(usage)
     currency = single_currency(usage)
     sums_by_row = _sums_by_row(usage, by, currency)
-    rows = {
-        name: _merged_sum((sums_by_period[n] for n in sorted(sums_by_period)), currency)
-        for name, sums_by_period in sums_by_row.items()
+    sums = {
+        name: _merged_sum((by_period[n] for n in sorted(by_period)), currency)
+        for name, by_period in sums_by_row.items()
     }
-    total = _merged_sum(rows.values(), currency)
+    total = _merged_sum(sums.values(), currency)
     shown = [number for number, period in enumerate(periods) if period.end > start and period.start < end]
-    sums_by_number = {
-        n: _merged_sum((sums_by_period[n] for sums_by_period in sums_by_row.values() if n in sums_by_period), currency)
-        for n in shown
-    }
-    lines = [
-        row_sum.summary_row(
-            name, about=_job_description(row_sum.identity, by), track=_products_by_period(sums_by_row[name], shown)
-        )
-        for name, row_sum in rows.items()
+    trend = {n: _merged_sum((each[n] for each in sums_by_row.values() if n in each), currency) for n in shown}
+    rows = [
+        row.summary_row(name, about=_job_description(row.identity, by), track=_products(sums_by_row[name], shown))
+        for name, row in sums.items()
     ]
     return UsageSummary(
         about=about,
@@ -363,18 +358,9 @@ def summarize(
         source=source,
         currency=currency,
         whole=total.summary_row("all"),
-        rows=tuple(
-            sorted(
-                lines,
-                key=lambda summary_row: (
-                    -(summary_row.lost_money or 0.0),
-                    -summary_row.lost_gpu_hours,
-                    summary_row.name,
-                ),
-            )
-        ),
+        rows=tuple(sorted(rows, key=lambda row: (-(row.lost_money or 0.0), -row.lost_gpu_hours, row.name))),
         parts=total.parts(),
-        trend=tuple(_trend_point(sums_by_number[n], periods[n]) for n in shown),
+        trend=tuple(_trend_point(trend[n], periods[n]) for n in shown),
         models=tuple(sorted({model for record in usage for model in record.models})),
         fleet=fleet,
         unseen=(*unseen, *_unpriced_notes(usage, currency)),
@@ -384,12 +370,9 @@ def summarize(
 
 def _sums_by_row(usage: Iterable[UsageRecord], by: str, currency: str) -> dict[str, dict[int, _UsageSum]]:
     """Return each row's sums by period. Records are read once; all other sums are sums of these."""
-    sums: dict[str, dict[int, _UsageSum]] = defaultdict(dict)
+    sums: dict[str, dict[int, _UsageSum]] = defaultdict(lambda: defaultdict(lambda: _UsageSum(currency)))
     for record in usage:
-        sums_by_period = sums[row_name(record, by)]
-        if record.period not in sums_by_period:
-            sums_by_period[record.period] = _UsageSum(currency)
-        sums_by_period[record.period].add(record)
+        sums[row_name(record, by)][record.period].add(record)
     return sums
 
 
@@ -400,8 +383,8 @@ def _merged_sum(sums: Iterable[_UsageSum], currency: str) -> _UsageSum:
     return result
 
 
-def _products_by_period(sums_by_period: Mapping[int, _UsageSum], shown: Iterable[int]) -> tuple[float | None, ...]:
-    return tuple(sums_by_period[n].layer_ratios.product if n in sums_by_period else None for n in shown)
+def _products(by_period: Mapping[int, _UsageSum], shown: Iterable[int]) -> tuple[float | None, ...]:
+    return tuple(by_period[n].layer_ratios.product if n in by_period else None for n in shown)
 
 
 def single_currency(usage: Iterable[UsageRecord]) -> str:
@@ -420,9 +403,8 @@ def _unpriced_notes(usage: Iterable[UsageRecord], currency: str) -> tuple[str, .
 
 
 def _default_grouping(usage: Iterable[UsageRecord]) -> str:
-    jobs = {
-        (record.identity.cluster, record.identity.job_id): record.identity for record in usage if record.identity.job_id
-    }
+    identities = (record.identity for record in usage if record.identity.job_id)
+    jobs = {(identity.cluster, identity.job_id): identity for identity in identities}
     counts = {by: sum(bool(getattr(identity, by)) for identity in jobs.values()) for by in ("user", "namespace")}
     best = max(counts, key=lambda by: counts[by])
     return best if counts[best] else "job"
@@ -438,11 +420,9 @@ def row_name(record: UsageRecord, by: str) -> str:
 
 
 def _job_description(identity: JobIdentity | None, by: str) -> str:
-    return (
-        ""
-        if identity is None or by != "job"
-        else " ".join(filter(None, (identity.name, identity.user and f"of {identity.user}")))
-    )
+    if identity is None or by != "job":
+        return ""
+    return " ".join(filter(None, (identity.name, identity.user and f"of {identity.user}")))
 
 
 def _trend_point(period_sum: _UsageSum, period: Period) -> TrendPoint:

@@ -32,24 +32,20 @@ class Period(NamedTuple):
     end: float
 
 
-class GpuHolding(Protocol):
-    """GPUs that were held from `start` to `end`, Unix seconds."""
+class UsageInput(Protocol):
+    """What summaries need of a node's record of a job: JobRecord and JobRecordSummary have it."""
 
     @property
     def start(self) -> float:
-        """When they were first held."""
+        """When GPUs were first held, Unix seconds."""
 
     @property
     def end(self) -> float:
-        """When they were last held."""
+        """When GPUs were last held, Unix seconds."""
 
     @property
     def whole_gpus(self) -> float:
         """The most whole GPUs held at once."""
-
-
-class UsageInput(GpuHolding, Protocol):
-    """What summaries need of a node's record of a job: JobRecord and JobRecordSummary have it."""
 
     @property
     def node(self) -> str:
@@ -104,7 +100,9 @@ class UsageRecord(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
 
 
-class _Holding(NamedTuple):
+class GpuHolding(NamedTuple):
+    """The most whole GPUs held from `start` to `end`, Unix seconds."""
+
     start: float
     end: float
     whole_gpus: float
@@ -122,7 +120,7 @@ class UsageInputs:
     def __iter__(self) -> Iterator[UsageInput]:
         for usage_input in self._inputs:
             if self._team in ("", usage_input.owner.team):
-                self.holdings.append(_Holding(usage_input.start, usage_input.end, usage_input.whole_gpus))
+                self.holdings.append(GpuHolding(usage_input.start, usage_input.end, usage_input.whole_gpus))
                 self.simulated = self.simulated or usage_input.simulated
                 yield usage_input
 
@@ -195,21 +193,16 @@ _Point = tuple[float, tuple[float, ...]]
 
 def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float]) -> list[_Point]:
     """Return (Unix seconds, sum of each group), from 0 at the start to the total at the end; sums never decrease."""
-    sums: dict[int, float] = defaultdict(float)
+    sums = [0.0] * 5
     for leak, value in by_leak.items():
         sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value
-    total = tuple(sums[group] for group in range(5))
+    total = tuple(sums)
     points: list[_Point] = [(usage_input.start, (0.0,) * 5)]
     for sample in usage_input.samples:
         if points[-1][0] < sample.at < usage_input.end:
-            sample_groups = (
-                sample.seen - sample.occupied,
-                sample.occupied - sample.computing,
-                sample.computing - sample.useful,
-                sample.useful,
-                sample.paid - sample.seen,
-            )
-            points.append((sample.at, tuple(map(_clamp, points[-1][1], sample_groups, total))))
+            counters = sample.seen, sample.occupied, sample.computing, sample.useful, 0.0
+            groups = (*(a - b for a, b in pairwise(counters)), sample.paid - sample.seen)
+            points.append((sample.at, tuple(map(_clamp, points[-1][1], groups, total))))
     return [*points, (usage_input.end, total)]
 
 
@@ -257,11 +250,9 @@ def unheld_usage(
         for currency, amount in record.money.items():
             money[currency] += amount
     for number, period in enumerate(times):
-        free_seconds = (
-            gpus * (min(period.end, whole_period.end) - max(period.start, whole_period.start)) - held_seconds[number]
-        )
-        if free_seconds > 0:
-            price = {currency: amount * free_seconds / paid_seconds for currency, amount in money.items()}
-            yield UsageRecord(
-                period=number, identity=JobIdentity(job_id=""), seconds={"idle_allocation": free_seconds}, money=price
-            )
+        length = min(period.end, whole_period.end) - max(period.start, whole_period.start)
+        free = gpus * length - held_seconds[number]
+        if free > 0:
+            price = {currency: amount * free / paid_seconds for currency, amount in money.items()}
+            identity, by_leak = JobIdentity(job_id=""), {"idle_allocation": free}
+            yield UsageRecord(period=number, identity=identity, seconds=by_leak, money=price)

@@ -16,6 +16,7 @@ from exporter.report.ranking import sparkline, summary_lines, summary_tables
 from exporter.report.summary import UsageSummary, summarize
 from exporter.report.text import render_markdown, render_text
 from exporter.report.usage import (
+    GpuHolding,
     Period,
     UsageRecord,
     default_period,
@@ -159,10 +160,11 @@ def test_what_does_not_touch_a_period_has_no_lot() -> None:
 
 
 def test_the_peak_is_of_what_was_held_at_once() -> None:
-    later = statement(start=THURSDAY + 1800, end=THURSDAY + 5400, whole_gpus=3.0)
-    after = statement(start=THURSDAY + 5400, end=THURSDAY + 9000, whole_gpus=6.0)
-    assert peak_gpus([statement(), later, after], Period(THURSDAY, THURSDAY + DAY)) == 7
-    assert peak_gpus([statement(), later, after], Period(THURSDAY + 3600, THURSDAY + DAY)) == 6
+    first = GpuHolding(THURSDAY, THURSDAY + HOUR, 4.0)
+    later = GpuHolding(THURSDAY + 1800, THURSDAY + 5400, 3.0)
+    after = GpuHolding(THURSDAY + 5400, THURSDAY + 9000, 6.0)
+    assert peak_gpus([first, later, after], Period(THURSDAY, THURSDAY + DAY)) == 7
+    assert peak_gpus([first, later, after], Period(THURSDAY + 3600, THURSDAY + DAY)) == 6
 
 
 def test_what_nobody_had_is_the_rest_of_what_is_paid_for_at_the_mean_price() -> None:
