@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -52,10 +52,11 @@ from exporter.report.text import (
 )
 from exporter.report.usage import (
     PERIOD_SECONDS,
+    AnyInput,
     Period,
-    UsageInput,
     UsageInputs,
     default_period,
+    latest_records,
     peak_gpus,
     split_periods,
     unheld_usage,
@@ -66,8 +67,7 @@ from exporter.report.usage_prometheus import PrometheusUsage, StoredUsage, Usage
 if TYPE_CHECKING:
     from exporter.history.store import HistoryStore
 
-_Each = TypeVar("_Each", bound=UsageInput)
-StoreQuery = Callable[["HistoryStore"], Iterable[_Each]]
+StoreQuery = Callable[["HistoryStore"], Iterable[AnyInput]]
 
 _RETRY_SECONDS = 0.5
 _RECENT_SECONDS = 600.0
@@ -99,8 +99,8 @@ def _gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[t
 
 
 def _gather(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     """Return the results of the query, to be iterated once. Iterating them raises GatherError, too."""
     if args.store or args.node:
         return _from_named_sources(args, wanted, query)
@@ -122,8 +122,8 @@ def _wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tup
 
 
 def _from_named_sources(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     response = _fetch(args.node, wanted, args) if args.node else NodeRecords(records=(), unanswered=())
     if len(response.unanswered) == len(args.node) and not args.store:
         raise GatherError(f"no node gave an answer: {'; '.join(response.unanswered)}")
@@ -141,7 +141,7 @@ def _fetch(urls: Sequence[str], wanted: JobRecordQuery, args: argparse.Namespace
         raise GatherError(str(err)) from err
 
 
-def _read_store(path: Path, query: "StoreQuery[_Each]") -> Iterator[_Each]:
+def _read_store(path: Path, query: "StoreQuery[AnyInput]") -> Iterator[AnyInput]:
     from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  imports SQLite only if a store is read
 
     try:
@@ -152,12 +152,12 @@ def _read_store(path: Path, query: "StoreQuery[_Each]") -> Iterator[_Each]:
 
 
 def _from_this_node(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[_Each]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
     config = read_config(args)
     grams, path = config.energy.grams_co2_per_kwh, _default_store(config)
-    stored: tuple[_Each, ...] | None = None
+    stored: tuple[AnyInput, ...] | None = None
     why = ""
     if path is not None:
         try:
@@ -173,12 +173,7 @@ def _from_this_node(
     sources = RecordSources(
         source="nodes" if stored is None else "stores", notes=response.notes, grams_co2_per_kwh=grams
     )
-    return _newest((*(stored or ()), *response.records)), sources
-
-
-def _newest(records: Iterable[_Each]) -> Iterable[_Each]:
-    """Keep the last of the records that several sources have of one job, node and ledger."""
-    return {(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values()
+    return latest_records((*(stored or ()), *response.records)), sources
 
 
 def _default_store(config: Config) -> Path | None:
@@ -289,7 +284,7 @@ def _sums_from_records(
     cuts = [span.start, *(period.end for period in spans)]
     records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
     unique = len(args.store) == 1 and not args.node
-    passed = UsageInputs(records if unique else _newest(sorted(records, key=attrgetter("end"))), team=only.team)
+    passed = UsageInputs(records if unique else latest_records(sorted(records, key=attrgetter("end"))), team=only.team)
     usage = tuple(usage_records(passed, spans))
     if not usage:
         why = "; ".join((f"as far as the {sources.source} know", *sources.unanswered))

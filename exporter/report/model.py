@@ -1,11 +1,9 @@
-"""Defines the job report, the comparison of two, and the JSON Schema of `report --json` (docs/receipt.schema.json).
+"""Defines the job report and the comparison of two, as `report --json` prints them (docs/receipt.schema.json).
 
 Times are Unix seconds, durations seconds, GPU time GPU-hours, ratios 0 to 1; money is in `currency`, and costs are in
 money, or in GPU-hours if there is no price. A value that no source reports is None or empty, never 0. The field names
 are public.
 """
-
-import json
 
 import msgspec
 from msgspec import Struct
@@ -338,20 +336,6 @@ class JobReport(Struct, frozen=True, kw_only=True):
     def cost_per_hour(self) -> float:
         """Cost of an hour."""
         return self.cost / self.gpu_hours * self.gpus if self.gpu_hours else 0.0
-
-
-def report_schema_text() -> str:
-    """Return the JSON Schema that is stored as `docs/receipt.schema.json`."""
-    (report, comparison), components = msgspec.json.schema_components(
-        [JobReport, ReportComparison], ref_template="#/$defs/{name}"
-    )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What `gpu-efficiency report JOBID --json` and `report --compare JOBID JOBID --json` say",
-        "anyOf": [report, comparison],
-        "$defs": components,
-    }
-    return json.dumps(schema, indent=2) + "\n"
 
 
 class ReportError(Exception):

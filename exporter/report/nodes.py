@@ -4,7 +4,7 @@ A daemon that does not answer is listed with the reason; a report then lacks onl
 """
 
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from pathlib import Path
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.redact import redact_secrets
+from exporter.report.usage import latest_records
 
 TIMEOUT_SECONDS = 10.0
 _MAX_PARALLEL = 16
@@ -70,9 +71,7 @@ def fetch_records(
     ):
         answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted), dict.fromkeys(urls)))
     return NodeRecords(
-        records=_without_duplicates(
-            record for answer in answers for record in answer.records if wanted.matches(record)
-        ),
+        records=latest_records(record for answer in answers for record in answer.records if wanted.matches(record)),
         unanswered=tuple(sentence for answer in answers for sentence in answer.unanswered),
         notes=tuple(sentence for answer in answers for sentence in answer.notes),
     )
@@ -84,11 +83,6 @@ def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
     filters = {name: value for name in names if (value := getattr(wanted, name))}
     times = {name: repr(value) for name in ("since", "until") if isfinite(value := getattr(wanted, name)) and value > 0}
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
-
-
-def _without_duplicates(records: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
-    """Keep each record once: two adjacent time ranges may both have it."""
-    return tuple({(record.node, record.life, record.owner.job_id, record.start): record for record in records}.values())
 
 
 def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:

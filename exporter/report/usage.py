@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -82,6 +82,14 @@ class UsageInput(Protocol):
     @property
     def simulated(self) -> bool:
         """Whether the node is simulated."""
+
+
+AnyInput = TypeVar("AnyInput", bound=UsageInput)
+
+
+def latest_records(records: Iterable[AnyInput]) -> tuple[AnyInput, ...]:
+    """Keep the last of several records of one job, node and ledger: two sources or time ranges may have it."""
+    return tuple({(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values())
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True):

@@ -35,10 +35,8 @@ _READS_PER_SAMPLE = 4
 """How often a query reads each sample."""
 UNSPLIT_LEAK = "unresolved"
 """The leak of time that no recording rule covers."""
-QueryFunction = Callable[[str, float], list[VectorSample]]
 LabelValues = tuple[str, ...]
-
-INSTANCE_LABELS = "cluster, instance"
+_INSTANCE_LABELS = "cluster, instance"
 
 
 def growth_query(selector: str, start: float, end: float, *, lookback: float, older: str, on: str) -> str:
@@ -57,11 +55,6 @@ def growth_query(selector: str, start: float, end: float, *, lookback: float, ol
     late = f"((({last} - {first}) unless {previous_value} unless {fell}) and on ({on}) {older})"
     increased_again = f"(increase({selector}[{duration}]) and {fell})"
     return f"({known} or {new} or {late} or {increased_again})"
-
-
-def peak_query(query: str, start: float, end: float, *, resolution: float) -> str:
-    """Return a query for the maximum of a query between two times, evaluated every `resolution` seconds."""
-    return f"max_over_time(({query})[{range_duration(start, end)}:{range_duration(0, resolution)}])"
 
 
 class TimeCounters(NamedTuple):
@@ -84,18 +77,19 @@ class TimeCounters(NamedTuple):
     """Selector of a gauge: the daemon's start, Unix seconds."""
 
 
-class TimeCounter:
-    """Reads the growth of counters. `interval` is the scrape interval in seconds."""
+class CounterQuery(MetricQuery):
+    """Reads the growth of counters of time."""
 
-    def __init__(self, query: QueryFunction, *, interval: float) -> None:
-        self._query, self._interval = query, interval
+    def __init__(self, server: QueryServer, *, matchers: str) -> None:
+        super().__init__(server, matchers=matchers)
+        self._interval = SCRAPE_INTERVAL_SECONDS
         self.used_recording_rules = False
         """Whether any time was split with recording rules."""
 
-    def seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
+    def _seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
         """Yield seconds by owner and split labels; the same labels may occur several times."""
         count = f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))"
-        samples = sum(sample.value for sample in self._query(count, period.end))
+        samples = sum(sample.value for sample in self.instant_query(count, period.end))
         period_parts = list(self._split_period(period, samples * LEAK_SERIES_FACTOR))
         shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
         if not shares:
@@ -118,24 +112,24 @@ class TimeCounter:
             older = self._older_query(counters, part)
         lookback, on = max(3600.0, 4 * self._interval), ", ".join(counters.owner_labels)
         growth = growth_query(counter, *part, lookback=lookback, older=older, on=on)
-        return self._query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
+        return self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
         """Return a query for holders that started before the part, or before their daemon, which may have resumed."""
         began = f"last_over_time({counters.start_metric}[{range_duration(*part)}])"
-        daemon = f"max by ({INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
-        return f"({began} < {part.start!r} or {began} < on ({INSTANCE_LABELS}) group_left () {daemon})"
+        daemon = (
+            f"max by ({_INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
+        )
+        return f"({began} < {part.start!r} or {began} < on ({_INSTANCE_LABELS}) group_left () {daemon})"
 
     def _recorded_shares(self, counters: TimeCounters, period: Period) -> dict[LabelValues, dict[LabelValues, float]]:
         """Return the share of each split by owner; empty if there is no such rule."""
         labels = (*counters.recorded_owner_labels, *counters.split_labels)
         query = f"sum by ({', '.join(labels)}) (sum_over_time({counters.recorded}[{range_duration(*period)}]))"
         sums: dict[LabelValues, dict[LabelValues, float]] = defaultdict(dict)
-        for sample in self._query(query, period.end):
-            owner, split = (
-                _label_values(sample, each) for each in (counters.recorded_owner_labels, counters.split_labels)
-            )
-            sums[owner][split] = sample.value
+        for sample in self.instant_query(query, period.end):
+            owner = _label_values(sample, counters.recorded_owner_labels)
+            sums[owner][_label_values(sample, counters.split_labels)] = sample.value
         return {key: _normalized(amounts) for key, amounts in sums.items()}
 
     def _split_period(self, period: Period, samples: float) -> Iterator[Period]:
@@ -203,14 +197,12 @@ class StoredUsage(Struct, frozen=True, kw_only=True):
     """Whether any daemon at the end of the range serves a simulated node."""
 
 
-class PrometheusUsage(MetricQuery):
+class PrometheusUsage(CounterQuery):
     """Queries the usage of a time range. `matchers` restrict all selectors."""
 
     def __init__(self, server: QueryServer, usage_filter: UsageFilter, *, matchers: str = "") -> None:
         super().__init__(server, matchers=matchers)
-        self._filter, self._interval = usage_filter, SCRAPE_INTERVAL_SECONDS
-        self._time_counter = TimeCounter(self.instant_query, interval=SCRAPE_INTERVAL_SECONDS)
-        self.daemon_restarts = 0
+        self._filter, self.daemon_restarts = usage_filter, 0
 
     def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
         """Read consecutive periods. Raises ReportError if nothing is stored."""
@@ -226,7 +218,7 @@ class PrometheusUsage(MetricQuery):
         )
         return StoredUsage(
             usage=tuple(usage), known_period=known_period, fleet=fleet, daemon_restarts=self.daemon_restarts,
-            from_recording_rules=self._time_counter.used_recording_rules, simulated=bool(simulated),
+            from_recording_rules=self.used_recording_rules, simulated=bool(simulated),
         )  # fmt: skip
 
     def _single_value(self, query: str, at: float) -> float | None:
@@ -248,7 +240,6 @@ class PrometheusUsage(MetricQuery):
         counts = f"count_over_time({self.metric_selector('ticks_total')}[{range_duration(*day)}])"
         sample_count = self._single_value(f"max({counts})", day.end) or 1.0
         self._interval = max(1.0, (day.end - first) / max(1.0, sample_count - 1))
-        self._time_counter = TimeCounter(self.instant_query, interval=self._interval)
         tolerance = 2 * self._interval
         return Period(
             requested.start if first - requested.start <= tolerance else first,
@@ -297,11 +288,12 @@ class PrometheusUsage(MetricQuery):
         """Return prices of a GPU-hour by daemon and `held`; the mean over the GPUs of a node with several models."""
         duration = range_duration(*period)
         price_metric = self.metric_selector("price_per_gpu_hour")
-        price = f"max by ({INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
-        gpus = f"max by ({INSTANCE_LABELS}, model) (avg_over_time({self.metric_selector('node_gpus')}[{duration}]))"
+        price = f"max by ({_INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
+        gpus = f"max by ({_INSTANCE_LABELS}, model) (avg_over_time({self.metric_selector('node_gpus')}[{duration}]))"
         query = (
-            f"sum by ({INSTANCE_LABELS}, held, currency) ({price} * on ({INSTANCE_LABELS}, model) group_left () {gpus})"
-            f" / on ({INSTANCE_LABELS}) group_left () sum by ({INSTANCE_LABELS}) ({gpus})"
+            f"sum by ({_INSTANCE_LABELS}, held, currency)"
+            f" ({price} * on ({_INSTANCE_LABELS}, model) group_left () {gpus})"
+            f" / on ({_INSTANCE_LABELS}) group_left () sum by ({_INSTANCE_LABELS}) ({gpus})"
         )
         found: dict[tuple[InstanceKey, str], MoneyByCurrency] = defaultdict(dict)
         for sample in self.instant_query(query, period.end):
@@ -324,7 +316,7 @@ class PrometheusUsage(MetricQuery):
                 start_metric=self.metric_selector("job_start_timestamp_seconds", matcher),
                 daemon_start_metric=f"process_start_time_seconds{{{self.matchers}}}",
             )
-            for (cluster, instance, job, leak), seconds in self._time_counter.seconds(counters, period):
+            for (cluster, instance, job, leak), seconds in self._seconds(counters, period):
                 if not self._filter.matchers or (cluster, job) in identities:
                     found[(cluster, instance), job][leak] += seconds
         return found
@@ -377,7 +369,7 @@ class PrometheusUsage(MetricQuery):
             split_labels=("held", "leak"),
             start_metric="",
         )
-        for (cluster, instance, held, leak), seconds in self._time_counter.seconds(counters, period):
+        for (cluster, instance, held, leak), seconds in self._seconds(counters, period):
             found[(cluster, instance), held][leak] += seconds
         return found
 
@@ -399,11 +391,12 @@ class PrometheusUsage(MetricQuery):
 
     def _peak_value(self, query: str, known_period: Period) -> float | None:
         """Return the maximum over the known period; queried day by day to bound the samples read."""
-        peaks = (
-            self._single_value(peak_query(query, *day, resolution=self._peak_grain / 2), day.end)
+        resolution = range_duration(0, self._peak_grain / 2)
+        queries = (
+            (f"max_over_time(({query})[{range_duration(*day)}:{resolution}])", day.end)
             for day in _split_days(known_period)
         )
-        return max((most for most in peaks if most is not None), default=None)
+        return max((peak for each in queries if (peak := self._single_value(*each)) is not None), default=None)
 
 
 def _money(seconds: dict[str, float], price: MoneyByCurrency) -> MoneyByCurrency:
