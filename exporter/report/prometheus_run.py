@@ -6,7 +6,7 @@ A counter that fell was restarted: the value before each fall is added. Two addr
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from exporter.report.query import (
     MAX_SAMPLES_READ,
     SCRAPE_INTERVAL_SECONDS,
     InstanceKey,
+    InstanceRun,
     JobQuery,
     PrometheusRun,
     RangeSamples,
@@ -135,18 +136,16 @@ class PrometheusRunData:
     def _query_first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
         last = max(each.start for each in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
         paid = self.job_query.job_selector("paid_seconds_total")
-        series_found = self.job_query.range_samples(
-            paid, self.run.query_start, min(last, self.run.query_end), series=self.instance_count
-        )
-        return {series.instance: series.points[0] for series in series_found}
+        start, end = self.run.query_start, min(last, self.run.query_end)
+        found = self.job_query.range_samples(paid, start, end, series=self.instance_count)
+        return {series.instance: series.points[0] for series in found}
 
     def max_gpus(self) -> dict[str, float]:
         """Return the most GPUs the job held at once, by node."""
         gpus_held = f"sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')})"
         whole = range_duration(self.run.query_start, self.run.query_end)
-        samples = self.job_query.instant_query(
-            f"max_over_time({gpus_held}[{whole}:{self._resolution_seconds}s])", self.run.query_end
-        )
+        query = f"max_over_time({gpus_held}[{whole}:{self._resolution_seconds}s])"
+        samples = self.job_query.instant_query(query, self.run.query_end)
         most: dict[str, float] = {}
         for sample in samples:
             node = self.node_names.get(sample.instance)
@@ -172,64 +171,51 @@ class PrometheusRunData:
 
     def grams_co2_per_kwh(self) -> float | None:
         """Return the carbon intensity of a kilowatt-hour in grams: the highest of its nodes."""
-        samples = self.job_query.instant_query(
-            f"last_over_time({self.job_query.metric_selector('grams_co2_per_kwh')}[5m])", self.run.end
-        )
+        query = f"last_over_time({self.job_query.metric_selector('grams_co2_per_kwh')}[5m])"
+        samples = self.job_query.instant_query(query, self.run.end)
         return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
 
     def gpu_models(self) -> tuple[str, ...]:
         """Return the models of the job's GPUs."""
         gpus_held = f"last_over_time({self.job_query.selector('gpu_efficiency_allocation_info')}[5m])"
         boards = f"last_over_time({self.job_query.metric_selector('gpu_info')}[5m])"
-        samples = self.job_query.instant_query(
-            f"group by (model) ({boards} and on (cluster, instance, uuid) {gpus_held})", self.run.end
-        )
+        query = f"group by (model) ({boards} and on (cluster, instance, uuid) {gpus_held})"
+        samples = self.job_query.instant_query(query, self.run.end)
         return tuple(sorted(sample.labels.get("model", "") for sample in samples))
 
     def _find_continued(self) -> dict[InstanceKey, tuple[InstanceKey, float]]:
         """Find daemons that resumed from another instance of their node: they start with at least what it counted."""
-        instance_runs = sorted(self.run.instance_runs, key=attrgetter("last_sample"))
+        runs_by_node: dict[str, list[InstanceRun]] = defaultdict(list)
+        for run in sorted(self.run.instance_runs, key=attrgetter("last_sample")):
+            runs_by_node[self.node_names[run.instance]].append(run)
         continued: dict[InstanceKey, tuple[InstanceKey, float]] = {}
-        for n, instance_run in enumerate(instance_runs):
-            node = self.node_names[instance_run.instance]
-            before = next(
-                (candidate for candidate in reversed(instance_runs[:n]) if self.node_names[candidate.instance] == node),
-                None,
-            )
-            if before is None:
-                continue
-            first = self._first_samples.get(instance_run.instance) or self._first_sample_after(
-                instance_run.instance, before.last_sample
-            )
-            carried = self._paid_at(before.instance, before.last_sample)
-            if first is not None and first[0] > before.last_sample and first[1] >= carried > 0:
-                self._first_samples[instance_run.instance] = first
-                continued[instance_run.instance] = before.instance, carried
+        for before, run in chain.from_iterable(map(pairwise, runs_by_node.values())):
+            when, instance = before.last_sample, run.instance
+            first = self._first_samples.get(instance) or self._first_sample_after(instance, when)
+            paid = self.job_query.instant_query(self._paid(before.instance), when)
+            carried = paid[0].value if paid else 0.0
+            if first is not None and first[0] > when and first[1] >= carried > 0:
+                self._first_samples[instance] = first
+                continued[instance] = before.instance, carried
         return continued
 
     def _first_sample_after(self, instance: InstanceKey, when: float) -> tuple[float, float] | None:
-        paid = self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance))
-        series_found = self.job_query.range_samples(paid, when, self.run.query_end)
-        return series_found[0].points[0] if series_found else None
+        series = self.job_query.range_samples(self._paid(instance), when, self.run.query_end)
+        return series[0].points[0] if series else None
 
-    def _paid_at(self, instance: InstanceKey, when: float) -> float:
-        samples = self.job_query.instant_query(
-            self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance)), when
-        )
-        return samples[0].value if samples else 0.0
+    def _paid(self, instance: InstanceKey) -> str:
+        return self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance))
 
     # -- queries --
 
     def _last_samples(self, times: Mapping[InstanceKey, float], selector: str) -> list[VectorSample]:
         """Return the last samples of each daemon's series up to its own end, within the lookback."""
-        samples_found: list[VectorSample] = []
+        samples_found, wide = list[VectorSample](), range_duration(0, 2 * LOOKBACK_SECONDS)
         remaining = dict(sorted(times.items(), key=lambda item: -item[1]))
         while remaining:
             at = next(iter(remaining.values()))
             instances = {instance for instance, when in remaining.items() if when > at - LOOKBACK_SECONDS}
-            samples = self.job_query.instant_query(
-                f"last_over_time({selector}[{range_duration(0, 2 * LOOKBACK_SECONDS)}])", at
-            )
+            samples = self.job_query.instant_query(f"last_over_time({selector}[{wide}])", at)
             samples_found += [sample for sample in samples if sample.instance in instances]
             remaining = {instance: when for instance, when in remaining.items() if instance not in instances}
         return samples_found
@@ -245,33 +231,19 @@ class PrometheusRunData:
         name_by_instance = {sample.instance: sample.labels.get("node", "") for sample in samples}
         return {instance: name_by_instance.get(instance) or instance[1] or "this node" for instance in ends}
 
-    def _restart_times(self) -> dict[InstanceKey, list[float]]:
-        return {
-            instance: [before for (before, high), (_, low) in pairwise(series.points) if low < high]
-            for instance, series in self.restarted.items()
-        }
-
     def _query_restarted(self) -> dict[InstanceKey, RangeSamples]:
         """Return all samples of paid seconds of daemons where they fell. Parts overlap, to see a fall between two."""
-        run, paid = self.run, self.job_query.job_selector("paid_seconds_total")
+        start, end = self.run.query_start, self.run.query_end
+        paid = self.job_query.job_selector("paid_seconds_total")
         restarted: set[InstanceKey] = set()
-        for a, b in split_range(
-            run.query_start, run.query_end, series=self.instance_count, max_samples=MAX_SAMPLES_READ
-        ):
+        for a, b in split_range(start, end, series=self.instance_count, max_samples=MAX_SAMPLES_READ):
             query = f"resets({paid}[{range_duration(a - LOOKBACK_SECONDS, b)}]) > 0"
             restarted |= {sample.instance for sample in self.job_query.instant_query(query, b)}
         return {
             instance: series
             for instance in sorted(restarted & self.node_names.keys())
-            for series in self._paid_samples(instance)
+            for series in self.job_query.range_samples(self._paid(instance), start, end)
         }
-
-    def _paid_samples(self, instance: InstanceKey) -> list[RangeSamples]:
-        return self.job_query.range_samples(
-            self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance)),
-            self.run.query_start,
-            self.run.query_end,
-        )
 
     def _query_counters(self) -> dict[str, list[CounterTotal]]:
         """Return the increase of each counter: its last value plus its value before each restart."""
@@ -279,30 +251,25 @@ class PrometheusRunData:
         last_samples = {each.instance: each.last_sample for each in self.run.instance_runs}
         steady = {instance: at for instance, at in last_samples.items() if instance not in self.restarted}
         samples = self._last_samples(steady, self.job_query.selector("", counters))
-        for instance, restarts in self._restart_times().items():
+        for instance, series in self.restarted.items():
             selector = self.job_query.selector("", counters, *_instance_matchers(instance))
+            restarts = [before for (before, high), (_, low) in pairwise(series.points) if low < high]
             for previous, at in pairwise([self.run.query_start, *restarts, last_samples[instance]]):
-                lookback = min(2 * LOOKBACK_SECONDS, at - previous - 0.001)
-                samples += self.job_query.instant_query(
-                    f"last_over_time({selector}[{range_duration(0, lookback)}])", at
-                )
+                lookback = range_duration(0, min(2 * LOOKBACK_SECONDS, at - previous - 0.001))
+                samples += self.job_query.instant_query(f"last_over_time({selector}[{lookback}])", at)
         return self._counter_totals(samples)
 
     def _counter_totals(self, samples: Iterable[VectorSample]) -> dict[str, list[CounterTotal]]:
-        samples = list(samples)
-        last_values = {(sample.name, sample.instance, _own_labels(sample.labels)): sample.value for sample in samples}
-        totals = sum_by_key(
-            ((sample.name, sample.instance, _own_labels(sample.labels)), sample.value) for sample in samples
-        )
+        values = [((sample.name, sample.instance, _own_labels(sample.labels)), sample.value) for sample in samples]
+        last_values, totals = dict(values), sum_by_key(values)
         for name, instance, labels in totals:
             if instance in self._continued_from:
                 carried = last_values.get((name, self._continued_from[instance][0], labels), 0.0)
                 totals[name, instance, labels] = max(0.0, totals[name, instance, labels] - carried)
         counters: dict[str, list[CounterTotal]] = defaultdict(list)
         for (name, instance, labels), value in totals.items():
-            counters[name.removesuffix("_total")].append(
-                CounterTotal(self.node_names[instance], instance, dict(labels), value)
-            )
+            counter = CounterTotal(self.node_names[instance], instance, dict(labels), value)
+            counters[name.removesuffix("_total")].append(counter)
         return counters
 
 
