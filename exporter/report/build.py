@@ -78,28 +78,27 @@ REPORTED_PHASE = {
 """The phase in which a job reports a leak that is otherwise measured or estimated."""
 
 
-class JobBooks:
+class JobBooks(Struct, kw_only=True):
     """The job's GPU-nanoseconds by node and leak; integers if they come from ledgers."""
 
-    def __init__(
-        self,
-        *,
-        parts: Mapping[str, Mapping[str, float]],
-        seen: Mapping[str, float],
-        unseen: Mapping[str, float],
-        gpus: Mapping[str, float],
-        currency: str,
-        rates: Mapping[str, float],
-        layer_of: Mapping[str, str],
-        reported_phases: Collection[str],
-    ) -> None:
-        """Initialize with `rates`, the price of a GPU-hour by node, and the phases in which the job reported time."""
-        self.seen, self.unseen, self.gpus = dict(seen), dict(unseen), dict(gpus)
-        """By node: time that daemons counted, time that no daemon counted, and the most GPUs at once."""
-        self.currency, self._rates = currency, dict(rates)
-        self._layer_of, self._reported_phases = layer_of, reported_phases
-        """Layers as daemons report them: a newer version may have other leaks."""
-        self.parts = {node: _with_unobserved(parts[node], unseen.get(node, 0)) for node in parts}
+    parts: Mapping[str, Mapping[str, float]]
+    """Time by node and leak; time that no daemon counted is added to unobserved."""
+    seen: Mapping[str, float]
+    """Time by node that daemons counted."""
+    unseen: Mapping[str, float]
+    """Time by node that no daemon counted."""
+    gpus: Mapping[str, float]
+    """The most GPUs at once, by node."""
+    currency: str
+    rates: Mapping[str, float]
+    """Price of a GPU-hour by node."""
+    layer_of: Mapping[str, str]
+    """Layers as daemons report them: a newer version may have other leaks."""
+    reported_phases: Collection[str]
+    """Phases in which the job itself reported time."""
+
+    def __post_init__(self) -> None:
+        self.parts = {node: _with_unobserved(parts, self.unseen.get(node, 0)) for node, parts in self.parts.items()}
 
     @property
     def max_gpus(self) -> float:
@@ -115,7 +114,7 @@ class JobBooks:
         """Return the price of GPU time by node; None if there is no price."""
         if not self.currency:
             return None
-        return sum(held * self._rates.get(node, 0.0) for node, held in time.items()) / NANOSECONDS_PER_HOUR
+        return sum(held * self.rates.get(node, 0.0) for node, held in time.items()) / NANOSECONDS_PER_HOUR
 
     def cost(self, time: Mapping[str, float]) -> float:
         """Return the price of GPU time by node, or GPU-hours if there is no price."""
@@ -136,7 +135,7 @@ class JobBooks:
 
     def layer_ratios(self) -> LayerRatios:
         """Return the layer ratios of all nodes together."""
-        return layer_ratios(self.by_leak(), self._layer_of)
+        return layer_ratios(self.by_leak(), self.layer_of)
 
     def leak_by_node(self, leak: str) -> dict[str, float]:
         """Return the GPU time of one leak by node."""
@@ -148,20 +147,20 @@ class JobBooks:
         return tuple(self._waterfall_part(leak, sums[leak]) for leak in waterfall_order(sums))
 
     def _waterfall_part(self, leak: str, time: float) -> WaterfallPart:
-        return waterfall_part(
-            leak,
-            self._layer_of[leak],
+        part = WaterfallPart(
+            name=leak,
+            layer=self.layer_of[leak],
             gpu_hours=time / NANOSECONDS_PER_HOUR,
             share=time / self.held,
             money=self.money(self.leak_by_node(leak)),
-            evidence=self._evidence_grade,
             nanoseconds=round(time),
         )
+        return with_guidance(part, self._evidence_grade)
 
     def _evidence_grade(self, definition: Leak) -> str:
         """Return the evidence of this job's loss: reported if the job reports the phase, else measured or estimated."""
         *reported, otherwise = definition.evidence.split(" or ")
-        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self._reported_phases else otherwise
+        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self.reported_phases else otherwise
 
     def node_shares(self) -> tuple[NodeShare, ...]:
         """Return the nodes, the lowest product first."""
@@ -170,7 +169,7 @@ class JobBooks:
 
     def _node_share(self, name: str) -> NodeShare:
         parts = self.parts[name]
-        total, ratios = sum(parts.values()), layer_ratios(parts, self._layer_of)
+        total, ratios = sum(parts.values()), layer_ratios(parts, self.layer_of)
         losses = {leak: seconds for leak, seconds in parts.items() if leak not in NOT_LOST}
         worst = min(losses, key=lambda leak: (-losses[leak], leak), default="")
         return NodeShare(
@@ -190,30 +189,12 @@ def waterfall_order(sums: Mapping[str, float]) -> list[str]:
     return sorted(sums, key=lambda leak: (NOT_LOST.index(leak) if leak in NOT_LOST else -1, -sums[leak], leak))
 
 
-def waterfall_part(
-    leak: str,
-    layer: str,
-    *,
-    gpu_hours: float,
-    share: float,
-    money: float | None,
-    evidence: Callable[[Leak], str],
-    nanoseconds: int = 0,
-) -> WaterfallPart:
+def with_guidance(part: WaterfallPart, evidence: Callable[[Leak], str]) -> WaterfallPart:
     """Add what LEAKS has about a leak; nothing about a leak that only a newer daemon knows."""
-    definition = _LEAK_BY_NAME.get(leak)
-    return WaterfallPart(
-        name=leak,
-        layer=layer,
-        gpu_hours=gpu_hours,
-        share=share,
-        money=money,
-        evidence=evidence(definition) if definition else "",
-        team=definition.team if definition else "",
-        watch=definition.watch if definition else "",
-        fix=definition.fix if definition else "",
-        nanoseconds=nanoseconds,
-    )
+    leak = _LEAK_BY_NAME.get(part.name)
+    if leak is None:
+        return part
+    return replace(part, evidence=evidence(leak), team=leak.team, watch=leak.watch, fix=leak.fix)
 
 
 def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER_BY_LEAK) -> LayerRatios:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.prices import NO_PRICE
-from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, waterfall_part
+from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, with_guidance
 from exporter.report.model import LOSS_LAYERS, JobIdentity, LayerRatios, WaterfallPart
 from exporter.report.usage import Period, UsageRecord
 
@@ -282,7 +282,8 @@ class _UsageSum:
 
     @property
     def layer_ratios(self) -> LayerRatios:
-        return layer_ratios(self.seconds, _layer_by_leak(self.seconds))
+        unknown = {leak: "gau" for leak in self.seconds if leak not in LAYER_BY_LEAK}  # of a newer daemon: lost time
+        return layer_ratios(self.seconds, LAYER_BY_LEAK | unknown if unknown else LAYER_BY_LEAK)
 
     def lost_amount(self, amounts: Mapping[str, float]) -> float:
         return sum(value for leak, value in amounts.items() if leak not in NOT_LOST)
@@ -314,20 +315,14 @@ class _UsageSum:
         return tuple(self._waterfall_part(leak) for leak in waterfall_order(sums))
 
     def _waterfall_part(self, leak: str) -> WaterfallPart:
-        return waterfall_part(
-            leak,
-            _layer_by_leak([leak])[leak],
+        part = WaterfallPart(
+            name=leak,
+            layer=LAYER_BY_LEAK.get(leak, "gau"),
             gpu_hours=self.seconds[leak] / HOUR_SECONDS,
             share=self.seconds[leak] / self.total,
             money=self.money_or_none(self.money[leak]),
-            evidence=attrgetter("evidence"),
         )
-
-
-def _layer_by_leak(leaks: Iterable[str]) -> dict[str, str]:
-    """Return the layers. A leak that only a newer daemon knows counts as one of the first layer: it is lost time."""
-    more = {leak: "gau" for leak in leaks if leak not in LAYER_BY_LEAK}
-    return LAYER_BY_LEAK | more if more else LAYER_BY_LEAK
+        return with_guidance(part, attrgetter("evidence"))
 
 
 def summarize(
