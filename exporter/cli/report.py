@@ -126,7 +126,7 @@ def _from_named_sources(
 ) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     response = _fetch(args.node, wanted, args) if args.node else NodeRecords(records=(), unanswered=())
     if len(response.unanswered) == len(args.node) and not args.store:
-        raise GatherError(f"no node gave an answer: {'; '.join(response.unanswered)}")
+        raise GatherError(f"no node answered: {'; '.join(response.unanswered)}")
     sources = RecordSources(
         source="nodes" if args.node else "stores", unanswered=response.unanswered, notes=response.notes,
         grams_co2_per_kwh=_grams_co2(args),
@@ -168,7 +168,7 @@ def _from_this_node(
     response = _fetch([_daemon_address(config)], recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
-            f"{why}{response.unanswered[0]}; say where to look with --store FILE, --node URL or --prometheus URL"
+            f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
         )
     sources = RecordSources(
         source="nodes" if stored is None else "stores", notes=response.notes, grams_co2_per_kwh=grams
@@ -218,7 +218,7 @@ def _summed_jobs(args: argparse.Namespace) -> UsageSummary:
     if args.all and only.matchers:
         raise ConfigError(f"report: --all, or only {only}, and not both")
     if args.gpus is not None and only.matchers:
-        raise ConfigError(f"report: --gpus is of all: others than {only} have some of them")
+        raise ConfigError(f"report: --gpus is the size of the whole fleet and cannot be combined with {only}")
     at = time.time() if args.at is None else args.at
     every = args.every or default_period(args.since)
     spans = split_periods(at - args.since, at, every=every)

@@ -233,13 +233,13 @@ def find_run(job_query: JobQuery, at: float, *, since: float) -> PrometheusRun:
     clusters = sorted({instance[0] for instance in starts})
     if len(clusters) > 1:
         raise ReportError(
-            f"job {job_query.job_id} is there in several clusters ({', '.join(clusters)}): pick one with --match"
+            f"job {job_query.job_id} is stored in several clusters ({', '.join(clusters)}): pick one with --match"
             f" 'cluster=\"{clusters[0]}\"'"
         )
     instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda each: -each.last_sample)
     if not instance_runs:
         raise ReportError(
-            f"job {job_query.job_id} has a start and no time: its daemon is too old to be asked, update it"
+            f"job {job_query.job_id} has a start time but no paid seconds: its daemon is too old, update it"
         )
     return _last_run(instance_runs, at)
 

@@ -96,7 +96,7 @@ def find_last_run(records: Iterable[JobRecord], *, job_id: str, at: float) -> Jo
     matching = _latest_records(record for record in records if record.owner.job_id == job_id and record.start <= at)
     if not matching:
         raise ReportError(
-            f"nobody who was asked knows a job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
+            f"no source has a record of job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
             " namespace/pod)? Try --since, --at, or other nodes and stores"
         )
     # the latest record belongs to the run even if a damaged row has an impossible end

@@ -199,8 +199,8 @@ def compare_rent(summary: UsageSummary, offer: RentOffer) -> RentComparison:
     own, product = summary.per_gpu_hour, summary.whole.layers.product
     if own is None:
         raise ValueError(
-            "--rent: what is owned has no price, or several currencies, so there is nothing to compare with: give"
-            " [prices] in the configuration of the daemons"
+            "--rent: the owned GPUs have no price, or prices in several currencies: set [prices] in the configuration"
+            " of the daemons"
         )
     useful = offer.per_gpu_hour / offer.utilisation
     return RentComparison(

@@ -195,7 +195,7 @@ def test_a_file_gets_the_page_and_the_terminal_nothing(tmp_path: Path) -> None:
         ("7 --all", "and not both"),
         ("--all --short", "--short is of one job"),
         ("--all --rent 4", "such as 4.00@0.95"),
-        ("--user ada --gpus 8", "--gpus is of all: others than user ada have some of them"),
+        ("--user ada --gpus 8", "--gpus is the size of the whole fleet and cannot be combined with user ada"),
         ("--all --gpus 0", "is no number of GPUs"),
         ("--all --gpus many", "is no number of GPUs"),
         ("--user nobody", "no job of user nobody held a GPU in that time, as far as the stores know"),
