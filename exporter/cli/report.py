@@ -1,7 +1,6 @@
 """Runs the command `report`: one job's cost and losses, two jobs compared, or sums over many jobs.
 
-Owns the flags, where job records come from (Prometheus, stores, nodes, this node), and where the output goes.
-Refuses to compute or to lay out: exporter.report does both.
+Parses flags, collects job records (from Prometheus, stores, nodes or this node) and writes the output.
 """
 
 import argparse
@@ -9,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.cli.arguments import parse_headers, time_span
@@ -28,13 +27,20 @@ from exporter.preview.prometheus import PrometheusClient, PrometheusError, Prome
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
 from exporter.report.model import JobReport, ReportComparison, ReportError
-from exporter.report.nodes import NodeQueryError, fetch_records
+from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
 from exporter.report.prometheus import report_from_prometheus
 from exporter.report.query import JobQuery
 from exporter.report.ranking import summary_lines, summary_tables
 from exporter.report.records import RecordSources, join_records
-from exporter.report.summary import GROUPINGS, FleetUsage, RentOffer, UsageSummary, parse_offer, with_comparisons
-from exporter.report.summary import summarize as added
+from exporter.report.summary import (
+    GROUPINGS,
+    FleetUsage,
+    RentOffer,
+    UsageSummary,
+    parse_offer,
+    summarize,
+    with_comparisons,
+)
 from exporter.report.text import (
     ReportTable,
     comparison_tables,
@@ -46,10 +52,11 @@ from exporter.report.text import (
 )
 from exporter.report.usage import (
     PERIOD_SECONDS,
+    AnyInput,
     Period,
-    UsageInput,
     UsageInputs,
     default_period,
+    latest_records,
     peak_gpus,
     split_periods,
     unheld_usage,
@@ -60,35 +67,19 @@ from exporter.report.usage_prometheus import PrometheusUsage, StoredUsage, Usage
 if TYPE_CHECKING:
     from exporter.history.store import HistoryStore
 
-_Each = TypeVar("_Each", bound=UsageInput)
+StoreQuery = Callable[["HistoryStore"], Iterable[AnyInput]]
 
 _RETRY_SECONDS = 0.5
 _RECENT_SECONDS = 600.0
-"""What ended before is in the store for certain."""
+"""Jobs that ended this many seconds ago are certainly in the store."""
 
 
 class GatherError(Exception):
-    """Nobody could be asked; the message says who, why, and what to do."""
+    """No source of job records could be read; the message gives source, reason and what to do."""
 
 
-class GatheredRecords(Struct, frozen=True, kw_only=True):
-    """What was told, and by whom."""
-
-    records: tuple[JobRecord, ...]
-    sources: RecordSources
-
-
-class GatheredSummaries(Struct, frozen=True, kw_only=True):
-    """What sums need of what was told, to be looked at once, and who was asked."""
-
-    records: Iterable[UsageInput]
-    sources: RecordSources
-    unique: bool
-    """None of them is told twice."""
-
-
-def source_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags that say where to look. Without any: this node's store and its daemon."""
+def _source_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the flags of sources; the default is this node's store and daemon."""
     command.add_argument("--prometheus", metavar="URL", help="where the daemons' series are stored")
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
     command.add_argument(
@@ -101,88 +92,72 @@ def source_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ca-file", type=Path, metavar="FILE", help="certificate authority of nodes that have TLS")
 
 
-def gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
-    """All statements that are wanted, of every source that was named. Raises GatherError, ConfigError."""
+def _gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tuple[JobRecord, ...], RecordSources]:
+    """Return all matching records of the named sources. Raises GatherError, ConfigError."""
     records, sources = _gather(args, wanted, lambda store: store.job_records(wanted))
-    return GatheredRecords(records=tuple(records), sources=sources)
-
-
-def gather_summaries(args: argparse.Namespace, wanted: JobRecordQuery, *, cuts: Sequence[float]) -> GatheredSummaries:
-    """The same for sums that are cut at these moments. Who looks at them is raised the same errors, too."""
-    records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
-    return GatheredSummaries(records=records, sources=sources, unique=len(args.store) == 1 and not args.node)
+    return tuple(records), sources
 
 
 def _gather(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    if args.prometheus:
-        raise ConfigError("--prometheus has no statements: give --store or --node")
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
+    """Return the results of the query, to be iterated once. Iterating them raises GatherError, too."""
     if args.store or args.node:
         return _from_named_sources(args, wanted, query)
     return _from_this_node(args, wanted, query)
 
 
-def wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> GatheredRecords:
-    """The same, once no statement says that the job still runs; after `args.wait` seconds as it is."""
+def _wait_for_end(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tuple[JobRecord, ...], RecordSources]:
+    """Return matching records once the job has ended, or after `args.wait` seconds."""
     began = time.monotonic()
     with ProgressBar("waiting for the job's end", args.wait, unit=WAITED, quiet=args.quiet) as progress:
         while (spent := time.monotonic() - began) < args.wait:
-            with suppress(GatherError):  # the daemon may be about to make its store
-                found = gather_records(args, wanted)
-                if _has_ended(found):
-                    return found
+            with suppress(GatherError):  # the daemon may not have created its store yet
+                records, sources = _gather_records(args, wanted)
+                if records and not max(records, key=attrgetter("end")).running:
+                    return records, sources
             progress.update(spent)
             time.sleep(min(_RETRY_SECONDS, args.wait - spent))
-    return gather_records(args, wanted)
-
-
-def _has_ended(found: GatheredRecords) -> bool:
-    """What was told last of it is its end."""
-    latest = max(found.records, key=lambda each: each.end, default=None)
-    return latest is not None and not latest.running
+    return _gather_records(args, wanted)
 
 
 def _from_named_sources(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    reported: tuple[JobRecord, ...] = ()
-    unreachable: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    if args.node:
-        try:
-            response = fetch_records(args.node, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
-        except NodeQueryError as err:
-            raise GatherError(str(err)) from err
-        reported = response.records
-        unreachable, notes = response.unanswered, response.notes
-        if len(unreachable) == len(args.node) and not args.store:
-            raise GatherError(f"no node gave an answer: {'; '.join(unreachable)}")
-    source = "nodes" if args.node else "stores"
-    sources = RecordSources(source=source, unanswered=unreachable, notes=notes, grams_co2_per_kwh=_grams_co2(args))
-    return chain(chain.from_iterable(_read_store(path, query) for path in args.store), reported), sources
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
+    response = _fetch(args.node, wanted, args) if args.node else NodeRecords(records=(), unanswered=())
+    if len(response.unanswered) == len(args.node) and not args.store:
+        raise GatherError(f"no node answered: {'; '.join(response.unanswered)}")
+    sources = RecordSources(
+        source="nodes" if args.node else "stores", unanswered=response.unanswered, notes=response.notes,
+        grams_co2_per_kwh=_grams_co2(args),
+    )  # fmt: skip
+    return chain(chain.from_iterable(_read_store(path, query) for path in args.store), response.records), sources
 
 
-def _read_store(path: Path, query: "Callable[[HistoryStore], Iterable[_Each]]") -> Iterator[_Each]:
-    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  SQLite is only for who has a store
+def _fetch(urls: Sequence[str], wanted: JobRecordQuery, args: argparse.Namespace) -> NodeRecords:
+    try:
+        return fetch_records(urls, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
+    except NodeQueryError as err:
+        raise GatherError(str(err)) from err
+
+
+def _read_store(path: Path, query: "StoreQuery[AnyInput]") -> Iterator[AnyInput]:
+    from exporter.history.store import HistoryError, open_read_only  # noqa: PLC0415  imports SQLite only if a store is read
 
     try:
-        reader = open_read_only(path)
-        try:
+        with closing(open_read_only(path)) as reader:
             yield from query(reader)
-        finally:
-            reader.close()
     except HistoryError as err:
         raise GatherError(str(err)) from err
 
 
 def _from_this_node(
-    args: argparse.Namespace, wanted: JobRecordQuery, query: "Callable[[HistoryStore], Iterable[_Each]]"
-) -> tuple[Iterable[_Each | JobRecord], RecordSources]:
-    """This node's store, which has what ended, and its daemon, which has what runs; one of them is enough."""
+    args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
+) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
+    """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
     config = read_config(args)
     grams, path = config.energy.grams_co2_per_kwh, _default_store(config)
-    stored: tuple[_Each, ...] | None = None
+    stored: tuple[AnyInput, ...] | None = None
     why = ""
     if path is not None:
         try:
@@ -190,29 +165,19 @@ def _from_this_node(
         except GatherError as err:
             why = f"{err}; "
     recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
-    try:
-        response = fetch_records(
-            [_daemon_address(config)], recent, headers=parse_headers(args.header), ca_file=args.ca_file
-        )
-    except NodeQueryError as err:
-        raise GatherError(str(err)) from err
+    response = _fetch([_daemon_address(config)], recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
-            f"{why}{response.unanswered[0]}; say where to look with --store FILE, --node URL or --prometheus URL"
+            f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
         )
     sources = RecordSources(
         source="nodes" if stored is None else "stores", notes=response.notes, grams_co2_per_kwh=grams
     )
-    return _newest((*(stored or ()), *response.records)), sources
-
-
-def _newest(records: Iterable[_Each]) -> Iterable[_Each]:
-    """Each record of a job once, though two sources have it: the last one given."""
-    return {(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values()
+    return latest_records((*(stored or ()), *response.records)), sources
 
 
 def _default_store(config: Config) -> Path | None:
-    """Where this node's daemon keeps it; one may be read that may not be written."""
+    """Return the store of this node's daemon, even if it is read-only here; None if there is none."""
     from exporter.history.store import DEFAULT_FOLDER, store_path  # noqa: PLC0415  as above
 
     path = store_path(config.history.file, os.environ)
@@ -222,46 +187,43 @@ def _default_store(config: Config) -> Path | None:
 
 def _daemon_address(config: Config) -> str:
     host, port = split_address(config.web.page_address or config.web.listen_address)
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  what is listened on, and where to ask
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  a wildcard address is reached on loopback
     scheme = "https" if config.web.config_file else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _grams_co2(args: argparse.Namespace) -> float | None:
-    """By a configuration that was named."""
+    """Return the carbon intensity in the configuration file, if one is named."""
     return read_config(args).energy.grams_co2_per_kwh if getattr(args, "config", None) else None
 
 
 _DEFAULT_TARGET_EMFU = 0.6
-"""Where nobody says another: as in the figures of docs/sums.md."""
+"""Default target eMFU; docs/sums.md uses it, too."""
 _MAX_RECORDS = 10_000_000
-"""Statements: all of them."""
+"""Maximum number of records: in effect all."""
 
 
-def wants_sums(args: argparse.Namespace) -> bool:
-    """Whether sums are asked for."""
-    return bool(args.all or args.rent or UsageFilter(**_filter_values(args)).matchers)
+def _wants_sums(args: argparse.Namespace) -> bool:
+    """Return whether the arguments select sums over many jobs."""
+    return bool(args.all or args.rent or _usage_filter(args).matchers)
 
 
-def _filter_values(args: argparse.Namespace) -> dict[str, str]:
-    return {field: getattr(args, field) or "" for field in UsageFilter.__struct_fields__}
+def _usage_filter(args: argparse.Namespace) -> UsageFilter:
+    return UsageFilter(**{field: getattr(args, field) or "" for field in UsageFilter.__struct_fields__})
 
 
-def summed_jobs(args: argparse.Namespace) -> UsageSummary:
-    """The sums. Raises what the sources raise, ReceiptError, and ConfigError for what cannot be had."""
-    only = UsageFilter(**_filter_values(args))
+def _summed_jobs(args: argparse.Namespace) -> UsageSummary:
+    """Return the summary. Raises ReportError, ConfigError for conflicting flags, and the errors of the sources."""
+    only = _usage_filter(args)
     if args.all and only.matchers:
         raise ConfigError(f"report: --all, or only {only}, and not both")
     if args.gpus is not None and only.matchers:
-        raise ConfigError(f"report: --gpus is of all: others than {only} have some of them")
+        raise ConfigError(f"report: --gpus is the size of the whole fleet and cannot be combined with {only}")
     at = time.time() if args.at is None else args.at
     every = args.every or default_period(args.since)
     spans = split_periods(at - args.since, at, every=every)
-    found = (
-        _sums_from_prometheus(args, only, spans, every)
-        if args.prometheus
-        else _sums_from_records(args, only, spans, every)
-    )
+    read = _sums_from_prometheus if args.prometheus else _sums_from_records
+    found = read(args, only, spans, every)
     try:
         return with_comparisons(found, offers=tuple(args.rent), emfu=(args.target_emfu or _DEFAULT_TARGET_EMFU,))
     except ValueError as err:
@@ -281,19 +243,11 @@ def _sums_from_prometheus(
         found = PrometheusUsage(server, only, matchers=args.match).read(spans, progress=progress.update)
     if not found.usage:
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, as far as it is stored there")
-    return added(
-        found.usage,
-        spans,
-        about=_scope_text(only, whole=True),
-        by=args.by or "",
-        every=every,
-        source="Prometheus",
-        start=found.known_period.start,
-        end=found.known_period.end,
-        fleet=found.fleet,
-        unseen=tuple(_coverage_notes(found, spans)),
-        simulated=found.simulated,
-    )
+    return summarize(
+        found.usage, spans, about=_scope_text(only, whole=True), by=args.by or "", every=every, source="Prometheus",
+        start=found.known_period.start, end=found.known_period.end, fleet=found.fleet,
+        unseen=tuple(_coverage_notes(found, spans)), simulated=found.simulated,
+    )  # fmt: skip
 
 
 def _scope_text(only: UsageFilter, *, whole: bool) -> str:
@@ -325,14 +279,15 @@ def _sums_from_records(
     args: argparse.Namespace, only: UsageFilter, spans: tuple[Period, ...], every: str
 ) -> UsageSummary:
     span = Period(spans[0].start, spans[-1].end)
-    whose = {field: getattr(only, field) for field in ("user", "account", "namespace")}
-    wanted = JobRecordQuery(**whose, since=span.start, until=span.end, limit=_MAX_RECORDS)
-    known = gather_summaries(args, wanted, cuts=[span.start, *(period.end for period in spans)])
-    records = known.records if known.unique else _newest(sorted(known.records, key=lambda each: each.end))
-    passed = UsageInputs(records, team=only.team)
+    owner = {field: getattr(only, field) for field in ("user", "account", "namespace")}
+    wanted = JobRecordQuery(**owner, since=span.start, until=span.end, limit=_MAX_RECORDS)
+    cuts = [span.start, *(period.end for period in spans)]
+    records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
+    unique = len(args.store) == 1 and not args.node
+    passed = UsageInputs(records if unique else latest_records(sorted(records, key=attrgetter("end"))), team=only.team)
     usage = tuple(usage_records(passed, spans))
     if not usage:
-        why = "; ".join((f"as far as the {known.sources.source} know", *known.sources.unanswered))
+        why = "; ".join((f"as far as the {sources.source} know", *sources.unanswered))
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, {why}")
     span = passed.clip(span)
     fleet = None
@@ -340,19 +295,11 @@ def _sums_from_records(
         held = sum(sum(record.seconds.values()) for record in usage) / (span.end - span.start)
         fleet = FleetUsage(gpus=args.gpus, gpus_peak=args.gpus, held=held, held_peak=peak_gpus(passed.holdings, span))
         usage += tuple(unheld_usage(usage, spans, span, gpus=args.gpus)) if args.gpus is not None else ()
-    return added(
-        usage,
-        spans,
-        about=_scope_text(only, whole=args.gpus is not None),
-        by=args.by or "",
-        every=every,
-        source=known.sources.source,
-        start=span.start,
-        end=span.end,
-        fleet=fleet,
-        unseen=(*known.sources.unanswered, *known.sources.notes, *_unheld_notes(args, fleet)),
-        simulated=passed.simulated,
-    )
+    return summarize(
+        usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
+        source=sources.source, start=span.start, end=span.end, fleet=fleet,
+        unseen=(*sources.unanswered, *sources.notes, *_unheld_notes(args, fleet)), simulated=passed.simulated,
+    )  # fmt: skip
 
 
 def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterator[str]:
@@ -367,8 +314,8 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
 # -- flags --
 
 
-def sums_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags of the sums."""
+def _sums_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the flags of sums."""
     flags = command.add_argument_group("sums", "instead of one job: who held and lost how much, and when")
     flags.add_argument("--all", action="store_true", help="all jobs, and from a Prometheus the GPUs that nobody had")
     for field in UsageFilter.__struct_fields__:
@@ -405,10 +352,10 @@ _FORMS = ("json", "markdown", "html", "short", "line")
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print a job's receipt, two held against each other, or sums over many jobs."""
+    """Print a job's report, a comparison of two jobs, or sums over many jobs."""
     _check(args)
     try:
-        found = summed_jobs(args) if wants_sums(args) else _build_reports(args)
+        found = _summed_jobs(args) if _wants_sums(args) else _build_reports(args)
         _write_output(_rendered(found, args), args.output)
     except (GatherError, OutputError, PrometheusError, ReportError) as err:
         return fail(err)
@@ -416,8 +363,8 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises ConfigError for what is asked twice or not at all."""
-    if bool(args.job) + bool(args.compare) + wants_sums(args) != 1:
+    """Raise ConfigError for conflicting or missing arguments."""
+    if bool(args.job) + bool(args.compare) + _wants_sums(args) != 1:
         raise ConfigError(
             "report: give a job's id, or --compare and two, or what to sum up (--all, --user NAME, ...), and not both"
         )
@@ -436,45 +383,41 @@ def _build_reports(args: argparse.Namespace) -> JobReport | ReportComparison:
     return reports[0] if args.job else compare_reports(reports[0], reports[1])
 
 
-def _job_ids(args: argparse.Namespace) -> list[str]:
-    return list(args.compare or [args.job])
-
-
 def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobReport]:
-    """What a Prometheus has of each job."""
+    """Build each job's report from Prometheus."""
     progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
     with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
         counting = _CountingPrometheus(server, progress)
         return [
             report_from_prometheus(JobQuery(counting, job, matchers=args.match), at, since=args.since)
-            for job in _job_ids(args)
+            for job in args.compare or [args.job]
         ]
 
 
 class _CountingPrometheus:
-    """A Prometheus whose questions are told as they go: a long run over many nodes takes hundreds."""
+    """Counts queries for the progress bar: a long run on many nodes takes hundreds."""
 
     def __init__(self, server: PrometheusClient, progress: ProgressBar) -> None:
         self._server, self._progress, self._count = server, progress, 0
 
     def instant_query(self, query: str, at: float) -> Sequence[PrometheusSeries]:
-        """As the server."""
+        """Evaluate a query and update the progress."""
         self._count += 1
         self._progress.update(self._count)
         return self._server.instant_query(query, at)
 
 
 def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:
-    """What stores or nodes have of each job."""
+    """Build each job's report from stores or nodes."""
     found = []
-    for job in _job_ids(args):
+    for job in args.compare or [args.job]:
         wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
-        known = wait_for_end(args, wanted) if args.wait else gather_records(args, wanted)
-        found.append(join_records(known.records, job_id=job, at=at, sources=known.sources))
+        records, sources = _wait_for_end(args, wanted) if args.wait else _gather_records(args, wanted)
+        found.append(join_records(records, job_id=job, at=at, sources=sources))
     return found
 
 
-# -- how it is said --
+# -- output --
 
 
 def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse.Namespace) -> str:
@@ -485,7 +428,7 @@ def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse
     if (args.line or args.short) and isinstance(found, JobReport):
         return render_line(found) + "\n" if args.line else render_short(found)
     if args.html:
-        from exporter.report.html import render_html  # noqa: PLC0415  only who wants a page pays for it
+        from exporter.report.html import render_html  # noqa: PLC0415  imports Jinja2 only for HTML
 
         return render_html(found, _tables(found))
     return (render_markdown if args.markdown else render_text)(_tables(found))
@@ -510,13 +453,13 @@ def _write_output(content: str, file: Path | None) -> None:
 
 
 def report_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags of `report`."""
+    """Add the flags of `report`."""
     config_file_argument(command)
     progress_arguments(command)
     command.add_argument("job", nargs="?", metavar="JOBID", help="as the metrics have it; Kubernetes: namespace/pod")
     command.add_argument("--compare", nargs=2, metavar=("JOBID", "JOBID"), help="two jobs side by side, instead of one")
-    sums_arguments(command)
-    source_arguments(command)
+    _sums_arguments(command)
+    _source_arguments(command)
     command.add_argument(
         "--at", type=_timestamp, metavar="TIME",
         help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"
@@ -538,7 +481,7 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _ratio(argument: str) -> float:
-    """A flag's type: more than 0, and 1 at most; 60 % is 0.6."""
+    """Parse a ratio above 0 and at most 1; `60%` is 0.6."""
     try:
         value = float(argument.removesuffix("%").strip()) / (100 if argument.endswith("%") else 1)
     except ValueError:
@@ -549,7 +492,7 @@ def _ratio(argument: str) -> float:
 
 
 def _timestamp(argument: str) -> float:
-    """A flag's type: Unix seconds; or a date and time, UTC unless it says otherwise."""
+    """Parse Unix seconds, or an ISO 8601 date and time, UTC by default."""
     try:
         return float(argument)
     except ValueError:

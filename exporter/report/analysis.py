@@ -16,11 +16,11 @@ from exporter.report.model import (
 )
 
 _OVERSIZED = "oversized_allocation"
-"""A loss of a part of a GPU: without it the job is no sooner done."""
+"""A leak of a part of a GPU: without it the job does not end earlier."""
 
 
 def estimate_changes(report: JobReport, *, emfu: float | None = None) -> tuple[WhatIf, ...]:
-    """Right-size it, fix its biggest leak, raise its eMFU; what would gain nothing is left out."""
+    """Estimate right-sizing, fixing the largest leak, and a higher eMFU; changes without a gain are left out."""
     if not report.gpu_hours or not report.when.seconds:
         return ()
     changes = [*_right_sized(report), *_leak_fixed(report), *_emfu_raised(report, emfu)]
@@ -28,7 +28,7 @@ def estimate_changes(report: JobReport, *, emfu: float | None = None) -> tuple[W
 
 
 def _right_sized(report: JobReport) -> Iterator[WhatIf]:
-    """A slice instead of its GPU; or without the nodes on which it never ran a kernel."""
+    """Estimate a MIG slice instead of a GPU, and leaving out nodes that never ran a kernel."""
     if report.fitting:
         yield _estimate(
             report, kind="right_size", of=report.fitting, hours=report.unneeded_gpu_hours, finishes_sooner=False
@@ -41,7 +41,7 @@ def _right_sized(report: JobReport) -> Iterator[WhatIf]:
 
 
 def _leak_fixed(report: JobReport) -> Iterator[WhatIf]:
-    """Its time falls away; in the same time there would be as much more work as the time grows."""
+    """Estimate the largest leak removed; the other time could then be longer by that much."""
     for part in report.losses[:1]:
         remaining = (
             sum(part_seen.gpu_hours for part_seen in report.parts if part_seen.layer != "unobserved") - part.gpu_hours
@@ -55,7 +55,7 @@ def _leak_fixed(report: JobReport) -> Iterator[WhatIf]:
 
 
 def _emfu_raised(report: JobReport, wanted: float | None) -> Iterator[WhatIf]:
-    """The same work needs so much less kernel time; or the same kernel time gives so much more work."""
+    """Estimate less kernel time for the same work, or more work in the same kernel time."""
     current = report.layers.emfu
     if wanted is None or current is None:
         return
@@ -76,7 +76,7 @@ def _estimate(
     extra_hours: float | None = None,
     money: float | None = None,
 ) -> WhatIf:
-    """`hours`: GPU-hours that the same work would not need; `more`: those at their peak that more work would be."""
+    """Build the estimate: `hours` GPU-hours less, or additional work of `extra_hours` GPU-hours at their peak."""
     run_hours = report.when.seconds / 3600
     return WhatIf(
         kind=kind,
@@ -92,7 +92,7 @@ def _estimate(
 
 
 def _money_for(report: JobReport, hours: float) -> float | None:
-    """At what its GPU-hours cost on average."""
+    """Return the price of GPU-hours at the job's mean rate."""
     return None if report.money is None else hours / report.gpu_hours * report.money
 
 
@@ -102,7 +102,7 @@ def _layer_hours(report: JobReport, layer: str) -> float:
 
 
 def compare_reports(first: JobReport, second: JobReport) -> ReportComparison:
-    """Hold one against the other."""
+    """Compare two jobs."""
     unit, per_gpu = _common_throughput(first, second)
     return ReportComparison(
         first=first,
@@ -127,7 +127,7 @@ def _common_throughput(first: JobReport, second: JobReport) -> tuple[str, tuple[
 
 
 def _per_cost(first: JobReport, second: JobReport, unit: str) -> tuple[float, float] | None:
-    """The inverse of what one costs."""
+    """Return throughput per cost: the inverse of the cost of a token or sample."""
     name = f"cost_per_{unit.removesuffix('s')}"
     a, b = (getattr(each.truth, name, None) for each in (first, second))
     return (1 / a, 1 / b) if unit and a and b and first.cost_unit == second.cost_unit else None
@@ -161,15 +161,15 @@ def _qualities_reached(first: JobReport, second: JobReport) -> Iterator[QualityR
 
 
 def _best_value(quality: QualityMetric) -> float:
-    """Of the values whose time is known."""
+    """Return the best value in the track."""
     values = [value for _, value in quality.track]
     return max(values) if quality.rises else min(values)
 
 
 def _seconds_to_reach(quality: QualityMetric, value: float) -> float | None:
-    """Seconds to the first moment at which it was as good; None where only one is known at which it was better.
+    """Return the seconds until the metric reached a value; None if it is only known to have been exceeded.
 
-    Of a track only the target may have been kept: when it was half as good nobody can say.
+    A job record keeps only the time at which the target was reached, so lower values have no time.
     """
     at, reached_value = next(
         point for point in quality.track if (point[1] >= value if quality.rises else point[1] <= value)

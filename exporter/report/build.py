@@ -1,7 +1,6 @@
 """Builds a JobReport from the accounts and metrics of one run, whichever source they come from.
 
-Owns the accounts by leak and node (nanoseconds of whole GPUs; one division, at the end), the layer ratios, and the
-summaries of training, serving and failures. Refuses to read Prometheus, stores or nodes.
+Accounts are GPU-nanoseconds by node and leak; they are divided once, at the end.
 """
 
 from collections import defaultdict
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
 from exporter.core.policy import Policy
-from exporter.formatting import format_percent
+from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
     CourseInterval,
     FailureCost,
@@ -38,21 +37,21 @@ Key = TypeVar("Key")
 
 
 def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Mean of (value, weight); None where nothing weighs anything."""
+    """Return the mean of (value, weight) pairs; None if all weights are 0."""
     weighted = [(value, weight) for value, weight in pairs if weight > 0 and isfinite(value)]
     total = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / total if total else None
 
 
 def latest_maximum(values: Sequence[float]) -> float | None:
-    """The greatest of the last values of several nodes; one that is not finite only if there is no other."""
+    """Return the largest of the nodes' last values; a value that is not finite only if there is no other."""
     return max((value for value in values if isfinite(value)), default=values[0] if values else None)
 
 
 def utilization_means(
     mfu: Mapping[Key, float], hfu: Mapping[Key, float], weights: Mapping[Key, float]
 ) -> dict[str, float | None]:
-    """Weighted means of MFU and HFU by daemon. The gap is that of daemons that report both."""
+    """Return weighted means of the daemons' MFU, HFU, and HFU - MFU where a daemon reports both."""
     gap = {daemon: hfu[daemon] - mfu[daemon] for daemon in hfu if daemon in mfu}
     return {
         name: weighted_mean((value, weights.get(daemon, 0.0)) for daemon, value in values.items())
@@ -61,7 +60,7 @@ def utilization_means(
 
 
 def sum_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Values that have one key, added up."""
+    """Sum the values of each key."""
     totals: dict[Key, float] = defaultdict(float)
     for key, value in pairs:
         totals[key] += value
@@ -76,59 +75,58 @@ REPORTED_PHASE = {
     "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
     "exposed_communication": "communication",
 }  # fmt: skip
-"""The phase in which a job tells of a leak that is otherwise measured or estimated."""
+"""The phase in which a job reports a leak that is otherwise measured or estimated."""
 
 
-class JobBooks:
-    """The books of all nodes: GPU-nanoseconds by node and leak, integers where ledgers told them."""
+class JobBooks(Struct, kw_only=True):
+    """The job's GPU-nanoseconds by node and leak; integers if they come from ledgers."""
 
-    def __init__(
-        self,
-        *,
-        parts: Mapping[str, Mapping[str, float]],
-        seen: Mapping[str, float],
-        unseen: Mapping[str, float],
-        gpus: Mapping[str, float],
-        currency: str,
-        rates: Mapping[str, float],
-        layer_of: Mapping[str, str],
-        reported_phases: Collection[str],
-    ) -> None:
-        """`rates`: money of a GPU-hour by node; `reported_phases`: those in which the job itself reported time."""
-        self.seen, self.unseen, self.gpus = dict(seen), dict(unseen), dict(gpus)
-        """What daemons counted; what is in nobody's books; GPUs, the most at once. By node."""
-        self.currency, self._rates = currency, dict(rates)
-        self._layer_of, self._reported_phases = layer_of, reported_phases
-        """Layers by the daemons' word: theirs may be a newer version with other leaks."""
-        self.parts = {node: _with_unobserved(parts[node], unseen.get(node, 0)) for node in parts}
+    parts: Mapping[str, Mapping[str, float]]
+    """Time by node and leak; time that no daemon counted is added to unobserved."""
+    seen: Mapping[str, float]
+    """Time by node that daemons counted."""
+    unseen: Mapping[str, float]
+    """Time by node that no daemon counted."""
+    gpus: Mapping[str, float]
+    """The most GPUs at once, by node."""
+    currency: str
+    rates: Mapping[str, float]
+    """Price of a GPU-hour by node."""
+    layer_of: Mapping[str, str]
+    """Layers as daemons report them: a newer version may have other leaks."""
+    reported_phases: Collection[str]
+    """Phases in which the job itself reported time."""
+
+    def __post_init__(self) -> None:
+        self.parts = {node: _with_unobserved(parts, self.unseen.get(node, 0)) for node, parts in self.parts.items()}
+
+    @property
+    def max_gpus(self) -> float:
+        """The most GPUs at once, summed over the nodes."""
+        return sum(self.gpus.values())
 
     @property
     def held(self) -> float:
-        """The time the job held GPUs."""
+        """The time for which the job held GPUs."""
         return sum(self.seen.values()) + sum(self.unseen.values())
 
     def money(self, time: Mapping[str, float]) -> float | None:
-        """What so much GPU time costs, by node; None without a price."""
+        """Return the price of GPU time by node; None if there is no price."""
         if not self.currency:
             return None
-        return (
-            sum(nanoseconds_held * self._rates.get(node, 0.0) for node, nanoseconds_held in time.items())
-            / NANOSECONDS_PER_HOUR
-        )
+        return sum(held * self.rates.get(node, 0.0) for node, held in time.items()) / NANOSECONDS_PER_HOUR
 
     def cost(self, time: Mapping[str, float]) -> float:
-        """The same, in GPU-hours where there is no price."""
+        """Return the price of GPU time by node, or GPU-hours if there is no price."""
         money = self.money(time)
         return sum(time.values()) / NANOSECONDS_PER_HOUR if money is None else money
 
     def cost_per_hour(self) -> float:
-        """What the job costs an hour, in money or GPU-hours."""
+        """Return the cost of an hour of the job, in money or GPU-hours."""
         return self.cost({node: gpus * NANOSECONDS_PER_HOUR for node, gpus in self.gpus.items()})
 
-    # -- what is told of it --
-
     def by_leak(self) -> dict[str, float]:
-        """GPU time by leak, of all nodes."""
+        """Return the GPU time of all nodes by leak."""
         by_leak: dict[str, float] = defaultdict(int)
         for parts in self.parts.values():
             for leak, time in parts.items():
@@ -136,42 +134,42 @@ class JobBooks:
         return dict(by_leak)
 
     def layer_ratios(self) -> LayerRatios:
-        """Of all nodes."""
-        return layer_ratios(self.by_leak(), self._layer_of)
+        """Return the layer ratios of all nodes together."""
+        return layer_ratios(self.by_leak(), self.layer_of)
 
     def leak_by_node(self, leak: str) -> dict[str, float]:
-        """GPU time of one leak, by node."""
+        """Return the GPU time of one leak by node."""
         return {node: parts.get(leak, 0) for node, parts in self.parts.items()}
 
     def waterfall(self) -> tuple[WaterfallPart, ...]:
-        """Losses, the largest first, then what is none."""
+        """Return the losses, the largest first, then useful, unresolved and unobserved."""
         sums = self.by_leak()
         return tuple(self._waterfall_part(leak, sums[leak]) for leak in waterfall_order(sums))
 
     def _waterfall_part(self, leak: str, time: float) -> WaterfallPart:
-        return waterfall_part(
-            leak,
-            self._layer_of[leak],
+        part = WaterfallPart(
+            name=leak,
+            layer=self.layer_of[leak],
             gpu_hours=time / NANOSECONDS_PER_HOUR,
             share=time / self.held,
             money=self.money(self.leak_by_node(leak)),
-            evidence=self._evidence_grade,
             nanoseconds=round(time),
         )
+        return with_guidance(part, self._evidence_grade)
 
     def _evidence_grade(self, definition: Leak) -> str:
-        """How this job's loss is known: what can be told is otherwise measured or estimated."""
+        """Return the evidence of this job's loss: reported if the job reports the phase, else measured or estimated."""
         *reported, otherwise = definition.evidence.split(" or ")
-        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self._reported_phases else otherwise
+        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self.reported_phases else otherwise
 
     def node_shares(self) -> tuple[NodeShare, ...]:
-        """The one with the least product first."""
+        """Return the nodes, the lowest product first."""
         shares = [self._node_share(name) for name in self.seen]
         return tuple(sorted(shares, key=lambda node: (node.product if node.product is not None else 2.0, node.name)))
 
     def _node_share(self, name: str) -> NodeShare:
         parts = self.parts[name]
-        total, ratios = sum(parts.values()), layer_ratios(parts, self._layer_of)
+        total, ratios = sum(parts.values()), layer_ratios(parts, self.layer_of)
         losses = {leak: seconds for leak, seconds in parts.items() if leak not in NOT_LOST}
         worst = min(losses, key=lambda leak: (-losses[leak], leak), default="")
         return NodeShare(
@@ -191,34 +189,16 @@ def waterfall_order(sums: Mapping[str, float]) -> list[str]:
     return sorted(sums, key=lambda leak: (NOT_LOST.index(leak) if leak in NOT_LOST else -1, -sums[leak], leak))
 
 
-def waterfall_part(
-    leak: str,
-    layer: str,
-    *,
-    gpu_hours: float,
-    share: float,
-    money: float | None,
-    evidence: Callable[[Leak], str],
-    nanoseconds: int = 0,
-) -> WaterfallPart:
-    """Add what the table of leaks has about a leak; nothing about one that only a newer daemon knows."""
-    definition = _LEAK_BY_NAME.get(leak)
-    return WaterfallPart(
-        name=leak,
-        layer=layer,
-        gpu_hours=gpu_hours,
-        share=share,
-        money=money,
-        evidence=evidence(definition) if definition else "",
-        team=definition.team if definition else "",
-        watch=definition.watch if definition else "",
-        fix=definition.fix if definition else "",
-        nanoseconds=nanoseconds,
-    )
+def with_guidance(part: WaterfallPart, evidence: Callable[[Leak], str]) -> WaterfallPart:
+    """Add what LEAKS has about a leak; nothing about a leak that only a newer daemon knows."""
+    leak = _LEAK_BY_NAME.get(part.name)
+    if leak is None:
+        return part
+    return replace(part, evidence=evidence(leak), team=leak.team, watch=leak.watch, fix=leak.fix)
 
 
 def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER_BY_LEAK) -> LayerRatios:
-    """Three ratios and their product, of GPU time by leak (accounting, section 1)."""
+    """Compute the three ratios and their product from GPU time by leak (docs/accounting.md, section 1)."""
     by_layer: dict[str, float] = defaultdict(int)
     for leak, time in parts.items():
         by_layer[layer_of[leak]] += time
@@ -226,11 +206,8 @@ def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER
     computing = resolved + by_layer["unresolved"]
     occupied = computing + by_layer["ectr"]
     observed = occupied + by_layer["gau"]
-    gau, ectr, emfu = (
-        _share_of(occupied, observed),
-        _share_of(computing, occupied),
-        _share_of(by_layer["useful"], resolved),
-    )
+    gau, ectr = _share_of(occupied, observed), _share_of(computing, occupied)
+    emfu = _share_of(by_layer["useful"], resolved)
     floor = _share_of(by_layer["useful"], observed)
     product = None if gau is None or ectr is None or emfu is None else gau * ectr * emfu
     return LayerRatios(gau=gau, ectr=ectr, emfu=emfu, product=product if computing else floor, floor=floor)
@@ -241,12 +218,12 @@ def _share_of(part: float, whole: float) -> float | None:
 
 
 def to_nanoseconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by whatever, as books have them."""
+    """Convert the values from seconds to nanoseconds."""
     return {key: value * SECOND for key, value in seconds.items()}
 
 
 def _with_unobserved(parts: Mapping[str, float], unseen: float) -> dict[str, float]:
-    """What is in nobody's books is unobserved."""
+    """Add time that no daemon counted to unobserved."""
     with_unobserved = dict(parts)
     if unseen:
         with_unobserved["unobserved"] = with_unobserved.get("unobserved", 0) + unseen
@@ -254,10 +231,10 @@ def _with_unobserved(parts: Mapping[str, float], unseen: float) -> dict[str, flo
 
 
 _GOODPUT_PHASES = ("compute", "communication", "bubble")
-"""Phases of a new step: what is repeated is `rework`."""
+"""Phases of new steps; repeated steps are `rework`."""
 
 
-class TrainingTotals(Struct, frozen=True, kw_only=True):
+class ReportedTraining(Struct, frozen=True, kw_only=True):
     """What a job's training reports add up to in one run. None: no node reported it. Times are in seconds.
 
     Time, tokens, samples and phases are those of all nodes. Steps, checkpoints, restarts and events belong to the whole
@@ -293,7 +270,7 @@ class TrainingTotals(Struct, frozen=True, kw_only=True):
 
 
 def training_summary(run: "RunData") -> TrainingSummary | None:
-    """None: it reported nothing."""
+    """Return None if the job reported nothing."""
     totals, books = run.training, run.books
     if not totals.gpu_seconds:
         return None
@@ -319,18 +296,18 @@ def training_summary(run: "RunData") -> TrainingSummary | None:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """None where either is not told or there is nothing to divide by."""
+    """Return None if either is None or the divisor is 0."""
     return part / whole if part is not None and whole else None
 
 
-def _phase_shares(totals: TrainingTotals) -> dict[str, float]:
-    """Share of the time of all nodes, the largest first."""
+def _phase_shares(totals: ReportedTraining) -> dict[str, float]:
+    """Return each phase's share of the time of all nodes, the largest first."""
     total = sum(totals.phase_seconds.values())
     largest_first = sorted(totals.phase_seconds.items(), key=lambda item: -item[1])
     return {phase: seconds / total for phase, seconds in largest_first if seconds}
 
 
-def _goodput_and_interruptions(totals: TrainingTotals) -> dict[str, float | None]:
+def _goodput_and_interruptions(totals: ReportedTraining) -> dict[str, float | None]:
     phases = totals.phase_seconds
     return {
         "goodput": ratio(sum(phases.get(phase, 0.0) for phase in _GOODPUT_PHASES), sum(phases.values())),
@@ -341,7 +318,7 @@ def _goodput_and_interruptions(totals: TrainingTotals) -> dict[str, float | None
     }
 
 
-def _step_progress(totals: TrainingTotals) -> dict[str, float | None]:
+def _step_progress(totals: ReportedTraining) -> dict[str, float | None]:
     repeated = ratio(totals.rework_steps, totals.steps)
     return {
         "step": totals.step,
@@ -351,16 +328,14 @@ def _step_progress(totals: TrainingTotals) -> dict[str, float | None]:
     }
 
 
-def _throughput(totals: TrainingTotals, books: JobBooks, gpu_seconds: float) -> dict[str, float | None]:
+def _throughput(totals: ReportedTraining, books: JobBooks, gpu_seconds: float) -> dict[str, float | None]:
     tokens, samples = totals.tokens or None, totals.samples or None
     spent = books.cost(to_nanoseconds(totals.gpu_seconds_by_node))
     tokens_per_gpu_second = ratio(tokens, gpu_seconds)
     return {
         "tokens": tokens,
         "tokens_per_gpu_second": tokens_per_gpu_second,
-        "tokens_per_second": None
-        if tokens_per_gpu_second is None
-        else tokens_per_gpu_second * sum(books.gpus.values()),
+        "tokens_per_second": None if tokens_per_gpu_second is None else tokens_per_gpu_second * books.max_gpus,
         "samples": samples,
         "samples_per_gpu_second": ratio(samples, gpu_seconds),
         "padding": ratio(totals.padding_tokens, tokens),
@@ -388,7 +363,7 @@ def quality_metric(
     cost: float,
     series: tuple[tuple[float, float], ...],
 ) -> QualityMetric:
-    """What became of a figure that had these values, the last of them last; less is better where the target says so."""
+    """Summarize a quality metric's values in order of time; lower is better if the target is below the start."""
     last = values[-1]
     rises = last >= start if target is None or target == start else target > start
     gain = last - start if rises else start - last
@@ -406,7 +381,7 @@ def quality_metric(
 
 
 def rank_summaries(busy_seconds: Iterable[tuple[str, str, float]]) -> tuple[RankSummary, ...]:
-    """Rank how long a step keeps each rank busy, the slowest first. Of (rank, node, seconds); empty for one rank."""
+    """Sort ranks by busy time per step, the slowest first, from (rank, node, seconds); empty for a single rank."""
     busy: dict[str, tuple[float, str]] = {}
     for rank, node, seconds in busy_seconds:
         busy[rank] = max((seconds, node), busy.get(rank, (0.0, "")))
@@ -422,17 +397,15 @@ def rank_summaries(busy_seconds: Iterable[tuple[str, str, float]]) -> tuple[Rank
     return tuple(sorted(summaries, key=lambda summary: (-summary.busy_seconds, summary.rank)))
 
 
-_LATENCY_ORDER = ("ttft", "itl", "queue", "e2e")
+_LATENCY_ORDER = {"ttft": 0, "itl": 1, "queue": 2, "e2e": 3}
 LatencyValue = tuple[str, str, float]
 """Kind, percentile, seconds."""
 
 
 def latency_summaries(*, last: Iterable[LatencyValue], maximum: Iterable[LatencyValue]) -> tuple[LatencySummary, ...]:
-    """Of the slowest replica: the last values reported, and the greatest of the run."""
+    """Return latencies of the slowest replica: the last values reported, and the highest of the run."""
     last_values, worst = _worst_latencies(last), _worst_latencies(maximum)
-    order = sorted(
-        worst, key=lambda key: (_LATENCY_ORDER.index(key[0]) if key[0] in _LATENCY_ORDER else len(_LATENCY_ORDER), key)
-    )
+    order = sorted(worst, key=lambda key: (_LATENCY_ORDER.get(key[0], len(_LATENCY_ORDER)), key))
     return tuple(
         LatencySummary(kind=key[0], percentile=key[1], last=last_values.get(key), worst=worst[key]) for key in order
     )
@@ -446,13 +419,13 @@ def _worst_latencies(values: Iterable[LatencyValue]) -> dict[tuple[str, str], fl
 
 
 def mean_tokens_per_pass(counts: Iterable[tuple[float, float]]) -> float | None:
-    """All tokens over all passes. Of (tokens generated, tokens a pass) of each daemon."""
+    """Divide all tokens by all passes, from each daemon's (tokens generated, tokens per pass)."""
     known = [(generated, per_pass) for generated, per_pass in counts if per_pass > 0]
     return ratio(sum(generated for generated, _ in known), sum(generated / per_pass for generated, per_pass in known))
 
 
 def with_tokens(summary: ServingSummary, tokens: Mapping[str, float], books: JobBooks) -> ServingSummary:
-    """Add the tokens by kind, the acceptance of drafts, and what the tokens cost."""
+    """Add tokens by kind, the acceptance of draft tokens, and the generated tokens per cost."""
     return replace(
         summary,
         tokens={kind: count for kind, count in sorted(tokens.items()) if count},
@@ -469,7 +442,7 @@ _LEAK_BY_FAILURE = {
 
 
 def failure_costs(run: "RunData", waterfall: Iterable[WaterfallPart]) -> tuple[FailureCost, ...]:
-    """Those that happened, or cost something, the most expensive first."""
+    """Return the failures that happened or cost something, the most expensive first."""
     parts = {part.name: part for part in waterfall}
     times_by_kind = {**run.happened, "restart": run.training.restarts, "rework": run.training.rework_steps}
     failures = _occurred(times_by_kind, parts)
@@ -480,7 +453,7 @@ def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, Wat
     no_cost = 0.0 if any(part.money is not None for part in parts.values()) else None
     for kind, leak in _LEAK_BY_FAILURE.items():
         times, part = times_by_kind.get(kind), parts.get(leak)
-        if kind == "zombie" and not times:  # a job may pause, or wait for requests, without being one
+        if kind == "zombie" and not times:  # idle time alone is no failure: a job may pause, or wait for requests
             continue
         if times or part is not None:
             yield FailureCost(
@@ -493,8 +466,7 @@ def _occurred(times_by_kind: Mapping[str, float | None], parts: Mapping[str, Wat
 
 
 _FULL_SHARE = 0.999
-"""What one digit shows as less than all."""
-JOULES_PER_KWH = 3.6e6
+"""A lower share shows as less than 100.0 %."""
 
 
 class RunData(Struct, frozen=True, kw_only=True):
@@ -508,16 +480,16 @@ class RunData(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     joules: float | None
     ofu: float | None
-    training: TrainingTotals
+    training: ReportedTraining
     qualities: tuple[QualityMetric, ...]
     serving: ServingSummary | None
     has_engine: bool
-    """A serving engine was found, even if it reported no tokens and no requests."""
+    """Whether an inference engine was found, even if it reported no tokens and no requests."""
     ranks: tuple[RankSummary, ...]
     happened: Mapping[str, float]
-    """Number of failures of GPUs by kind: hung, zombie, xid, unavailable."""
+    """Number of GPU failures by kind: hung, zombie, xid, unavailable."""
     unseen: tuple[str, ...]
-    """What the source could not see, in sentences."""
+    """What the source could not observe, in sentences."""
     grams_co2_per_kwh: float | None = None
     energy_useful: float | None = None
     activity: dict[str, float] = {}
@@ -539,7 +511,7 @@ def build_report(run: RunData) -> JobReport:
         when=run.period,
         nodes=books.node_shares(),
         models=run.models,
-        gpus=sum(books.gpus.values()),
+        gpus=books.max_gpus,
         gpu_hours=books.held / NANOSECONDS_PER_HOUR,
         seen_gpu_hours=sum(books.seen.values()) / NANOSECONDS_PER_HOUR,
         coverage=1.0 - by_leak.get("unobserved", 0) / books.held if books.held else None,
@@ -569,8 +541,13 @@ def build_report(run: RunData) -> JobReport:
     )
 
 
+def earlier_run_note(end: float) -> str:
+    """Return a note that another run with the job's ID ended then, Unix seconds."""
+    return f"an earlier run under the same id ended {format_time(end)}: --at with a time before shows it"
+
+
 def _evidence_shares(waterfall: tuple[WaterfallPart, ...]) -> dict[str, float]:
-    """Share of all that was lost, by how a leak is known."""
+    """Return the share of the total loss by kind of evidence."""
     losses = [part for part in waterfall if part.evidence]
     total = sum(part.gpu_hours for part in losses)
     kinds = {part.evidence for part in losses}
@@ -589,11 +566,11 @@ def _unseen_notes(run: RunData, training: TrainingSummary | None) -> Iterator[st
     yield from run.unseen
     if not books.currency:
         yield "no price, or several currencies: amounts are GPU-hours"
-    world_size, gpus = run.training.world_size, sum(books.gpus.values())
+    world_size, gpus = run.training.world_size, books.max_gpus
     if world_size and world_size > gpus and run.expected_nodes <= len(books.seen):
         yield f"the job speaks of {world_size:g} GPUs, {gpus:g} were seen: the rest is on nodes without a daemon"
     yield from _missing_reports(run, training)
-    yield from _mfu_contradiction(training, run.ofu)
+    yield from _mfu_contradiction(training.mfu if training else None, run.ofu)
 
 
 def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator[str]:
@@ -601,20 +578,14 @@ def _missing_reports(run: RunData, training: TrainingSummary | None) -> Iterator
         if not run.has_engine:
             yield "the job reported nothing: useful is the hardware's upper bound, padding and recomputation are in it"
     elif training.told_share < _FULL_SHARE:
-        yield (
-            f"reports speak of {format_percent(training.told_share)} of its GPU time; figures by token are of that part"
-        )
+        share = format_percent(training.told_share)
+        yield f"reports speak of {share} of its GPU time; figures by token are of that part"
 
 
-def _mfu_contradiction(training: TrainingSummary | None, ofu: float | None) -> Iterator[str]:
-    """Tensor cores cannot have done less than the model needed."""
-    if (
-        training is not None
-        and training.mfu is not None
-        and ofu is not None
-        and training.mfu > ofu * Policy().flops_excess
-    ):
+def _mfu_contradiction(mfu: float | None, ofu: float | None) -> Iterator[str]:
+    """Report an MFU above what the tensor cores delivered: the job's FLOP count is wrong."""
+    if mfu is not None and ofu is not None and mfu > ofu * Policy().flops_excess:
         yield (
-            f"the job's count of FLOPs is wrong: it reports {format_percent(training.mfu)} of peak,"
+            f"the job's count of FLOPs is wrong: it reports {format_percent(mfu)} of peak,"
             f" and the tensor cores delivered {format_percent(ofu)}"
         )

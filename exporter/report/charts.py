@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import isfinite
 from statistics import median
 
 from msgspec import Struct
 
-from exporter.formatting import format_amount, format_percent, format_time
+from exporter.formatting import format_amount, format_percent, format_time, readable_name
 from exporter.report.model import (
     LOSS_LAYERS,
     JobReport,
@@ -26,14 +26,13 @@ from exporter.report.svg import (
     SMALL_SIZE,
     BarRow,
     BarSegment,
-    DrawFunction,
     bar_chart,
     course_chart,
     first_fitting,
     legend,
     pair_charts,
     quality_chart,
-    spaced_name,
+    small_text,
     svg_figure,
     svg_line,
     svg_rect,
@@ -41,15 +40,16 @@ from exporter.report.svg import (
     text_width,
     wrap_lines,
 )
+from exporter.report.text import money_suffix
 
 KIND_ORDER = ("unobserved", "gau", "ectr", "emfu", "unresolved", "useful")
 SMALL_SHARE = 0.005
-"""Losses below half a per cent stand together, from two on, where there are many."""
+"""In a chart with many losses, two or more below this share of a layer are merged."""
 _MIN_MERGED = 2
 
 
 class WaterfallTotal(Struct, frozen=True, kw_only=True):
-    """What is divided: a job's time, or that of many."""
+    """The total that the waterfall divides: the time of one job or of many."""
 
     gpu_hours: float
     money: float | None
@@ -58,7 +58,7 @@ class WaterfallTotal(Struct, frozen=True, kw_only=True):
 
 
 class WaterfallStep(Struct, frozen=True, kw_only=True):
-    """It takes what is above `after` of the whole, and up to `before`."""
+    """One step of the waterfall, from `before` down to `after`, both shares of the total."""
 
     name: str
     kind: str
@@ -70,23 +70,23 @@ class WaterfallStep(Struct, frozen=True, kw_only=True):
 
 
 def waterfall_total(report: JobReport | UsageSummary) -> WaterfallTotal:
-    """Of a job, or of many."""
+    """Return the total of one job or of many."""
     totals = report if isinstance(report, JobReport) else report.whole
     return WaterfallTotal(gpu_hours=totals.gpu_hours, money=totals.money, currency=report.currency, parts=report.parts)
 
 
 def part_kind(part: WaterfallPart) -> str:
-    """What it is drawn as. A leak of a newer daemon is one of the first layer, as in sums: lost it is in any case."""
+    """Return the class of its fill. A leak that only a newer daemon knows is drawn as one of the first layer."""
     return part.layer if part.layer in KIND_ORDER else part.name if part.name in KIND_ORDER else "gau"
 
 
 def lost_parts(waterfall: WaterfallTotal) -> list[WaterfallPart]:
-    """Leaks alone."""
+    """Return the leaks alone."""
     return [part for part in waterfall.parts if part_kind(part) in LOSS_LAYERS]
 
 
 def waterfall_steps(waterfall: WaterfallTotal, *, min_share: float = 0.0) -> list[WaterfallStep]:
-    """Paid first and useful last; losses of a smaller share than `least` together, by layer."""
+    """Return the steps, paid first and useful last; losses below `min_share` are merged by layer."""
     total = sum(part.gpu_hours for part in waterfall.parts)
     level = 1.0
     paid = WaterfallStep(
@@ -103,13 +103,13 @@ def waterfall_steps(waterfall: WaterfallTotal, *, min_share: float = 0.0) -> lis
 
 def _waterfall_step(part: WaterfallPart, before: float, after: float) -> WaterfallStep:
     return WaterfallStep(
-        name=spaced_name(part.name), kind=part_kind(part), before=before, after=after,
+        name=readable_name(part.name), kind=part_kind(part), before=before, after=after,
         share=format_percent(part.share), hours=part.gpu_hours, money=part.money,
     )  # fmt: skip
 
 
 def _no_useful_step(waterfall: WaterfallTotal) -> WaterfallStep:
-    """Nothing was useful, and that is said."""
+    """Return a step of 0: nothing was useful."""
     money = None if waterfall.money is None else 0.0
     return WaterfallStep(
         name="useful", kind="useful", before=0, after=0, share=format_percent(0.0), hours=0.0, money=money
@@ -117,7 +117,7 @@ def _no_useful_step(waterfall: WaterfallTotal) -> WaterfallStep:
 
 
 def _merge_small(waterfall: WaterfallTotal, min_share: float) -> Iterator[WaterfallPart]:
-    """In the order of the layers, the larger first."""
+    """Yield parts by layer, the largest first."""
     for kind, of_kind in groupby(sorted(waterfall.parts, key=_sort_key), key=part_kind):
         kind_parts = list(of_kind)
         small = [part for part in kind_parts if kind in LOSS_LAYERS and part.share < min_share]
@@ -143,45 +143,38 @@ _LAYER_NAMES = {
     "emfu": ("lost model FLOPs (eMFU)", "model FLOPs", "eMFU"),
 }
 _MIN_COLUMN_WIDTH, _MAX_COLUMN_WIDTH = 93.0, 150.0
-"""Of a column: the longest word of a leak's name fits in the first."""
+"""Width of a column; the longest word of a leak's name fits in the minimum."""
 _WATERFALL_TOP, _WATERFALL_HEIGHT = 46.0, 220.0
 _MIN_STEP_LENGTH = 1.5
-"""What is there is seen."""
+"""Minimum length of a bar, so that it is visible."""
 _STEP_ROW_HEIGHT, _NARROW_ROW_HEIGHT = 23.0, 58.0
-"""Of a row on a desk, and on a phone."""
+"""Height of a row on a wide and on a narrow page."""
 _MAX_LOSSES = 12
-"""Losses: where there are more, the smallest stand together."""
+"""If there are more losses, small ones are merged."""
 
 
 def waterfall_chart(total: WaterfallTotal) -> str:
-    """Empty where no time was held."""
+    """Return an empty string if no time was held."""
     if not sum(part.gpu_hours for part in total.parts) > 0:
         return ""
     description = "; ".join(
-        f"{step.name} {format_amount(step.hours)} GPU-hours ({step.share}){_price_suffix(step, total)}"
+        f"{step.name} {format_amount(step.hours)} GPU-hours ({step.share}){money_suffix(step.money, total.currency)}"
         for step in waterfall_steps(total)
     )
-    draw: DrawFunction = lambda units: _draw_waterfall(total, units)  # noqa: E731
-    return svg_figure("waterfall", "From paid to useful", description, draw, half=False)
+    return svg_figure("waterfall", "From paid to useful", description, partial(_draw_waterfall, total), half=False)
 
 
 def _draw_waterfall(total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
     steps = waterfall_steps(total, min_share=SMALL_SHARE if len(lost_parts(total)) > _MAX_LOSSES else 0.0)
     if units <= NARROW_UNITS:
-        return _narrow_rows(steps, total, units)
-    return (
-        _step_columns(steps, total, units)
-        if len(steps) * _MIN_COLUMN_WIDTH <= units
-        else _step_rows(steps, total, units)
-    )
-
-
-def _price_suffix(step: WaterfallStep, total: WaterfallTotal) -> str:
-    return "" if step.money is None else f", {step.money:,.2f} {total.currency}"
+        rows = (_narrow_row(step, total, n * _NARROW_ROW_HEIGHT, units) for n, step in enumerate(steps))
+        return _NARROW_ROW_HEIGHT * len(steps), [*chain.from_iterable(rows)]
+    draw = _step_columns if len(steps) * _MIN_COLUMN_WIDTH <= units else _step_rows
+    return draw(steps, total, units)
 
 
 def _layer_label(step: WaterfallStep) -> str:
-    """A colour alone says nothing to some."""
+    """Return the layer's name, so that colour is not the only distinction."""
     return _LAYER_NAMES[step.kind][-1] if step.kind in LOSS_LAYERS else ""
 
 
@@ -203,7 +196,7 @@ def _step_columns(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: 
         middle = left + (n + 0.5) * slot
         shapes += _step_column(step, middle, slot)
         for row, text in enumerate(names[n]):
-            shapes.append(svg_text(middle, base + 18 + 15 * row, text, size=SMALL_SIZE, anchor="middle"))
+            shapes.append(small_text(middle, base + 18 + 15 * row, text, anchor="middle", kind=""))
         shapes += _step_figures(step, total, (middle, figures), room=slot - 4)
     return figures + (8 if total.money is None else 24), shapes
 
@@ -216,7 +209,7 @@ def _step_column(step: WaterfallStep, middle: float, slot: float) -> list[str]:
 
 
 def _connectors(steps: Sequence[WaterfallStep], left: float, slot: float) -> Iterator[str]:
-    """From what is left after a step to where the next begins."""
+    """Yield lines from the end of each step to the start of the next."""
     for n, (_, following) in enumerate(pairwise(steps)):
         y = _WATERFALL_TOP + _WATERFALL_HEIGHT * (1 - following.before)
         yield svg_line((left + (n + 0.82) * slot, y), (left + (n + 1.18) * slot, y), "joint")
@@ -225,30 +218,23 @@ def _connectors(steps: Sequence[WaterfallStep], left: float, slot: float) -> Ite
 def _step_figures(step: WaterfallStep, total: WaterfallTotal, at: tuple[float, float], *, room: float) -> Iterator[str]:
     x, y = at
     hours = f"{step.hours:,.2f} GPU-h", f"{format_amount(step.hours)} GPU-h", f"{format_amount(step.hours)} h"
-    yield svg_text(x, y, first_fitting(room, *hours, size=SMALL_SIZE), size=SMALL_SIZE, anchor="middle", kind="mute")
+    yield small_text(x, y, first_fitting(room, *hours, size=SMALL_SIZE), anchor="middle")
     if step.money is not None:
         currency = total.currency
         money = f"{step.money:,.2f} {currency}", f"{format_amount(step.money)} {currency}", format_amount(step.money)
-        yield svg_text(
-            x, y + 16, first_fitting(room, *money, size=SMALL_SIZE), size=SMALL_SIZE, anchor="middle", kind="mute"
-        )
+        yield small_text(x, y + 16, first_fitting(room, *money, size=SMALL_SIZE), anchor="middle")
 
 
 def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) -> Iterator[str]:
-    """Which layer the losses below it are of."""
+    """Yield a bracket with the layer's name above the losses of each layer."""
     n = 0
     for kind, of_kind in groupby(steps, key=lambda step: step.kind):
         count = len(list(of_kind))
         if kind in LOSS_LAYERS:
             start, room = left + n * slot + 4, count * slot - 8
             yield svg_rect(start, 18, room, 3, f"fill {kind}")
-            yield svg_text(
-                start + room / 2,
-                12,
-                first_fitting(room, *_LAYER_NAMES[kind], size=SMALL_SIZE),
-                size=SMALL_SIZE,
-                anchor="middle",
-            )
+            name = first_fitting(room, *_LAYER_NAMES[kind], size=SMALL_SIZE)
+            yield small_text(start + room / 2, 12, name, anchor="middle", kind="")
         n += count
 
 
@@ -256,8 +242,8 @@ def _layer_brackets(steps: Sequence[WaterfallStep], left: float, slot: float) ->
 
 
 def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
-    """A line for each: its name, where it falls, and its figures in columns."""
-    figures = [(step.share, f"{step.hours:,.2f} GPU-h", _price_suffix(step, total)[2:]) for step in steps]
+    """Draw one row per step: name, bar, and figures in columns."""
+    figures = [(step.share, f"{step.hours:,.2f} GPU-h", money_suffix(step.money, total.currency)[2:]) for step in steps]
     columns = [max(text_width(row[n], bold=not n) for row in figures) + 14 for n in range(3)]
     layer = max(text_width(_layer_label(step), SMALL_SIZE) for step in steps) + 12
     left = min(max(text_width(step.name) for step in steps), units * 0.3) + 12 + layer
@@ -265,7 +251,7 @@ def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: flo
     shapes: list[str] = []
     for n, step in enumerate(steps):
         y = n * _STEP_ROW_HEIGHT
-        shapes.append(svg_text(0, y + 15, _layer_label(step), size=SMALL_SIZE, kind="mute"))
+        shapes.append(small_text(0, y + 15, _layer_label(step)))
         shapes.append(svg_text(layer, y + 15, first_fitting(left - layer - 12, step.name)))
         shapes += _falling_bar(step, left, y + 4, room, height=14)
         if step.before < 1:
@@ -279,32 +265,25 @@ def _step_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: flo
 
 
 def _falling_bar(step: WaterfallStep, x: float, y: float, room: float, *, height: float) -> Iterator[str]:
-    """Where it is in the whole."""
+    """Yield the bar of the step within the total."""
     yield svg_rect(x, y, room, height, "track")
     length = max((step.before - step.after) * room, _MIN_STEP_LENGTH)
     yield svg_rect(x + min(step.after * room, room - length), y, length, height, f"fill {step.kind}")
 
 
-def _narrow_rows(steps: Sequence[WaterfallStep], total: WaterfallTotal, units: float) -> tuple[float, list[str]]:
-    shapes: list[str] = []
-    for n, step in enumerate(steps):
-        shapes += _narrow_row(step, total, n * _NARROW_ROW_HEIGHT, units)
-    return _NARROW_ROW_HEIGHT * len(steps), shapes
-
-
 def _narrow_row(step: WaterfallStep, total: WaterfallTotal, y: float, units: float) -> Iterator[str]:
-    money = _price_suffix(step, total)
+    money = money_suffix(step.money, total.currency)
     figures = f"{step.hours:,.2f} GPU-hours{money}", f"{format_amount(step.hours)} GPU-hours{money}"
     yield svg_text(0, y + 13, first_fitting(units - text_width(step.share, bold=True) - 12, step.name))
     yield svg_text(units, y + 13, step.share, anchor="end", kind="bold")
-    yield svg_text(0, y + 28, first_fitting(units - 44, *figures, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute")
+    yield small_text(0, y + 28, first_fitting(units - 44, *figures, size=SMALL_SIZE))
     if layer := _layer_label(step):
-        yield svg_text(units, y + 28, layer, size=SMALL_SIZE, anchor="end", kind="mute")
+        yield small_text(units, y + 28, layer, anchor="end")
     yield from _falling_bar(step, 0, y + 34, units, height=12)
 
 
 MAX_BARS, _HISTOGRAM_BINS = 10, 60
-"""Nodes and ranks that have a bar of their own; and steps in which all are counted."""
+"""Maximum number of nodes or ranks with their own bar, and number of bins of the histogram of all."""
 _LAYER_LABELS = (
     ("gau", "GAU: held and working"),
     ("ectr", f"{MULTIPLICATION_SIGN} ECTR: computing"),
@@ -313,21 +292,18 @@ _LAYER_LABELS = (
 
 
 def job_charts(report: JobReport) -> list[str]:
-    """In the order of a receipt."""
-    training, seconds = report.truth, report.when.seconds
+    """Return the charts of a job in the order of its report."""
+    seconds, qualities = report.when.seconds, report.truth.qualities if report.truth else ()
     half = [
         partial(layers_chart, report.layers), partial(course_chart, report), partial(nodes_chart, report.nodes),
         partial(ranks_chart, report.ranks),
-        *(
-            partial(quality_chart, metric, seconds, n)
-            for n, metric in enumerate(training.qualities if training else ())
-        ),
+        *(partial(quality_chart, metric, seconds, n) for n, metric in enumerate(qualities)),
     ]  # fmt: skip
     return [waterfall_chart(waterfall_total(report)), *pair_charts(half)]
 
 
 def layers_chart(ratios: LayerRatios, *, half: bool) -> str:
-    """Each bar is a share of the one above it, so that the last is their product."""
+    """Draw the layers: each bar is a share of the one above it, so that the last is the product."""
     if ratios.gau is None or ratios.product is None:
         return ""
     rows, left = [BarRow(name="paid time that was seen", value=format_percent(1.0), segments=((0, 1, "paid"),))], 1.0
@@ -345,16 +321,13 @@ def layers_chart(ratios: LayerRatios, *, half: bool) -> str:
 def _product_bar(ratios: LayerRatios, product: float) -> BarRow:
     floor = product if ratios.floor is None else min(ratios.floor, product)
     segments: tuple[BarSegment, ...] = ((0, floor, "useful"), (floor, product, "unresolved"))
-    note = (
-        ""
-        if format_percent(floor) == format_percent(product)
-        else f"at least {format_percent(floor)}: the rest of it is not resolved"
-    )
-    return BarRow(name="= useful", value=format_percent(product), segments=segments, note=note, bold=True)
+    value, least = format_percent(product), format_percent(floor)
+    note = "" if least == value else f"at least {least}: the rest of it is not resolved"
+    return BarRow(name="= useful", value=value, segments=segments, note=note, bold=True)
 
 
 def nodes_chart(shown: Sequence[NodeShare], *, half: bool) -> str:
-    """The worst first; nothing of a single one."""
+    """Draw the nodes, the lowest product first; empty for a single node."""
     if len(shown) == 1:
         return ""
     products = [node.product for node in shown if node.product is not None]
@@ -366,32 +339,24 @@ def nodes_chart(shown: Sequence[NodeShare], *, half: bool) -> str:
 
 
 def _node_bar(node: NodeShare) -> BarRow:
-    worst = (
-        f"most lost to {spaced_name(node.worst)}, {format_percent(node.worst_share)}" if node.worst else "nothing lost"
-    )
+    most = f"most lost to {readable_name(node.worst)}, {format_percent(node.worst_share)}"
     segments = ((0.0, min(node.product or 0.0, 1.0), "useful"),)
-    return BarRow(name=node.name, value=format_percent(node.product), segments=segments, note=worst)
+    note = most if node.worst else "nothing lost"
+    return BarRow(name=node.name, value=format_percent(node.product), segments=segments, note=note)
 
 
 def _histogram_bar(name: str, values: Sequence[float], most: float, median_text: str) -> BarRow:
-    """How many have how much, and the median."""
+    """Return a row with the histogram and the median of values."""
     counts = [0] * _HISTOGRAM_BINS
     for value in values:
         counts[min(int(value / most * _HISTOGRAM_BINS), _HISTOGRAM_BINS - 1)] += 1
     histogram = tuple(count / max(counts) for count in counts)
-    ticks = (min(median(values) / most, 1.0),)
-    return BarRow(
-        name=name,
-        value=median_text,
-        histogram=histogram,
-        ticks=ticks,
-        note="how many have how much; the median",
-        bold=True,
-    )
+    ticks, note = (min(median(values) / most, 1.0),), "how many have how much; the median"
+    return BarRow(name=name, value=median_text, histogram=histogram, ticks=ticks, note=note, bold=True)
 
 
 def ranks_chart(shown: Sequence[RankSummary], *, half: bool) -> str:
-    """How long each is busy in a step: the slowest first, and the median of all as a mark."""
+    """Draw the busy time per step of each rank, the slowest first, with the median of all as a tick."""
     shown = [rank for rank in shown if isfinite(rank.busy_seconds)]
     if len(shown) < 2 or not (most := max(rank.busy_seconds for rank in shown)) > 0:  # noqa: PLR2004  a spread
         return ""
@@ -419,28 +384,25 @@ _KIND_LABELS = {
 
 
 def comparison_charts(comparison: ReportComparison) -> list[str]:
-    """Both in one, then the differences."""
+    """Return a chart of both jobs, then one of their differences."""
     return [_both_jobs_chart((comparison.first, comparison.second)), _differences_chart(comparison.differences)]
 
 
 def _both_jobs_chart(reports: Sequence[JobReport]) -> str:
-    rows = [
-        BarRow(
-            name=f"job {report.who.job_id}",
-            value=format_percent(report.layers.product),
-            segments=tuple(kind_segments(report)),
-            bold=True,
-        )
-        for report in reports
-    ]
+    rows = [_job_bar(report) for report in reports]
     used = {kind for row in rows for _, _, kind in row.segments}
     keys = [(kind, label) for kind, label in _KIND_LABELS.items() if kind in used]
     description = "; ".join(f"{row.name}: {_segments_text(row.segments)}" for row in rows)
     return bar_chart("both", "Where the time of each went", description, rows, keys=keys, half=False)
 
 
+def _job_bar(report: JobReport) -> BarRow:
+    segments, value = tuple(kind_segments(report)), format_percent(report.layers.product)
+    return BarRow(name=f"job {report.who.job_id}", value=value, segments=segments, bold=True)
+
+
 def kind_segments(report: JobReport) -> Iterator[BarSegment]:
-    """Of its time by what it counts as: useful first, then the losses, the model's first."""
+    """Yield the job's time as consecutive segments by kind, useful first."""
     whole = sum(part.gpu_hours for part in report.parts)
     start = 0.0
     for kind in reversed(KIND_ORDER):
@@ -460,39 +422,34 @@ def _differences_chart(differences: Sequence[LeakDifference]) -> str:
         return ""
     rows = [_difference_bar(difference, most) for difference in differences[:MAX_DIFFERENCES] if difference.change]
     description = ", ".join(f"{row.name} {row.value} points ({row.note})" for row in rows)
-    return bar_chart(
-        "differences", "Share of time in the second job against the first, in points", description, rows, half=False
-    )
+    title = "Share of time in the second job against the first, in points"
+    return bar_chart("differences", title, description, rows, half=False)
 
 
 def _difference_bar(difference: LeakDifference, most: float) -> BarRow:
-    """Zero is in the middle: to the right there is more of it in the second."""
+    """Return a bar from the middle: to the right if the second job has more of it."""
     reach = 0.5 + 0.5 * difference.change / most
     kind = difference.layer if difference.layer in KIND_ORDER else "gau"
     return BarRow(
-        name=spaced_name(difference.name), value=f"{100 * difference.change:+.1f}",
+        name=readable_name(difference.name), value=f"{100 * difference.change:+.1f}",
         segments=((min(0.5, reach), max(0.5, reach), kind),),
         note=f"{format_percent(difference.first)} to {format_percent(difference.second)}", ticks=(0.5,),
     )  # fmt: skip
 
 
 MAX_RANKED = 15
-"""Rows of a ranking that are drawn; the tables have more."""
+"""Maximum number of rows drawn of a ranking; tables have more."""
 MAX_PERIODS = 60
-"""Periods: the latest."""
+"""Maximum number of periods drawn, the latest."""
 _LOST_KEYS = (("lost", "lost"), ("kept", "useful, not resolved or not seen"))
 _TREND_TOP, _TREND_HEIGHT = 30.0, 170.0
 
 
 def summary_charts(summary: UsageSummary) -> list[str]:
-    """In the order of a summary."""
+    """Return the charts of a summary in the order of its tables."""
     half = [partial(layers_chart, summary.whole.layers), partial(_rent_chart, summary.rents, summary.currency)]
-    return [
-        waterfall_chart(waterfall_total(summary)),
-        _ranking_chart(summary),
-        _trend_chart(summary),
-        *pair_charts(half),
-    ]
+    whole = waterfall_chart(waterfall_total(summary)), _ranking_chart(summary), _trend_chart(summary)
+    return [*whole, *pair_charts(half)]
 
 
 def _ranking_chart(summary: UsageSummary) -> str:
@@ -507,15 +464,13 @@ def _ranking_chart(summary: UsageSummary) -> str:
 def _ranking_bar(row: SummaryRow, most: float, currency: str) -> BarRow:
     lost, held = row.lost_gpu_hours / most, row.gpu_hours / most
     value = f"{row.lost_gpu_hours:,.2f} GPU-h" if row.lost_money is None else f"{row.lost_money:,.2f} {currency}"
-    worst = f", most to {spaced_name(row.worst)}" if row.worst else ""
-    segments = ((0, lost, "lost"), (lost, held, "kept"))
-    return BarRow(
-        name=row.name, value=value, segments=segments, note=f"{format_percent(row.layers.product)} useful{worst}"
-    )
+    worst = f", most to {readable_name(row.worst)}" if row.worst else ""
+    note = f"{format_percent(row.layers.product)} useful{worst}"
+    return BarRow(name=row.name, value=value, segments=((0, lost, "lost"), (lost, held, "kept")), note=note)
 
 
 def _trend_chart(summary: UsageSummary) -> str:
-    """A column for each period: how much was held, how much of that was lost, and which share was useful."""
+    """Draw a column per period: GPU-hours held and lost, and the useful share."""
     shown = summary.trend[-MAX_PERIODS:]
     if len(shown) < 2 or not any(point.gpu_hours > 0 for point in shown):  # noqa: PLR2004  a trend
         return ""
@@ -523,8 +478,8 @@ def _trend_chart(summary: UsageSummary) -> str:
         f"{format_time(point.start)} {format_amount(point.gpu_hours)} GPU-hours, {format_percent(point.product)} useful"
         for point in shown
     )
-    draw: DrawFunction = lambda units: _trend_columns(shown, units)  # noqa: E731
-    return svg_figure("trend", "GPU-hours held and lost, and the useful share", description, draw, half=False)
+    title = "GPU-hours held and lost, and the useful share"
+    return svg_figure("trend", title, description, partial(_trend_columns, shown), half=False)
 
 
 def _trend_columns(shown: Sequence[TrendPoint], units: float) -> tuple[float, list[str]]:
@@ -534,13 +489,13 @@ def _trend_columns(shown: Sequence[TrendPoint], units: float) -> tuple[float, li
     shapes = [
         svg_line((left, base), (units, base), "axis"),
         svg_line((left, _TREND_TOP), (units, _TREND_TOP), "rule"),
-        svg_text(left - 6, _TREND_TOP + 4, format_amount(most), size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(left - 6, base, "0", size=SMALL_SIZE, anchor="end", kind="mute"),
+        small_text(left - 6, _TREND_TOP + 4, format_amount(most), anchor="end"),
+        small_text(left - 6, base, "0", anchor="end"),
     ]
     for n, point in enumerate(shown):
         shapes += _trend_column(point, left + n * slot, slot, most)
     for at, anchor, point in ((left, "start", shown[0]), (units, "end", shown[-1])):
-        shapes.append(svg_text(at, base + 17, _date_text(point.start), size=SMALL_SIZE, anchor=anchor, kind="mute"))
+        shapes.append(small_text(at, base + 17, format_time(point.start).partition(" ")[0], anchor=anchor))
     legend_shapes, height = legend(_LOST_KEYS, base + 26, units)
     return base + 26 + height, shapes + legend_shapes
 
@@ -551,21 +506,14 @@ def _trend_column(point: TrendPoint, x: float, slot: float, most: float) -> Iter
     lost = min(lost, held)
     yield svg_rect(x + (slot - width) / 2, base - held, width, held - lost, "fill kept")
     yield svg_rect(x + (slot - width) / 2, base - lost, width, lost, "fill lost")
-    label = next((point for point in _share_texts(point) if text_width(point, SMALL_SIZE, bold=True) <= slot - 3), "")
+    labels = (format_percent(point.product), "" if point.product is None else f"{100 * point.product:.0f} %")
+    label = next((each for each in labels if text_width(each, SMALL_SIZE, bold=True) <= slot - 3), "")
     if label:
-        yield svg_text(x + slot / 2, base - held - 6, label, size=SMALL_SIZE, anchor="middle", kind="bold")
-
-
-def _share_texts(point: TrendPoint) -> tuple[str, ...]:
-    return (format_percent(point.product), "" if point.product is None else f"{100 * point.product:.0f} %")
-
-
-def _date_text(at: float) -> str:
-    return format_time(at).partition(" ")[0]
+        yield small_text(x + slot / 2, base - held - 6, label, anchor="middle", kind="bold")
 
 
 def _rent_chart(rents: Sequence[RentComparison], currency: str, *, half: bool) -> str:
-    """What an hour of useful work costs here and there."""
+    """Draw the price of a useful GPU-hour, owned and rented."""
     own = rents[0].own_per_useful_hour if rents else None
     prices = [*([] if own is None else [("own", own, "")]), *(_rent_price(rent) for rent in rents)]
     most = max((price for _, price, _ in prices), default=0.0)

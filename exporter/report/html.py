@@ -1,7 +1,7 @@
 """Renders a report, a comparison or a summary as one self-contained HTML page: headline, charts, advice, all tables.
 
 The page has no script and loads nothing: its Content-Security-Policy allows one style sheet by its hash. Every name
-that people chose is escaped. Refuses to choose figures.
+that people chose is escaped.
 """
 
 import re
@@ -13,13 +13,13 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from exporter.formatting import NO_VALUE, format_percent
+from exporter.formatting import NO_VALUE, format_percent, readable_name
 from exporter.report import charts
 from exporter.report.charts import lost_parts, part_kind, waterfall_total
 from exporter.report.model import JobReport, LayerRatios, ReportComparison
 from exporter.report.summary import SummaryRow, UsageSummary
-from exporter.report.svg import escaped, spaced_name
-from exporter.report.text import ReportTable, TableRow, plural
+from exporter.report.svg import escaped
+from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, plural
 
 LIGHT_COLOURS = {
     "bg": "#faf9f7", "card": "#ffffff", "ink": "#1d1c1a", "mute": "#67635d", "line": "#e5e2dc", "track": "#f1eee9",
@@ -45,7 +45,7 @@ _TEMPLATES = Environment(
 
 
 def _safe_text(text: str) -> Markup:
-    """Escape a value of a template; control characters are replaced, too."""
+    """Escape a value of a template; control characters are replaced."""
     return Markup(escaped(text))  # noqa: S704  it is escaped  # nosec B704
 
 
@@ -69,83 +69,67 @@ CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLESHEET.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'"
 )
-ADVICE_TITLE = "What to do first"
-"""The table that a job's page shows as cards."""
-_MAX_CARDS = 3
 _FULL_COVERAGE = 0.995
-"""Coverage that rounds to 100 % needs no word."""
+"""A higher coverage rounds to 100 % and is not mentioned."""
 _NUMBER_PATTERN = re.compile(r"[+\-]?\d.{0,19}")
-"""With its unit."""
+"""A number, possibly with its unit."""
 AnyReport = JobReport | ReportComparison | UsageSummary
 
 
 def render_html(report: AnyReport, tables: Sequence[ReportTable]) -> str:
     """Render the whole file."""
     heading, *others = tables if tables and _is_heading(tables[0]) else (ReportTable(), *tables)
-    context = {
-        "title": heading.title or _page_title(report),
+    context: dict[str, object] = {
         "facts": heading.prose,
         "policy": Markup(CONTENT_SECURITY_POLICY),  # noqa: S704  a constant  # nosec B704
         "stylesheet": Markup(STYLESHEET),  # noqa: S704  likewise  # nosec B704
-        "simulated": _is_simulated(report),
-        "charts": [Markup(chart) for chart in _charts(report)],  # noqa: S704  each text in it is escaped (svg.py)  # nosec B704
         "advice_title": ADVICE_TITLE,
         "advice": None,
         "comparison": None,
         "tables": others,
     }
-    return _TEMPLATES.get_template("report.html").render(context | _headline(report) | _advice(report, others)) + "\n"
-
-
-def _is_simulated(report: AnyReport) -> bool:
-    reports = (report.first, report.second) if isinstance(report, ReportComparison) else (report,)
-    return any(single.simulated for single in reports)
+    context |= _page(report) | ({"title": heading.title} if heading.title else {})
+    if not isinstance(report, ReportComparison):
+        context |= _advice(report, others)
+    return _TEMPLATES.get_template("report.html").render(context) + "\n"
 
 
 def _is_heading(table: ReportTable) -> bool:
-    """It only names what the report is about."""
+    """Whether the table has only a title and facts."""
     return bool(table.title and table.prose and not table.rows)
 
 
-def _page_title(report: AnyReport) -> str:
-    match report:
-        case JobReport():
-            return f"Job {report.who.job_id}"
-        case ReportComparison():
-            return f"Job {report.first.who.job_id} and job {report.second.who.job_id}"
-        case UsageSummary():
-            return f"GPU efficiency: {report.about}"
-
-
-def _charts(report: AnyReport) -> list[str]:
-    match report:
-        case JobReport():
-            return charts.job_charts(report)
-        case ReportComparison():
-            return charts.comparison_charts(report)
-        case UsageSummary():
-            return charts.summary_charts(report)
-
-
-# -- one sentence --
-
-
-def _headline(report: AnyReport) -> dict[str, object]:
+def _page(report: AnyReport) -> dict[str, object]:
+    """Return the title, the headline and the charts."""
     match report:
         case JobReport():
             size = [plural(len(report.nodes), "node"), plural(report.gpus, "GPU")]
-            return _useful_part(report, size, report.currency) | {"running": report.when.running}
-        case ReportComparison():
             return {
-                "comparison": [_compared(each) for each in (report.first, report.second)],
-                "change": _change(report),
-            }
-        case UsageSummary():
-            return _useful_part(report.whole, [plural(report.whole.jobs, "job")], report.currency) | {"running": False}
+                "title": f"Job {report.who.job_id}", "simulated": report.simulated, "running": report.when.running,
+                "charts": _safe_charts(charts.job_charts(report)), **_useful_part(report, size, report.currency),
+            }  # fmt: skip
+        case ReportComparison(first=first, second=second):
+            return {
+                "title": f"Job {first.who.job_id} and job {second.who.job_id}",
+                "simulated": first.simulated or second.simulated, "change": _change(report),
+                "comparison": [(each.who.job_id, _useful_shares(each.layers)) for each in (first, second)],
+                "charts": _safe_charts(charts.comparison_charts(report)),
+            }  # fmt: skip
+        case UsageSummary(whole=whole):
+            return {
+                "title": f"GPU efficiency: {report.about}", "simulated": report.simulated, "running": False,
+                "charts": _safe_charts(charts.summary_charts(report)),
+                **_useful_part(whole, [plural(whole.jobs, "job")], report.currency),
+            }  # fmt: skip
+
+
+def _safe_charts(drawn: Iterable[str]) -> list[Markup]:
+    """Mark drawings as safe HTML: svg.py has escaped all their texts."""
+    return [Markup(chart) for chart in drawn]  # noqa: S704  # nosec B704
 
 
 def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str) -> dict[str, object]:
-    """How much there was, and what of it was useful."""
+    """Return the size of a job or summary, and its useful share."""
     money = [] if totals.money is None else [f"{totals.money:,.2f} {currency}"]
     return {
         "size": [*size, f"{totals.gpu_hours:,.2f} GPU-hours", *money],
@@ -156,13 +140,9 @@ def _useful_part(totals: JobReport | SummaryRow, size: list[str], currency: str)
 
 
 def _useful_shares(ratios: LayerRatios) -> list[str]:
-    """The share, or the least and the most it can be; empty: not known."""
+    """Return the useful share, or its minimum and maximum; empty if not known."""
     shares = [format_percent(share) for share in (ratios.floor, ratios.product) if share is not None]
     return [] if ratios.product is None else list(dict.fromkeys(shares))
-
-
-def _compared(report: JobReport) -> dict[str, object]:
-    return {"job_id": report.who.job_id, "shares": _useful_shares(report.layers)}
 
 
 def _change(comparison: ReportComparison) -> str:
@@ -173,14 +153,12 @@ def _change(comparison: ReportComparison) -> str:
     return f": {abs(change):.1f} points {'more' if change > 0 else 'less'}" if change else ": as much"
 
 
-# -- what to do, and tables --
+# -- advice and tables --
 
 
-def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, object]:
-    """The largest leaks as cards, instead of the table that names them."""
-    if isinstance(report, ReportComparison):
-        return {}
-    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:_MAX_CARDS]
+def _advice(report: JobReport | UsageSummary, tables: Sequence[ReportTable]) -> dict[str, object]:
+    """Return the largest leaks as cards, which replace the table of advice."""
+    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:MAX_LEAKS]
     return {
         "advice": largest if report.parts else None,
         "tables": [table for table in tables if table.title != ADVICE_TITLE],
@@ -188,7 +166,7 @@ def _advice(report: AnyReport, tables: Sequence[ReportTable]) -> dict[str, objec
 
 
 def _numeric_columns(rows: Iterable[TableRow]) -> set[int]:
-    """Columns after the first that have figures, and nothing else."""
+    """Return the columns after the first that have only numbers."""
     rows = tuple(rows)
     columns = range(1, max(len(row) for row in rows))
     return {n for n in columns if _all_numbers([row[n] for row in rows if len(row) > n])}
@@ -200,7 +178,7 @@ def _all_numbers(cells: Sequence[str]) -> bool:
 
 
 def _breakable(cell: str) -> Markup:
-    """Text that may be broken at underscores: names of leaks are long, a phone is not wide."""
+    """Allow line breaks at underscores: names of leaks are long and phones narrow."""
     return _safe_text(cell).replace("_", Markup("_<wbr>"))
 
 
@@ -210,5 +188,5 @@ _TEMPLATES.filters |= {
     "numeric_columns": _numeric_columns,
     "part_kind": part_kind,
     "percent": format_percent,
-    "spaced_name": spaced_name,
+    "readable_name": readable_name,
 }

@@ -1,10 +1,9 @@
-"""Defines the job report, the comparison of two, and the JSON Schema of `report --json` (docs/receipt.schema.json).
+"""Defines the job report and the comparison of two, as `report --json` prints them (docs/receipt.schema.json).
 
-Times are Unix seconds, durations seconds, GPU time GPU-hours, ratios 0 to 1; money is in `currency`. A value that no
-source reports is None or empty, never 0. The field names are public. Refuses to compute more than properties.
+Times are Unix seconds, durations seconds, GPU time GPU-hours, ratios 0 to 1; money is in `currency`, and costs are in
+money, or in GPU-hours if there is no price. A value that no source reports is None or empty, never 0. The field names
+are public.
 """
-
-import json
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +13,7 @@ LOSS_LAYERS = ("gau", "ectr", "emfu")
 
 
 class RankSummary(Struct, frozen=True, kw_only=True):
-    """How long a step keeps a rank busy, without waiting for others; the mean of the run."""
+    """Mean time for which a step keeps a rank busy, without the time it waits for other ranks."""
 
     rank: str
     node: str
@@ -23,21 +22,21 @@ class RankSummary(Struct, frozen=True, kw_only=True):
 
 
 class QualityMetric(Struct, frozen=True, kw_only=True):
-    """A figure of what the model is good for."""
+    """A quality metric of the model, such as an evaluation score, over the run."""
 
     name: str
     start: float
     last: float
     best: float
     rises: bool
-    """More is better: as the target says, else as it went."""
+    """Whether higher is better: derived from the target, or from the trend if there is none."""
     target: float | None
     gained: float
-    """Since the start, in the direction that is better."""
+    """Improvement since the start."""
     cost_per_unit: float | None
-    """In money, or GPU-hours; None where nothing was gained."""
+    """Cost of one unit of improvement; None if there was none."""
     track: tuple[tuple[float, float], ...] = ()
-    """(seconds since the start, value) where it changed."""
+    """Points (seconds since the job's start, value) at which the value changed."""
 
 
 class TargetReached(Struct, frozen=True, kw_only=True):
@@ -45,47 +44,47 @@ class TargetReached(Struct, frozen=True, kw_only=True):
 
     seconds: float
     cost: float
-    """In money, or GPU-hours."""
+    """Cost of the job until then."""
 
 
 class TrainingSummary(Struct, frozen=True, kw_only=True):
-    """What the job itself reported. Costs are in money, or GPU-hours where there is no price."""
+    """What the job itself reported. Costs are in money, or GPU-hours if there is no price."""
 
     told_share: float
-    """Of its GPU time, what reports speak of."""
+    """Share of the job's GPU time that its reports cover."""
     mfu: float | None = None
     hfu: float | None = None
     gap: float | None = None
     goodput: float | None = None
     phases: dict[str, float] = {}
-    """Share of the run by phase."""
+    """Share of the run's time by phase."""
     progress: float | None = None
     step: float | None = None
     steps: float | None = None
     rework_steps: float | None = None
     tokens: float | None = None
-    """Of the GPUs that reports speak of."""
+    """Tokens on the GPUs that reports cover."""
     tokens_per_gpu_second: float | None = None
     tokens_per_second: float | None = None
-    """Of all its GPUs."""
+    """Throughput of all GPUs of the job."""
     samples: float | None = None
     samples_per_gpu_second: float | None = None
     padding: float | None = None
-    """Share of tokens."""
+    """Share of tokens that are padding."""
     checkpoints: float | None = None
     checkpoint_seconds: float | None = None
-    """Each."""
+    """Mean duration of a checkpoint."""
     checkpoint_gpu_hours: float = 0.0
     checkpoint_money: float | None = None
     restarts: float | None = None
     recovery_seconds: float | None = None
-    """Each, on average."""
+    """Mean recovery time after a restart."""
     bubble: float | None = None
     loss: float | None = None
     loss_spread: float | None = None
     loss_events: dict[str, float] = {}
     lost_bytes_per_second: float | None = None
-    """Of each GPU, because tensor-parallel groups are larger than what NVLink joins."""
+    """Bandwidth that each GPU loses because tensor-parallel groups are larger than an NVLink domain."""
     cost_per_step: float | None = None
     cost_per_token: float | None = None
     cost_per_sample: float | None = None
@@ -95,7 +94,7 @@ class TrainingSummary(Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(Struct, frozen=True, kw_only=True):
-    """Of the worst replica: what was told last, and the worst of the run."""
+    """Latency of the slowest replica in seconds: the last value, and the highest of the run."""
 
     kind: str
     percentile: str
@@ -104,29 +103,29 @@ class LatencySummary(Struct, frozen=True, kw_only=True):
 
 
 class ServingSummary(Struct, frozen=True, kw_only=True):
-    """What its serving engines said."""
+    """What the job's inference engines reported."""
 
     engines: tuple[str, ...] = ()
     running: float | None = None
-    """Requests, of all replicas, on average."""
+    """Mean number of running requests of all replicas together."""
     waiting: float | None = None
     batch_fill: float | None = None
     kv_mean: float | None = None
     kv_most: float | None = None
     preemptions: float | None = None
     tokens: dict[str, float] = {}
-    """By kind."""
+    """Tokens by kind."""
     acceptance: float | None = None
     tokens_per_pass: float | None = None
     mbu: float | None = None
     latencies: tuple[LatencySummary, ...] = ()
     generated_per_cost: float | None = None
     advice: dict[str, float] = {}
-    """GPU-hours that a change might save; they stay booked where they were lost."""
+    """GPU-hours that each suggested change might save. They are also part of the losses."""
 
 
 class JobIdentity(Struct, frozen=True, kw_only=True):
-    """Whose job it is."""
+    """The job's ID, name and owner."""
 
     job_id: str
     cluster: str = ""
@@ -140,7 +139,7 @@ class JobIdentity(Struct, frozen=True, kw_only=True):
 
 
 class RunPeriod(Struct, frozen=True, kw_only=True):
-    """From its first GPU to the last sample in which it had one."""
+    """Time from the job's first GPU to the last sample in which it had one."""
 
     start: float
     end: float
@@ -148,19 +147,19 @@ class RunPeriod(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Its length."""
         return self.end - self.start
 
 
 class LayerRatios(Struct, frozen=True, kw_only=True):
-    """Where the denominator is 0 a ratio is None, and the product 0 (accounting, section 1)."""
+    """Ratios of the three layers. A ratio is None if its denominator is 0 (docs/accounting.md, section 1)."""
 
     gau: float | None
     ectr: float | None
     emfu: float | None
     product: float | None
     floor: float | None
-    """The same with all unresolved time lost."""
+    """The product if all unresolved time were lost."""
 
 
 class WaterfallPart(Struct, frozen=True, kw_only=True):
@@ -170,195 +169,181 @@ class WaterfallPart(Struct, frozen=True, kw_only=True):
     layer: str
     gpu_hours: float
     share: float
-    """Of the time it held its GPUs."""
+    """Share of the time for which GPUs were held."""
     money: float | None
     evidence: str = ""
     team: str = ""
     watch: str = ""
     fix: str = ""
     nanoseconds: int = 0
-    """The same GPU time; of statements exactly what the ledgers hold, and what is in nobody's books."""
+    """The same GPU time; exact if the report is built from job records."""
 
 
 class NodeShare(Struct, frozen=True, kw_only=True):
-    """One node's part."""
+    """One node's part of the job."""
 
     name: str
     gpus: float
     gpu_hours: float
     product: float | None
     worst: str
-    """The leak that took most; empty: none took anything."""
+    """The largest leak; empty if nothing was lost."""
     worst_share: float
     unseen_gpu_hours: float = 0.0
-    """Held, and in nobody's books."""
+    """Time that the job held GPUs and no daemon counted."""
     gau: float | None = None
-    """0: it never ran a kernel there."""
+    """0 if the job never ran a kernel on this node."""
 
 
 class FailureCost(Struct, frozen=True, kw_only=True):
-    """What went wrong, how often, and what it cost. No GPU-hour is in two of them."""
+    """A kind of failure, how often it happened, and what it cost. No GPU-hour is counted in two of them."""
 
     kind: str
-    """hung, zombie, unavailable, xid, restart, rework."""
+    """hung, zombie, unavailable, xid, restart or rework."""
     times: float | None
-    """None: nobody counts it. Of rework: steps."""
+    """Number of failures; None if it is not counted. For rework: the number of steps."""
     leak: str = ""
-    """Where its cost is booked; empty: it has none of its own."""
+    """The leak in which its cost is counted; empty if it has no cost of its own."""
     gpu_hours: float | None = None
     money: float | None = None
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """What a change would gain, in one of three ways: fewer GPUs, sooner, or more work.
+    """What a change would gain, in one of three ways: fewer GPUs, less time, or more work.
 
-    They are never added, and nor are two changes: each is of the job as it was.
+    The three are alternatives, and so are two changes: each is an estimate of the job as it ran, so never add them.
     """
 
     kind: str
-    """right_size, fix_leak, raise_emfu."""
+    """right_size, fix_leak or raise_emfu."""
     of: str
-    """The MIG slice, or GPUs to leave out; the leak; the eMFU wanted."""
+    """The MIG slice or the nodes to leave out, the leak, or the target eMFU."""
     gpu_hours: float
-    """That the same work would not have needed."""
+    """GPU-hours that the same work would not have needed."""
     share: float
-    """Of those it held."""
+    """Their share of the GPU-hours held."""
     money: float | None
-    """For them."""
+    """Their price."""
     fewer_gpus: float
-    """The same work in the same time."""
+    """Number of GPUs less for the same work in the same time."""
     sooner: float | None
-    """The same work with the same GPUs: seconds; None: it would not be done sooner."""
+    """Seconds less for the same work with the same GPUs; None if it would take as long."""
     gained_gpus: float | None
-    """Or the same GPUs for the same time, and more work: that of so many GPUs at their peak."""
+    """Additional work of the same GPUs in the same time, as a number of GPUs at their peak."""
     gained_money: float | None
-    """What so many GPUs cost for that time."""
+    """Price of that number of GPUs for that time."""
 
 
 class CourseInterval(Struct, frozen=True, kw_only=True):
-    """A part of a job's course, on all nodes that tell it."""
+    """A time interval of the job, summed over the nodes that have samples of it."""
 
     start: float
-    """Seconds since the job's start."""
+    """Seconds since the job's start, as is `end`."""
     end: float
     gpus: float
-    """Held, on average."""
+    """Mean number of GPUs held."""
     coverage: float | None
     gau: float | None
     ectr: float | None
     floor: float | None
-    """Useful of what was seen."""
+    """Share of the observed time that was useful."""
     watts: float | None
-    """Of all its GPUs."""
+    """Mean power of all its GPUs."""
 
 
 class JobReport(Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The report of one job."""
 
     who: JobIdentity
     when: RunPeriod
     nodes: tuple[NodeShare, ...]
-    """The worst first."""
+    """Sorted by product, the lowest first."""
     models: tuple[str, ...]
     gpus: float
     gpu_hours: float
-    """Held: what daemons counted, and what was in nobody's books."""
+    """GPU-hours held: those that daemons counted, and those that no daemon counted."""
     seen_gpu_hours: float
-    """What daemons counted."""
+    """GPU-hours that daemons counted."""
     coverage: float | None
     """Share of the time held that was observed."""
     currency: str
-    """Empty: no price is known."""
+    """Empty if no price is known."""
     money: float | None
-    """For `gpu_hours`."""
+    """Price of `gpu_hours`."""
     energy_kwh: float | None
     layers: LayerRatios
     parts: tuple[WaterfallPart, ...]
-    """Losses, the largest first; then useful, unresolved, unobserved. Those that are 0 are left out."""
+    """Losses, the largest first, then useful, unresolved and unobserved; parts of 0 are left out."""
     evidence: dict[str, float]
-    """Share of the loss by how it is known."""
+    """Share of the loss by kind of evidence."""
     ofu: float | None
-    """Share of the dense tensor peak, by the hardware."""
+    """Share of the dense tensor peak that was delivered, by hardware counters."""
     activity: dict[str, float]
-    """10th, 50th and 90th percentile of engine activity in five minutes, on average."""
+    """Means of the 10th, 50th and 90th percentile of engine activity within five minutes."""
     activity_deviation: float | None
     truth: TrainingSummary | None
     served: ServingSummary | None
     ranks: tuple[RankSummary, ...]
-    """The slowest first."""
+    """Sorted by busy time, the slowest first."""
     unseen: tuple[str, ...]
-    """What could not be seen, in sentences."""
+    """What could not be observed, in sentences."""
     source: str = "Prometheus"
-    """Who told it: Prometheus, stores, nodes."""
+    """Prometheus, stores or nodes."""
     simulated: bool = False
-    """Any part of it is of a simulated node."""
+    """Whether any part is from a simulated node."""
     failures: tuple[FailureCost, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     energy_useful: float | None = None
-    """Share of the energy that went into useful time."""
+    """Share of the energy that was used in useful time."""
     co2_kg: float | None = None
-    """None: nobody says how much a kilowatt-hour is."""
+    """None if the carbon intensity of the electricity is not known."""
     expected_nodes: int = 0
-    """Of the whole job; 0: not told."""
+    """Number of nodes of the whole job; 0 if not known."""
     expected_gpus: int = 0
-    """By the job's own word; 0: not told."""
+    """World size that the job reports; 0 if it reports none."""
     fitting: str = ""
-    """The smallest MIG slice that would have held it."""
+    """The smallest MIG slice that would have fitted the job; empty if none."""
     unneeded_gpu_hours: float = 0.0
-    """Beyond that slice, since it was known."""
+    """GPU-hours in excess of that slice."""
     course: tuple[CourseInterval, ...] = ()
-    """How it went, in pieces that follow one another."""
+    """The job over time: consecutive intervals."""
 
     def json(self) -> bytes:
-        """For programs."""
+        """Return the report as JSON."""
         return msgspec.json.encode(self)
 
     @property
     def losses(self) -> tuple[WaterfallPart, ...]:
-        """Leaks alone."""
+        """The leaks among `parts`."""
         return tuple(part for part in self.parts if part.layer in LOSS_LAYERS)
 
     @property
     def equivalent_gpus(self) -> float | None:
-        """Its useful work, as that of so many GPUs at their peak for the same time."""
+        """The useful work, as a number of GPUs at their peak for the same time."""
         return None if self.layers.product is None else self.layers.product * self.gpus
 
     @property
     def cost_unit(self) -> str:
-        """What costs are in."""
+        """The unit of costs: the currency, or GPU-hours."""
         return self.currency or "GPU-hours"
 
     @property
     def cost(self) -> float:
-        """Of the time it held its GPUs, in money or GPU-hours."""
+        """Cost of the time for which it held GPUs."""
         return self.gpu_hours if self.money is None else self.money
 
     @property
     def cost_per_hour(self) -> float:
-        """What it costs an hour, in money or GPU-hours."""
+        """Cost of an hour."""
         return self.cost / self.gpu_hours * self.gpus if self.gpu_hours else 0.0
 
 
-def report_schema_text() -> str:
-    """Give the same as `docs/receipt.schema.json` has it."""
-    (report, comparison), components = msgspec.json.schema_components(
-        [JobReport, ReportComparison], ref_template="#/$defs/{name}"
-    )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "What `gpu-efficiency report JOBID --json` and `report --compare JOBID JOBID --json` say",
-        "anyOf": [report, comparison],
-        "$defs": components,
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
 class ReportError(Exception):
-    """No receipt can be made of what is stored; the message says why and what to do."""
+    """The report cannot be built from what is stored; the message gives the reason and what to do."""
 
 
 class LeakDifference(Struct, frozen=True, kw_only=True):
-    """Share of a job's time that a leak took, or that was useful, in each."""
+    """Share of each job's time in one line of the waterfall."""
 
     name: str
     layer: str
@@ -367,12 +352,12 @@ class LeakDifference(Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> float:
-        """How much more it is in the second."""
+        """The second share minus the first."""
         return self.second - self.first
 
 
 class QualityReached(Struct, frozen=True, kw_only=True):
-    """When each first had a quality that both have reached, since its own start; cost in its own unit."""
+    """Time since its start, and cost in its own unit, after which each job reached a quality that both reached."""
 
     name: str
     quality: float
@@ -381,22 +366,22 @@ class QualityReached(Struct, frozen=True, kw_only=True):
 
 
 class ReportComparison(Struct, frozen=True, kw_only=True):
-    """Two jobs."""
+    """The comparison of two jobs."""
 
     first: JobReport
     second: JobReport
     of: str
-    """What throughput counts: tokens, samples; empty: they have none in common."""
+    """Unit of throughput: tokens or samples; empty if the jobs have none in common."""
     per_gpu: tuple[float, float] | None
-    """Throughput a second and GPU."""
+    """Throughput per second and GPU."""
     per_cost: tuple[float, float] | None
-    """Throughput per unit of money, or per GPU-hour; None where their units differ."""
+    """Throughput per unit of money, or per GPU-hour; None if their units differ."""
     scaling: float | None
-    """None: they are of one size, or have no throughput in common."""
+    """Scaling efficiency; None if they have the same number of GPUs, or no throughput in common."""
     differences: tuple[LeakDifference, ...]
-    """The largest first."""
+    """Sorted by size of the change, the largest first."""
     same: tuple[QualityReached, ...]
 
     def json(self) -> bytes:
-        """For programs."""
+        """Return the comparison as JSON."""
         return msgspec.json.encode(self)

@@ -1,10 +1,10 @@
-"""Fetches JobRecords from the HTTP API of many daemons at once.
+"""Fetches JobRecords from the HTTP API of many daemons in parallel, without following redirects.
 
-A daemon that does not answer is listed with the reason, and costs only its own part of a report. Refuses redirects.
+A daemon that does not answer is listed with the reason; a report then lacks only its part.
 """
 
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from pathlib import Path
@@ -16,35 +16,36 @@ from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.redact import redact_secrets
+from exporter.report.usage import latest_records
 
 TIMEOUT_SECONDS = 10.0
 _MAX_PARALLEL = 16
 _MAX_BYTES = 64 << 20
 _MAX_RECORDS = 5000
-"""In one answer: the API gives no more."""
+"""Limit of the API for one response."""
 _MIN_SPLIT_SECONDS = 60.0
-"""Seconds of a time that is not cut any further."""
+"""Shortest time range, in seconds, that is split into halves."""
 _HTTP_DENIED = (401, 403)
 _HTTP_NOT_FOUND = 404
 _HTTP_OK = 200
 
 
 class NodeQueryError(Exception):
-    """Nobody can be asked like this; the message says why."""
+    """No request can be sent; the message gives the reason."""
 
 
 class NodeRecords(Struct, frozen=True, kw_only=True):
-    """What nodes said."""
+    """Job records of several nodes."""
 
     records: tuple[JobRecord, ...]
     unanswered: tuple[str, ...]
-    """Who gave no answer that could be used, and why: a sentence each."""
+    """One sentence for each node without a usable response, with the reason."""
     notes: tuple[str, ...] = ()
-    """What is to be known of those that did."""
+    """Remarks on nodes that answered."""
 
 
 class _RecordsResponse(Struct, frozen=True):
-    """GET /api/v1/receipts."""
+    """Response of GET /api/v1/receipts."""
 
     receipts: tuple[JobRecord, ...]
     at: float = 0.0
@@ -52,8 +53,8 @@ class _RecordsResponse(Struct, frozen=True):
     cut: bool = False
 
 
-class _NoAnswer(Exception):  # noqa: N818  no error of the program's: it is told
-    """Why one node says nothing, in a sentence."""
+class _NoAnswer(Exception):  # noqa: N818  not an error of the program: it is listed in the result
+    """The reason, in a sentence, why a node has no usable response."""
 
 
 def fetch_records(
@@ -63,32 +64,25 @@ def fetch_records(
     headers: Mapping[str, str] | None = None,
     ca_file: Path | None = None,
 ) -> NodeRecords:
-    """Statements of all nodes that answer. Raises NodesError where the authority's file is of no use."""
+    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file` cannot be read."""
     with (
         httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=_tls_verification(ca_file)) as client,
         ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
     ):
         answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted), dict.fromkeys(urls)))
     return NodeRecords(
-        records=_without_duplicates(
-            record for answer in answers for record in answer.records if wanted.matches(record)
-        ),
+        records=latest_records(record for answer in answers for record in answer.records if wanted.matches(record)),
         unanswered=tuple(sentence for answer in answers for sentence in answer.unanswered),
         notes=tuple(sentence for answer in answers for sentence in answer.notes),
     )
 
 
 def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
-    """As the API's parameters; what picks all is left out."""
+    """Return the query parameters of the API, without those that match all."""
     names = ("job_id", "user", "account", "namespace")
     filters = {name: value for name in names if (value := getattr(wanted, name))}
     times = {name: repr(value) for name in ("since", "until") if isfinite(value := getattr(wanted, name)) and value > 0}
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
-
-
-def _without_duplicates(records: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
-    """Two times that touch tell of the same job."""
-    return tuple({(record.node, record.life, record.owner.job_id, record.start): record for record in records}.values())
 
 
 def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
@@ -119,7 +113,7 @@ def _fetch_node(client: httpx.Client, url: str, wanted: JobRecordQuery) -> NodeR
 
 
 def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery) -> list[_RecordsResponse]:
-    """Where there is more than one answer holds, halves of the time are asked for."""
+    """Return all pages; splits the time range into halves while a response is truncated."""
     page = _request(client, url, query_parameters(wanted))
     until = wanted.until if isfinite(wanted.until) else page.at
     incomplete = page.cut or len(page.receipts) >= _MAX_RECORDS
@@ -131,7 +125,7 @@ def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery) -> list
 
 
 def _request(client: httpx.Client, url: str, params: Mapping[str, str]) -> _RecordsResponse:
-    """One question; raises _Silence."""
+    """Send one request. Raises _NoAnswer."""
     name = redact_secrets(url)
     content = bytearray()
     try:

@@ -4,21 +4,21 @@ GPU time that no daemon counted is unobserved, so that the parts add up to the t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.prices import NO_PRICE
-from exporter.formatting import format_time
 from exporter.report.build import (
     LAYER_BY_LEAK,
     JobBooks,
     LatencyValue,
+    ReportedTraining,
     RunData,
-    TrainingTotals,
     build_report,
+    earlier_run_note,
     latency_summaries,
     mean_tokens_per_pass,
     quality_metric,
@@ -40,9 +40,12 @@ from exporter.report.query import (
     find_run,
 )
 
+Point = tuple[float, float]
+"""Unix seconds, value."""
+
 
 class CounterSegment(Struct, frozen=True, kw_only=True):
-    """Paid seconds between a daemon's start and its next: the first sample and the last."""
+    """Paid seconds of a daemon between two restarts: the first and the last sample."""
 
     first: float
     paid_at_first: float
@@ -50,32 +53,26 @@ class CounterSegment(Struct, frozen=True, kw_only=True):
     last: float
     paid_at_last: float
     end_known: bool = True
-    """What came after it is known."""
+    """False if the job's end on this node was not sampled."""
     scrape_interval: float = 0.0
 
     @property
     def gpus(self) -> float:
-        """Paid seconds a second."""
+        """GPUs held: the growth of paid seconds per second."""
         return (self.paid_at_last - self.paid_at_first) / (self.last - self.first) if self.last > self.first else 0.0
 
 
 def prometheus_books(data: PrometheusRunData) -> JobBooks:
-    """Of all its nodes."""
+    """Build the books of all nodes of the run."""
     gpus, seen = data.max_gpus(), data.metrics.by_node("paid_seconds")
-    first_samples = data.first_samples()
-    unseen = {
-        node: seconds
-        for node in seen
-        if (seconds := _node_uncounted(data, node, first_samples, gpus.get(node, 0.0))) > 0
-    }
+    unseen = {node: _node_uncounted(data, node, gpus.get(node, 0.0)) for node in seen}
     currency, rates = _hourly_rates(data, seen)
-    reported_layers = {
-        counter.labels.get("leak", ""): counter.labels.get("layer", "") for counter in data.metrics.counters("seconds")
-    }
+    labels = [counter.labels for counter in data.metrics.counters("seconds")]
+    reported_layers = {each.get("leak", ""): each.get("layer", "") for each in labels}
     return JobBooks(
         parts=_seconds_by_leak(data, seen),
         seen=to_nanoseconds(seen),
-        unseen=to_nanoseconds(unseen),
+        unseen=to_nanoseconds({node: seconds for node, seconds in unseen.items() if seconds > 0}),
         gpus=gpus,
         currency=currency,
         rates=rates,
@@ -92,7 +89,7 @@ def _seconds_by_leak(data: PrometheusRunData, nodes: Iterable[str]) -> dict[str,
 
 
 def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, dict[str, float]]:
-    """The one currency, and a GPU-hour's price by node; one that tells none has the mean of the rest."""
+    """Return the currency, and the price of a GPU-hour by node; the mean price for a node without one."""
     prices = [price for price in data.hourly_prices() if price.instance in data.node_names]
     currencies = {price.labels.get("currency", "") for price in prices}
     if len(currencies) != 1 or currencies == {NO_PRICE.currency}:
@@ -100,87 +97,66 @@ def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, d
     paid_seconds, gpus_held = data.metrics.by_instance("paid_seconds"), _gpus_held(data)
     weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for price in prices:
-        if gpus_held.get(price.instance):
-            weights[data.node_names[price.instance]].append(
-                (price.value / gpus_held[price.instance], paid_seconds.get(price.instance, 0.0))
-            )
+        if gpus := gpus_held.get(price.instance):
+            pair = price.value / gpus, paid_seconds.get(price.instance, 0.0)
+            weights[data.node_names[price.instance]].append(pair)
     rates = {node: rate for node, pairs in weights.items() if (rate := weighted_mean(pairs)) is not None}
-    mean_rate = weighted_mean([weighted_rate for pairs in weights.values() for weighted_rate in pairs]) or 0.0
+    mean_rate = weighted_mean(chain.from_iterable(weights.values())) or 0.0
     return currencies.pop(), {node: rates.get(node, mean_rate) for node in nodes}
 
 
 _SHARED_TOLERANCE = 0.15
-"""A scrape at either end makes the seconds paid a second so much too few of a short run; smaller shares are meant."""
+"""Relative error of the GPUs computed from a short run: a scrape interval at either end is missing."""
 
 
 def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
-    """GPUs by daemon, as they are paid for: an instance, or a GPU that others have too, is less than one."""
-    segments_by_instance: dict[InstanceKey, list[CounterSegment]] = defaultdict(list)
-    first_samples = data.first_samples()
-    for node in set(data.node_names.values()):
-        for instance, segment in _instance_segments(data, node, first_samples):
-            segments_by_instance[instance].append(segment)
+    """Return paid GPUs by daemon: a MIG instance or a shared GPU counts as less than 1."""
     gpus_by_instance = dict(data.mean_gpus())
-    for instance, segments in segments_by_instance.items():
+    for run in data.run.instance_runs:
+        segments = list(_instance_segments(data, run))
         duration = sum(each.last - each.first for each in segments)
         mean_gpus = sum(each.paid_at_last - each.paid_at_first for each in segments) / duration if duration > 0 else 0.0
-        if 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * gpus_by_instance.get(instance, 0.0):
-            gpus_by_instance[instance] = mean_gpus
+        if 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * gpus_by_instance.get(run.instance, 0.0):
+            gpus_by_instance[run.instance] = mean_gpus
     return gpus_by_instance
 
 
-# -- time that nobody counted --
-
-FirstSamples = Mapping[InstanceKey, tuple[float, float]]
-"""The first sample of each daemon: Unix seconds, paid seconds."""
+# -- time that no daemon counted --
 
 
-def _node_uncounted(data: PrometheusRunData, node: str, first_samples: FirstSamples, gpus: float) -> float:
-    """GPU-seconds a node had the job's GPUs for, and no daemon counted."""
-    run = data.run
-    first_start = min(
-        instance_run.start for instance_run in run.instance_runs if data.node_names[instance_run.instance] == node
-    )
-    return uncounted_gpu_seconds(_node_segments(data, node, first_samples), start=first_start, end=run.end, gpus=gpus)
+def _node_uncounted(data: PrometheusRunData, node: str, gpus: float) -> float:
+    """Return the GPU-seconds for which the node held the job's GPUs and no daemon counted."""
+    runs = [each for each in data.run.instance_runs if data.node_names[each.instance] == node]
+    segments = chain.from_iterable(_instance_segments(data, each) for each in runs)
+    return uncounted_gpu_seconds(segments, start=min(each.start for each in runs), end=data.run.end, gpus=gpus)
 
 
-def _node_segments(data: PrometheusRunData, node: str, first_samples: FirstSamples) -> Iterator[CounterSegment]:
-    return (segment for _, segment in _instance_segments(data, node, first_samples))
+def _instance_segments(data: PrometheusRunData, run: InstanceRun) -> Iterator[CounterSegment]:
+    """Yield a segment between each two restarts of the daemon."""
+    if run.instance in data.restarted:
+        points = data.restarted[run.instance].points
+        first, paid = points[0], points[-1][1]
+        for before, after in pairwise(points):
+            if after[1] < before[1]:
+                yield _segment(first, before, run)
+                first = after
+    else:
+        paid = data.metrics.by_instance("paid_seconds")[run.instance]
+        first = data.first_samples.get(run.instance, (run.end, paid))
+    yield _segment(first, (run.end, paid), run, end_known=run.ended)
 
 
-def _instance_segments(
-    data: PrometheusRunData, node: str, first_samples: FirstSamples
-) -> Iterator[tuple[InstanceKey, CounterSegment]]:
-    paid = data.metrics.by_instance("paid_seconds")
-    for instance_run in data.run.instance_runs:
-        if data.node_names[instance_run.instance] != node:
-            continue
-        if instance_run.instance in data.restarted:
-            yield from (
-                (instance_run.instance, segment)
-                for segment in _split_at_restarts(data.restarted[instance_run.instance].points, instance_run)
-            )
-        else:
-            first, paid_at_first = first_samples.get(
-                instance_run.instance, (instance_run.end, paid[instance_run.instance])
-            )
-            yield (
-                instance_run.instance,
-                CounterSegment(
-                    first=first,
-                    paid_at_first=paid_at_first,
-                    last=instance_run.end,
-                    paid_at_last=paid[instance_run.instance],
-                    end_known=instance_run.ended,
-                    scrape_interval=instance_run.scrape_interval,
-                ),
-            )
+def _segment(first: Point, last: Point, run: InstanceRun, *, end_known: bool = True) -> CounterSegment:
+    return CounterSegment(
+        first=first[0], paid_at_first=first[1], last=last[0], paid_at_last=last[1], end_known=end_known,
+        scrape_interval=run.scrape_interval,
+    )  # fmt: skip
 
 
 def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, end: float, gpus: float) -> float:
-    """GPU-seconds of a node from `start` to `end` that are in none of its stretches; `gpus` where these do not tell.
+    """Return a node's GPU-seconds from `start` to `end` outside its segments; `gpus` if no segment has a rate.
 
-    Less than an interval at the start and two at the end are how clocks and scrapes differ.
+    Less than one scrape interval at the start, or two at the end, is ignored: clocks and scrapes differ.
     """
     ordered = sorted(segments, key=lambda segment: segment.first)
     mean_rate = max((segment.gpus for segment in ordered), default=0.0) or gpus
@@ -192,53 +168,30 @@ def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, e
 
 
 def _gap_gpu_seconds(segment: CounterSegment, before: float, mean_rate: float) -> float:
-    """GPU-seconds from a moment to its first sample that are not in it."""
+    """Return the GPU-seconds from `before` to the segment's first sample that it has not counted."""
     return max(0.0, (segment.gpus or mean_rate) * (segment.first - before) - segment.paid_at_first)
 
 
-def _split_at_restarts(points: list[tuple[float, float]], instance_run: InstanceRun) -> Iterator[CounterSegment]:
-    """One stretch for each life of the daemon."""
-    first = points[0]
-    for before, after in pairwise(points):
-        if after[1] < before[1]:
-            yield CounterSegment(
-                first=first[0],
-                paid_at_first=first[1],
-                last=before[0],
-                paid_at_last=before[1],
-                scrape_interval=instance_run.scrape_interval,
-            )
-            first = after
-    yield CounterSegment(
-        first=first[0],
-        paid_at_first=first[1],
-        last=instance_run.end,
-        paid_at_last=points[-1][1],
-        end_known=instance_run.ended,
-        scrape_interval=instance_run.scrape_interval,
-    )
-
-
 DEFAULT_LOOKBACK_SECONDS = 30 * DAY_SECONDS
-"""How far back a job is looked for, unless said."""
+"""Default range, in seconds, in which a job is searched."""
 
 
 def report_from_prometheus(job_query: JobQuery, at: float, *, since: float = DEFAULT_LOOKBACK_SECONDS) -> JobReport:
-    """The receipt of a job's last run that began before `at`. Raises ReceiptError."""
+    """Build the report of the job's last run that began before `at`, Unix seconds. Raises ReportError."""
     run = find_run(job_query, at, since=since)
     data = PrometheusRunData(job_query, run)
     if not data.metrics.counters("seconds"):
         raise ReportError(
             f"job {job_query.job_id} is stored there without gpu_efficiency_job_seconds_total: does the scrape drop it?"
         )
-    return _report_of(data, prometheus_books(data))
+    return build_report(_run_data(data, prometheus_books(data)))
 
 
-def _report_of(data: PrometheusRunData, books: JobBooks) -> JobReport:
+def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
     run, metrics = data.run, data.metrics
     paid_seconds = metrics.by_instance("paid_seconds")
     training = _training_totals(data)
-    run_data = RunData(
+    return RunData(
         source="Prometheus",
         identity=_identity(data),
         period=RunPeriod(start=run.start, end=run.end, running=run.running),
@@ -250,7 +203,7 @@ def _report_of(data: PrometheusRunData, books: JobBooks) -> JobReport:
         activity=_activity_percentiles(data),
         activity_deviation=data.weighted_mean("activity_deviation_ratio", weights=paid_seconds),
         training=training,
-        qualities=quality_metrics(data, books),
+        qualities=tuple(_quality_metrics(data, books)),
         serving=_serving_summary(data, books),
         has_engine=bool(metrics.gauges("engine_info")),
         ranks=rank_summaries(_busy_seconds(data)) if training.gpu_seconds else (),
@@ -259,13 +212,12 @@ def _report_of(data: PrometheusRunData, books: JobBooks) -> JobReport:
         excess_gpu_hours=(metrics.total("unneeded_seconds") or 0.0) / 3600,
         unseen=tuple(_unseen_notes(data)),
     )
-    return build_report(run_data)
 
 
-def _training_totals(data: PrometheusRunData) -> TrainingTotals:
+def _training_totals(data: PrometheusRunData) -> ReportedTraining:
     metrics = data.metrics
     reached = [sample.value for sample in metrics.gauges("target_reached_timestamp_seconds")]
-    totals = TrainingTotals(
+    totals = ReportedTraining(
         gpu_seconds=metrics.total("reported_gpu_seconds"),
         gpu_seconds_by_node=metrics.by_node("reported_gpu_seconds"),
         phase_seconds=metrics.by_label("phase", "run_seconds"),
@@ -305,7 +257,7 @@ def _busy_seconds(data: PrometheusRunData) -> Iterator[tuple[str, str, float]]:
 
 
 def _serving_summary(data: PrometheusRunData, books: JobBooks) -> ServingSummary | None:
-    """None: no engine reported tokens or requests."""
+    """Return None if no engine reported tokens or requests."""
     metrics, requests = data.metrics, data.mean("requests", series=2)
     tokens, weights = metrics.by_label("kind", "engine_tokens"), metrics.by_instance("paid_seconds")
     if not tokens and not requests:
@@ -351,7 +303,7 @@ def _latency_values(samples: list[VectorSample]) -> Iterator[LatencyValue]:
 
 
 def _identity(data: PrometheusRunData) -> JobIdentity:
-    """What most of its nodes say."""
+    """Return the most common identity among the job's nodes."""
     most_common = Counter(
         tuple(sample.labels.get(label, "") for label in IDENTITY_LABELS.values())
         for sample in data.metrics.gauges("info")
@@ -361,13 +313,12 @@ def _identity(data: PrometheusRunData) -> JobIdentity:
 
 
 def _activity_percentiles(data: PrometheusRunData) -> dict[str, float]:
-    """Means over the run and all nodes of what each five minutes' percentiles were."""
+    """Return the means of the percentiles over the run and all nodes."""
     paid_seconds = data.metrics.by_instance("paid_seconds")
-    pairs: dict[str, list[tuple[float, float]]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for sample in data.mean("activity_ratio", series=3):
-        pairs.setdefault(sample.labels.get("percentile", ""), []).append(
-            (sample.value, paid_seconds.get(sample.instance, 0.0))
-        )
+        pair = sample.value, paid_seconds.get(sample.instance, 0.0)
+        pairs[sample.labels.get("percentile", "")].append(pair)
     means = {percentile: weighted_mean(values) for percentile, values in sorted(pairs.items())}
     return {percentile: mean for percentile, mean in means.items() if mean is not None}
 
@@ -375,34 +326,26 @@ def _activity_percentiles(data: PrometheusRunData) -> dict[str, float]:
 def _unseen_notes(data: PrometheusRunData) -> Iterator[str]:
     run = data.run
     if run.previous_end is not None:
-        yield (
-            f"an earlier run under the same id ended {format_time(run.previous_end)}: --at with a time before shows it"
-        )
+        yield earlier_run_note(run.previous_end)
     if data.restarted:
         names = sorted({data.node_names[instance] for instance in data.restarted})
         yield f"daemons that began anew in the run: {', '.join(names)}; what they had counted before is added"
 
 
-def quality_metrics(data: PrometheusRunData, books: JobBooks) -> tuple[QualityMetric, ...]:
-    """Each with its whole track."""
-    points: dict[str, list[tuple[float, float]]] = {}
+def _quality_metrics(data: PrometheusRunData, books: JobBooks) -> Iterator[QualityMetric]:
+    """Yield the job's quality metrics, each with all changes of its value."""
+    points: dict[str, list[Point]] = defaultdict(list)
     for series in data.range_samples("quality"):
-        points.setdefault(series.labels.get("name", ""), []).extend(series.points)
-    starts: dict[str, tuple[float, float]] = {}
+        points[series.labels.get("name", "")] += series.points
+    starts: dict[str, Point] = {}
     for series in data.range_samples("quality_start"):
         name = series.labels.get("name", "")
         starts[name] = min(series.points[0], starts.get(name, series.points[0]))
     targets = {sample.labels.get("name", ""): sample.value for sample in data.metrics.gauges("quality_target")}
     cost, start_time = books.cost(books.seen), data.run.start
-    metrics: list[QualityMetric] = []
     for name in sorted(points):
         run = [(at - start_time, value) for at, value in sorted(points[name])]
         start = starts[name][1] if name in starts else run[0][1]
-        values, changes = [value for _, value in run], tuple(_changed_points(run))
-        metrics.append(quality_metric(name, values, start=start, target=targets.get(name), cost=cost, series=changes))
-    return tuple(metrics)
-
-
-def _changed_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Only the first of equal values that follow one another."""
-    return [next(equal) for _, equal in groupby(points, key=lambda point: point[1])]
+        values = [value for _, value in run]
+        changes = tuple(next(equal) for _, equal in groupby(run, key=lambda point: point[1]))
+        yield quality_metric(name, values, start=start, target=targets.get(name), cost=cost, series=changes)

@@ -1,24 +1,22 @@
 """Queries the series of one run of a job: last values of gauges, totals of counters, means, and how GPUs were held.
 
-A counter that fell was restarted: the value before each fall is added, sample by sample. Two addresses of one node
-are one node. Refuses to derive figures.
+A counter that fell was restarted: the value before each fall is added. Two addresses of one node are one node.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
-from exporter.report.build import (
-    latest_maximum,
-    sum_by_key,
-    weighted_mean,
-)
+from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
 from exporter.report.query import (
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,
     SCRAPE_INTERVAL_SECONDS,
     InstanceKey,
+    InstanceRun,
     JobQuery,
     PrometheusRun,
     RangeSamples,
@@ -30,13 +28,13 @@ from exporter.report.query import (
 
 _MAX_SUBQUERY_POINTS = 1000
 _FIRST_SAMPLE_SECONDS = 900.0
-"""A daemon that speaks of a job for the first time later than this after its start speaks of all of it then."""
+"""First samples later than this after the job's start are not read: such a daemon counted all of it by then."""
 _SCRAPE_LABELS = frozenset({"__name__", "cluster", "instance", "job"})
-"""Labels that say where a series comes from and not what it is of."""
+"""Labels that identify the scrape target, not the series."""
 
 
 class CounterTotal(NamedTuple):
-    """What a counter of one daemon has reached in the run."""
+    """The increase of one daemon's counter in the run."""
 
     node: str
     instance: InstanceKey
@@ -45,97 +43,90 @@ class CounterTotal(NamedTuple):
 
 
 class RunMetrics:
-    """The last value of each gauge, and what each counter has reached in the run, by the end of its name."""
+    """Last values of gauges and increases of counters in the run, by name without the prefix `gpu_efficiency_job_`."""
 
     def __init__(self, gauges: Iterable[VectorSample], counters: Mapping[str, list[CounterTotal]]) -> None:
-        """Counters are named without `gpu_efficiency_job_` and `_total`."""
+        """Take counters by name, without `gpu_efficiency_job_` and `_total`."""
         self._gauges, self._counters = list(gauges), counters
 
     def gauges(self, name: str) -> list[VectorSample]:
-        """The last samples before the end."""
+        """Return the last samples of a gauge."""
         return [sample for sample in self._gauges if sample.name == name]
 
     def latest(self, name: str) -> float | None:
-        """The greatest of those, over all nodes."""
+        """Return the largest last value of all nodes."""
         return latest_maximum([sample.value for sample in self.gauges(name)])
 
     def counters(self, name: str) -> list[CounterTotal]:
-        """A counter of each daemon."""
+        """Return the counter of each daemon."""
         return self._counters.get(name, [])
 
     def total(self, name: str) -> float | None:
-        """Of all nodes together; None: no daemon exports it."""
+        """Return the sum over all nodes; None if no daemon exports it."""
         counters = self.counters(name)
         return sum(counter.value for counter in counters) if counters else None
 
     def node_maximum(self, name: str, **labels: str) -> float | None:
-        """Of the node that has counted most: for what belongs to the whole job."""
+        """Return the largest node's total, for what every node counts for the whole job."""
         counters = [counter for counter in self.counters(name) if labels.items() <= counter.labels.items()]
         return max(sum_by_key((counter.node, counter.value) for counter in counters).values(), default=None)
 
     def by_node(self, name: str) -> dict[str, float]:
-        """Of each node."""
+        """Return the totals by node."""
         return sum_by_key((counter.node, counter.value) for counter in self.counters(name))
 
     def by_label(self, label: str, name: str) -> dict[str, float]:
-        """Of all nodes together, by a label."""
+        """Return the totals of all nodes by the value of a label."""
         return sum_by_key((counter.labels.get(label, ""), counter.value) for counter in self.counters(name))
 
     def by_instance(self, name: str) -> dict[InstanceKey, float]:
-        """Of each daemon."""
+        """Return the totals by daemon."""
         return sum_by_key((counter.instance, counter.value) for counter in self.counters(name))
 
 
 class PrometheusRunData:
-    """Queries once what a report needs of every series, and later what only some reports need."""
+    """Queries at once what every report needs, and on demand what only some reports need."""
 
     def __init__(self, job_query: JobQuery, run: PrometheusRun) -> None:
         self.job_query, self.run = job_query, run
         self.instance_count = len(run.instance_runs)
-        """Daemons: about how many series there are of one name without labels of its own."""
-        ends = {instance_run.instance: instance_run.end for instance_run in run.instance_runs}
+        """Number of daemons: about the number of series of a metric without labels of its own."""
+        ends = {each.instance: each.end for each in run.instance_runs}
         gauges = self._last_samples(ends, job_query.selector("", '__name__=~"gpu_efficiency_job_.+"'))
         self.node_names = self._query_node_names(ends)
         self.restarted = self._query_restarted()
-        """Paid seconds of daemons that began anew in the run, every sample."""
+        """All samples of paid seconds of daemons that restarted with counters at 0."""
         self._first_samples = self._query_first_samples()
         self._continued_from = self._find_continued()
-        """Of each daemon that has counted on from another address, that one."""
+        """By daemon: the instance whose counters it has resumed, and their value then."""
         self.metrics = RunMetrics(gauges, self._query_counters())
 
-    def mean(self, name: str, *matchers: str, series: int = 1) -> list[VectorSample]:
-        """Of each series of a gauge, of which a daemon has so many, the mean of all samples of the run."""
-        run = self.run
-        return self.job_query.mean(
-            self.job_query.job_selector(name, *matchers),
-            run.query_start,
-            run.query_end,
-            series=self.instance_count * series,
-        )
+    def mean(self, name: str, *, series: int = 1) -> list[VectorSample]:
+        """Return each series' mean of all samples of the run; `series` is their number per daemon."""
+        return self._mean(self.job_query.job_selector(name), series=series)
 
-    def weighted_mean(self, name: str, *matchers: str, weights: Mapping[InstanceKey, float]) -> float | None:
-        """The mean of a quotient that each daemon tells, over the run and all daemons."""
-        pairs = [(sample.value, weights.get(sample.instance, 0.0)) for sample in self.mean(name, *matchers)]
-        return weighted_mean(pairs)
+    def _mean(self, query: str, *, series: int, step: float = 0) -> list[VectorSample]:
+        start, end = self.run.query_start, self.run.query_end
+        return self.job_query.mean(query, start, end, series=self.instance_count * series, step=step)
 
-    def maximum(self, name: str, *matchers: str, series: int = 1) -> list[VectorSample]:
-        """Of each series of a gauge the greatest value of the run."""
-        run = self.run
-        return self.job_query.maximum(
-            self.job_query.job_selector(name, *matchers),
-            run.query_start,
-            run.query_end,
-            series=self.instance_count * series,
-        )
+    def weighted_mean(self, name: str, *, weights: Mapping[InstanceKey, float]) -> float | None:
+        """Return the weighted mean of a ratio over the run and all daemons."""
+        return weighted_mean((sample.value, weights.get(sample.instance, 0.0)) for sample in self.mean(name))
+
+    def maximum(self, name: str, *, series: int = 1) -> list[VectorSample]:
+        """Return each series' maximum in the run."""
+        selector, run = self.job_query.job_selector(name), self.run
+        return self.job_query.maximum(selector, run.query_start, run.query_end, series=self.instance_count * series)
 
     def range_samples(self, name: str) -> list[RangeSamples]:
-        """All samples of the run."""
+        """Return all samples of the run."""
         return self.job_query.range_samples(
             self.job_query.job_selector(name), self.run.query_start, self.run.query_end, series=self.instance_count
         )
 
+    @cached_property
     def first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
-        """The first sample of paid seconds of each daemon; what another address had counted before is not in it."""
+        """Each daemon's first sample of paid seconds, without the value resumed from another instance."""
         first_samples = dict(self._first_samples)
         for instance, (_, carried) in self._continued_from.items():
             first, paid_at_first = first_samples[instance]
@@ -143,20 +134,18 @@ class PrometheusRunData:
         return first_samples
 
     def _query_first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
-        last = max(instance_run.start for instance_run in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
+        last = max(each.start for each in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
         paid = self.job_query.job_selector("paid_seconds_total")
-        series_found = self.job_query.range_samples(
-            paid, self.run.query_start, min(last, self.run.query_end), series=self.instance_count
-        )
-        return {series.instance: series.points[0] for series in series_found}
+        start, end = self.run.query_start, min(last, self.run.query_end)
+        found = self.job_query.range_samples(paid, start, end, series=self.instance_count)
+        return {series.instance: series.points[0] for series in found}
 
     def max_gpus(self) -> dict[str, float]:
-        """The most GPUs the job had on each node at a time."""
+        """Return the most GPUs the job held at once, by node."""
         gpus_held = f"sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')})"
         whole = range_duration(self.run.query_start, self.run.query_end)
-        samples = self.job_query.instant_query(
-            f"max_over_time({gpus_held}[{whole}:{self._resolution_seconds}s])", self.run.query_end
-        )
+        query = f"max_over_time({gpus_held}[{whole}:{self._resolution_seconds}s])"
+        samples = self.job_query.instant_query(query, self.run.query_end)
         most: dict[str, float] = {}
         for sample in samples:
             node = self.node_names.get(sample.instance)
@@ -165,101 +154,76 @@ class PrometheusRunData:
         return most
 
     def hourly_prices(self) -> list[VectorSample]:
-        """Of each daemon, what an hour of all that the job held there cost on average, by currency."""
+        """Return the mean price of an hour of all GPUs the job held, by daemon and currency."""
         price = f"(sum by (cluster, instance, currency) ({self.job_query.job_selector('price_per_hour')}))"
-        return self.job_query.mean(
-            price,
-            self.run.query_start,
-            self.run.query_end,
-            series=2 * self.instance_count,
-            step=self._resolution_seconds,
-        )
+        return self._mean(price, series=2, step=self._resolution_seconds)
 
     def mean_gpus(self) -> dict[InstanceKey, float]:
-        """Of each daemon, how many GPUs or instances the job held there on average, while it held any."""
+        """Return the mean number of GPUs or instances while the job held any, by daemon."""
         gpus_held = f"(sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')}) > 0)"
-        samples = self.job_query.mean(
-            gpus_held,
-            self.run.query_start,
-            self.run.query_end,
-            series=2 * self.instance_count,
-            step=self._resolution_seconds,
-        )
+        samples = self._mean(gpus_held, series=2, step=self._resolution_seconds)
         return {sample.instance: sample.value for sample in samples}
 
     @property
     def _resolution_seconds(self) -> int:
-        """Seconds between two looks at what has to be computed first."""
+        """Resolution of subqueries in seconds."""
         return round(max(SCRAPE_INTERVAL_SECONDS, (self.run.query_end - self.run.query_start) / _MAX_SUBQUERY_POINTS))
 
     def grams_co2_per_kwh(self) -> float | None:
-        """Carbon dioxide of a kilowatt-hour: the most that any of its nodes says."""
-        samples = self.job_query.instant_query(
-            f"last_over_time({self.job_query.unscoped_selector('gpu_efficiency_grams_co2_per_kwh')}[5m])", self.run.end
-        )
+        """Return the carbon intensity of a kilowatt-hour in grams: the highest of its nodes."""
+        query = f"last_over_time({self.job_query.metric_selector('grams_co2_per_kwh')}[5m])"
+        samples = self.job_query.instant_query(query, self.run.end)
         return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
 
     def gpu_models(self) -> tuple[str, ...]:
-        """Of the job's GPUs."""
+        """Return the models of the job's GPUs."""
         gpus_held = f"last_over_time({self.job_query.selector('gpu_efficiency_allocation_info')}[5m])"
-        boards = f"last_over_time({self.job_query.unscoped_selector('gpu_efficiency_gpu_info')}[5m])"
-        samples = self.job_query.instant_query(
-            f"group by (model) ({boards} and on (cluster, instance, uuid) {gpus_held})", self.run.end
-        )
+        boards = f"last_over_time({self.job_query.metric_selector('gpu_info')}[5m])"
+        query = f"group by (model) ({boards} and on (cluster, instance, uuid) {gpus_held})"
+        samples = self.job_query.instant_query(query, self.run.end)
         return tuple(sorted(sample.labels.get("model", "") for sample in samples))
 
     def _find_continued(self) -> dict[InstanceKey, tuple[InstanceKey, float]]:
-        """A daemon that begins with more than its node had counted under another address before has gone on from it."""
-        instance_runs = sorted(self.run.instance_runs, key=lambda instance_run: instance_run.last_sample)
+        """Find daemons that resumed from another instance of their node: they start with at least what it counted."""
+        runs_by_node: dict[str, list[InstanceRun]] = defaultdict(list)
+        for run in sorted(self.run.instance_runs, key=attrgetter("last_sample")):
+            runs_by_node[self.node_names[run.instance]].append(run)
         continued: dict[InstanceKey, tuple[InstanceKey, float]] = {}
-        for n, instance_run in enumerate(instance_runs):
-            node = self.node_names[instance_run.instance]
-            before = next(
-                (candidate for candidate in reversed(instance_runs[:n]) if self.node_names[candidate.instance] == node),
-                None,
-            )
-            if before is None:
-                continue
-            first = self._first_samples.get(instance_run.instance) or self._first_sample_after(
-                instance_run.instance, before.last_sample
-            )
-            carried = self._paid_at(before.instance, before.last_sample)
-            if first is not None and first[0] > before.last_sample and first[1] >= carried > 0:
-                self._first_samples[instance_run.instance] = first
-                continued[instance_run.instance] = before.instance, carried
+        for before, run in chain.from_iterable(map(pairwise, runs_by_node.values())):
+            when, instance = before.last_sample, run.instance
+            first = self._first_samples.get(instance) or self._first_sample_after(instance, when)
+            paid = self.job_query.instant_query(self._paid(before.instance), when)
+            carried = paid[0].value if paid else 0.0
+            if first is not None and first[0] > when and first[1] >= carried > 0:
+                self._first_samples[instance] = first
+                continued[instance] = before.instance, carried
         return continued
 
     def _first_sample_after(self, instance: InstanceKey, when: float) -> tuple[float, float] | None:
-        paid = self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance))
-        series_found = self.job_query.range_samples(paid, when, self.run.query_end)
-        return series_found[0].points[0] if series_found else None
+        series = self.job_query.range_samples(self._paid(instance), when, self.run.query_end)
+        return series[0].points[0] if series else None
 
-    def _paid_at(self, instance: InstanceKey, when: float) -> float:
-        samples = self.job_query.instant_query(
-            self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance)), when
-        )
-        return samples[0].value if samples else 0.0
+    def _paid(self, instance: InstanceKey) -> str:
+        return self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance))
 
-    # -- looking --
+    # -- queries --
 
     def _last_samples(self, times: Mapping[InstanceKey, float], selector: str) -> list[VectorSample]:
-        """The last sample of every series that a daemon told within five minutes of a moment of its own."""
-        samples_found: list[VectorSample] = []
+        """Return the last samples of each daemon's series up to its own end, within the lookback."""
+        samples_found, wide = list[VectorSample](), range_duration(0, 2 * LOOKBACK_SECONDS)
         remaining = dict(sorted(times.items(), key=lambda item: -item[1]))
         while remaining:
             at = next(iter(remaining.values()))
             instances = {instance for instance, when in remaining.items() if when > at - LOOKBACK_SECONDS}
-            samples = self.job_query.instant_query(
-                f"last_over_time({selector}[{range_duration(0, 2 * LOOKBACK_SECONDS)}])", at
-            )
+            samples = self.job_query.instant_query(f"last_over_time({selector}[{wide}])", at)
             samples_found += [sample for sample in samples if sample.instance in instances]
             remaining = {instance: when for instance, when in remaining.items() if instance not in instances}
         return samples_found
 
     def _query_node_names(self, ends: Mapping[InstanceKey, float]) -> dict[InstanceKey, str]:
-        """Node of each daemon; its address where nobody says the node's name."""
+        """Return the node name of each daemon; its address if no name is stored."""
         job_series = self.job_query.job_selector("start_timestamp_seconds")
-        node_info = self.job_query.unscoped_selector("gpu_efficiency_node_info")
+        node_info = self.job_query.metric_selector("node_info")
         wide = range_duration(0, 2 * LOOKBACK_SECONDS)
         at = sorted(set(ends.values()))
         query = f"last_over_time({node_info}[{wide}]) and on (cluster, instance) last_over_time({job_series}[{wide}])"
@@ -267,69 +231,50 @@ class PrometheusRunData:
         name_by_instance = {sample.instance: sample.labels.get("node", "") for sample in samples}
         return {instance: name_by_instance.get(instance) or instance[1] or "this node" for instance in ends}
 
-    def _restart_times(self) -> dict[InstanceKey, list[float]]:
-        return {
-            instance: [before for (before, high), (_, low) in pairwise(series.points) if low < high]
-            for instance, series in self.restarted.items()
-        }
-
     def _query_restarted(self) -> dict[InstanceKey, RangeSamples]:
-        """All paid seconds of daemons where they fell. A part is looked at together with the end of the one before."""
-        run, paid = self.run, self.job_query.job_selector("paid_seconds_total")
+        """Return all samples of paid seconds of daemons where they fell. Parts overlap, to see a fall between two."""
+        start, end = self.run.query_start, self.run.query_end
+        paid = self.job_query.job_selector("paid_seconds_total")
         restarted: set[InstanceKey] = set()
-        for a, b in split_range(
-            run.query_start, run.query_end, series=self.instance_count, max_samples=MAX_SAMPLES_READ
-        ):
+        for a, b in split_range(start, end, series=self.instance_count, max_samples=MAX_SAMPLES_READ):
             query = f"resets({paid}[{range_duration(a - LOOKBACK_SECONDS, b)}]) > 0"
             restarted |= {sample.instance for sample in self.job_query.instant_query(query, b)}
         return {
             instance: series
             for instance in sorted(restarted & self.node_names.keys())
-            for series in self._paid_samples(instance)
+            for series in self.job_query.range_samples(self._paid(instance), start, end)
         }
 
-    def _paid_samples(self, instance: InstanceKey) -> list[RangeSamples]:
-        return self.job_query.range_samples(
-            self.job_query.job_selector("paid_seconds_total", *_instance_matchers(instance)),
-            self.run.query_start,
-            self.run.query_end,
-        )
-
     def _query_counters(self) -> dict[str, list[CounterTotal]]:
-        """What each counter came to: its last value, and at each restart what it had reached since the one before."""
+        """Return the increase of each counter: its last value plus its value before each restart."""
         counters = '__name__=~"gpu_efficiency_job_.+_total"'
-        last_samples = {instance_run.instance: instance_run.last_sample for instance_run in self.run.instance_runs}
+        last_samples = {each.instance: each.last_sample for each in self.run.instance_runs}
         steady = {instance: at for instance, at in last_samples.items() if instance not in self.restarted}
         samples = self._last_samples(steady, self.job_query.selector("", counters))
-        for instance, restarts in self._restart_times().items():
+        for instance, series in self.restarted.items():
             selector = self.job_query.selector("", counters, *_instance_matchers(instance))
+            restarts = [before for (before, high), (_, low) in pairwise(series.points) if low < high]
             for previous, at in pairwise([self.run.query_start, *restarts, last_samples[instance]]):
-                lookback = min(2 * LOOKBACK_SECONDS, at - previous - 0.001)
-                samples += self.job_query.instant_query(
-                    f"last_over_time({selector}[{range_duration(0, lookback)}])", at
-                )
+                lookback = range_duration(0, min(2 * LOOKBACK_SECONDS, at - previous - 0.001))
+                samples += self.job_query.instant_query(f"last_over_time({selector}[{lookback}])", at)
         return self._counter_totals(samples)
 
     def _counter_totals(self, samples: Iterable[VectorSample]) -> dict[str, list[CounterTotal]]:
-        samples = list(samples)
-        last_values = {(sample.name, sample.instance, _own_labels(sample.labels)): sample.value for sample in samples}
-        totals = sum_by_key(
-            ((sample.name, sample.instance, _own_labels(sample.labels)), sample.value) for sample in samples
-        )
+        values = [((sample.name, sample.instance, _own_labels(sample.labels)), sample.value) for sample in samples]
+        last_values, totals = dict(values), sum_by_key(values)
         for name, instance, labels in totals:
             if instance in self._continued_from:
                 carried = last_values.get((name, self._continued_from[instance][0], labels), 0.0)
                 totals[name, instance, labels] = max(0.0, totals[name, instance, labels] - carried)
         counters: dict[str, list[CounterTotal]] = defaultdict(list)
         for (name, instance, labels), value in totals.items():
-            counters[name.removesuffix("_total")].append(
-                CounterTotal(self.node_names[instance], instance, dict(labels), value)
-            )
+            counter = CounterTotal(self.node_names[instance], instance, dict(labels), value)
+            counters[name.removesuffix("_total")].append(counter)
         return counters
 
 
 def _instance_matchers(instance: InstanceKey) -> tuple[str, str]:
-    """Matchers of one daemon."""
+    """Return the matchers of one daemon."""
     return f"cluster={promql_string(instance[0])}", f"instance={promql_string(instance[1])}"
 
 
@@ -338,7 +283,7 @@ def _own_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _sparse_times(times: list[float]) -> Iterator[float]:
-    """Of times in their order so many that each is at most five minutes before one of them."""
+    """Yield so many of the ascending times that each is within the lookback of one yielded."""
     while times:
         last = times[-1]
         yield last

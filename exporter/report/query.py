@@ -1,7 +1,7 @@
 """Queries the series of one job in Prometheus, and finds when and on which instances the job ran.
 
-Splits ranges until each answer is small enough. A daemon exports the series of an ended job for some minutes with
-counters that stand still: the run ends at the first sample that has the last value. Refuses to interpret metrics.
+Splits ranges until each response is small enough. A daemon exports the series of an ended job for some minutes with
+constant counters: the run ends at the first sample that has the last value.
 """
 
 import json
@@ -17,15 +17,15 @@ from msgspec import Struct
 from exporter.report.model import ReportError
 
 SCRAPE_INTERVAL_SECONDS = 15.0
-"""A usual interval between two scrapes."""
+"""Usual scrape interval."""
 MAX_SAMPLES_RETURNED = 500_000
-"""In one answer: some 15 MB on the way."""
+"""Maximum samples in one response, about 15 MB."""
 MAX_SAMPLES_READ = 20_000_000
-"""Samples that one question reads; Prometheus refuses 50 million (`--query.max-samples`)."""
+"""Maximum samples that one query reads; Prometheus rejects more than 50 million (`--query.max-samples`)."""
 LOOKBACK_SECONDS = 300.0
-"""How old a series' last sample may be."""
+"""Maximum age of a series' last sample."""
 _RANGE_GAP_SECONDS = 0.001
-"""Seconds between a part and the next."""
+"""Seconds between two parts of a range."""
 IDENTITY_LABELS = {
     "name": "name", "user": "user", "account": "account", "team": "team", "partition": "partition",
     "namespace": "workload_namespace", "workload_class": "workload_class",
@@ -36,94 +36,98 @@ InstanceKey = tuple[str, str]
 
 
 class QueriedSeries(Protocol):
-    """A series of an answer: of a range its values, of an instant its value; both with Unix seconds."""
+    """A series of a response: a range vector has `values`, an instant vector `value`, with times in Unix seconds."""
 
     @property
     def metric(self) -> dict[str, str]:
-        """Its labels."""
-        ...
+        """Labels of the series."""
 
     @property
     def values(self) -> tuple[tuple[float, str], ...]:
-        """Of a range."""
-        ...
+        """(Unix seconds, value) of each sample of a range vector."""
 
     @property
     def value(self) -> tuple[float, str]:
-        """Of an instant."""
-        ...
+        """(Unix seconds, value) of an instant vector."""
 
 
 class QueryServer(Protocol):
-    """Whoever answers a question of PromQL for a moment in Unix seconds."""
+    """Evaluates PromQL instant queries."""
 
     def instant_query(self, query: str, at: float) -> Sequence[QueriedSeries]:
-        """All series of the answer."""
-        ...
+        """Evaluate a query at a time in Unix seconds and return all series."""
 
 
 class VectorSample(NamedTuple):
-    """One value and whose it is."""
+    """One value with its labels."""
 
     labels: dict[str, str]
     value: float
 
     @property
     def name(self) -> str:
-        """Without the project's prefix and `job_`."""
+        """The metric name without `gpu_efficiency_job_`."""
         return self.labels.get("__name__", "").removeprefix("gpu_efficiency_job_")
 
     @property
     def instance(self) -> InstanceKey:
-        """Where it was scraped."""
+        """Cluster and instance from which it was scraped."""
         return instance_of(self.labels)
 
 
 class RangeSamples(NamedTuple):
-    """All samples of a series, in their order: Unix seconds, value."""
+    """All samples of a series in order of time: Unix seconds, value."""
 
     labels: dict[str, str]
     points: list[tuple[float, float]]
 
     @property
     def instance(self) -> InstanceKey:
-        """Where it was scraped."""
+        """Cluster and instance from which it was scraped."""
         return instance_of(self.labels)
 
 
 def instance_of(labels: dict[str, str]) -> InstanceKey:
-    """Labels that name a daemon."""
+    """Return the labels that identify a daemon: cluster and instance."""
     return labels.get("cluster", ""), labels.get("instance", "")
 
 
-class JobQuery:
-    """Asks one server about one job. `matchers` narrow it, as in a selector, without braces."""
+class MetricQuery:
+    """Queries series of gpu-efficiency. `matchers` restrict all selectors; braces around them are ignored."""
+
+    def __init__(self, server: QueryServer, *, matchers: str = "") -> None:
+        self._server = server
+        self.matchers = matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+
+    def metric_selector(self, name: str, *matchers: str) -> str:
+        """Return the selector of `gpu_efficiency_NAME`."""
+        return f"gpu_efficiency_{name}{{{self._joined_matchers(*matchers)}}}"
+
+    def _joined_matchers(self, *matchers: str) -> str:
+        return ",".join(filter(None, (*matchers, self.matchers)))
+
+    def instant_query(self, query: str, at: float) -> list[VectorSample]:
+        """Return the value of each series at a time in Unix seconds."""
+        return [VectorSample(row.metric, float(row.value[1])) for row in self._server.instant_query(query, at)]
+
+
+class JobQuery(MetricQuery):
+    """Queries the series of one job."""
 
     def __init__(self, server: QueryServer, job_id: str, *, matchers: str = "") -> None:
-        self._server, self.job_id = server, job_id
-        self._matchers = without_braces(matchers)
+        super().__init__(server, matchers=matchers)
+        self.job_id = job_id
 
     def job_selector(self, name: str, *matchers: str) -> str:
-        """Selector of a job's series by the end of its name."""
+        """Return the selector of `gpu_efficiency_job_NAME` for the job."""
         return self.selector(f"gpu_efficiency_job_{name}", *matchers)
 
     def selector(self, name: str, *matchers: str) -> str:
-        """Selector of any series that has the job's id; an empty name: of those that `more` picks."""
+        """Return a selector with the job's ID; with an empty name, `matchers` select the metrics."""
         return f"{name}{{{self._joined_matchers(f'job_id={promql_string(self.job_id)}', *matchers)}}}"
 
-    def unscoped_selector(self, name: str) -> str:
-        """Selector of a series of nobody's in particular."""
-        return f"{name}{{{self._joined_matchers()}}}"
-
-    def _joined_matchers(self, *matchers: str) -> str:
-        return ",".join(filter(None, (*matchers, self._matchers)))
-
-    def instant_query(self, query: str, at: float) -> list[VectorSample]:
-        """The value of each series at a moment."""
-        return [VectorSample(row.metric, float(row.value[1])) for row in self._server.instant_query(query, at)]
-
     def range_samples(self, selector: str, start: float, end: float, *, series: int = 1) -> list[RangeSamples]:
-        """Every sample from `start` to `end`, of about so many series."""
+        """Return every sample from `start` to `end`; `series` is the expected number of series."""
         points: dict[frozenset[tuple[str, str]], dict[float, float]] = defaultdict(dict)
         for a, b in split_range(start, end, series=series, max_samples=MAX_SAMPLES_RETURNED):
             for row in self._server.instant_query(f"{selector}[{range_duration(a, b)}]", b):
@@ -131,17 +135,15 @@ class JobQuery:
         return [RangeSamples(dict(key), sorted(samples.items())) for key, samples in points.items()]
 
     def maximum(self, selector: str, start: float, end: float, *, series: int = 1) -> list[VectorSample]:
-        """The greatest value of each series in a time."""
+        """Return the maximum of each series."""
         return self._over_time("max_over_time", selector, start, end, series=series)
 
     def mean(self, selector: str, start: float, end: float, *, series: int = 1, step: float = 0) -> list[VectorSample]:
-        """The mean of all samples of each series in a time; of what is no selector but a question, with a `step`."""
+        """Return the mean of all samples of each series; if `selector` is an expression, `step` is its resolution."""
         sums = self._over_time("sum_over_time", selector, start, end, series=series, step=step)
         counts = self._over_time("count_over_time", selector, start, end, series=series, step=step)
-        count_by_labels = {frozenset(count.labels.items()): count.value for count in counts}
-        return [
-            VectorSample(total.labels, total.value / count_by_labels[frozenset(total.labels.items())]) for total in sums
-        ]
+        count_of = {frozenset(count.labels.items()): count.value for count in counts}
+        return [VectorSample(each.labels, each.value / count_of[frozenset(each.labels.items())]) for each in sums]
 
     def _over_time(
         self, function: str, selector: str, start: float, end: float, *, series: int, step: float = 0
@@ -151,33 +153,23 @@ class JobQuery:
             resolution = f":{math.ceil(step)}s" if step else ""
             for sample in self.instant_query(f"{function}({selector}[{range_duration(a, b)}{resolution}])", b):
                 key = frozenset(sample.labels.items())
-                previous = values.get(key)
-                if previous is None:
-                    values[key] = sample.value
-                else:
-                    values[key] = (
-                        max(previous, sample.value) if function == "max_over_time" else previous + sample.value
-                    )
+                pair = (values[key], sample.value) if key in values else (sample.value,)
+                values[key] = max(pair) if function == "max_over_time" else sum(pair)
         return [VectorSample(dict(key), value) for key, value in values.items()]
 
 
-def without_braces(matchers: str) -> str:
-    """Give the matchers of a selector alone, so that others can be added."""
-    return matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
-
-
 def promql_string(text: str) -> str:
-    """As PromQL writes a string."""
+    """Quote a PromQL string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def range_duration(start: float, end: float) -> str:
-    """A range's length."""
+    """Format the length of a range as a PromQL duration."""
     return f"{max(1, round((end - start) * 1000))}ms"
 
 
 def split_range(start: float, end: float, *, series: int, max_samples: int) -> Iterator[tuple[float, float]]:
-    """[start, end] in parts of about `most` samples."""
+    """Split [start, end] into parts of about `max_samples` samples."""
     length = max(60.0, max_samples * SCRAPE_INTERVAL_SECONDS / max(1, series))
     at = start
     while at + length + _RANGE_GAP_SECONDS < end:
@@ -188,93 +180,89 @@ def split_range(start: float, end: float, *, series: int, max_samples: int) -> I
 
 DAY_SECONDS = 86400.0
 _LOOKBACK_STEPS = (600.0, 6 * 3600.0, 2 * DAY_SECONDS, 14 * DAY_SECONDS)
-"""How far back a job is looked for, first to last: a short look is cheap."""
+"""Ranges in which a job is searched, tried in this order: a short one is cheap."""
 _MAX_SUBQUERY_POINTS = 1000
 _TAIL_SECONDS = 900.0
-"""More than a daemon keeps a job that has ended."""
+"""Longer than a daemon exports an ended job."""
 _SAME_RUN_SECONDS = 60.0
-"""Stays closer than this are one run."""
+"""Instance runs closer than this are one run."""
 
 
 class InstanceRun(Struct, frozen=True, kw_only=True):
-    """A job's time at one daemon. Unix seconds."""
+    """A job's time on one daemon, Unix seconds."""
 
     instance: InstanceKey
     start: float
     end: float
-    """When its paid seconds grew last."""
+    """When its paid seconds last increased."""
     last_sample: float
-    """The last sample."""
+    """Time of the last sample."""
     scrape_interval: float
-    """Between two samples."""
+    """Seconds between two samples."""
 
     @property
     def ended(self) -> bool:
-        """The daemon has seen its end."""
+        """Whether the daemon observed the job's end."""
         return self.last_sample > self.end
 
 
 class PrometheusRun(Struct, frozen=True, kw_only=True):
-    """A job's time, over all its nodes."""
+    """One run of a job on all its nodes, Unix seconds."""
 
     start: float
     end: float
     running: bool
     instance_runs: tuple[InstanceRun, ...]
     previous_end: float | None = None
-    """End of another run under the same id, before this one."""
+    """End of the previous run with the same job ID."""
 
     @property
     def query_start(self) -> float:
-        """Where to ask from: a little before, as clocks differ."""
+        """Start of queries: a little before the run, as clocks differ."""
         return self.start - _SAME_RUN_SECONDS
 
     @property
     def query_end(self) -> float:
-        """Where to ask to."""
+        """End of queries."""
         return max(instance_run.last_sample for instance_run in self.instance_runs)
 
 
 def find_run(job_query: JobQuery, at: float, *, since: float) -> PrometheusRun:
-    """The job's last run that began before `at`, looked for `since` seconds back. Raises ReceiptError."""
+    """Return the last run that began in the `since` seconds before `at`. Raises ReportError if there is none."""
     starts = _find_starts(job_query, at, since)
     clusters = sorted({instance[0] for instance in starts})
     if len(clusters) > 1:
         raise ReportError(
-            f"job {job_query.job_id} is there in several clusters ({', '.join(clusters)}): pick one with --match"
+            f"job {job_query.job_id} is stored in several clusters ({', '.join(clusters)}): pick one with --match"
             f" 'cluster=\"{clusters[0]}\"'"
         )
-    instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda instance_run: -instance_run.last_sample)
+    instance_runs = sorted(_instance_runs(job_query, starts, at), key=lambda each: -each.last_sample)
     if not instance_runs:
         raise ReportError(
-            f"job {job_query.job_id} has a start and no time: its daemon is too old to be asked, update it"
+            f"job {job_query.job_id} has a start time but no paid seconds: its daemon is too old, update it"
         )
     return _last_run(instance_runs, at)
 
 
 def _last_run(instance_runs: list[InstanceRun], at: float) -> PrometheusRun:
-    """The newest stay and those that touch it; the rest is an earlier run."""
+    """Join the newest instance run with those adjacent to it; the others are earlier runs."""
     start, same_run = instance_runs[0].start, list[InstanceRun]()
     for instance_run in instance_runs:
         if instance_run.last_sample >= start - _SAME_RUN_SECONDS:
             same_run.append(instance_run)
             start = min(start, instance_run.start)
-    earlier_ends = [instance_run.end for instance_run in instance_runs if instance_run not in same_run]
-    running = any(
-        not instance_run.ended and at - instance_run.last_sample <= LOOKBACK_SECONDS for instance_run in same_run
-    )
-    end = max(instance_run.end for instance_run in same_run)
+    earlier_ends = [each.end for each in instance_runs if each not in same_run]
     return PrometheusRun(
         start=start,
-        end=end,
-        running=running,
+        end=max(each.end for each in same_run),
+        running=any(not each.ended and at - each.last_sample <= LOOKBACK_SECONDS for each in same_run),
         instance_runs=tuple(same_run),
         previous_end=max(earlier_ends, default=None),
     )
 
 
 def _find_starts(job_query: JobQuery, at: float, since: float) -> dict[InstanceKey, float]:
-    """When the job was given its first GPU, by daemon. Looks further back until it is there, then to its start."""
+    """Return when the job got its first GPU, by daemon, searching ever longer ranges."""
     for lookback in (*(seconds for seconds in _LOOKBACK_STEPS if seconds < since), since):
         starts = _starts_within(job_query, at, lookback)
         if starts:
@@ -284,7 +272,7 @@ def _find_starts(job_query: JobQuery, at: float, since: float) -> dict[InstanceK
 
 
 def _starts_within(job_query: JobQuery, at: float, lookback: float) -> dict[InstanceKey, float]:
-    """Piece by piece, for a Prometheus keeps no more samples in mind than those of one piece."""
+    """Return the starts in a range; a subquery, because Prometheus then loads only the samples of one step."""
     step = range_duration(0, max(60.0, lookback / _MAX_SUBQUERY_POINTS))
     recent = f"last_over_time({job_query.job_selector('start_timestamp_seconds')}[{step}])"
     rows = job_query.instant_query(f"{recent} or last_over_time({recent}[{range_duration(0, lookback)}:{step}])", at)
@@ -292,9 +280,7 @@ def _starts_within(job_query: JobQuery, at: float, lookback: float) -> dict[Inst
 
 
 def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
-    stored = job_query.instant_query(
-        f"count(last_over_time({job_query.unscoped_selector('gpu_efficiency_build_info')}[1h]))", at
-    )
+    stored = job_query.instant_query(f"count(last_over_time({job_query.metric_selector('build_info')}[1h]))", at)
     if stored:
         return (
             f"no job {job_query.job_id} is stored there in the {since / DAY_SECONDS:g} days before: is the id as"
@@ -307,7 +293,7 @@ def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
 
 
 def _instance_runs(job_query: JobQuery, starts: dict[InstanceKey, float], at: float) -> Iterator[InstanceRun]:
-    """One for each daemon whose paid seconds are stored."""
+    """Yield one for each daemon whose paid seconds are stored."""
     lookback = at - min(starts.values()) + _SAME_RUN_SECONDS
     step = max(SCRAPE_INTERVAL_SECONDS, lookback / _MAX_SUBQUERY_POINTS)
     for last_seen, instances in _instances_by_last_sample(job_query, at, lookback, step).items():
@@ -319,7 +305,7 @@ def _instance_runs(job_query: JobQuery, starts: dict[InstanceKey, float], at: fl
 def _instances_by_last_sample(
     job_query: JobQuery, at: float, lookback: float, step: float
 ) -> dict[float, set[InstanceKey]]:
-    """About when each daemon told of the job last: by the moment after it, to one step."""
+    """Group daemons by the time of their last sample of the job, rounded up to one step."""
     inner = f"timestamp(last_over_time({job_query.job_selector('paid_seconds_total')}[{range_duration(0, step)}]))"
     query = (
         "max by (cluster, instance)"
@@ -334,7 +320,7 @@ def _instances_by_last_sample(
 def _tail_samples(
     job_query: JobQuery, instances: set[InstanceKey], last_seen: float, tail: float, lookback: float
 ) -> Iterator[RangeSamples]:
-    """The last samples of some daemons, from before they stood still."""
+    """Yield the last samples of daemons, back to before their last increase."""
     remaining = instances
     while remaining:
         series = job_query.range_samples(
@@ -350,20 +336,18 @@ def _tail_samples(
 
 
 def _instance_run(samples: RangeSamples, start: float) -> InstanceRun:
-    times = [at for at, _ in samples.points]
-    gaps = [b - a for a, b in pairwise(times)]
-    interval = median(gaps or [SCRAPE_INTERVAL_SECONDS])
+    gaps = [b - a for (a, _), (b, _) in pairwise(samples.points)]
     return InstanceRun(
         instance=samples.instance,
         start=start,
         end=_last_increase(samples),
-        last_sample=times[-1],
-        scrape_interval=interval,
+        last_sample=samples.points[-1][0],
+        scrape_interval=median(gaps or [SCRAPE_INTERVAL_SECONDS]),
     )
 
 
 def _last_increase(samples: RangeSamples) -> float:
-    """The first sample that has the last value."""
+    """Return the time of the first sample with the last value."""
     end, last = samples.points[-1]
     for at, value in reversed(samples.points):
         if value != last:

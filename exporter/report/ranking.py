@@ -1,4 +1,4 @@
-"""Renders a summary of many jobs as tables, and as one line a row for scripts."""
+"""Renders a summary of many jobs as tables, and as one line per row for scripts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -6,15 +6,24 @@ from datetime import UTC, datetime
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.model import WaterfallPart
 from exporter.report.summary import EmfuGain, FleetUsage, RentComparison, SummaryRow, TrendPoint, UsageSummary
-from exporter.report.text import ReportTable, TableRow, plural
+from exporter.report.text import (
+    ADVICE_TITLE,
+    MAX_LEAKS,
+    ReportTable,
+    TableRow,
+    advice_details,
+    layer_product,
+    more_note,
+    plural,
+)
 
 _MIN_GPUS = 0.05
-"""GPUs: less is not worth a sentence."""
+"""Smaller numbers of GPUs are not mentioned."""
 _LARGE_SUM = 100_000
 
 
 def worth_tables(summary: UsageSummary) -> Iterator[ReportTable]:
-    """What a change would give back, and what others ask."""
+    """Yield the gain of a higher eMFU, and the comparison with rented GPUs."""
     if summary.raised:
         prose = tuple(_emfu_gain_text(gain, summary) for gain in summary.raised)
         yield ReportTable(title="What a higher eMFU would give back", prose=prose)
@@ -23,18 +32,13 @@ def worth_tables(summary: UsageSummary) -> Iterator[ReportTable]:
         yield ReportTable(head=head, rows=tuple(_rent_rows(summary)), prose=tuple(_rent_lines(summary)))
 
 
-def fleet_table(fleet: FleetUsage, summary: UsageSummary) -> ReportTable:
-    """How many GPUs there are, and how many somebody has."""
-    return ReportTable(title="GPUs", rows=tuple(_fleet_rows(fleet, summary)))
-
-
 def gpu_count(count: float) -> str:
-    """To a tenth: beyond it a scrape's moment is told, and no GPU."""
+    """Format a number of GPUs with one decimal: scrapes are not more exact."""
     return format_amount(round(count, 1))
 
 
 def amount_text(value: float) -> str:
-    """Cents of a large sum are noise."""
+    """Format an amount with two decimals; large ones without."""
     return f"{value:,.0f}" if abs(value) >= _LARGE_SUM else f"{value:,.2f}"
 
 
@@ -48,11 +52,8 @@ def _fleet_rows(fleet: FleetUsage, summary: UsageSummary) -> Iterator[TableRow]:
     idle = fleet.idle
     if idle is not None and idle >= _MIN_GPUS:
         yield "kept for the peak, and idle", f"{gpu_count(idle)} GPUs on average{_worth_text(idle, summary)}"
-    if fleet.gpus is not None and fleet.gpus - fleet.held >= _MIN_GPUS:
-        yield (
-            "held by nobody",
-            f"{gpu_count(fleet.gpus - fleet.held)} GPUs on average{_worth_text(fleet.gpus - fleet.held, summary)}",
-        )
+    if fleet.gpus is not None and (free := fleet.gpus - fleet.held) >= _MIN_GPUS:
+        yield "held by nobody", f"{gpu_count(free)} GPUs on average{_worth_text(free, summary)}"
 
 
 def _worth_text(gpus: float, summary: UsageSummary) -> str:
@@ -104,41 +105,38 @@ def _rent_verdict(rent: RentComparison, summary: UsageSummary) -> str:
 
 
 MAX_ROWS, MAX_PARTS, MAX_PERIODS = 20, 10, 14
-"""Shown; --json has all."""
-_MAX_LEAKS = 3
+"""Maximum number of rows; --json has all."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _UNKNOWN_SPARK = "·"
 _DATE_FORMAT = "%Y-%m-%d"
 
 
 def summary_tables(summary: UsageSummary) -> Iterator[ReportTable]:
-    """All that is said of it, in order."""
+    """Yield all tables of a summary in order."""
     yield ReportTable(title=_summary_title(summary), prose=tuple(_summary_facts(summary)))
     if summary.fleet is not None:
-        yield fleet_table(summary.fleet, summary)
+        yield ReportTable(title="GPUs", rows=tuple(_fleet_rows(summary.fleet, summary)))
     yield _ranking_table(summary)
     yield _waterfall_table(summary)
-    yield ReportTable(title="What to do first", prose=tuple(_advice_lines(summary)))
+    yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(summary)))
     yield _trend_table(summary)
     yield from worth_tables(summary)
     yield ReportTable(title="How it is known", prose=(f"from {summary.source}", *summary.unseen))
 
 
 def summary_lines(summary: UsageSummary) -> str:
-    """One line for each row, and one for all: name, jobs, GPU-hours, product, lost, the worst leak, the trend."""
+    """Render one line per row and one for all: name, jobs, GPU-hours, product, loss, largest leak, trend."""
     rows = [_line_cells(summary_row, summary) for summary_row in (*summary.rows, summary.whole)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return "".join(
-        "  ".join(
-            cell.ljust(width) if n in _LEFT_COLUMNS else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        + "\n"
-        for row in rows
-    )
+    return "".join(f"{'  '.join(_aligned_cells(row, widths)).rstrip()}\n" for row in rows)
 
 
 _LEFT_COLUMNS = frozenset({0, 5, 6})
+
+
+def _aligned_cells(row: TableRow, widths: Sequence[int]) -> Iterator[str]:
+    for n, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if n in _LEFT_COLUMNS else cell.rjust(width)
 
 
 def _line_cells(row: SummaryRow, summary: UsageSummary) -> TableRow:
@@ -154,19 +152,18 @@ def _line_cells(row: SummaryRow, summary: UsageSummary) -> TableRow:
 
 
 def sparkline(values: Sequence[float | None], *, most: float = 1.0) -> str:
-    """A sign for each: of `most` an eighth, two, ..."""
+    """Return a block character for each value, in eighths of `most`."""
     return "".join(
         _UNKNOWN_SPARK if value is None else _SPARKS[min(7, int(8 * value / most)) if most > 0 else 0]
         for value in values
     )
 
 
-# -- the head --
+# -- heading --
 
 
 def _summary_title(summary: UsageSummary) -> str:
-    simulated = " (SIMULATED)" if summary.simulated else ""
-    return f"{summary.about[:1].upper()}{summary.about[1:]}{simulated}"
+    return f"{summary.about[:1].upper()}{summary.about[1:]}{' (SIMULATED)' if summary.simulated else ''}"
 
 
 def _summary_facts(summary: UsageSummary) -> Iterator[str]:
@@ -178,17 +175,12 @@ def _summary_facts(summary: UsageSummary) -> Iterator[str]:
     money = "" if whole.money is None else f", {amount_text(whole.money)} {summary.currency}"
     yield f"{amount_text(whole.gpu_hours)} GPU-hours{money}, {format_percent(whole.coverage)} observed"
     ratios = whole.layers
-    equation = (
-        f"GAU {format_percent(ratios.gau)} x ECTR {format_percent(ratios.ectr)} x eMFU {format_percent(ratios.emfu)}"
-    )
-    yield f"{equation} = {format_percent(ratios.product)}"
+    yield f"{layer_product(ratios)} = {format_percent(ratios.product)}"
     if format_percent(ratios.floor) != format_percent(ratios.product):
         yield f"(at least {format_percent(ratios.floor)}: what some kernels were worth cannot be known)"
     if summary.work is not None:
-        yield (
-            f"{gpu_count(summary.gpus)} GPUs did the work of {gpu_count(summary.work)}"
-            " that never wait and are never slow"
-        )
+        work = gpu_count(summary.work)
+        yield f"{gpu_count(summary.gpus)} GPUs did the work of {work} that never wait and are never slow"
     yield f"lost: {_money_and_hours(whole.lost_gpu_hours, whole.lost_money, summary)}; {_yearly_loss(summary)}"
 
 
@@ -210,28 +202,15 @@ def _lost_text(row: SummaryRow, summary: UsageSummary) -> str:
     return f"{row.lost_gpu_hours:,.2f} GPU-h" if row.lost_money is None else f"{row.lost_money:,.2f} {summary.currency}"
 
 
-# -- who, and where --
+# -- rows and leaks --
 
 
 def _ranking_table(summary: UsageSummary) -> ReportTable:
-    unit = summary.currency or "GPU-h"
-    job = summary.by == "job"
-    head = (
-        f"By {summary.by}",
-        *(("what",) if job else ("jobs",)),
-        "GPU-hours",
-        "product",
-        f"lost {unit}",
-        "most to",
-        f"by {summary.every}",
-    )
+    unit, description = summary.currency or "GPU-h", "what" if summary.by == "job" else "jobs"
+    columns = description, "GPU-hours", "product", f"lost {unit}", "most to", f"by {summary.every}"
     rows = tuple(_ranking_row(row, summary) for row in summary.rows[:MAX_ROWS])
-    more = len(summary.rows) - len(rows)
-    return ReportTable(title="Who lost most", head=head, rows=rows, prose=_more_note(more))
-
-
-def _more_note(count: int) -> tuple[str, ...]:
-    return (f"and {count} more; --json has them all",) if count > 0 else ()
+    prose = more_note(len(summary.rows) - len(rows))
+    return ReportTable(title="Who lost most", head=(f"By {summary.by}", *columns), rows=rows, prose=prose)
 
 
 def _ranking_row(row: SummaryRow, summary: UsageSummary) -> TableRow:
@@ -244,7 +223,7 @@ def _ranking_row(row: SummaryRow, summary: UsageSummary) -> TableRow:
 
 
 _TREND_CHARACTERS = 14
-"""Signs of a row's trend: the last so many periods."""
+"""Number of periods, the latest, in a row's sparkline."""
 
 
 def _waterfall_table(summary: UsageSummary) -> ReportTable:
@@ -257,40 +236,30 @@ def _waterfall_table(summary: UsageSummary) -> ReportTable:
          *((f"{part.money or 0:,.2f}",) if priced else ()))
         for part in shown
     ]  # fmt: skip
-    total = (
-        "all",
-        "",
-        f"{summary.whole.gpu_hours:,.2f}",
-        "100.0 %",
-        *((f"{summary.whole.money:,.2f}",) if priced else ()),
-    )
-    return ReportTable(head=head, rows=(*rows, total), prose=_more_note(len(losses) - MAX_PARTS))
+    money = (f"{summary.whole.money:,.2f}",) if priced else ()
+    total = ("all", "", f"{summary.whole.gpu_hours:,.2f}", "100.0 %", *money)
+    return ReportTable(head=head, rows=(*rows, total), prose=more_note(len(losses) - MAX_PARTS))
 
 
 def _advice_lines(summary: UsageSummary) -> Iterator[str]:
     if not summary.losses:
         yield "Nothing was lost."
-    for number, part in enumerate(summary.losses[:_MAX_LEAKS], 1):
+    for number, part in enumerate(summary.losses[:MAX_LEAKS], 1):
         yield f"{number}. {part.name}: {_money_and_hours(part.gpu_hours, part.money, summary)}"
-        for label, value in (
-            ("whose", _largest_holders(part, summary)),
-            ("team", part.team),
-            ("do", part.fix),
-            ("watch", part.watch),
-        ):
-            if value:
-                yield f"   {label}: {value}"
+        if holders := _largest_holders(part, summary):
+            yield f"   whose: {holders}"
+        yield from advice_details(part)
 
 
 def _largest_holders(part: WaterfallPart, summary: UsageSummary) -> str:
-    """Who has most of a leak; nothing where all of it is one's."""
+    """Return who has most of a leak; empty if it is all of one row."""
     most = sorted((row for row in summary.rows if part.name in row.leaks), key=lambda row: -row.leaks[part.name])
-    if len(most) < 2:  # noqa: PLR2004  whose all of it is
+    if len(most) < 2:  # noqa: PLR2004  one row has all of it
         return ""
-    return ", ".join(f"{row.name} {format_percent(row.leaks[part.name] / part.gpu_hours)}" for row in most[:_MAX_LEAKS])
+    return ", ".join(f"{row.name} {format_percent(row.leaks[part.name] / part.gpu_hours)}" for row in most[:MAX_LEAKS])
 
 
-# -- when --
+# -- trend --
 
 
 def _trend_table(summary: UsageSummary) -> ReportTable:
@@ -311,7 +280,7 @@ def _trend_table(summary: UsageSummary) -> ReportTable:
 
 
 def _trend_lines(summary: UsageSummary) -> Iterator[str]:
-    """How the second half was, beside the first."""
+    """Compare the second half of the trend with the first."""
     seen = [point for point in summary.trend if point.product is not None and point.gpu_hours > 0]
     if len(seen) < 4:  # noqa: PLR2004  two and two
         return
@@ -325,7 +294,7 @@ def _trend_lines(summary: UsageSummary) -> Iterator[str]:
 
 
 def _mean_product(half: Iterable[TrendPoint]) -> float:
-    """Of the time paid for."""
+    """Return the mean product, weighted by GPU-hours."""
     pairs = [(point.product or 0.0, point.gpu_hours) for point in half]
     return sum(product * hours for product, hours in pairs) / sum(hours for _, hours in pairs)
 

@@ -1,6 +1,6 @@
 """Joins the JobRecords of all nodes, from stores or from daemons, into the report of the last run of a job.
 
-Nanoseconds are summed as integers until the last division. Refuses to fetch records.
+Nanoseconds are summed as integers until the last division.
 """
 
 from bisect import bisect_right
@@ -17,15 +17,16 @@ from exporter.core.model import SECOND
 from exporter.core.prices import NO_PRICE
 from exporter.core.serving import ServingView
 from exporter.core.workload import TrainingView
-from exporter.formatting import format_amount, format_percent, format_time
+from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
     LAYER_BY_LEAK,
     NANOSECONDS_PER_HOUR,
     JobBooks,
     LatencyValue,
+    ReportedTraining,
     RunData,
-    TrainingTotals,
     build_report,
+    earlier_run_note,
     latency_summaries,
     latest_maximum,
     mean_tokens_per_pass,
@@ -50,76 +51,73 @@ from exporter.specs import find_spec
 
 View = TypeVar("View", TrainingView, ServingView)
 _SAME_RUN_SECONDS = 60.0
-"""Statements closer than this are of one run."""
+"""Records closer than this are of one run."""
 _STALE_SECONDS = 180.0
-"""A statement of a job that runs may be so much older than the newest: a store is written once a minute."""
+"""Maximum age of a running job's record relative to the newest: a store is written once a minute."""
 _MAX_CLOCK_GAP_SECONDS = 5.0
-"""Less between two lives is how clocks differ."""
+"""A shorter gap between two ledgers is ignored: clocks differ."""
 
 
 class NodeRun(Struct, frozen=True, kw_only=True):
-    """A job's time on one node: lives of its daemon's books, in their order."""
+    """A job's time on one node: one record for each ledger of its daemon, in order of time."""
 
     node: str
     records: tuple[JobRecord, ...]
 
     @property
     def last(self) -> JobRecord:
-        """What was told last."""
+        """The latest record."""
         return self.records[-1]
 
     @property
     def max_gpus(self) -> float:
-        """The most at once."""
+        """The most whole GPUs held at once."""
         return max(record.whole_gpus for record in self.records)
 
 
 class JobRun(Struct, frozen=True, kw_only=True):
-    """One run, over all nodes that tell of it. Unix seconds."""
+    """One run of a job on all nodes that have records of it. Unix seconds."""
 
     start: float
     end: float
     running: bool
     node_runs: tuple[NodeRun, ...]
     previous_end: float | None = None
-    """End of another run under the same id, before this one."""
+    """End of the previous run with the same job ID."""
 
     @property
     def records(self) -> tuple[JobRecord, ...]:
-        """All of them."""
+        """The records of all nodes."""
         return tuple(record for node_run in self.node_runs for record in node_run.records)
 
 
 def find_last_run(records: Iterable[JobRecord], *, job_id: str, at: float) -> JobRun:
-    """The last that began before `at`. Raises ReceiptError."""
+    """Return the last run that began before `at`, Unix seconds. Raises ReportError if there is none."""
     matching = _latest_records(record for record in records if record.owner.job_id == job_id and record.start <= at)
     if not matching:
         raise ReportError(
-            f"nobody who was asked knows a job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
+            f"no source has a record of job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
             " namespace/pod)? Try --since, --at, or other nodes and stores"
         )
-    start, same_run = (
-        matching[0].start,
-        [matching[0]],
-    )  # the last one is of the run, whatever a damaged row says of its end
+    # the latest record belongs to the run even if a damaged row has an impossible end
+    start, same_run = matching[0].start, [matching[0]]
     for record in matching[1:]:
         if record.end >= start - _SAME_RUN_SECONDS:
             same_run.append(record)
             start = min(start, record.start)
     earlier_ends = [record.end for record in matching if record not in same_run]
     end = max(record.end for record in same_run)
-    node_runs = tuple(
-        NodeRun(node=node, records=_records_of_node(same_run, node))
-        for node in sorted({record.node for record in same_run})
-    )
-    running = any(node_run.last.running and node_run.last.end >= end - _STALE_SECONDS for node_run in node_runs)
+    same_run.sort(key=attrgetter("end"))
+    nodes = sorted({record.node for record in same_run})
+    node_runs = tuple(NodeRun(node=node, records=tuple(r for r in same_run if r.node == node)) for node in nodes)
+    running = any(each.last.running and each.last.end >= end - _STALE_SECONDS for each in node_runs)
     return JobRun(
         start=start, end=end, running=running, node_runs=node_runs, previous_end=max(earlier_ends, default=None)
     )
 
 
 def _latest_records(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """Of one life told several times, from a copy and from the node say, the latest word; newest end first."""
+    """Return the latest of several records of one ledger, such as from a copy and from the node; newest end first."""
     latest: list[JobRecord] = []
     for record in sorted(records, key=lambda candidate: (-candidate.end, candidate.running)):
         if not any(_same_job(record, kept) for kept in latest):
@@ -128,19 +126,15 @@ def _latest_records(records: Iterable[JobRecord]) -> list[JobRecord]:
 
 
 def _same_job(record: JobRecord, kept: JobRecord) -> bool:
-    """One job of one life: two runs of it under one id do not overlap."""
+    """Whether both are of one run in one ledger: two runs with one job ID do not overlap."""
     return (record.node, record.life) == (kept.node, kept.life) and record.end > kept.start
 
 
-def _records_of_node(same_run: Iterable[JobRecord], node: str) -> tuple[JobRecord, ...]:
-    return tuple(sorted((record for record in same_run if record.node == node), key=lambda candidate: candidate.end))
-
-
-# -- what is in nobody's books --
+# -- time that no daemon counted --
 
 
 def uncounted_nanoseconds(node_run: NodeRun, run: JobRun) -> int:
-    """GPU-nanoseconds in which the node had the job's GPUs, and no life of its books counted."""
+    """Return the GPU-nanoseconds for which the node held the job's GPUs and no ledger counted."""
     seconds, before = 0.0, node_run.records[0].start
     for number, record in enumerate(node_run.records):
         gap = books_start(record, before) - before
@@ -153,23 +147,23 @@ def uncounted_nanoseconds(node_run: NodeRun, run: JobRun) -> int:
 
 
 def books_start(record: JobRecord, before: float) -> float:
-    """When its books begin, of which the scheduler's start says nothing: the first sample was taken soon after."""
+    """Return when the ledger began to count, from its first sample: the scheduler's start may be earlier."""
     if len(record.samples) > 1 and record.whole_gpus:
         return record.samples[0].at - record.samples[0].paid / record.whole_gpus
     return max(record.start, before)
 
 
-# -- training and serving: counters of all records, and of gauges each node's last --
+# -- training and serving: counters of all records, and each node's last gauges --
 
 ViewsByNode = Mapping[str, Sequence[View]]
 
 
-def _training_totals(run: JobRun) -> TrainingTotals:
+def _training_totals(run: JobRun) -> ReportedTraining:
     views = _views_by_node(run, attrgetter("training"))
     gpu_seconds = _sum_by_node(views, lambda view: view.gpu_time / SECOND)
     phases = _labels_by_node(views, lambda view: [(phase, spent / SECOND) for phase, spent in view.phases])
     last = [node_run.last.training for node_run in run.node_runs if node_run.last.training is not None]
-    return TrainingTotals(
+    return ReportedTraining(
         gpu_seconds=_total(gpu_seconds),
         gpu_seconds_by_node=gpu_seconds,
         phase_seconds=_sum_labels(phases),
@@ -194,10 +188,7 @@ def _training_totals(run: JobRun) -> TrainingTotals:
 
 
 def _views_by_node(run: JobRun, view_of: Callable[[JobRecord], View | None]) -> dict[str, list[View]]:
-    views = {
-        node_run.node: [view for record in node_run.records if (view := view_of(record)) is not None]
-        for node_run in run.node_runs
-    }
+    views = {each.node: [view for record in each.records if (view := view_of(record))] for each in run.node_runs}
     return {node: of_node for node, of_node in views.items() if of_node}
 
 
@@ -208,7 +199,7 @@ def _sum_by_node(views: ViewsByNode[View], value: Callable[[View], float]) -> di
 def _labels_by_node(
     views: ViewsByNode[View], pairs: Callable[[View], Iterable[tuple[str, float]]]
 ) -> list[dict[str, float]]:
-    """The sums of each node by label."""
+    """Return each node's sums by label."""
     return [sum_by_key(pair for view in of_node for pair in pairs(view)) for of_node in views.values()]
 
 
@@ -217,7 +208,7 @@ def _sum_labels(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _maximum_labels(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """For each label the value of the node that has most."""
+    """Return the largest node's value of each label."""
     maximum: dict[str, float] = {}
     for label, value in (item for node in nodes for item in node.items()):
         maximum[label] = max(value, maximum.get(label, value))
@@ -237,7 +228,7 @@ def _latest(last: Iterable[TrainingView], field: str) -> float | None:
 
 
 def _mfu_and_hfu(run: JobRun) -> tuple[dict[str, float], dict[str, float]]:
-    """By node, over all the time that reports, or an engine, cover."""
+    """Return MFU and HFU by node, over the time that reports or an engine cover."""
     mfu, hfu = dict[str, float](), dict[str, float]()
     for node_run in run.node_runs:
         reportable = sum(record.reportable for record in node_run.records)
@@ -258,7 +249,7 @@ def _busy_seconds(run: JobRun) -> Iterator[tuple[str, str, float]]:
 
 
 def _serving_summary(run: JobRun, books: JobBooks) -> ServingSummary | None:
-    """None: no engine reported tokens or requests. A node keeps no maximum of its KV cache and no estimate of MBU."""
+    """Return None if no engine reported tokens or requests. Records have no maximum of the KV cache and no MBU."""
     views = _views_by_node(run, attrgetter("service"))
     last = {node_run.node: node_run.last.service for node_run in run.node_runs if node_run.last.service is not None}
     tokens = _labels_by_node(views, attrgetter("tokens"))
@@ -302,15 +293,15 @@ def _latency_values(view: ServingView) -> Iterator[LatencyValue]:
             yield latency.kind, percentile, float(getattr(latency, percentile))
 
 
-# -- the course --
+# -- the job over time --
 
 MAX_INTERVALS = 96
-"""Pieces."""
+"""Maximum number of intervals in a report."""
 _COUNTERS = ("paid", "seen", "occupied", "computing", "useful", "joules")
 
 
 def run_course(run: JobRun) -> tuple[CourseInterval, ...]:
-    """In pieces from its start to its end; none where no more than the ends are known."""
+    """Return consecutive intervals from start to end; none if there are no samples in between."""
     start, end = run.start, run.end
     series = [samples for node_run in run.node_runs for samples in _node_samples(node_run)]
     sample_times = sorted({sample.at for samples in series for sample in samples if start < sample.at < end})
@@ -319,20 +310,15 @@ def run_course(run: JobRun) -> tuple[CourseInterval, ...]:
     stride = max(1, -(-(len(sample_times) + 1) // MAX_INTERVALS))
     edges = [start, *sample_times[stride - 1 :: stride], end]
     edges = [a for a, b in pairwise(edges) if b - a >= 1.0] + [end]
-    counters = [
-        [sum(values) for values in zip(*(_interpolate(samples, edge) for samples in series), strict=True)]
-        for edge in edges
-    ]
-    increases = zip(pairwise(edges), pairwise(counters), strict=True)
-    return tuple(
-        _course_intervals(
-            (a - start, b - start, dict(zip(_COUNTERS, _increase(x, y), strict=True))) for (a, b), (x, y) in increases
-        )
-    )
+    points = [[_interpolate(samples, edge) for samples in series] for edge in edges]
+    counters = [[sum(values) for values in zip(*point, strict=True)] for point in points]
+    increases = zip(pairwise(edge - start for edge in edges), pairwise(counters), strict=True)
+    # two samples with the same time are of a damaged row
+    return tuple(_course_interval(a, b, _increases(x, y)) for (a, b), (x, y) in increases if b > a)
 
 
 def _node_samples(node_run: NodeRun) -> Iterator[list[JobSample]]:
-    """Of each life, from when its books begin."""
+    """Yield the samples of each ledger, preceded by zeros at its beginning."""
     before = node_run.records[0].start
     for record in node_run.records:
         if record.samples:
@@ -342,7 +328,7 @@ def _node_samples(node_run: NodeRun) -> Iterator[list[JobSample]]:
 
 
 def _interpolate(samples: list[JobSample], at: float) -> list[float]:
-    """Counters at a moment."""
+    """Return the counters at a time, interpolated linearly."""
     after = bisect_right(samples, at, key=attrgetter("at"))
     if after == 0:
         return [0.0] * len(_COUNTERS)
@@ -351,24 +337,21 @@ def _interpolate(samples: list[JobSample], at: float) -> list[float]:
     return [(1 - fraction) * getattr(before, name) + fraction * getattr(following, name) for name in _COUNTERS]
 
 
-def _increase(before: list[float], after: list[float]) -> list[float]:
-    return [max(0.0, b - a) for a, b in zip(before, after, strict=True)]
+def _increases(before: list[float], after: list[float]) -> dict[str, float]:
+    return {name: max(0.0, b - a) for name, a, b in zip(_COUNTERS, before, after, strict=True)}
 
 
-def _course_intervals(increases: Iterable[tuple[float, float, dict[str, float]]]) -> Iterator[CourseInterval]:
-    for start, end, increase in increases:
-        if end <= start:  # two samples of one moment: a damaged row
-            continue
-        yield CourseInterval(
-            start=start,
-            end=end,
-            gpus=increase["paid"] / (end - start),
-            coverage=_capped_ratio(increase["seen"], increase["paid"]),
-            gau=_capped_ratio(increase["occupied"], increase["seen"]),
-            ectr=_capped_ratio(increase["computing"], increase["occupied"]),
-            floor=_capped_ratio(increase["useful"], increase["seen"]),
-            watts=increase["joules"] / (end - start),
-        )
+def _course_interval(start: float, end: float, increase: Mapping[str, float]) -> CourseInterval:
+    return CourseInterval(
+        start=start,
+        end=end,
+        gpus=increase["paid"] / (end - start),
+        coverage=_capped_ratio(increase["seen"], increase["paid"]),
+        gau=_capped_ratio(increase["occupied"], increase["seen"]),
+        ectr=_capped_ratio(increase["computing"], increase["occupied"]),
+        floor=_capped_ratio(increase["useful"], increase["seen"]),
+        watts=increase["joules"] / (end - start),
+    )
 
 
 def _capped_ratio(fraction: float, whole: float) -> float | None:
@@ -376,14 +359,14 @@ def _capped_ratio(fraction: float, whole: float) -> float | None:
 
 
 class RecordSources(Struct, frozen=True, kw_only=True):
-    """Who was asked, as far as the receipt has to say it."""
+    """Where the records come from, as far as a report shows it."""
 
     source: str = "stores"
     """stores or nodes."""
     unanswered: tuple[str, ...] = ()
-    """Who gave no answer, and why: a sentence each."""
+    """One sentence for each node that did not answer, with the reason."""
     notes: tuple[str, ...] = ()
-    """What is to be known of those who did."""
+    """Remarks on nodes that did."""
     grams_co2_per_kwh: float | None = None
 
 
@@ -393,7 +376,7 @@ _FROM_STORES = RecordSources()
 def join_records(
     records: Sequence[JobRecord], *, job_id: str, at: float, sources: RecordSources = _FROM_STORES
 ) -> JobReport:
-    """The receipt of the job's last run that began before `at`, Unix seconds. Raises ReceiptError."""
+    """Build the report of the job's last run that began before `at`, Unix seconds. Raises ReportError."""
     run = _find_run(records, job_id, at, sources)
     books, run_records = record_books(run), run.records
     energy = _sum_labels(record.energy for record in run_records)
@@ -432,11 +415,9 @@ def _find_run(records: Sequence[JobRecord], job_id: str, at: float, sources: Rec
 
 
 def record_books(run: JobRun) -> JobBooks:
-    """Parts by node: exactly what the ledgers hold."""
+    """Build the books of all nodes: exactly what the ledgers hold."""
     parts: dict[str, dict[str, int]] = {node_run.node: _sum_parts(node_run.records) for node_run in run.node_runs}
-    uncounted = {
-        node_run.node: time for node_run in run.node_runs if (time := uncounted_nanoseconds(node_run, run)) > 0
-    }
+    uncounted = {each.node: time for each in run.node_runs if (time := uncounted_nanoseconds(each, run)) > 0}
     seen = {node_run.node: sum(record.paid for record in node_run.records) for node_run in run.node_runs}
     currency, rates = _hourly_rates(run, seen)
     return JobBooks(
@@ -452,7 +433,7 @@ def record_books(run: JobRun) -> JobBooks:
 
 
 def _reported_phases(run: JobRun) -> frozenset[str]:
-    """Those in which the job reported any time."""
+    """Return the phases in which the job reported any time."""
     views = (record.training for record in run.records if record.training is not None)
     return frozenset(phase for view in views for phase, spent in view.phases if spent)
 
@@ -465,38 +446,27 @@ def _sum_parts(records: Sequence[JobRecord]) -> dict[str, int]:
 
 
 def _hourly_rates(run: JobRun, seen: Mapping[str, int]) -> tuple[str, dict[str, float]]:
-    """The one currency, and a GPU-hour's price by node; one that tells none has the mean of the rest."""
+    """Return the currency, and the price of a GPU-hour by node; the mean price for a node without one."""
     currencies = {currency for record in run.records for currency in record.money} - {NO_PRICE.currency}
     if len(currencies) != 1:
         return "", {}
     currency = currencies.pop()
-    money_by_node = {
-        node_run.node: sum(node_record.money.get(currency, 0.0) for node_record in node_run.records)
-        for node_run in run.node_runs
-    }
-    priced_time = {
-        node_run.node: sum(node_record.paid for node_record in node_run.records if currency in node_record.money)
-        for node_run in run.node_runs
-    }
-    mean_rate = (
-        sum(money_by_node.values()) * NANOSECONDS_PER_HOUR / sum(priced_time.values())
-        if any(priced_time.values())
-        else 0.0
-    )
-    return currency, {
-        node: money_by_node[node] * NANOSECONDS_PER_HOUR / priced_time[node] if priced_time[node] else mean_rate
-        for node in seen
-    }
+    priced = {each.node: [record for record in each.records if currency in record.money] for each in run.node_runs}
+    money = {node: sum(record.money[currency] for record in records) for node, records in priced.items()}
+    time = {node: sum(record.paid for record in records) for node, records in priced.items()}
+    mean_rate = sum(money.values()) * NANOSECONDS_PER_HOUR / sum(time.values()) if any(time.values()) else 0.0
+    rates = {node: money[node] * NANOSECONDS_PER_HOUR / time[node] if time[node] else mean_rate for node in seen}
+    return currency, rates
 
 
 def _identity(run: JobRun) -> JobIdentity:
-    """What most of its nodes say."""
+    """Return the most common identity among the job's nodes."""
     owner = Counter(node_run.last.owner for node_run in run.node_runs).most_common(1)[0][0]
     return job_identity(owner)
 
 
 def _ofu(records: Sequence[JobRecord]) -> float | None:
-    """Delivered FLOPs over what the boards could have done while that was seen; None of boards of several kinds."""
+    """Return delivered FLOPs over the peak of the observed time; None for GPUs of several models."""
     models = {model for record in records for model in record.models}
     spec = find_spec(models.pop()) if len(models) == 1 else None
     seen = sum(record.tensor_seen for record in records)
@@ -506,7 +476,7 @@ def _ofu(records: Sequence[JobRecord]) -> float | None:
 
 
 def _quality_metrics(run: JobRun, books: JobBooks) -> Iterator[QualityMetric]:
-    """Of a figure a node keeps the first value, the last, and when the target was reached: nothing between."""
+    """Yield quality metrics. A record has only the first value, the last, and when the target was reached."""
     node_run_by_name = {node_run.last.training.quality[0]: node_run for node_run in run.node_runs
             if node_run.last.training is not None and node_run.last.training.quality is not None}  # fmt: skip
     for name, node_run in sorted(node_run_by_name.items()):
@@ -518,12 +488,11 @@ def _quality_metrics(run: JobRun, books: JobBooks) -> Iterator[QualityMetric]:
         start = first.quality[2] if first.quality is not None and first.quality[0] == name else start
         seconds_to_target = None if last.target_at is None else last.target_at / 1e9 - run.start
         track = ((seconds_to_target, target),) if seconds_to_target is not None and target is not None else ()
-        yield quality_metric(
-            name, (start, value), start=start, target=target, cost=books.cost(books.seen), series=track
-        )
+        cost = books.cost(books.seen)
+        yield quality_metric(name, (start, value), start=start, target=target, cost=cost, series=track)
 
 
-# -- what was not seen --
+# -- what was not observed --
 
 
 def _unseen_notes(run: JobRun, sources: RecordSources) -> Iterator[str]:
@@ -534,15 +503,13 @@ def _unseen_notes(run: JobRun, sources: RecordSources) -> Iterator[str]:
         if len(node_run.records) > 1:
             yield f"the daemon of {node_run.node} began anew in the run: its {len(node_run.records)} parts are added"
     if run.previous_end is not None:
-        yield (
-            f"an earlier run under the same id ended {format_time(run.previous_end)}: --at with a time before shows it"
-        )
+        yield earlier_run_note(run.previous_end)
     if any(record.service is not None for record in run.records):
         yield "requests, batch fill, KV cache and latencies are those told last: a node keeps no mean of them"
 
 
 def _absent_nodes(run: JobRun) -> Iterator[str]:
-    """How much of the job nobody tells of, as far as its other nodes can say."""
+    """Report how much of the job ran on nodes without records."""
     expected, node_count = max(record.owner.nodes for record in run.records), len(run.node_runs)
     if node_count < expected:
         gpus = sum(node_run.max_gpus for node_run in run.node_runs)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.prices import NO_PRICE
-from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, waterfall_part
+from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, with_guidance
 from exporter.report.model import LOSS_LAYERS, JobIdentity, LayerRatios, WaterfallPart
 from exporter.report.usage import Period, UsageRecord
 
@@ -23,11 +23,11 @@ HOUR_SECONDS = 3600.0
 
 
 class SummaryRow(Struct, frozen=True, kw_only=True):
-    """What one of those that are ranked held and lost."""
+    """GPU time held and lost by one user, account, job and so on."""
 
     name: str
     about: str = ""
-    """Of a job: its name and whose it is."""
+    """Name and user of a job; empty for other groups."""
     jobs: int
     gpu_hours: float
     coverage: float | None
@@ -36,15 +36,15 @@ class SummaryRow(Struct, frozen=True, kw_only=True):
     lost_gpu_hours: float
     lost_money: float | None
     worst: str
-    """The leak that took most; empty: none took anything."""
+    """The largest leak; empty if nothing was lost."""
     leaks: dict[str, float] = {}
     """GPU-hours by leak, the largest first."""
     track: tuple[float | None, ...] = ()
-    """The product of each period; None: it held nothing, or nothing was seen."""
+    """The product in each period; None if nothing was held or observed."""
 
 
 class TrendPoint(Struct, frozen=True, kw_only=True):
-    """A period's sums: a point of the trend."""
+    """The sums of one period."""
 
     start: float
     end: float
@@ -55,66 +55,66 @@ class TrendPoint(Struct, frozen=True, kw_only=True):
 
 
 class FleetUsage(Struct, frozen=True, kw_only=True):
-    """GPUs of a whole fleet. On average, where nothing else is said."""
+    """Numbers of GPUs of a whole fleet; means unless stated otherwise."""
 
     gpus: float | None
-    """Paid for; None: nobody tells."""
+    """GPUs paid for; None if not known."""
     gpus_peak: float | None
     held: float
-    """That somebody had."""
+    """Allocated GPUs."""
     held_peak: float | None
     grain_seconds: float = 0.0
-    """The peak is of means over so long; 0: of every moment."""
+    """Seconds over which the values of the peak are averaged; 0 if the peak is exact."""
 
     @property
     def idle(self) -> float | None:
-        """What the peak needs and the mean does not."""
+        """Peak minus mean of the allocated GPUs."""
         return None if self.held_peak is None else max(0.0, self.held_peak - self.held)
 
 
 class RentComparison(Struct, frozen=True, kw_only=True):
-    """Another's GPUs at a price an hour, of whose time such a share would be useful."""
+    """Rented GPUs at a price per hour with a share of useful time, compared with the owned GPUs."""
 
     name: str
     per_gpu_hour: float
     utilisation: float
     per_useful_hour: float
     own_per_useful_hour: float | None
-    """None: nothing was useful."""
+    """None if nothing was useful."""
     break_even: float
-    """The share of one's own time that has to be useful for both to cost the same."""
+    """Useful share of the owned GPUs at which both cost the same."""
     instead: float | None
-    """What the same useful hours would have cost there."""
+    """Price of the same useful hours if rented."""
 
 
 class EmfuGain(Struct, frozen=True, kw_only=True):
-    """What a higher eMFU would give back; the other layers as they are."""
+    """What a higher eMFU would save, with the other layers unchanged."""
 
     emfu: float
     gpus: float
-    """GPUs whose whole work that is."""
+    """The saving as a number of GPUs at their peak."""
     gpu_hours: float
     money: float | None
     time_saved: float
-    """Share of the time that the same work would take less."""
+    """Share of the time by which the same work would be shorter."""
 
 
 class UsageSummary(Struct, frozen=True, kw_only=True):
-    """All of it. Times are Unix seconds."""
+    """The summary of many jobs. Times are Unix seconds."""
 
     about: str
-    """Whose jobs: "user ada", "all"."""
+    """The selection, such as "user ada" or "all jobs"."""
     by: str
     every: str
     start: float
     end: float
-    """Of what is known of the time that was asked for."""
+    """Start and end of the known part of the requested range."""
     source: str
     currency: str
-    """Empty: no price is known, or several currencies."""
+    """Empty if no price is known, or there are several currencies."""
     whole: SummaryRow
     rows: tuple[SummaryRow, ...]
-    """Who lost most first."""
+    """Sorted by loss, the largest first."""
     parts: tuple[WaterfallPart, ...]
     """Losses, the largest first; then useful, unresolved, unobserved."""
     trend: tuple[TrendPoint, ...]
@@ -123,44 +123,44 @@ class UsageSummary(Struct, frozen=True, kw_only=True):
     rents: tuple[RentComparison, ...] = ()
     raised: tuple[EmfuGain, ...] = ()
     unseen: tuple[str, ...] = ()
-    """What could not be seen, in sentences."""
+    """What could not be observed, in sentences."""
     simulated: bool = False
-    """Any part of it is of a simulated node."""
+    """Whether any part is from a simulated node."""
 
     def json(self) -> bytes:
-        """For programs, with what is worked out of the rest."""
+        """Return the summary as JSON, with derived values."""
         derived = {"hours": self.hours, "gpus": self.gpus, "work": self.work, "per_gpu_hour": self.per_gpu_hour}
         return msgspec.json.encode(msgspec.to_builtins(self) | derived)
 
     @property
     def losses(self) -> tuple[WaterfallPart, ...]:
-        """Leaks alone."""
+        """The leaks among `parts`."""
         return tuple(part for part in self.parts if part.layer in LOSS_LAYERS)
 
     @property
     def hours(self) -> float:
-        """How long it was."""
+        """Its length in hours."""
         return (self.end - self.start) / HOUR_SECONDS
 
     @property
     def gpus(self) -> float:
-        """On average."""
+        """Mean number of GPUs."""
         return self.whole.gpu_hours / self.hours if self.hours > 0 else 0.0
 
     @property
     def work(self) -> float | None:
-        """GPUs whose whole work was done, on average."""
+        """The useful work, as a number of GPUs at their peak."""
         return None if self.whole.layers.product is None else self.gpus * self.whole.layers.product
 
     @property
     def per_gpu_hour(self) -> float | None:
-        """What an hour of a GPU cost."""
+        """Mean price of a GPU-hour."""
         money, hours = self.whole.money, self.whole.gpu_hours
         return None if money is None or not hours else money / hours
 
     @property
     def times_per_year(self) -> float:
-        """How many times that is in a year."""
+        """How often its length fits into a year."""
         return HOURS_PER_YEAR / self.hours if self.hours > 0 else 0.0
 
 
@@ -170,11 +170,11 @@ _OFFER_PATTERN = re.compile(
 
 
 _EQUAL_WITHIN = 0.0005
-"""Ratios that read the same."""
+"""A smaller difference of two ratios does not show."""
 
 
 class RentOffer(Struct, frozen=True):
-    """What somebody asks for an hour of a GPU, and the share of that hour that would be useful there."""
+    """A price of a rented GPU-hour, and the share of it that would be useful."""
 
     name: str
     per_gpu_hour: float
@@ -182,7 +182,7 @@ class RentOffer(Struct, frozen=True):
 
 
 def parse_offer(text: str) -> RentOffer:
-    """Of `4.00@0.95`, `4.00@95%` or `name=4.00@0.95`; raises ValueError, which says what is wrong."""
+    """Parse `4.00@0.95`, `4.00@95%` or `name=4.00@0.95`. Raises ValueError with the reason."""
     match = _OFFER_PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not PRICE@UTILISATION, such as 4.00@0.95 or cloud=4.00@95%")
@@ -195,12 +195,12 @@ def parse_offer(text: str) -> RentOffer:
 
 
 def compare_rent(summary: UsageSummary, offer: RentOffer) -> RentComparison:
-    """The offer beside what is owned; raises ValueError where that has no price."""
+    """Compare an offer with the owned GPUs. Raises ValueError if these have no price."""
     own, product = summary.per_gpu_hour, summary.whole.layers.product
     if own is None:
         raise ValueError(
-            "--rent: what is owned has no price, or several currencies, so there is nothing to compare with: give"
-            " [prices] in the configuration of the daemons"
+            "--rent: the owned GPUs have no price, or prices in several currencies: set [prices] in the configuration"
+            " of the daemons"
         )
     useful = offer.per_gpu_hour / offer.utilisation
     return RentComparison(
@@ -215,7 +215,7 @@ def compare_rent(summary: UsageSummary, offer: RentOffer) -> RentComparison:
 
 
 def emfu_gain(summary: UsageSummary, emfu: float) -> EmfuGain | None:
-    """What it would give back; None where it is that high already, or not known."""
+    """Estimate the gain of a higher eMFU; None if it is that high already, or not known."""
     ratios = summary.whole.layers
     if ratios.gau is None or ratios.ectr is None or not ratios.emfu or emfu - ratios.emfu < _EQUAL_WITHIN:
         return None
@@ -232,7 +232,7 @@ def emfu_gain(summary: UsageSummary, emfu: float) -> EmfuGain | None:
 def with_comparisons(
     summary: UsageSummary, *, offers: tuple[RentOffer, ...] = (), emfu: tuple[float, ...] = ()
 ) -> UsageSummary:
-    """The same with these comparisons; raises ValueError."""
+    """Return the summary with these comparisons. Raises ValueError if nothing has a price."""
     gains = (emfu_gain(summary, each) for each in emfu)
     return replace(
         summary,
@@ -242,12 +242,12 @@ def with_comparisons(
 
 
 NOBODY, UNATTRIBUTED, UNNAMED = "(nobody)", "(not told)", "(none)"
-"""Rows of what no job had; of what no job's series told; of jobs without the word asked for."""
+"""Names of rows: unallocated GPUs, time that no job's series cover, and jobs without such a label."""
 GROUPINGS = ("user", "account", "namespace", "team", "job", "partition")
 
 
 class _UsageSum:
-    """Of some lots."""
+    """The sum of usage records."""
 
     def __init__(self, currency: str) -> None:
         self._currency = currency
@@ -282,7 +282,8 @@ class _UsageSum:
 
     @property
     def layer_ratios(self) -> LayerRatios:
-        return layer_ratios(self.seconds, _layer_by_leak(self.seconds))
+        unknown = {leak: "gau" for leak in self.seconds if leak not in LAYER_BY_LEAK}  # of a newer daemon: lost time
+        return layer_ratios(self.seconds, LAYER_BY_LEAK | unknown if unknown else LAYER_BY_LEAK)
 
     def lost_amount(self, amounts: Mapping[str, float]) -> float:
         return sum(value for leak, value in amounts.items() if leak not in NOT_LOST)
@@ -314,45 +315,34 @@ class _UsageSum:
         return tuple(self._waterfall_part(leak) for leak in waterfall_order(sums))
 
     def _waterfall_part(self, leak: str) -> WaterfallPart:
-        return waterfall_part(
-            leak,
-            _layer_by_leak([leak])[leak],
+        part = WaterfallPart(
+            name=leak,
+            layer=LAYER_BY_LEAK.get(leak, "gau"),
             gpu_hours=self.seconds[leak] / HOUR_SECONDS,
             share=self.seconds[leak] / self.total,
             money=self.money_or_none(self.money[leak]),
-            evidence=attrgetter("evidence"),
         )
-
-
-def _layer_by_leak(leaks: Iterable[str]) -> dict[str, str]:
-    """Layers. A leak of a newer daemon is taken for one of the first layer: lost it is in any case."""
-    more = {leak: "gau" for leak in leaks if leak not in LAYER_BY_LEAK}
-    return LAYER_BY_LEAK | more if more else LAYER_BY_LEAK
+        return with_guidance(part, attrgetter("evidence"))
 
 
 def summarize(
     usage: Sequence[UsageRecord], periods: Sequence[Period], *, about: str, by: str, every: str, source: str,
     start: float, end: float, fleet: FleetUsage | None = None, unseen: tuple[str, ...] = (), simulated: bool = False,
 ) -> UsageSummary:  # fmt: skip
-    """Lots of these periods, by what they are ranked by; an empty `by` takes what most jobs have a word for."""
+    """Sum usage records of the periods, grouped by `by`; if it is empty, by the label that most jobs have."""
     by = by or _default_grouping(usage)
     currency = single_currency(usage)
     sums_by_row = _sums_by_row(usage, by, currency)
-    rows = {
-        name: _merged_sum((sums_by_period[n] for n in sorted(sums_by_period)), currency)
-        for name, sums_by_period in sums_by_row.items()
+    sums = {
+        name: _merged_sum((by_period[n] for n in sorted(by_period)), currency)
+        for name, by_period in sums_by_row.items()
     }
-    total = _merged_sum(rows.values(), currency)
+    total = _merged_sum(sums.values(), currency)
     shown = [number for number, period in enumerate(periods) if period.end > start and period.start < end]
-    sums_by_number = {
-        n: _merged_sum((sums_by_period[n] for sums_by_period in sums_by_row.values() if n in sums_by_period), currency)
-        for n in shown
-    }
-    lines = [
-        row_sum.summary_row(
-            name, about=_job_description(row_sum.identity, by), track=_products_by_period(sums_by_row[name], shown)
-        )
-        for name, row_sum in rows.items()
+    trend = {n: _merged_sum((each[n] for each in sums_by_row.values() if n in each), currency) for n in shown}
+    rows = [
+        row.summary_row(name, about=_job_description(row.identity, by), track=_products(sums_by_row[name], shown))
+        for name, row in sums.items()
     ]
     return UsageSummary(
         about=about,
@@ -363,18 +353,9 @@ def summarize(
         source=source,
         currency=currency,
         whole=total.summary_row("all"),
-        rows=tuple(
-            sorted(
-                lines,
-                key=lambda summary_row: (
-                    -(summary_row.lost_money or 0.0),
-                    -summary_row.lost_gpu_hours,
-                    summary_row.name,
-                ),
-            )
-        ),
+        rows=tuple(sorted(rows, key=lambda row: (-(row.lost_money or 0.0), -row.lost_gpu_hours, row.name))),
         parts=total.parts(),
-        trend=tuple(_trend_point(sums_by_number[n], periods[n]) for n in shown),
+        trend=tuple(_trend_point(trend[n], periods[n]) for n in shown),
         models=tuple(sorted({model for record in usage for model in record.models})),
         fleet=fleet,
         unseen=(*unseen, *_unpriced_notes(usage, currency)),
@@ -383,13 +364,10 @@ def summarize(
 
 
 def _sums_by_row(usage: Iterable[UsageRecord], by: str, currency: str) -> dict[str, dict[int, _UsageSum]]:
-    """Each row's sums by period: every lot is added up once, and all else is sums of these."""
-    sums: dict[str, dict[int, _UsageSum]] = defaultdict(dict)
+    """Return each row's sums by period. Records are read once; all other sums are sums of these."""
+    sums: dict[str, dict[int, _UsageSum]] = defaultdict(lambda: defaultdict(lambda: _UsageSum(currency)))
     for record in usage:
-        sums_by_period = sums[row_name(record, by)]
-        if record.period not in sums_by_period:
-            sums_by_period[record.period] = _UsageSum(currency)
-        sums_by_period[record.period].add(record)
+        sums[row_name(record, by)][record.period].add(record)
     return sums
 
 
@@ -400,12 +378,12 @@ def _merged_sum(sums: Iterable[_UsageSum], currency: str) -> _UsageSum:
     return result
 
 
-def _products_by_period(sums_by_period: Mapping[int, _UsageSum], shown: Iterable[int]) -> tuple[float | None, ...]:
-    return tuple(sums_by_period[n].layer_ratios.product if n in sums_by_period else None for n in shown)
+def _products(by_period: Mapping[int, _UsageSum], shown: Iterable[int]) -> tuple[float | None, ...]:
+    return tuple(by_period[n].layer_ratios.product if n in by_period else None for n in shown)
 
 
 def single_currency(usage: Iterable[UsageRecord]) -> str:
-    """The one that there is; empty: none, or several."""
+    """Return the only currency; empty if there is none, or several."""
     currencies = {currency for record in usage for currency in record.money} - {NO_PRICE.currency}
     return currencies.pop() if len(currencies) == 1 else ""
 
@@ -420,16 +398,15 @@ def _unpriced_notes(usage: Iterable[UsageRecord], currency: str) -> tuple[str, .
 
 
 def _default_grouping(usage: Iterable[UsageRecord]) -> str:
-    jobs = {
-        (record.identity.cluster, record.identity.job_id): record.identity for record in usage if record.identity.job_id
-    }
+    identities = (record.identity for record in usage if record.identity.job_id)
+    jobs = {(identity.cluster, identity.job_id): identity for identity in identities}
     counts = {by: sum(bool(getattr(identity, by)) for identity in jobs.values()) for by in ("user", "namespace")}
     best = max(counts, key=lambda by: counts[by])
     return best if counts[best] else "job"
 
 
 def row_name(record: UsageRecord, by: str) -> str:
-    """In which row it is."""
+    """Return the name of the row in which a record is counted."""
     if not record.attributed:
         return UNATTRIBUTED
     if not record.identity.job_id:
@@ -438,11 +415,9 @@ def row_name(record: UsageRecord, by: str) -> str:
 
 
 def _job_description(identity: JobIdentity | None, by: str) -> str:
-    return (
-        ""
-        if identity is None or by != "job"
-        else " ".join(filter(None, (identity.name, identity.user and f"of {identity.user}")))
-    )
+    if identity is None or by != "job":
+        return ""
+    return " ".join(filter(None, (identity.name, identity.user and f"of {identity.user}")))
 
 
 def _trend_point(period_sum: _UsageSum, period: Period) -> TrendPoint:

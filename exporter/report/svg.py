@@ -5,6 +5,7 @@ are classes, because the security policy of the page forbids inline styles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from math import isfinite
 from typing import Protocol
@@ -27,20 +28,20 @@ _BOLD = """
 _CHARACTER_WIDTHS = tuple(
     {chr(32 + n): int(each) / 100 for n, each in enumerate(row.split())} for row in (_REGULAR, _BOLD)
 )
-"""Of printable ASCII, from the space on, in hundredths of the size."""
+"""Widths of printable ASCII characters, regular and bold, relative to the font size."""
 _OTHER_WIDTH = 1.05
-"""Of any other sign: a Chinese one is as wide as it is high."""
+"""Width of any other character: Chinese ones are as wide as they are high."""
 BODY_SIZE, SMALL_SIZE = 13.0, 11.5
 
 
 def text_width(text: str, size: float = BODY_SIZE, *, bold: bool = False) -> float:
-    """How far they reach."""
+    """Return the width of a text in units."""
     widths = _CHARACTER_WIDTHS[bold]
     return sum(widths.get(character, _OTHER_WIDTH) for character in text) * size
 
 
 def first_fitting(room: float, *choices: str, size: float = BODY_SIZE, bold: bool = False) -> str:
-    """The first that fits; else the last, cut."""
+    """Return the first choice that fits; else the last, shortened."""
     for text in choices:
         if text_width(text, size, bold=bold) <= room:
             return text
@@ -48,7 +49,7 @@ def first_fitting(room: float, *choices: str, size: float = BODY_SIZE, bold: boo
 
 
 def shorten(text: str, room: float, *, size: float = BODY_SIZE, bold: bool = False) -> str:
-    """What fits of it. Cut in the middle: names differ at their ends."""
+    """Shorten a text to fit, in the middle: names differ at their ends."""
     if text_width(text, size, bold=bold) <= room:
         return text
     keep = min(len(text) - 1, int(room / size / 0.27))
@@ -63,7 +64,7 @@ def _without_middle(text: str, keep: int) -> str:
 
 
 def wrap_lines(text: str, room: float, *, size: float = BODY_SIZE) -> list[str]:
-    """Broken between words."""
+    """Break a text into lines between words."""
     wrapped = [""]
     for token in text.split():
         longer = f"{wrapped[-1]} {token}".strip()
@@ -76,28 +77,23 @@ def wrap_lines(text: str, room: float, *, size: float = BODY_SIZE) -> list[str]:
 
 MULTIPLICATION_SIGN = "\N{MULTIPLICATION SIGN}"
 WIDE_UNITS, NARROW_UNITS = 840.0, 360.0
-"""Units across. Paper of A4 has about 680 of its own between margins, so words shrink by a fifth there."""
+"""Width of a drawing in units. An A4 page has about 680 between margins, so text shrinks by a fifth there."""
 DrawFunction = Callable[[float], tuple[float, Sequence[str]]]
-"""Given how wide it may be: how high it is, and its shapes."""
+"""Takes the width in units and returns the height and the shapes."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def escaped(text: str) -> str:
-    """As text in HTML. Control characters, and marks that turn the direction of writing, are not passed on."""
+    """Escape a text for HTML. Control characters and marks that change the writing direction are replaced."""
     return escape("".join(character if character.isprintable() else _REPLACEMENT for character in text))
-
-
-def spaced_name(name: str) -> str:
-    """A leak's name as people write it."""
-    return name.replace("_", " ")
 
 
 # -- shapes --
 
 
 def svg_text(x: float, y: float, text: str, *, size: float = BODY_SIZE, anchor: str = "start", kind: str = "") -> str:
-    """`kind`: bold, mute, or both."""
+    """Return a text; `kind` is bold, mute, or both."""
     anchor_attribute = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return (
         f'<text x="{_coordinate(x)}" y="{_coordinate(y)}" font-size="{size:g}"'
@@ -105,8 +101,13 @@ def svg_text(x: float, y: float, text: str, *, size: float = BODY_SIZE, anchor: 
     )
 
 
+def small_text(x: float, y: float, text: str, *, anchor: str = "start", kind: str = "mute") -> str:
+    """Return a text in the smaller size, muted by default."""
+    return svg_text(x, y, text, size=SMALL_SIZE, anchor=anchor, kind=kind)
+
+
 def svg_rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """From its upper left corner."""
+    """Return a rectangle from its upper left corner."""
     return (
         f'<rect x="{_coordinate(x)}" y="{_coordinate(y)}" width="{_coordinate(max(width, 0))}"'
         f' height="{_coordinate(max(height, 0))}"{_class_attribute(kind)}/>'
@@ -114,7 +115,7 @@ def svg_rect(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def svg_line(start: tuple[float, float], end: tuple[float, float], kind: str = "rule") -> str:
-    """From one point to another."""
+    """Return a line between two points."""
     (a, b), (c, d) = start, end
     return (
         f'<line x1="{_coordinate(a)}" y1="{_coordinate(b)}" x2="{_coordinate(c)}" y2="{_coordinate(d)}"'
@@ -123,7 +124,7 @@ def svg_line(start: tuple[float, float], end: tuple[float, float], kind: str = "
 
 
 def svg_path(points: Iterable[tuple[float, float]], kind: str, *, closed: bool = False) -> str:
-    """A line through all of them."""
+    """Return a line through all points."""
     coordinates = " ".join(f"{_coordinate(x)},{_coordinate(y)}" for x, y in points)
     return f'<{"polygon" if closed else "polyline"} points="{coordinates}"{_class_attribute(kind)}/>'
 
@@ -142,9 +143,9 @@ def _class_attribute(kind: str) -> str:
 
 
 def svg_figure(key: str, title: str, description: str, draw: DrawFunction, *, half: bool = True) -> str:
-    """A drawing with its title above; `said` is for those who do not see it.
+    """Return a figure with its title; `description` is for screen readers.
 
-    Two stand side by side where they are `half` as wide as a desk; else one is made for a desk and one for a phone.
+    Two figures of `half` width fit side by side on a wide page and are drawn once; others for a wide and a narrow page.
     """
     widths = _FIGURE_WIDTHS[1:] if half else _FIGURE_WIDTHS
     elements = "".join(_svg_element(f"{key}-{name}", title, description, draw, units) for name, units in widths)
@@ -152,14 +153,14 @@ def svg_figure(key: str, title: str, description: str, draw: DrawFunction, *, ha
 
 
 class HalfWidthChart(Protocol):
-    """Makes a figure that may be half as wide; empty where there is nothing to draw."""
+    """Draws a figure of half or full width; empty if there is nothing to draw."""
 
     def __call__(self, *, half: bool) -> str:
-        """One for so wide a place."""
+        """Draw it in that width."""
 
 
 def pair_charts(half: Sequence[HalfWidthChart]) -> list[str]:
-    """The last of an odd number has no other beside it, and is as wide as two."""
+    """Draw charts side by side in pairs; the last of an odd number gets the full width."""
     charts = [(chart, drawn) for chart in half if (drawn := chart(half=True))]
     if len(charts) % 2:
         charts[-1] = (charts[-1][0], charts[-1][0](half=False))
@@ -179,26 +180,26 @@ def _svg_element(key: str, title: str, description: str, draw: DrawFunction, uni
 
 
 BarSegment = tuple[float, float, str]
-"""From, to, as shares of the room; and the class of its fill."""
+"""Start and end as shares of the bar's length, and the class of the fill."""
 _MIN_LENGTH, _NEGLIGIBLE = 1.5, 1e-6
-"""Units in which a piece is seen; and the share that is a rounding of nothing."""
+"""Minimum visible length in units, and the share below which a segment is a rounding error."""
 _ROW_HEIGHT, _BAR_HEIGHT, _STACKED_HEIGHT = 26.0, 14.0, 44.0
 _MAX_LABEL_SHARE, _MAX_NOTE_SHARE = 0.32, 0.42
-"""Of the width, at most."""
+"""Maximum shares of the width."""
 _COLUMN_GAP = 10.0
 
 
 class BarRow(Struct, frozen=True, kw_only=True):
-    """One row."""
+    """A row of a bar chart."""
 
     name: str
     value: str
     segments: tuple[BarSegment, ...] = ()
     note: str = ""
     ticks: tuple[float, ...] = ()
-    """Marks, as shares of the room."""
+    """Marks, as shares of the bar's length."""
     histogram: tuple[float, ...] = ()
-    """How many there are along the room, as shares of the most."""
+    """Heights of the histogram's bins, as shares of the largest."""
     bold: bool = False
 
 
@@ -211,14 +212,13 @@ def bar_chart(
     keys: Sequence[tuple[str, str]] = (),
     half: bool = True,
 ) -> str:
-    """A figure of them; `keys` says what fills mean, each with its words. Empty without any row."""
+    """Return a figure of bars with a legend of `keys`, (fill, text); empty without rows."""
     if not rows:
         return ""
-    draw: DrawFunction = lambda units: _draw_bars(rows, units, keys)  # noqa: E731
-    return svg_figure(key, title, description, draw, half=half)
+    return svg_figure(key, title, description, partial(_draw_bars, rows, keys), half=half)
 
 
-def _draw_bars(rows: Sequence[BarRow], units: float, keys: Sequence[tuple[str, str]]) -> tuple[float, list[str]]:
+def _draw_bars(rows: Sequence[BarRow], keys: Sequence[tuple[str, str]], units: float) -> tuple[float, list[str]]:
     shapes: list[str] = []
     y = 2.0
     columns = _bar_columns(rows, units) if units > NARROW_UNITS else None
@@ -234,7 +234,7 @@ def _draw_bars(rows: Sequence[BarRow], units: float, keys: Sequence[tuple[str, s
 
 
 class _BarColumns(Struct, frozen=True):
-    """Where the bar and what follows it are."""
+    """Positions of the columns of a row."""
 
     bar: float
     end: float
@@ -244,7 +244,7 @@ class _BarColumns(Struct, frozen=True):
 
 
 def _bar_columns(rows: Sequence[BarRow], units: float) -> _BarColumns:
-    """As wide as the words need."""
+    """Compute the columns from the widths of the texts."""
     label = min(max(text_width(row.name, bold=row.bold) for row in rows), units * _MAX_LABEL_SHARE) + _COLUMN_GAP
     value_width = max(text_width(row.value, bold=True) for row in rows)
     note = min(max(text_width(row.note, SMALL_SIZE) for row in rows), units * _MAX_NOTE_SHARE)
@@ -255,29 +255,25 @@ def _bar_columns(rows: Sequence[BarRow], units: float) -> _BarColumns:
 
 
 def _inline_row(row: BarRow, y: float, columns: _BarColumns) -> Iterator[str]:
-    yield svg_text(0, y + 15, shorten(row.name, columns.bar - _COLUMN_GAP, bold=row.bold), kind=_font_weight(row))
+    yield svg_text(
+        0, y + 15, shorten(row.name, columns.bar - _COLUMN_GAP, bold=row.bold), kind="bold" if row.bold else ""
+    )
     yield from _bar_shapes(row, columns.bar, y + 4, columns.end - columns.bar)
     yield svg_text(columns.value, y + 15, row.value, anchor="end", kind="bold")
     if row.note:
         room = columns.units - columns.value - _COLUMN_GAP
-        yield svg_text(
-            columns.value + _COLUMN_GAP, y + 15, shorten(row.note, room, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute"
-        )
+        yield small_text(columns.value + _COLUMN_GAP, y + 15, shorten(row.note, room, size=SMALL_SIZE))
 
 
 def _stacked_row(row: BarRow, y: float, units: float) -> Iterator[str]:
     value = first_fitting(units * 0.6, row.value, bold=True)
     room = units - text_width(value, bold=True) - _COLUMN_GAP
-    yield svg_text(0, y + 13, shorten(row.name, room, bold=row.bold), kind=_font_weight(row))
+    yield svg_text(0, y + 13, shorten(row.name, room, bold=row.bold), kind="bold" if row.bold else "")
     yield svg_text(units, y + 13, value, anchor="end", kind="bold")
     if row.note:
-        yield svg_text(0, y + 28, shorten(row.note, units, size=SMALL_SIZE), size=SMALL_SIZE, kind="mute")
+        yield small_text(0, y + 28, shorten(row.note, units, size=SMALL_SIZE))
         y += 16
     yield from _bar_shapes(row, 0, y + 20, units)
-
-
-def _font_weight(row: BarRow) -> str:
-    return "bold" if row.bold else ""
 
 
 def _bar_shapes(row: BarRow, x: float, y: float, room: float) -> Iterator[str]:
@@ -295,42 +291,41 @@ def _bar_shapes(row: BarRow, x: float, y: float, room: float) -> Iterator[str]:
 
 
 def legend(keys: Sequence[tuple[str, str]], y: float, units: float) -> tuple[list[str], float]:
-    """Fills and their words, in as many lines as they need."""
+    """Return the shapes and the height of a legend, wrapped to the width."""
     shapes: list[str] = []
     x, first = 0.0, y
     for kind, text in keys:
         length = 16 + text_width(text, SMALL_SIZE)
         if x and x + length > units:
             x, y = 0.0, y + 18
-        shapes += [svg_rect(x, y + 3, 11, 11, f"fill {kind}"), svg_text(x + 16, y + 13, text, size=SMALL_SIZE)]
+        shapes += [svg_rect(x, y + 3, 11, 11, f"fill {kind}"), small_text(x + 16, y + 13, text, kind="")]
         x += length + 14
     return shapes, (y - first + 22 if keys else 0.0)
 
 
 _PLOT_HEIGHT, _PLOT_TOP, _PLOT_BOTTOM = 150.0, 14.0, 24.0
 _LABEL_SPACE = 18.0
-"""For words above a line."""
+"""Space for a text above a line."""
 
 
 class _Plot(Struct, frozen=True, kw_only=True):
-    """Where values of two ranges are."""
+    """The area of a plot and the ranges of its axes."""
 
     left: float
     right: float
     times: tuple[float, float]
     values: tuple[float, float]
-    height: float = _PLOT_HEIGHT
 
     def position(self, point: tuple[float, float]) -> tuple[float, float]:
-        """Its place."""
+        """Return the position of a point (seconds, value)."""
         (first, last), (low, top) = self.times, self.values
         x = (point[0] - first) / ((last - first) or 1)
         y = (point[1] - low) / ((top - low) or 1)
-        return self.left + x * (self.right - self.left), _PLOT_TOP + self.height * (1 - y)
+        return self.left + x * (self.right - self.left), _PLOT_TOP + _PLOT_HEIGHT * (1 - y)
 
 
 def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: bool) -> str:
-    """As it went in a job of so many seconds, with its target. Empty where it was told once only."""
+    """Draw a quality metric over a job of `seconds`, with its target; empty if it has a single value."""
     track = [(at, value) for at, value in metric.track if _is_drawable(value)]
     if len(track) < 2:  # noqa: PLR2004  a line
         return ""
@@ -340,35 +335,35 @@ def quality_chart(metric: QualityMetric, seconds: float, number: int, *, half: b
         f"{name} over {format_duration(track[-1][0])}: "
         f"from {format_amount(metric.start)} to {format_amount(metric.last)}, best {format_amount(metric.best)}{target}"
     )
-    draw: DrawFunction = lambda units: _draw_quality(metric, track, units, seconds)  # noqa: E731
+    draw = partial(_draw_quality, metric, track, seconds)
     return svg_figure(f"quality-{number}", f"{name} as it went", description, draw, half=half)
 
 
 def _is_drawable(value: float) -> bool:
-    """No program's "not a number", and nothing so large that a difference of two is none."""
+    """Whether the value is a number, and small enough for differences to be exact."""
     return abs(value) < 1e30  # noqa: PLR2004  far above any figure
 
 
 def _draw_quality(
-    metric: QualityMetric, track: Sequence[tuple[float, float]], units: float, seconds: float
+    metric: QualityMetric, track: Sequence[tuple[float, float]], seconds: float, units: float
 ) -> tuple[float, list[str]]:
     values = [value for _, value in track]
-    goal = metric.target if metric.target is not None and _is_drawable(metric.target) else None
-    ends = (min(values), max(values)) if goal is None else (min(*values, goal), max(*values, goal))
+    goals = [] if metric.target is None or not _is_drawable(metric.target) else [metric.target]
+    ends = min(values + goals), max(values + goals)
     marks = [format_amount(limit) for limit in ends]
     plot = _Plot(
         left=max(text_width(mark, SMALL_SIZE) for mark in marks) + 8, right=units - 8,
         times=(min(track[0][0], 0.0), max(track[-1][0], seconds)), values=ends,
     )  # fmt: skip
     shapes = _plot_axes(plot, marks)
-    if goal is not None:
+    for goal in goals:
         shapes += _target_line(plot, goal)
     shapes.append(svg_path([plot.position(point) for point in _as_steps(track, plot.times[1])], "curve"))
     return _PLOT_TOP + _PLOT_HEIGHT + _PLOT_BOTTOM, shapes
 
 
 def _as_steps(track: Sequence[tuple[float, float]], end: float) -> list[tuple[float, float]]:
-    """It had each value until the next."""
+    """Return the points of a step curve."""
     points = [track[0]]
     for at, value in track[1:]:
         points += [(at, points[-1][1]), (at, value)]
@@ -376,17 +371,17 @@ def _as_steps(track: Sequence[tuple[float, float]], end: float) -> list[tuple[fl
 
 
 def _plot_axes(plot: _Plot, marks: Sequence[str]) -> list[str]:
-    base, (first, last) = _PLOT_TOP + plot.height, plot.times
+    base, (first, last) = _PLOT_TOP + _PLOT_HEIGHT, plot.times
     low, top = marks
     middle = (plot.left + plot.right) / 2
     return [
         svg_line((plot.left, base), (plot.right, base), "axis"),
         svg_line((plot.left, _PLOT_TOP), (plot.right, _PLOT_TOP), "rule"),
-        svg_text(plot.left - 6, base, low, size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(plot.left - 6, _PLOT_TOP + 4, top, size=SMALL_SIZE, anchor="end", kind="mute"),
-        svg_text(plot.left, base + 16, format_duration(first), size=SMALL_SIZE, kind="mute"),
-        svg_text(middle, base + 16, format_duration((first + last) / 2), size=SMALL_SIZE, anchor="middle", kind="mute"),
-        svg_text(plot.right, base + 16, format_duration(last), size=SMALL_SIZE, anchor="end", kind="mute"),
+        small_text(plot.left - 6, base, low, anchor="end"),
+        small_text(plot.left - 6, _PLOT_TOP + 4, top, anchor="end"),
+        small_text(plot.left, base + 16, format_duration(first)),
+        small_text(middle, base + 16, format_duration((first + last) / 2), anchor="middle"),
+        small_text(plot.right, base + 16, format_duration(last), anchor="end"),
     ]
 
 
@@ -394,47 +389,39 @@ def _target_line(plot: _Plot, goal: float) -> list[str]:
     _, y = plot.position((plot.times[0], goal))
     text = first_fitting(plot.right - plot.left, f"target {format_amount(goal)}", size=SMALL_SIZE)
     beside = y + 14 if y < _PLOT_TOP + _LABEL_SPACE else y - 5
-    return [
-        svg_line((plot.left, y), (plot.right, y), "goal"),
-        svg_text(plot.left + 4, beside, text, size=SMALL_SIZE),
-    ]
+    return [svg_line((plot.left, y), (plot.right, y), "goal"), small_text(plot.left + 4, beside, text, kind="")]
 
 
 MAX_SLICES = 160
-"""Pieces that a drawing has; a year of samples is put together into so many."""
+"""Maximum number of slices drawn; more intervals are merged."""
 COURSE_KEYS = (("useful", "useful"), ("emfu", "lost model FLOPs, or not resolved"), ("ectr", "lost computing time"),
         ("gau", "lost to allocation"), ("unobserved", "not seen"))  # fmt: skip
 _COURSE_HEIGHT, _COURSE_TOP, _COURSE_BOTTOM = 150.0, 12.0, 26.0
 _MIN_VISIBLE_SHARE = 0.0005
-"""A share that rounds to 0.1 % has its word."""
+"""Kinds below this share are not drawn."""
 
 
 class CourseSlice(Struct, frozen=True, kw_only=True):
-    """A piece: up to which share of the time held each kind reaches, in the order of KEYS."""
+    """A slice of time, with the cumulative share of each kind in the order of COURSE_KEYS."""
 
     start: float
     end: float
     gpu_seconds: float
-    """GPU-seconds."""
+    """GPU-seconds held."""
     cumulative: tuple[float, ...]
 
 
 def course_chart(report: JobReport, *, half: bool) -> str:
-    """Empty where nobody kept it, or in one piece only."""
+    """Draw the job over time; empty with fewer than two slices."""
     slices = course_slices(report.course)
     if len(slices) < 2:  # noqa: PLR2004  a course
         return ""
-    draw: DrawFunction = lambda units: _draw_course(slices, units)  # noqa: E731
-    return svg_figure("course", "How it went", _course_description(slices), draw, half=half)
+    return svg_figure("course", "How it went", _course_description(slices), partial(_draw_course, slices), half=half)
 
 
 def course_slices(intervals: Sequence[CourseInterval]) -> list[CourseSlice]:
-    """At most so many, each with the mean of what it has, by the time held."""
-    slices = [
-        _course_slice(time_slice)
-        for time_slice in intervals
-        if time_slice.end > time_slice.start and time_slice.gpus > 0
-    ]
+    """Merge intervals into at most MAX_SLICES slices, with means weighted by the time held."""
+    slices = [_course_slice(each) for each in intervals if each.end > each.start and each.gpus > 0]
     size = -(-len(slices) // MAX_SLICES) or 1
     return [_merge_slices(slices[n : n + size]) for n in range(0, len(slices), size)]
 
@@ -444,21 +431,15 @@ def _course_slice(interval: CourseInterval) -> CourseSlice:
     working = observed * (interval.gau or 0.0)
     computing = working * (interval.ectr or 0.0)
     useful = min(observed * (interval.floor or 0.0), computing)
+    cumulative = useful, computing, working, observed, 1.0
     gpu_seconds = (interval.end - interval.start) * interval.gpus
-    return CourseSlice(
-        start=interval.start,
-        end=interval.end,
-        gpu_seconds=gpu_seconds,
-        cumulative=(useful, computing, working, observed, 1.0),
-    )
+    return CourseSlice(start=interval.start, end=interval.end, gpu_seconds=gpu_seconds, cumulative=cumulative)
 
 
 def _merge_slices(slices: Sequence[CourseSlice]) -> CourseSlice:
-    gpu_seconds = sum(time_slice.gpu_seconds for time_slice in slices)
-    cumulative = tuple(
-        sum(time_slice.cumulative[n] * time_slice.gpu_seconds for time_slice in slices) / gpu_seconds
-        for n in range(len(COURSE_KEYS))
-    )
+    gpu_seconds = sum(each.gpu_seconds for each in slices)
+    sums = (sum(each.cumulative[n] * each.gpu_seconds for each in slices) for n in range(len(COURSE_KEYS)))
+    cumulative = tuple(each / gpu_seconds for each in sums)
     return CourseSlice(start=slices[0].start, end=slices[-1].end, gpu_seconds=gpu_seconds, cumulative=cumulative)
 
 
@@ -474,30 +455,26 @@ def _course_description(slices: Sequence[CourseSlice]) -> str:
 
 def _draw_course(slices: Sequence[CourseSlice], units: float) -> tuple[float, list[str]]:
     left, end = text_width("100 %", SMALL_SIZE) + 8, slices[-1].end
-    room = units - left
-    used = [
-        n
-        for n in range(len(COURSE_KEYS))
-        if max(time_slice.cumulative[n] - _lower_edge(time_slice, n) for time_slice in slices) > _MIN_VISIBLE_SHARE
-    ]
-    shapes = []
-    for n in used:
-        outline = [
-            (left + x / end * room, _COURSE_TOP + _COURSE_HEIGHT * (1 - y)) for x, y in _slice_outline(slices, n)
-        ]
-        shapes.append(svg_path(outline, f"fill {COURSE_KEYS[n][0]}", closed=True))
+    room, foot = units - left, _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM
+    shapes, keys = [], []
+    for n, key in enumerate(COURSE_KEYS):
+        if max(each.cumulative[n] - _lower_edge(each, n) for each in slices) > _MIN_VISIBLE_SHARE:
+            outline = _slice_outline(slices, n)
+            points = [(left + x / end * room, _COURSE_TOP + _COURSE_HEIGHT * (1 - y)) for x, y in outline]
+            shapes.append(svg_path(points, f"fill {key[0]}", closed=True))
+            keys.append(key)
     shapes += _course_axes(left, units, end)
-    legend_shapes, height = legend([COURSE_KEYS[n] for n in used], _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM, units)
-    return _COURSE_TOP + _COURSE_HEIGHT + _COURSE_BOTTOM + height, shapes + legend_shapes
+    legend_shapes, height = legend(keys, foot, units)
+    return foot + height, shapes + legend_shapes
 
 
 def _lower_edge(time_slice: CourseSlice, n: int) -> float:
-    """From where a kind is."""
+    """Return the lower edge of a kind."""
     return time_slice.cumulative[n - 1] if n else 0.0
 
 
 def _slice_outline(slices: Sequence[CourseSlice], n: int) -> Iterator[tuple[float, float]]:
-    """There along the top, and back along the foot."""
+    """Yield the outline: forward along the upper edge, back along the lower."""
     for time_slice in slices:
         yield time_slice.start, time_slice.cumulative[n]
         yield time_slice.end, time_slice.cumulative[n]
@@ -511,9 +488,7 @@ def _course_axes(left: float, units: float, end: float) -> Iterator[str]:
     for share in (0.0, 0.5, 1.0):
         y = base - share * _COURSE_HEIGHT
         yield svg_line((left, y), (units, y), "axis" if not share else "rule")
-        yield svg_text(left - 6, y + 4, f"{100 * share:.0f} %", size=SMALL_SIZE, anchor="end", kind="mute")
-    yield svg_text(left, base + 16, "start", size=SMALL_SIZE, kind="mute")
-    yield svg_text(
-        (left + units) / 2, base + 16, format_duration(end / 2), size=SMALL_SIZE, anchor="middle", kind="mute"
-    )
-    yield svg_text(units, base + 16, format_duration(end), size=SMALL_SIZE, anchor="end", kind="mute")
+        yield small_text(left - 6, y + 4, f"{100 * share:.0f} %", anchor="end")
+    yield small_text(left, base + 16, "start")
+    yield small_text((left + units) / 2, base + 16, format_duration(end / 2), anchor="middle")
+    yield small_text(units, base + 16, format_duration(end), anchor="end")

@@ -1,6 +1,6 @@
 """Renders a job report or a comparison as tables in text (80 columns) and Markdown, as eight lines, and as one line.
 
-A value that nobody reported has no row. Refuses to compute.
+A value that is not known has no row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ TableRow = tuple[str, ...]
 
 
 class ReportTable(Struct, frozen=True, kw_only=True):
-    """`head` empty: rows of a figure's name and its value. `prose` comes below."""
+    """A table, and lines of text below it. Without a `head` its rows are pairs of name and value."""
 
     title: str = ""
     head: TableRow = ()
@@ -34,59 +34,53 @@ class ReportTable(Struct, frozen=True, kw_only=True):
     prose: tuple[str, ...] = ()
 
 
-_MAX_LEAKS = 3
+MAX_LEAKS = 3
+"""Maximum number of leaks for which advice is given."""
+ADVICE_TITLE = "What to do first"
 _FAILURE_LABELS = {
     "hung": "hung", "zombie": "zombie (time at rest)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
     "restart": "restarts, and what recovery took", "rework": "steps made again",
 }  # fmt: skip
 
 
-def advice_table(report: JobReport) -> ReportTable:
-    """The biggest leaks, and what to do about each."""
-    return ReportTable(title="What to do first", prose=tuple(_advice_lines(report)))
-
-
 def _advice_lines(report: JobReport) -> Iterator[str]:
     if not report.losses:
         yield "Nothing was lost."
-    for number, part in enumerate(report.losses[:_MAX_LEAKS], 1):
-        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{_money_suffix(report, part.money)}"
-        yield from (f"   {label}: {value}" for label, value in _advice_details(part) if value)
+    for number, part in enumerate(report.losses[:MAX_LEAKS], 1):
+        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{money_suffix(part.money, report.currency)}"
+        yield from advice_details(part)
 
 
-def _advice_details(part: WaterfallPart) -> tuple[tuple[str, str], ...]:
-    """Empty for a leak that a newer daemon has and this program does not know."""
-    return ("team", part.team), ("do", part.fix), ("watch", part.watch)
+def advice_details(part: WaterfallPart) -> Iterator[str]:
+    """Yield what to do about a leak; nothing if only a newer daemon knows it."""
+    details = ("team", part.team), ("do", part.fix), ("watch", part.watch)
+    return (f"   {label}: {text}" for label, text in details if text)
 
 
-def _money_suffix(report: JobReport, money: float | None) -> str:
-    return "" if money is None else f", {money:,.2f} {report.currency}"
+def money_suffix(money: float | None, currency: str) -> str:
+    """Format money as a part of a list; empty without a price."""
+    return "" if money is None else f", {money:,.2f} {currency}"
 
 
-# -- what if --
+def more_note(count: int) -> tuple[str, ...]:
+    """Return the note below a table from which this many rows are left out."""
+    return (f"and {count} more; --json has them all",) if count > 0 else ()
 
 
-def what_if_table(report: JobReport) -> ReportTable:
-    """What each change alone would gain."""
-    lines = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
-    return (
-        ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=lines)
-        if lines
-        else ReportTable()
-    )
+def layer_product(layers: LayerRatios) -> str:
+    """Format the three ratios as factors."""
+    return f"GAU {format_percent(layers.gau)} x ECTR {format_percent(layers.ectr)} x eMFU {format_percent(layers.emfu)}"
 
 
 def _what_if_lines(report: JobReport, change: WhatIf) -> Iterator[str]:
     yield f"{_change_label(report, change)}:"
-    saved = (
-        f"{change.gpu_hours:,.2f} GPU-hours less ({format_percent(change.share)}){_money_suffix(report, change.money)}"
-    )
-    yield f"   the same work with {saved}:"
+    money = money_suffix(change.money, report.currency)
+    yield f"   the same work with {change.gpu_hours:,.2f} GPU-hours less ({format_percent(change.share)}){money}:"
     sooner = "" if change.sooner is None else f", or done {format_duration(change.sooner)} sooner"
-    yield f"   {format_amount(_rounded_gpus(change.fewer_gpus))} GPUs fewer{sooner}"
+    yield f"   {format_amount(round(change.fewer_gpus, 2))} GPUs fewer{sooner}"
     if change.gained_gpus is not None:
         money = "" if change.gained_money is None else f", which cost {change.gained_money:,.2f} {report.currency}"
-        gained = format_amount(_rounded_gpus(change.gained_gpus))
+        gained = format_amount(round(change.gained_gpus, 2))
         yield f"   or, in the same time, more work: that of {gained} GPUs at their peak{money}"
 
 
@@ -100,19 +94,10 @@ def _change_label(report: JobReport, change: WhatIf) -> str:
             return f"eMFU {change.of} instead of {format_percent(report.layers.emfu)}"
 
 
-def _rounded_gpus(gpus: float) -> float:
-    return round(gpus, 2)
-
-
-# -- what failed --
-
-
-def failure_table(report: JobReport) -> ReportTable:
-    """How often, and what it cost."""
+def _failure_table(report: JobReport) -> ReportTable:
     priced = report.money is not None
-    rows = tuple(_failure_row(failure, priced=priced) for failure in report.failures)
     head = ("What failed", "times", "GPU-hours", *((report.currency,) if priced else ()))
-    return ReportTable(head=head, rows=rows) if rows else ReportTable()
+    return ReportTable(head=head, rows=tuple(_failure_row(failure, priced=priced) for failure in report.failures))
 
 
 def _failure_row(failure: FailureCost, *, priced: bool) -> TableRow:
@@ -122,55 +107,46 @@ def _failure_row(failure: FailureCost, *, priced: bool) -> TableRow:
 
 
 MAX_NODES, MAX_RANKS, MAX_DIFFERENCES = 10, 3, 10
-"""Shown; --json has all."""
+"""Maximum number of rows; --json has all."""
 
 
 def report_tables(report: JobReport) -> Iterator[ReportTable]:
-    """All that is said of one job, in order."""
+    """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
     yield _waterfall_table(report)
-    yield from (advice_table(report), what_if_table(report), failure_table(report))
+    yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(report)))
+    what_if = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
+    yield ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=what_if)
+    yield _failure_table(report)
     if report.truth is not None:
-        yield ReportTable(
-            title="Reported by the job", rows=tuple(_rows_with_values(_training_rows(report.truth, report)))
-        )
+        yield ReportTable(title="Reported by the job", rows=_rows_with_values(_training_rows(report.truth, report)))
         yield from _quality_tables(report.truth, report.cost_unit)
     if report.served is not None:
-        yield ReportTable(
-            title="Told by its engines", rows=tuple(_rows_with_values(_serving_rows(report.served, report.cost_unit)))
-        )
+        rows = _rows_with_values(_serving_rows(report.served, report.cost_unit))
+        yield ReportTable(title="Told by its engines", rows=rows)
         yield from _latency_tables(report.served)
     yield from _node_and_rank_tables(report)
     yield ReportTable(title="How it is known", prose=tuple(_evidence_lines(report)))
 
 
 def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
-    """All that is said of two jobs, in order."""
-    head = ("", *(f"job {difference.who.job_id}" for difference in (comparison.first, comparison.second)))
+    """Yield all tables of a comparison in order."""
+    reports = comparison.first, comparison.second
+    head = ("", *(f"job {report.who.job_id}" for report in reports))
     yield ReportTable(
         title="Two jobs", head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
     )
-    rows = [
-        (
-            difference.name,
-            format_percent(difference.first),
-            format_percent(difference.second),
-            f"{100 * difference.change:+.1f}",
-        )
-        for difference in comparison.differences[:MAX_DIFFERENCES]
-    ]
-    more = len(comparison.differences) - len(rows)
-    prose = (f"and {more} more; --json has them all",) if more > 0 else ()
-    yield ReportTable(title="Share of their time", head=(*head, "points"), rows=tuple(rows), prose=prose)
+    rows = tuple(
+        (leak.name, format_percent(leak.first), format_percent(leak.second), f"{100 * leak.change:+.1f}")
+        for leak in comparison.differences[:MAX_DIFFERENCES]
+    )
+    prose = more_note(len(comparison.differences) - len(rows))
+    yield ReportTable(title="Share of their time", head=(*head, "points"), rows=rows, prose=prose)
     if comparison.same:
         reached = tuple(row for quality in comparison.same for row in _quality_reached_rows(quality, comparison))
         yield ReportTable(title="To the quality both reached", head=head, rows=reached)
-    unseen = [
-        f"job {difference.who.job_id}: {line}"
-        for difference in (comparison.first, comparison.second)
-        for line in difference.unseen
-    ]
-    yield ReportTable(title="How it is known", prose=tuple(unseen))
+    unseen = tuple(f"job {report.who.job_id}: {line}" for report in reports for line in report.unseen)
+    yield ReportTable(title="How it is known", prose=unseen)
 
 
 # -- one job --
@@ -181,8 +157,7 @@ def _report_title(report: JobReport) -> str:
     name = f' "{identity.name}"' if identity.name else ""
     user = f" of {identity.user}" if identity.user else ""
     where = f" in {identity.cluster}" if identity.cluster else ""
-    simulated = " (SIMULATED)" if report.simulated else ""
-    return f"Job {identity.job_id}{name}{user}{where}{simulated}"
+    return f"Job {identity.job_id}{name}{user}{where}{_simulated_suffix(report)}"
 
 
 def _report_facts(report: JobReport) -> Iterator[str]:
@@ -197,7 +172,7 @@ def _report_facts(report: JobReport) -> Iterator[str]:
     node_count, expected = len(report.nodes), report.expected_nodes
     nodes = f"{node_count} of {expected} nodes" if node_count < expected else plural(node_count, "node")
     yield f"{nodes}, {plural(report.gpus, 'GPU')}{models}"
-    money = f", {report.money:,.2f} {report.currency}" if report.money is not None else ""
+    money = money_suffix(report.money, report.currency)
     energy = f", {report.energy_kwh:,.1f} kWh" if report.energy_kwh is not None else ""
     yield f"{report.gpu_hours:,.2f} GPU-hours allocated{money}{energy}, {format_percent(report.coverage)} observed"
     spent = [f"{format_percent(report.energy_useful)} useful"] if report.energy_useful is not None else []
@@ -218,15 +193,8 @@ def plural(count: float, noun: str) -> str:
 
 
 def _product_equation(layers: LayerRatios) -> str:
-    equation = (
-        f"GAU {format_percent(layers.gau)} x ECTR {format_percent(layers.ectr)} x eMFU {format_percent(layers.emfu)}"
-    )
-    floor = (
-        f" (at least {format_percent(layers.floor)})"
-        if format_percent(layers.floor) != format_percent(layers.product)
-        else ""
-    )
-    return f"{equation} = {format_percent(layers.product)}{floor}"
+    product, floor = format_percent(layers.product), format_percent(layers.floor)
+    return f"{layer_product(layers)} = {product}" + ("" if floor == product else f" (at least {floor})")
 
 
 def _waterfall_table(report: JobReport) -> ReportTable:
@@ -243,8 +211,8 @@ def _waterfall_row(part: WaterfallPart, *, priced: bool) -> TableRow:
     return (part.name, layer, part.evidence, f"{part.gpu_hours:,.2f}", format_percent(part.share), *money)
 
 
-def _rows_with_values(rows: Iterable[tuple[str, str]]) -> Iterator[TableRow]:
-    return (row for row in rows if row[1] and NO_VALUE not in row[1].split())
+def _rows_with_values(rows: Iterable[TableRow]) -> tuple[TableRow, ...]:
+    return tuple(row for row in rows if row[1] and NO_VALUE not in row[1].split())
 
 
 def _training_rows(training: TrainingSummary, report: JobReport) -> Iterator[tuple[str, str]]:
@@ -273,10 +241,8 @@ def _outcome_rows(training: TrainingSummary, unit: str) -> Iterator[tuple[str, s
     yield "loss", format_amount(training.loss)
     yield "loss events", ", ".join(f"{event} {format_amount(count)}" for event, count in training.loss_events.items())
     if training.lost_bytes_per_second is not None:
-        lost = (
-            f"{format_amount(training.lost_bytes_per_second)}B/s of each GPU: groups are larger than what NVLink joins"
-        )
-        yield "tensor parallelism loses", lost
+        lost = f"{format_amount(training.lost_bytes_per_second)}B/s"
+        yield "tensor parallelism loses", f"{lost} of each GPU: groups are larger than what NVLink joins"
     if training.target is not None:
         yield "time to target", format_duration(training.target.seconds)
         yield "cost to target", f"{format_amount(training.target.cost)} {unit}"
@@ -284,18 +250,13 @@ def _outcome_rows(training: TrainingSummary, unit: str) -> Iterator[tuple[str, s
 
 def _interruption_rows(training: TrainingSummary, report: JobReport) -> Iterator[tuple[str, str]]:
     if training.checkpoints is not None:
-        duration = (
-            "" if training.checkpoint_seconds is None else f", {format_duration(training.checkpoint_seconds)} each"
-        )
-        money = "" if training.checkpoint_money is None else f", {training.checkpoint_money:,.2f} {report.currency}"
-        yield (
-            "checkpoints",
-            f"{format_amount(training.checkpoints)}{duration}, {training.checkpoint_gpu_hours:,.2f} GPU-hours{money}",
-        )
+        each, hours = training.checkpoint_seconds, training.checkpoint_gpu_hours
+        duration = "" if each is None else f", {format_duration(each)} each"
+        money = money_suffix(training.checkpoint_money, report.currency)
+        yield "checkpoints", f"{format_amount(training.checkpoints)}{duration}, {hours:,.2f} GPU-hours{money}"
     if training.restarts is not None:
-        duration = (
-            "" if training.recovery_seconds is None else f", {format_duration(training.recovery_seconds)} to recover"
-        )
+        recovery = training.recovery_seconds
+        duration = "" if recovery is None else f", {format_duration(recovery)} to recover"
         yield "restarts", f"{format_amount(training.restarts)}{duration}"
 
 
@@ -346,11 +307,8 @@ def _node_and_rank_tables(report: JobReport) -> Iterator[ReportTable]:
          node.worst or NO_VALUE, format_percent(node.worst_share))
         for node in report.nodes[:MAX_NODES]
     ]  # fmt: skip
-    more = len(report.nodes) - len(rows)
-    prose = (f"and {more} more; --json has them all",) if more > 0 else ()
-    yield ReportTable(
-        head=("Node", "GPUs", "GPU-hours", "product", "worst leak", "share"), rows=tuple(rows), prose=prose
-    )
+    head = ("Node", "GPUs", "GPU-hours", "product", "worst leak", "share")
+    yield ReportTable(head=head, rows=tuple(rows), prose=more_note(len(report.nodes) - len(rows)))
     if report.ranks:
         slowest = [
             (rank.rank, rank.node, f"{format_amount(rank.busy_seconds)} s", f"{rank.of_median:.2f}")
@@ -365,12 +323,9 @@ def _evidence_lines(report: JobReport) -> Iterator[str]:
     if report.ofu is not None:
         yield f"by the hardware {format_percent(report.ofu)} of the dense tensor peak were delivered (OFU)"
     if report.activity:
-        yield f"engine activity within five minutes: {_activity_text(report)}"
+        activity = ", ".join(f"{name} {format_percent(value)}" for name, value in report.activity.items())
+        yield f"engine activity within five minutes: {activity}"
     yield from report.unseen
-
-
-def _activity_text(report: JobReport) -> str:
-    return ", ".join(f"{name} {format_percent(value)}" for name, value in report.activity.items())
 
 
 # -- two jobs --
@@ -386,12 +341,10 @@ def _comparison_rows(comparison: ReportComparison) -> Iterator[TableRow]:
     if comparison.per_gpu is not None:
         yield (f"{comparison.of} a second and GPU", *map(format_amount, comparison.per_gpu))
     if comparison.per_cost is not None:
-        yield (
-            f"{comparison.of} per {reports[0].cost_unit.removesuffix('s')}",
-            *map(format_amount, comparison.per_cost),
-        )
+        unit = reports[0].cost_unit.removesuffix("s")
+        yield (f"{comparison.of} per {unit}", *map(format_amount, comparison.per_cost))
     yield from _row_unless_empty(
-        "MFU", (format_percent(report.truth.mfu) if report.truth else NO_VALUE for report in reports)
+        "MFU", (format_percent(report.truth.mfu if report.truth else None) for report in reports)
     )
     for name in ("gau", "ectr", "emfu", "product"):
         shown = {"emfu": "eMFU", "product": "GAU x ECTR x eMFU"}.get(name, name.upper())
@@ -400,13 +353,12 @@ def _comparison_rows(comparison: ReportComparison) -> Iterator[TableRow]:
         yield from _row_unless_empty(f"cost a {cost}", (_cost_text(report, cost) for report in reports))
     for percentile in sorted({name for report in reports for name in report.activity}):
         yield (f"activity {percentile}", *(format_percent(report.activity.get(percentile)) for report in reports))
-    yield from _row_unless_empty(
-        "activity, deviation", (format_percent(report.activity_deviation) for report in reports)
-    )
+    deviations = (format_percent(report.activity_deviation) for report in reports)
+    yield from _row_unless_empty("activity, deviation", deviations)
 
 
 def _row_unless_empty(name: str, cells: Iterable[str]) -> Iterator[TableRow]:
-    """A line, unless there is nothing in it."""
+    """Yield the row unless all its cells are empty."""
     row = (name, *cells)
     if set(row[1:]) != {NO_VALUE}:
         yield row
@@ -419,10 +371,10 @@ def _cost_text(report: JobReport, unit: str) -> str:
 
 def _scaling_lines(comparison: ReportComparison) -> Iterator[str]:
     if comparison.scaling is not None:
-        small, large = sorted((comparison.first, comparison.second), key=lambda report: report.gpus)
+        small, large = map(format_amount, sorted((comparison.first.gpus, comparison.second.gpus)))
         yield (
             f"scaling efficiency {format_percent(comparison.scaling)}: {comparison.of} a second and GPU"
-            f" on {format_amount(large.gpus)} GPUs over those on {format_amount(small.gpus)}"
+            f" on {large} GPUs over those on {small}"
         )
 
 
@@ -439,7 +391,7 @@ _LABEL_WIDTH = 30
 
 
 def render_text(tables: Iterable[ReportTable]) -> str:
-    """Lines for a terminal."""
+    """Render tables for a terminal, 80 columns wide."""
     blocks = ["\n".join(_text_block(table)) for table in tables]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -462,32 +414,25 @@ def _text_pairs(rows: Iterable[TableRow]) -> Iterator[str]:
 
 
 def _text_columns(table: ReportTable) -> Iterator[str]:
-    """Columns as wide as they need to be; where that is too much, the widest give."""
+    """Yield aligned rows; the widest columns are shortened until the table fits."""
     rows = [tuple(map(printable, row)) for row in (table.head, *table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
     while sum(widths) + _COLUMN_GAP * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
     left_columns = {0} | {column for column in range(len(widths)) if _without_digits(table.rows, column)}
     for row in rows:
-        cells = [
-            _text_cell(cell, width, left=n in left_columns)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield (" " * _COLUMN_GAP).join(cells).rstrip()
+        cells = enumerate(map(shorten, row, widths))
+        aligned = (cell.ljust(widths[n]) if n in left_columns else cell.rjust(widths[n]) for n, cell in cells)
+        yield (" " * _COLUMN_GAP).join(aligned).rstrip()
 
 
 def _without_digits(rows: Iterable[TableRow], column: int) -> bool:
-    """No number in it."""
+    """Whether no cell of the column has a digit."""
     return not any(character.isdigit() for row in rows for character in row[column])
 
 
-def _text_cell(cell: str, width: int, *, left: bool) -> str:
-    fitted = shorten(cell, width)
-    return fitted.ljust(width) if left else fitted.rjust(width)
-
-
 def printable(text: str) -> str:
-    """What a terminal, or a line of a comment, would obey is not passed on to it."""
+    """Replace control characters, which a terminal would execute."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -495,7 +440,7 @@ def printable(text: str) -> str:
 
 
 def render_markdown(tables: Iterable[ReportTable]) -> str:
-    """A page with headings and tables."""
+    """Render tables as Markdown."""
     return "\n\n".join("\n".join(_markdown_section(table)) for table in tables if table.rows or table.prose) + "\n"
 
 
@@ -518,25 +463,25 @@ def _markdown_row(cells: TableRow) -> str:
 
 
 def _markdown_escaped(text: str) -> str:
-    """Names are text, whatever signs they have."""
+    """Escape Markdown's special characters."""
     return "".join(f"\\{character}" if character in "\\`*_|<>[]" else character for character in printable(text))
 
 
 def render_line(report: JobReport) -> str:
-    """One line, without its end."""
+    """Render the report as one line, without a line break."""
     worst = "".join(f"; most lost to {part.name}, {format_percent(part.share)}" for part in report.losses[:1])
     money = "" if report.money is None else f"; {report.money:,.2f} {report.currency}"
     observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
     nodes = f"; {len(report.nodes)} of {report.expected_nodes} nodes" if _nodes_missing(report) else ""
     return printable(
-        f"job {report.who.job_id}: {format_percent(report.layers.product)} useful ({_layer_product(report)}) of"
+        f"job {report.who.job_id}: {format_percent(report.layers.product)} useful ({layer_product(report.layers)}) of"
         f" {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')} in {format_duration(report.when.seconds)}"
         f"{worst}{money}{observed}{nodes}"
     )
 
 
 def render_short(report: JobReport) -> str:
-    """Eight lines at most, 80 columns."""
+    """Render the report in at most eight lines of 80 columns."""
     return "".join(f"{shorten(line, WIDTH)}\n" for line in _short_lines(report))
 
 
@@ -547,12 +492,12 @@ def _short_lines(report: JobReport) -> Iterator[str]:
         f"GPU efficiency of job {identity.job_id}{user}: {format_duration(report.when.seconds)} {state}"
         f"{_simulated_suffix(report)}"
     )
-    money = "" if report.money is None else f", {report.money:,.2f} {report.currency}"
+    money = money_suffix(report.money, report.currency)
     energy = "" if report.energy_kwh is None else f", {format_amount(report.energy_kwh)} kWh"
     yield f"  {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')}{money}{energy}"
-    yield f"  {format_percent(report.layers.product)} useful = {_layer_product(report)}"
+    yield f"  {format_percent(report.layers.product)} useful = {layer_product(report.layers)}"
     for part in report.losses[:1]:
-        cost = "" if part.money is None else f", {part.money:,.2f} {report.currency}"
+        cost = money_suffix(part.money, report.currency)
         yield f"  lost most to {part.name}: {format_percent(part.share)}, {part.gpu_hours:,.2f} GPU-hours{cost}"
         if part.fix:
             yield f"    do: {part.fix}"
@@ -567,11 +512,6 @@ def _short_lines(report: JobReport) -> Iterator[str]:
 
 def _simulated_suffix(report: JobReport) -> str:
     return " (SIMULATED)" if report.simulated else ""
-
-
-def _layer_product(report: JobReport) -> str:
-    layers = report.layers
-    return f"GAU {format_percent(layers.gau)} x ECTR {format_percent(layers.ectr)} x eMFU {format_percent(layers.emfu)}"
 
 
 def _fully_observed(report: JobReport) -> bool:

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -20,52 +20,48 @@ PERIOD_SECONDS = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 _FIRST_MONDAY = 4 * 86_400.0
 """1970-01-05, Unix seconds: where weeks begin."""
 _LONGEST_BY_PERIOD = (("hour", 2 * 86_400.0), ("day", 35 * 86_400.0))
-"""Up to how long a time is shown by what."""
+"""Longest range, in seconds, for which a period is the default."""
 _SAMPLE_GROUPS = {"gau": 0, "ectr": 1, "emfu": 2, "unresolved": 2, "useful": 3, "unobserved": 4}
-"""What samples tell apart."""
+"""Group of a JobSample in which each layer is counted."""
 
 
 class Period(NamedTuple):
-    """Unix seconds."""
+    """A time range in Unix seconds."""
 
     start: float
     end: float
 
 
-class GpuHolding(Protocol):
-    """GPUs that somebody had for a time: Unix seconds."""
+class UsageInput(Protocol):
+    """What summaries need of a node's record of a job: JobRecord and JobRecordSummary have it."""
 
     @property
     def start(self) -> float:
-        """From when on."""
+        """When GPUs were first held, Unix seconds."""
 
     @property
     def end(self) -> float:
-        """Until when."""
+        """When GPUs were last held, Unix seconds."""
 
     @property
     def whole_gpus(self) -> float:
-        """The most at once."""
-
-
-class UsageInput(GpuHolding, Protocol):
-    """What a node told of a job, as far as sums need it: a Statement has it all, and so has what is short of one."""
+        """The most whole GPUs held at once."""
 
     @property
     def node(self) -> str:
-        """Whose word it is."""
+        """The node that recorded it."""
 
     @property
     def life(self) -> str:
-        """Of its books."""
+        """ID of the ledger."""
 
     @property
     def owner(self) -> Owner:
-        """Whose job it was."""
+        """Owner of the job."""
 
     @property
     def paid(self) -> int:
-        """GPU-nanoseconds."""
+        """GPU-nanoseconds held."""
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -73,48 +69,58 @@ class UsageInput(GpuHolding, Protocol):
 
     @property
     def money(self) -> Mapping[str, float]:
-        """By currency."""
+        """Cost by currency."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Of its GPUs."""
+        """Models of its GPUs."""
 
     @property
     def samples(self) -> tuple[JobSample, ...]:
-        """Needed only of one that lies in several periods."""
+        """Samples; needed only if it spans several periods."""
 
     @property
     def simulated(self) -> bool:
-        """It is of a simulated node."""
+        """Whether the node is simulated."""
+
+
+AnyInput = TypeVar("AnyInput", bound=UsageInput)
+
+
+def latest_records(records: Iterable[AnyInput]) -> tuple[AnyInput, ...]:
+    """Keep the last of several records of one job, node and ledger: two sources or time ranges may have it."""
+    return tuple({(each.node, each.life, each.owner.job_id, each.start): each for each in records}.values())
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True):
-    """One holder's part of a node in a period."""
+    """GPU time that one job, or nobody, held on one node in a period."""
 
     period: int
-    """Its number."""
+    """Index of the period."""
     identity: JobIdentity
-    """Without a job's id: nobody had them."""
+    """The job; without a job ID if the GPUs were not allocated."""
     seconds: dict[str, float]
     """GPU-seconds by leak, useful, unresolved, unobserved."""
     money: dict[str, float] = {}
-    """By currency; empty: it has no price."""
+    """Cost by currency; empty if it has no price."""
     attributed: bool = True
-    """False: somebody had them, and no job's series tell whose they were."""
+    """False if the GPUs were allocated, but no series of a job covers the time."""
     models: tuple[str, ...] = ()
 
 
-class _Holding(NamedTuple):
+class GpuHolding(NamedTuple):
+    """The most whole GPUs held from `start` to `end`, Unix seconds."""
+
     start: float
     end: float
     whole_gpus: float
 
 
 class UsageInputs:
-    """What was told, each to be looked at once, and what has to be known of all of it when all have passed by."""
+    """Iterates over inputs once, and collects the holdings of all and whether any is simulated."""
 
     def __init__(self, inputs: Iterable[UsageInput], *, team: str = "") -> None:
-        """`team`: only this one's; nobody else keeps a team's apart."""
+        """Keep only inputs of `team`, if given: stores and nodes cannot filter by team."""
         self._inputs, self._team = inputs, team
         self.holdings: list[GpuHolding] = []
         self.simulated = False
@@ -122,23 +128,23 @@ class UsageInputs:
     def __iter__(self) -> Iterator[UsageInput]:
         for usage_input in self._inputs:
             if self._team in ("", usage_input.owner.team):
-                self.holdings.append(_Holding(usage_input.start, usage_input.end, usage_input.whole_gpus))
+                self.holdings.append(GpuHolding(usage_input.start, usage_input.end, usage_input.whole_gpus))
                 self.simulated = self.simulated or usage_input.simulated
                 yield usage_input
 
     def clip(self, period: Period) -> Period:
-        """The part of a time from the first one's start to the last one's end."""
+        """Clip a period to the time from the first start to the last end of all holdings."""
         first, last = min(holding.start for holding in self.holdings), max(holding.end for holding in self.holdings)
         return Period(max(period.start, first), min(period.end, last))
 
 
 def default_period(seconds: float) -> str:
-    """By what a time of that length is shown."""
+    """Return the period by which a range of that length is divided unless one is chosen."""
     return next((name for name, longest in _LONGEST_BY_PERIOD if seconds <= longest), "week")
 
 
 def split_periods(start: float, end: float, *, every: str) -> tuple[Period, ...]:
-    """From `start` to `end`, cut at full hours, days or Mondays, UTC."""
+    """Split the range at full hours, days or Mondays, UTC."""
     length = PERIOD_SECONDS[every]
     offset = _FIRST_MONDAY if every == "week" else 0.0
     at = ((start - offset) // length + 1) * length + offset
@@ -150,7 +156,7 @@ def split_periods(start: float, end: float, *, every: str) -> tuple[Period, ...]
 
 
 def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iterator[UsageRecord]:
-    """What they held in these periods, which rise; those that held nothing in one have no lot there."""
+    """Split inputs into the given ascending periods; a period in which nothing was held has no record."""
     starts, ends = [period.start for period in times], [period.end for period in times]
     for usage_input in inputs:
         first, end = bisect_right(ends, usage_input.start), bisect_left(starts, usage_input.end)
@@ -168,7 +174,7 @@ def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iter
 
 
 def job_identity(owner: Owner) -> JobIdentity:
-    """The owner's part that is shown. A node does not know its cluster."""
+    """Return the identity of the owner's job. A node does not know its cluster."""
     return JobIdentity(
         job_id=owner.job_id, name=owner.name, user=owner.user, account=owner.account, team=owner.team,
         partition=owner.partition, namespace=owner.namespace, workload_class=owner.workload_class,
@@ -176,7 +182,7 @@ def job_identity(owner: Owner) -> JobIdentity:
 
 
 def _seconds_within(usage_input: UsageInput, period: Period) -> dict[str, float]:
-    """GPU-seconds by leak."""
+    """Return the GPU-seconds of the input in a period, by leak."""
     by_leak = {leak: value / SECOND for leak, value in usage_input.parts.items()}
     if period.start <= usage_input.start and usage_input.end <= period.end:
         return by_leak
@@ -194,22 +200,17 @@ _Point = tuple[float, tuple[float, ...]]
 
 
 def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float]) -> list[_Point]:
-    """What each group had come to, from nothing at the start to all at the end; it never shrinks."""
-    sums: dict[int, float] = defaultdict(float)
+    """Return (Unix seconds, sum of each group), from 0 at the start to the total at the end; sums never decrease."""
+    sums = [0.0] * 5
     for leak, value in by_leak.items():
         sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value
-    total = tuple(sums[group] for group in range(5))
+    total = tuple(sums)
     points: list[_Point] = [(usage_input.start, (0.0,) * 5)]
     for sample in usage_input.samples:
         if points[-1][0] < sample.at < usage_input.end:
-            sample_groups = (
-                sample.seen - sample.occupied,
-                sample.occupied - sample.computing,
-                sample.computing - sample.useful,
-                sample.useful,
-                sample.paid - sample.seen,
-            )
-            points.append((sample.at, tuple(map(_clamp, points[-1][1], sample_groups, total))))
+            counters = sample.seen, sample.occupied, sample.computing, sample.useful, 0.0
+            groups = (*(a - b for a, b in pairwise(counters)), sample.paid - sample.seen)
+            points.append((sample.at, tuple(map(_clamp, points[-1][1], groups, total))))
     return [*points, (usage_input.end, total)]
 
 
@@ -218,7 +219,7 @@ def _clamp(least: float, value: float, maximum: float) -> float:
 
 
 def _interpolate(points: Sequence[_Point], when: float) -> tuple[float, ...]:
-    """At a moment, on the line between two points."""
+    """Interpolate linearly between the two points around `when`."""
     after = bisect_left(points, when, key=lambda point: point[0])
     if after == 0:
         return points[0][1]
@@ -230,7 +231,7 @@ def _interpolate(points: Sequence[_Point], when: float) -> tuple[float, ...]:
 
 
 def peak_gpus(holdings: Iterable[GpuHolding], period: Period) -> float:
-    """The most whole GPUs that were held at once."""
+    """Return the most whole GPUs held at once in the period."""
     steps: dict[float, float] = defaultdict(float)
     for holding in holdings:
         start, end = max(holding.start, period.start), min(holding.end, period.end)
@@ -247,7 +248,7 @@ def peak_gpus(holdings: Iterable[GpuHolding], period: Period) -> float:
 def unheld_usage(
     usage: Sequence[UsageRecord], times: Sequence[Period], whole_period: Period, *, gpus: float
 ) -> Iterator[UsageRecord]:
-    """Of so many GPUs what no lot has, at the lots' mean price, in each period of the span."""
+    """Return the time of `gpus` GPUs that no record holds, by period, at the mean price of the records."""
     held_seconds, paid_seconds = [0.0] * len(times), 0.0
     money: dict[str, float] = defaultdict(float)
     for record in usage:
@@ -257,11 +258,9 @@ def unheld_usage(
         for currency, amount in record.money.items():
             money[currency] += amount
     for number, period in enumerate(times):
-        free_seconds = (
-            gpus * (min(period.end, whole_period.end) - max(period.start, whole_period.start)) - held_seconds[number]
-        )
-        if free_seconds > 0:
-            price = {currency: amount * free_seconds / paid_seconds for currency, amount in money.items()}
-            yield UsageRecord(
-                period=number, identity=JobIdentity(job_id=""), seconds={"idle_allocation": free_seconds}, money=price
-            )
+        length = min(period.end, whole_period.end) - max(period.start, whole_period.start)
+        free = gpus * length - held_seconds[number]
+        if free > 0:
+            price = {currency: amount * free / paid_seconds for currency, amount in money.items()}
+            identity, by_leak = JobIdentity(job_id=""), {"idle_allocation": free}
+            yield UsageRecord(period=number, identity=identity, seconds=by_leak, money=price)

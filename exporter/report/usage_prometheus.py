@@ -1,7 +1,7 @@
 """Reads the GPU time of many jobs, and of unallocated GPUs, from Prometheus; needs no recording rule.
 
-Growth of a counter is taken from its samples, so that periods add up; `increase` is used only after a restart. What is
-too much for one answer is split by leak with recording rules, where there are any. Refuses to rank.
+The growth of a counter is the difference of its samples, so that periods add up; `increase` is used only after a
+restart. If one query would read too many samples, time is split by leak with recording rules, if there are any.
 """
 
 import math
@@ -20,32 +20,30 @@ from exporter.report.query import (
     MAX_SAMPLES_READ,
     SCRAPE_INTERVAL_SECONDS,
     InstanceKey,
+    MetricQuery,
     QueryServer,
     VectorSample,
     promql_string,
     range_duration,
-    without_braces,
 )
 from exporter.report.summary import FleetUsage
 from exporter.report.usage import Period, UsageRecord
 
 LEAK_SERIES_FACTOR = 30
-"""Series by leak for one of all."""
+"""Number of series by leak for each series of their total."""
 _READS_PER_SAMPLE = 4
-"""Times that a question reads each sample."""
+"""How often a query reads each sample."""
 UNSPLIT_LEAK = "unresolved"
-"""What no rule has split."""
-QueryFunction = Callable[[str, float], list[VectorSample]]
+"""The leak of time that no recording rule covers."""
 LabelValues = tuple[str, ...]
-
-INSTANCE_LABELS = "cluster, instance"
+_INSTANCE_LABELS = "cluster, instance"
 
 
 def growth_query(selector: str, start: float, end: float, *, lookback: float, older: str, on: str) -> str:
-    """By series, the counters' growth from `start` to `end`, asked at `end`.
+    """Return a query for the growth of each counter from `start` to `end`, to be evaluated at `end`.
 
-    `back`: how far before the start a sample counts as what was there then, seconds. `older`: a question whose series,
-    by the labels `on`, are of what is older than the start.
+    A sample up to `lookback` seconds before the start is the value at the start. `older` is a query for the series that
+    existed before the start, matched by the labels `on`.
     """
     duration, before = range_duration(start, end), range_duration(0, lookback)
     last = f"last_over_time({selector}[{duration}])"
@@ -59,97 +57,83 @@ def growth_query(selector: str, start: float, end: float, *, lookback: float, ol
     return f"({known} or {new} or {late} or {increased_again})"
 
 
-def peak_query(query: str, start: float, end: float, *, resolution: float) -> str:
-    """The greatest value of a question between two moments, looked at every so many seconds."""
-    return f"max_over_time(({query})[{range_duration(start, end)}:{range_duration(0, resolution)}])"
-
-
 class TimeCounters(NamedTuple):
-    """What is to be counted: selectors, and labels."""
+    """Selectors and labels of the counters to read."""
 
     by_leak: str
     paid: str
-    """The same time, one series instead of one for each leak."""
+    """The same time in one series instead of one for each leak."""
     recorded: str
-    """Of a rule that sums it by leak."""
+    """Selector of a recording rule's series by leak."""
     owner_labels: LabelValues
-    """Whose time it is."""
+    """Labels that identify the holder of the time."""
     recorded_owner_labels: LabelValues
-    """Whose it is for the rule: some of these."""
+    """The subset of `owner_labels` that the recording rule keeps."""
     split_labels: LabelValues
-    """What it is split by; the last is the leak."""
+    """Labels by which time is split; the last one is the leak."""
     start_metric: str
-    """Of a gauge: when that began whose time it is, Unix seconds; empty: always before."""
+    """Selector of a gauge: the holder's start, Unix seconds; empty if it is always before the period."""
     daemon_start_metric: str = ""
-    """The same of its daemon."""
+    """Selector of a gauge: the daemon's start, Unix seconds."""
 
 
-class TimeCounter:
-    """Counts. `interval`: seconds between two scrapes."""
+class CounterQuery(MetricQuery):
+    """Reads the growth of counters of time."""
 
-    def __init__(self, query: QueryFunction, *, interval: float) -> None:
-        self._query, self._interval = query, interval
+    def __init__(self, server: QueryServer, *, matchers: str) -> None:
+        super().__init__(server, matchers=matchers)
+        self._interval = SCRAPE_INTERVAL_SECONDS
         self.used_recording_rules = False
-        """Whether anything was split by what rules have recorded."""
+        """Whether any time was split with recording rules."""
 
-    def seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
-        """Seconds by whose they are and what they are split by, once or several times each."""
-        samples = sum(
-            sample.value
-            for sample in self._query(f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))", period.end)
-        )
+    def _seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
+        """Yield seconds by owner and split labels; the same labels may occur several times."""
+        count = f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))"
+        samples = sum(sample.value for sample in self.instant_query(count, period.end))
         period_parts = list(self._split_period(period, samples * LEAK_SERIES_FACTOR))
         shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
         if not shares:
+            labels = (*counters.owner_labels, *counters.split_labels)
             for part in period_parts:
-                samples_by_label = self._growth(
-                    counters.by_leak, (*counters.owner_labels, *counters.split_labels), counters, part
-                )
-                yield from (
-                    (_label_values(sample, (*counters.owner_labels, *counters.split_labels)), sample.value)
-                    for sample in samples_by_label
-                )
+                growth = self._growth(counters.by_leak, labels, counters, part)
+                yield from ((_label_values(sample, labels), sample.value) for sample in growth)
             return
         self.used_recording_rules = True
         unsplit = {("true",) * (len(counters.split_labels) - 1) + (UNSPLIT_LEAK,): 1.0}
         for part in self._split_period(period, samples):
             for sample in self._growth(counters.paid, counters.owner_labels, counters, part):
+                owner = _label_values(sample, counters.owner_labels)
                 split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
-                yield from (
-                    ((*_label_values(sample, counters.owner_labels), *into), sample.value * share)
-                    for into, share in split.items()
-                )
+                yield from (((*owner, *into), sample.value * share) for into, share in split.items())
 
     def _growth(self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period) -> list[VectorSample]:
-        older = (
-            self._older_query(counters, part)
-            if counters.start_metric
-            else f"count_over_time({counter}[{range_duration(*part)}])"
-        )
-        growth = growth_query(
-            counter, *part, lookback=max(3600.0, 4 * self._interval), older=older, on=", ".join(counters.owner_labels)
-        )
-        return self._query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
+        older = f"count_over_time({counter}[{range_duration(*part)}])"
+        if counters.start_metric:
+            older = self._older_query(counters, part)
+        lookback, on = max(3600.0, 4 * self._interval), ", ".join(counters.owner_labels)
+        growth = growth_query(counter, *part, lookback=lookback, older=older, on=on)
+        return self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
-        """Of what is older than a part, or than its daemon: that may go on counting under another address."""
+        """Return a query for holders that started before the part, or before their daemon, which may have resumed."""
         began = f"last_over_time({counters.start_metric}[{range_duration(*part)}])"
-        daemon = f"max by ({INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
-        return f"({began} < {part.start!r} or {began} < on ({INSTANCE_LABELS}) group_left () {daemon})"
+        daemon = (
+            f"max by ({_INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
+        )
+        return f"({began} < {part.start!r} or {began} < on ({_INSTANCE_LABELS}) group_left () {daemon})"
 
     def _recorded_shares(self, counters: TimeCounters, period: Period) -> dict[LabelValues, dict[LabelValues, float]]:
-        """Empty where there is no such rule."""
+        """Return the share of each split by owner; empty if there is no such rule."""
         labels = (*counters.recorded_owner_labels, *counters.split_labels)
         query = f"sum by ({', '.join(labels)}) (sum_over_time({counters.recorded}[{range_duration(*period)}]))"
         sums: dict[LabelValues, dict[LabelValues, float]] = defaultdict(dict)
-        for sample in self._query(query, period.end):
-            sums[_label_values(sample, counters.recorded_owner_labels)][
-                _label_values(sample, counters.split_labels)
-            ] = sample.value
+        for sample in self.instant_query(query, period.end):
+            owner = _label_values(sample, counters.recorded_owner_labels)
+            sums[owner][_label_values(sample, counters.split_labels)] = sample.value
         return {key: _normalized(amounts) for key, amounts in sums.items()}
 
     def _split_period(self, period: Period, samples: float) -> Iterator[Period]:
-        """In parts of about as many samples as one answer may read."""
+        """Split a period into parts in each of which a query reads at most MAX_SAMPLES_READ samples."""
         number = max(1, math.ceil(samples * _READS_PER_SAMPLE / MAX_SAMPLES_READ))
         length = max(4 * self._interval, (period.end - period.start) / number)
         start = period.start
@@ -169,17 +153,17 @@ def _normalized(amounts: dict[LabelValues, float]) -> dict[LabelValues, float]:
 
 
 _JOBS_PER_QUERY = 200
-"""Jobs that one question names."""
+"""Number of job IDs in one query."""
 _MIN_PEAK_GRAIN_SECONDS = 300.0
-"""The peak of what is held is of means over so long, at least."""
+"""Minimum range, in seconds, of the means of which the peak is taken."""
 _UNATTRIBUTED_SHARE = 0.01
-"""Share of what a node's jobs had from which on it is worth saying that their own series do not tell of it."""
+"""Share of a node's allocated time above which time that no job's series cover is reported."""
 ProgressCallback = Callable[[float, float], None]
 MoneyByCurrency = dict[str, float]
 
 
 class UsageFilter(Struct, frozen=True, kw_only=True):
-    """Whose jobs; empty fields pick all."""
+    """Selects jobs by owner; empty fields match all."""
 
     user: str = ""
     account: str = ""
@@ -188,7 +172,7 @@ class UsageFilter(Struct, frozen=True, kw_only=True):
 
     @property
     def matchers(self) -> str:
-        """Of `job_info`."""
+        """Matchers of `job_info`."""
         own = {"user": self.user, "account": self.account, "workload_namespace": self.namespace, "team": self.team}
         return ",".join(f"{label}={promql_string(value)}" for label, value in own.items() if value)
 
@@ -198,33 +182,30 @@ class UsageFilter(Struct, frozen=True, kw_only=True):
 
 
 class StoredUsage(Struct, frozen=True, kw_only=True):
-    """What is stored of a time."""
+    """The usage that Prometheus has stored of a time range."""
 
     usage: tuple[UsageRecord, ...]
     known_period: Period
-    """Of which anything is known."""
+    """The part of the range for which anything is stored."""
     fleet: FleetUsage | None
-    """Only of all."""
+    """None if jobs are filtered."""
     daemon_restarts: int
-    """Times that daemons began anew."""
+    """Number of daemon restarts."""
     from_recording_rules: bool
-    """Whether recording rules told what was too much to be counted leak by leak."""
+    """Whether recording rules were used to split time by leak."""
     simulated: bool = False
-    """Any of the daemons that were heard at the end serves a simulated node."""
+    """Whether any daemon at the end of the range serves a simulated node."""
 
 
-class PrometheusUsage:
-    """Asks one server about a time. `matchers` narrow it, as in a selector, without braces."""
+class PrometheusUsage(CounterQuery):
+    """Queries the usage of a time range. `matchers` restrict all selectors."""
 
     def __init__(self, server: QueryServer, usage_filter: UsageFilter, *, matchers: str = "") -> None:
-        self._server, self._filter = server, usage_filter
-        self._matchers = without_braces(matchers)
-        self._interval = SCRAPE_INTERVAL_SECONDS
-        self._time_counter = TimeCounter(self._instant_query, interval=SCRAPE_INTERVAL_SECONDS)
-        self.daemon_restarts = 0
+        super().__init__(server, matchers=matchers)
+        self._filter, self.daemon_restarts = usage_filter, 0
 
     def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
-        """Of these periods, which follow one another. Raises ReceiptError."""
+        """Read consecutive periods. Raises ReportError if nothing is stored."""
         known_period = self._known_period(Period(times[0].start, times[-1].end))
         usage: list[UsageRecord] = []
         for number, period in enumerate(times):
@@ -232,30 +213,21 @@ class PrometheusUsage:
             if period.end > known_period.start and period.start < known_period.end:
                 usage += self._usage(number, period)
         fleet = None if self._filter.matchers else self._fleet_usage(usage, known_period)
+        simulated = self._single_value(
+            f"max(last_over_time({self.metric_selector('simulated')}[1h]))", known_period.end
+        )
         return StoredUsage(
             usage=tuple(usage), known_period=known_period, fleet=fleet, daemon_restarts=self.daemon_restarts,
-            from_recording_rules=self._time_counter.used_recording_rules,
-            simulated=bool(
-                self._single_value(f"max(last_over_time({self._selector('simulated')}[1h]))", known_period.end)
-            ),
+            from_recording_rules=self.used_recording_rules, simulated=bool(simulated),
         )  # fmt: skip
 
-    # -- selectors and answers --
-
-    def _selector(self, name: str, *matchers: str) -> str:
-        inside = ",".join(filter(None, (*matchers, self._matchers)))
-        return f"gpu_efficiency_{name}{{{inside}}}"
-
-    def _instant_query(self, query: str, at: float) -> list[VectorSample]:
-        return [VectorSample(sample.metric, float(sample.value[1])) for sample in self._server.instant_query(query, at)]
-
     def _single_value(self, query: str, at: float) -> float | None:
-        return next((sample.value for sample in self._instant_query(query, at)), None)
+        return next((sample.value for sample in self.instant_query(query, at)), None)
 
-    # -- what time is known --
+    # -- the time that is stored --
 
     def _known_period(self, requested: Period) -> Period:
-        """From the first sample to the last; to the edges where these are as near as scrapes are."""
+        """Return the time from the first sample to the last, extended to the requested limits if within 2 scrapes."""
         days = list(_split_days(requested))
         first = next((at for day in days if (at := self._tick_time("min", day)) is not None), None)
         last = next((at for day in days[::-1] if (at := self._tick_time("max", day)) is not None), None)
@@ -265,14 +237,9 @@ class PrometheusUsage:
                 " --at with a time at which it did, a longer --since, or another --match"
             )
         day = Period(first - 1, min(last, first + DAY_SECONDS))
-        sample_count = (
-            self._single_value(
-                f"max(count_over_time({self._selector('ticks_total')}[{range_duration(*day)}]))", day.end
-            )
-            or 1.0
-        )
+        counts = f"count_over_time({self.metric_selector('ticks_total')}[{range_duration(*day)}])"
+        sample_count = self._single_value(f"max({counts})", day.end) or 1.0
         self._interval = max(1.0, (day.end - first) / max(1.0, sample_count - 1))
-        self._time_counter = TimeCounter(self._instant_query, interval=self._interval)
         tolerance = 2 * self._interval
         return Period(
             requested.start if first - requested.start <= tolerance else first,
@@ -280,8 +247,8 @@ class PrometheusUsage:
         )
 
     def _tick_time(self, extreme: str, day: Period) -> float | None:
-        """When any daemon was first or last heard on a day, by Prometheus' clock: nodes' own may be wrong."""
-        when = f"timestamp({self._selector('ticks_total')})"
+        """Return the time of the first or last sample on a day, by Prometheus' clock: a node's clock may be wrong."""
+        when = f"timestamp({self.metric_selector('ticks_total')})"
         coarse = f"{extreme}_over_time({when}[{range_duration(*day)}:{range_duration(0, LOOKBACK_SECONDS)}])"
         approximate = self._single_value(f"{extreme}({extreme}({coarse}) or {extreme}({when}))", day.end)
         if approximate is None or extreme == "max":
@@ -302,80 +269,67 @@ class PrometheusUsage:
             for leak, value in seconds.items():
                 held[instance_key][leak] += value
             identity = identities.get((instance_key[0], job_id), JobIdentity(job_id=job_id, cluster=instance_key[0]))
-            yield self._usage_record(number, identity, seconds, prices.get((instance_key, "true"), {}))
+            money = _money(seconds, prices.get((instance_key, "true"), {}))
+            yield UsageRecord(period=number, identity=identity, seconds=seconds, money=money)
         if not self._filter.matchers:
             yield from self._unassigned_usage(number, period, held, prices)
 
-    def _usage_record(
-        self,
-        number: int,
-        identity: JobIdentity,
-        seconds: dict[str, float],
-        price: MoneyByCurrency,
-        *,
-        attributed: bool = True,
-    ) -> UsageRecord:
-        hours = sum(seconds.values()) / 3600
-        money = {currency: hours * amount for currency, amount in price.items()}
-        return UsageRecord(period=number, identity=identity, seconds=seconds, money=money, attributed=attributed)
-
     def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
-        info = self._selector("job_info", self._filter.matchers)
-        samples = self._instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
-        return {
-            (sample.labels.get("cluster", ""), sample.labels.get("job_id", "")): JobIdentity(
-                job_id=sample.labels.get("job_id", ""),
-                cluster=sample.labels.get("cluster", ""),
-                **{field: sample.labels.get(label, "") for field, label in IDENTITY_LABELS.items()},
-            )
+        info = self.metric_selector("job_info", self._filter.matchers)
+        samples = self.instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
+        labels = {"job_id": "job_id", "cluster": "cluster", **IDENTITY_LABELS}
+        identities = (
+            JobIdentity(**{field: sample.labels.get(label, "") for field, label in labels.items()})
             for sample in samples
-        }
+        )
+        return {(identity.cluster, identity.job_id): identity for identity in identities}
 
     def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:
-        """Of a GPU-hour, by node, and whether somebody has it; on a node with several models, of its mean GPU."""
+        """Return prices of a GPU-hour by daemon and `held`; the mean over the GPUs of a node with several models."""
         duration = range_duration(*period)
-        price_metric = self._selector("price_per_gpu_hour")
-        price = f"max by ({INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
-        gpus = f"max by ({INSTANCE_LABELS}, model) (avg_over_time({self._selector('node_gpus')}[{duration}]))"
+        price_metric = self.metric_selector("price_per_gpu_hour")
+        price = f"max by ({_INSTANCE_LABELS}, model, held, currency) (avg_over_time({price_metric}[{duration}]))"
+        gpus = f"max by ({_INSTANCE_LABELS}, model) (avg_over_time({self.metric_selector('node_gpus')}[{duration}]))"
         query = (
-            f"sum by ({INSTANCE_LABELS}, held, currency) ({price} * on ({INSTANCE_LABELS}, model) group_left () {gpus})"
-            f" / on ({INSTANCE_LABELS}) group_left () sum by ({INSTANCE_LABELS}) ({gpus})"
+            f"sum by ({_INSTANCE_LABELS}, held, currency)"
+            f" ({price} * on ({_INSTANCE_LABELS}, model) group_left () {gpus})"
+            f" / on ({_INSTANCE_LABELS}) group_left () sum by ({_INSTANCE_LABELS}) ({gpus})"
         )
         found: dict[tuple[InstanceKey, str], MoneyByCurrency] = defaultdict(dict)
-        for sample in self._instant_query(query, period.end):
+        for sample in self.instant_query(query, period.end):
             found[sample.instance, sample.labels.get("held", "")][sample.labels.get("currency", "")] = sample.value
         return found
 
     def _job_seconds(
         self, period: Period, identities: dict[tuple[str, str], JobIdentity]
     ) -> dict[tuple[InstanceKey, str], dict[str, float]]:
-        """GPU-seconds by daemon, job and leak."""
+        """Return GPU-seconds by daemon, job and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for matcher in self._job_matchers(sorted({job for _, job in identities})):
             counters = TimeCounters(
-                by_leak=self._selector("job_seconds_total", matcher),
-                paid=self._selector("job_paid_seconds_total", matcher),
-                recorded=f"job_leak:{self._selector('seconds:rate5m', matcher)}",
+                by_leak=self.metric_selector("job_seconds_total", matcher),
+                paid=self.metric_selector("job_paid_seconds_total", matcher),
+                recorded=f"job_leak:{self.metric_selector('seconds:rate5m', matcher)}",
                 owner_labels=("cluster", "instance", "job_id"),
                 recorded_owner_labels=("cluster", "job_id"),
                 split_labels=("leak",),
-                start_metric=self._selector("job_start_timestamp_seconds", matcher),
-                daemon_start_metric=f"process_start_time_seconds{{{self._matchers}}}",
+                start_metric=self.metric_selector("job_start_timestamp_seconds", matcher),
+                daemon_start_metric=f"process_start_time_seconds{{{self.matchers}}}",
             )
-            for (cluster, instance, job, leak), seconds in self._time_counter.seconds(counters, period):
+            for (cluster, instance, job, leak), seconds in self._seconds(counters, period):
                 if not self._filter.matchers or (cluster, job) in identities:
                     found[(cluster, instance), job][leak] += seconds
         return found
 
     def _job_matchers(self, job_ids: list[str]) -> Iterator[str]:
-        """Matchers of all jobs that are asked for; of all there are, none is needed."""
+        """Yield matchers of the selected jobs; an empty one if all jobs are selected."""
         if not self._filter.matchers:
             yield ""
             return
         for first in range(0, len(job_ids), _JOBS_PER_QUERY):
             yield f"job_id=~{promql_string('|'.join(map(re.escape, job_ids[first : first + _JOBS_PER_QUERY])))}"
 
-    # -- what no job had --
+    # -- time that no job's series cover --
 
     def _unassigned_usage(
         self,
@@ -384,37 +338,38 @@ class PrometheusUsage:
         seconds_by_instance: dict[InstanceKey, dict[str, float]],
         prices: dict[tuple[InstanceKey, str], MoneyByCurrency],
     ) -> Iterator[UsageRecord]:
-        """Of each node what nobody had, and what somebody had of whom no series tells."""
+        """Yield each node's unallocated time, and its allocated time that no job's series cover."""
         for (instance_key, held), seconds in self._node_seconds(period).items():
-            price = prices.get((instance_key, held), {})
-            if held == "false":
-                yield self._usage_record(number, JobIdentity(job_id="", cluster=instance_key[0]), seconds, price)
-                continue
-            job_seconds = seconds_by_instance.get(instance_key, {})
-            remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
-            remaining = {leak: value for leak, value in remaining.items() if value > 0}
-            if sum(remaining.values()) > max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values())):
-                yield self._usage_record(
-                    number, JobIdentity(job_id="", cluster=instance_key[0]), remaining, price, attributed=False
-                )
+            attributed, job_seconds = held == "false", seconds_by_instance.get(instance_key, {})
+            remaining = seconds if attributed else self._uncovered_seconds(seconds, job_seconds)
+            if remaining:
+                yield UsageRecord(
+                    period=number, identity=JobIdentity(job_id="", cluster=instance_key[0]), seconds=remaining,
+                    money=_money(remaining, prices.get((instance_key, held), {})), attributed=attributed,
+                )  # fmt: skip
+
+    def _uncovered_seconds(self, seconds: dict[str, float], job_seconds: dict[str, float]) -> dict[str, float]:
+        remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
+        remaining = {leak: value for leak, value in remaining.items() if value > 0}
+        least = max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values()))
+        return remaining if sum(remaining.values()) > least else {}
 
     def _node_seconds(self, period: Period) -> dict[tuple[InstanceKey, str], dict[str, float]]:
-        """GPU-seconds by daemon, whether somebody had them, and leak."""
+        """Return GPU-seconds by daemon, `held`, and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        ticks = self._selector("ticks_total")
-        self.daemon_restarts += round(
-            self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end) or 0.0
-        )
+        ticks = self.metric_selector("ticks_total")
+        resets = self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end)
+        self.daemon_restarts += round(resets or 0.0)
         counters = TimeCounters(
-            by_leak=self._selector("node_seconds_total"),
-            paid=self._selector("paid_seconds_total"),
-            recorded=f"node_model_leak:{self._selector('seconds:rate5m')}",
+            by_leak=self.metric_selector("node_seconds_total"),
+            paid=self.metric_selector("paid_seconds_total"),
+            recorded=f"node_model_leak:{self.metric_selector('seconds:rate5m')}",
             owner_labels=("cluster", "instance"),
             recorded_owner_labels=("cluster", "instance"),
             split_labels=("held", "leak"),
             start_metric="",
         )
-        for (cluster, instance, held, leak), seconds in self._time_counter.seconds(counters, period):
+        for (cluster, instance, held, leak), seconds in self._seconds(counters, period):
             found[(cluster, instance), held][leak] += seconds
         return found
 
@@ -423,26 +378,30 @@ class PrometheusUsage:
     def _fleet_usage(self, usage: Sequence[UsageRecord], known_period: Period) -> FleetUsage:
         length = known_period.end - known_period.start
         paid = sum(sum(record.seconds.values()) for record in usage)
-        unallocated_seconds = sum(
-            sum(record.seconds.values()) for record in usage if not record.identity.job_id and record.attributed
-        )
-        rate = f"sum(rate({self._selector('job_paid_seconds_total')}[{range_duration(0, self._peak_grain)}]))"
-        gpu_count = f"sum(last_over_time({self._selector('node_gpus')}[{range_duration(0, self._peak_grain)}]))"
+        free = sum(sum(each.seconds.values()) for each in usage if not each.identity.job_id and each.attributed)
+        rate = f"sum(rate({self.metric_selector('job_paid_seconds_total')}[{range_duration(0, self._peak_grain)}]))"
+        gpu_count = f"sum(last_over_time({self.metric_selector('node_gpus')}[{range_duration(0, self._peak_grain)}]))"
         return FleetUsage(
             gpus=paid / length,
             gpus_peak=self._peak_value(gpu_count, known_period),
-            held=(paid - unallocated_seconds) / length,
+            held=(paid - free) / length,
             held_peak=self._peak_value(rate, known_period),
             grain_seconds=self._peak_grain,
         )
 
     def _peak_value(self, query: str, known_period: Period) -> float | None:
-        """Day by day."""
-        peaks = (
-            self._single_value(peak_query(query, *day, resolution=self._peak_grain / 2), day.end)
+        """Return the maximum over the known period; queried day by day to bound the samples read."""
+        resolution = range_duration(0, self._peak_grain / 2)
+        queries = (
+            (f"max_over_time(({query})[{range_duration(*day)}:{resolution}])", day.end)
             for day in _split_days(known_period)
         )
-        return max((most for most in peaks if most is not None), default=None)
+        return max((peak for each in queries if (peak := self._single_value(*each)) is not None), default=None)
+
+
+def _money(seconds: dict[str, float], price: MoneyByCurrency) -> MoneyByCurrency:
+    hours = sum(seconds.values()) / 3600
+    return {currency: hours * amount for currency, amount in price.items()}
 
 
 def _split_days(period: Period) -> Iterator[Period]:

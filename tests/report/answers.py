@@ -1,4 +1,4 @@
-"""Answers made by hand, and receipts to say something of."""
+"""Hand-made Prometheus responses and job reports."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from exporter.report.model import (
 
 
 class Row(Struct, frozen=True):
-    """A series of an answer."""
+    """A series of a response."""
 
     metric: dict[str, str]
     value: tuple[float, str] = (0.0, "0")
@@ -28,7 +28,7 @@ class Row(Struct, frozen=True):
 
 
 class Scripted:
-    """Answers with the rows of the first text that is in a question, or with none; keeps what it was asked."""
+    """Returns the rows of the first key contained in a query, or none; records the queries."""
 
     def __init__(self, answers: Mapping[str, Sequence[Row]] = MappingProxyType({})) -> None:
         self.answers = answers
@@ -40,12 +40,12 @@ class Scripted:
 
 
 def row(value: float, **labels: str) -> Row:
-    """At an instant."""
+    """Build an instant vector's series."""
     return Row(metric=labels, value=(0.0, repr(value)))
 
 
 def track(*points: tuple[float, float], **labels: str) -> Row:
-    """Over a range."""
+    """Build a range vector's series."""
     return Row(metric=labels, values=tuple((at, repr(value)) for at, value in points))
 
 
@@ -82,15 +82,15 @@ _RECEIPT = JobReport(
 
 
 def receipt(**changed: Any) -> JobReport:
-    """A receipt of 8 GPUs for ten hours, half of it useful, without a price."""
+    """Build a report of 8 GPUs for ten hours, half of it useful, without a price."""
     return replace(_RECEIPT, **changed)
 
 
 def told(**known: Any) -> TrainingSummary:
-    """A report."""
+    """Build a training summary."""
     return TrainingSummary(told_share=1.0, **known)
 
 
 def layers(parts: Mapping[str, float]) -> LayerRatios:
-    """Of GPU-hours by leak."""
+    """Compute layer ratios from GPU-hours by leak."""
     return build.layer_ratios(parts)

@@ -1,4 +1,4 @@
-"""The command itself, run in this process: status, what it printed, and what it said on standard error."""
+"""Runs the command in this process and returns its status, output and standard error."""
 
 import argparse
 import io

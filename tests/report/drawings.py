@@ -1,4 +1,4 @@
-"""Drawings of a report by name, and what is in them."""
+"""Finds the drawings of a report by name, and their contents."""
 
 from exporter.report import charts
 from exporter.report.model import JobReport, ReportComparison

@@ -1,7 +1,6 @@
-"""Statements of simulated nodes, as their daemons would have kept them, and beside them what the ledgers held.
+"""Job records of simulated nodes as their daemons would have stored them, and the ledgers' times to compare with.
 
-All of it is run through the real core, with daemons that stop and begin anew on the way. Refuses to know how statements
-are joined.
+Everything is run through the real core, with daemons that restart on the way.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ Books = dict[str, Counter[str]]
 
 
 class Past(Struct, frozen=True, kw_only=True):
-    """What is left of a node."""
+    """The records that a node has stored."""
 
     statements: tuple[JobRecord, ...]
     books: Books
@@ -38,7 +37,7 @@ def play(
     price: float = 2.0,
     sample_seconds: float = 300.0,
 ) -> Past:
-    """Run them through daemons that are cut off at those seconds since the first; each begins anew, of nothing."""
+    """Run observations through daemons that are killed at these seconds; each starts with a new ledger."""
     told: list[JobRecord] = []
     books: Books = {}
     meta = DaemonMetadata(version="1", source="replay", terms=Terms(node=node, prices=(Price(price),)))
@@ -57,7 +56,7 @@ def play(
                 told += memory.all_records(last)
                 _close(ledger, books)
                 (ledger, memory), last = _daemon(node, len(cuts) - len(left), sample_seconds), None
-                seen = replace(seen, devices=devices, allocations=held)  # noqa: PLW2901  a daemon asks for all of it
+                seen = replace(seen, devices=devices, allocations=held)  # noqa: PLW2901  a new daemon needs the full state
         advance(ledger, seen)
         last = take_snapshot(ledger, meta)
         told += memory.update(last)[1]
@@ -73,13 +72,13 @@ def _daemon(node: str, life: int, sample_seconds: float) -> tuple[Ledger, JobTra
 
 
 def _close(ledger: Ledger, books: Books, *, gone: bool = False) -> None:
-    """Add what a ledger holds of its jobs, or of those that it is about to forget."""
+    """Add the ledger's times of its jobs, or of those that it is about to drop."""
     for job in ledger.departed if gone else ledger.jobs.values():
         parts = dict(zip(LEAK_NAMES, job.book.parts, strict=True))
         books.setdefault(job.owner.job_id, Counter()).update(parts)
 
 
 def _latest(told: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
-    """A store keeps one of each life and start."""
+    """Keep one record per ledger and start, as a store does."""
     found = {(each.life, each.owner.job_id, each.start): each for each in told}
     return tuple(found.values())

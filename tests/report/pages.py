@@ -1,4 +1,4 @@
-"""Receipts that have everything, and receipts that are hard to draw; made by hand, for pages and their pictures."""
+"""Hand-made reports with everything, and reports that are hard to draw."""
 
 from math import sin
 from typing import Any
@@ -32,11 +32,11 @@ RUDE = (
     '<script>alert(1)</script>"\'><img src=x onerror=alert(1)>', "\u202etxt.exe", "\x1b[2J\x00\r\n", "]]>--><!--",
     "&lt;b&gt;", "w" * 400, "\u05d0\u05d1\u05d2 abc", "a b" * 50, "{{7*7}}", "url(javascript:alert(1))", "",
 )  # fmt: skip
-"""Names that somebody may have given."""
+"""Malicious or unusual names."""
 
 
 def part(name: str, hours: float, whole: float, *, price: float | None = PRICE) -> WaterfallPart:
-    """Of a leak that this program knows, or of an outcome."""
+    """Build a part of a known leak or an outcome."""
     money = None if price is None else hours * price
     if name not in _ROWS:
         return WaterfallPart(name=name, layer=name, gpu_hours=hours, share=hours / whole, money=money)
@@ -48,7 +48,7 @@ def part(name: str, hours: float, whole: float, *, price: float | None = PRICE) 
 
 
 def parts(hours: dict[str, float], *, price: float | None = PRICE) -> tuple[WaterfallPart, ...]:
-    """As a receipt has them: losses by size, then the outcomes."""
+    """Sort parts as in a report: losses by size, then the outcomes."""
     whole = sum(hours.values())
     made = [part(name, value, whole, price=price) for name, value in hours.items()]
     losses = [each for each in made if each.layer in ("gau", "ectr", "emfu")]
@@ -56,7 +56,7 @@ def parts(hours: dict[str, float], *, price: float | None = PRICE) -> tuple[Wate
 
 
 def layers(hours: dict[str, float]) -> LayerRatios:
-    """By the accounting's own formulas."""
+    """Compute layer ratios by the formulas of docs/accounting.md."""
     seen = sum(hours.values()) - hours.get("unobserved", 0)
     lost = {
         layer: sum(value for name, value in hours.items() if name in _ROWS and _ROWS[name].layer == layer)
@@ -77,7 +77,7 @@ FORTY_ONE = {
 
 
 def made(hours: dict[str, float], *, price: float | None = PRICE, **changed: Any) -> JobReport:
-    """Of a job whose time went so."""
+    """Build a report from GPU-hours by leak."""
     whole = sum(hours.values())
     seen = whole - hours.get("unobserved", 0)
     priced = {"currency": "", "money": None} if price is None else {"currency": "USD", "money": whole * price}
@@ -89,7 +89,7 @@ def made(hours: dict[str, float], *, price: float | None = PRICE, **changed: Any
 
 
 def full() -> JobReport:
-    """Job 41 of the documents, with nearly everything that a receipt may have."""
+    """Build the report of job 41 of the documentation, with nearly every field set."""
     return made(
         FORTY_ONE, who=JobIdentity(job_id="41", cluster="a", name="train-41", user="ada", account="nlp"), gpus=16,
         when=RunPeriod(start=1_767_225_600, end=1_767_232_800, running=False), energy_kwh=23.9,
@@ -109,7 +109,7 @@ def full() -> JobReport:
 
 
 def truth() -> TrainingSummary:
-    """With a quality that reaches its target."""
+    """Build a training summary with a quality metric that reaches its target."""
     quality = QualityMetric(
         name="accuracy", start=0.2, last=0.7, best=0.7, rises=True, target=0.65, gained=0.5, cost_per_unit=127.2,
         track=((0, 0.2), (1800, 0.4), (3600, 0.6), (5400, 0.7)),
@@ -124,7 +124,7 @@ def truth() -> TrainingSummary:
 
 
 def course(pieces: int, seconds: float = 300) -> tuple[CourseInterval, ...]:
-    """Up and down, with a hole in it."""
+    """Build a course that varies, with an unobserved interval."""
     return tuple(
         CourseInterval(
             start=n * seconds, end=(n + 1) * seconds, gpus=16, coverage=0.5 if n == pieces // 3 else 1.0,
@@ -136,18 +136,18 @@ def course(pieces: int, seconds: float = 300) -> tuple[CourseInterval, ...]:
 
 
 def second() -> JobReport:
-    """A smaller job that did better."""
+    """Build the report of a smaller, more efficient job."""
     hours = {"data_stall": 2.4, "memory_bound": 2.4, "useful": 7.2}
     return made(hours, price=2.5, who=JobIdentity(job_id="42", name="train-42", user="ada"), gpus=4)
 
 
 def two() -> ReportComparison:
-    """Both of them."""
+    """Compare the two jobs."""
     return compare_reports(full(), second())
 
 
 def every_leak() -> JobReport:
-    """All that there are, the smallest a thousandth of the largest; part not resolved, part not seen; many nodes."""
+    """Build a report with every leak, the smallest a thousandth of the largest, and many nodes."""
     losses = [leak.name for leak in LEAKS if leak.layer in ("gau", "ectr", "emfu")]
     hours = {name: 100_000 * 0.75**n for n, name in enumerate(losses)}
     nodes = tuple(
@@ -169,17 +169,17 @@ def every_leak() -> JobReport:
 
 
 def one_leak() -> JobReport:
-    """Nothing but a loss, and nothing useful."""
+    """Build a report with one loss and nothing useful."""
     return made({"hung": 3.0}, price=None, gpus=1)
 
 
 def all_useful() -> JobReport:
-    """Nothing was lost."""
+    """Build a report without losses."""
     return made({"useful": 5.0})
 
 
 def unseen() -> JobReport:
-    """Nobody saw any of it."""
+    """Build a report in which everything is unobserved."""
     unknown = LayerRatios(gau=None, ectr=None, emfu=None, product=None, floor=None)
     return receipt(
         parts=parts({"unobserved": 4.0}, price=None), layers=unknown, gpu_hours=4, seen_gpu_hours=0, coverage=0.0,
@@ -188,13 +188,13 @@ def unseen() -> JobReport:
 
 
 def empty() -> JobReport:
-    """Of a job that held a GPU for no time."""
+    """Build a report of a job that held a GPU for 0 seconds."""
     unknown = LayerRatios(gau=None, ectr=None, emfu=None, product=None, floor=None)
     return receipt(parts=(), layers=unknown, gpu_hours=0, seen_gpu_hours=0, coverage=None, nodes=())
 
 
 def many(last: str = "rosalind") -> UsageSummary:
-    """Nine users over two weeks; what they hold grows, and what is useful of it falls."""
+    """Build a summary of nine users over two weeks: GPU-hours grow, and the useful share falls."""
     names = ("ada", "grace", "kathleen", "mary", "barbara", "katherine", "joan", "radia", last)
     rows = tuple(line(name, 400.0 / (n + 1), useful=0.3 + n / 20) for n, name in enumerate(names))
     hours = {name: value * 40 for name, value in FORTY_ONE.items()}
@@ -212,7 +212,7 @@ def many(last: str = "rosalind") -> UsageSummary:
 
 
 def day(n: int, start: float) -> TrendPoint:
-    """The fourth was not seen."""
+    """Return the trend; the fourth period was not observed."""
     held, useful = 60 + 5.0 * n, None if n == 3 else 0.6 - n / 50
     lost = held * (1 - (useful or 1))
     return TrendPoint(
@@ -221,7 +221,7 @@ def day(n: int, start: float) -> TrendPoint:
 
 
 def line(name: str, hours: float, *, useful: float) -> SummaryRow:
-    """Of whom so much of the time was useful, and the rest lost."""
+    """Build a row with this useful share; the rest is lost."""
     known = LayerRatios(gau=1.0, ectr=useful, emfu=1.0, product=useful, floor=useful)
     lost = hours * (1 - useful)
     return SummaryRow(
@@ -231,7 +231,7 @@ def line(name: str, hours: float, *, useful: float) -> SummaryRow:
 
 
 def rude(name: str) -> JobReport:
-    """Everything that people name has this name."""
+    """Build a report in which every free-form name is `name`."""
     found = full()
     who = JobIdentity(job_id=name, cluster=name, name=name, user=name, account=name, team=name, namespace=name)
     odd = replace(found.parts[0], name=name, fix=name, team=name, watch=name)

@@ -1,4 +1,4 @@
-"""What a page of a report holds, read as a browser would: its elements, its tables, its drawings."""
+"""Parses the HTML page of a report into elements, tables and drawings."""
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -12,34 +12,34 @@ from exporter.report.svg import text_width
 EMPTY = frozenset({"meta", "wbr", "!doctype"})
 SHAPES = frozenset({"rect", "line", "polygon", "polyline", "text"})
 _SLACK = 0.6
-"""Of rounding, in units."""
+"""Rounding tolerance in units."""
 
 
 class Element(Struct, kw_only=True):
-    """One, with what is in it."""
+    """An element with its children."""
 
     tag: str
     facts: dict[str, str]
     inside: list["Element"] = []
     words: str = ""
-    """Its own text and that of all that is in it."""
+    """Text of the element and its descendants."""
 
     def all(self, *tags: str) -> Iterator["Element"]:
-        """Those of these kinds within, in order."""
+        """Return the descendants with these tags, in order."""
         for each in self.inside:
             if each.tag in tags:
                 yield each
             yield from each.all(*tags)
 
     def number(self, name: str) -> float:
-        """Of an attribute."""
+        """Return an attribute as a number."""
         value = float(self.facts[name])
         assert isfinite(value)
         return value
 
 
 class Page(HTMLParser):
-    """Fails where anything is left open, or closed in another order."""
+    """Parser that fails on elements left open or closed in the wrong order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -70,15 +70,15 @@ class Page(HTMLParser):
             element.words += data
 
     def all(self, *tags: str) -> list[Element]:
-        """Of these kinds, in order."""
+        """Return the elements with these tags, in order."""
         return list(self.root.all(*tags))
 
     def cells(self) -> list[list[str]]:
-        """Of every table, by row."""
+        """Return the cells of every table by row."""
         return [[cell.words for cell in row.all("td", "th")] for row in self.all("tr")]
 
     def drawings(self) -> list[Element]:
-        """Without the patterns of fills."""
+        """Return the drawings, without the fill patterns."""
         return [each for each in self.all("svg") if each.facts.get("role") == "img"]
 
 
@@ -87,7 +87,7 @@ Box = tuple[float, float, float, float]
 
 
 def box(shape: Element) -> Box:
-    """What it covers; words as wide as they are estimated."""
+    """Return the bounding box; of text with its estimated width."""
     match shape.tag:
         case "rect":
             x, y = shape.number("x"), shape.number("y")
@@ -113,7 +113,7 @@ def _words(shape: Element) -> Box:
 
 
 def check(drawing: Element) -> None:
-    """All of it is inside, and no words lie over others."""
+    """Assert that everything is inside the drawing and that no texts overlap."""
     left, top, wide, high = map(float, drawing.facts["viewbox"].split())
     assert (left, top) == (0, 0)
     for shape in drawing.all(*SHAPES):

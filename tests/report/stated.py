@@ -1,4 +1,4 @@
-"""Statements made by hand: 2 GPUs for an hour at 2 USD, half of it useful, small enough to add up in the head."""
+"""Hand-made job records: 2 GPUs for an hour at 2 USD, half of it useful, easy to add up."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from exporter.core.workload import WALL_TIME_PHASES, TrainingView
 
 BEGIN = 1_767_225_600.0
 HOUR = 3600 * 1_000_000_000
-"""In nanoseconds."""
+"""Convert to nanoseconds."""
 _STATEMENT = JobRecord(
     node="n1",
     life="a",
@@ -62,5 +62,5 @@ def serves(**changes: Any) -> ServingView:
 
 
 def sample(minute: float, paid: float, *, useful: float = 0.0, joules: float = 0.0) -> JobSample:
-    """At a minute of the run: GPU-seconds, all of them seen, occupied and computing."""
+    """Build a sample at a minute of the run: GPU-seconds, all of them observed, occupied and computing."""
     return JobSample(BEGIN + 60 * minute, paid, paid, paid, paid, useful, joules)

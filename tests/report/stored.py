@@ -13,7 +13,7 @@ BEGIN = 1_767_225_600
 """2026-01-01 00:00 UTC."""
 END = 180
 LINGER = 5
-"""Minutes a daemon keeps a job that has ended."""
+"""Minutes for which a daemon exports an ended job."""
 H100 = "NVIDIA H100 80GB HBM3"
 GAUGES = {
     "41": {
@@ -50,7 +50,7 @@ GAUGES = {
         },
     },
 }  # fmt: skip
-"""Job, node: what has one value all the time."""
+"""Constant series by job and node."""
 RATES = {
     "41": {
         "n1": {
@@ -79,7 +79,7 @@ RATES = {
         "n5": {"paid_seconds_total": 120, "seconds_total{leak=idle_allocation,layer=gau}": 120},
     },
 }  # fmt: skip
-"""Job, node: counters of the daemon's own, what they grow a minute."""
+"""Growth per minute of the daemon's counters by job and node."""
 TOLD = {
     "41": {
         "n1": {
@@ -106,17 +106,17 @@ TOLD = {
         },
     },
 }  # fmt: skip
-"""Those that are there once the job, or its engine, has spoken to the daemon: after a restart a minute later."""
+"""Series that exist once the job or its engine has reported: a minute later after a restart."""
 SIZES = {"41": 8, "42": 4, "inference/chat": 2}
 PRICES = {"41": (16.0, "USD"), "42": (10.0, "USD"), "inference/chat": (2.0, "GPU-hours")}
 STAYS = (("41", "n1", 0, 120), ("41", "n2", 0, 120), ("42", "n3", 0, END), ("inference/chat", "n4", 0, 120),
          ("inference/chat", "n5", 0, 60))  # fmt: skip
 LAST, DOWN, AGAIN = 50, 51.5, 52
-"""The restart of n2: last heard, begun anew, heard again."""
+"""Restart of n2: last scrape, start, next scrape."""
 
 
 def samples() -> Series:
-    """Everything, by metric."""
+    """Return all samples by metric."""
     found: Series = {}
     for job, node, start, end in STAYS:
         for minute in range(start, min(end + LINGER, END) + 1):
@@ -148,12 +148,12 @@ def _tell(found: Series, job: str, node: str, minute: int, end: int) -> None:
 
 
 def _minutes(node: str, minute: int, end: int) -> float:
-    """That a daemon has seen."""
+    """Return the seconds that a daemon has counted."""
     return min(minute, end) - (DOWN if node == "n2" and minute > LAST else 0)
 
 
 def _since_heard(node: str, minute: int, end: int) -> float | None:
-    """Minutes that were told of; None: nothing has been yet."""
+    """Return the minutes reported so far; None before the first."""
     at = min(minute, end) - (AGAIN if node == "n2" and minute > LAST else 0)
     return None if node == "n2" and minute == AGAIN else at
 
@@ -202,7 +202,7 @@ def _tell_node(found: Series, cluster: str, node: str, minute: int) -> None:
 
 
 def _tell_short(found: Series, minute: int) -> None:
-    """Job 77, twice; job 99, in both clusters. One GPU each, all of it useful."""
+    """Build job 77, which ran twice, and job 99, in two clusters; one GPU each, all of it useful."""
     for job, cluster, node, start, end in (
         ("77", "a", "n6", 0, 20), ("77", "a", "n7", 60, 90), ("99", "a", "n8", 0, 100), ("99", "b", "n8", 0, 100),
     ):  # fmt: skip
@@ -218,7 +218,7 @@ def _tell_short(found: Series, minute: int) -> None:
 
 
 def _tell_restless(found: Series, minute: int) -> None:
-    """Ten tokens a GPU-second, while they are told."""
+    """Count ten tokens per GPU-second while they are reported."""
     page = {"cluster": "a", "instance": "n10:19400", "job_id": "55"}
     begun = 13.5 if minute > 13 else 10.5 if minute > 10 else 0
     paid = 60 * (min(minute, 20) - begun)
@@ -233,7 +233,7 @@ def _tell_restless(found: Series, minute: int) -> None:
 
 
 def put(found: Series, name: str, labels: dict[str, str], value: float, minute: int) -> None:
-    """A sample of a job's series; of any other by its full name."""
+    """Add a sample of a job's series; other series by their full name."""
     bare, _, inside = name.removesuffix("}").partition("{")
     full = bare if bare.startswith(("gpu_efficiency_", "process_")) else f"gpu_efficiency_job_{bare}"
     own = dict(pair.split("=") for pair in inside.split(",")) if inside else {}

@@ -1,9 +1,9 @@
-"""Three hours of a few jobs' counters, a sample a minute, small enough to add up by hand. Refuses to add them up.
+"""Three hours of a few jobs' counters, a sample a minute, small enough to add up by hand.
 
-Job old is there all the time; new begins at minute 70.5, ends at 100, and its first sample says half a minute; late is
-old, but its node n2 is scraped from minute 80 on. The daemon of n3, and so the counter of anew, begins at nought at
-minute 120; that of moved begins anew at another address at 91 and goes on counting. Of n1 to n3 four GPUs are paid for,
-two of them nobody's.
+Job old runs all the time; new runs from minute 70.5 to 100, and its first sample is half a minute; late is old, but its
+node n2 is scraped from minute 80 on. The daemon of n3, and so the counter of anew, restarts from 0 at minute 120; that
+of moved restarts at another address at 91 and resumes its counters. Each of n1 to n3 has four GPUs, two of them
+unallocated.
 """
 
 from tests.dashboards.past import Series, named
@@ -15,7 +15,7 @@ END = 180
 
 
 def by_hand() -> Series:
-    """Three hours, a sample a minute. Of each node's daemon: what its counters say, in seconds."""
+    """Return three hours of each daemon's counters in seconds, a sample a minute."""
     found: Series = {}
     for minute in range(END + 1):
         for node, price, currency in (("n1", 2.0, "USD"), ("n2", 4.0, "USD"), ("n3", 1.0, "GPU-hours")):
@@ -26,7 +26,7 @@ def by_hand() -> Series:
         if minute >= 80:
             tell_job(found, "n2", "late", minute, start=0, end=END, account="nlp")
         tell_job(found, "n3", "anew", minute, start=0, end=END, again=120)
-        if not 90 < minute < 92:  # the daemon begins anew at another address, and goes on counting
+        if not 90 < minute < 92:  # the daemon restarts at another address and resumes its counters
             tell_job(found, "n4" if minute <= 90 else "n5", "moved", minute, start=70, end=110)
     return found
 
@@ -53,7 +53,7 @@ def tell_job(
     again: int = END + 1,
     account: str = "",
 ) -> None:
-    """One GPU, all of it useful; its series are there for five minutes after its end."""
+    """Add a job with one GPU, all of it useful; its series are exported for five minutes after its end."""
     if not start <= minute <= end + 5:
         return
     paid = (min(minute, end) - (again if minute >= again else start)) * MINUTE

@@ -1,8 +1,7 @@
-"""Fleets that never were, for sums of which the documents give the answer: nodes simulated, run through the real core.
+"""Simulated fleets for the sums in the documentation: nodes run through the real core.
 
-A node is played once, and stands under as many names as the fleet has nodes: they are alike, and only their number
-counts. What a GPU does is told by its counters; nobody tells the core how much of it was useful. Refuses to know what
-comes out.
+A node is simulated once and appears under as many names as the fleet has nodes. The core sees only counters of GPUs,
+not how much of their time was useful.
 """
 
 from collections.abc import Iterator
@@ -35,27 +34,27 @@ ASKED_FOR = frozenset({
         "ticks_total",
     )
 })  # fmt: skip
-"""Series that sums are made of; a page has ten times as many."""
+"""Series that sums read; a scrape has ten times as many."""
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """So many nodes of one kind. Seconds."""
+    """A number of identical nodes. Times in seconds."""
 
     story: Scenario
     nodes: int
     gpus: int
-    """Of a node."""
+    """GPUs of a node."""
     price: float
     length: int
     period: int = 60
-    """Between two readings."""
+    """Seconds between two readings."""
     scrape: int = 600
     spread: bool = False
-    """Its nodes have one job together; else each has jobs of its own."""
+    """Whether one job runs on all nodes; else each node has its own jobs."""
 
 
 def taught(tensor: float, *, free_ms: int, works_ms: int, rests_ms: int) -> Scenario:
-    """First nobody has the node; then, by turns, its one job holds the tensor cores so far, and has no input."""
+    """Yield a node that is unallocated first; then its job alternates between computing and waiting for input."""
 
     def stages(setting: Setting) -> Stages:
         part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.9)
@@ -72,12 +71,12 @@ def taught(tensor: float, *, free_ms: int, works_ms: int, rests_ms: int) -> Scen
 
 
 def _steps(part: PhaseSegment, ms: int, setting: Setting) -> Stage:
-    """Without a word of what they are good for."""
+    """Return kernels without training reports."""
     return Stage("steps", ms, (Cycle(part.segment),), memory=0.85, climates=(at_reference(setting.board),))
 
 
 def trained(tensor: float, *, tells: bool) -> Scenario:
-    """One job on the whole node that trains without a pause, and may tell its FLOPs."""
+    """Yield one job on the whole node that trains continuously and may report FLOPs."""
 
     def stages(setting: Setting) -> Stages:
         part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.9)
@@ -95,7 +94,7 @@ def trained(tensor: float, *, tells: bool) -> Scenario:
 
 
 def tidal(hours: int) -> Scenario:
-    """A job has a quarter of the node all the time, another the rest for a fifth of it, from the second hour on."""
+    """Yield a job on a quarter of the node, and from the second hour on another on the rest for a fifth of the time."""
 
     def plan(setting: Setting) -> Plan:
         def stages(_: object) -> Stages:
@@ -115,7 +114,7 @@ def tidal(hours: int) -> Scenario:
 
 
 def played(fleet: Fleet) -> Iterator[tuple[int, Snapshot]]:
-    """One of its nodes: seconds since the beginning, and what its daemon knows then, at every scrape and the end."""
+    """Yield (seconds since the start, snapshot) of one node at every scrape and at the end."""
     terms = Terms(node="gpu-node-00", prices=(Price(fleet.price),))
     meta, ledger = DaemonMetadata(version="1", source="simulation", simulated=True, terms=terms), Ledger()
     simulation = simulate(
@@ -130,7 +129,7 @@ def played(fleet: Fleet) -> Iterator[tuple[int, Snapshot]]:
 
 
 def pages(fleet: Fleet, cluster: str) -> Series:
-    """What a Prometheus has of the fleet."""
+    """Return what Prometheus would store of the fleet."""
     found: Series = {}
     for since, snapshot in played(fleet):
         for (name, labels), value in Page(render(snapshot).decode()).samples.items():

@@ -1,4 +1,4 @@
-"""Questions: names and ids as PromQL wants them, and parts that neither lose a sample nor count one twice."""
+"""Queries: quoting of names and IDs in PromQL, and splitting of ranges without losing or repeating a sample."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ def test_an_id_is_text_whatever_signs_it_has() -> None:
 def test_matchers_narrow_every_selector() -> None:
     asking = JobQuery(Scripted(), "ns/pod-0", matchers='{cluster="a"}')
     assert asking.job_selector("info", 'x="y"') == 'gpu_efficiency_job_info{job_id="ns/pod-0",x="y",cluster="a"}'
-    assert asking.unscoped_selector("gpu_efficiency_gpu_info") == 'gpu_efficiency_gpu_info{cluster="a"}'
+    assert asking.metric_selector("gpu_info") == 'gpu_efficiency_gpu_info{cluster="a"}'
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Layers of odd books, and time that no daemon counted."""
+"""Layer ratios of unusual books, and time that no daemon counted."""
 
 from itertools import pairwise
 
@@ -46,7 +46,7 @@ def test_where_all_of_it_is_unresolved_there_is_no_product() -> None:
 def test_what_was_counted_and_what_was_not_is_all_the_time(
     lives: list[tuple[int, int, int]], gpus: float, silent: int
 ) -> None:
-    """Each daemon is down for a while, begins anew, is scraped, and is scraped for the last time."""
+    """Each daemon is down for a while, restarts, is scraped, and is scraped for the last time."""
     stretches, at = [], 100.0
     for down, before, during in lives:
         begun, first = at + down, at + down + before

@@ -1,4 +1,4 @@
-"""The command's own errors: one line, what to do, and the status that the other commands have."""
+"""Errors of the command: one line, what to do, and the same exit status as other commands."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ NOBODY = "--prometheus http://127.0.0.1:9"
         (NOBODY, 2, "give a job's id, or --compare and two"),
         (f"7 --compare 7 8 {NOBODY}", 2, "and not both"),
         (f"7 --json --markdown {NOBODY}", 2, "only one of --json, --markdown"),
-        ("7 --node http://127.0.0.1:9", 1, "no node gave an answer: http://127.0.0.1:9 cannot be reached"),
+        ("7 --node http://127.0.0.1:9", 1, "no node answered: http://127.0.0.1:9 cannot be reached"),
         (f"7 --store a {NOBODY}", 2, "--prometheus, or --store and --node"),
         (f"7 --wait 5 {NOBODY}", 2, "--prometheus, or --store and --node"),
         ("7 --store a --compare 7 8", 2, "and not both"),

@@ -1,4 +1,4 @@
-"""Two receipts: what can be compared, and what cannot."""
+"""Comparisons of two reports: what can be compared, and what cannot."""
 
 import pytest
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ def test_a_quality_that_rises_here_and_falls_there_is_another() -> None:
 
 
 def test_of_a_target_alone_only_the_same_target_can_be_compared() -> None:
-    """When a job that kept nothing but a better value was as good as the other nobody can say."""
+    """If only a better value is stored, the time at which the common value was reached is not known."""
     first, second = (receipt(truth=told(qualities=(quality((at, value)),))) for at, value in ((10, 0.6), (5, 0.7)))
     assert compare_reports(first, second).same == ()
     (same,) = compare_reports(first, first).same

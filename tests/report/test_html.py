@@ -1,4 +1,4 @@
-"""A report's page: it is one file that needs nothing, it has every figure, and no name writes any of it."""
+"""The HTML page: self-contained, complete, and safe against names with markup."""
 
 import re
 from base64 import b64encode
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.report.analysis import compare_reports
-from exporter.report.html import ADVICE_TITLE, render_html
+from exporter.report.html import render_html
 from exporter.report.model import JobReport, LayerRatios, ReportComparison, RunPeriod
 from exporter.report.ranking import summary_tables
 from exporter.report.summary import UsageSummary
-from exporter.report.text import ReportTable, comparison_tables, report_tables
+from exporter.report.text import ADVICE_TITLE, ReportTable, comparison_tables, report_tables
 from tests.report import pages
 from tests.report.answers import receipt
 from tests.report.read_page import Page
@@ -170,7 +170,7 @@ def test_what_is_simulated_is_called_so() -> None:
     assert "SIMULATED" not in page(pages.two())
 
 
-# -- it needs nothing, and nobody writes in it --
+# -- it is self-contained, and names are escaped --
 
 
 @each_page

@@ -1,4 +1,4 @@
-"""Drawings over time, of two jobs and of many, and letters: what they say is what the receipt says."""
+"""Drawings over time, of two jobs and of many, and text widths: they state what the report states."""
 
 from collections.abc import Callable, Sequence
 from math import inf, nan
@@ -138,7 +138,7 @@ def test_a_sum_of_little_is_drawn_as_far_as_it_goes() -> None:
     assert drawn(replace(little, parts=(), whole=replace(found.whole, layers=pages.unseen().layers))) == []
 
 
-# -- letters --
+# -- text widths --
 
 
 @given(st.text(max_size=60), st.floats(0, 400))

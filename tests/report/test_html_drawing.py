@@ -1,4 +1,4 @@
-"""Drawings: they say what the receipt says, in shapes of the right size, inside their frame, no word over another."""
+"""Drawings: they state what the report states, with shapes of the right size, inside the frame, without overlaps."""
 
 from itertools import pairwise
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""Colours of a report: they stand out from what is behind them, and from one another for any colour vision."""
+"""Colours of a page: contrast with the background, and distinction for any colour vision."""
 
 from itertools import combinations
 

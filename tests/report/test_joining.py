@@ -1,4 +1,4 @@
-"""A receipt of statements: nothing is lost or counted twice, and what nobody told is said."""
+"""Reports of job records: nothing is lost or counted twice, and missing parts are mentioned."""
 
 from collections import Counter
 from functools import cache
@@ -55,7 +55,7 @@ def past(scenario: str, cuts: tuple[float, ...], node: int) -> Past:
 def test_parts_are_those_of_all_ledgers_to_the_nanosecond(
     scenario: str, cuts: list[list[float]], random: Random
 ) -> None:
-    """Nodes and lives at random, in any order, some told twice."""
+    """Random nodes and ledgers, in any order, some of them twice."""
     told: list[JobRecord] = []
     books = Counter[str]()
     for node, moments in enumerate(cuts):
@@ -230,7 +230,7 @@ def test_a_long_course_is_told_in_few_pieces_that_hold_all_of_it() -> None:
     assert (found[0].start, found[-1].end) == (0, 3600)
 
 
-# -- what nobody counted --
+# -- time that no daemon counted --
 
 
 def test_between_two_lives_nobody_counted() -> None:
@@ -280,7 +280,7 @@ def test_the_job_says_how_many_gpus_are_missing() -> None:
     assert not [line for line in said if "speaks of" in line]
 
 
-# -- which statements are one run --
+# -- which records are one run --
 
 
 def test_the_last_run_and_the_one_before() -> None:
@@ -322,9 +322,9 @@ def test_a_closed_life_is_no_end() -> None:
 
 
 def test_a_job_nobody_knows() -> None:
-    with pytest.raises(ReportError, match="nobody who was asked knows a job 8"):
+    with pytest.raises(ReportError, match="no source has a record of job 8"):
         join_records([stated()], job_id="8", at=LATER)
-    with pytest.raises(ReportError, match="nobody"):
+    with pytest.raises(ReportError, match="no source has a record"):
         join_records([stated()], job_id="7", at=BEGIN - 1)
     with pytest.raises(ReportError, match=r"or other nodes and stores; n7 is down$"):
         join_records([], job_id="7", at=LATER, sources=RecordSources(unanswered=("n7 is down",)))

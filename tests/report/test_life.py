@@ -1,4 +1,4 @@
-"""From when to when a job ran, of answers made by hand."""
+"""Start and end of a job, from hand-made Prometheus responses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a receipt is written: whole, and through nobody's link."""
+"""Output files: written atomically, and not through a symbolic link of another user."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The forms for epilogs: they fit, say the most important, and a name in them obeys nobody."""
+"""The short forms: they fit, have the most important figures, and no control characters."""
 
 from msgspec.structs import replace
 

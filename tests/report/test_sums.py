@@ -1,4 +1,4 @@
-"""Periods, statements cut into them, and lots added up: small enough to add up by hand."""
+"""Periods, job records split into them, and sums, small enough to add up by hand."""
 
 import json
 from itertools import pairwise
@@ -16,6 +16,7 @@ from exporter.report.ranking import sparkline, summary_lines, summary_tables
 from exporter.report.summary import UsageSummary, summarize
 from exporter.report.text import render_markdown, render_text
 from exporter.report.usage import (
+    GpuHolding,
     Period,
     UsageRecord,
     default_period,
@@ -44,7 +45,7 @@ def statement(**changed: Any) -> JobRecord:
 
 
 def lot(job: str = "7", *, period: int = 0, money: float | None = None, told: bool = True, **more: Any) -> UsageRecord:
-    """`more`: leaks and their hours, and words of the job's owner."""
+    """Build a record; `more` are hours by leak and fields of the owner."""
     words = {name: more.pop(name) for name in ("user", "name", "namespace", "cluster") if name in more}
     price = {} if money is None else {"USD": money}
     seconds = {leak: hours * HOUR for leak, hours in more.items()}
@@ -98,7 +99,7 @@ def test_a_long_time_is_shown_by_the_week() -> None:
     ]
 
 
-# -- statements --
+# -- job records --
 
 
 def test_a_statement_within_a_period_is_that_to_the_digit() -> None:
@@ -159,10 +160,11 @@ def test_what_does_not_touch_a_period_has_no_lot() -> None:
 
 
 def test_the_peak_is_of_what_was_held_at_once() -> None:
-    later = statement(start=THURSDAY + 1800, end=THURSDAY + 5400, whole_gpus=3.0)
-    after = statement(start=THURSDAY + 5400, end=THURSDAY + 9000, whole_gpus=6.0)
-    assert peak_gpus([statement(), later, after], Period(THURSDAY, THURSDAY + DAY)) == 7
-    assert peak_gpus([statement(), later, after], Period(THURSDAY + 3600, THURSDAY + DAY)) == 6
+    first = GpuHolding(THURSDAY, THURSDAY + HOUR, 4.0)
+    later = GpuHolding(THURSDAY + 1800, THURSDAY + 5400, 3.0)
+    after = GpuHolding(THURSDAY + 5400, THURSDAY + 9000, 6.0)
+    assert peak_gpus([first, later, after], Period(THURSDAY, THURSDAY + DAY)) == 7
+    assert peak_gpus([first, later, after], Period(THURSDAY + 3600, THURSDAY + DAY)) == 6
 
 
 def test_what_nobody_had_is_the_rest_of_what_is_paid_for_at_the_mean_price() -> None:
@@ -256,7 +258,7 @@ def test_a_leak_that_this_program_does_not_know_is_lost_all_the_same() -> None:
     assert (found.whole.lost_gpu_hours, found.whole.worst) == (1, "leak_of_tomorrow")
 
 
-# -- words --
+# -- text --
 
 
 def test_signs_of_a_trend() -> None:

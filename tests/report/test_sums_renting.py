@@ -1,4 +1,4 @@
-"""Own or rent, and what a higher eMFU gives back: by hand."""
+"""Own or rent, and the gain of a higher eMFU, computed by hand."""
 
 import pytest
 

@@ -25,7 +25,7 @@ AT = f"--at {THURSDAY + 4 * HOUR} --since 4h"
 
 
 def statements(fleet: Fleet) -> list[JobRecord]:
-    """What the nodes' stores have of its jobs."""
+    """Return what the nodes' stores have of the jobs."""
     remembering, last = JobTracker(node="n00", ledger_id="life-00", sample_seconds=fleet.scrape), None
     found = []
     for _, last in played(fleet):
@@ -87,7 +87,7 @@ def test_a_month_of_a_longer_job_is_what_its_samples_say(quarter: Path) -> None:
 
 @pytest.mark.parametrize(("start", "since"), [(0.0, "30m"), (HOUR / 2, "4h")])
 def test_one_that_runs_over_a_cut_is_shared_by_its_samples(tmp_path: Path, start: float, since: str) -> None:
-    # Idle for three quarters of its first half hour and useful for the rest; all else was later. The cut is then.
+    # Idle for three quarters of its first half hour and useful for the rest; the period ends there.
     begin = THURSDAY + start
     half = JobSample(begin + HOUR / 2, paid=7200, seen=7200, occupied=3600, computing=3600, useful=3600, joules=0)
     path = store(tmp_path / "a.db", statement(start=begin, end=begin + HOUR, samples=(half,)))
@@ -195,7 +195,7 @@ def test_a_file_gets_the_page_and_the_terminal_nothing(tmp_path: Path) -> None:
         ("7 --all", "and not both"),
         ("--all --short", "--short is of one job"),
         ("--all --rent 4", "such as 4.00@0.95"),
-        ("--user ada --gpus 8", "--gpus is of all: others than user ada have some of them"),
+        ("--user ada --gpus 8", "--gpus is the size of the whole fleet and cannot be combined with user ada"),
         ("--all --gpus 0", "is no number of GPUs"),
         ("--all --gpus many", "is no number of GPUs"),
         ("--user nobody", "no job of user nobody held a GPU in that time, as far as the stores know"),

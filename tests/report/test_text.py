@@ -1,4 +1,4 @@
-"""Words: they fit, and what a name contains is obeyed by no terminal and no browser."""
+"""Text output: it fits, and names cannot contain control characters or markup."""
 
 import pytest
 from msgspec.structs import replace

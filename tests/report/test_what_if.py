@@ -1,4 +1,4 @@
-"""What a change would gain: the figures of the documents, on simulated jobs, and that nothing is gained twice."""
+"""Gains of changes: the figures of the documentation on simulated jobs, and no gain is counted twice."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ HOUR = 3600.0
 
 @cache
 def job(nodes: int, days: int) -> JobReport:
-    """On so many nodes of 8 H100 at 2.50 USD that hold their tensor cores at 40 %, all the time."""
+    """Simulate nodes of 8 H100 at 2.50 USD whose tensor cores run at 40 % all the time."""
     stories = {"story": trained(0.4, tells=False)}
     story = simulate("story", gpus=8, period_seconds=min(days, 4) * HOUR, duration_seconds=days * DAY, stories=stories)
     (told,) = play(story.observations, price=2.5, sample_seconds=DAY).statements
@@ -67,7 +67,7 @@ def test_256_gpus_for_90_days() -> None:
 
 
 def half(name: str = "data_stall", layer: str = "ectr", **changed: object) -> JobReport:
-    """Half of it useful, a quarter lost in kernels, a quarter to something else; 2 USD an hour."""
+    """Build a report: half useful, a quarter lost in kernels, a quarter to another leak; 2 USD an hour."""
     parts = (
         part(name, 20, share=0.25, layer=layer), part("memory_bound", 20, share=0.25, layer="emfu"),
         part("useful", 40, share=0.5, layer="useful", evidence=""),

@@ -1,4 +1,4 @@
-"""Each recording rule of what workloads say is asked for by a test of its own, and each change of one is noticed."""
+"""Each recording rule of training and serving metrics has a test that detects a change of it."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ SAME = {
     ("job:gpu_efficiency_step_spread:ratio", "max by", 2): "the ranks are counted, whatever their values",
     ("job_state:gpu_efficiency_requests", "* on", 0): "the other side is 1",
 }
-"""What changes nothing, and why."""
+"""Changes without effect, and why."""
 
 
 def changes(rule: Rule) -> Iterator[tuple[tuple[str, str, int], str]]:
@@ -51,7 +51,7 @@ CHANGES = [change for rule in RULES.values() for change in changes(rule)]
 
 
 def asks(case: Any, record: str) -> bool:
-    """Some question of the case is answered by the record."""
+    """Whether a query of the case uses the record."""
     return any(re.search(_question(each["expr"]), record) for each in case["promql_expr_test"])
 
 
@@ -62,7 +62,7 @@ def _question(expr: str) -> str:
 
 
 def outcome(folder: Path, record: str, expr: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests on a copy of the rules in which one is another."""
+    """Run the tests on a copy of the rules with one of them changed."""
     folder.mkdir()
     rules = [*needed(" ".join(rule["expr"] for rule in RULES.values()), ["recording-jobs.yaml"])]
     rules += [rule | {"expr": expr} if rule["record"] == record else rule for rule in RULES.values()]
