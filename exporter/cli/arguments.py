@@ -1,6 +1,6 @@
-"""Parses the values of flags that several commands share: numbers, time spans, HTTP headers.
+"""Parses values of flags that several commands share: numbers, time spans, HTTP headers.
 
-Raises argparse.ArgumentTypeError or ConfigError, which name the flag and what is wrong.
+Raises argparse.ArgumentTypeError or ConfigError, which name the flag and the reason.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from exporter.preview.scoring import (
 
 
 def parse_headers(given: Iterable[str]) -> dict[str, str]:
-    """Header lines, those of files (@FILE) among them. No error repeats one: it may be a password."""
+    """Parse header lines, given directly or as @FILE. Errors do not repeat a line: it may hold a password."""
     found: dict[str, str] = {}
     for text in given:
         for line in _header_lines(text):
@@ -38,7 +38,7 @@ def _header_lines(text: str) -> list[str]:
 
 
 def time_span(text: str) -> float:
-    """A flag's type: a time of a second or more."""
+    """Argument type: a duration of at least a second, in seconds."""
     try:
         seconds = parse_duration(text)
     except ValueError as err:
@@ -49,7 +49,7 @@ def time_span(text: str) -> float:
 
 
 def at_least(least: float) -> Callable[[str], float]:
-    """A flag's type: a finite number, `least` or more."""
+    """Return an argument type: a finite number of at least `least`."""
 
     def number(text: str) -> float:
         value = float(text)

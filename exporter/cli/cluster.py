@@ -30,11 +30,11 @@ from exporter.web.server import WebListenError, run
 log = logging.getLogger("gpu-efficiency")
 _JOIN_SECONDS = 2.0
 _USED_SECTIONS = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
-"""Sections of the configuration that this command has a use for."""
+"""Sections of the configuration that this command uses."""
 
 
 def cluster(args: argparse.Namespace) -> int:
-    """Ask the scheduler and serve what it says until told to stop."""
+    """Poll the scheduler and serve its metrics until stopped."""
     config = configure(args)
     reloader = ConfigReloader(args.config, config, lambda: read_config(args), live=("log",), used=_USED_SECTIONS)
     source = _open(config)
@@ -46,7 +46,7 @@ def cluster(args: argparse.Namespace) -> int:
 
 
 def _open(config: Config) -> ClusterSource:
-    """Open the scheduler that is configured, or that is at home here."""
+    """Open the configured scheduler, or the one that is available here."""
     chosen = config.cluster.scheduler
     if chosen == "auto":
         chosen = "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ else "slurm"
@@ -67,7 +67,7 @@ def _serve(config: Config, source: ClusterSource) -> int:
     clock, stop = SystemClock(), threading.Event()
     cluster = config.cluster
     watch = ClusterWatcher(source, clock, refresh_seconds=cluster.refresh_seconds, max_jobs=cluster.max_jobs)
-    poller = threading.Thread(target=watch.run, args=(stop,), name="asker", daemon=True)
+    poller = threading.Thread(target=watch.run, args=(stop,), name="poller", daemon=True)
     app = create_metrics_app(
         "gpu-efficiency cluster",
         page=lambda openmetrics: page(watch.view, now=clock.now(), openmetrics=openmetrics),
@@ -94,7 +94,7 @@ def _serve(config: Config, source: ClusterSource) -> int:
 
 
 def _stale_reason(watch: ClusterWatcher, now: Callable[[], int]) -> str:
-    """Why the figures are not live; empty while queue and nodes are."""
+    """Return why the data is stale; empty while queue and nodes are current."""
     if watch.view.live("jobs", "nodes", now=now()):
         return ""
     return watch.error or "the first answers are awaited"
@@ -110,7 +110,7 @@ def cluster_arguments(command: argparse.ArgumentParser) -> None:
         (
             "cluster.refresh-seconds",
             "S",
-            "seconds between two looks, three calls to Slurm's controller each; default 60",
+            "seconds between two polls, three calls to Slurm's controller each; default 60",
         ),
         ("log.format", "FORM", "text or json"),
         ("log.level", "LEVEL", "debug, info, warning or error"),

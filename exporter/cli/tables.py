@@ -1,6 +1,6 @@
 """Runs the commands that print tables of this program: `metrics`, `leaks` and `check-config`.
 
-Owns their forms for a terminal, as Markdown, JSON and TOML. The facts are in exporter.core and exporter.config.
+Owns their layout for a terminal, Markdown, JSON and TOML. The content comes from exporter.core and exporter.config.
 """
 
 import argparse
@@ -62,7 +62,7 @@ _CLUSTER_HEAD = """\
 
 
 def check_config(args: argparse.Namespace) -> int:
-    """Print the configuration as it will be used, as TOML; the files of certificates and secrets are tried as well."""
+    """Print the configuration in force as TOML; also load the files of certificates and secrets to check them."""
     config = configure(args)
     open_mask(config.privacy)
     note = open_web_config(config).current.note
@@ -73,13 +73,13 @@ def check_config(args: argparse.Namespace) -> int:
 
 
 def as_toml(config: Config) -> str:
-    """The configuration as its file would have it."""
+    """The configuration in the format of its file."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
     return "\n".join(_toml_table("", tree)).strip()
 
 
 def _toml_table(path: str, values: dict[str, Any]) -> Iterator[str]:
-    """One TOML table and those inside it; what is not set is left out."""
+    """Write one TOML table and those inside it; values that are not set are omitted."""
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
     if path and (plain or not values):
         yield f"\n[{path}]"
@@ -92,7 +92,7 @@ def _toml_table(path: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _toml_value(value: object) -> str:
-    """Strings, numbers, booleans and lists as TOML writes them: as JSON does; tables in a list differ."""
+    """Write a value in TOML: as in JSON, but for tables in a list."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml_value(v)}" for key, v in value.items() if v is not None) + "}"
     if isinstance(value, (list, tuple)):
@@ -101,7 +101,7 @@ def _toml_value(value: object) -> str:
 
 
 def metrics(args: argparse.Namespace) -> int:
-    """Print the catalogue."""
+    """Print all metrics."""
     if args.markdown:
         sys.stdout.write(_metrics_markdown())
         return 0
@@ -156,7 +156,7 @@ def metrics_arguments(command: argparse.ArgumentParser) -> None:
 
 
 _NARROWEST, _WIDEST = 40, 120
-"""Columns: no line is cut, and none is too long to read."""
+"""Limits of the width in columns, so that lines are neither cut nor too long to read."""
 _LABEL_WIDTH = 9
 
 _LEAKS_INTRO = """\
@@ -205,7 +205,7 @@ _LITERATURE_HEAD = """
 
 
 def leaks(args: argparse.Namespace) -> int:
-    """Print the map."""
+    """Print the twelve leaks."""
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(_json_tree()), indent=2).decode() + "\n")
     elif args.markdown:
@@ -220,10 +220,10 @@ def leaks_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `leaks`."""
     form = command.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="as docs/leaks.md")
-    form.add_argument("--json", action="store_true", help="for programs, with the example waterfalls")
+    form.add_argument("--json", action="store_true", help="print JSON, with the example waterfalls")
 
 
-# -- for programs --
+# -- JSON --
 
 
 def _json_tree() -> dict[str, object]:
@@ -236,7 +236,7 @@ def _json_tree() -> dict[str, object]:
     }
 
 
-# -- for a terminal --
+# -- terminal --
 
 
 def _terminal_lines(width: int) -> Iterator[str]:
@@ -303,14 +303,14 @@ def _fact(label: str, text: str, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
-    """Lines of a text; a series' name stays whole, so that it can be copied."""
+    """Wrap a text; names of series are not broken, so that they can be copied."""
     gap = " " * indent
     return textwrap.wrap(
         text, width, initial_indent=gap, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False
     )
 
 
-# -- for docs/leaks.md --
+# -- docs/leaks.md --
 
 
 def _leaks_markdown() -> Iterator[str]:
@@ -337,7 +337,7 @@ def _leaks_markdown() -> Iterator[str]:
 
 
 def _markdown_row(*cells: str) -> str:
-    """One row of a table; a bar in a cell, as in a selector, would end it."""
+    """One row of a table, with | in cells escaped."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -349,7 +349,7 @@ def _linked(of: LeakGuideEntry | OtherLeak) -> str:
     return f"[{of.runbook}](runbooks/{of.runbook}.md)" if of.runbook else ""
 
 
-# -- words for both --
+# -- for both --
 
 
 def _layer(row: str) -> str:
@@ -357,7 +357,7 @@ def _layer(row: str) -> str:
 
 
 def _expected(of: ExpectedLoss | None, unit: str = "") -> str:
-    """Its hours, and what they were drawn after."""
+    """The expected range in hours, and its sources."""
     if of is None:
         return "does not occur"
     drawn = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
