@@ -1,6 +1,6 @@
-"""Checks each scheduler that the configuration allows, and what it needs of this node.
+"""Checks each scheduler that the configuration allows, and what it needs on this node.
 
-Owns the difference between a scheduler that is absent and one that is broken.
+Distinguishes an absent scheduler from a broken one.
 """
 
 import os
@@ -46,22 +46,22 @@ def _tries_scheduler(context: CheckContext, name: str) -> bool:
 def _refused(context: CheckContext, name: str, err: Exception, *, absent: bool = False) -> Finding:
     verdict: Verdict = FAIL if requires_scheduler(name)(context.config) else INFO if absent else WARN
     text = str(err).removeprefix(f"scheduler {name}: ")
-    return Finding(JOBS, name, verdict, *split_advice(text, f"set [{section_of(name)}] to what is here"))
+    return Finding(JOBS, name, verdict, *split_advice(text, f"set [{section_of(name)}] to what this node has"))
 
 
 def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
+    """Check slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
     if not _tries_scheduler(context, "slurm"):
         return
     slurm = context.config.slurm
-    there = bool(find_conf(slurm.conf, context.environ) or slurm.spool_dir or slurm.mapping_dir)
+    has_slurm = bool(find_conf(slurm.conf, context.environ) or slurm.spool_dir or slurm.mapping_dir)
     try:
         scheduler = open_scheduler("slurm", context.config)
     except SchedulerError as err:
-        yield _refused(context, "slurm", err, absent=not there)
+        yield _refused(context, "slurm", err, absent=not has_slurm)
         return
     scheduler.close()
-    yield Finding(JOBS, "slurm", OK, f"at home here: this is node {scheduler.node}")
+    yield Finding(JOBS, "slurm", OK, f"available: this is node {scheduler.node}")
     yield from _directories(context, scheduler.node)
     yield _controller(context, scheduler.node)
 
@@ -92,7 +92,7 @@ def _readable(context: CheckContext, check: str, folder: Path, what: str, do: st
 
 
 def _controller(context: CheckContext, node: str) -> Finding:
-    """One question about this node, in the way that questions about jobs go."""
+    """Query this node from the controller, by the same client as jobs."""
     try:
         with closing(_controller_client(context)) as client:
             state = client.node(node)
@@ -119,7 +119,7 @@ def _node_state_text(condition: str) -> str:
 
 
 def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The kubelet's socket, and what the API server lets this service account ask."""
+    """Check the kubelet's socket, and the service account's permissions at the API server."""
     if not _tries_scheduler(context, "kubernetes"):
         return
     settings = context.config.kubernetes
@@ -142,7 +142,7 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def _exists(path: Path) -> bool:
-    """Also where it may not be looked at: then it is there and broken, not absent."""
+    """Whether the path exists; also True if that is not permitted to see, as it is then broken and not absent."""
     try:
         return path.exists()
     except PermissionError:
@@ -161,7 +161,7 @@ def _api(context: CheckContext) -> Iterator[Finding]:
     settings = context.config.kubernetes
     found = find_api_server(settings, context.environ, ApiTimeouts(response=3.0))
     if found is None:
-        message = "the API server is not asked: jobs, labels, users and a cordon of the node are not known"
+        message = "the API server is not queried: jobs, labels, users and a cordon of the node are unknown"
         do = "run in a pod with a service account, or set kubernetes.api_url"
         yield Finding(JOBS, "kubernetes api", INFO, message, do)
         return
@@ -178,7 +178,7 @@ def _api(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The directory of the scheduler called mapping-dir."""
+    """Check the directory of the scheduler mapping-dir."""
     if not _tries_scheduler(context, "mapping-dir"):
         return
     path = Path(context.config.mapping_dir.path)
@@ -191,7 +191,7 @@ def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """What of other users' processes can be seen: without a scheduler all rests on it, with one the ranks do."""
+    """Check that other users' processes are visible: needed for ranks, and without a scheduler for everything."""
     proc = Path(context.config.host.proc)
     others = [folder for folder in proc.glob("[0-9]*") if _owner(folder) not in (None, os.geteuid())]
     bad = FAIL if requires_scheduler("processes")(context.config) else WARN
@@ -203,19 +203,17 @@ def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
             yield Finding(JOBS, "processes", bad, message, do)
             return
     if not _host_pids(context):
-        message = f"{proc} shows this container's processes alone: the driver's pids mean nothing here"
+        message = f"{proc} shows only this container's processes: the driver's pids are not theirs"
         yield Finding(
             JOBS, "processes", bad if _processes_only(context) else INFO, message, "in a pod set hostPID: true"
         )
         return
     closed = [folder for folder in others if not _environ(folder)]
     if others and len(closed) == len(others):
-        message = (
-            f"other users' processes are seen ({len(others)}), their environments may not be read: no ranks of jobs"
-        )
+        message = f"other users' processes are visible ({len(others)}), their environments are not: no ranks of jobs"
         yield Finding(JOBS, "processes", INFO, message, "run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
         return
-    yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are seen, with their environments")
+    yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are visible, with their environments")
 
 
 def _processes_only(context: CheckContext) -> bool:
@@ -239,7 +237,7 @@ def _environ(folder: Path) -> bool:
 
 
 def _hidden(context: CheckContext) -> str:
-    """The value of hidepid= of the mount that shows the host's processes; empty: nothing is hidden."""
+    """Value of hidepid= of the mount of the host's /proc; empty: no process is hidden."""
     try:
         lines = (context.proc / "self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -250,7 +248,7 @@ def _hidden(context: CheckContext) -> str:
 
 
 def _host_pids(context: CheckContext) -> bool:
-    """Whether the host's processes are seen: in its pid namespace, or by its /proc mounted elsewhere."""
+    """Whether the host's processes are visible: in its pid namespace, or through its /proc mounted elsewhere."""
     if context.config.host.proc != f"{context.proc}":
         return True
     try:
@@ -260,12 +258,12 @@ def _host_pids(context: CheckContext) -> bool:
 
 
 def check_scheduler_choice(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """Which scheduler the daemon will take."""
+    """Report the scheduler that the daemon will use."""
     names = [name for name in SCHEDULERS if name != "processes"]
     works = [finding.check for finding in findings_of(before, *names) if finding.verdict is OK]
     if context.config.scheduler in ("auto", "processes"):
         chosen = works[0] if works and context.config.scheduler == "auto" else "processes"
-        more = "" if chosen != "processes" else ": whoever has a process on a GPU holds it"
+        more = "" if chosen != "processes" else ": each GPU is allocated to the owners of its processes"
         yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {chosen}{more}")
     elif works:
         yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {works[0]}, as configured")

@@ -66,7 +66,7 @@ def _fixed(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]:
     for field in sorted({field for row in found for field in row.settings}):
         models = [model for model, own in config.policy_by_model.items() if field in own]
         if models:
-            yield f"models with a {field} of their own, which no row moves: {name_some(models)}"
+            yield f"models with a {field} of their own, which no row changes: {name_some(models)}"
 
 
 def _replay(replay: TracePreview, name: str, *, quiet: bool) -> bool:

@@ -58,7 +58,7 @@ def test_a_socket_on_which_somebody_listens_is_a_daemon_s_and_a_dead_one_is_repl
         assert only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).said.endswith(
             "a daemon listens there"
         )
-    assert "can be made" in only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).said
+    assert "can be created" in only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).said
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [(0o400, OK), (0o640, OK), (0o644, WARN), (0o602, WARN)])

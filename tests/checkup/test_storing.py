@@ -36,7 +36,7 @@ def test_a_store_that_can_be_made_is_well_and_is_not_made(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("file", "verdict", "said"), [("", INFO, "history.file is empty"), ("auto", WARN, "systemd names no folder")]
+    ("file", "verdict", "said"), [("", INFO, "history.file is empty"), ("auto", WARN, "no STATE_DIRECTORY of systemd")]
 )
 def test_without_a_store_it_says_why(tmp_path: Path, file: str, verdict: object, said: str) -> None:
     (found,) = looked(tmp_path, None, file=file).values()
@@ -51,7 +51,7 @@ def test_a_file_system_of_many_machines_is_warned_of(tmp_path: Path, kind: str) 
     assert f"is on {kind}: SQLite's log needs memory" in found["store's disk"].said
 
 
-@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "next boot"), ("overlay", "goes with the container")])
+@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "next boot"), ("overlay", "is lost with the container")])
 def test_what_is_forgotten_anyway_is_warned_of(tmp_path: Path, kind: str, said: str) -> None:
     found = looked(tmp_path, tmp_path / "history.db", f"40 36 0:50 / / rw - {kind} none rw\n")
     assert (found["store's disk"].verdict, said in found["store's disk"].said) == (WARN, True)

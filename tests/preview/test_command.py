@@ -113,7 +113,7 @@ def test_a_model_s_own_threshold_is_moved_by_no_row_and_that_is_said(trace: Path
     _, out, _ = preview(f"{trace} {ASKED} --json --config {tmp_path / 'own.toml'}")
     found = json.loads(out)
     assert [row["episodes"] for row in found["rows"]] == [0, 0, 0]
-    assert found["notes"] == ["models with a zombie_batch_seconds of their own, which no row moves: H100"]
+    assert found["notes"] == ["models with a zombie_batch_seconds of their own, which no row changes: H100"]
 
 
 def test_what_is_simulated_is_marked(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_recording_that_breaks_off_is_told_beside_the_answer(trace: Path) -> N
         (f"a.jsonl --prometheus {CLOSED} {ASKED}", "and not both"),
         ("a.jsonl --policy zombie.training=1h", "there is no threshold 'zombie.training'; known are zombie.batch"),
         ("a.jsonl --policy zombie.batch=soon", "--policy zombie.batch=soon: 'soon' is not a time"),
-        (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: what it judges is not stored in Prometheus"),
+        (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: Prometheus does not store its input"),
         (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: what it judges is not stored"),
         (f"--prometheus {CLOSED} {ASKED} --since soon", "'soon' is not a time"),
         (f"--prometheus {CLOSED} {ASKED} --step 0.5s", "0.5s is less than a second"),
@@ -178,8 +178,8 @@ def test_nobody_at_the_address_is_status_1_and_one_line(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, b"", "answered HTTP 401: it wants to know who asks; give it --header"),
-        (403, b"{}", "answered HTTP 403: it wants to know who asks"),
+        (401, b"", "answered HTTP 401: it requires authentication; give --header"),
+        (403, b"{}", "answered HTTP 403: it requires authentication"),
         (404, b"<html>not here", "answered HTTP 404 and not as Prometheus does: is the path complete?"),
         (502, b"<html>proxy", "answered HTTP 502 and not as Prometheus does: it is overloaded or broken"),
         (200, b'{"status":"success"}', "refused a query"),

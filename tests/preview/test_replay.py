@@ -152,7 +152,7 @@ def test_a_limit_of_the_job_s_own_wins_over_its_class_and_no_row_moves_it() -> N
     own = Owner("43", zombie_seconds=50 * MINUTE)
     answer = preview(story([(60, [RESTING])], holds=[held(owner=own)]))
     assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
-    assert answer.notes == ("jobs with a limit of their own (zombie_seconds), which no row moves: 1 (43)",)
+    assert answer.notes == ("jobs with a limit of their own (zombie_seconds), which no row changes: 1 (43)",)
 
 
 def test_a_limit_for_another_state_is_not_spoken_of() -> None:
@@ -171,7 +171,7 @@ def test_nobody_s_job_is_taken_from_an_owner_who_is_not_known() -> None:
     """The scheduler is silent from the first minute, while a process is on the GPU."""
     answer = preview(story([(90, [RESTING])], silence=(1, 90)))
     assert freed(answer) == [(0, 0.0, 0.0)] * 2
-    assert answer.notes == ("GPUs left alone because the scheduler did not say whose they were: 1",)
+    assert answer.notes == ("GPUs left alone because the scheduler did not report their owner: 1",)
 
 
 @pytest.mark.parametrize("resting", [RESTING, BARE])
@@ -199,7 +199,7 @@ def test_an_exempted_job_is_left_alone_until_the_exemption_ends() -> None:
     spared = Owner("45", exemption="demo", exempt_until=50 * MINUTE)
     answer = preview(story([(60, [RESTING])], holds=[held(owner=spared)]))
     assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
-    assert answer.notes == ("jobs exempted for a time, and left alone in it: 1 (45)",)
+    assert answer.notes == ("jobs with an exemption, left alone while it lasted: 1 (45)",)
 
 
 def test_an_exemption_that_outlasts_the_hold_frees_nothing() -> None:
