@@ -1,4 +1,4 @@
-"""Adds one entry to each registry in a process of its own, and prints as JSON what each derived place makes of it.
+"""Adds one row to each registry in a process of its own, and prints as JSON what is derived from it.
 
 Rows are added before the modules that derive from the tables are imported, as if they were typed into them: so this
 module imports nothing of the exporter at its top.

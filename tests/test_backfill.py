@@ -1,4 +1,4 @@
-"""`gpu-efficiency backfill`: moments, values, documents, what is refused. A real Prometheus: `e2e/test_backfill.py`."""
+"""Tests `gpu-efficiency backfill`: times, values, documents, errors. With a real Prometheus: `e2e/test_backfill.py`."""
 
 import io
 import os
@@ -29,9 +29,9 @@ from exporter.trace import TraceHeader, TraceWriter
 from tests.worlds import JOB, WORKING, S, device, first, held, reading, seen
 
 BEGIN = 1_767_225_600
-"""2026-01-01 00:00 UTC: a bound of slices and of steps."""
+"""2026-01-01 00:00 UTC: a boundary of slices and of steps."""
 Value = tuple[float, float]
-"""Unix seconds, and what it is."""
+"""Unix seconds, and the value."""
 Series = dict[tuple[str, frozenset[tuple[str, str]]], list[Value]]
 
 
@@ -48,7 +48,7 @@ class Bytes(io.TextIOWrapper):
 
 
 def backfill(line: str) -> tuple[int, str, str]:
-    """Run `gpu-efficiency backfill LINE`: status, standard output, standard error."""
+    """Run `gpu-efficiency backfill LINE`; return status, standard output, standard error."""
     out, err = Bytes(), io.StringIO()
     with closing(out), redirect_stdout(out), redirect_stderr(err):
         try:
@@ -61,7 +61,7 @@ def backfill(line: str) -> tuple[int, str, str]:
 def story(
     seconds: Sequence[float], *, wall: float = BEGIN, owner: Owner = JOB, since: float = 0.0
 ) -> list[Observation]:
-    """One GPU that works, observed at those seconds; a job has it from `since`."""
+    """A trace of one busy GPU, observed at those seconds; a job holds it from `since`."""
     board = device()
     found = [replace(first([board], [held(owner=owner)] if since == 0 else ()), wall=round((wall + seconds[0]) * S))]
     found[0] = replace(
@@ -81,7 +81,7 @@ def recorded(path: Path, observations: Sequence[Observation], **header: Any) -> 
 
 
 def series(document: str) -> Series:
-    """All samples by name and labels; the strict parser of another project has read the document."""
+    """All samples by name and labels, parsed by the strict parser of another project."""
     found: Series = defaultdict(list)
     names = []
     for family in parse(document):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The pause: the file, what the loop makes of it, and the two commands that write and remove it."""
+"""Tests pauses: the file, the sampling loop, and the commands `pause` and `resume`."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ from exporter.sources.selector import SourceSelector
 from tests.rigs import FakeScheduler, FakeSource, Rig, ladder
 
 NOON = 1_700_000_000
-"""Unix seconds: 2023-11-14 22:13:20 UTC, the wall clock's beginning in a rig."""
+"""Unix seconds: 2023-11-14 22:13:20 UTC, where the wall clock of a rig starts."""
 
 
 def look(path: Path, at: float) -> str:
@@ -157,7 +157,7 @@ def test_the_file_may_be_read_by_a_daemon_of_another_user_whatever_the_umask(pat
 
 
 def paused(rig: Rig, path: Path, seconds: int) -> None:
-    """Pause the next so many ticks, a second apart."""
+    """Pause for so many ticks, a second apart."""
     now = rig.clock.wall() / SECOND
     write_pause(path, Pause(now + seconds + 0.5, "ncu"))
     os.utime(path, (now, now))
@@ -278,7 +278,7 @@ def test_the_scheduler_is_left_alone_while_nothing_is_read(rigs: Callable[..., R
 def _run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> Iterator[Callable[..., Any]]:
-    """Run the command, its pause file in a folder of the test; gives exit status, standard output, standard error."""
+    """Run the command with the test's pause file; return exit status, standard output, standard error."""
     monkeypatch.setenv("GPU_EFFICIENCY_SAMPLING_PAUSE_FILE", str(path))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

@@ -1,4 +1,4 @@
-"""What the daemon's history is given to call, by the configuration."""
+"""Tests the publisher of job reports that the configuration selects."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One row more in SOURCES, SCHEDULERS, ENGINES, LEAKS and METRICS, and every place that derives from it has it.
+"""Tests that a row added to SOURCES, SCHEDULERS, ENGINES, LEAKS or METRICS appears wherever something derives from it.
 
 `registered` adds the rows in a process of its own. The rows of the tables as they are keep their promises too.
 """

@@ -1,4 +1,4 @@
-"""What /dev and /proc say of the driver, and whom it lets profile, from trees made by hand."""
+"""Tests the checks of the driver and of profiling rights with a fake /dev and /proc."""
 
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ BLIND = (Finding("telemetry", "nvml profiling", INFO, ""), Finding("telemetry", 
 def test_the_restriction_matters_where_it_keeps_somebody_from_something(
     node: Path, said: tuple[str, str], capabilities: int, before: Any, verdict: str
 ) -> None:
-    """`said`: RmProfilingAdminOnly, and the driver's version."""
+    """`said`: value of RmProfilingAdminOnly, and the driver's version."""
     params(node, f"RmProfilingAdminOnly: {said[0]}\n" if said[0] else "")
     version(node, f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {said[1]}  Tue Jun\n")
     finding = only(check_profiling(here(node, capabilities), before))

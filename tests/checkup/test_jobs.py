@@ -1,4 +1,4 @@
-"""What of other users' processes is seen, and which scheduler is taken, from trees made by hand."""
+"""Tests the check of other users' processes with a fake /proc, and the choice of the scheduler."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def test_another_mount_s_option_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_a_pid_namespace_of_one_s_own_is_told_of(tmp_path: Path) -> None:
-    """A file by that name has another inode than the host's namespace."""
+    """The file has another inode than the host's namespace."""
     here = node(tmp_path)
     (tmp_path / "self/ns/pid").touch()
     finding = only(check_processes(here, ()))

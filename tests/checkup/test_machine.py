@@ -1,4 +1,4 @@
-"""The reading of this process's rights, of the machine and of the kernel's clock, from trees made by hand."""
+"""Tests the checks of this process's rights, the machine and the kernel's clock with fake trees."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files, folders and addresses: what would be in the daemon's way, seen without writing anything."""
+"""Tests the checks of files, folders and addresses, which write nothing."""
 
 import json
 import socket
@@ -97,7 +97,7 @@ def test_addresses_are_those_of_the_configuration_and_the_words_the_server_s() -
 
 
 def _ports() -> Iterator[int]:
-    """Some that were free a moment ago; of one, somebody else's connection may have become."""
+    """Ports that were free a moment ago; another connection may use one by now."""
     for _ in range(20):
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
@@ -115,7 +115,7 @@ def test_an_address_is_free_until_somebody_listens_and_again_after(host: str) ->
 
 
 def test_a_daemon_that_has_just_ended_is_not_in_the_way() -> None:
-    """Its last connections wait out their time on the port (TIME_WAIT)."""
+    """Connections of the stopped daemon are in TIME_WAIT on the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:

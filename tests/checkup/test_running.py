@@ -1,4 +1,4 @@
-"""The running of checks: a crash and a hang are findings, and what was found before them stays."""
+"""Tests run_checks: an exception and a timeout become findings, and earlier findings are kept."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is printed, in what order, and with which exit status."""
+"""Tests the output of install-check: its order, its JSON, its exit status."""
 
 import json
 

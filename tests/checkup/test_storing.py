@@ -1,4 +1,4 @@
-"""Where the history is kept, looked at without opening it."""
+"""Tests the check of the history store, which does not open it."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""`gpu-efficiency preview`: what it prints, how it fails, and when it says how far it is."""
+"""Tests `gpu-efficiency preview`: its output, its errors and its progress."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ Answer = tuple[int, str, bytes]
 
 @pytest.fixture(name="trace")
 def _trace(tmp_path: Path) -> Path:
-    """An hour of rest, then work; not simulated."""
+    """A trace of an hour without work, then work; not simulated."""
     path = tmp_path / "node.jsonl.gz"
     with TraceWriter(path, TraceHeader(host="n1"), flush_every=0) as trace:
         trace.append(first([device()], [held(owner=JOB)]))
@@ -44,7 +44,7 @@ def _prices(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="says")
 def _says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, bytes], str]]:
-    """A server that gives every question the same answer, until the test ends; gives its address."""
+    """Serve the same response to every request until the test ends; yield the address."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
@@ -59,7 +59,7 @@ def _says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, bytes
                 self.wfile.write(body.replace(b"WHO", told.encode()))
 
             def log_message(self, *_: object) -> None:
-                """Keep still."""
+                """Log nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
