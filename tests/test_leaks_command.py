@@ -98,7 +98,7 @@ def test_a_range_says_what_it_was_drawn_after(run: Run) -> None:
     assert "training 10 to 30 h of 100 ([ivanov2021], [llama2024]) infer. 20 to 55 h of 100 ([pope2022]" in told
     assert "training 0 to 5 h of 100 (E: engineering estimate) infer. 2 to 20 h of 100 ([xiang2025])" in told
     assert "training does not occur infer. 1 to 10 h of 100 ([kwon2023])" in told
-    assert "What is left useful training 15 to 50 h of 100 ([llama2024]" in told
+    assert "What remains useful training 15 to 50 h of 100 ([llama2024]" in told
 
 
 # -- for programs --

@@ -204,19 +204,19 @@ def _redacted_tree(tree: Any, redaction: Redaction, *, anonymous: bool) -> Any:
 
 
 def _redacted_fields(tree: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
-    """Fields that name somebody, told otherwise."""
+    """Fields that hold names, with the names replaced."""
     clean: dict[str, Any] = {}
     if "message" in tree:
         clean["message"] = redaction.text(tree["message"])
     given = {key: tree[key] for key in _name_fields(tree) if isinstance(tree.get(key), str)}
     clean |= {key: redaction.secrets(redaction.name(value)) for key, value in given.items()}
-    if "pid" in tree:  # a program's path, often below somebody's home
+    if "pid" in tree:  # a program's path, often in a home directory
         clean["name"] = ""
     return clean
 
 
 def redacted_page(page: str, redaction: Redaction) -> str:
-    """A page of metrics, label by label; help texts are ours."""
+    """Redact the labels of a metrics page; help texts have no names."""
     lines = (
         line if line.startswith("#") else _LABEL.sub(lambda f: _redacted_label(f, redaction), line)
         for line in page.split("\n")

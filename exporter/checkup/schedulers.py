@@ -264,9 +264,9 @@ def check_scheduler_choice(context: CheckContext, before: Findings) -> Iterator[
     if context.config.scheduler in ("auto", "processes"):
         chosen = works[0] if works and context.config.scheduler == "auto" else "processes"
         more = "" if chosen != "processes" else ": each GPU is allocated to the owners of its processes"
-        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {chosen}{more}")
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will use {chosen}{more}")
     elif works:
-        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {works[0]}, as configured")
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will use {works[0]}, as configured")
     else:
         message = f"the daemon will not start: {context.config.scheduler} is configured and does not work"
         yield Finding(JOBS, "scheduler", FAIL, message, "see above, or set scheduler to another, or to auto")

@@ -42,15 +42,15 @@ _METRIC_HEAD = """
 _LEAK_HEAD = """
 ## Values of `leak`
 
-In the order of pouring. Evidence: measured and estimated leaks take from hardware counters alone; what is reported by
-a workload or an engine takes nothing until one speaks.
+In the order in which GPU-seconds are split. Evidence: measured and estimated leaks need only hardware counters; those
+reported by a workload or an engine stay 0 without its reports.
 
 | leak | layer | evidence | takes | watch | do first |
 |---|---|---|---|---|---|"""
 _OUTCOMES = """\
-| `useful` | useful | measured | the rest of tensor time at full clock | GAU x ECTR x eMFU | |
-| `unresolved` | unresolved | | kernel time whose worth cannot be known: no tensor counter, or an unknown board | | |
-| `unobserved` | unobserved | | time nobody saw, or saw and could not believe | coverage | |
+| `useful` | useful | measured | the remaining tensor time at full clock | GAU x ECTR x eMFU | |
+| `unresolved` | unresolved | | kernel time that cannot be judged: no tensor counter, or an unknown board | | |
+| `unobserved` | unobserved | | time without a reading, or without a credible one | coverage | |
 """
 
 
@@ -125,8 +125,8 @@ def _metrics_markdown() -> str:
         f"Series at most: {max_series_of_scope('gpu')} per GPU (budget {SERIES_BUDGET['gpu']}), "
         f"{max_series_of_scope('job')} per job on a node (budget {SERIES_BUDGET['job']}), "
         f"{max_series_of_scope('node') + max_series_of_scope('model')} per node with one model of GPU and the daemon's "
-        f"own `process_*` (budget {SERIES_BUDGET['node']}); beside them {max_series_of_scope('account')} per account "
-        "(at most `policy.max_accounts` and one), one an exemption, and on a GPU that several jobs share one "
+        f"own `process_*` (budget {SERIES_BUDGET['node']}); in addition {max_series_of_scope('account')} per account "
+        "(at most `policy.max_accounts` and one), one per exemption, and on a GPU that several jobs share one "
         "`allocation_info` for each of them and two `shared_seconds_total`. Trouble adds to it while it lasts: "
         f"{max_series_of_scope('spinning GPU')} on a GPU that spins, "
         f"{max_series_of_scope('job in trouble')} of its job. A training job that reports has "
@@ -165,8 +165,8 @@ _LEAKS_INTRO = """\
 Printed by `gpu-efficiency leaks --markdown` (`make docs`) from the table in `exporter/core/leak_guide.py`;
 `gpu-efficiency leaks` prints it for a terminal, `--json` for programs.
 
-What people call a leak is here one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and
-its money can be asked for by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
+Each leak is one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and its cost can be
+queried by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
 `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`.
 
 | # | leak | layer | team | booked as | do first |
@@ -174,21 +174,21 @@ its money can be asked for by name: `gpu_efficiency_node_seconds_total{leak="...
 _WATCH_HEAD = """
 ## What to watch
 
-In the documents this project started from, the metric column of the inference table had slipped by some rows (KV-cache
-pressure was given the unoccupied GPU-hour ratio); here each leak has the metric that fits it: 9 KV-cache use,
-preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
-batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
+In the documents on which this project is based, the metric column of the inference table was shifted by some rows
+(KV-cache pressure had the unoccupied GPU-hour ratio). Here: 9 KV-cache use, preemptions and tokens computed twice, 10
+latency inflation by prefills (inter-token p99 and time to first token), 11 batch fill against queue delay, 12 draft
+acceptance and tokens per forward pass.
 
-Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, told by the serving *engine*,
-or *estimated* by a formula. What is reported or told takes nothing until somebody speaks.
+Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload or the serving *engine*, or
+*estimated* by a formula. Reported leaks stay 0 without reports.
 
-| # | metric to watch | series | evidence | what must speak | runbook |
+| # | metric to watch | series | evidence | signal needed | runbook |
 |---|---|---|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
 
-GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should lie in it. The figures
-beside it are what it was drawn after; each was measured on a system of its own.
+GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should be within it. The
+references are the measurements on which it is based, each of a different system.
 
 | # | leak | training | inference |
 |---|---|---|---|"""
@@ -242,7 +242,7 @@ def _json_tree() -> dict[str, object]:
 def _terminal_lines(width: int) -> Iterator[str]:
     yield from _wrapped(
         "Where paid GPU time is lost: twelve leaks, and the rows of the ledger that book each. Expected: GPU-hours of"
-        " 100 paid, all engineering estimates (E), with the figures they were drawn after; see the end.",
+        " 100 paid, all engineering estimates (E), with the references they are based on; see the end.",
         width,
         indent=0,
     )
@@ -251,12 +251,12 @@ def _terminal_lines(width: int) -> Iterator[str]:
     yield from chain.from_iterable(_other_lines(other, width) for other in OTHER_LEAKS)
     yield from (
         "",
-        "What is left",
+        "What remains",
         "",
         "  useful",
         *_ranges(EXPECTED_USEFUL["training"], EXPECTED_USEFUL["inference"], width),
     )
-    yield from ("", "Drawn after")
+    yield from ("", "References")
     for key, source in LITERATURE.items():
         yield from ("", f"  {key}", *_wrapped(f"{source.work}: {source.figure}", width, indent=4))
 
@@ -360,5 +360,5 @@ def _expected(of: ExpectedLoss | None, unit: str = "") -> str:
     """The expected range in hours, and its sources."""
     if of is None:
         return "does not occur"
-    drawn = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
-    return f"{of.low:g} to {of.high:g}{unit} ({drawn})"
+    references = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
+    return f"{of.low:g} to {of.high:g}{unit} ({references})"

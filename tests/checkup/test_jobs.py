@@ -94,8 +94,8 @@ def test_absent_schedulers_are_told_and_named_ones_fail(tmp_path: Path) -> None:
 def test_the_first_that_works_is_taken_and_none_is_an_end_where_one_is_named(tmp_path: Path) -> None:
     works = Finding("jobs", "kubernetes", OK, ""), Finding("jobs", "mapping-dir", OK, "")
     broken = (Finding("jobs", "slurm", WARN, ""),)
-    assert only(check_scheduler_choice(node(tmp_path), (*broken, *works))).said == "the daemon will ask kubernetes"
-    assert "will ask processes" in only(check_scheduler_choice(node(tmp_path), broken)).said
-    assert "will ask processes" in only(check_scheduler_choice(node(tmp_path, scheduler="processes"), works)).said
+    assert only(check_scheduler_choice(node(tmp_path), (*broken, *works))).said == "the daemon will use kubernetes"
+    assert "will use processes" in only(check_scheduler_choice(node(tmp_path), broken)).said
+    assert "will use processes" in only(check_scheduler_choice(node(tmp_path, scheduler="processes"), works)).said
     assert only(check_scheduler_choice(node(tmp_path, scheduler="slurm"), broken)).verdict is FAIL
     assert only(check_scheduler_choice(node(tmp_path, scheduler="kubernetes"), works)).verdict is OK
