@@ -126,7 +126,7 @@ def _checked(config: Any) -> dict[str, Any]:
     base = import_module("exporter.checkup.base")
     names = {"dummy-source", "source", "dummy-scheduler", "scheduler"}
     findings = base.run_checks([one for one in checks if one.name in names], base.CheckContext(config=config))
-    return {"findings": [[one.check, str(one.verdict), one.said] for one in findings]}
+    return {"findings": [[one.check, str(one.verdict), one.message] for one in findings]}
 
 
 def _counted() -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Finding(Struct, frozen=True):
     check: str
     """Short name of what was checked; stable across releases."""
     verdict: Verdict
-    said: str
+    message: str
     """What was found."""
     do: str = ""
     """What to do about it; empty: nothing."""
@@ -141,7 +141,7 @@ def _run_check(check: Check, context: CheckContext, before: Findings) -> list[Fi
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    return replace(finding, said=redact_secrets(finding.said), do=redact_secrets(finding.do))
+    return replace(finding, message=redact_secrets(finding.message), do=redact_secrets(finding.do))
 
 
 def _failed_check(check: Check, context: CheckContext, message: str, do: str) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from exporter.checkup import files, machine, schedulers, telemetry
 from exporter.checkup.base import FAIL, INFO, OK, WARN, Check, Finding, Verdict, always
@@ -106,7 +106,10 @@ def _plural(count: int) -> str:
 
 
 def as_json(report: CheckReport) -> bytes:
-    """Stable keys: format, version, host, time, uid, status, summary, counts, findings."""
+    """Stable keys: format, version, host, time, uid, status, summary, counts, findings.
+
+    `said` of a finding is the deprecated name of `message`.
+    """
     counts = Counter(str(finding.verdict) for finding in report.findings)
     tree: dict[str, Any] = {
         "format": FORMAT,
@@ -117,7 +120,7 @@ def as_json(report: CheckReport) -> bytes:
         "status": report.status,
         "summary": report.summary,
         "counts": {f"{verdict}": counts[verdict] for verdict in Verdict},
-        "findings": report.findings,
+        "findings": [structs.asdict(finding) | {"said": finding.message} for finding in report.findings],
     }
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
 
@@ -139,7 +142,7 @@ def _lines(finding: Finding, *, colour: bool, width: int) -> Iterator[str]:
     label = f"{_VERDICT_LABELS[finding.verdict]:<4}"
     coloured = f"\x1b[{_COLOURS[finding.verdict]}m{label}\x1b[0m" if colour else label
     room = max(40, width - _NAME_WIDTH - 8)
-    message_lines = _wrapped(finding.said, room)
+    message_lines = _wrapped(finding.message, room)
     yield f"  {coloured}  {finding.check:<{_NAME_WIDTH}}{next(message_lines, '')}".rstrip()
     yield from (f"{'':{_NAME_WIDTH + 8}}{line}" for line in message_lines)
     if finding.do and finding.verdict is not OK:

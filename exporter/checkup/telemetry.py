@@ -221,7 +221,7 @@ class SampledStatus(Struct):
 
 def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
     """Report GPUs, signals, the observed share of time, and allocations in a short sample."""
-    if paused(before) or no_source(before) or any("gave no answer" in finding.said for finding in before):
+    if paused(before) or no_source(before) or any("gave no answer" in finding.message for finding in before):
         yield Finding(SAMPLE, "sample", INFO, "nothing is sampled: see the findings above")
         return
     try:
@@ -234,7 +234,7 @@ def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
         yield Finding(SAMPLE, "sample", FAIL, *split_advice(str(err), "see above"))
         return
     for finding in _sample_findings(sampled, scheduler.name):
-        yield finding if mask is None else replace(finding, said=mask.text(finding.said))
+        yield finding if mask is None else replace(finding, message=mask.text(finding.message))
 
 
 def _scheduler(context: CheckContext, mask: UserMask | None) -> Scheduler:

@@ -149,7 +149,7 @@ def _is_person(fields: list[str]) -> bool:
 
 def _redacted_findings(report: CheckReport, redaction: Redaction) -> Iterator[Finding]:
     return (
-        structs.replace(finding, said=redaction.text(finding.said), do=redaction.text(finding.do))
+        structs.replace(finding, message=redaction.text(finding.message), do=redaction.text(finding.do))
         for finding in report.findings
     )
 

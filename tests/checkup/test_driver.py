@@ -52,14 +52,14 @@ def test_devices_are_counted_without_the_driver_s_other_files(node: Path) -> Non
         (node / "dev" / name).touch()
     finding = only(check_devices(here(node), ()))
     assert finding.verdict is OK
-    assert finding.said.startswith("2 GPUs in ")
-    assert finding.said.endswith("nvidia2, nvidia10")
+    assert finding.message.startswith("2 GPUs in ")
+    assert finding.message.endswith("nvidia2, nvidia10")
 
 
 def test_a_device_without_its_control_file_is_closed(node: Path) -> None:
     (node / "dev/nvidia0").touch()
     finding = only(check_devices(here(node), ()))
-    assert (finding.verdict, "nvidiactl" in finding.said) == (WARN, True)
+    assert (finding.verdict, "nvidiactl" in finding.message) == (WARN, True)
     assert only(check_devices(here(node, source="nvml"), ())).verdict is FAIL
 
 
@@ -119,4 +119,4 @@ def test_programs_that_may_hold_the_counters_are_named(node: Path) -> None:
         (node / "proc" / pid).mkdir()
         (node / "proc" / pid / "comm").write_text(f"{name}\n")
     _, holders = check_profiling(here(node), ())
-    assert holders.said.endswith("DCGM's host engine (pid 7), Nsight Compute (pid 9)")
+    assert holders.message.endswith("DCGM's host engine (pid 7), Nsight Compute (pid 9)")
