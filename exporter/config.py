@@ -95,29 +95,33 @@ class InventorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """File that stores the GPUs seen, for use after a restart; empty: not stored."""
 
 
+_Flops = Annotated[float, Meta(ge=1e9, le=1e18)]
+_BytesPerSecond = Annotated[float, Meta(ge=1e6, le=1e15)]
+
+
 class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """[specs."NVIDIA H100 PCIe"]: specifications of a GPU model, by the driver's full name for it.
 
     Fields not set come from the built-in table, if it has the model. Minimums reject values in TFLOP/s, MHz or GB/s.
     """
 
-    peak_flops: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops: _Flops | None = None
     """Dense 16-bit tensor FLOP/s."""
-    peak_flops_tf32: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops_tf32: _Flops | None = None
     """Dense TF32 tensor FLOP/s."""
-    peak_flops_fp8: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops_fp8: _Flops | None = None
     """Dense FP8 tensor FLOP/s."""
-    peak_flops_fp4: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops_fp4: _Flops | None = None
     """Dense FP4 tensor FLOP/s."""
     tensor_reference_clock_hz: Annotated[float, Meta(ge=1e6, le=1e11)] | None = None
     """SM clock in Hz at which peak_flops holds."""
-    memory_bandwidth_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
+    memory_bandwidth_bytes_per_second: _BytesPerSecond | None = None
     """Nominal bandwidth of the device memory in bytes/s."""
-    nvlink_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
+    nvlink_bytes_per_second: _BytesPerSecond | None = None
     """Bytes/s in one direction, all NVLinks together."""
     nvlink_domain: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     """GPUs in one NVLink domain that spans nodes; 0: the GPUs of one node."""
-    pcie_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
+    pcie_bytes_per_second: _BytesPerSecond | None = None
     """Bytes/s in one direction of the PCIe link."""
     idle_context_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     """Board power in watts with a CUDA context and no kernel."""
@@ -127,11 +131,6 @@ class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """MIG compute slices of a whole GPU; 0: no MIG."""
     memory_gb: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     """Nominal memory size in GB."""
-
-    def spec(self, name: str) -> Spec:
-        """The specifications of the model `name`: the table's values, overridden by the fields set here."""
-        given = {field: value for field, value in structs.asdict(self).items() if value is not None}
-        return structs.replace(find_spec(name) or Spec(name=name), **given)
 
 
 class HostSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +186,11 @@ class WorkloadSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Apply the built-in rules for the class after these."""
 
 
+def _start_of(day: date) -> float:
+    """00:00 UTC of a day in Unix seconds."""
+    return datetime.combine(day, time(), UTC).timestamp()
+
+
 class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
     """[[exemptions]]: jobs that may be idle until a given day; all given patterns must match."""
 
@@ -214,7 +218,7 @@ class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def expiry(self) -> float:
         """End of the exemption, Unix seconds."""
-        return datetime.combine(self.expires, time(), UTC).timestamp()
+        return _start_of(self.expires)
 
 
 class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,8 +240,8 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def price(self) -> Price:
         """The row as the value that the core uses."""
-        since = 0 if self.valid_from is None else datetime.combine(self.valid_from, time(), UTC).timestamp()
-        return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, int(since) * SECOND)
+        since = 0 if self.valid_from is None else int(_start_of(self.valid_from))
+        return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, since * SECOND)
 
 
 class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -403,7 +407,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     def overrides(self) -> Mapping[str, Spec]:
         """The operator's specifications by the driver's name of the GPU model; they override the table."""
-        return {name: board.spec(name) for name, board in self.specs.items()}
+        return {
+            name: structs.replace(find_spec(name) or Spec(name=name), **msgspec.to_builtins(board))
+            for name, board in self.specs.items()
+        }
 
     def terms(self, node: str) -> Terms:
         """Prices, budget and exemptions for the node of that name."""

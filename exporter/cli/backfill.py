@@ -22,10 +22,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from exporter import __version__
-from exporter.cli.arguments import time_span
 from exporter.cli.openmetrics import FamilyHeaders, SampleLine, Scrape, existing_documents, write_document, write_folder
 from exporter.cli.progress import BYTES, TIME, ProgressBar, progress_arguments
-from exporter.cli.wiring import FAILED, config_file_argument, configure, fail
+from exporter.cli.wiring import FAILED, config_file_argument, configure, fail, time_span
 from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample

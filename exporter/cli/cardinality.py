@@ -23,7 +23,7 @@ from exporter.cardinality import (
     relabel_configs,
     scraped_series,
 )
-from exporter.cli.arguments import at_least
+from exporter.cli.wiring import at_least
 from exporter.config import ConfigError
 from exporter.core.exposition import MAX_LABEL_LENGTH
 from exporter.core.metrics import METRICS

@@ -17,6 +17,7 @@ from exporter.cli.wiring import (
     open_web_config,
     read_config,
     reload_in_background,
+    setting_arguments,
     web_config_file_argument,
 )
 from exporter.clock import SystemClock
@@ -104,15 +105,9 @@ def cluster_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `cluster`."""
     config_file_argument(command)
     web_config_file_argument(command)
-    for flag, metavar, about in (
+    setting_arguments(
+        command,
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),
-        (
-            "cluster.refresh-seconds",
-            "S",
-            "seconds between two polls, three calls to Slurm's controller each; default 60",
-        ),
-        ("log.format", "FORM", "text or json"),
-        ("log.level", "LEVEL", "debug, info, warning or error"),
-    ):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+        ("cluster.refresh-seconds", "S", "seconds between two polls of three calls to Slurm's controller; default 60"),
+    )

@@ -46,10 +46,9 @@ from exporter.checkup.bundle import (
 )
 from exporter.checkup.files import fetch_page, listen_error
 from exporter.checkup.report import CHECKS, CheckReport, as_json, as_text
-from exporter.cli.arguments import at_least
 from exporter.cli.serve import open_collector
 from exporter.cli.tables import as_toml
-from exporter.cli.wiring import FAILED, config_arguments, open_web_config, read_config
+from exporter.cli.wiring import FAILED, at_least, config_arguments, open_web_config, read_config
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.model import Observation

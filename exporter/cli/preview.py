@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from exporter.cli.arguments import parse_headers, time_span
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, configure, fail
+from exporter.cli.wiring import config_file_argument, configure, fail, parse_headers, time_span
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
 from exporter.core.model import Device

@@ -21,11 +21,11 @@ from exporter.agent.agent import Agent
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.pause import PauseFile
 from exporter.agent.sampler import Collector, Sampler
-from exporter.cli.arguments import at_least
 from exporter.cli.progress import WAITED, ProgressBar, progress_arguments
 from exporter.cli.wiring import (
     NO_SOURCE,
     ConfigReloader,
+    at_least,
     config_arguments,
     configure,
     daemon_metadata,

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.agent.agent import Agent, paced
-from exporter.cli.arguments import at_least
 from exporter.cli.progress import TIME, ProgressBar, progress_arguments
 from exporter.cli.wiring import (
     FAILED,
+    at_least,
     config_arguments,
     configure,
     daemon_metadata,

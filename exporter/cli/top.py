@@ -8,8 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from exporter.cli.arguments import at_least, parse_headers
-from exporter.cli.wiring import FAILED, fail
+from exporter.cli.wiring import FAILED, at_least, fail, parse_headers
 from exporter.config import ConfigError
 from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once, tls_verification
 from exporter.top.screen import ViewState, render_text

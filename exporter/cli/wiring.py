@@ -1,4 +1,4 @@
-"""Holds what several commands share: configuration flags, loading, reloading, and an agent with a web server.
+"""Holds what several commands share: flags, loading and reloading the configuration, an agent with a web server.
 
 Owns the composition of parts and the exit statuses. The file is reloaded on SIGHUP, or when its content has changed
 and then stayed the same for one poll; an invalid configuration is rejected, and the old one stays in use.
@@ -6,6 +6,7 @@ and then stayed the same for one poll; an invalid configuration is rejected, and
 
 import argparse
 import logging
+import math
 import os
 import platform
 import signal
@@ -36,6 +37,7 @@ from exporter.config import (
 from exporter.core.model import Observation
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus
 from exporter.logs import configure_logging, set_redaction
+from exporter.preview.scoring import parse_duration
 from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
@@ -61,19 +63,24 @@ def config_arguments(command: argparse.ArgumentParser) -> None:
     config_file_argument(command)
     command.add_argument("--source", dest="source", metavar="NAME", help=f"auto, {', '.join(SOURCES)}")
     command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help=f"auto, {', '.join(SCHEDULERS)}")
-    for flag, metavar, about in (
+    setting_arguments(
+        command,
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("web.page-address", "HOST:PORT", "address of the page and the JSON API; default: web.listen-address"),
         ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
         ("history.file", "FILE", "store of this node's history; default: see check-config; empty: none"),
-        ("log.format", "FORM", "text or json"),
-        ("log.level", "LEVEL", "debug, info, warning or error"),
-    ):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+    )
     web_config_file_argument(command)
     command.add_argument(
         "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
     )
+
+
+def setting_arguments(command: argparse.ArgumentParser, *rows: tuple[str, str, str]) -> None:
+    """Add flags for settings: dotted name with hyphens, metavar, help. Those of [log] follow."""
+    of_log = (("log.format", "FORM", "text or json"), ("log.level", "LEVEL", "debug, info, warning or error"))
+    for flag, metavar, about in (*rows, *of_log):
+        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
 
 
 def config_file_argument(command: argparse.ArgumentParser) -> None:
@@ -90,6 +97,52 @@ def web_config_file_argument(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="web configuration (YAML) of Prometheus exporters: TLS, client certificates, users; docs/web.md",
     )
+
+
+def parse_headers(given: Iterable[str]) -> dict[str, str]:
+    """Parse header lines, given directly or as @FILE. Errors do not repeat a line: it may hold a password."""
+    found: dict[str, str] = {}
+    for text in given:
+        for line in _header_lines(text):
+            name, colon, value = line.partition(":")
+            if not (colon and name.strip() and line.isascii() and line.isprintable()):
+                where = text if text.startswith("@") else "what was given"
+                raise ConfigError(f"--header: {where} is not 'Name: value' (example: 'Authorization: Bearer ...')")
+            found[name.strip()] = value.strip()
+    return found
+
+
+def _header_lines(text: str) -> list[str]:
+    if not text.startswith("@"):
+        return [text]
+    try:
+        content = Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"--header: {text[1:]}: cannot be read: {getattr(err, 'strerror', None) or err}") from err
+    return [line for line in content.splitlines() if line.strip()]
+
+
+def time_span(text: str) -> float:
+    """Argument type: a duration of at least a second, in seconds."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    if seconds < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than a second")
+    return seconds
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Return an argument type: a finite number of at least `least`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {least:g} or more")
+        return value
+
+    return number
 
 
 def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
