@@ -145,7 +145,12 @@ def _without_secrets(finding: Finding) -> Finding:
 
 
 def _failed_check(check: Check, context: CheckContext, message: str, do: str) -> Finding:
-    return Finding(check.area, check.name, FAIL if check.needed(context.config) else WARN, message, do)
+    return failed(check.area, check.name, message, do, needed=check.needed(context.config))
+
+
+def failed(area: str, check: str, message: str, do: str, *, needed: bool, absent: bool = False) -> Finding:
+    """Finding on what does not work: FAIL if the configuration requires it, INFO if it is only absent, else WARN."""
+    return Finding(area, check, FAIL if needed else INFO if absent else WARN, message, do)
 
 
 _ADVICE_START = re.compile(

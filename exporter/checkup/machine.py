@@ -16,19 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter import __version__
-from exporter.checkup.base import (
-    FAIL,
-    INFO,
-    OK,
-    WARN,
-    CheckContext,
-    Finding,
-    Findings,
-    Verdict,
-    findings_of,
-    split_advice,
-)
-from exporter.config import Config
+from exporter.checkup.base import INFO, OK, WARN, CheckContext, Finding, Findings, failed, findings_of, split_advice
 from exporter.core.model import SECOND
 from exporter.registry import SOURCES
 from exporter.sources.base import SourceError
@@ -213,26 +201,21 @@ _RESTRICTION_ADVICE = (
 )
 
 
-def requires_nvml(config: Config) -> bool:
-    """Whether the configuration names NVML as the source."""
-    return config.source == "nvml"
-
-
 def check_devices(context: CheckContext, _: Findings) -> Iterator[Finding]:
     """Check that device files exist, and that this user may open them."""
-    bad = FAIL if requires_nvml(context.config) else INFO
+    needed = context.config.source == "nvml"
     gpus = [path.name for path in _listed(context.dev) if _GPU.fullmatch(path.name)]
     if not gpus:
         message = f"there is no GPU in {context.dev}: no NVIDIA driver, or a container without its devices"
         do = "install the driver (`nvidia-smi` must work), or give the container the devices, without requesting"
         do += " nvidia.com/gpu: NVIDIA's container runtime and NVIDIA_VISIBLE_DEVICES=all"
-        yield Finding(DRIVER, "devices", bad, message, do)
+        yield failed(DRIVER, "devices", message, do, needed=needed, absent=True)
         return
     closed = [name for name in (*gpus, "nvidiactl") if not os.access(context.dev / name, os.R_OK | os.W_OK)]
     if closed:
         message = f"this user may not open {', '.join(closed)} in {context.dev}"
         do = "add the user to the group of these files, or see the driver's NVreg_DeviceFileMode"
-        yield Finding(DRIVER, "devices", FAIL if requires_nvml(context.config) else WARN, message, do)
+        yield failed(DRIVER, "devices", message, do, needed=needed)
         return
     yield Finding(DRIVER, "devices", OK, f"{len(gpus)} GPUs in {context.dev}: {', '.join(sorted(gpus, key=_number))}")
 
@@ -279,15 +262,12 @@ def check_library(context: CheckContext, _: Findings) -> Iterator[Finding]:
     yield from _boards(context, nvml)
 
 
-def _without_library(context: CheckContext, message: str) -> Finding:
+def _without_library(context: CheckContext, error: str) -> Finding:
     """INFO if there is no driver at all and NVML is not the configured source."""
     has_driver = any(_GPU.fullmatch(path.name) for path in _listed(context.dev)) or kernel_driver(context) != ""
-    verdict: Verdict = (
-        FAIL if requires_nvml(context.config) else WARN if has_driver or "not found" not in message else INFO
-    )
-    return Finding(
-        DRIVER, "library", verdict, *split_advice(message, "run `nvidia-smi`, then see `dmesg | grep -i nvrm`")
-    )
+    message, do = split_advice(error, "run `nvidia-smi`, then see `dmesg | grep -i nvrm`")
+    absent = not has_driver and "not found" in error
+    return failed(DRIVER, "library", message, do, needed=context.config.source == "nvml", absent=absent)
 
 
 def _boards(context: CheckContext, nvml: DriverDescription) -> Iterator[Finding]:

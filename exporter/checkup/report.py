@@ -38,7 +38,7 @@ CHECKS = (
     Check(CLOCK, "synchronised", machine.check_clock),
     Check(DRIVER, "devices", machine.check_devices),
     Check(DRIVER, "module", machine.check_module),
-    Check(DRIVER, "library", machine.check_library, seconds=20.0, needed=machine.requires_nvml),
+    Check(DRIVER, "library", machine.check_library, seconds=20.0, needed=telemetry.requires_source("nvml")),
     Check(TELEMETRY, "pause", telemetry.check_pause),
     *(
         Check(TELEMETRY, name, import_object(source.check), source.check_seconds, telemetry.requires_source(name))

@@ -9,18 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from exporter.checkup.base import (
-    FAIL,
-    INFO,
-    OK,
-    WARN,
-    CheckContext,
-    Finding,
-    Findings,
-    Verdict,
-    findings_of,
-    split_advice,
-)
+from exporter.checkup.base import INFO, OK, WARN, CheckContext, Finding, Findings, failed, findings_of, split_advice
 from exporter.checkup.machine import rights
 from exporter.config import Config
 from exporter.registry import SCHEDULERS, section_of
@@ -44,9 +33,9 @@ def _tries_scheduler(context: CheckContext, name: str) -> bool:
 
 
 def _refused(context: CheckContext, name: str, err: Exception, *, absent: bool = False) -> Finding:
-    verdict: Verdict = FAIL if requires_scheduler(name)(context.config) else INFO if absent else WARN
     text = str(err).removeprefix(f"scheduler {name}: ")
-    return Finding(JOBS, name, verdict, *split_advice(text, f"set [{section_of(name)}] to what this node has"))
+    message, do = split_advice(text, f"set [{section_of(name)}] to what this node has")
+    return failed(JOBS, name, message, do, needed=context.config.scheduler == name, absent=absent)
 
 
 def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
@@ -86,8 +75,8 @@ def _readable(context: CheckContext, check: str, folder: Path, what: str, do: st
     try:
         entries = len(os.listdir(folder))  # noqa: PTH208  its error names the folder, and only a count is wanted
     except OSError as err:
-        verdict: Verdict = FAIL if requires_scheduler("slurm")(context.config) else WARN
-        return Finding(JOBS, check, verdict, f"{what} {folder} cannot be read: {err.strerror or err}", do)
+        message = f"{what} {folder} cannot be read: {err.strerror or err}"
+        return failed(JOBS, check, message, do, needed=context.config.scheduler == "slurm")
     return Finding(JOBS, check, OK, f"{what} {folder} can be read, {entries} entries")
 
 
@@ -98,9 +87,7 @@ def _controller(context: CheckContext, node: str) -> Finding:
             state = client.node(node)
     except (SlurmUnavailableError, ValueError) as err:
         message, do = split_advice(str(err), "is slurmctld up and reachable from here? `scontrol ping`")
-        return Finding(
-            JOBS, "slurm controller", FAIL if requires_scheduler("slurm")(context.config) else WARN, message, do
-        )
+        return failed(JOBS, "slurm controller", message, do, needed=context.config.scheduler == "slurm")
     return Finding(JOBS, "slurm controller", OK, f"answers; it knows {node}{_node_state_text(state.condition)}")
 
 
@@ -124,7 +111,7 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
         return
     settings = context.config.kubernetes
     absent = not _exists(Path(settings.pod_resources_socket))
-    if absent and not requires_scheduler("kubernetes")(context.config):
+    if absent and context.config.scheduler != "kubernetes":
         message = f"no kubelet at {settings.pod_resources_socket}"
         yield Finding(JOBS, "kubernetes", INFO, message, "mount the host's /var/lib/kubelet/pod-resources, the folder")
         return
@@ -194,19 +181,17 @@ def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
     """Check that other users' processes are visible: needed for ranks, and without a scheduler for everything."""
     proc = Path(context.config.host.proc)
     others = [folder for folder in proc.glob("[0-9]*") if _owner(folder) not in (None, os.geteuid())]
-    bad = FAIL if requires_scheduler("processes")(context.config) else WARN
+    needed = context.config.scheduler == "processes"
     hidden = _hidden(context)
     if hidden:
         message = f"{proc} is mounted with hidepid={hidden}, which hides other users' processes"
         do = "give the daemon's user the gid= of that mount, CAP_SYS_PTRACE, or mount the host's /proc without hidepid"
         if not rights(context.proc).has("SYS_PTRACE"):
-            yield Finding(JOBS, "processes", bad, message, do)
+            yield failed(JOBS, "processes", message, do, needed=needed)
             return
     if not _host_pids(context):
         message = f"{proc} shows only this container's processes: the driver's pids are not theirs"
-        yield Finding(
-            JOBS, "processes", bad if _processes_only(context) else INFO, message, "in a pod set hostPID: true"
-        )
+        yield failed(JOBS, "processes", message, "in a pod set hostPID: true", needed=needed, absent=True)
         return
     closed = [folder for folder in others if not _environ(folder)]
     if others and len(closed) == len(others):
@@ -214,10 +199,6 @@ def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
         yield Finding(JOBS, "processes", INFO, message, "run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
         return
     yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are visible, with their environments")
-
-
-def _processes_only(context: CheckContext) -> bool:
-    return context.config.scheduler == "processes"
 
 
 def _owner(folder: Path) -> int | None:
@@ -269,4 +250,4 @@ def check_scheduler_choice(context: CheckContext, before: Findings) -> Iterator[
         yield Finding(JOBS, "scheduler", OK, f"the daemon will use {works[0]}, as configured")
     else:
         message = f"the daemon will not start: {context.config.scheduler} is configured and does not work"
-        yield Finding(JOBS, "scheduler", FAIL, message, "see above, or set scheduler to another, or to auto")
+        yield failed(JOBS, "scheduler", message, "see above, or set scheduler to another, or to auto", needed=True)

@@ -23,7 +23,7 @@ from exporter.checkup.base import (
     CheckContext,
     Finding,
     Findings,
-    Verdict,
+    failed,
     findings_of,
     split_advice,
 )
@@ -118,8 +118,8 @@ def _read_source(
 
 
 def _refused(context: CheckContext, name: str, err: SourceError, *, absent: bool = False) -> Finding:
-    verdict: Verdict = FAIL if requires_source(name)(context.config) else INFO if absent else WARN
-    return Finding(TELEMETRY, name, verdict, *split_advice(str(err), SOURCES[name].advice))
+    message, do = split_advice(str(err), SOURCES[name].advice)
+    return failed(TELEMETRY, name, message, do, needed=context.config.source == name, absent=absent)
 
 
 def _source_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
@@ -138,7 +138,7 @@ def _source_findings(context: CheckContext, name: str, source: TelemetrySource, 
 
 def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
     """Report whether all or some boards have profiling signals."""
-    check, needed = profiling_check(name), requires_source(name)(context.config)
+    check, needed = profiling_check(name), context.config.source == name
     advice = SOURCES[name].profiling_advice
     sees, refused = _TENSOR_SIGNAL in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
     if sees:
@@ -149,8 +149,8 @@ def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, 
     if refused:
         boards = sum(not device.parent for device in batch.devices)
         message = f"{len(refused)} of {boards} GPUs are not profiled: {refused[0]}"
-        verdict: Verdict = WARN if sees or needed else INFO
-        yield Finding(TELEMETRY, f"{name} unprofiled" if sees else check, verdict, message, advice)
+        unprofiled = f"{name} unprofiled" if sees else check
+        yield Finding(TELEMETRY, unprofiled, WARN if sees or needed else INFO, message, advice)
 
 
 def _same_machine(context: CheckContext, listed: set[str]) -> Iterator[Finding]:

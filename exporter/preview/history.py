@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Final
 
 from msgspec import Struct
 
@@ -27,7 +26,8 @@ from exporter.preview.scoring import (
     PreviewJob,
     PreviewResult,
     known_price,
-    name_some,
+    left_alone_notes,
+    limit_note,
 )
 
 START_GRACE_SECONDS = 90.0
@@ -116,7 +116,6 @@ def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> 
         yield at, frozenset(job for _, job, _ in rows), max(last_work for _, _, last_work in rows)
 
 
-METRIC_PREFIX: Final = "gpu_efficiency_"
 _MIG_SHARE_UNITS = 28
 """MIG shares are multiples of 1/28: of 1/7, or of 1/4 on boards with four slices."""
 
@@ -175,9 +174,8 @@ class PrometheusInventory:
         for series in self._window_maximum("gpu_info", window, "cluster, job, instance, uuid, model", end):
             self.gpus[_gpu_key(series)] = ScrapedGpu(_label_value(series, "model"), _scrape_target(series))
         for series in self._server.instant_query(self._mig_share_query(window), end):
-            self.mig_weights[_gpu_key(series)] = (
-                max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS)) / _MIG_SHARE_UNITS
-            )
+            units = max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS))
+            self.mig_weights[_gpu_key(series)] = units / _MIG_SHARE_UNITS
         labels = "cluster, job, instance, model, currency"
         for series in self._window_maximum("price_per_gpu_hour", window, labels, end, matcher='held="true"'):
             price = Price(float(series.value[1]), _label_value(series, "currency"))
@@ -191,7 +189,7 @@ class PrometheusInventory:
 
     def selector(self, name: str, matcher: str = "") -> str:
         """Selector of one of our metrics, with the user's matchers."""
-        return add_matchers(f"{METRIC_PREFIX}{name}", self._selector, matcher)
+        return add_matchers(f"gpu_efficiency_{name}", self._selector, matcher)
 
     def per_holder(self, name: str) -> str:
         """Query for a metric of a GPU, once for each job that holds it."""
@@ -319,15 +317,13 @@ class PrometheusPreview:
 
     def _fleet_size(self, start: float, end: float, step: float) -> int:
         """The most GPUs allocated at once, at some times of the range."""
-        holders, resolution = (
-            f"count({self._inventory.selector(LAST_WORK_METRIC)})",
-            max(step, (end - start) / _FLEET_SIZE_POINTS),
-        )
-        query = f"max_over_time({holders}[{round(end - start) or 1}s:{round(resolution) or 1}s]) or {holders}"
-        series = self._server.instant_query(query, end)
+        selector = self._inventory.selector(LAST_WORK_METRIC)
+        resolution = max(step, (end - start) / _FLEET_SIZE_POINTS)
+        window = f"[{round(end - start) or 1}s:{round(resolution) or 1}s]"
+        series = self._server.instant_query(f"max_over_time(count({selector}){window}) or count({selector})", end)
         if not series:
             raise PrometheusError(
-                f"no {self._inventory.selector(LAST_WORK_METRIC)} is stored there in that time:"
+                f"no {selector} is stored there in that time:"
                 " does it scrape gpu-efficiency, of a version that has that metric, and was any GPU held?"
                 " Try another --since or --match"
             )
@@ -340,8 +336,7 @@ class PrometheusPreview:
     def _feed(self, start: float, end: float, step: float) -> None:
         series: dict[GpuKey, list[tuple[str, tuple[tuple[float, str], ...]]]] = defaultdict(list)
         for row in self._server.range_query(self._inventory.per_holder(LAST_WORK_METRIC), start, end, step):
-            gpu = row.metric.get("cluster", ""), row.metric.get("uuid", "")
-            series[gpu].append((row.metric.get("job_id", ""), row.values))
+            series[_gpu_key(row)].append((_label_value(row, "job_id"), row.values))
         for gpu, rows in series.items():
             self._tracker.feed(gpu, merge_holders(rows), starts=self._inventory.daemon_starts(gpu), step=step)
 
@@ -412,14 +407,5 @@ class PrometheusPreview:
     def _notes(self) -> Iterator[str]:
         yield _APPROXIMATION_NOTE
         if self._jobs_with_own_limit:
-            yield (
-                f"jobs with a limit of their own, which no row changes: {len(self._jobs_with_own_limit)}"
-                f" ({name_some(self._jobs_with_own_limit)})"
-            )
-        if self._exempt_jobs:
-            yield (
-                f"jobs with an exemption at some time, left alone: {len(self._exempt_jobs)}"
-                f" ({name_some(self._exempt_jobs)})"
-            )
-        if self._unknown_gpus:
-            yield f"GPUs left alone because the scheduler did not report their owner: {len(self._unknown_gpus)}"
+            yield limit_note(self._jobs_with_own_limit)
+        yield from left_alone_notes(self._exempt_jobs, " at some time, left alone", self._unknown_gpus)

@@ -20,7 +20,8 @@ from exporter.preview.scoring import (
     PolicyRow,
     PreviewJob,
     PreviewResult,
-    name_some,
+    left_alone_notes,
+    limit_note,
     trigger_states,
 )
 
@@ -216,14 +217,5 @@ class TracePreview:
     def _notes(self) -> Iterable[str]:
         for name, jobs in self._jobs_with_own_limit.items():
             if jobs and name in self._triggers:
-                yield (
-                    f"jobs with a limit of their own ({_OWN_LIMIT_FIELDS[name]}), which no row changes: "
-                    f"{len(jobs)} ({name_some(jobs)})"
-                )
-        if self._exempt_jobs:
-            yield (
-                f"jobs with an exemption, left alone while it lasted: {len(self._exempt_jobs)}"
-                f" ({name_some(self._exempt_jobs)})"
-            )
-        if self._unknown_gpus:
-            yield f"GPUs left alone because the scheduler did not report their owner: {len(self._unknown_gpus)}"
+                yield limit_note(jobs, _OWN_LIMIT_FIELDS[name])
+        yield from left_alone_notes(self._exempt_jobs, ", left alone while it lasted", self._unknown_gpus)

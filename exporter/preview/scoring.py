@@ -4,7 +4,7 @@ Times are Unix seconds, durations seconds.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from textwrap import wrap
 
@@ -269,6 +269,20 @@ def name_some(jobs: Iterable[str]) -> str:
     """The first three names, and the number of others."""
     names = sorted(jobs)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  as shown
+
+
+def limit_note(jobs: Collection[str], limit: str = "") -> str:
+    """Note on jobs whose own limit the previewed thresholds do not change."""
+    which = limit and f" ({limit})"
+    return f"jobs with a limit of their own{which}, which no row changes: {len(jobs)} ({name_some(jobs)})"
+
+
+def left_alone_notes(exempt_jobs: Collection[str], when: str, unknown_gpus: Collection[object]) -> Iterator[str]:
+    """Notes on GPUs that are not reclaimed in any row, if there are any."""
+    if exempt_jobs:
+        yield f"jobs with an exemption{when}: {len(exempt_jobs)} ({name_some(exempt_jobs)})"
+    if unknown_gpus:
+        yield f"GPUs left alone because the scheduler did not report their owner: {len(unknown_gpus)}"
 
 
 WIDTH = 80
