@@ -32,7 +32,7 @@ Counts = Mapping[str, float]
 SERIES_OF_A_SCRAPE = 5
 """up, scrape_duration_seconds, scrape_samples_scraped, scrape_samples_post_metric_relabeling, scrape_series_added:
 which Prometheus adds for every target ("Jobs and instances")."""
-REPORTING_OR_SERVING, REPORTED_MFU = "speaking job", "gpu_efficiency_job_reported_mfu_ratio"
+REPORTING_OR_SERVING, REPORTED_MFU = "reporting or serving job", "gpu_efficiency_job_reported_mfu_ratio"
 """Scope of a job that reports or whose engine is found, and the metric that both kinds of job can have."""
 MISSING_SIGNALS: Mapping[str, tuple[str, ...]] = {
     name: signals

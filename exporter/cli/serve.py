@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -51,37 +52,33 @@ from exporter.sources.selector import open_selector
 from exporter.trace import TraceHeader, TraceWriter
 from exporter.workloads import WorkloadListener
 
+if TYPE_CHECKING:
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher
+
 log = logging.getLogger("gpu-efficiency")
-
-
-def _discard(_: JobRecord) -> None:
-    """Ignore a job record: only the store keeps it."""
 
 
 @contextmanager
 def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord], None]]:
     """Return the function that publishes the record of each ended job; it never blocks."""
-    if config.receipts.kubernetes == "none":
-        yield _discard
+    publisher = _open_publisher(config, node) if config.receipts.kubernetes != "none" else None
+    if publisher is None:
+        yield lambda _: None
         return
-    from exporter.schedulers.kubernetes.api import (  # noqa: PLC0415  imported only if configured
-        ApiTimeouts,
-        find_api_server,
-    )
-    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  imported only if configured
+    with closing(publisher):
+        yield publisher.publish
 
+
+def _open_publisher(config: Config, node: str) -> "JobReportPublisher | None":
+    from exporter.schedulers.kubernetes.api import ApiTimeouts, find_api_server  # noqa: PLC0415  only if configured
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  only if configured
+
+    mode = config.receipts.kubernetes
     server = find_api_server(config.kubernetes, os.environ, ApiTimeouts())
-    if server is None:
-        log.warning(
-            "receipts.kubernetes = %r, but no API server: no job report is published", config.receipts.kubernetes
-        )
-        yield _discard
-        return
-    writer = JobReportPublisher(server, config.receipts.kubernetes, node=node, render=short_report)
-    try:
-        yield writer.publish
-    finally:
-        writer.close()
+    if server is not None:
+        return JobReportPublisher(server, mode, node=node, render=short_report)
+    log.warning("receipts.kubernetes = %r, but no API server: no job report is published", mode)
+    return None
 
 
 def short_report(record: JobRecord) -> str:
