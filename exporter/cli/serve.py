@@ -61,7 +61,7 @@ log = logging.getLogger("gpu-efficiency")
 @contextmanager
 def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord], None]]:
     """Return the function that publishes the record of each ended job; it never blocks."""
-    publisher = _open_publisher(config, node) if config.receipts.kubernetes != "none" else None
+    publisher = _open_publisher(config, node)
     if publisher is None:
         yield lambda _: None
         return
@@ -70,14 +70,16 @@ def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord
 
 
 def _open_publisher(config: Config, node: str) -> "JobReportPublisher | None":
+    destination = config.receipts.kubernetes
+    if destination == "none":
+        return None
     from exporter.schedulers.kubernetes.api import ApiTimeouts, find_api_server  # noqa: PLC0415  only if configured
     from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  only if configured
 
-    mode = config.receipts.kubernetes
     server = find_api_server(config.kubernetes, os.environ, ApiTimeouts())
     if server is not None:
-        return JobReportPublisher(server, mode, node=node, render=short_report)
-    log.warning("receipts.kubernetes = %r, but no API server: no job report is published", mode)
+        return JobReportPublisher(server, destination, node=node, render=short_report)
+    log.warning("receipts.kubernetes = %r, but no API server: no job report is published", destination)
     return None
 
 
