@@ -153,8 +153,16 @@ def failed(area: str, check: str, message: str, do: str, *, needed: bool, absent
     return Finding(area, check, FAIL if needed else INFO if absent else WARN, message, do)
 
 
+def read_text(path: Path) -> str:
+    """Content of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 _ADVICE_START = re.compile(
-    r"[:;.] (?=(?:install|run|set|try|look|reboot|name|give|grant|mount|restart|correct|pip|read|move|let|on a"
+    r"[:;.] (?=(?:install|run|set|try|look|check|use|reboot|name|give|grant|mount|restart|correct|pip|read|move|let|on a"
     r"|another program)\b|(?:is|are|does|may|was)\b[^?]*\?)",
     re.IGNORECASE,
 )
@@ -164,10 +172,8 @@ _ADVICE_START = re.compile(
 def split_advice(text: str, otherwise: str = "") -> tuple[str, str]:
     """Split an error message of this program into problem and advice; without advice, return `otherwise`."""
     plain = " ".join(text.split())
-    place = next((found for found in _ADVICE_START.finditer(plain)), None)
-    if place is None:
-        return plain, otherwise
-    return plain[: place.start()], plain[place.end() :]
+    advice = _ADVICE_START.search(plain)
+    return (plain[: advice.start()], plain[advice.end() :]) if advice else (plain, otherwise)
 
 
 def findings_of(findings: Iterable[Finding], *checks: str) -> Iterator[Finding]:

@@ -15,7 +15,18 @@ from pathlib import Path
 
 import httpx
 
-from exporter.checkup.base import FAIL, INFO, OK, WARN, CheckContext, Finding, Findings, Verdict, split_advice
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    Verdict,
+    read_text,
+    split_advice,
+)
 from exporter.config import split_address
 from exporter.formatting import format_duration
 
@@ -171,11 +182,7 @@ def _port(context: CheckContext, key: str, host: str, port: int) -> Finding:
 
 def _requires_client_certificate(context: CheckContext) -> bool:
     """Whether a daemon with this configuration requires a client certificate."""
-    try:
-        text = Path(context.config.web.config_file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "RequireAndVerifyClientCert" in text
+    return "RequireAndVerifyClientCert" in read_text(Path(context.config.web.config_file))
 
 
 def _running_daemon(key: str, where: str, page: str) -> Finding:
@@ -311,13 +318,9 @@ def _store_files(path: Path) -> list[Path]:
 
 def file_system(mounts: Path, folder: Path) -> str:
     """Type of the file system of the folder; empty: unknown."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
     found, longest = "", -1
     whole = folder.resolve()
-    for line in lines:
+    for line in read_text(mounts).splitlines():
         mount_point, kind = _mount(line)
         if kind and len(mount_point.parts) >= longest and whole.is_relative_to(mount_point):
             found, longest = kind, len(mount_point.parts)  # of two mounts on one path the later one is visible

@@ -16,7 +16,18 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter import __version__
-from exporter.checkup.base import INFO, OK, WARN, CheckContext, Finding, Findings, failed, findings_of, split_advice
+from exporter.checkup.base import (
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    failed,
+    findings_of,
+    read_text,
+    split_advice,
+)
 from exporter.core.model import SECOND
 from exporter.registry import SOURCES
 from exporter.sources.base import SourceError
@@ -93,11 +104,7 @@ def _version(package: str) -> str:
 
 
 def _system_name(context: CheckContext) -> str:
-    try:
-        text = (context.etc / "os-release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "an unknown system"
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', text, re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text(context.etc / "os-release"), re.MULTILINE)
     return found[1] if found else "an unknown system"
 
 
@@ -126,10 +133,7 @@ def check_user(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def _service_uid(context: CheckContext) -> int | None:
-    try:
-        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
+    lines = read_text(context.etc / "passwd").splitlines()
     found = next((line.split(":") for line in lines if line.startswith(f"{SERVICE_USER}:")), ())
     return int(found[2]) if len(found) > 2 and found[2].isdecimal() else None  # noqa: PLR2004  name:password:uid
 
@@ -233,11 +237,7 @@ def _number(name: str) -> int:
 
 def kernel_driver(context: CheckContext) -> str:
     """Version of the loaded kernel module; empty: /proc has none."""
-    try:
-        text = (Path(context.config.host.proc) / "driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = _KERNEL_VERSION.search(text)
+    found = _KERNEL_VERSION.search(read_text(Path(context.config.host.proc) / "driver/nvidia/version"))
     return found[1] if found else ""
 
 
@@ -305,10 +305,7 @@ def _major(version: str) -> int:
 
 def restricted(context: CheckContext) -> bool | None:
     """Whether the driver allows profiling for administrators only; None: unknown."""
-    try:
-        text = (Path(context.config.host.proc) / "driver/nvidia/params").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    text = read_text(Path(context.config.host.proc) / "driver/nvidia/params")
     found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", text, re.MULTILINE)
     return None if found is None else found[1] != "0"
 
@@ -350,10 +347,7 @@ def _restriction(context: CheckContext, mine: Rights, *, needless: bool) -> Find
 def _running_profilers(proc: Path) -> set[str]:
     found = set()
     for path in proc.glob("[0-9]*/comm"):
-        try:
-            name = path.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            continue
+        name = read_text(path).strip()
         if name in _PROFILERS:
             found.add(f"{_PROFILERS[name]} (pid {path.parent.name})")
     return found

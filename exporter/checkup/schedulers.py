@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from exporter.checkup.base import INFO, OK, WARN, CheckContext, Finding, Findings, failed, findings_of, split_advice
+from exporter.checkup.base import (
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    failed,
+    findings_of,
+    read_text,
+    split_advice,
+)
 from exporter.checkup.machine import rights
 from exporter.config import Config
 from exporter.registry import SCHEDULERS, section_of
@@ -219,10 +230,7 @@ def _environ(folder: Path) -> bool:
 
 def _hidden(context: CheckContext) -> str:
     """Value of hidepid= of the mount of the host's /proc; empty: no process is hidden."""
-    try:
-        lines = (context.proc / "self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
+    lines = read_text(context.proc / "self/mountinfo").splitlines()
     mine = [line for line in lines if line.split()[4] == context.config.host.proc]
     found = _HIDEPID.search(mine[-1]) if mine else None
     return "" if found is None or found[1] in ("0", "off") else found[1]

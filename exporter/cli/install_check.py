@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from exporter import __version__
 from exporter.agent.sampler import Sampler
-from exporter.checkup.base import CheckContext, Finding, run_checks
+from exporter.checkup.base import CheckContext, Finding, read_text, run_checks
 from exporter.checkup.bundle import (
     BundleError,
     BundleFile,
@@ -133,11 +133,8 @@ def _gather(args: argparse.Namespace, context: CheckContext, report: CheckReport
 
 def _register_host(context: CheckContext, redaction: Redaction) -> None:
     redaction.register("host", context.host, platform.node(), context.host.partition(".")[0])
-    try:
-        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    redaction.register("user", *(line.partition(":")[0] for line in lines if _is_person(line.split(":"))))
+    entries = [line.split(":") for line in read_text(context.etc / "passwd").splitlines()]
+    redaction.register("user", *(entry[0] for entry in entries if _is_person(entry)))
 
 
 def _is_person(fields: list[str]) -> bool:
