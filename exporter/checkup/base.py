@@ -162,8 +162,8 @@ def read_text(path: Path) -> str:
 
 
 _ADVICE_START = re.compile(
-    r"[:;.] (?=(?:install|run|set|try|look|check|use|reboot|name|give|grant|mount|restart|correct|pip|read|move|let|on a"
-    r"|another program)\b|(?:is|are|does|may|was)\b[^?]*\?)",
+    r"[:;.] (?=(?:install|run|set|try|look|check|use|reboot|name|give|grant|mount|restart|correct|pip|read|move|let"
+    r"|on a|another program)\b|(?:is|are|does|may|was)\b[^?]*\?)",
     re.IGNORECASE,
 )
 """Matches the place in this program's error messages at which the advice begins."""
