@@ -99,7 +99,7 @@ def _policy() -> str:
     return "\n".join((_COLUMNS, *(_row(field, "policy", meanings[field.name]) for field in fields(Policy))))
 
 
-# -- type and default of a field --
+# -- what a field is --
 
 
 def _is_section(field: FieldInfo) -> bool:

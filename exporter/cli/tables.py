@@ -174,15 +174,15 @@ queried by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
 _WATCH_HEAD = """
 ## What to watch
 
-In the documents on which this project is based, the metric column of the inference table was shifted by some rows
-(KV-cache pressure had the unoccupied GPU-hour ratio). Here: 9 KV-cache use, preemptions and tokens computed twice, 10
-latency inflation by prefills (inter-token p99 and time to first token), 11 batch fill against queue delay, 12 draft
-acceptance and tokens per forward pass.
+In the documents this project started from, the metric column of the inference table had slipped by some rows (KV-cache
+pressure was given the unoccupied GPU-hour ratio); here each leak has the metric that fits it: 9 KV-cache use,
+preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
+batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
 
-Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload or the serving *engine*, or
-*estimated* by a formula. Reported leaks stay 0 without reports.
+Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, reported by the serving *engine*,
+or *estimated* by a formula. A leak that needs a report is 0 while there is none.
 
-| # | metric to watch | series | evidence | signal needed | runbook |
+| # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
