@@ -1,35 +1,30 @@
 """Runs the command `cluster`: polls a whole cluster's scheduler and serves metrics about its queue and nodes."""
 
 import argparse
-import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable
 
 from exporter.cli.wiring import (
+    JOIN_SECONDS,
     ConfigReloader,
     config_file_argument,
     configure,
-    fail,
-    log_page_access,
     on_sighup,
-    open_web_config,
     read_config,
     reload_in_background,
+    serve_app,
     setting_arguments,
     web_config_file_argument,
 )
 from exporter.clock import SystemClock
 from exporter.cluster.metrics import page
 from exporter.cluster.watcher import ClusterSource, ClusterWatcher
-from exporter.config import Config, ConfigError, split_address
+from exporter.config import Config, ConfigError
 from exporter.registry import SCHEDULERS, import_object
 from exporter.web.metrics_app import create_metrics_app
-from exporter.web.server import WebListenError, run
 
-log = logging.getLogger("gpu-efficiency")
-_JOIN_SECONDS = 2.0
 _USED_SECTIONS = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
 """Sections of the configuration that this command uses."""
 
@@ -74,24 +69,13 @@ def _serve(config: Config, source: ClusterSource) -> int:
         page=lambda openmetrics: page(watch.view, now=clock.now(), openmetrics=openmetrics),
         problem=lambda: _stale_reason(watch, clock.now),
     )
-    host, port = split_address(cluster.listen_address)
-    web_config, where = open_web_config(config), host or "localhost"
-
-    def begin(bound: int) -> None:
-        scheme = web_config.current.scheme
-        log.info("serving %s://%s:%d/ and /metrics for the whole %s cluster", scheme, where, bound, source.name)
-        log_page_access(config, web_config, host)
-        poller.start()
-
     try:
-        run(app, host=host, port=port, watcher=web_config, open_page=config.web.open_page, on_listening=begin)
-    except WebListenError as err:
-        return fail(f"{err}".replace("web.listen_address", "cluster.listen_address"))
+        what = f" for the whole {source.name} cluster"
+        return serve_app(app, config, poller.start, key="cluster.listen_address", what=what)
     finally:
         stop.set()
         if poller.ident is not None:
-            poller.join(timeout=_JOIN_SECONDS)
-    return 0
+            poller.join(timeout=JOIN_SECONDS)
 
 
 def _stale_reason(watch: ClusterWatcher, now: Callable[[], int]) -> str:

@@ -179,8 +179,8 @@ pressure was given the unoccupied GPU-hour ratio); here each leak has the metric
 preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
 batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
 
-Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload, reported by the serving *engine*,
-or *estimated* by a formula. A leak that needs a report is 0 while there is none.
+Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload or by the serving *engine*, or
+*estimated* by a formula. A leak that needs a report is 0 while there is none.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""

@@ -43,6 +43,8 @@ from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from exporter.core.job_record import JobRecord
     from exporter.history.recorder import HistoryRecorder
     from exporter.web.security import WebConfigWatcher
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpu-efficiency")
 FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
+JOIN_SECONDS = 2.0
+"""Timeout for the end of a sampling or polling thread."""
 
 
 def fail(error: object) -> int:
@@ -221,46 +225,61 @@ def publish(
     `history` records what the agent publishes, from before the first sample to after the last scrape.
     """
     from exporter.web.app import create_app  # noqa: PLC0415  only servers import the web
-    from exporter.web.server import WebListenError, run  # noqa: PLC0415  only servers import the web
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
-    web, web_config = config.web, open_web_config(config)
-    host, port = split_address(web.listen_address)
-    page = split_address(web.page_address, name="web.page_address") if web.page_address else None
     max_age = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
     app = create_app(
         agent.latest, now=SystemClock().now, max_age_seconds=max_age, why_not=agent.last_error, history=history
     )
 
-    def begin(bound: int, paged: int = 0) -> None:
-        scheme = web_config.current.scheme
-        log.info("serving %s://%s:%d/ and /metrics", scheme, host or "localhost", bound)
-        if page is not None:
-            log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
-        log_page_access(config, web_config, host if page is None else page[0])
+    def begin() -> None:
         if history is not None:
             history.begin(agent)
         sampler.start()
 
     try:
-        run(
-            app,
-            host=host,
-            port=port,
-            page=page,
-            watcher=web_config,
-            open_page=web.open_page,
-            on_listening=begin,
-        )
-    except WebListenError as err:
-        return fail(err)
+        return serve_app(app, config, begin, page_address=config.web.page_address)
     finally:
         stop.set()
         if sampler.ident is not None:
-            sampler.join(timeout=2.0)
+            sampler.join(timeout=JOIN_SECONDS)
             if history is not None:
                 history.end()
+
+
+def serve_app(
+    app: "FastAPI",
+    config: Config,
+    begin: Callable[[], None],
+    *,
+    key: str = "web.listen_address",
+    page_address: str = "",
+    what: str = "",
+) -> int:
+    """Serve until stopped, and return the exit status; `begin` is called once the ports are bound.
+
+    `key` names the setting of the address, `what` describes the metrics in the log.
+    """
+    from exporter.web.server import WebListenError, run  # noqa: PLC0415  only servers import the web
+
+    web_config, (section, name) = open_web_config(config), key.split(".")
+    host, port = split_address(getattr(getattr(config, section), name), name=key)
+    page = split_address(page_address, name="web.page_address") if page_address else None
+
+    def on_listening(bound: int, paged: int = 0) -> None:
+        scheme = web_config.current.scheme
+        log.info("serving %s://%s:%d/ and /metrics%s", scheme, host or "localhost", bound, what)
+        if page is not None:
+            log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
+        log_page_access(config, web_config, host if page is None else page[0])
+        begin()
+
+    open_page = config.web.open_page
+    try:
+        run(app, host=host, port=port, page=page, watcher=web_config, open_page=open_page, on_listening=on_listening)
+    except WebListenError as err:
+        return fail(f"{err}".replace("web.listen_address", key))
     return 0
 
 
