@@ -7,7 +7,7 @@ Refuses to open any file but the one given.
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -428,8 +428,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     def policies(self) -> Mapping[str, Policy]:
         """The policy of each GPU model that has thresholds of its own."""
-        whole = structs.asdict(self.policy)
-        return {model: msgspec.convert(whole | own, Policy) for model, own in self.policy_by_model.items()}
+        return {model: self.model_policy(own) for model, own in self.policy_by_model.items()}
+
+    def model_policy(self, own: Mapping[str, Any]) -> Policy:
+        """The policy with the thresholds `own`; raises msgspec.ValidationError."""
+        return msgspec.convert({**structs.asdict(self.policy), **own}, Policy)
 
 
 def _with_sections(config: type[Struct]) -> type[Struct]:
@@ -513,11 +516,11 @@ def _check_line_lengths(text: str) -> str:
 def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
     """Convert and validate; not `strict` accepts numbers as text, as environment variables and flags have them."""
     try:
-        _check_boards(tree.get("specs"), strict=strict)
+        _check_named("specs", tree.get("specs"), lambda board: msgspec.convert(board, BoardSettings, strict=strict))
         config = msgspec.convert(tree, Config, strict=strict)
         check_rules(config.workload.rules)
         check_exemptions(config.exemptions)
-        _check_policies(config)
+        _check_named("policy_by_model", config.policy_by_model, config.model_policy)
         split_address(config.web.listen_address)
         if config.web.page_address:
             split_address(config.web.page_address, name="web.page_address")
@@ -570,15 +573,6 @@ def _check_privacy(privacy: PrivacySettings) -> None:
         raise ConfigError('privacy.users: "hash" needs privacy.key_file, a file with a secret')
 
 
-def _check_policies(config: Config) -> None:
-    """Raise ConfigError that names the model whose thresholds are invalid."""
-    for model, own in config.policy_by_model.items():
-        try:
-            msgspec.convert(structs.asdict(config.policy) | own, Policy)
-        except msgspec.ValidationError as err:
-            raise ConfigError(f'policy_by_model."{model}": {err}') from err
-
-
 def _check_pattern(where: str, pattern: str) -> None:
     try:
         re.compile(pattern)
@@ -586,13 +580,13 @@ def _check_pattern(where: str, pattern: str) -> None:
         raise ConfigError(f"{where}: {pattern!r} is no regular expression: {err}") from err
 
 
-def _check_boards(boards: object, *, strict: bool) -> None:
-    """Raise ConfigError that names the GPU model: msgspec's own errors have `[...]` for any key of a table."""
-    for name, board in boards.items() if isinstance(boards, dict) else ():
+def _check_named(section: str, tables: object, check: Callable[[Any], object]) -> None:
+    """Check each table of `section` in a way that errors have its name: msgspec's own have `[...]` for any key."""
+    for name, table in tables.items() if isinstance(tables, dict) else ():
         try:
-            msgspec.convert(board, BoardSettings, strict=strict)
+            check(table)
         except msgspec.ValidationError as err:
-            raise ConfigError(f'specs."{name}": {err}') from err
+            raise ConfigError(f'{section}."{name}": {err}') from err
 
 
 def _parse_list(text: str) -> list[str]:
