@@ -19,16 +19,16 @@ from exporter.formatting import format_time
 from exporter.registry import SCHEDULERS, SOURCES, import_object
 
 AREAS = {
-    PROGRAM: "This program and its machine",
-    USER: "Its user",
+    PROGRAM: "Program and machine",
+    USER: "User",
     CLOCK: "Clock",
     DRIVER: "NVIDIA driver",
     TELEMETRY: "Sources of telemetry",
     PROFILING: "Profiling",
-    JOBS: "Who holds the GPUs",
+    JOBS: "GPU allocation",
     FILES: "Files and folders",
     PORTS: "Addresses",
-    SAMPLE: "What a scrape would show",
+    SAMPLE: "Sample",
 }
 """Area -> heading, in the order of the output."""
 

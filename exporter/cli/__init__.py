@@ -21,9 +21,9 @@ _COMMANDS = (
     ("top", "top:top", "top:top_arguments", "watch nodes, GPUs and jobs live in a terminal"),
     ("simulate", "simulate:write_simulation", "simulate:simulate_arguments", "write a simulated node's trace"),
     ("cluster", "cluster:cluster", "cluster:cluster_arguments", "serve metrics of a whole cluster's scheduler"),
-    ("pause", "pause:pause", "pause:pause_arguments", "leave the hardware counters to a profiler for a while"),
-    ("resume", "pause:resume", "wiring:config_file_argument", "end a pause before its time"),
-    ("check-config", "tables:check_config", "wiring:config_arguments", "print the configuration as it will be used"),
+    ("pause", "pause:pause", "pause:pause_arguments", "release the hardware counters for a profiler"),
+    ("resume", "pause:resume", "wiring:config_file_argument", "end a pause early"),
+    ("check-config", "tables:check_config", "wiring:config_arguments", "print the configuration in force"),
     (
         "install-check",
         "install_check:install_check",

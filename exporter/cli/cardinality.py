@@ -188,24 +188,24 @@ def _contradictions(fleet: FleetSize) -> Iterator[tuple[bool, str]]:
 def _text_lines(found: CardinalityEstimate) -> Iterator[str]:
     fleet = found.fleet
     yield f"{fleet.nodes:,} nodes of {fleet.gpus} GPUs, {fleet.jobs:,} jobs; source {fleet.source}."
-    yield f"Profile {found.profile}: {PROFILES[found.profile]}. At most there will be, unless a line says otherwise:\n"
+    yield f"Profile {found.profile}: {PROFILES[found.profile]}. Numbers are maxima, unless a line says otherwise:\n"
     for group, count in found.series.items():
         yield f"  scraped, of {group:20}{count:>14,}  {count / fleet.nodes:>9,.1f} a node"
     yield f"  scraped, all{'':>18}{found.scraped:>14,}  {found.scraped / fleet.nodes:>9,.1f} a node"
     yield f"    while nothing has gone wrong{'':>2}{found.scraped_calm:>14,}"
     yield (
         f"  recorded by alerts/*.yaml{'':>5}{found.recorded:>14,}"
-        f"  usual: each loses to {fleet.leaks or USUAL_LEAKS} leaks"
+        f"  usual: {fleet.leaks or USUAL_LEAKS} leaks for each job and node"
     )
     yield f"    at most{'':>23}{found.recorded_at_most:>14,}"
     if found.new_series_per_day:
         yield f"  new a day, of jobs that begin {found.new_series_per_day:>14,}"
     yield f"  samples a second{'':>14}{found.samples_per_second:>14,.0f}  scraped every {found.interval:g} s"
-    yield "\nOf one Prometheus, by what we measured on one machine (docs/scale.md), (E):"
+    yield "\nOne Prometheus, extrapolated from a measurement on one machine (docs/scale.md), (E):"
     yield f"  memory {found.memory_bytes / 2**20:,.0f} MiB, disk {found.disk_bytes_per_day / 1e6:,.0f} MB a day"
     if found.profile not in {"full", "rules"}:
         yield "  Rules that read what this profile drops record nothing: docs/prometheus.md says which."
-    yield "\nLimits of a scrape, each a fifth above the worst that such a node can do:"
+    yield "\nLimits of a scrape, each a fifth above the maximum of such a node:"
     yield f"  sample_limit: {found.sample_limit}"
     yield f"  label_limit: {found.label_limit}"
     yield f"  label_value_length_limit: {found.label_value_length_limit}"

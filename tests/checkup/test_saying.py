@@ -46,7 +46,7 @@ def test_the_text_is_by_area_with_what_to_do_below_what_was_said() -> None:
     lines = told.splitlines()
     assert lines[0] == "gpu-efficiency 1.2.3 on node-1, as root, 2023-11-14 22:13 UTC"
     assert lines[1] == "1 could be better, 1 is well"
-    assert lines.index("Its user") < lines.index("Addresses")
+    assert lines.index("User") < lines.index("Addresses")
     place = next(number for number, line in enumerate(lines) if "x is shut" in line)
     assert lines[place].startswith("  warn  ports ")
     assert lines[place + 1].strip() == "do: open x"
@@ -75,7 +75,8 @@ def test_the_json_has_the_keys_that_the_document_names() -> None:
     assert set(told) == {"format", "version", "host", "time", "uid", "status", "summary", "counts", "findings"}
     assert told["counts"] == {"ok": 1, "info": 0, "warn": 0, "fail": 1}
     assert told["findings"][0] == {
-        "area": "ports", "check": "ports", "verdict": "fail", "do": "do it", "message": "it was seen", "said": "it was seen",
+        "area": "ports", "check": "ports", "verdict": "fail", "do": "do it",
+        "message": "it was seen", "said": "it was seen",
     }  # fmt: skip
     assert (told["status"], told["time"], told["format"]) == (1, 1_700_000_000, 1)
     document = (ROOT / "docs/install-check.md").read_text(encoding="utf-8")
