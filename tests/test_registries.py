@@ -58,7 +58,7 @@ def test_install_check_runs_the_diagnoses(derived: Any) -> None:
     assert findings["dummy-source"] == ("ok", "the dummy source answers")
     assert findings["dummy-scheduler"] == ("ok", "this is n1")
     assert findings["source"][1].startswith("the daemon will read dummy-source")
-    assert findings["scheduler"] == ("ok", "the daemon will ask dummy-scheduler, as configured")
+    assert findings["scheduler"] == ("ok", "the daemon will use dummy-scheduler, as configured")
 
 
 def test_the_pages_list_the_entries(derived: Any) -> None:

@@ -173,7 +173,7 @@ def test_what_cannot_be_used_is_refused_whole_and_the_old_holds(
     assert (config.prices[0].per_gpu_hour, config.energy.price_per_kwh) == (2.0, None)
     assert (told.at, told.restart) == (before, ())
     assert reason in told.refused
-    assert any("refused, and the one before it holds" in line and str(file.path) in line for line in caplog.messages)
+    assert any("rejected, and the old one stays in use" in line and str(file.path) in line for line in caplog.messages)
     assert file.look(5) == []  # told once, not every two seconds
     ((config, told),) = file.says("[[prices]]\nper_gpu_hour = 5.0\n")
     assert (config.prices[0].per_gpu_hour, told.refused) == (5.0, "")
