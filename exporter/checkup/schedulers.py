@@ -206,7 +206,7 @@ def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
         return
     closed = [folder for folder in others if not _environ(folder)]
     if others and len(closed) == len(others):
-        message = f"other users' processes are visible ({len(others)}), their environments are not: no ranks of jobs"
+        message = f"other users' processes are visible ({len(others)}), their environments may not be read: no ranks"
         yield Finding(JOBS, "processes", INFO, message, "run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
         return
     yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are visible, with their environments")
