@@ -139,7 +139,7 @@ def test_a_recording_that_breaks_off_is_told_beside_the_answer(trace: Path) -> N
         ("a.jsonl --policy zombie.training=1h", "there is no threshold 'zombie.training'; known are zombie.batch"),
         ("a.jsonl --policy zombie.batch=soon", "--policy zombie.batch=soon: 'soon' is not a time"),
         (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: Prometheus does not store its input"),
-        (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: Prometheus does not store its input"),
+        (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: Prometheus does not store"),
         (f"--prometheus {CLOSED} {ASKED} --since soon", "'soon' is not a time"),
         (f"--prometheus {CLOSED} {ASKED} --step 0.5s", "0.5s is less than a second"),
         (f"--prometheus {CLOSED} {ASKED} --header secret", "--header: what was given is not 'Name: value'"),
