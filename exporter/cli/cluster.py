@@ -46,17 +46,13 @@ def _open(config: Config) -> ClusterSource:
     chosen = config.cluster.scheduler
     if chosen == "auto":
         chosen = "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ else "slurm"
-        if chosen == "slurm" and not _has_slurm(config):
+        if chosen == "slurm" and shutil.which("squeue", path=config.slurm.bin_dir or None) is None:
             raise ConfigError(
                 "cluster.scheduler: neither is this a pod nor is there Slurm's squeue on PATH or in slurm.bin_dir:"
                 " run this where squeue works, or in the cluster, or set cluster.scheduler"
             )
     source: ClusterSource = import_object(SCHEDULERS[chosen].cluster_opener)(config)
     return source
-
-
-def _has_slurm(config: Config) -> bool:
-    return shutil.which("squeue", path=config.slurm.bin_dir or None) is not None
 
 
 def _serve(config: Config, source: ClusterSource) -> int:

@@ -48,7 +48,7 @@ from exporter.checkup.files import fetch_page, listen_error
 from exporter.checkup.report import CHECKS, CheckReport, as_json, as_text
 from exporter.cli.serve import open_collector
 from exporter.cli.tables import as_toml
-from exporter.cli.wiring import FAILED, at_least, config_arguments, open_web_config, read_config
+from exporter.cli.wiring import at_least, config_arguments, fail, open_web_config, read_config
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.model import Observation
@@ -257,7 +257,7 @@ def install_check(args: argparse.Namespace) -> int:
         try:
             refuse_to_overwrite(args.bundle, force=args.force)
         except BundleError as err:
-            return _print_error(err)
+            return fail(err)
     findings = run_checks(CHECKS, context, _progress_line() if sys.stderr.isatty() else lambda _: None)
     report = CheckReport(__version__, context.host, time.time_ns(), os.geteuid(), findings)
     _print(report, args)
@@ -266,7 +266,7 @@ def install_check(args: argparse.Namespace) -> int:
     try:
         write_bug_report(args, context, report, logs.lines)
     except BundleError as err:
-        return _print_error(err)
+        return fail(err)
     return report.status
 
 
@@ -276,11 +276,6 @@ def _collect_logs() -> LogCollector:
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     return logs
-
-
-def _print_error(err: Exception) -> int:
-    print(f"gpu-efficiency: {err}", file=sys.stderr)
-    return FAILED
 
 
 def _progress_line() -> Callable[[str], None]:

@@ -8,6 +8,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -108,15 +109,10 @@ def _with_labels(key: SeriesKey) -> str:
 
 def slices(scrapes: Iterable[Scrape]) -> Iterator[_Slice]:
     """Group scrapes, which are in order of time, by two hours."""
-    current: _Slice | None = None
-    for scrape in scrapes:
-        number = scrape.at // SLICE_SECONDS
-        if current is None or current.number != number:
-            if current is not None:
-                yield current
-            current = _Slice(number)
-        current.add(scrape)
-    if current is not None:
+    for number, group in groupby(scrapes, key=lambda scrape: scrape.at // SLICE_SECONDS):
+        current = _Slice(number)
+        for scrape in group:
+            current.add(scrape)
         yield current
 
 

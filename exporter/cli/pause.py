@@ -5,12 +5,11 @@ They write or remove the pause file, which the daemon reads before each sample; 
 
 import argparse
 import re
-import sys
 import time
 from pathlib import Path
 
 from exporter.agent.pause import LONGEST_SECONDS, Pause, clock_time, write_pause
-from exporter.cli.wiring import FAILED, config_file_argument, configure
+from exporter.cli.wiring import config_file_argument, configure, fail
 from exporter.config import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -52,12 +51,10 @@ def _pause_file(args: argparse.Namespace) -> Path:
 
 
 def _not_permitted(path: Path, what: str, err: OSError) -> int:
-    print(
-        f"gpu-efficiency: {path} {what}: {err.strerror or err}: run this as root or as the daemon's user, or have"
-        " sampling.pause_file name a file that you may write, for the daemon too",
-        file=sys.stderr,
+    return fail(
+        f"{path} {what}: {err.strerror or err}: run this as root or as the daemon's user, or have sampling.pause_file"
+        " name a file that you may write, for the daemon too"
     )
-    return FAILED
 
 
 def _duration(text: str) -> int:
