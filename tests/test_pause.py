@@ -1,4 +1,4 @@
-"""Tests pauses: the file, the sampling loop, and the commands `pause` and `resume`."""
+"""Tests the pause file, its effect on the main loop, and the commands that write and remove it."""
 
 import json
 import logging
@@ -157,7 +157,7 @@ def test_the_file_may_be_read_by_a_daemon_of_another_user_whatever_the_umask(pat
 
 
 def paused(rig: Rig, path: Path, seconds: int) -> None:
-    """Pause for so many ticks, a second apart."""
+    """Pause that many ticks, a second apart."""
     now = rig.clock.wall() / SECOND
     write_pause(path, Pause(now + seconds + 0.5, "ncu"))
     os.utime(path, (now, now))
@@ -278,7 +278,7 @@ def test_the_scheduler_is_left_alone_while_nothing_is_read(rigs: Callable[..., R
 def _run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> Iterator[Callable[..., Any]]:
-    """Run the command with the test's pause file; return exit status, standard output, standard error."""
+    """Run the command with a pause file in the test's folder; return exit status, stdout and stderr."""
     monkeypatch.setenv("GPU_EFFICIENCY_SAMPLING_PAUSE_FILE", str(path))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
