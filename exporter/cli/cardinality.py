@@ -160,14 +160,13 @@ def _fleet(args: argparse.Namespace) -> FleetSize:
     """Build the FleetSize of the flags, with defaults that depend on others; raises ConfigError if they contradict."""
     jobs = args.nodes if args.jobs is None else args.jobs
     owners = max(args.teams, args.accounts, args.namespaces)
-    fleet = FleetSize(
-        nodes=args.nodes, gpus=args.gpus, mig_boards=args.mig_boards, mig_instances=args.mig_instances, jobs=jobs,
-        nodes_per_job=args.nodes_per_job, reporting=args.reporting, serving=args.serving, trouble=args.trouble,
-        spinning=args.spinning, shared=args.shared_gpus, sharers=args.sharers, free=args.free_gpus, churn=args.churn,
-        reasons=args.reasons, models=args.models, models_per_node=1, node_accounts=min(owners, args.node_accounts),
-        owners=owners, users=args.users, pairs=max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
-        exemptions=args.exemptions, leaks=args.leaks, source=args.source, listening=not args.no_reports,
-    )  # fmt: skip
+    named = {name: value for name, value in vars(args).items() if name in FleetSize.__struct_fields__}
+    derived = {
+        "jobs": jobs, "shared": args.shared_gpus, "free": args.free_gpus, "listening": not args.no_reports,
+        "owners": owners, "node_accounts": min(owners, args.node_accounts),
+        "pairs": max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
+    }  # fmt: skip
+    fleet = FleetSize(**named | derived)
     for wrong, why in _contradictions(fleet):
         if wrong:
             raise ConfigError(f"cardinality: {why}")
