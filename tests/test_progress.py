@@ -250,7 +250,7 @@ def test_every_long_command_draws_on_a_real_terminal_and_leaves_it_clean(
     for name in ("trace.jsonl", "packed.jsonl.gz"):
         assert main(["simulate", "healthy_training", "--gpus", "1", "--duration", "300", "-o", name]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("exporter.cli.progress._SOON", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._DELAY_SECONDS", 0.0)
     words = line.format(trace="trace.jsonl", packed="packed.jsonl.gz").split()
     assert main([*words, "--quiet"]) == 0
     assert "\r" not in capsys.readouterr().err
@@ -270,7 +270,7 @@ def test_a_recording_with_an_end_says_how_far_it_is(
 ) -> None:
     """Without a duration there is no progress."""
     said, trace = io.StringIO(), str(tmp_path / "a.jsonl")
-    monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._LINE_SECONDS", 0.0)
     monkeypatch.setattr("exporter.cli.serve._stop_after", lambda _: threading.Event())  # else it takes pytest's Ctrl-C
     monkeypatch.setattr("sys.stderr", said)
     _record(argparse.Namespace(duration=duration, quiet=False, output=trace, force=False), Three())  # type: ignore[arg-type]

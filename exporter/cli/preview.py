@@ -57,10 +57,10 @@ def _from_traces(args: argparse.Namespace, config: Config, found: list[PolicyRow
     replay = TracePreview(found, open_ledger=open_ledger, price_of=money)
     simulated = [name for name in args.traces if _replay(replay, name, quiet=args.quiet)]
     result = replay.result(f"Replayed{' (SIMULATED)' if simulated else ''}: {', '.join(args.traces)}")
-    return replace(result, notes=(*result.notes, *_fixed(config, found)))
+    return replace(result, notes=(*result.notes, *_override_notes(config, found)))
 
 
-def _fixed(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]:
+def _override_notes(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]:
     """Notes on thresholds to try that some GPU models override in `policy_by_model`."""
     for field in sorted({field for row in found for field in row.settings}):
         models = [model for model, own in config.policy_by_model.items() if field in own]

@@ -16,20 +16,20 @@ from msgspec import Struct
 from exporter.formatting import format_duration, shorten
 
 Item = TypeVar("Item")
-_SOON = 1.0
+_DELAY_SECONDS = 1.0
 """Seconds before a terminal shows the first progress."""
-_REDRAWN = 0.25
+_REDRAW_SECONDS = 0.25
 """Seconds between two updates on a terminal."""
-_LINES = 10.0
+_LINE_SECONDS = 10.0
 """Seconds before the first plain line and at least between two; later a twentieth of the elapsed time."""
-_LATER = 20
-_FORESEEN = 3.0
+_LINE_FRACTION = 20
+_ESTIMATE_SECONDS = 3.0
 """Seconds after which the rate is used to estimate the remaining time."""
-_COLUMNS = 80
+_DEFAULT_COLUMNS = 80
 """Width of a terminal whose size is unknown."""
-_BAR, _LEAST = 20, 5
+_BAR_WIDTH, _MIN_BAR_WIDTH = 20, 5
 """Width of the bar in characters, and the width below which it is left out."""
-_NAME = 30
+_NAME_WIDTH = 30
 
 
 class ProgressUnit(Struct, frozen=True):
@@ -76,11 +76,11 @@ class ProgressBar:
         stream: TextIO | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._total, self._unit, self._now = shorten(what, _NAME), total, unit, now
+        self._what, self._total, self._unit, self._now = shorten(what, _NAME_WIDTH), total, unit, now
         self._stream = sys.stderr if stream is None else stream
-        self._drawn_over = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._began = now()
-        self._next = float("inf") if quiet else self._began + (_SOON if self._drawn_over else _LINES)
+        self._next = float("inf") if quiet else self._began + (_DELAY_SECONDS if self._is_terminal else _LINE_SECONDS)
         self._width = 0
 
     def through(self, items: Iterable[Item], done: Callable[[], float]) -> Iterator[Item]:
@@ -100,8 +100,9 @@ class ProgressBar:
 
     def _show(self, done: float) -> None:
         spent = self._now() - self._began
-        self._next = self._now() + (_REDRAWN if self._drawn_over else max(_LINES, spent / _LATER))
-        self._write(self._drawing(done, spent) if self._drawn_over else self._line(done, spent))
+        interval = _REDRAW_SECONDS if self._is_terminal else max(_LINE_SECONDS, spent / _LINE_FRACTION)
+        self._next = self._now() + interval
+        self._write(self._drawing(done, spent) if self._is_terminal else self._line(done, spent))
 
     def _line(self, done: float, spent: float) -> str:
         return f"gpu-efficiency: {self._what}: {', '.join(self._figures(done, spent))}\n"
@@ -109,8 +110,8 @@ class ProgressBar:
     def _drawing(self, done: float, spent: float) -> str:
         room = self._columns() - 1  # a line that fills the last column scrolls on some terminals
         share, figures = self._share(done), "  ".join(self._figures(done, spent))
-        width = min(_BAR, room - len(self._what) - len(figures) - len("  []  "))
-        bar = "" if share is None or width < _LEAST else f"[{'#' * round(share * width):.<{width}}]  "
+        width = min(_BAR_WIDTH, room - len(self._what) - len(figures) - len("  []  "))
+        bar = "" if share is None or width < _MIN_BAR_WIDTH else f"[{'#' * round(share * width):.<{width}}]  "
         line = f"{self._what}  {bar}{figures}"[:room]
         drawn, self._width = f"\r{line:{self._width}}", len(line)
         return drawn
@@ -122,7 +123,7 @@ class ProgressBar:
             yield rate_text
         if share is None or self._total is None:
             yield f"{format_duration(round(spent))} so far"
-        elif rate > 0 and spent >= _FORESEEN:
+        elif rate > 0 and spent >= _ESTIMATE_SECONDS:
             yield f"{format_duration(round((self._total - min(done, self._total)) / rate))} left"
 
     def _share(self, done: float) -> float | None:
@@ -131,9 +132,9 @@ class ProgressBar:
 
     def _columns(self) -> int:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
         except (OSError, ValueError):
-            return _COLUMNS
+            return _DEFAULT_COLUMNS
 
     def _write(self, text: str) -> None:
         try:

@@ -207,7 +207,7 @@ def test_headers_are_sent_from_the_line_and_from_a_file(says: Callable[[int, str
 def test_a_long_recording_tells_how_far_it_is_by_its_bytes_and_quiet_does_not(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._LINE_SECONDS", 0.0)
     told = preview(f"{trace} {ASKED}")[2].splitlines()
     assert len(told) > 2
     assert all(line.startswith("gpu-efficiency: ") and " %, " in line for line in told)
