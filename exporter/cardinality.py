@@ -1,8 +1,8 @@
 """Counts the series of a fleet: scraped, recorded by the rules of alerts/, and kept by a relabelling profile.
 
-Owns the arithmetic. What one GPU, job or node exports is read from METRICS over a small node's snapshot that the core
-makes itself; rules come from data/recorded.csv and data/read_by_rules.csv. Refuses figures of its own, and to say what
-a series costs: the command does.
+Owns the arithmetic. The series of one GPU, job or node are counted by rendering METRICS over the snapshot of a small
+simulated node; rules come from data/recorded.csv and data/read_by_rules.csv. Refuses hand-written counts, and to
+estimate memory and disk: the command does.
 """
 
 import csv
@@ -31,103 +31,104 @@ Counts = Mapping[str, float]
 """Series by metric."""
 SERIES_OF_A_SCRAPE = 5
 """up, scrape_duration_seconds, scrape_samples_scraped, scrape_samples_post_metric_relabeling, scrape_series_added:
-Prometheus' own of every target ("Jobs and instances")."""
-REPORTING_OR_SERVING, REPORTED_MFU = "speaking job", "gpu_efficiency_job_reported_mfu_ratio"
-"""A job that reports or whose engine is found; what both can tell."""
+which Prometheus adds for every target ("Jobs and instances")."""
+REPORTING_OR_SERVING, REPORTED_MFU = "reporting or serving job", "gpu_efficiency_job_reported_mfu_ratio"
+"""Scope of a job that reports or whose engine is found, and the metric that both kinds of job can have."""
 MISSING_SIGNALS: Mapping[str, tuple[str, ...]] = {
     name: signals
     for source, entry in SOURCES.items()
     for name, signals in ((source, entry.unsupported_signals), *entry.limited_variants.items())
 }
-"""By source, or limited variant of one: fields of a Reading or a Health that it does not report of a whole board."""
+"""By source or limited variant of one: fields of a Reading or a Health that it does not report for a whole board."""
 
 
 class FleetSize(Struct, frozen=True, kw_only=True):
-    """What there is. Numbers of the whole fleet at one moment, unless they say "a node"."""
+    """The size of a fleet. Numbers are of the whole fleet at one moment, unless they say "per node"."""
 
     nodes: int = 1
     gpus: int = 8
-    """Boards a node."""
+    """Boards per node."""
     mig_boards: int = 0
-    """Of them cut into instances, a node."""
+    """Boards that are partitioned into MIG instances, per node."""
     mig_instances: int = 0
-    """On all of these together, a node."""
+    """MIG instances on all boards together, per node."""
     jobs: int = 1
-    """Running."""
+    """Running jobs."""
     nodes_per_job: float = 1.0
     reporting: int = 0
     """Jobs that report."""
     serving: int = 0
-    """Jobs whose engine is found."""
+    """Jobs whose serving engine is found."""
     trouble: int = 0
-    """Jobs with a GPU that spins or lacks a process, an exemption or a limit of their own."""
+    """Jobs that have a spinning GPU, a GPU without a process, an exemption, or limits of their own."""
     spinning: int = 0
-    """GPUs."""
+    """GPUs that spin at the same time."""
     shared: int = 0
     """GPUs that several jobs hold."""
     sharers: int = 2
-    """Jobs on each of those."""
+    """Jobs on each shared GPU."""
     free: int = 0
-    """GPUs that nobody holds; counted as if held where the most is asked for."""
+    """Unallocated GPUs; counted as allocated in the estimate of the maximum."""
     reasons: int = 1
-    """For which a GPU was not seen, since the daemon's start."""
+    """Different reasons for unobserved time of a GPU since the daemon's start."""
     churn: float = 0.0
-    """Jobs that end in a day."""
+    """Jobs that end per day."""
     models: int = 1
-    """Of boards."""
+    """GPU models in the fleet."""
     models_per_node: int = 1
     node_accounts: int = 1
     """Triples of team, account and namespace that have held a GPU of a node since its daemon's start."""
     owners: int = 1
-    """Such triples in the fleet."""
+    """Triples of team, account and namespace in the fleet."""
     users: int = 1
     pairs: int = 1
-    """Of an owner and a user."""
+    """Pairs of an owner and a user."""
     exemptions: int = 0
     leaks: int = 0
-    """To which a job or a node loses at once; 0: to all there are."""
+    """Leaks in which one job or node loses time at once; 0: all of them."""
     source: str = "dcgm"
     listening: bool = True
     """Jobs can report: reports.socket is not empty."""
 
     @property
     def devices(self) -> int:
-        """Of a node: boards, what instances leave of some, and the instances."""
+        """Devices of a node: boards (or the unpartitioned rest of a MIG board) and MIG instances."""
         return self.gpus + self.mig_instances
 
     @property
     def node_jobs(self) -> float:
-        """Jobs on nodes: one on three nodes is three."""
+        """Sum over all nodes of their jobs: a job on three nodes counts as three."""
         return self.jobs * self.nodes_per_job
 
     @property
     def lingering(self) -> float:
-        """Those that have ended and are still told of, as `node_jobs`; never more than a node keeps."""
+        """Ended jobs that are still exported, counted as in `node_jobs`; limited by `policy.max_jobs` per node."""
         ended = self.churn / 86_400 * Policy().job_linger_seconds * self.nodes_per_job
         return min(ended, max(0.0, self.nodes * Policy().max_jobs - self.node_jobs))
 
 
-# -- what one thing shows --
+# -- series of one GPU, job or node --
 
 
 class SeriesCounts(Struct, frozen=True):
-    """Series by metric, as the catalogue reads them of a node in miniature where nothing has gone wrong."""
+    """Series by metric of each kind of device, of a job and of a node, in a small node without trouble."""
 
     held: Counts
-    """Of a whole GPU."""
+    """Of an allocated whole GPU."""
     free: Counts
-    """Of one that somebody had minutes ago."""
+    """Of a GPU that was allocated until minutes ago."""
     instance: Counts
+    """Of a MIG instance."""
     rest: Counts
-    """Of a board that is cut into instances."""
+    """Of the unpartitioned rest of a board with MIG instances."""
     job: Counts
     node: Counts
-    """Where no price of energy and no budget is configured."""
+    """Without a configured price of energy or budget."""
 
 
 @cache
 def series_counts(source: str) -> SeriesCounts:
-    """What things show where telemetry comes from a source of that kind, a name in LACKS."""
+    """Series per device, job and node with telemetry of the source (a key of MISSING_SIGNALS)."""
     ledger = Ledger()
     owner = Owner(job_id="job", time_limit_seconds=SECOND)
     devices = tuple(_devices())
@@ -154,11 +155,11 @@ def _devices() -> Iterator[Device]:
 _BOARD_SIGNALS = frozenset({
     "power_watts", "enforced_power_limit_watts", "temperature_celsius", "gpu_utilization", "clock_event_reasons",
 })  # fmt: skip
-"""No instance has these (`docs/sources.md`, MIG)."""
+"""Signals that no MIG instance has (`docs/sources.md`, MIG)."""
 
 
 def _reading(device: Device, second: int, missing_signals: tuple[str, ...]) -> Reading:
-    """A second in which all is busy that is held, and nothing else."""
+    """A reading of one second in which the allocated devices are busy and the others idle."""
     busy = device.uuid in {"held", "instance"} or (device.uuid == "free" and second < 3)  # noqa: PLR2004
     ratios = (*PROFILING_SIGNALS[:8], "gpu_utilization")
     values = dict.fromkeys(ratios, 0.5 if busy else 0.0) | dict.fromkeys(
@@ -168,7 +169,7 @@ def _reading(device: Device, second: int, missing_signals: tuple[str, ...]) -> R
     missing = {*missing_signals, *(_BOARD_SIGNALS if device.parent else ())}
     present = {name: value for name, value in values.items() if name not in missing}
     more = {} if "clock_event_reasons" in missing else {"clock_event_reasons": 0}
-    # A process that the driver lists acquits what it is on of being unowned or bare.
+    # With a process in the driver's list, the device is neither unowned nor without a process.
     processes = (Process(1),) if busy else ()
     span = {"start": (second - 1) * SECOND, "end": second * SECOND}
     return Reading(uuid=device.uuid, sm_clock_hz=1e9, processes=processes, **span, **present, **more)  # type: ignore[arg-type]
@@ -198,13 +199,13 @@ def _count_series(ledger: Ledger) -> SeriesCounts:
     return SeriesCounts(**found)
 
 
-# -- what is scraped --
+# -- scraped series --
 
 
 def scraped_series(fleet: FleetSize, *, calm: bool = False) -> dict[str, float]:
-    """Series by metric of the whole fleet: at most; or, if `calm`, while nothing has ever gone wrong.
+    """Series by metric of the whole fleet: the maximum; or, if `calm`, the number as long as nothing goes wrong.
 
-    Beside the catalogue's names there are `process` and `scrape`: what the daemon's process and Prometheus add.
+    Besides the names in METRICS there are `process` (metrics of the daemon's process) and `scrape` (of Prometheus).
     """
     found = {metric.name: _metric_series(metric, fleet, calm=calm) for metric in METRICS}
     found["process"] = float(fleet.nodes * _process_series())
@@ -225,14 +226,14 @@ def _metric_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
         return float(fleet.nodes * len(OUTCOMES) * fleet.listening)
     if calm and metric.scope == "node":
         return float(fleet.nodes * series_counts(fleet.source).node.get(metric.name, 0))
-    # What is known of a job on one GPU is known late, and only if it is too large.
+    # Metrics of a job on one GPU appear late, and only if its GPU is too large for it.
     if calm and metric.scope == "job on one GPU":
         return 0.0
     return population(REPORTING_OR_SERVING if metric.name == REPORTED_MFU else metric.scope, fleet) * metric.max_series
 
 
 def _gpu_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
-    """Of one node, each GPU held by one job."""
+    """Series of one metric on one node where each GPU is allocated to one job."""
     kinds, free = series_counts(fleet.source), fleet.free / fleet.nodes if calm else 0.0
     whole = fleet.gpus - fleet.mig_boards - free
     each = (
@@ -248,7 +249,7 @@ def _gpu_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
 
 
 def _series_of_one(metric: Metric, counts: Counts, *, calm: bool) -> float:
-    """At most: what it shows, and what may yet occur of which even the best seen GPU shows nothing now."""
+    """Series in `counts`, and unless `calm` those that METRICS allows but even a GPU of the best source lacks."""
     best = series_counts("dcgm").held if metric.scope == "gpu" else series_counts("dcgm").job
     return counts.get(metric.name, 0) + (0 if calm else max(0, metric.max_series - best.get(metric.name, 0)))
 
@@ -258,14 +259,14 @@ def _sharer_series(metric: Metric, fleet: FleetSize) -> float:
 
 
 def population(scope: str, fleet: FleetSize) -> float:
-    """Things of that scope, on all nodes."""
+    """Number of entities of that scope on all nodes."""
     return {
         "node": fleet.nodes,
         "model": fleet.nodes * fleet.models_per_node,
         "account": fleet.nodes * min(fleet.node_accounts, Policy().max_accounts + 1),
         "exemption": fleet.nodes * fleet.exemptions,
         "spinning GPU": fleet.spinning,
-        "shared GPU": fleet.shared * 2,  # by SM time and, where that was not seen, by equal parts
+        "shared GPU": fleet.shared * 2,  # divided by SM time and, where that is unknown, in equal parts
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
         "reporting job": fleet.reporting * fleet.nodes_per_job,
@@ -276,13 +277,13 @@ def population(scope: str, fleet: FleetSize) -> float:
 
 
 def _gpus_per_job(fleet: FleetSize) -> float:
-    """On one of its nodes; a process each."""
+    """GPUs of a job on one of its nodes; each has a process."""
     held = fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
     return min(float(fleet.devices), math.ceil(held / fleet.node_jobs)) if fleet.node_jobs else 0.0
 
 
 def extra_states(fleet: FleetSize, jobs: float) -> float:
-    """In which so many jobs' GPUs can be beside one of each job's: a GPU is in one, and a job cannot be in all."""
+    """States beyond the first of each job that its GPUs can be in: a GPU is in one state, so that GPUs limit them."""
     held = fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
     return min(len(_HELD_STATES) * jobs, max(jobs, held)) - jobs
 
@@ -318,7 +319,7 @@ def _data_rows(name: str) -> Iterator[dict[str, str]]:
 
 @cache
 def recording_rules() -> tuple[RecordingRule, ...]:
-    """Every rule that records."""
+    """All recording rules."""
     return tuple(
         RecordingRule(
             row["record"], float(row["interval"]), frozenset(row["labels"].split()), row["from"], int(row["leaks"]),
@@ -330,16 +331,16 @@ def recording_rules() -> tuple[RecordingRule, ...]:
 
 @cache
 def read_by_rules() -> Mapping[str, frozenset[str]]:
-    """The daemon's series that some rule reads -> the leaks asked for; none: whatever leak."""
+    """Metrics of the daemon that some rule reads -> the leaks it selects; empty: all leaks."""
     return {row["metric"]: frozenset(row["leaks"].split()) for row in _data_rows("read_by_rules.csv")}
 
 
 def recorded_series(fleet: FleetSize, rule: RecordingRule, *, calm: bool = False) -> float:
-    """Series of one rule: at most; or, if `calm`, without what there is only in trouble."""
+    """Series of one rule: the maximum; or, if `calm`, without series that exist only in trouble."""
     if (calm and rule.rare) or not _applies(rule.scope, fleet):
         return 0.0
     each = _series_by_leak(rule, fleet) * rule.label_values * (3 if "spread" in rule.labels else 1)
-    # Of a job's GPUs; requests of a server have states too, and these are words.
+    # States of a job's GPUs; states of a server's requests are counted by `label_values`.
     mixed = not calm and {"job_id", "state"} <= rule.labels and rule.label_values == 1
     return _entities(rule, fleet) * each + (extra_states(fleet, fleet.jobs) if mixed else 0.0)
 
@@ -349,7 +350,7 @@ def _applies(scope: str, fleet: FleetSize) -> bool:
 
 
 def _entities(rule: RecordingRule, fleet: FleetSize) -> float:
-    """Jobs, nodes, or both, or owners: what the labels name."""
+    """Number of entities (jobs, nodes, jobs on nodes, GPUs or owners) that the labels identify."""
     labels = rule.labels
     if "gpu" in labels:
         return fleet.nodes * fleet.devices + fleet.shared * (fleet.sharers - 1)
@@ -361,7 +362,7 @@ def _entities(rule: RecordingRule, fleet: FleetSize) -> float:
 
 
 def _jobs(rule: RecordingRule, fleet: FleetSize) -> float:
-    """Of those that have ended, the ones it still tells of."""
+    """Running jobs of the rule's scope, and ended ones that its window still covers."""
     jobs_by_scope = {
         "reporting job": fleet.reporting, "rank": fleet.reporting, "serving job": fleet.serving,
         REPORTING_OR_SERVING: fleet.reporting + fleet.serving, "job in trouble": fleet.trouble,
@@ -384,7 +385,7 @@ _WORKLOAD_CLASSES = ("batch", "interactive", "serving")
 
 
 def _series_by_leak(rule: RecordingRule, fleet: FleetSize) -> int:
-    """A leak is of one layer; what took nothing has no sample."""
+    """Series that the labels leak, layer and held make: each leak has one layer, and a leak without loss no sample."""
     lost = fleet.leaks if fleet.leaks and rule.sparse else len(LEAK_NAMES)
     if "leak" in rule.labels:
         return min(lost, rule.leaks) + (len(UNHELD_LEAKS) if "held" in rule.labels else 0)
@@ -399,14 +400,14 @@ PROFILES: Mapping[str, str] = {
     "jobs": "nothing of single GPUs",
     "nodes": "nothing of single GPUs and jobs",
 }
-"""Ways to drop detail at the scrape, each dropping more: name -> what is kept."""
+"""Relabelling profiles, each dropping more than the one before: name -> what is kept."""
 
 
 def kept_share(metric: str, profile: str) -> float:
-    """The share of a metric's series that a profile keeps."""
+    """The share (0 to 1) of a metric's series that a profile keeps."""
     labels = next((each.labels for each in METRICS if each.name == metric and each.scope != "node"), ())
     if profile == "full" or not {"uuid", "job_id"} & set(labels):
-        return 1.0  # what a node counts without a GPU has an empty uuid, and stays
+        return 1.0  # metrics of a node without a GPU have an empty uuid, and are kept
     if "uuid" not in labels:
         return float(profile != "nodes")
     if profile != "rules":
@@ -435,7 +436,7 @@ def _unread_configs() -> Iterator[dict[str, object]]:
 
 
 def max_samples(fleet: FleetSize, profile: str = "full") -> float:
-    """Samples that one scrape can keep with such GPUs: a job of its own on each, all in trouble, for every reason."""
+    """Most samples of one scrape: on each GPU a job of its own, in trouble, with every reason of unobserved time."""
     jobs = fleet.devices * (fleet.sharers if fleet.shared else 1)
     ended = math.ceil(fleet.lingering / fleet.nodes)
     one = replace(

@@ -1,13 +1,13 @@
 """Reads the configuration: defaults, then a TOML file, then the environment, then flags; frozen once read.
 
-Owns names, types, bounds, and the origin of each value. An unknown key or a wrong type is an error that names its path.
+Owns names, types, bounds and the order of precedence. An unknown key or a wrong type is an error that names its path.
 Refuses to open any file but the one given.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -34,10 +34,10 @@ from exporter.specs import find_spec
 
 PREFIX = "GPU_EFFICIENCY_"
 DEFAULT_PORT = 19400
-"""dcgm-exporter's 9400 and 10,000: outside 9100-9999, where exporters crowd."""
+"""dcgm-exporter's 9400 plus 10,000: outside 9100-9999, which many exporters use."""
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
-"""What Kubernetes itself puts into the environment for a Service called gpu-efficiency."""
-if TYPE_CHECKING:  # mypy cannot read choices that are only known at run time
+"""Rest of the names of variables that Kubernetes sets in pods for a Service called gpu-efficiency; they are ignored."""
+if TYPE_CHECKING:  # mypy cannot evaluate choices that are only known at run time
     SourceName = str
     SchedulerName = str
     ClusterSchedulerName = str
@@ -46,7 +46,7 @@ else:
     SchedulerName = Literal[("auto", *SCHEDULERS)]
     ClusterSchedulerName = Literal[("auto", *(name for name, entry in SCHEDULERS.items() if entry.cluster_opener))]
 _LONGEST_LINE = 16_384
-"""Characters of a line of the file."""
+"""Most characters of a line of the file."""
 
 
 class ConfigError(Exception):
@@ -57,321 +57,326 @@ class WebSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[web]."""
 
     listen_address: str = f":{DEFAULT_PORT}"
-    """host:port; an empty host is every address."""
+    """Address to listen on, host:port; an empty host means all addresses."""
     page_address: str = ""
-    """host:port where alone the page and the JSON API are then served; empty: at listen_address."""
+    """Address (host:port) of the page and the JSON API, which listen_address then does not serve; empty: none."""
     open_page: bool = False
-    """The page and the JSON API to whoever can reach them. false: without authentication only over loopback."""
+    """Serve the page and the JSON API without authentication on all interfaces. false: on loopback only."""
     config_file: str = ""
-    """Web configuration of Prometheus' exporters (YAML): TLS, client certificates, users. Empty: neither."""
+    """Web configuration file of Prometheus exporters (YAML): TLS, client certificates, users. Empty: none of them."""
 
 
 class PrivacySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[privacy]: what of people leaves this daemon, in metrics, pages, logs and traces."""
+    """[privacy]: how user names appear in metrics, pages, logs and traces."""
 
     users: Literal["keep", "hash", "drop"] = "keep"
-    """User names as they are, as a keyed hash (the same person, the same hash), or not at all."""
+    """keep: user names unchanged; hash: a keyed hash, equal for the same user; drop: no user names."""
     key_file: str = ""
-    """Secret of the hash, the same file on all nodes; needed for hash."""
+    """File with the secret of the hash, the same on all nodes; required for hash."""
 
 
 class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[sampling]."""
 
     interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
-    """Between two samples; shorter ones measure nothing, for the counters themselves need 100 ms."""
+    """Seconds between two samples. The minimum is 0.1 because the hardware counters update every 100 ms."""
     deadline_seconds: Positive = 10.0
-    """A read that takes longer is given up and its time is unobserved."""
+    """Timeout of one read in seconds; the time of a read that exceeds it counts as unobserved."""
     pause_file: str = "/run/gpu-efficiency/pause"
-    """While it exists and names a time to come, nothing is read: see `gpu-efficiency pause`."""
+    """While this file exists and holds a time in the future, nothing is read: see `gpu-efficiency pause`."""
 
 
 class InventorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[inventory]."""
 
     expected_gpus: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """GPUs this node is supposed to have; a lost one is unavailable, and still paid for. 0: those seen before."""
+    """Number of GPUs of this node; a missing GPU counts as unavailable, and is still paid for. 0: all seen before."""
     file: str = ""
-    """Where GPUs once seen are remembered across restarts; empty: not remembered."""
+    """File that stores the GPUs seen, for use after a restart; empty: not stored."""
+
+
+_Flops = Annotated[float, Meta(ge=1e9, le=1e18)]
+_BytesPerSecond = Annotated[float, Meta(ge=1e6, le=1e15)]
 
 
 class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """[specs."NVIDIA H100 PCIe"]: a board, by the driver's full name for it.
+    """[specs."NVIDIA H100 PCIe"]: specifications of a GPU model, by the driver's full name for it.
 
-    What is not given comes from the table, if it has the board. The lower bounds catch figures in TFLOP/s, MHz or GB/s.
+    Fields not set come from the built-in table, if it has the model. Minimums reject values in TFLOP/s, MHz or GB/s.
     """
 
-    peak_flops: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
+    peak_flops: _Flops | None = None
     """Dense 16-bit tensor FLOP/s."""
-    peak_flops_tf32: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
-    """Dense, like all of them."""
-    peak_flops_fp8: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
-    """Likewise."""
-    peak_flops_fp4: Annotated[float, Meta(ge=1e9, le=1e18)] | None = None
-    """Likewise."""
+    peak_flops_tf32: _Flops | None = None
+    """Dense TF32 tensor FLOP/s."""
+    peak_flops_fp8: _Flops | None = None
+    """Dense FP8 tensor FLOP/s."""
+    peak_flops_fp4: _Flops | None = None
+    """Dense FP4 tensor FLOP/s."""
     tensor_reference_clock_hz: Annotated[float, Meta(ge=1e6, le=1e11)] | None = None
-    """SM clock at which peak_flops holds."""
-    memory_bandwidth_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
-    """Of the device memory, as sold."""
-    nvlink_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
-    """One direction, all links."""
+    """SM clock in Hz at which peak_flops holds."""
+    memory_bandwidth_bytes_per_second: _BytesPerSecond | None = None
+    """Nominal bandwidth of the device memory in bytes/s."""
+    nvlink_bytes_per_second: _BytesPerSecond | None = None
+    """Bytes/s in one direction, all NVLinks together."""
     nvlink_domain: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """GPUs that NVLink joins beyond one node's; 0: those of the node."""
-    pcie_bytes_per_second: Annotated[float, Meta(ge=1e6, le=1e15)] | None = None
-    """One direction."""
+    """GPUs in one NVLink domain that spans nodes; 0: the GPUs of one node."""
+    pcie_bytes_per_second: _BytesPerSecond | None = None
+    """Bytes/s in one direction of the PCIe link."""
     idle_context_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
-    """Board power with a CUDA context and no kernel."""
+    """Board power in watts with a CUDA context and no kernel."""
     dram_ceiling: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """The highest dram_active that real copy kernels reach."""
+    """The highest dram_active (0 to 1) that real copy kernels reach."""
     slices: Annotated[int, Meta(ge=0, le=16)] | None = None
-    """MIG compute slices of a whole board."""
+    """MIG compute slices of a whole GPU; 0: no MIG."""
     memory_gb: Annotated[float, Meta(gt=0, le=1e5)] | None = None
-    """As sold."""
-
-    def spec(self, name: str) -> Spec:
-        """What holds for the board of that name: these figures over the table's."""
-        given = {field: value for field, value in structs.asdict(self).items() if value is not None}
-        return structs.replace(find_spec(name) or Spec(name=name), **given)
+    """Nominal memory size in GB."""
 
 
 class HostSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[host]: where this node's own trees are, in a container that has them elsewhere."""
+    """[host]: paths of the host's file systems, for a container that mounts them elsewhere; the node's price pool."""
 
     proc: str = "/proc"
-    """The host's process tree."""
+    """The host's /proc."""
     cgroup: str = "/sys/fs/cgroup"
-    """The host's control groups."""
+    """The host's cgroup file system."""
     pool: str = ""
-    """What kind of capacity this node is, for its price: reserved, spot, ..."""
+    """Capacity pool of this node, which selects its price: reserved, spot, ..."""
 
 
 class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """[[workload.rules]]: for whoever matches all that is given, regular expressions that fit the whole value."""
+    """[[workload.rules]]: settings for jobs that match all given patterns (regular expressions, matched in full)."""
 
     workload_class: Literal["", "batch", "interactive", "serving"] = ""
-    """Given to those that fit: how long idling is normal for them."""
+    """Class of matching jobs; it selects the idle thresholds."""
     team: str = ""
-    """Given to those that fit: who pays."""
+    """Team of matching jobs, which their cost is charged to."""
     zombie_seconds: Positive | None = None
-    """How long such a job may rest before it is a zombie."""
+    """Seconds without work after which a matching job counts as a zombie."""
     hang_seconds: Positive | None = None
-    """How long it may spin without progress before it hangs."""
+    """Seconds of kernel time without progress after which a matching job counts as hung."""
     scheduler: str = ""
-    """Pattern: slurm, kubernetes, mapping-dir, processes."""
+    """Pattern for the scheduler: slurm, kubernetes, mapping-dir, processes."""
     partition: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm partition."""
     qos: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm QOS."""
     account: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm account."""
     user: str = ""
-    """Pattern: the name as the scheduler has it, before privacy.users."""
+    """Pattern for the user name as the scheduler reports it, before privacy.users is applied."""
     namespace: str = ""
-    """Pattern, of Kubernetes'."""
+    """Pattern for the Kubernetes namespace."""
     name: str = ""
-    """Pattern: the job's, or the pod's owner's."""
+    """Pattern for the name of the job, or of the pod's owner."""
     kind: str = ""
-    """Pattern: what made it, in one word, such as array, interactive, deployment, jobset."""
+    """Pattern for the kind of job or pod owner, such as array, interactive, deployment, jobset."""
     command: str = ""
-    """Fits where it is found anywhere in the command line."""
+    """Regular expression that is searched for anywhere in the command line."""
     label: str = ""
-    """A pod's label: key=regular expression."""
+    """Label of the pod: key=regular expression."""
 
 
 class WorkloadSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[workload]: what kind of work a job is, and who pays for it."""
+    """[workload]: class, team and thresholds of jobs."""
 
     rules: tuple[WorkloadRule, ...] = ()
-    """Each of class, team and zombie_seconds comes from the first rule that fits and gives it."""
+    """Each setting comes from the first matching rule that has it."""
     defaults: bool = True
-    """After these rules come the built-in ones for the class."""
+    """Apply the built-in rules for the class after these."""
+
+
+def _start_of(day: date) -> float:
+    """00:00 UTC of a day in Unix seconds."""
+    return datetime.combine(day, time(), UTC).timestamp()
 
 
 class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
-    """[[exemptions]]: jobs that may rest, for a reason and until a day; all patterns that are given must fit."""
+    """[[exemptions]]: jobs that may be idle until a given day; all given patterns must match."""
 
     id: Annotated[str, Meta(min_length=1, max_length=63)]
-    """A short name, unlike the others."""
+    """Short unique name."""
     reason: Annotated[str, Meta(min_length=1, max_length=200)]
-    """For people: shown with every job that it covers."""
+    """Explanation, shown with every job that the exemption covers."""
     expires: date
-    """From the beginning of that day on, UTC, it exempts nobody, and is told as expired."""
+    """The exemption ends when this day begins (UTC), and is then reported as expired."""
     namespace: str = ""
-    """Pattern, of Kubernetes'."""
+    """Pattern for the Kubernetes namespace."""
     job_id: str = ""
-    """Pattern: as the metrics have it."""
+    """Pattern for the job_id as in the metrics."""
     partition: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm partition."""
     account: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm account."""
     user: str = ""
-    """Pattern: the name as the scheduler has it, before privacy.users."""
+    """Pattern for the user name as the scheduler reports it, before privacy.users is applied."""
     name: str = ""
-    """Pattern: the job's, or the pod's owner's."""
+    """Pattern for the name of the job, or of the pod's owner."""
     qos: str = ""
-    """Pattern, of Slurm's."""
+    """Pattern for the Slurm QOS."""
 
     @property
     def expiry(self) -> float:
-        """Unix seconds."""
-        return datetime.combine(self.expires, time(), UTC).timestamp()
+        """End of the exemption, Unix seconds."""
+        return _start_of(self.expires)
 
 
 class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
-    """[[prices]]: what a GPU costs. Of the rows that fit, the one that names more wins, then the latest valid one."""
+    """[[prices]]: price of a GPU-hour. Of the matching rows the most specific wins, then the latest valid_from."""
 
     per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
-    """Of a whole GPU; a MIG instance costs its share."""
+    """Price of a whole GPU for an hour; a MIG instance costs its share."""
     currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
-    """Any name; one for a cluster, or its costs do not add up."""
+    """Currency of the price, any name. Use one per cluster: costs in different currencies are not added."""
     model: str = "*"
-    """The driver's full name for the board, or its name in the table of specifications; *: any."""
+    """GPU model: the driver's full name, or its name in the table of specifications; *: any."""
     pool: str = ""
-    """Only on nodes of that pool (host.pool); empty: on any."""
+    """Applies to nodes of this pool (host.pool); empty: to all nodes."""
     basis: Literal["paid", "allocated"] = "paid"
-    """paid: every second of the GPU costs; allocated: only those in which somebody has it."""
+    """paid: every second of the GPU has a cost; allocated: only the seconds in which a job holds it."""
     valid_from: date | None = None
-    """From the beginning of that day, UTC; none: always."""
+    """First day on which the price applies, from 00:00 UTC; not set: always."""
 
     @property
     def price(self) -> Price:
-        """The same for the core."""
-        since = 0 if self.valid_from is None else datetime.combine(self.valid_from, time(), UTC).timestamp()
-        return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, int(since) * SECOND)
+        """The row as the value that the core uses."""
+        since = 0 if self.valid_from is None else int(_start_of(self.valid_from))
+        return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, since * SECOND)
 
 
 class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[energy]: what a kilowatt-hour costs, in money and in carbon dioxide."""
+    """[energy]: cost and carbon dioxide emissions of a kilowatt-hour."""
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    """Money; not set: energy costs nothing that is told."""
+    """Price of a kilowatt-hour; not set: no cost of energy is reported."""
     currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
-    """That money's name."""
+    """Currency of price_per_kwh."""
     grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=1e5)] | None = None
-    """Of the grid; not set: no carbon dioxide is told."""
+    """Carbon intensity of the grid; not set: no emissions are reported."""
 
 
 class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[budget]: what may be lost before somebody is called; of the whole cluster, and the same on all its nodes."""
+    """[budget]: loss above which an alert fires; for the whole cluster, and the same on all its nodes."""
 
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    """Money an hour in GPUs that nobody has or that rest; none: nobody is called."""
+    """Money per hour lost on unallocated and idle GPUs; not set: no alert."""
     currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
-    """Without prices it is GPU-hours."""
+    """Currency of idle_per_hour; without [[prices]] it is in GPU-hours."""
 
 
 class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[cluster]: of `gpu-efficiency cluster` alone."""
+    """[cluster]: settings of the command `gpu-efficiency cluster`."""
 
     listen_address: str = ":19401"
-    """host:port; an empty host is every address."""
+    """Address to listen on, host:port; an empty host means all addresses."""
     scheduler: ClusterSchedulerName = "auto"
-    """Whom to ask; auto: Kubernetes in a pod, else Slurm."""
+    """Scheduler to query; auto: Kubernetes in a pod, else Slurm."""
     refresh_seconds: Annotated[float, Meta(ge=20, le=3600)] = 60.0
-    """Between two looks; each asks Slurm's controller three times at most."""
+    """Seconds between two polls; each sends at most three requests to Slurm's controller."""
     max_jobs: Annotated[int, Meta(ge=0, le=20_000)] = 2000
-    """Running jobs whose placement is told, the largest ones."""
+    """Number of running jobs, the largest first, whose placement is reported."""
 
 
 class ReportsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[reports]: what training jobs say of themselves."""
+    """[reports]: receives reports that training jobs send."""
 
     socket: str = "/run/gpu-efficiency/report.sock"
-    """Unix socket (SOCK_SEQPACKET) on which jobs of this node report; empty: none."""
+    """Unix socket (SOCK_SEQPACKET) that receives reports from jobs of this node; empty: none."""
     http: str = ""
-    """host:port on loopback for jobs that cannot see the socket; empty: none."""
+    """Loopback address (host:port) for reports over HTTP, for jobs that cannot reach the socket; empty: none."""
     per_second: Annotated[float, Meta(gt=0, le=1000)] = 10.0
-    """Messages that one process may send."""
+    """Most messages per second from one process."""
     processes: Annotated[int, Meta(ge=1, le=65536)] = 1024
-    """That may report at a time."""
+    """Most processes that may report at the same time."""
 
 
 class FollowSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[[follow]]: logs of training jobs that say what a report would."""
+    """[[follow]]: log files of training jobs, parsed for progress instead of reports."""
 
     framework: Literal["auto", "megatron", "torchtitan", "maxtext", "nanotron", "huggingface"] = "auto"
-    """Whose lines they are; auto: told by the lines themselves."""
+    """Framework that writes the log; auto: detected from the lines."""
     path: str = ""
-    """Where they are, {job_id} standing for the job's id and * for any text; empty: the standard output of the
-    processes on the GPUs, where it is a file."""
+    """Path of the log, with {job_id} for the job's id and * for any text; empty: the standard output of the
+    processes on the GPUs, if it is a file."""
     workload_class: Literal["batch", "interactive", "serving"] = "batch"
-    """Only of jobs of that class."""
+    """Follow only jobs of this class."""
 
 
 class EngineEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """[[engines.endpoints]]: a serving engine that is not found by itself."""
+    """[[engines.endpoints]]: a serving engine that automatic discovery does not find."""
 
     url: Annotated[str, Meta(min_length=1)]
-    """Its metrics page."""
+    """URL of its metrics."""
     job_id: Annotated[str, Meta(min_length=1)]
-    """A regular expression that fits the id of its job."""
+    """Regular expression that matches the id of its job."""
 
 
 class ServedModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """[engines.models."NAME"]: a model that is served, by the name its engine has for it."""
+    """[engines.models."NAME"]: a served model, by the name that its engine uses."""
 
     active_parameters: Annotated[float, Meta(gt=0, le=1e15)]
-    """2 FLOPs a token each, where the engine does not estimate its FLOPs itself."""
+    """Active parameters; each counts 2 FLOPs per token unless the engine estimates its FLOPs itself."""
 
 
 class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[engines]: serving engines on this node."""
+    """[engines]: discovery and scraping of serving engines on this node."""
 
     enabled: bool = True
-    """Whether they are looked for and asked."""
+    """Discover and scrape serving engines."""
     interval_seconds: Annotated[float, Meta(ge=1, le=300)] = 5.0
-    """Between two looks at one engine."""
+    """Seconds between two scrapes of one engine."""
     timeout_seconds: Positive = 2.0
-    """For one page."""
+    """Timeout of one scrape in seconds."""
     ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = engine_ports()
-    """Tried, of those on which the processes of a serving job listen."""
+    """Ports to try, if a process of a serving job listens on them."""
     endpoints: tuple[EngineEndpoint, ...] = ()
     models: dict[str, ServedModel] = {}
 
 
 class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[history]: what is kept on this node's disk, so that nothing is forgotten when the daemon stops."""
+    """[history]: data kept on this node's disk, so that a restart of the daemon loses nothing."""
 
     file: str = "auto"
-    """The store (SQLite). auto: history.db in the folder that systemd gives the unit (STATE_DIRECTORY), else in
-    /var/lib/gpu-efficiency where that may be written, else none. Empty: none."""
+    """Path of the store (SQLite). auto: history.db in systemd's STATE_DIRECTORY, else in /var/lib/gpu-efficiency if
+    that is writable, else none. Empty: none."""
     checkpoint_seconds: Annotated[float, Meta(ge=1, le=3600)] = 60.0
-    """Between two checkpoints: a power cut loses no more than this. What a scrape was told is saved before it."""
+    """Seconds between two checkpoints, the most that a power failure loses. Each scrape is saved before the reply."""
     sample_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
-    """Between two samples of a job's course; of a long job they lie further apart."""
+    """Seconds between two samples of a job; long jobs are sampled less often."""
     keep_days: Annotated[float, Meta(gt=0, le=36_500)] = 400.0
-    """How long receipts of ended jobs and events are kept."""
+    """Days for which reports of ended jobs and events are kept."""
     max_mebibytes: Annotated[float, Meta(ge=1, le=1_000_000)] = 200.0
-    """The oldest receipts go before the store is larger than this."""
+    """Size limit of the store; the oldest job reports are deleted to stay below it."""
 
 
 class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[receipts]: where the receipt of a job that has ended is put, so that its user sees it.
+    """[receipts]: where the report of an ended job is published, so that its user sees it.
 
-    On Slurm an epilog does that, slurm-receipt.sh, which has settings of its own.
+    On Slurm the epilog slurm-receipt.sh does that, with settings of its own.
     """
 
     kubernetes: Literal["none", "event", "annotation"] = "none"
-    """An Event about the job's pod, or the annotation gpu-efficiency.io/receipt on it; either needs a right more than
-    the daemon has else: see docs/receipts-for-users.md."""
+    """An Event about the job's pod, or the annotation gpu-efficiency.io/receipt on it; either needs a permission that
+    the daemon does not have otherwise: see docs/receipts-for-users.md."""
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
     format: Literal["text", "json"] = "text"
-    """One line an event in either."""
+    """Format of log lines; both write one line per event."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """What is less important is not written."""
+    """Least severe level that is written."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole configuration file."""
 
     source: SourceName = "auto"
-    """Where telemetry comes from; auto is the first of these, from left to right, that sees the most."""
+    """Source of GPU telemetry; auto: the first of these, from left to right, that reports tensor activity, else the
+    first that works."""
     scheduler: SchedulerName = "auto"
-    """Who says which job holds a GPU; auto is the first of these, from left to right, that is at home on this node."""
+    """Scheduler that allocates GPUs to jobs; auto: the first of these, from left to right, that this node has."""
     web: WebSettings = WebSettings()
     privacy: PrivacySettings = PrivacySettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -392,20 +397,23 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     log: LogSettings = LogSettings()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}
-    """Other thresholds for one model, by the driver's full name or the table's; only in the file."""
+    """Thresholds for one GPU model, by the driver's full name or the table's; only in the file."""
     prices: tuple[PriceRow, ...] = ()
     energy: EnergySettings = EnergySettings()
     budget: BudgetSettings = BudgetSettings()
     exemptions: tuple[Exemption, ...] = ()
     specs: dict[str, BoardSettings] = {}
-    """Boards the table lacks or has wrong, by the driver's full name; only in the file."""
+    """GPU models that the built-in table lacks or has wrong, by the driver's full name; only in the file."""
 
     def overrides(self) -> Mapping[str, Spec]:
-        """The operator's specs, by the driver's full name for the board: they win over the table."""
-        return {name: board.spec(name) for name, board in self.specs.items()}
+        """The operator's specifications by the driver's name of the GPU model; they override the table."""
+        return {
+            name: structs.replace(find_spec(name) or Spec(name=name), **msgspec.to_builtins(board))
+            for name, board in self.specs.items()
+        }
 
     def terms(self, node: str) -> Terms:
-        """What is said of prices and exemptions, for the node of that name."""
+        """Prices, budget and exemptions for the node of that name."""
         return Terms(
             node=node,
             pool=self.host.pool,
@@ -419,13 +427,16 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def policies(self) -> Mapping[str, Policy]:
-        """The policy of each model that has thresholds of its own."""
-        whole = structs.asdict(self.policy)
-        return {model: msgspec.convert(whole | own, Policy) for model, own in self.policy_by_model.items()}
+        """The policy of each GPU model that has thresholds of its own."""
+        return {model: self.model_policy(own) for model, own in self.policy_by_model.items()}
+
+    def model_policy(self, own: Mapping[str, Any]) -> Policy:
+        """The policy with the thresholds `own`; raises msgspec.ValidationError."""
+        return msgspec.convert({**structs.asdict(self.policy), **own}, Policy)
 
 
 def _with_sections(config: type[Struct]) -> type[Struct]:
-    """`config` with a section for each source and scheduler that has settings and no typed field above."""
+    """Add to `config` a section for each source and scheduler that has settings but no typed field above."""
     settings = [(section_of(name), entry.settings) for name, entry in SOURCES.items()]
     settings += [(section_of(name), entry.settings) for name, entry in SCHEDULERS.items()]
     added = [
@@ -441,16 +452,16 @@ if not TYPE_CHECKING:
 
 
 LIVE = ("workload", "exemptions", "prices", "energy", "budget", "policy", "policy_by_model", "log")
-"""Sections that a running daemon takes anew, by SIGHUP or where their file has changed; the others need a restart."""
+"""Sections that a running daemon reloads on SIGHUP or when the file changes; the others need a restart."""
 
 
 def with_live_settings(current: Config, new: Config, live: Iterable[str] = LIVE) -> Config:
-    """What holds after a reload: the live sections of what was read, all else as it is."""
+    """Return `current` with the live sections of `new`."""
     return structs.replace(current, **{name: getattr(new, name) for name in live})
 
 
 def changed_settings(current: object, new: object, path: str = "") -> tuple[str, ...]:
-    """Dotted names of the settings in which two configurations differ; a list or table that differs is one."""
+    """Dotted names of the settings in which two configurations differ; a list or table counts as one setting."""
     if current == new:
         return ()
     if not isinstance(current, Struct) or type(current) is not type(new):
@@ -485,14 +496,17 @@ def _read_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(_check_line_lengths(path.read_text(encoding="utf-8")))
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
-    except ValueError as err:  # of TOML, of UTF-8, or of a number with thousands of digits
+    except ValueError as err:  # invalid TOML or UTF-8, or a number with thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {err}") from err
     except RecursionError as err:
         raise ConfigError(f"{path}: tables or lists inside each other, thousands deep") from err
 
 
 def _check_line_lengths(text: str) -> str:
-    """The same text, if it has lines: a key of a hundred thousand parts would take the parser half a minute."""
+    """Return the text; raises ValueError for a line that is too long.
+
+    A key of a hundred thousand parts would take the parser half a minute.
+    """
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > _LONGEST_LINE:
             raise ValueError(f"line {number} has more than {_LONGEST_LINE:,} characters")
@@ -500,13 +514,13 @@ def _check_line_lengths(text: str) -> str:
 
 
 def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
-    """Not strict: an environment variable's or a flag's number is text."""
+    """Convert and validate; not `strict` accepts numbers as text, as environment variables and flags have them."""
     try:
-        _check_boards(tree.get("specs"), strict=strict)
+        _check_named("specs", tree.get("specs"), lambda board: msgspec.convert(board, BoardSettings, strict=strict))
         config = msgspec.convert(tree, Config, strict=strict)
         check_rules(config.workload.rules)
         check_exemptions(config.exemptions)
-        _check_policies(config)
+        _check_named("policy_by_model", config.policy_by_model, config.model_policy)
         split_address(config.web.listen_address)
         if config.web.page_address:
             split_address(config.web.page_address, name="web.page_address")
@@ -517,11 +531,11 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
 
 
 MATCHED = ("scheduler", "partition", "qos", "account", "user", "namespace", "name", "kind")
-"""Fields of a WorkloadRule that are fields of an Owner too."""
+"""Fields of a WorkloadRule that are patterns for the same fields of an Owner."""
 
 
 def check_rules(rules: Iterable[WorkloadRule]) -> None:
-    """Raise ConfigError naming the first rule that cannot be used, its field, and why."""
+    """Raise ConfigError that names the first invalid rule, its field, and the reason."""
     for index, rule in enumerate(rules):
         where = f"workload.rules[{index}]"
         limits = (rule.zombie_seconds, rule.hang_seconds)
@@ -537,11 +551,11 @@ def check_rules(rules: Iterable[WorkloadRule]) -> None:
 
 
 EXEMPTED = ("job_id", "namespace", "partition", "account", "user", "name", "qos")
-"""Fields of an Exemption that are fields of an Owner too."""
+"""Fields of an Exemption that are patterns for the same fields of an Owner."""
 
 
 def check_exemptions(exemptions: Iterable[Exemption]) -> None:
-    """Raise ConfigError naming the first exemption that cannot be used, and why."""
+    """Raise ConfigError that names the first invalid exemption, and the reason."""
     known: set[str] = set()
     for index, exemption in enumerate(exemptions):
         where = f"exemptions[{index}]"
@@ -559,15 +573,6 @@ def _check_privacy(privacy: PrivacySettings) -> None:
         raise ConfigError('privacy.users: "hash" needs privacy.key_file, a file with a secret')
 
 
-def _check_policies(config: Config) -> None:
-    """Name the model in an error, as for boards."""
-    for model, own in config.policy_by_model.items():
-        try:
-            msgspec.convert(structs.asdict(config.policy) | own, Policy)
-        except msgspec.ValidationError as err:
-            raise ConfigError(f'policy_by_model."{model}": {err}') from err
-
-
 def _check_pattern(where: str, pattern: str) -> None:
     try:
         re.compile(pattern)
@@ -575,22 +580,22 @@ def _check_pattern(where: str, pattern: str) -> None:
         raise ConfigError(f"{where}: {pattern!r} is no regular expression: {err}") from err
 
 
-def _check_boards(boards: object, *, strict: bool) -> None:
-    """Name the board in an error, as msgspec does not: to it every key of a table is `[...]`."""
-    for name, board in boards.items() if isinstance(boards, dict) else ():
+def _check_named(section: str, tables: object, check: Callable[[Any], object]) -> None:
+    """Check each table of `section` in a way that errors have its name: msgspec's own have `[...]` for any key."""
+    for name, table in tables.items() if isinstance(tables, dict) else ():
         try:
-            msgspec.convert(board, BoardSettings, strict=strict)
+            check(table)
         except msgspec.ValidationError as err:
-            raise ConfigError(f'specs."{name}": {err}') from err
+            raise ConfigError(f'{section}."{name}": {err}') from err
 
 
 def _parse_list(text: str) -> list[str]:
-    """Items of a TOML list of strings that has no quotes: [a, b]."""
+    """Items of a list of strings without quotes: [a, b]."""
     return [item for item in text.strip("[] ").replace(" ", "").split(",") if item]
 
 
 def _config_key(name: str) -> str:
-    """GPU_EFFICIENCY_WEB_LISTEN_ADDRESS -> web.listen_address; a name without a section stays whole."""
+    """Return web.listen_address for GPU_EFFICIENCY_WEB_LISTEN_ADDRESS; a name without a section has no dot."""
     key = name.removeprefix(PREFIX).lower()
     fields = {f.name: f.type for f in msgspec.structs.fields(Config)}
     sections = [s for s, kind in fields.items() if isinstance(kind, type) and issubclass(kind, Struct)]
@@ -606,8 +611,8 @@ def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
 
 
 def split_address(address: str, *, name: str = "web.listen_address") -> tuple[str, int]:
-    """Split "host:port", ":port" or "[::1]:port"; raise ConfigError when it is neither."""
+    """Split "host:port", ":port" or "[::1]:port"; raises ConfigError for anything else."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65535:  # noqa: PLR2004  the last port there is
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65535:  # noqa: PLR2004  the highest port
         raise ConfigError(f"{name}: {address!r} is not host:port (examples: :{DEFAULT_PORT}, 127.0.0.1:0)")
     return host.strip("[]"), int(port)

@@ -1,8 +1,8 @@
-"""SOURCES, SCHEDULERS and ENGINES: one row for each entry, with all that is special about it.
+"""Defines SOURCES, SCHEDULERS and ENGINES: one row for each implementation, with all that is special about it.
 
-A row brings the settings of its section of the configuration, where the entry is looked for, its diagnosis for
-install-check, and what it cannot measure. The configuration, install-check, `cardinality`, the chart's schema and the
-documentation derive from these tables. Rows name code as "module:name", so that it is imported only when it is used.
+A row has the settings class of its section of the configuration, the function that opens it, its check for
+install-check, and the signals it cannot measure. The configuration, install-check, `cardinality`, the chart's schema
+and the documentation derive from these tables. Rows name code as "module:name", so that it is imported only when used.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 def import_object(path: str) -> Any:
-    """The object at "module:name"; raises ModuleNotFoundError where a package is missing."""
+    """Import the object at "module:name"; raises ModuleNotFoundError if a package is missing."""
     module, name = path.split(":")
     return getattr(import_module(module), name)
 
 
 def section_of(name: str) -> str:
-    """The section of the configuration that belongs to the entry called `name`."""
+    """Return the section of the configuration for the row called `name`."""
     return name.replace("-", "_")
 
 
@@ -35,29 +35,29 @@ class DcgmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[dcgm]."""
 
     address: str = "localhost:5555"
-    """The host engine: host:port, unix:/path, vsock:CID:PORT, or embedded for one of our own."""
+    """Address of the host engine: host:port, unix:/path, vsock:CID:PORT, or embedded to run one in this process."""
     bindings: str = ""
-    """Folder of NVIDIA's Python bindings (dcgm_agent.py); empty: where DCGM's packages put them. DCGM_BINDINGS does the
-    same."""
+    """Folder of NVIDIA's Python bindings (dcgm_agent.py); empty: DCGM_BINDINGS, else where DCGM's packages install
+    them."""
     library: str = ""
-    """Folder of libdcgm.so; empty: where the bindings look for it themselves."""
+    """Folder of libdcgm.so; empty: the default of the bindings."""
     connect_timeout_seconds: Positive = 5.0
-    """For one attempt to connect."""
+    """Timeout of one connection attempt in seconds."""
 
 
 class DcgmExporterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[dcgm_exporter]."""
 
     url: str = "http://127.0.0.1:9400/metrics"
-    """Its metrics page: this node's own exporter, not a load-balanced address."""
+    """URL of its metrics: this node's own exporter, not a load-balanced address."""
     timeout_seconds: Positive = 5.0
-    """For one whole page."""
+    """Timeout of one scrape in seconds."""
     max_gap_seconds: Positive = 90.0
-    """Two scrapes further apart than this do not vouch for the time between them."""
+    """If two successful scrapes are further apart than this many seconds, the time between them is unobserved."""
     hostname: str = ""
-    """Which host's GPUs to take, where one address answers for several."""
+    """Use only GPUs of this host, if the address returns several hosts; empty: all."""
     collect_interval_seconds: Positive = 30.0
-    """How often that exporter collects (its -c or DCGM_EXPORTER_INTERVAL, there in milliseconds)."""
+    """Seconds between two collections of that exporter (its -c or DCGM_EXPORTER_INTERVAL, there in milliseconds)."""
 
 
 PROFILING_SIGNALS = (
@@ -68,30 +68,30 @@ PROFILING_SIGNALS = (
 
 
 class SourceEntry(Struct, frozen=True, kw_only=True):
-    """A source of telemetry."""
+    """A source of GPU telemetry."""
 
     opener: str
     """"module:function": takes the Config, returns a TelemetrySource, raises SourceError."""
     location: Callable[[Any], str]
-    """Takes its settings, None where it has none; returns where it is, for people and without secrets."""
+    """Takes its settings (None if it has none); returns its address or library for messages, without secrets."""
     check: str
-    """"module:function" of install-check's diagnosis."""
+    """"module:function" of the check that install-check runs."""
     check_seconds: float
-    """After which the diagnosis is given up."""
+    """Timeout of that check in seconds."""
     advice: str
-    """What to do where it cannot be opened or read, if its error does not say."""
+    """What to do if it cannot be opened or read and the error has no advice."""
     profiling_advice: str
-    """What to do where it opens but gives no tensor activity."""
+    """What to do if it opens but reports no tensor activity."""
     settings: type[Struct] | None = None
-    """Its section of the configuration; None: it has none."""
+    """Class of its section of the configuration; None: no section."""
     environment: tuple[str, ...] = ()
-    """Beginnings of the environment variables that change anything for it."""
+    """Prefixes of the environment variables that affect it."""
     process_list: str = ""
-    """"module:function" of a ProcessLister that completes the readings of sources without processes; "": none."""
+    """"module:function" of a ProcessLister that adds processes to the readings of sources without them; "": none."""
     unsupported_signals: tuple[str, ...] = ()
-    """Fields of a Reading or a Health that it does not report of a whole board."""
+    """Fields of a Reading or a Health that it does not report for a whole board."""
     limited_variants: Mapping[str, tuple[str, ...]] = {}
-    """The same where it is limited, by a name that `cardinality --source` takes."""
+    """The same for limited variants of the source, by the name that `cardinality --source` accepts."""
 
 
 def _dcgm_location(settings: DcgmSettings) -> str:
@@ -121,7 +121,7 @@ SOURCES: dict[str, SourceEntry] = {
         profiling_advice=(
             "give dcgm-exporter a counters file (-f) with DCGM_FI_PROF_* fields, and what they need to run"
         ),
-        # With its default counters; with more of them it comes close to dcgm.
+        # With its default counters; with all counters it is close to dcgm.
         unsupported_signals=(
             "sm_active", "sm_occupancy", "fp64_active", "fp32_active", "fp16_active", "enforced_power_limit_watts",
             "clock_event_reasons", "ecc_corrected", "ecc_uncorrected", "recovery_action", "nvlink_errors",
@@ -146,74 +146,74 @@ SOURCES: dict[str, SourceEntry] = {
 
 
 class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[slurm]. What is empty is found as Slurm's own commands find it."""
+    """[slurm]. Empty settings are detected as Slurm's own commands do."""
 
     node_name: str = ""
     """This node's NodeName."""
     conf: str = ""
     """slurm.conf; empty: SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf."""
     spool_dir: str = ""
-    """SlurmdSpoolDir, where each running step has a socket; empty: as slurm.conf says."""
+    """SlurmdSpoolDir, which holds a socket for each running step; empty: from slurm.conf."""
     mapping_dir: str = ""
-    """Where the prolog writes who holds each GPU; see slurm-prolog.sh. Empty: there is none."""
+    """Folder in which the prolog records the job of each GPU; see slurm-prolog.sh. Empty: none."""
     bin_dir: str = ""
-    """Where scontrol, sinfo and slurmd are; empty: on PATH."""
+    """Folder of scontrol, sinfo and slurmd; empty: PATH."""
     timeout_seconds: Positive = 5.0
-    """For one question to the controller."""
+    """Timeout of one request to the controller in seconds."""
     node_state_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 300.0
-    """Between two questions about this node's state, asked only while a GPU is held by nobody; 0: never asked."""
+    """Seconds between two queries of this node's state, sent only while a GPU is unallocated; 0: never."""
     restd_url: str = ""
-    """slurmrestd to ask instead of commands: http://host:port or unix:/path."""
+    """slurmrestd to query instead of running commands: http://host:port or unix:/path."""
     restd_token_file: str = ""
-    """File with the token for it (JWT)."""
+    """File with the token (JWT) for slurmrestd."""
 
 
 class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[kubernetes]."""
 
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """The kubelet's pod-resources service."""
+    """Socket of the kubelet's pod-resources service."""
     refresh_seconds: Positive = 10.0
-    """Between two looks at it; a change that the API server tells of is looked at at once."""
+    """Seconds between two queries of it; a change that the API server reports triggers one at once."""
     resources: tuple[str, ...] = ("nvidia.com/*",)
-    """Which extended resources are GPUs; * is any text."""
+    """Names of the extended resources that are GPUs; * is any text."""
     node_name: str = ""
-    """This node's name; empty: NODE_NAME, else the host's."""
+    """This node's name; empty: NODE_NAME, else the host name."""
     api_url: str = "auto"
-    """The API server; auto: the cluster this daemon runs in, if it does; empty: it is not asked."""
+    """URL of the API server; auto: that of the cluster in which this daemon runs, if any; empty: not queried."""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  a path
-    """Of the service account, for the API server."""
+    """File with the service account's token for the API server."""
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    """The authority that has signed the API server's certificate."""
+    """File with the CA certificate of the API server."""
 
 
 class MappingDirSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[mapping_dir]."""
 
     path: str = "/run/gpu-efficiency/jobs"
-    """One file a GPU, named by its index, a job id a line; as dcgm-exporter's HPC job mapping."""
+    """Folder with a file per GPU, named by its index, with one job id per line; as dcgm-exporter's HPC job mapping."""
 
 
 class SchedulerEntry(Struct, frozen=True, kw_only=True):
-    """What knows which job holds a GPU."""
+    """A scheduler, which knows the job of each GPU."""
 
     opener: str
     """"module:function": takes the Config, returns a Scheduler, raises SchedulerError."""
     check: str
-    """"module:function" of install-check's diagnosis."""
+    """"module:function" of the check that install-check runs."""
     check_seconds: float = 5.0
-    """After which the diagnosis is given up."""
+    """Timeout of that check in seconds."""
     settings: type[Struct] | None = None
-    """Its section of the configuration; None: it has none."""
+    """Class of its section of the configuration; None: no section."""
     environment: tuple[str, ...] = ()
-    """Beginnings of the environment variables that change anything for it."""
+    """Prefixes of the environment variables that affect it."""
     explain_absence: Callable[[Any], str] | None = None
-    """Takes its settings, returns why it cannot work on this node, or "". `scheduler = "auto"` asks before it imports
-    the code, whose libraries may be large."""
+    """Takes its settings, returns why it cannot work on this node, or "". `scheduler = "auto"` calls it before it
+    imports the opener, whose libraries may be large."""
     in_pods: bool = False
-    """The chart offers it."""
+    """Whether the Helm chart offers it."""
     cluster_opener: str = ""
-    """"module:function": takes the Config, returns a ClusterSource, for the whole cluster; "": there is none."""
+    """"module:function": takes the Config, returns a ClusterSource for the command `cluster`; "": none."""
 
 
 def _absent_kubelet(settings: KubernetesSettings) -> str:
@@ -263,7 +263,7 @@ class EngineEntry(Struct, frozen=True):
     engine: str
     """"module:name" of its Engine."""
     ports: tuple[int, ...] = ()
-    """On which its metrics page is by default."""
+    """Default ports of its metrics."""
 
 
 ENGINES: dict[str, EngineEntry] = {
@@ -274,10 +274,10 @@ ENGINES: dict[str, EngineEntry] = {
     "dynamo": EngineEntry("exporter.engines.dynamo:ENGINE", ports=(8000, 8080, 9090, 8081)),
     "tgi": EngineEntry("exporter.engines.tgi:ENGINE", ports=(80, 3000)),
 }
-"""The first whose names a page has reads it: Dynamo's are on the pages of the engines that it runs, which come before.
-Their ports are tried in this order."""
+"""The first engine whose metric names are on a page reads it. Dynamo comes after the engines that it runs, because
+their pages contain its names too. Ports are tried in this order."""
 
 
 def engine_ports() -> tuple[int, ...]:
-    """The default ports of all engines, each once, in the order in which they are tried."""
+    """The default ports of all engines without duplicates, in the order in which they are tried."""
     return tuple(dict.fromkeys(port for entry in ENGINES.values() for port in entry.ports))

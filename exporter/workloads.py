@@ -1,7 +1,4 @@
-"""Defines how workloads' own reports reach the agent: the protocol that training jobs, logs and serving engines share.
-
-Refuses to know how a workload is reached.
-"""
+"""Defines the protocol by which training reports, training logs and serving engines pass their data to the agent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -12,44 +9,44 @@ from exporter.core.model import Fault, ServingReport, TrainingReport
 
 
 class WorkloadProcess(Struct, frozen=True):
-    """A process on GPUs of this node that is known to be a job's."""
+    """A process on this node that belongs to a known job."""
 
     pid: int
-    """In the host's pid namespace."""
+    """Process id in the host's pid namespace."""
     job_id: str
     uuids: tuple[str, ...] = ()
-    """GPUs it has a context on; empty: it is the job's, but on no GPU that lists it."""
+    """GPUs on which it has a context; empty: it belongs to the job, but no GPU lists it."""
     rank: str = ""
-    """Global rank, digits; empty: not known."""
+    """Global rank, decimal digits; empty: unknown."""
     workload_class: str = "batch"
-    """Of its job: batch, interactive or serving."""
+    """Class of its job: batch, interactive or serving."""
 
 
 ProcessLookup = Callable[[Sequence[int]], Mapping[int, WorkloadProcess]]
-"""Of these pids (the host's) those that are a job's that holds a GPU here, whether or not they are on one."""
+"""Takes pids of the host; returns those that belong to a job with a GPU of this node, whether or not they use it."""
 
 
 class WorkloadUpdate(Struct, frozen=True):
-    """What was heard since the last time."""
+    """What a listener received since the last poll."""
 
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
     faults: tuple[Fault, ...] = ()
-    """That stand now."""
+    """Faults that are active now."""
     counts: tuple[tuple[str, int], ...] = ()
-    """Since the start, by kind: what was taken, and what was refused and why."""
+    """Totals since the start, by outcome: messages accepted, or rejected for which reason."""
 
 
 class WorkloadListener(Protocol):
-    """Listens to workloads. Called on the reading thread, one call at a time: what may block is done in its own."""
+    """Receives data of workloads. The sampling thread calls it; blocking work runs in threads of its own."""
 
     def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
-        """All that has come since the last call; `now` is monotonic nanoseconds on whole milliseconds.
+        """Return what came since the last call; `now` is monotonic nanoseconds, rounded to milliseconds.
 
-        `guests` are the processes that the GPUs list now. Never raises what a workload could cause.
+        `processes` are those that the GPUs list now. Never raises an error that a workload could cause.
         """
         ...
 
     def close(self) -> None:
-        """Give back what is held. Never raises."""
+        """Release sockets, threads and files. Never raises."""
         ...

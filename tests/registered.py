@@ -1,4 +1,4 @@
-"""Adds one entry to each registry in a process of its own, and prints as JSON what each derived place makes of it.
+"""Adds one row to each registry in a process of its own, and prints as JSON what is derived from it.
 
 Rows are added before the modules that derive from the tables are imported, as if they were typed into them: so this
 module imports nothing of the exporter at its top.
@@ -126,7 +126,7 @@ def _checked(config: Any) -> dict[str, Any]:
     base = import_module("exporter.checkup.base")
     names = {"dummy-source", "source", "dummy-scheduler", "scheduler"}
     findings = base.run_checks([one for one in checks if one.name in names], base.CheckContext(config=config))
-    return {"findings": [[one.check, str(one.verdict), one.said] for one in findings]}
+    return {"findings": [[one.check, str(one.verdict), one.message] for one in findings]}
 
 
 def _counted() -> dict[str, Any]:

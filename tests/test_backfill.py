@@ -1,4 +1,4 @@
-"""`gpu-efficiency backfill`: moments, values, documents, what is refused. A real Prometheus: `e2e/test_backfill.py`."""
+"""Tests `gpu-efficiency backfill`: times, values, documents, errors. With a real Prometheus: `e2e/test_backfill.py`."""
 
 import io
 import os
@@ -29,9 +29,9 @@ from exporter.trace import TraceHeader, TraceWriter
 from tests.worlds import JOB, WORKING, S, device, first, held, reading, seen
 
 BEGIN = 1_767_225_600
-"""2026-01-01 00:00 UTC: a bound of slices and of steps."""
+"""2026-01-01 00:00 UTC: a boundary of slices and of steps."""
 Value = tuple[float, float]
-"""Unix seconds, and what it is."""
+"""Unix seconds, and the value."""
 Series = dict[tuple[str, frozenset[tuple[str, str]]], list[Value]]
 
 
@@ -48,7 +48,7 @@ class Bytes(io.TextIOWrapper):
 
 
 def backfill(line: str) -> tuple[int, str, str]:
-    """Run `gpu-efficiency backfill LINE`: status, standard output, standard error."""
+    """Run `gpu-efficiency backfill LINE`; return status, standard output, standard error."""
     out, err = Bytes(), io.StringIO()
     with closing(out), redirect_stdout(out), redirect_stderr(err):
         try:
@@ -61,7 +61,7 @@ def backfill(line: str) -> tuple[int, str, str]:
 def story(
     seconds: Sequence[float], *, wall: float = BEGIN, owner: Owner = JOB, since: float = 0.0
 ) -> list[Observation]:
-    """One GPU that works, observed at those seconds; a job has it from `since`."""
+    """A trace of one busy GPU, observed at those seconds; a job holds it from `since`."""
     board = device()
     found = [replace(first([board], [held(owner=owner)] if since == 0 else ()), wall=round((wall + seconds[0]) * S))]
     found[0] = replace(
@@ -81,7 +81,7 @@ def recorded(path: Path, observations: Sequence[Observation], **header: Any) -> 
 
 
 def series(document: str) -> Series:
-    """All samples by name and labels; the strict parser of another project has read the document."""
+    """All samples by name and labels, parsed by the strict parser of another project."""
     found: Series = defaultdict(list)
     names = []
     for family in parse(document):  # type: ignore[no-untyped-call]
@@ -180,7 +180,7 @@ def test_a_wall_clock_that_went_back_is_told_and_no_second_is_told_twice(tmp_pat
     assert [at - BEGIN for at, _ in paid] == [0, 15, 30, 45, 50]
     assert paid[-1][1] == 90.0
     assert status == 0
-    assert "went back: 35 observations fell in time that was told already" in err
+    assert "went back: 35 observations are in time that was written already" in err
 
 
 def test_another_life_of_the_daemon_counts_from_nought_again(tmp_path: Path) -> None:
@@ -303,11 +303,11 @@ def _trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "status", "why"),
     [
         ("", 2, "give recordings, or --store FILE"),
-        ("a.jsonl --store x.db", 2, "the same jobs would be told twice"),
+        ("a.jsonl --store x.db", 2, "the same jobs would be written twice"),
         ("a.jsonl -o x.om --folder x", 2, "--output or --folder, not both"),
         ("a.jsonl made-up.jsonl", 1, "made-up.jsonl: SIMULATED: a model made these figures"),
         ("a.jsonl later.jsonl", 1, "later.jsonl begins 2026-01-01 00:00 UTC, before a.jsonl of the same node n1 ends"),
-        ("a.jsonl a.jsonl", 1, "a second can be told once; leave one of the two out"),
+        ("a.jsonl a.jsonl", 1, "traces of one node must not overlap; omit one of them"),
         ("empty.jsonl", 1, "empty.jsonl holds no observation"),
         ("absent.jsonl", 1, "absent.jsonl: cannot be opened"),
         ("a.jsonl --store", 2, "expected one argument"),
@@ -347,7 +347,7 @@ def test_a_pipe_is_refused_for_it_cannot_be_looked_into_first(trace: Path) -> No
     finally:
         os.close(keeper)
     assert (status, out) == (1, "")
-    assert "pipe.jsonl is a pipe, and a recording is looked into before it is replayed: give a file" in err
+    assert "pipe.jsonl is a pipe, but a recording is read twice: give a file" in err
 
 
 def test_what_is_overwritten_stays_until_it_is_sure_that_there_is_something_else(trace: Path) -> None:
@@ -380,7 +380,7 @@ def test_files_that_were_whole_before_a_recording_broke_stay_and_are_told_of(tmp
     trace.write_bytes(trace.read_bytes() + b"broken\n")
     status, _, err = backfill(f"{trace} --folder {tmp_path / 'h'}")
     assert (status, [path.name for path in (tmp_path / "h").iterdir()]) == (1, ["20260101T0000Z.om"])
-    assert "h: 1 files of the time before are whole and stay" in err
+    assert "h: 1 complete files are kept" in err
     assert "line 8 is not an observation" in err
 
 
@@ -499,7 +499,7 @@ def test_a_model_s_statements_and_an_empty_store_are_refused(tmp_path: Path) -> 
     assert {value for _, value in points(series(backfill(f"{line} --simulated")[1]), "simulated")} == {1.0}
     status, out, err = backfill(stored(tmp_path, name="empty.db"))
     assert (status, out) == (1, "# EOF\n")
-    assert "nothing is kept there" in err
+    assert "nothing to write" in err
 
 
 def test_the_document_names_what_a_store_tells_along_the_way() -> None:

@@ -1,4 +1,4 @@
-"""`gpu-efficiency cardinality` against what nodes really show: counted in real snapshots of nodes that were played.
+"""Tests `gpu-efficiency cardinality` against series counted in snapshots of simulated nodes.
 
 What rules really record, and what a real Prometheus keeps after a profile, is in `e2e`.
 """
@@ -55,9 +55,9 @@ from tests.worlds import RESTING, WORKING, cut, device, first, held, reading, se
 picture = cache(goldens.picture)
 SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
 DOCUMENTED = 0.09
-"""How far above the truth docs/prometheus.md says that the most may be, of a node of this size on which all is seen."""
+"""How far the maximum may exceed the counted series by docs/prometheus.md, on a node of this size with all signals."""
 UNSEEN = {"lost_gpu"}
-"""A GPU that is off the bus shows a quarter less than it may."""
+"""A GPU that fell off the bus has a quarter fewer series than the maximum."""
 CALM = ("copy_loop", "healthy_training", "input_starved_training", "large_gemm", "memory_bound_decode", "straggler")
 
 
@@ -71,7 +71,7 @@ def test_the_most_is_never_below_what_a_node_shows_and_near_it(scenario: str) ->
 
 @pytest.mark.parametrize("scenario", CALM)
 def test_while_nothing_is_wrong_it_is_exact(scenario: str) -> None:
-    """But for a time limit, which the jobs of these stories lack and a scheduler's usually have."""
+    """Without the time limit, which the jobs of these scenarios lack and a scheduler's usually have."""
     snapshot = picture(scenario)
     unlimited = sum(job.owner.time_limit_seconds is None for job in snapshot.jobs)
     assert unlimited == len(snapshot.jobs) > 0
@@ -79,7 +79,7 @@ def test_while_nothing_is_wrong_it_is_exact(scenario: str) -> None:
 
 
 def test_a_free_gpu_shows_two_less() -> None:
-    """Nobody holds it, and nobody has worked on it."""
+    """A GPU that is unallocated and has never been used."""
     kinds = series_counts("dcgm")
     assert dict(kinds.held).keys() - dict(kinds.free).keys() == {
         "gpu_efficiency_allocation_info", "gpu_efficiency_last_work_timestamp_seconds",
@@ -146,7 +146,7 @@ def test_sharers_have_a_series_each_on_the_gpu_they_share() -> None:
 
 @pytest.mark.parametrize("board", ["A100-SXM4-80GB", "L40S"])
 def test_boards_before_hopper_by_the_driver_alone(board: str) -> None:
-    """The same story without what the driver does not say."""
+    """The same scenario without signals that the driver does not provide."""
     story = simulate("healthy_training", seed=1, board=board, gpus=4, period_seconds=10, duration_seconds=900)
     ledger, _ = fed(without(story.observations, signals=MISSING_SIGNALS["driver"]))
     snapshot = take_snapshot(ledger, DaemonMetadata(simulated=True))
@@ -166,7 +166,7 @@ DEFAULT_COUNTERS = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0.4", "DCGM_FI_PROF_DRAM_ACTIVE": "0.3",
     "DCGM_FI_PROF_PCIE_TX_BYTES": "100000", "DCGM_FI_PROF_PCIE_RX_BYTES": "100000",
 }  # fmt: skip
-"""What dcgm-exporter's own etc/default-counters.csv has switched on."""
+"""Counters that dcgm-exporter's etc/default-counters.csv enables."""
 
 
 def _through_dcgm_exporter(figures: dict[str, str]) -> Snapshot:
@@ -198,7 +198,7 @@ def test_an_existing_dcgm_exporter_with_its_default_counters() -> None:
 
 
 def _relabelled(page: str, profile: str) -> list[str]:
-    """What Prometheus' drop actions leave of a page: regexes are anchored, an absent label is empty."""
+    """Series of a page that Prometheus' drop actions keep: regexes are anchored, an absent label is empty."""
     left = lines(page)
     for row in relabel_configs(profile):
         regex, sources = re.compile(str(row["regex"])), row["source_labels"]
@@ -268,7 +268,7 @@ def test_the_costs_are_the_measured_ones() -> None:
 
 
 def test_the_measured_fleet_of_docs_scale() -> None:
-    """10,000 GPUs: 624,000 series of single GPUs were measured there, and 236,000 recorded."""
+    """10,000 GPUs: 624,000 series of single GPUs and 236,000 recorded ones were measured there."""
     fleet = FleetSize(
         nodes=1250, jobs=2450, nodes_per_job=1.4, reporting=966, serving=314, models=2, owners=50, users=200, pairs=200,
         churn=1500, node_accounts=2,
@@ -308,7 +308,7 @@ def test_more_of_anything_is_never_fewer_series(fleet: FleetSize, what: str) -> 
 
 
 def test_twice_the_nodes_and_jobs_is_twice_the_series() -> None:
-    """Of rules all but what is of the whole cluster."""
+    """All rules except those of the whole cluster."""
     one, two = FleetSize(nodes=1000, jobs=2000), FleetSize(nodes=2000, jobs=4000)
     assert estimate(two).scraped == 2 * estimate(one).scraped
     assert 1.99 < estimate(two).recorded / estimate(one).recorded <= 2

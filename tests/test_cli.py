@@ -1,4 +1,4 @@
-"""The command: exit statuses, what is said where, and answers that are the same each time.
+"""Tests the command line: exit statuses, standard output and error, and reproducible results.
 
 Runs `main` in this process where nothing is served; what serves is started for real in `e2e`.
 """
@@ -47,7 +47,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(name="run")
 def _run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
-    """Run the command in an empty folder and environment; gives exit status, standard output, standard error."""
+    """Run the command in an empty folder and environment; return exit status, standard output, standard error."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     monkeypatch.chdir(tmp_path)
@@ -158,7 +158,7 @@ def test_every_source_that_was_tried_is_a_line_of_its_own(run: Run, monkeypatch:
 
 @pytest.fixture(name="served")
 def _served(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSource, list[tuple[Observation, Snapshot]]]:
-    """A source that `serve` finds, and the first observation that it makes of it instead of serving."""
+    """Let `serve` find a source, and return its first observation instead of serving."""
     source, served = FakeSource(), list[tuple[Observation, Snapshot]]()
 
     def publish(
@@ -401,7 +401,7 @@ def test_the_documentation_of_the_metrics_is_what_the_command_prints(run: Run) -
 
 
 def node(*, gpus: int, jobs: int) -> bytes:
-    """A node whose jobs hold one GPU each, ten minutes on, in the text format; each GPU has time nobody saw."""
+    """Metrics of a node after ten minutes, with one GPU per job and some unobserved time on each GPU."""
     devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     holding = [held(f"GPU-{n}", Owner(f"{n}", time_limit_seconds=3600), gpus=2) for n in range(jobs)]
     agent = Agent(meta=DaemonMetadata(version="1"))
@@ -425,7 +425,7 @@ HEALTH = Health(
 
 
 def series(page: bytes, label: str | None) -> Counter[str]:
-    """Series by the value of a label, or all of those that belong to no GPU and no job."""
+    """Series by the value of a label, or all series without a GPU and a job."""
     samples = [sample for family in parse(page.decode()) for sample in family.samples]
     if label is None:
         mine = (s for s in samples if "account" not in s.labels)
@@ -464,7 +464,7 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
 
 _OF_A_GPU = ("gpu", "spinning GPU")
 _OF_A_JOB = ("job", "job in trouble", "job on one GPU", "reporting job", *["rank"] * 4)
-"""Who reports has four ranks at most; a serving job has fewer series than a reporting one."""
+"""A reporting job has four ranks at most; a serving job has fewer series than a reporting one."""
 
 
 def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""Configuration: who wins, what is refused and in which words. What a key does is its own part's test."""
+"""Tests the configuration: precedence, rejected values and their messages. Other tests cover what a key does."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/configuration.md and the example: what they say is what the configuration does."""
+"""Tests docs/configuration.md and the example file against the configuration."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def test_what_is_live_is_what_a_reload_takes() -> None:
 
 
 def _other(kind: str, default: str) -> tuple[str, Any]:
-    """A value within the bounds that is not the default, as text and as what it becomes."""
+    """A valid value that is not the default, as text and as parsed."""
     was = None if default == "not set" else json.loads(default.strip("`"))
     if kind == "boolean":
         return str(not was).lower(), not was

@@ -1,4 +1,4 @@
-"""`gpu-efficiency leaks` in its three forms, and the pages that tell of the same table: leaks.md, worked-example.md."""
+"""Tests `gpu-efficiency leaks` in its three formats, and the pages with the same table: leaks.md, worked-example.md."""
 
 import argparse
 import re
@@ -75,7 +75,7 @@ def test_where_there_is_no_terminal_it_is_eighty_columns(run: Run, monkeypatch: 
 def test_lines_are_as_long_as_the_terminal_is_wide_and_never_too_long_to_read(
     run: Run, columns: int, widest: int
 ) -> None:
-    """A series, a file and a row's name stay whole, so that they can be copied."""
+    """Names of series, files and rows are not broken, so that they can be copied."""
     prose = [line for line in run(columns=columns).splitlines() if not re.search(r"[:{/_]\S{8,}|\w+_total", line)]
     longest = max(map(len, prose))
     assert widest - 8 <= longest <= widest
@@ -98,7 +98,7 @@ def test_a_range_says_what_it_was_drawn_after(run: Run) -> None:
     assert "training 10 to 30 h of 100 ([ivanov2021], [llama2024]) infer. 20 to 55 h of 100 ([pope2022]" in told
     assert "training 0 to 5 h of 100 (E: engineering estimate) infer. 2 to 20 h of 100 ([xiang2025])" in told
     assert "training does not occur infer. 1 to 10 h of 100 ([kwon2023])" in told
-    assert "What is left useful training 15 to 50 h of 100 ([llama2024]" in told
+    assert "What remains useful training 15 to 50 h of 100 ([llama2024]" in told
 
 
 # -- for programs --
@@ -130,7 +130,7 @@ def test_the_page_is_what_the_command_prints(run: Run) -> None:
 
 
 def test_the_page_s_tables_hold(run: Run) -> None:
-    """As many cells in every row as in its head, and a row each: a bar in a selector would end a cell."""
+    """Each row has as many cells as its head: an unescaped | in a selector would end a cell."""
     tables = re.findall(r"(?:^\|.*\n)+", run("--markdown"), re.MULTILINE)
     cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()] for table in tables]
     assert [len(set(counts)) for counts in cells] == [1] * 5
@@ -161,7 +161,7 @@ def test_a_bar_in_a_cell_is_escaped(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(name="page", scope="module")
 def _page() -> str:
-    """What a node says after the scenario of the example."""
+    """Metrics of a node after the scenario of the example."""
     agent = Agent(meta=DaemonMetadata())
     agent.run(simulate("carpenter", gpus=1, period_seconds=60).observations)
     snapshot = agent.latest()

@@ -24,7 +24,7 @@ from exporter.sources.selector import SourceSelector
 from tests.rigs import FakeScheduler, FakeSource, Rig, ladder
 
 NOON = 1_700_000_000
-"""Unix seconds: 2023-11-14 22:13:20 UTC, the wall clock's beginning in a rig."""
+"""Unix seconds: 2023-11-14 22:13:20 UTC, where the wall clock of a rig starts."""
 
 
 def look(path: Path, at: float) -> str:

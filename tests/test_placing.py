@@ -1,4 +1,4 @@
-"""What the daemon's history is given to call, by the configuration."""
+"""Tests the publisher of job reports that the configuration selects."""
 
 import logging
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_without_an_api_server_it_says_so(caplog: pytest.LogCaptureFixture) -> N
     with job_report_writer(config, "node-1") as place:
         place(STATEMENT)
     assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-        "receipts.kubernetes = 'event' and no API server is asked: none is placed"
+        "receipts.kubernetes = 'event', but no API server: no job report is published"
     ]
 
 

@@ -1,4 +1,4 @@
-"""How far something is: on a terminal one line that is drawn over, elsewhere a line now and then, soon over nothing."""
+"""Tests the progress display: one redrawn line on a terminal, plain lines otherwise, nothing for short work."""
 
 import argparse
 import io
@@ -19,14 +19,14 @@ from exporter.core.model import Observation
 
 
 class Terminal(io.StringIO):
-    """A stream that a person looks at."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Clock:
-    """Stands still until told."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -42,7 +42,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def shown(text: str) -> str:
-    """What stands on a terminal's line after all that."""
+    """The text on a terminal's line after this output."""
     screen: list[str] = []
     for part in text.split("\r"):
         screen[: len(part)] = part
@@ -218,7 +218,7 @@ def test_a_unit_without_a_rate_is_left_out(clock: Clock) -> None:
 
 
 def on_a_terminal(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """All that the command draws there; read meanwhile, for a terminal that nobody reads is soon full."""
+    """All that the command writes to the terminal; read concurrently, because the terminal's buffer is small."""
     pieces, (master, slave) = list[bytes](), pty.openpty()
 
     def read() -> None:
@@ -244,13 +244,13 @@ def on_a_terminal(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
 def test_every_long_command_draws_on_a_real_terminal_and_leaves_it_clean(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Standard error is a pseudo-terminal; only that something is soon over is switched off."""
+    """Standard error is a pseudo-terminal; the initial delay is disabled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "xterm")
     for name in ("trace.jsonl", "packed.jsonl.gz"):
         assert main(["simulate", "healthy_training", "--gpus", "1", "--duration", "300", "-o", name]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("exporter.cli.progress._SOON", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._DELAY_SECONDS", 0.0)
     words = line.format(trace="trace.jsonl", packed="packed.jsonl.gz").split()
     assert main([*words, "--quiet"]) == 0
     assert "\r" not in capsys.readouterr().err
@@ -268,9 +268,9 @@ def test_every_long_command_draws_on_a_real_terminal_and_leaves_it_clean(
 def test_a_recording_with_an_end_says_how_far_it_is(
     duration: float | None, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without one there is nothing to be some way on."""
+    """Without a duration there is no progress."""
     said, trace = io.StringIO(), str(tmp_path / "a.jsonl")
-    monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._LINE_SECONDS", 0.0)
     monkeypatch.setattr("exporter.cli.serve._stop_after", lambda _: threading.Event())  # else it takes pytest's Ctrl-C
     monkeypatch.setattr("sys.stderr", said)
     _record(argparse.Namespace(duration=duration, quiet=False, output=trace, force=False), Three())  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def test_a_recording_with_an_end_says_how_far_it_is(
 
 
 class Three:
-    """Observes three times."""
+    """Yields three observations."""
 
     def observations(self, _: threading.Event) -> Iterator[Observation]:
         yield from (Observation(at, at) for at in range(3))

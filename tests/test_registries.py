@@ -1,4 +1,4 @@
-"""One row more in SOURCES, SCHEDULERS, ENGINES, LEAKS and METRICS, and every place that derives from it has it.
+"""Tests that a row added to SOURCES, SCHEDULERS, ENGINES, LEAKS or METRICS appears wherever something derives from it.
 
 `registered` adds the rows in a process of its own. The rows of the tables as they are keep their promises too.
 """
@@ -58,7 +58,7 @@ def test_install_check_runs_the_diagnoses(derived: Any) -> None:
     assert findings["dummy-source"] == ("ok", "the dummy source answers")
     assert findings["dummy-scheduler"] == ("ok", "this is n1")
     assert findings["source"][1].startswith("the daemon will read dummy-source")
-    assert findings["scheduler"] == ("ok", "the daemon will ask dummy-scheduler, as configured")
+    assert findings["scheduler"] == ("ok", "the daemon will use dummy-scheduler, as configured")
 
 
 def test_the_pages_list_the_entries(derived: Any) -> None:

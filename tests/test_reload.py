@@ -1,4 +1,4 @@
-"""The configuration read again while all goes on: when, what of it, and what becomes of it; no second is lost."""
+"""Tests reloads of the configuration: when, which sections, and with what result; no second is lost."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ Taken = list[tuple[Config, ReloadStatus]]
 
 
 class File:
-    """A configuration's file, whoever looks at it, and what was handed on."""
+    """A configuration file, its reloader, and the configurations that it applied."""
 
     def __init__(self, path: Path, text: str = "", **more: Any) -> None:
         self.path, self.now, self.taken = path, 1000.0, list[tuple[Config, ReloadStatus]]()
@@ -53,7 +53,7 @@ class File:
         return load(self.path, environ={}, flags={"log.format": "json"})
 
     def says(self, text: str, *, looks: int = 2) -> Taken:
-        """What is handed on in so many looks after the file says this."""
+        """Configurations applied in so many polls after the file has this content."""
         self.path.write_text(text)
         return self.look(looks)
 
@@ -104,7 +104,7 @@ def test_a_file_that_says_the_same_is_not_read_again(file: File) -> None:
 
 
 def test_a_change_counts_once_it_has_stood_for_a_look(file: File) -> None:
-    """Whoever writes slowly is not read in the middle: a table cut off at a line's end is still TOML."""
+    """A file is not read while it is being written: a table cut off at a line's end is still TOML."""
     assert file.says("[[prices]]\nper_gpu_hour = 3.0\n", looks=1) == []
     assert file.says("[[prices]]\nper_gpu_hour = 3.0\n[energy]\nprice_per_kwh = 0.2\n", looks=1) == []
     ((config, told),) = file.look(3)
@@ -167,13 +167,13 @@ def test_a_config_map_s_links_are_followed_to_what_they_mean_now(tmp_path: Path)
 def test_what_cannot_be_used_is_refused_whole_and_the_old_holds(
     file: File, text: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even what is right in it: half a configuration is none."""
+    """An invalid file is rejected as a whole, with its valid parts."""
     before = file.reloading.status.at
     ((config, told),) = file.says("[energy]\nprice_per_kwh = 9.0\n" + text)
     assert (config.prices[0].per_gpu_hour, config.energy.price_per_kwh) == (2.0, None)
     assert (told.at, told.restart) == (before, ())
     assert reason in told.refused
-    assert any("refused, and the one before it holds" in line and str(file.path) in line for line in caplog.messages)
+    assert any("rejected, and the old one stays in use" in line and str(file.path) in line for line in caplog.messages)
     assert file.look(5) == []  # told once, not every two seconds
     ((config, told),) = file.says("[[prices]]\nper_gpu_hour = 5.0\n")
     assert (config.prices[0].per_gpu_hour, told.refused) == (5.0, "")
@@ -217,7 +217,7 @@ def test_a_command_that_has_no_use_for_a_section_does_not_ask_for_a_restart(tmp_
 
 
 def test_sighup_has_it_read_and_ends_nobody(tmp_path: Path) -> None:
-    """Though nothing has changed: and what it says of the log holds from then on."""
+    """Reload without a change of the file; [log] then applies."""
     file = File(tmp_path / "c.toml", '[log]\nlevel = "error"\n')
     got, stop = threading.Event(), threading.Event()
     seen: Taken = []

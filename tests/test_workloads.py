@@ -1,4 +1,4 @@
-"""What workloads say of themselves, on its way from a listener to the ledger: by a listener written by hand."""
+"""Tests the path of training reports from a listener to the ledger, with a fake listener."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from tests.worlds import WORKING, held
 
 
 class Listens:
-    """Says what it was told to, once; keeps what it was asked."""
+    """Returns its update once, and records the calls."""
 
     def __init__(self) -> None:
         self.says = WorkloadUpdate()
@@ -43,7 +43,7 @@ def _listens() -> Listens:
 
 @pytest.fixture(name="rig")
 def _rig(rigs: Callable[..., Rig], listens: Listens) -> Rig:
-    """Two GPUs of job 41; a process of its rank 3 on the first, and one of nobody on the second."""
+    """Two GPUs of job 41; a process of its rank 3 on the first, and one without a job on the second."""
     server = replace(held("GPU-0", start=1000.0, gpus=2).owner, workload_class="serving")
     scheduler = FakeScheduler(*(held(uuid, server, start=1000.0, gpus=2) for uuid in ("GPU-0", "GPU-1")))
     members = {7: Member("41", "3"), 8: Member("41"), 9: Member("gone")}
@@ -57,7 +57,7 @@ def _rig(rigs: Callable[..., Rig], listens: Listens) -> Rig:
 
 
 def test_a_listener_is_told_who_is_on_the_gpus_and_whose_any_process_is(rig: Rig, listens: Listens) -> None:
-    """Pid 1 is nobody's, and the job of pid 9 holds nothing here."""
+    """Pid 1 has no job, and the job of pid 9 holds no GPU here."""
     listens.wants = (8, 9, 5)
     rig.tick(3)
     now, guests = listens.asked[-1]
@@ -113,7 +113,7 @@ def test_closing_closes_the_listeners(rig: Rig, listens: Listens) -> None:
 
 
 def test_a_process_on_a_gpu_whose_job_is_only_its_own_word_is_no_guest(rig: Rig, listens: Listens) -> None:
-    """A forged environment on somebody's GPU: the scheduler has it as a member, and proves nothing."""
+    """A forged environment on another job's GPU: the scheduler lists the process, which proves nothing."""
     rig.scheduler.proves = False
     rig.tick(3)
     assert listens.asked[-1][1] == ()

@@ -1,6 +1,6 @@
 """Defines a check, a finding and the context checks run in, and runs all checks in order.
 
-A check that exceeds its time limit or raises becomes a finding like any other. Checks change nothing on the node.
+A check that times out or raises becomes a finding like any other. Checks change nothing on the node.
 Catches broadly, as the agent does, because checks call vendor libraries and other programs.
 """
 
@@ -25,86 +25,87 @@ log = logging.getLogger(__name__)
 
 
 class Verdict(StrEnum):
-    """How well something is."""
+    """Result of a check."""
 
     OK = "ok"
     """It works."""
     INFO = "info"
-    """Neither good nor bad: it is not here and not asked for, or worth knowing."""
+    """Neither good nor bad: absent and not configured, or worth knowing."""
     WARN = "warn"
-    """It could be better: something is here and broken though the configuration does not insist on it."""
+    """It could be better: something is broken, but the configuration does not require it."""
     FAIL = "fail"
-    """The configuration needs it and it does not work."""
+    """The configuration requires it and it does not work."""
 
 
 OK, INFO, WARN, FAIL = Verdict
 
 
 class Finding(Struct, frozen=True):
-    """What one look has shown."""
+    """One result of a check."""
 
     area: str
     """Part of the installation; one of AREAS."""
     check: str
-    """What was looked at, a short name that stays the same from release to release."""
+    """Short name of what was checked; stable across releases."""
     verdict: Verdict
-    said: str
+    message: str
+    """What was found."""
     do: str = ""
-    """What to do about it; empty where nothing need be."""
+    """What to do about it; empty: nothing."""
 
 
 Findings = Sequence[Finding]
 
 
 class CheckContext(Struct, frozen=True, kw_only=True):
-    """The node as checks see it; tests put other trees in the place of its own."""
+    """The node that checks examine; tests replace its paths."""
 
     config: Config
     environ: Mapping[str, str] = os.environ
     proc: Path = Path("/proc")
-    """This process's own; the host's is `config.host.proc`."""
+    """/proc of this process; the host's is `config.host.proc`."""
     dev: Path = Path("/dev")
     etc: Path = Path("/etc")
     root: Path = Path("/")
     host: str = platform.node()
     store: Path | None = None
-    """Where the daemon would keep its history; None: nowhere."""
+    """Path of the daemon's store; None: no store."""
     listen_error: Callable[[str, int], str] = lambda _host, _port: ""
-    """Why an address cannot be listened on; empty where it can be."""
+    """Takes host and port; returns why the daemon cannot listen there, or ""."""
     web_config_error: Callable[[Path], str] = lambda _: ""
-    """Why a web configuration file cannot be used; empty where it can be."""
+    """Takes a web configuration file; returns why it is invalid, or ""."""
 
     def tries_source(self, name: str) -> bool:
-        """Whether the configuration has the source of that name tried."""
+        """Whether the configuration allows the source of that name."""
         return self.config.source in ("auto", name)
 
 
 def always(_: Config) -> bool:
-    """It is needed whatever is configured."""
+    """The check is required whatever is configured."""
     return True
 
 
 def never(_: Config) -> bool:
-    """Nothing depends on it."""
+    """The check is never required."""
     return False
 
 
 class Check(Struct, frozen=True):
-    """One look: gives findings, and knows those before it."""
+    """A check: a function that returns findings, given those of the checks before it."""
 
     area: str
     name: str
     run: Callable[[CheckContext, Findings], Iterable[Finding]]
     seconds: float = 5.0
-    """After which it is given up."""
+    """Timeout in seconds."""
     needed: Callable[[Config], bool] = never
-    """Whether the daemon cannot do without, so that no answer is a failure and not a warning."""
+    """Whether the configuration requires it, so that a timeout or exception is FAIL instead of WARN."""
 
 
 def run_checks(
     checks: Iterable[Check], context: CheckContext, on_check: Callable[[str], None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """Run the checks in their order; `told` is called with what is looked at. Never raises."""
+    """Run the checks in order, and call `on_check` with the name of each. Never raises."""
     found: list[Finding] = []
     for check in checks:
         on_check(f"{check.area}: {check.name}")
@@ -115,7 +116,7 @@ def run_checks(
 
 
 def _run_with_timeout(check: Check, context: CheckContext, before: Findings) -> list[Finding]:
-    """What it finds; whoever does not come back is left to the end of the process, as a vendor's call cannot be cut."""
+    """Run a check in a thread, which is abandoned on a timeout: calls of vendor libraries cannot be interrupted."""
     results: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
     thread = threading.Thread(
         target=lambda: results.put(_run_check(check, context, before)), name=check.name, daemon=True
@@ -125,7 +126,7 @@ def _run_with_timeout(check: Check, context: CheckContext, before: Findings) -> 
         return results.get(timeout=check.seconds)
     except queue.Empty:
         message = f"gave no answer within {check.seconds:g} s"
-        return [_failed_check(check, context, message, "what is asked here hangs: look at its log, and at `dmesg`")]
+        return [_failed_check(check, context, message, "what this check calls hangs: look at its log, and at `dmesg`")]
 
 
 def _run_check(check: Check, context: CheckContext, before: Findings) -> list[Finding]:
@@ -140,30 +141,41 @@ def _run_check(check: Check, context: CheckContext, before: Findings) -> list[Fi
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    return replace(finding, said=redact_secrets(finding.said), do=redact_secrets(finding.do))
+    return replace(finding, message=redact_secrets(finding.message), do=redact_secrets(finding.do))
 
 
 def _failed_check(check: Check, context: CheckContext, message: str, do: str) -> Finding:
-    return Finding(check.area, check.name, FAIL if check.needed(context.config) else WARN, message, do)
+    return failed(check.area, check.name, message, do, needed=check.needed(context.config))
+
+
+def failed(area: str, check: str, message: str, do: str, *, needed: bool, absent: bool = False) -> Finding:
+    """Finding on what does not work: FAIL if the configuration requires it, INFO if it is only absent, else WARN."""
+    return Finding(area, check, FAIL if needed else INFO if absent else WARN, message, do)
+
+
+def read_text(path: Path) -> str:
+    """Content of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 _ADVICE_START = re.compile(
-    r"[:;.] (?=(?:install|run|set|try|look|reboot|name|give|grant|mount|restart|correct|pip|read|move|let|on a"
-    r"|another program)\b|(?:is|are|does|may|was)\b[^?]*\?)",
+    r"[:;.] (?=(?:install|run|set|try|look|check|use|reboot|name|give|grant|mount|restart|correct|pip|read|move|let"
+    r"|on a|another program)\b|(?:is|are|does|may|was)\b[^?]*\?)",
     re.IGNORECASE,
 )
-"""Where the errors of this program stop to say what is wrong and begin to say what to do."""
+"""Matches the place in this program's error messages at which the advice begins."""
 
 
 def split_advice(text: str, otherwise: str = "") -> tuple[str, str]:
-    """Split an error of ours into what is wrong and what to do; `otherwise` is done where it does not say."""
+    """Split an error message of this program into problem and advice; without advice, return `otherwise`."""
     plain = " ".join(text.split())
-    place = next((found for found in _ADVICE_START.finditer(plain)), None)
-    if place is None:
-        return plain, otherwise
-    return plain[: place.start()], plain[place.end() :]
+    advice = _ADVICE_START.search(plain)
+    return (plain[: advice.start()], plain[advice.end() :]) if advice else (plain, otherwise)
 
 
 def findings_of(findings: Iterable[Finding], *checks: str) -> Iterator[Finding]:
-    """Those of the checks of these names."""
+    """Findings of the checks with these names."""
     return (finding for finding in findings if finding.check in checks)

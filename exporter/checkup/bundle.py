@@ -1,8 +1,8 @@
-"""Builds the archive for a bug report: redacts texts, runs journalctl and nvidia-smi, writes it whole or not at all.
+"""Builds the archive for a bug report: redacts texts, runs journalctl and nvidia-smi, writes it atomically.
 
-Secrets are known by their place (files and variables) or by their form (keys, tokens, password=...); with a key, names
-of people and jobs become hashes. Starts no program but those two (docs/adr/0040) and overwrites nothing unless asked;
-it cannot promise to know every secret, so a person is asked to read the archive first.
+Secrets are identified by their place (files and variables) or by their form (keys, tokens, password=...); with a key,
+names of people and jobs become hashes. Runs no other program (docs/adr/0040) and overwrites nothing without --force.
+Redaction may miss a secret, so the user is asked to check the archive before sending it.
 """
 
 import gzip
@@ -10,7 +10,7 @@ import io
 import os
 import re
 import shutil
-import subprocess  # of root's programs alone, see _run  # nosec B404
+import subprocess  # only programs in root's folders, see _run  # nosec B404
 import tarfile
 import tempfile
 import time
@@ -35,24 +35,24 @@ _NAMED_SECRET = re.compile(
     r"(?i)((?<![a-z])[\w.-]{0,40}(?:password|passwd|passphrase|secret|token(?!s)|api[_-]?key|credential|private[_-]?key|jwt)"
     r"[\w.-]{0,40}[\"']?\s{0,4}[=:]\s{0,4})(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&}\"']+)"
 )
-"""A name that says secret, and its value: password=..., "token": "..."."""
+"""A name that indicates a secret, and its value: password=..., "token": "..."."""
 _PATH_SETTING = re.compile(r"(?i)(?:file|path|dir|url)[\"']?\s*[=:]\s*$")
-"""Names of places, which are told."""
+"""Names of paths and addresses, whose values are not redacted."""
 _SHORTEST = 6
-"""Characters of a secret known by its place that is looked for elsewhere: shorter ones stand in every text."""
+"""Fewest characters of a secret from a file or variable that is redacted elsewhere: shorter ones match by chance."""
 _FILE_BYTES = 1 << 20
 _SECRET_VARIABLES = re.compile(r"(?i)token|secret|password|passwd|jwt|credential|api_?key")
 
 
 def known_secrets(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Secrets of this node that the configuration and the environment lead to."""
+    """Secrets in the environment and in files that the configuration names."""
     found: set[str] = set()
     for path in _secret_files(config):
         found |= set(_contents(path))
     for name, value in environ.items():
         if _SECRET_VARIABLES.search(name) and not name.lower().endswith(("_file", "_url")):
             found.add(value)
-    return tuple(sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True))
+    return tuple(sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True))
 
 
 def _secret_files(config: Config) -> Iterator[Path]:
@@ -66,7 +66,7 @@ def _secret_files(config: Config) -> Iterator[Path]:
 
 
 def _contents(path: Path) -> Iterator[str]:
-    """The whole, and each of its lines: of a key that is folded, a line is enough to look for."""
+    """Yield the content and each of its lines, so that a wrapped key is recognised by one line."""
     text = _read_text(path).strip()
     yield text
     lines = [line.strip() for line in text.splitlines()]
@@ -85,7 +85,7 @@ def _read_text(path: Path) -> str:
 
 
 class Redaction:
-    """Takes secrets out of texts, and where there is a `key`, the names that it has met."""
+    """Removes secrets from texts and, with a `key`, replaces registered names by hashes."""
 
     def __init__(self, secrets: Iterable[str] = (), *, key: bytes = b"") -> None:
         self._secrets, self._key = tuple(secrets), key
@@ -93,7 +93,7 @@ class Redaction:
         self._pattern: re.Pattern[str] | None = None
 
     def register(self, kind: str, *names: str) -> None:
-        """Know these names: from now on each is told as its kind and a hash. Without a key they stay."""
+        """Replace these names by kind and hash from now on. Does nothing without a key."""
         for name in names:
             if self._key and len(name) > 1 and name not in _GENERIC_NAMES and name not in self._names:
                 digest = blake2b(name.encode(errors="replace"), key=self._key, digest_size=4).hexdigest()
@@ -101,11 +101,11 @@ class Redaction:
                 self._pattern = None
 
     def name(self, text: str) -> str:
-        """A name as it is told."""
+        """The replacement of a registered name, else the name."""
         return self._names.get(text, text)
 
     def secrets(self, text: str) -> str:
-        """A text without secrets."""
+        """The text without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         for pattern in _SECRET_PATTERNS:
@@ -114,7 +114,7 @@ class Redaction:
         return "\n".join(map(redact_secrets, text.split("\n")))
 
     def text(self, text: str) -> str:
-        """A text without secrets and without the names met."""
+        """The text without secrets and registered names."""
         text = self.secrets(text)
         if self._names:
             self._pattern = self._pattern or _any_of(self._names)
@@ -122,7 +122,7 @@ class Redaction:
         return text
 
     def tree(self, tree: Any) -> Any:
-        """The same for every string value of a JSON tree; keys stay."""
+        """Apply `text` to every string value of a JSON tree; keys are kept."""
         if isinstance(tree, dict):
             return {key: self.tree(value) for key, value in tree.items()}
         if isinstance(tree, list | tuple):
@@ -147,15 +147,15 @@ _OWNER_FIELDS = {
     "user": "user", "account": "account", "name": "name", "namespace": "namespace", "pod": "pod", "team": "team",
     "comment": "comment", "job_id": "job", "array_id": "job", "run": "run",
 }  # fmt: skip
-"""Fields of whatever names a job, and what kind of name each is."""
+"""Fields of an owner or report that hold names, and the kind of each name."""
 _LABEL_KINDS = _OWNER_FIELDS | {"workload_namespace": "namespace", "workload_pod": "pod", "node": "host"}
 _NUMBER = re.compile(r"[\d_+.\[\]-]*")
-"""Job ids of Slurm: they say nothing of anybody."""
+"""Numeric job ids, as of Slurm, which identify nobody."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def register_observations(redaction: Redaction, observations: Iterable[Observation]) -> None:
-    """Have all names known that stand in a trace: of jobs and their owners, wherever somebody speaks of one."""
+    """Register all names of jobs and their owners in a trace."""
     for observation in observations:
         _register_tree(redaction, msgspec.to_builtins(observation))
 
@@ -174,27 +174,27 @@ def _register_tree(redaction: Redaction, tree: Any) -> None:
 
 
 def _name_fields(tree: dict[str, Any]) -> Mapping[str, str]:
-    """Fields of this part of a trace that name somebody."""
+    """Fields of this object of a trace that hold names."""
     if "pid" in tree:
         return {"job_id": "job"}
     return _OWNER_FIELDS if "job_id" in tree else {}
 
 
 def register_page(redaction: Redaction, page: str) -> None:
-    """Have all names known that stand on a page of metrics."""
+    """Register all names in the labels of a metrics page."""
     for label, value in _LABEL.findall(page):
         if label in _LABEL_KINDS and not _NUMBER.fullmatch(value):
             redaction.register(_LABEL_KINDS[label], value)
 
 
 def redacted(observation: Observation, redaction: Redaction, *, anonymous: bool) -> Observation:
-    """The observation without secrets, and without names where it is to be anonymous."""
+    """The observation without secrets and, if `anonymous`, without names."""
     tree = msgspec.to_builtins(observation)
     return msgspec.convert(_redacted_tree(tree, redaction, anonymous=anonymous), Observation)
 
 
 def _redacted_tree(tree: Any, redaction: Redaction, *, anonymous: bool) -> Any:
-    """Names are told field by field: a job called like a word of ours must not take that word with it."""
+    """Replace names in their own fields only: a job may have the name of a value elsewhere."""
     if isinstance(tree, list | tuple):
         return [_redacted_tree(value, redaction, anonymous=anonymous) for value in tree]
     if not isinstance(tree, dict):
@@ -204,19 +204,19 @@ def _redacted_tree(tree: Any, redaction: Redaction, *, anonymous: bool) -> Any:
 
 
 def _redacted_fields(tree: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
-    """Fields that name somebody, told otherwise."""
+    """Fields that hold names, with the names replaced."""
     clean: dict[str, Any] = {}
     if "message" in tree:
         clean["message"] = redaction.text(tree["message"])
     given = {key: tree[key] for key in _name_fields(tree) if isinstance(tree.get(key), str)}
     clean |= {key: redaction.secrets(redaction.name(value)) for key, value in given.items()}
-    if "pid" in tree:  # a program's path, often below somebody's home
+    if "pid" in tree:  # a program's path, often in a home directory
         clean["name"] = ""
     return clean
 
 
 def redacted_page(page: str, redaction: Redaction) -> str:
-    """A page of metrics, label by label; help texts are ours."""
+    """Redact the labels of a metrics page; help texts have no names."""
     lines = (
         line if line.startswith("#") else _LABEL.sub(lambda f: _redacted_label(f, redaction), line)
         for line in page.split("\n")
@@ -232,7 +232,7 @@ def _redacted_label(found: re.Match[str], redaction: Redaction) -> str:
 
 _PRIVATE = 0o600
 _SERIAL = re.compile(r"^(\s*(?:[\w ]*Serial(?: Number)?|Name)\s*: ).*$", re.MULTILINE)
-"""Lines of `nvidia-smi -q`: serial numbers, and the programs of processes, often below somebody's home."""
+"""Lines of `nvidia-smi -q` with serial numbers, or with paths of programs, often in a home directory."""
 
 
 class BundleFile(Struct, frozen=True):
@@ -244,33 +244,33 @@ class BundleFile(Struct, frozen=True):
 
 
 class OmittedFile(Struct, frozen=True):
-    """A file that is not in it."""
+    """A file that could not be included, and the reason."""
 
     name: str
     reason: str
 
 
 class BundleError(Exception):
-    """The archive cannot be written; the message says where, why and what to do."""
+    """The archive cannot be written; the message has the path, the reason and what to do."""
 
 
 def text_file(name: str, purpose: str, text: str, redaction: Redaction) -> BundleFile:
-    """A piece of a text, which is redacted here."""
+    """A file with the redacted text."""
     return BundleFile(name, purpose, redaction.text(text).encode(errors="replace"))
 
 
 def compressed(content: bytes) -> bytes:
-    """Compressed, without a name or a time."""
+    """Compress with gzip, without a name or a time."""
     return gzip.compress(content, 6, mtime=0)
 
 
 def without_serials(text: str) -> str:
-    """What `nvidia-smi -q` prints, without serial numbers and programs' names; the UUIDs stay, traces have them too."""
+    """Remove serial numbers and program names from the output of `nvidia-smi -q`; UUIDs stay, as in traces."""
     return _SERIAL.sub(r"\1***", text)
 
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:
-    """Raise BundleError before a minute is spent on what cannot be written."""
+    """Raise BundleError if the archive cannot be written, before a minute is spent on a trace."""
     if path.exists() and not force:
         raise BundleError(f"{path}: a file of that name exists: name another, or overwrite it with --force")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
@@ -280,7 +280,7 @@ def refuse_to_overwrite(path: Path, *, force: bool) -> None:
 def write_bundle(
     path: Path, files: Sequence[BundleFile], omitted: Sequence[OmittedFile], *, head: str, force: bool = False
 ) -> None:
-    """Write the archive, in which nothing is but these pieces and their manifest. Raises BundleError."""
+    """Write the archive with these files and a manifest. Raises BundleError."""
     manifest = BundleFile("MANIFEST.txt", "what this archive holds", _manifest(files, omitted, head).encode())
     folder = path.name.split(".", maxsplit=1)[0] or "bundle"
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -292,7 +292,7 @@ def write_bundle(
         if force:
             draft.replace(path)
         else:
-            os.link(draft, path)  # fails where somebody was faster, which a rename does not
+            os.link(draft, path)  # unlike a rename, fails if the file exists by now
     except OSError as err:
         raise BundleError(f"{path}: cannot be written: {err.strerror or err}: name another place") from err
     finally:
@@ -300,7 +300,7 @@ def write_bundle(
 
 
 def _entry(name: str, file: BundleFile) -> tarfile.TarInfo:
-    """Nobody's, and only for whoever unpacks it."""
+    """Header of a file without an owner, readable only for the user who unpacks it."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode, entry.mtime = len(file.content), _PRIVATE, int(time.time())
     return entry
@@ -311,25 +311,25 @@ def _manifest(files: Sequence[BundleFile], omitted: Sequence[OmittedFile], head:
     lines += [f"  {file.name:<22} {len(file.content):>9,} bytes  {file.purpose}" for file in files]
     if omitted:
         lines += ["", "Not in it:"]
-        lines += [f"  {one.name:<22} {one.reason}" for one in omitted]
+        lines += [f"  {file.name:<22} {file.reason}" for file in omitted]
     return "\n".join(lines) + "\n"
 
 
 def describe_files(files: Sequence[BundleFile], omitted: Sequence[OmittedFile]) -> str:
-    """The same for whoever is about to send it."""
+    """List the content for the user."""
     lines = [f"  {file.name:<22} {file.purpose}" for file in files]
-    lines += [f"  {one.name:<22} is not in it: {one.reason}" for one in omitted]
+    lines += [f"  {file.name:<22} is not in it: {file.reason}" for file in omitted]
     return "\n".join(lines)
 
 
 _PROGRAM_SECONDS = 15.0
 MAX_LOG_BYTES = 5 << 20
-"""Of a log, its end."""
+"""Bytes from the end of a log."""
 _FOLDERS = "/usr/bin:/bin:/usr/sbin:/usr/local/bin:/usr/local/nvidia/bin"
 
 
 class ProgramError(Exception):
-    """It is not here, or did not do it; the message says which."""
+    """A program is missing or has failed; the message has the reason."""
 
 
 def journal(unit: str) -> str:
@@ -362,12 +362,12 @@ def _output_of(name: str, *arguments: str) -> str:
         status = _run([path, *arguments], out)
         text = _tail(out)
     if status:
-        raise ProgramError(f"{name} failed with status {status}: {' '.join(text.split())[-200:] or 'without a word'}")
+        raise ProgramError(f"{name} failed with status {status}: {' '.join(text.split())[-200:] or 'without output'}")
     return text
 
 
 def _run(command: Sequence[str], out: IO[bytes]) -> int:
-    """A folder of root's, words of our own: nobody else chooses what is run."""
+    """Run a program from root's folders with fixed arguments, so that nobody else chooses what is run."""
     try:
         environ = {"PATH": _FOLDERS, "LC_ALL": "C", "TZ": "UTC0"}
         done = subprocess.run(  # nosec B603  # noqa: S603

@@ -1,6 +1,6 @@
 """Checks files, folders, addresses and the history store that the daemon uses, without writing or keeping any of them.
 
-Sources: SQLite, "Write-Ahead Logging" (all users of a file share memory, so it works on local file systems alone);
+Sources: SQLite, "Write-Ahead Logging" (all users of a file share memory, so it works on local file systems only);
 proc(5) on mountinfo.
 """
 
@@ -15,7 +15,18 @@ from pathlib import Path
 
 import httpx
 
-from exporter.checkup.base import FAIL, INFO, OK, WARN, CheckContext, Finding, Findings, Verdict, split_advice
+from exporter.checkup.base import (
+    FAIL,
+    INFO,
+    OK,
+    WARN,
+    CheckContext,
+    Finding,
+    Findings,
+    Verdict,
+    read_text,
+    split_advice,
+)
 from exporter.config import split_address
 from exporter.formatting import format_duration
 
@@ -28,7 +39,7 @@ _AGE = re.compile(r"^gpu_efficiency_reading_age_seconds\{[^}]*\} ([0-9.e+-]+)", 
 
 
 def check_folders(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """What is written."""
+    """Check that the socket, the inventory file and the pause file can be used."""
     config = context.config
     if config.reports.socket:
         yield _can_create("reports socket", Path(config.reports.socket), "reports.socket")
@@ -39,20 +50,20 @@ def check_folders(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def _can_create(check: str, path: Path, key: str) -> Finding:
-    """Whether the file can be made, in a folder that is there or in the nearest one that is."""
+    """Whether the file can be created, in its folder or below the nearest existing one."""
     if check == "reports socket" and _answers(path):
         return Finding(FILES, check, OK, f"{path}: a daemon listens there")
     folder = next((place for place in path.parents if place.exists()), Path("/"))
     if not os.access(folder, os.W_OK | os.X_OK):
-        message = f"{path} cannot be made: this user may not write in {folder}"
-        do = f"run as root, have systemd's RuntimeDirectory= or StateDirectory= make it, or set {key}"
+        message = f"{path} cannot be created: this user may not write in {folder}"
+        do = f"run as root, have systemd's RuntimeDirectory= or StateDirectory= create it, or set {key}"
         return Finding(FILES, check, FAIL, message, do)
     if path.exists() and check != "reports socket" and not os.access(path, os.R_OK):
-        return Finding(FILES, check, FAIL, f"{path} is there and cannot be read", f"look at its owner, or set {key}")
+        return Finding(FILES, check, FAIL, f"{path} exists and cannot be read", f"look at its owner, or set {key}")
     if path.exists() and check == "reports socket" and not stat.S_ISSOCK(path.stat().st_mode):
-        return Finding(FILES, check, FAIL, f"{path} is there and is no socket", f"move it away, or set {key}")
-    made = "is there" if path.parent == folder else f"will be made below {folder}"
-    return Finding(FILES, check, OK, f"{path} can be made: its folder {made}")
+        return Finding(FILES, check, FAIL, f"{path} exists and is no socket", f"move it away, or set {key}")
+    made = "exists" if path.parent == folder else f"will be created below {folder}"
+    return Finding(FILES, check, OK, f"{path} can be created: its folder {made}")
 
 
 def _answers(path: Path) -> bool:
@@ -69,17 +80,15 @@ def _pause_file(path: Path) -> Finding:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return Finding(FILES, "pause file", OK, f"{path}: nobody has asked for a pause")
+        return Finding(FILES, "pause file", OK, f"{path}: no pause is requested")
     except OSError as err:
-        message = f"{path} cannot be looked at: {err.strerror or err}"
-        return Finding(
-            FILES, "pause file", WARN, message, "set sampling.pause_file to a path that this user may look at"
-        )
-    return Finding(FILES, "pause file", OK, f"{path} is there and can be looked at")
+        message = f"{path} cannot be read: {err.strerror or err}"
+        return Finding(FILES, "pause file", WARN, message, "set sampling.pause_file to a path that this user may read")
+    return Finding(FILES, "pause file", OK, f"{path} exists and can be read")
 
 
 def check_secrets(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Files with a secret that the configuration names: readable for us, and for nobody else."""
+    """Check that files with secrets are readable for this user, and not for every user."""
     config = context.config
     for key, text in (
         ("privacy.key_file", config.privacy.key_file),
@@ -98,16 +107,16 @@ def _secret(key: str, path: Path) -> Finding:
         return Finding(FILES, key, FAIL, message, "let the daemon's user read it, and nobody else: mode 0400")
     if mode & _WORLD_ACCESS:
         message = f"{key}: every user can read or write {path}"
-        return Finding(FILES, key, WARN, message, f"`chmod 0400 {path}`, and a new secret if others were there")
-    return Finding(FILES, key, OK, f"{key}: {path} can be read, and not by everybody")
+        return Finding(FILES, key, WARN, message, f"`chmod 0400 {path}`, and use a new secret if others could log in")
+    return Finding(FILES, key, OK, f"{key}: {path} can be read, and not by every user")
 
 
 def check_web_config(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The web configuration, whose certificates and users are tried by whoever will use it."""
+    """Load the web configuration, with its certificates and users."""
     web = context.config.web
     if not web.config_file:
-        open_page = web.open_page and "the page is open to whoever reaches it"
-        message = f"no web.config_file: plain HTTP; {open_page or 'beyond loopback /metrics and probes alone'}"
+        open_page = web.open_page and "the page is open to everyone who can reach it"
+        message = f"no web.config_file: plain HTTP; {open_page or 'beyond loopback only /metrics and probes'}"
         yield Finding(PORTS, "web config", INFO if open_page else OK, message)
         return
     trouble = context.web_config_error(Path(web.config_file))
@@ -119,7 +128,7 @@ def check_web_config(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def check_ports(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Each address that is listened on: free, ours already, or somebody else's."""
+    """Check each listen address: free, used by a daemon of this program, or used by another program."""
     config = context.config
     for key, address in (
         ("web.listen_address", config.web.listen_address),
@@ -139,7 +148,7 @@ _BIND_ERRORS = {
 
 
 def listen_error(host: str, port: int) -> str:
-    """Why the daemon could not listen there; empty where it could. The address is taken, and given back unused."""
+    """Return why the daemon cannot listen there, or "". Binds the address and releases it."""
     family = socket.AF_INET if "." in host or not socket.has_dualstack_ipv6() else socket.AF_INET6
     try:
         if host and "." not in host and ":" not in host:
@@ -164,7 +173,7 @@ def _port(context: CheckContext, key: str, host: str, port: int) -> Finding:
         if page is not None:
             return _running_daemon(key, where, page)
         if _requires_client_certificate(context):
-            message = f"{where} is in use, and whoever is there wants a client certificate, as the daemon does"
+            message = f"{where} is in use by a program that requires a client certificate, as the daemon does"
             return Finding(PORTS, key, INFO, message, "see whether it is the daemon: `ss -ltnp`")
     message, do = split_advice(trouble)
     instead = f"set {key} to another address"
@@ -172,27 +181,23 @@ def _port(context: CheckContext, key: str, host: str, port: int) -> Finding:
 
 
 def _requires_client_certificate(context: CheckContext) -> bool:
-    """Whether a daemon with this configuration answers nobody without a certificate."""
-    try:
-        text = Path(context.config.web.config_file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "RequireAndVerifyClientCert" in text
+    """Whether a daemon with this configuration requires a client certificate."""
+    return "RequireAndVerifyClientCert" in read_text(Path(context.config.web.config_file))
 
 
 def _running_daemon(key: str, where: str, page: str) -> Finding:
     version, ages = _VERSION.search(page), [float(age) for age in _AGE.findall(page)]
-    named = f", version {version[1]}" if version else ", which does not let us in"
+    named = f", version {version[1]}" if version else ", which requires authentication"
     newest = f", newest sample {min(ages):.1f} s old" if ages else ""
     if version and not ages:
-        newest = ", which shows no GPU's reading now"
+        newest = ", which has no GPU's reading now"
     return Finding(PORTS, key, OK, f"{where}: this daemon is running there{named}{newest}")
 
 
 def fetch_page(host: str, port: int, path: str = "/metrics") -> str | None:
-    """The page of a daemon of ours at that address; empty: it is guarded; None: nobody's, or somebody else's.
+    """Fetch the metrics of a daemon at that address; "" if it requires authentication; None if none answers.
 
-    By http, then https without asking who that is: it is this machine, and nothing secret is sent.
+    Tries http, then https without verification: it is this machine, and no secret is sent.
     """
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     for scheme in ("http", "https"):
@@ -211,7 +216,7 @@ def _healthy(url: str) -> bool:
 def _http_get(url: str) -> tuple[int, str]:
     """Status and body; (0, "") for no answer."""
     try:
-        # Whoever it is, it is on this machine, and is told nothing.
+        # The server is on this machine, and no secret is sent to it.
         response = httpx.get(url, timeout=_SECONDS, verify=False, trust_env=False)  # nosec B501  # noqa: S501
     except (httpx.HTTPError, httpx.InvalidURL):
         return 0, ""
@@ -223,16 +228,16 @@ _SQLITE_HEADER = b"SQLite format 3\x00"
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "virtiofs"}
 )
-"""Beside all that FUSE serves."""
+"""Besides all FUSE file systems."""
 _EPHEMERAL_FILE_SYSTEMS = {
-    "tmpfs": "goes with the next boot, or with the pod",
-    "ramfs": "goes with the next boot",
-    "overlay": "goes with the container",
+    "tmpfs": "is lost at the next boot, or with the pod",
+    "ramfs": "is lost at the next boot",
+    "overlay": "is lost with the container",
 }
 
 
 def check_store(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The store's folder, its file system, its room, and the store itself where there is one."""
+    """Check the store's folder, its file system, its free space, and the store itself if it exists."""
     path = context.store
     if path is None:
         yield _no_store(context.config.history.file)
@@ -248,21 +253,23 @@ def check_store(context: CheckContext, _: Findings) -> Iterator[Finding]:
 def _no_store(file: str) -> Finding:
     if file != "auto":
         return _store_finding(INFO, "no history is kept: history.file is empty")
-    message = "no history is kept: systemd names no folder, and this user may not write in /var/lib/gpu-efficiency"
-    do = "have systemd's StateDirectory=gpu-efficiency make it, or set history.file; a restart forgets all else"
+    message = (
+        "no history is kept: no STATE_DIRECTORY of systemd, and this user may not write in /var/lib/gpu-efficiency"
+    )
+    do = "have systemd's StateDirectory=gpu-efficiency create it, or set history.file; a restart loses everything else"
     return _store_finding(WARN, message, do)
 
 
 def _can_write_store(path: Path, folder: Path) -> Finding:
-    """By this user, who had better be the daemon's."""
+    """Whether this user, who should be the daemon's, can write the store."""
     if not os.access(folder, os.W_OK | os.X_OK):
         message = f"{path} cannot be written: this user may not write in {folder}"
         return _store_finding(
-            FAIL, message, "have systemd's StateDirectory= make it, correct its owner, or set history.file"
+            FAIL, message, "have systemd's StateDirectory= create it, correct its owner, or set history.file"
         )
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         do = "look at its owner: it belongs to the user that the daemon has run as before"
-        return _store_finding(FAIL, f"{path} is there and this user may not read and write it", do)
+        return _store_finding(FAIL, f"{path} exists and this user may not read and write it", do)
     return _store_finding(OK, f"{path} can be written")
 
 
@@ -270,23 +277,23 @@ def _store_file_system(context: CheckContext, path: Path, folder: Path) -> Findi
     kind = file_system(context.proc / "self/mountinfo", folder)
     if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse"):
         message = f"{path} is on {kind}: SQLite's log needs memory that is shared by all who use the file"
-        return _store_finding(WARN, message, "keep it on a disk of this node's: set history.file", check="store's disk")
+        return _store_finding(WARN, message, "keep it on a disk of this node: set history.file", check="store's disk")
     if kind in _EPHEMERAL_FILE_SYSTEMS:
-        message = f"{path} is on {kind}: what it holds {_EPHEMERAL_FILE_SYSTEMS[kind]}"
-        return _store_finding(WARN, message, "keep it on a disk of this node's: set history.file", check="store's disk")
+        message = f"{path} is on {kind}: its content {_EPHEMERAL_FILE_SYSTEMS[kind]}"
+        return _store_finding(WARN, message, "keep it on a disk of this node: set history.file", check="store's disk")
     return _store_finding(
         OK, f"{path} is on {kind or 'a file system that the kernel does not name'}", check="store's disk"
     )
 
 
 def _store_size(context: CheckContext, path: Path, folder: Path) -> Finding:
-    """For what it may grow to."""
+    """Whether the disk has room for the store's size limit."""
     about = os.statvfs(folder)
     free, most = about.f_bavail * about.f_frsize / _MEBI, context.config.history.max_mebibytes
     size = sum(file.stat().st_size for file in _store_files(path)) / _MEBI
     message = f"{size:.0f} MiB, {most:.0f} at most (history.max_mebibytes); {free:.0f} MiB are free"
     if free < most - size:
-        do = "make room, or lower history.max_mebibytes: on a full disk nothing more is kept, and sampling goes on"
+        do = "free space, or lower history.max_mebibytes: on a full disk nothing more is stored, and sampling goes on"
         return _store_finding(WARN, message, do, check="store's size")
     return _store_finding(OK, message, check="store's size")
 
@@ -298,37 +305,33 @@ def _last_write(path: Path) -> Finding:
     except OSError as err:
         return _store_finding(FAIL, f"{path} cannot be read: {err.strerror or err}", check="checkpoint")
     if head not in (b"", _SQLITE_HEADER):
-        do = "move it away: the daemon then begins a new one"
-        return _store_finding(FAIL, f"{path} is there and is no store", do, check="checkpoint")
+        do = "move it away: the daemon then creates a new one"
+        return _store_finding(FAIL, f"{path} exists and is no store", do, check="checkpoint")
     age = max(0.0, time.time() - max(file.stat().st_mtime for file in _store_files(path)))
     return _store_finding(OK, f"last written {format_duration(age)} ago", check="checkpoint")
 
 
 def _store_files(path: Path) -> list[Path]:
-    """The store and its log."""
+    """The store and its write-ahead log, if they exist."""
     return [file for file in (path, path.with_name(f"{path.name}-wal")) if file.exists()]
 
 
 def file_system(mounts: Path, folder: Path) -> str:
-    """What kind of file system the folder is on; empty where that cannot be told."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
+    """Type of the file system of the folder; empty: unknown."""
     found, longest = "", -1
     whole = folder.resolve()
-    for line in lines:
+    for line in read_text(mounts).splitlines():
         mount_point, kind = _mount(line)
         if kind and len(mount_point.parts) >= longest and whole.is_relative_to(mount_point):
-            found, longest = kind, len(mount_point.parts)  # of two at one place the later one is seen
+            found, longest = kind, len(mount_point.parts)  # of two mounts on one path the later one is visible
     return found
 
 
 def _mount(line: str) -> tuple[Path, str]:
-    """Place and kind of a line of mountinfo, in which a space is written as an octal number."""
+    """Mount point and type in a line of mountinfo, in which spaces are octal escapes."""
     fields, _, rest = line.partition(" - ")
     columns = fields.split(" ")
-    if len(columns) < 5 or not rest:  # noqa: PLR2004  the fifth is the place
+    if len(columns) < 5 or not rest:  # noqa: PLR2004  the fifth is the mount point
         return Path("/"), ""
     mount_point = columns[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
     return Path(mount_point), rest.split(" ", 1)[0]

@@ -17,18 +17,17 @@ from msgspec import Struct
 
 from exporter import __version__
 from exporter.checkup.base import (
-    FAIL,
     INFO,
     OK,
     WARN,
     CheckContext,
     Finding,
     Findings,
-    Verdict,
+    failed,
     findings_of,
+    read_text,
     split_advice,
 )
-from exporter.config import Config
 from exporter.core.model import SECOND
 from exporter.registry import SOURCES
 from exporter.sources.base import SourceError
@@ -39,30 +38,30 @@ PROGRAM, USER, CLOCK = "program", "user", "clock"
 CAPABILITIES = {
     1: "DAC_OVERRIDE", 2: "DAC_READ_SEARCH", 10: "NET_BIND_SERVICE", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 38: "PERFMON",
 }  # fmt: skip
-"""Those that change anything for this daemon, by their bit."""
+"""Capabilities that affect this daemon, by bit number."""
 _ALL_CAPABILITIES = 40
-"""More bits than that, and it is everything: a plain root has 41."""
+"""With so many bits or more it is described as all capabilities: root has 41."""
 _SECCOMP = {"0": "no seccomp", "1": "strict seccomp", "2": "a seccomp filter"}
 SERVICE_USER = "gpu-efficiency"
-"""As whom the packaged unit runs."""
+"""User of the packaged systemd unit."""
 
 
 class Rights(Struct, frozen=True):
-    """Of this process."""
+    """User, capabilities and restrictions of this process."""
 
     uid: int = 0
     capabilities: int = 0
-    """The effective set's bits."""
+    """Bit mask of the effective set."""
     seccomp: str = "0"
     no_new_privileges: bool = False
 
     def has(self, *names: str) -> bool:
-        """Whether any of these is effective."""
+        """Whether any of these capabilities is effective."""
         return any(self.capabilities >> bit & 1 for bit, name in CAPABILITIES.items() if name in names)
 
     @property
     def description(self) -> str:
-        """The capabilities in words."""
+        """Describe the capabilities."""
         if self.capabilities.bit_count() >= _ALL_CAPABILITIES:
             return "all capabilities"
         held = [name for bit, name in CAPABILITIES.items() if self.capabilities >> bit & 1]
@@ -72,7 +71,7 @@ class Rights(Struct, frozen=True):
 
 
 def rights(proc: Path) -> Rights:
-    """Read them; raises OSError."""
+    """Read the rights of this process from `proc`; raises OSError."""
     lines = (proc / "self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
     return Rights(
@@ -84,7 +83,7 @@ def rights(proc: Path) -> Rights:
 
 
 def check_program(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Versions, operating system, container."""
+    """Report versions, operating system, container and cgroup version."""
     packages = ("nvidia-ml-py", "msgspec", "httpx", "fastapi", "uvicorn", "grpcio")
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     message = f"gpu-efficiency {__version__}, Python {platform.python_version()}; {versions}"
@@ -105,11 +104,7 @@ def _version(package: str) -> str:
 
 
 def _system_name(context: CheckContext) -> str:
-    try:
-        text = (context.etc / "os-release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "an unknown system"
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', text, re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text(context.etc / "os-release"), re.MULTILINE)
     return found[1] if found else "an unknown system"
 
 
@@ -117,11 +112,11 @@ def _container_text(context: CheckContext) -> str:
     if context.environ.get("KUBERNETES_SERVICE_HOST"):
         return "in a pod"
     markers = (context.root / ".dockerenv", context.root / "run/.containerenv")
-    return "in a container" if any(marker.exists() for marker in markers) else "not in a container that says so"
+    return "in a container" if any(marker.exists() for marker in markers) else "not in a known container"
 
 
 def check_user(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Who we are, and whether the daemon is somebody else."""
+    """Report the rights of this user, and whether the daemon runs as another one."""
     mine = rights(context.proc)
     who = "root" if mine.uid == 0 else f"uid {mine.uid}"
     more = (
@@ -132,22 +127,19 @@ def check_user(context: CheckContext, _: Findings) -> Iterator[Finding]:
     yield Finding(USER, "rights", OK, f"{who}, with {mine.description}; {', '.join(part for part in more if part)}")
     service = _service_uid(context)
     if service is not None and service != mine.uid:
-        message = f"the daemon's own user is {SERVICE_USER} (uid {service}); what follows is true of {who}"
+        message = f"the daemon's own user is {SERVICE_USER} (uid {service}); the findings below are of {who}"
         do = f"check as the daemon: `runuser -u {SERVICE_USER} -- gpu-efficiency install-check`"
         yield Finding(USER, "same user", INFO, message, do)
 
 
 def _service_uid(context: CheckContext) -> int | None:
-    try:
-        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
+    lines = read_text(context.etc / "passwd").splitlines()
     found = next((line.split(":") for line in lines if line.startswith(f"{SERVICE_USER}:")), ())
     return int(found[2]) if len(found) > 2 and found[2].isdecimal() else None  # noqa: PLR2004  name:password:uid
 
 
 class Timex(ctypes.Structure):
-    """The beginning of struct timex (adjtimex(2)), and room for the rest."""
+    """The first fields of struct timex (adjtimex(2)), and space for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -166,7 +158,7 @@ _TIME_ERROR = 5
 
 
 def kernel_clock(timex: Timex) -> int:
-    """adjtimex(2), asking only: `modes` is 0. Gives its return value; raises OSError."""
+    """Call adjtimex(2) with `modes` 0, which only reads; return its result. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     state = int(library.adjtimex(ctypes.byref(timex)))
     if state < 0:
@@ -176,20 +168,20 @@ def kernel_clock(timex: Timex) -> int:
 
 
 def check_clock(
-    _context: CheckContext, _before: Findings, ask: Callable[[Timex], int] = kernel_clock
+    _context: CheckContext, _before: Findings, read_clock: Callable[[Timex], int] = kernel_clock
 ) -> Iterator[Finding]:
-    """Whether the kernel holds its clock for right: a trace, DCGM's stamps and an alert on skew rest on it."""
+    """Whether the kernel's clock is synchronised; traces, DCGM's timestamps and the alert on skew depend on it."""
     timex = Timex()
     try:
-        state = ask(timex)
+        state = read_clock(timex)
     except OSError as err:
         blocked = err.errno in (errno.EPERM, errno.ENOSYS)
-        message = f"the kernel cannot be asked ({err.strerror}{': seccomp forbids it' if blocked else ''})"
+        message = f"the kernel cannot be queried ({err.strerror}{': seccomp forbids it' if blocked else ''})"
         yield Finding(CLOCK, "synchronised", INFO, message, "look on the host: `timedatectl`")
         return
     if state == _TIME_ERROR or timex.status & _UNSYNCHRONISED:
-        message = "nobody keeps the clock right: the kernel holds it for unsynchronised"
-        do = "run chrony or systemd-timesyncd on the host (`timedatectl`), or nodes cannot be compared in time"
+        message = "the kernel reports the clock as unsynchronised"
+        do = "run chrony or systemd-timesyncd on the host (`timedatectl`), or times of nodes cannot be compared"
         yield Finding(CLOCK, "synchronised", WARN, message, do)
         return
     message = f"synchronised, wrong by {timex.maxerror * 1000 / SECOND:.3f} s at most"
@@ -206,33 +198,28 @@ _PROFILERS = {
     "ncu": "Nsight Compute", "nsys": "Nsight Systems", "nsys-launcher": "Nsight Systems",
     "nv-hostengine": "DCGM's host engine", "dcgm-exporter": "dcgm-exporter", "dcgmproftester": "DCGM's profiling test",
 }  # fmt: skip
-"""Programs that may hold a GPU's counters, by the name the kernel has for them (15 characters at most)."""
+"""Programs that may use a GPU's counters, by process name (15 characters at most)."""
 _RESTRICTION_ADVICE = (
     "`options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d and a reload of the driver, or run what"
     " reads the counters (DCGM's host engine, dcgm-exporter, or an embedded DCGM here) as root or with CAP_SYS_ADMIN"
 )
 
 
-def requires_nvml(config: Config) -> bool:
-    """Whether nothing but the driver's own library may be read."""
-    return config.source == "nvml"
-
-
 def check_devices(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Device files, and whether this user may open them."""
-    bad = FAIL if requires_nvml(context.config) else INFO
+    """Check that device files exist, and that this user may open them."""
+    needed = context.config.source == "nvml"
     gpus = [path.name for path in _listed(context.dev) if _GPU.fullmatch(path.name)]
     if not gpus:
         message = f"there is no GPU in {context.dev}: no NVIDIA driver, or a container without its devices"
         do = "install the driver (`nvidia-smi` must work), or give the container the devices, without requesting"
         do += " nvidia.com/gpu: NVIDIA's container runtime and NVIDIA_VISIBLE_DEVICES=all"
-        yield Finding(DRIVER, "devices", bad, message, do)
+        yield failed(DRIVER, "devices", message, do, needed=needed, absent=True)
         return
     closed = [name for name in (*gpus, "nvidiactl") if not os.access(context.dev / name, os.R_OK | os.W_OK)]
     if closed:
         message = f"this user may not open {', '.join(closed)} in {context.dev}"
         do = "add the user to the group of these files, or see the driver's NVreg_DeviceFileMode"
-        yield Finding(DRIVER, "devices", FAIL if requires_nvml(context.config) else WARN, message, do)
+        yield failed(DRIVER, "devices", message, do, needed=needed)
         return
     yield Finding(DRIVER, "devices", OK, f"{len(gpus)} GPUs in {context.dev}: {', '.join(sorted(gpus, key=_number))}")
 
@@ -249,27 +236,23 @@ def _number(name: str) -> int:
 
 
 def kernel_driver(context: CheckContext) -> str:
-    """Version of the loaded module; empty: /proc does not tell of one."""
-    try:
-        text = (Path(context.config.host.proc) / "driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = _KERNEL_VERSION.search(text)
+    """Version of the loaded kernel module; empty: /proc has none."""
+    found = _KERNEL_VERSION.search(read_text(Path(context.config.host.proc) / "driver/nvidia/version"))
     return found[1] if found else ""
 
 
 def check_module(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The kernel's half of the driver."""
+    """Check that the kernel module of the driver is loaded."""
     version = kernel_driver(context)
     if version:
         yield Finding(DRIVER, "module", OK, f"the kernel module is loaded, version {version}")
     else:
         where = Path(context.config.host.proc) / "driver/nvidia/version"
-        yield Finding(DRIVER, "module", INFO, f"{where} does not tell of a loaded module")
+        yield Finding(DRIVER, "module", INFO, f"{where} does not report a loaded module")
 
 
 def check_library(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """libnvidia-ml, and what it says of each board."""
+    """Check libnvidia-ml, and what it reports for each board."""
     try:
         nvml = describe_nvml()
     except SourceError as err:
@@ -279,13 +262,12 @@ def check_library(context: CheckContext, _: Findings) -> Iterator[Finding]:
     yield from _boards(context, nvml)
 
 
-def _without_library(context: CheckContext, message: str) -> Finding:
-    """Missing where there is no driver at all is no trouble, unless it is to be read."""
-    there = any(_GPU.fullmatch(path.name) for path in _listed(context.dev)) or kernel_driver(context) != ""
-    verdict: Verdict = FAIL if requires_nvml(context.config) else WARN if there or "not found" not in message else INFO
-    return Finding(
-        DRIVER, "library", verdict, *split_advice(message, "run `nvidia-smi`, then see `dmesg | grep -i nvrm`")
-    )
+def _without_library(context: CheckContext, error: str) -> Finding:
+    """INFO if there is no driver at all and NVML is not the configured source."""
+    has_driver = any(_GPU.fullmatch(path.name) for path in _listed(context.dev)) or kernel_driver(context) != ""
+    message, do = split_advice(error, "run `nvidia-smi`, then see `dmesg | grep -i nvrm`")
+    absent = not has_driver and "not found" in error
+    return failed(DRIVER, "library", message, do, needed=context.config.source == "nvml", absent=absent)
 
 
 def _boards(context: CheckContext, nvml: DriverDescription) -> Iterator[Finding]:
@@ -312,7 +294,7 @@ def _model(context: CheckContext, driver: str, boards: list[BoardDescription]) -
         message = f"driver {driver} is older than GPM, which this board could have"
         yield Finding(DRIVER, "driver age", WARN, message, f"a driver of branch {_GPM_SINCE} or later, or DCGM")
     if any(board.persistence_mode is False for board in boards):
-        message = "persistence mode is off: with nobody on the GPU the driver unloads, and each look wakes it"
+        message = "persistence mode is off: without a process on the GPU the driver unloads, and each read wakes it"
         yield Finding(DRIVER, "persistence", INFO, message, "`systemctl enable --now nvidia-persistenced`")
 
 
@@ -322,54 +304,50 @@ def _major(version: str) -> int:
 
 
 def restricted(context: CheckContext) -> bool | None:
-    """Whether the driver lets administrators alone profile; None: it does not tell."""
-    try:
-        text = (Path(context.config.host.proc) / "driver/nvidia/params").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    """Whether the driver allows profiling for administrators only; None: unknown."""
+    text = read_text(Path(context.config.host.proc) / "driver/nvidia/params")
     found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", text, re.MULTILINE)
     return None if found is None else found[1] != "0"
 
 
 def check_profiling(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """Whether the counters may be read, given what the sources have just shown."""
+    """Report whether the driver allows profiling, given the sources' findings, and which programs may use counters."""
     profiled = [
         finding.check for finding in findings_of(before, *map(profiling_check, SOURCES)) if finding.verdict is OK
     ]
     yield _restriction(context, rights(context.proc), needless=bool(profiled))
     holders = sorted(_running_profilers(Path(context.config.host.proc)))
     if holders:
-        message = f"programs that can hold a GPU's counters run here: {', '.join(holders)}"
+        message = f"programs that may use a GPU's counters run here: {', '.join(holders)}"
         yield Finding(PROFILING, "holders", INFO, message)
 
 
 def profiling_check(source: str) -> str:
-    """The name of the finding on whether the source of that name reads the profiling counters."""
+    """Name of the finding on whether that source reads the profiling counters."""
     return f"{source} profiling"
 
 
 def _restriction(context: CheckContext, mine: Rights, *, needless: bool) -> Finding:
     only = restricted(context)
     if only is None:
-        return Finding(PROFILING, "restriction", INFO, "the driver does not tell whom it lets profile")
+        return Finding(PROFILING, "restriction", INFO, "the driver does not report who may profile")
     if not only:
-        return Finding(PROFILING, "restriction", OK, "the driver lets every user profile (RmProfilingAdminOnly: 0)")
-    message = "the driver lets administrators alone profile (RmProfilingAdminOnly: 1)"
+        return Finding(
+            PROFILING, "restriction", OK, "the driver allows every user to profile (RmProfilingAdminOnly: 0)"
+        )
+    message = "the driver allows profiling for administrators alone (RmProfilingAdminOnly: 1)"
     enough = mine.has("SYS_ADMIN") or (mine.has("PERFMON") and _major(kernel_driver(context)) >= _PERFMON_SINCE)
     if needless:
-        return Finding(PROFILING, "restriction", OK, f"{message}; what is read here is not kept from it")
+        return Finding(PROFILING, "restriction", OK, f"{message}; what is read here is not affected")
     if enough:
-        return Finding(PROFILING, "restriction", INFO, f"{message}, and this process may")
+        return Finding(PROFILING, "restriction", INFO, f"{message}, and this process is one")
     return Finding(PROFILING, "restriction", WARN, f"{message}, which this process is not", _RESTRICTION_ADVICE)
 
 
 def _running_profilers(proc: Path) -> set[str]:
     found = set()
     for path in proc.glob("[0-9]*/comm"):
-        try:
-            name = path.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            continue
+        name = read_text(path).strip()
         if name in _PROFILERS:
             found.add(f"{_PROFILERS[name]} (pid {path.parent.name})")
     return found

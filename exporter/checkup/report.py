@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from exporter.checkup import files, machine, schedulers, telemetry
 from exporter.checkup.base import FAIL, INFO, OK, WARN, Check, Finding, Verdict, always
@@ -19,18 +19,18 @@ from exporter.formatting import format_time
 from exporter.registry import SCHEDULERS, SOURCES, import_object
 
 AREAS = {
-    PROGRAM: "This program and its machine",
-    USER: "Its user",
+    PROGRAM: "Program and machine",
+    USER: "User",
     CLOCK: "Clock",
     DRIVER: "NVIDIA driver",
     TELEMETRY: "Sources of telemetry",
     PROFILING: "Profiling",
-    JOBS: "Who holds the GPUs",
+    JOBS: "GPU allocation",
     FILES: "Files and folders",
     PORTS: "Addresses",
-    SAMPLE: "What a scrape would show",
+    SAMPLE: "Sample",
 }
-"""In the order in which they are told."""
+"""Area -> heading, in the order of the output."""
 
 CHECKS = (
     Check(PROGRAM, "versions", machine.check_program),
@@ -38,7 +38,7 @@ CHECKS = (
     Check(CLOCK, "synchronised", machine.check_clock),
     Check(DRIVER, "devices", machine.check_devices),
     Check(DRIVER, "module", machine.check_module),
-    Check(DRIVER, "library", machine.check_library, seconds=20.0, needed=machine.requires_nvml),
+    Check(DRIVER, "library", machine.check_library, seconds=20.0, needed=telemetry.requires_source("nvml")),
     Check(TELEMETRY, "pause", telemetry.check_pause),
     *(
         Check(TELEMETRY, name, import_object(source.check), source.check_seconds, telemetry.requires_source(name))
@@ -58,14 +58,14 @@ CHECKS = (
     Check(PORTS, "ports", files.check_ports, seconds=15.0, needed=always),
     Check(SAMPLE, "sample", telemetry.check_sample, seconds=30.0, needed=always),
 )
-"""Those that look at a source or scheduler come before the choice among them, and the choice before the sample. Without
-persistence mode the driver starts anew for each look, which takes a second or two a GPU: hence the long limits."""
+"""Sources and schedulers are checked before the choice among them, and the choice before the sample. Timeouts are long
+because without persistence mode the driver starts for each read, which takes a second or two per GPU."""
 
 
 FORMAT = 1
-"""Of the JSON; it changes when a key changes its meaning."""
+"""Version of the JSON; changes if a key changes its meaning."""
 FAILED, NO_SOURCE = 1, 3
-"""Exit statuses, beside 0."""
+"""Exit statuses other than 0."""
 _COLOURS = {OK: "32", INFO: "2", WARN: "33", FAIL: "31;1"}
 _VERDICT_LABELS = {OK: "ok", INFO: "--", WARN: "warn", FAIL: "FAIL"}
 _ADVICE_LABELS = {FAIL: "do: ", WARN: "do: ", INFO: "if wanted: ", OK: "do: "}
@@ -73,7 +73,7 @@ _NAME_WIDTH, _WORST = 24, (FAIL, WARN)
 
 
 class CheckReport(Struct, frozen=True):
-    """One examination."""
+    """The findings of one run, and where and when it was."""
 
     version: str
     host: str
@@ -84,14 +84,14 @@ class CheckReport(Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """0: nothing is broken that the configuration needs; 1: something is; 3: there is no source of telemetry."""
+        """0: everything that the configuration needs works; 1: something does not; 3: no source of telemetry works."""
         if no_source(self.findings):
             return NO_SOURCE
         return FAILED if any(finding.verdict is FAIL for finding in self.findings) else 0
 
     @property
     def summary(self) -> str:
-        """One line, the worst first."""
+        """Number of findings by verdict in one line, the worst first."""
         counts = Counter(finding.verdict for finding in self.findings)
         bad = [
             f"{counts[FAIL]} thing{_plural(counts[FAIL])} {'do' if counts[FAIL] != 1 else 'does'} not work",
@@ -106,7 +106,10 @@ def _plural(count: int) -> str:
 
 
 def as_json(report: CheckReport) -> bytes:
-    """Keys that stay: format, version, host, time, uid, status, summary, counts, findings."""
+    """Stable keys: format, version, host, time, uid, status, summary, counts, findings.
+
+    `said` of a finding is the deprecated name of `message`.
+    """
     counts = Counter(str(finding.verdict) for finding in report.findings)
     tree: dict[str, Any] = {
         "format": FORMAT,
@@ -117,13 +120,13 @@ def as_json(report: CheckReport) -> bytes:
         "status": report.status,
         "summary": report.summary,
         "counts": {f"{verdict}": counts[verdict] for verdict in Verdict},
-        "findings": report.findings,
+        "findings": [structs.asdict(finding) | {"said": finding.message} for finding in report.findings],
     }
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
 
 
 def as_text(report: CheckReport, *, colour: bool = False, width: int = 100) -> str:
-    """All findings by area, after the summary; `width` is that of the terminal."""
+    """The summary, then all findings by area; `width` is that of the terminal in columns."""
     who = "root" if report.user == 0 else f"uid {report.user}"
     head = f"gpu-efficiency {report.version} on {report.host}, as {who}, {format_time(report.wall / SECOND)}"
     lines = [head, report.summary]
@@ -135,11 +138,11 @@ def as_text(report: CheckReport, *, colour: bool = False, width: int = 100) -> s
 
 
 def _lines(finding: Finding, *, colour: bool, width: int) -> Iterator[str]:
-    """The verdict, the check's name, what was seen; below it what to do."""
+    """Verdict, name and message of a finding; below them what to do."""
     label = f"{_VERDICT_LABELS[finding.verdict]:<4}"
     coloured = f"\x1b[{_COLOURS[finding.verdict]}m{label}\x1b[0m" if colour else label
     room = max(40, width - _NAME_WIDTH - 8)
-    message_lines = _wrapped(finding.said, room)
+    message_lines = _wrapped(finding.message, room)
     yield f"  {coloured}  {finding.check:<{_NAME_WIDTH}}{next(message_lines, '')}".rstrip()
     yield from (f"{'':{_NAME_WIDTH + 8}}{line}" for line in message_lines)
     if finding.do and finding.verdict is not OK:
@@ -149,6 +152,6 @@ def _lines(finding: Finding, *, colour: bool, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, room: int) -> Iterator[str]:
-    """What a terminal would obey is not passed on to it: some of it was said by other programs."""
+    """Wrap the text, without control characters: parts of it come from other programs."""
     plain = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
     return iter(textwrap.wrap(plain, room, break_on_hyphens=False) or [""])

@@ -1,6 +1,6 @@
-"""Checks each scheduler that the configuration allows, and what it needs of this node.
+"""Checks each scheduler that the configuration allows, and what it needs on this node.
 
-Owns the difference between a scheduler that is absent and one that is broken.
+Distinguishes an absent scheduler from a broken one.
 """
 
 import os
@@ -10,15 +10,15 @@ from contextlib import closing
 from pathlib import Path
 
 from exporter.checkup.base import (
-    FAIL,
     INFO,
     OK,
     WARN,
     CheckContext,
     Finding,
     Findings,
-    Verdict,
+    failed,
     findings_of,
+    read_text,
     split_advice,
 )
 from exporter.checkup.machine import rights
@@ -44,24 +44,24 @@ def _tries_scheduler(context: CheckContext, name: str) -> bool:
 
 
 def _refused(context: CheckContext, name: str, err: Exception, *, absent: bool = False) -> Finding:
-    verdict: Verdict = FAIL if requires_scheduler(name)(context.config) else INFO if absent else WARN
     text = str(err).removeprefix(f"scheduler {name}: ")
-    return Finding(JOBS, name, verdict, *split_advice(text, f"set [{section_of(name)}] to what is here"))
+    message, do = split_advice(text, f"set [{section_of(name)}] to what this node has")
+    return failed(JOBS, name, message, do, needed=context.config.scheduler == name, absent=absent)
 
 
 def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
+    """Check slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
     if not _tries_scheduler(context, "slurm"):
         return
     slurm = context.config.slurm
-    there = bool(find_conf(slurm.conf, context.environ) or slurm.spool_dir or slurm.mapping_dir)
+    has_slurm = bool(find_conf(slurm.conf, context.environ) or slurm.spool_dir or slurm.mapping_dir)
     try:
         scheduler = open_scheduler("slurm", context.config)
     except SchedulerError as err:
-        yield _refused(context, "slurm", err, absent=not there)
+        yield _refused(context, "slurm", err, absent=not has_slurm)
         return
     scheduler.close()
-    yield Finding(JOBS, "slurm", OK, f"at home here: this is node {scheduler.node}")
+    yield Finding(JOBS, "slurm", OK, f"available: this is node {scheduler.node}")
     yield from _directories(context, scheduler.node)
     yield _controller(context, scheduler.node)
 
@@ -86,21 +86,19 @@ def _readable(context: CheckContext, check: str, folder: Path, what: str, do: st
     try:
         entries = len(os.listdir(folder))  # noqa: PTH208  its error names the folder, and only a count is wanted
     except OSError as err:
-        verdict: Verdict = FAIL if requires_scheduler("slurm")(context.config) else WARN
-        return Finding(JOBS, check, verdict, f"{what} {folder} cannot be read: {err.strerror or err}", do)
+        message = f"{what} {folder} cannot be read: {err.strerror or err}"
+        return failed(JOBS, check, message, do, needed=context.config.scheduler == "slurm")
     return Finding(JOBS, check, OK, f"{what} {folder} can be read, {entries} entries")
 
 
 def _controller(context: CheckContext, node: str) -> Finding:
-    """One question about this node, in the way that questions about jobs go."""
+    """Query this node from the controller, by the same client as jobs."""
     try:
         with closing(_controller_client(context)) as client:
             state = client.node(node)
     except (SlurmUnavailableError, ValueError) as err:
         message, do = split_advice(str(err), "is slurmctld up and reachable from here? `scontrol ping`")
-        return Finding(
-            JOBS, "slurm controller", FAIL if requires_scheduler("slurm")(context.config) else WARN, message, do
-        )
+        return failed(JOBS, "slurm controller", message, do, needed=context.config.scheduler == "slurm")
     return Finding(JOBS, "slurm controller", OK, f"answers; it knows {node}{_node_state_text(state.condition)}")
 
 
@@ -119,12 +117,12 @@ def _node_state_text(condition: str) -> str:
 
 
 def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The kubelet's socket, and what the API server lets this service account ask."""
+    """Check the kubelet's socket, and the service account's permissions at the API server."""
     if not _tries_scheduler(context, "kubernetes"):
         return
     settings = context.config.kubernetes
     absent = not _exists(Path(settings.pod_resources_socket))
-    if absent and not requires_scheduler("kubernetes")(context.config):
+    if absent and context.config.scheduler != "kubernetes":
         message = f"no kubelet at {settings.pod_resources_socket}"
         yield Finding(JOBS, "kubernetes", INFO, message, "mount the host's /var/lib/kubelet/pod-resources, the folder")
         return
@@ -142,7 +140,7 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def _exists(path: Path) -> bool:
-    """Also where it may not be looked at: then it is there and broken, not absent."""
+    """Whether the path exists; also True if that is not permitted to see, as it is then broken and not absent."""
     try:
         return path.exists()
     except PermissionError:
@@ -161,7 +159,7 @@ def _api(context: CheckContext) -> Iterator[Finding]:
     settings = context.config.kubernetes
     found = find_api_server(settings, context.environ, ApiTimeouts(response=3.0))
     if found is None:
-        message = "the API server is not asked: jobs, labels, users and a cordon of the node are not known"
+        message = "the API server is not queried: jobs, labels, users and a cordon of the node are unknown"
         do = "run in a pod with a service account, or set kubernetes.api_url"
         yield Finding(JOBS, "kubernetes api", INFO, message, do)
         return
@@ -178,7 +176,7 @@ def _api(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """The directory of the scheduler called mapping-dir."""
+    """Check the directory of the scheduler mapping-dir."""
     if not _tries_scheduler(context, "mapping-dir"):
         return
     path = Path(context.config.mapping_dir.path)
@@ -191,35 +189,27 @@ def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def check_processes(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """What of other users' processes can be seen: without a scheduler all rests on it, with one the ranks do."""
+    """Check that other users' processes are visible: needed for ranks, and without a scheduler for everything."""
     proc = Path(context.config.host.proc)
     others = [folder for folder in proc.glob("[0-9]*") if _owner(folder) not in (None, os.geteuid())]
-    bad = FAIL if requires_scheduler("processes")(context.config) else WARN
+    needed = context.config.scheduler == "processes"
     hidden = _hidden(context)
     if hidden:
         message = f"{proc} is mounted with hidepid={hidden}, which hides other users' processes"
         do = "give the daemon's user the gid= of that mount, CAP_SYS_PTRACE, or mount the host's /proc without hidepid"
         if not rights(context.proc).has("SYS_PTRACE"):
-            yield Finding(JOBS, "processes", bad, message, do)
+            yield failed(JOBS, "processes", message, do, needed=needed)
             return
     if not _host_pids(context):
-        message = f"{proc} shows this container's processes alone: the driver's pids mean nothing here"
-        yield Finding(
-            JOBS, "processes", bad if _processes_only(context) else INFO, message, "in a pod set hostPID: true"
-        )
+        message = f"{proc} shows only this container's processes: the driver's pids are not theirs"
+        yield failed(JOBS, "processes", message, "in a pod set hostPID: true", needed=needed, absent=True)
         return
     closed = [folder for folder in others if not _environ(folder)]
     if others and len(closed) == len(others):
-        message = (
-            f"other users' processes are seen ({len(others)}), their environments may not be read: no ranks of jobs"
-        )
+        message = f"other users' processes are visible ({len(others)}), their environments may not be read: no ranks"
         yield Finding(JOBS, "processes", INFO, message, "run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH")
         return
-    yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are seen, with their environments")
-
-
-def _processes_only(context: CheckContext) -> bool:
-    return context.config.scheduler == "processes"
+    yield Finding(JOBS, "processes", OK, f"{len(others)} processes of other users are visible, with their environments")
 
 
 def _owner(folder: Path) -> int | None:
@@ -239,18 +229,15 @@ def _environ(folder: Path) -> bool:
 
 
 def _hidden(context: CheckContext) -> str:
-    """The value of hidepid= of the mount that shows the host's processes; empty: nothing is hidden."""
-    try:
-        lines = (context.proc / "self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
+    """Value of hidepid= of the mount of the host's /proc; empty: no process is hidden."""
+    lines = read_text(context.proc / "self/mountinfo").splitlines()
     mine = [line for line in lines if line.split()[4] == context.config.host.proc]
     found = _HIDEPID.search(mine[-1]) if mine else None
     return "" if found is None or found[1] in ("0", "off") else found[1]
 
 
 def _host_pids(context: CheckContext) -> bool:
-    """Whether the host's processes are seen: in its pid namespace, or by its /proc mounted elsewhere."""
+    """Whether the host's processes are visible: in its pid namespace, or through its /proc mounted elsewhere."""
     if context.config.host.proc != f"{context.proc}":
         return True
     try:
@@ -260,15 +247,15 @@ def _host_pids(context: CheckContext) -> bool:
 
 
 def check_scheduler_choice(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """Which scheduler the daemon will take."""
+    """Report the scheduler that the daemon will use."""
     names = [name for name in SCHEDULERS if name != "processes"]
     works = [finding.check for finding in findings_of(before, *names) if finding.verdict is OK]
     if context.config.scheduler in ("auto", "processes"):
         chosen = works[0] if works and context.config.scheduler == "auto" else "processes"
-        more = "" if chosen != "processes" else ": whoever has a process on a GPU holds it"
-        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {chosen}{more}")
+        more = "" if chosen != "processes" else ": each GPU is allocated to the owners of its processes"
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will use {chosen}{more}")
     elif works:
-        yield Finding(JOBS, "scheduler", OK, f"the daemon will ask {works[0]}, as configured")
+        yield Finding(JOBS, "scheduler", OK, f"the daemon will use {works[0]}, as configured")
     else:
         message = f"the daemon will not start: {context.config.scheduler} is configured and does not work"
-        yield Finding(JOBS, "scheduler", FAIL, message, "see above, or set scheduler to another, or to auto")
+        yield failed(JOBS, "scheduler", message, "see above, or set scheduler to another, or to auto", needed=True)

@@ -1,7 +1,7 @@
 """Checks the sources of telemetry: opens each, reads it once, then samples the selected one for three intervals.
 
-Owns the difference between an absent and a broken source, and which source measures tensor activity. Opens nothing
-while a pause is in force, since DCGM would take the counters from a profiler. Does not listen to workloads.
+Distinguishes an absent source from a broken one. Opens nothing during a pause, since DCGM would take the counters from
+a profiler. Does not receive training reports.
 """
 
 import time
@@ -23,7 +23,7 @@ from exporter.checkup.base import (
     CheckContext,
     Finding,
     Findings,
-    Verdict,
+    failed,
     findings_of,
     split_advice,
 )
@@ -44,7 +44,7 @@ _REFUSED = ("profiling_refused",)
 
 
 def check_pause(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """A pause keeps us from the counters, as it does the daemon."""
+    """Report a pause, during which no source is opened."""
     if not context.config.sampling.pause_file:
         return
     status = PauseFile(context.config.sampling.pause_file).poll()
@@ -54,17 +54,17 @@ def check_pause(context: CheckContext, _: Findings) -> Iterator[Finding]:
 
 
 def paused(before: Findings) -> bool:
-    """Whether nothing may be opened."""
+    """Whether a pause is active."""
     return any(findings_of(before, "pause"))
 
 
 def requires_source(name: str) -> Callable[[Config], bool]:
-    """Whether the configuration names that source and no other."""
+    """Return a function: whether the configuration names that source."""
     return lambda config: config.source == name
 
 
 def check_dcgm(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """Bindings, library, host engine, its GPUs, the profiling module."""
+    """Check bindings, library, host engine, its GPUs, and the profiling module."""
     if not context.tries_source("dcgm") or paused(before):
         return
     try:
@@ -87,14 +87,14 @@ def check_dcgm(context: CheckContext, before: Findings) -> Iterator[Finding]:
 
 
 def check_dcgm_exporter(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """The page, whose GPUs are on it, and whether it has the profiling fields."""
+    """Check that its metrics can be read, are of this machine's GPUs, and have the profiling fields."""
     if not context.tries_source("dcgm-exporter") or paused(before):
         return
     yield from _read_source(context, "dcgm-exporter", absent=lambda message: "Connection refused" in message)
 
 
 def check_nvml(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """The driver's own library, as a source."""
+    """Check NVML as a source."""
     if not context.tries_source("nvml") or paused(before):
         return
     yield from _read_source(context, "nvml", absent=lambda message: "not found" in message)
@@ -118,8 +118,8 @@ def _read_source(
 
 
 def _refused(context: CheckContext, name: str, err: SourceError, *, absent: bool = False) -> Finding:
-    verdict: Verdict = FAIL if requires_source(name)(context.config) else INFO if absent else WARN
-    return Finding(TELEMETRY, name, verdict, *split_advice(str(err), SOURCES[name].advice))
+    message, do = split_advice(str(err), SOURCES[name].advice)
+    return failed(TELEMETRY, name, message, do, needed=context.config.source == name, absent=absent)
 
 
 def _source_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
@@ -137,8 +137,8 @@ def _source_findings(context: CheckContext, name: str, source: TelemetrySource, 
 
 
 def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
-    """Whether the counters are seen, on all boards or on some."""
-    check, needed = profiling_check(name), requires_source(name)(context.config)
+    """Report whether all or some boards have profiling signals."""
+    check, needed = profiling_check(name), context.config.source == name
     advice = SOURCES[name].profiling_advice
     sees, refused = _TENSOR_SIGNAL in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
     if sees:
@@ -149,12 +149,12 @@ def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, 
     if refused:
         boards = sum(not device.parent for device in batch.devices)
         message = f"{len(refused)} of {boards} GPUs are not profiled: {refused[0]}"
-        verdict: Verdict = WARN if sees or needed else INFO
-        yield Finding(TELEMETRY, f"{name} unprofiled" if sees else check, verdict, message, advice)
+        unprofiled = f"{name} unprofiled" if sees else check
+        yield Finding(TELEMETRY, unprofiled, WARN if sees or needed else INFO, message, advice)
 
 
 def _same_machine(context: CheckContext, listed: set[str]) -> Iterator[Finding]:
-    """The driver's list of UUIDs beside the page's: an address that another node answers gives bills to the wrong."""
+    """Compare the page's UUIDs with the driver's: a page of another node would charge the wrong jobs."""
     here_uuids = set(read_uuids(Path(context.config.host.proc)).values())
     if here_uuids and listed.isdisjoint(here_uuids):
         message = f"the page shows {len(listed)} GPUs, none of them is one of the {len(here_uuids)} of this machine"
@@ -165,14 +165,14 @@ def _same_machine(context: CheckContext, listed: set[str]) -> Iterator[Finding]:
 
 
 def check_source_choice(_: CheckContext, before: Findings) -> Iterator[Finding]:
-    """Which source the daemon will use, or that there is none."""
+    """Report the source that the daemon will use, or that none works."""
     if paused(before):
         return
     works = [finding.check for finding in findings_of(before, *SOURCES) if finding.verdict is OK]
     sees = [name for name in works if any(f.verdict is OK for f in findings_of(before, profiling_check(name)))]
     if not works:
         message = "no source of telemetry works: there is nothing to watch"
-        do = "see above what each one said; `gpu-efficiency demo` serves a simulated node meanwhile"
+        do = "see the findings on each source above; `gpu-efficiency demo` serves a simulated node meanwhile"
         yield Finding(TELEMETRY, "source", FAIL, message, do)
         return
     message = f"the daemon will read {(sees or works)[0]}"
@@ -186,26 +186,26 @@ def check_source_choice(_: CheckContext, before: Findings) -> Iterator[Finding]:
 
 
 def no_source(findings: Findings) -> bool:
-    """Whether there is nothing to watch."""
+    """Whether no source of telemetry works."""
     return any(finding.verdict is FAIL for finding in findings_of(findings, "source"))
 
 
 SAMPLE = "sample"
 POLLS = 4
-"""The first sets the baseline: three intervals."""
+"""Number of reads; the first is the baseline of three intervals."""
 _MAX_INTERVAL_SECONDS = 1.0
-"""Seconds between two looks, however long the daemon's own interval is."""
+"""Most seconds between two reads, even if the daemon's interval is longer."""
 _FIRST_STATE_SECONDS = 4.0
-"""Seconds that a scheduler is given for it."""
+"""Seconds to wait for the scheduler's first state."""
 _EXPECTED_SIGNALS = (
     "gr_engine_active", "sm_active", "tensor_active", "dram_active", "power_watts", "energy_joules", "sm_clock_hz",
     "memory_used_bytes", "pcie_tx_bytes_per_second", "nvlink_tx_bytes_per_second", "processes",
 )  # fmt: skip
-"""Signals without which something cannot be told."""
+"""Signals of which each missing one is reported."""
 
 
 class SampledStatus(Struct):
-    """All looks together."""
+    """Result of all reads and polls."""
 
     began: int = 0
     ended: int = 0
@@ -214,15 +214,15 @@ class SampledStatus(Struct):
     readings: list[Reading] = []
     state: SchedulerState | None = None
     trouble: str = ""
-    """Why the scheduler could not be asked, the last time."""
+    """Error of the scheduler's last poll, or ""."""
     faults: dict[str, Fault] = {}
-    """By kind, the newest."""
+    """The newest fault by kind."""
 
 
 def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
-    """GPUs, signals, the share of time that was seen, holders."""
-    if paused(before) or no_source(before) or any("gave no answer" in finding.said for finding in before):
-        yield Finding(SAMPLE, "sample", INFO, "nothing is sampled: see above what is in the way")
+    """Report GPUs, signals, the observed share of time, and allocations in a short sample."""
+    if paused(before) or no_source(before) or any("gave no answer" in finding.message for finding in before):
+        yield Finding(SAMPLE, "sample", INFO, "nothing is sampled: see the findings above")
         return
     try:
         mask = open_mask(context.config.privacy)
@@ -234,17 +234,17 @@ def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
         yield Finding(SAMPLE, "sample", FAIL, *split_advice(str(err), "see above"))
         return
     for finding in _sample_findings(sampled, scheduler.name):
-        yield finding if mask is None else replace(finding, said=mask.text(finding.said))
+        yield finding if mask is None else replace(finding, message=mask.text(finding.message))
 
 
 def _scheduler(context: CheckContext, mask: UserMask | None) -> Scheduler:
-    """As the daemon has it: people are told as privacy.users says."""
+    """Open the scheduler as the daemon does, with user names as privacy.users requires."""
     scheduler = choose_scheduler(context.config)
     return scheduler if mask is None else MaskedScheduler(scheduler, mask)
 
 
 def _take_samples(selector: SourceSelector, scheduler: Scheduler, interval: float) -> SampledStatus:
-    """At least so many looks; more of them while a scheduler, which asks somebody else, has not said a word yet."""
+    """Read at least POLLS times; continue for a while until the scheduler has its first state."""
     sampled, number, deadline = SampledStatus(), 0, time.monotonic() + _FIRST_STATE_SECONDS
     while number < POLLS or (sampled.state is None and time.monotonic() < deadline):
         if number:
@@ -285,7 +285,7 @@ def _sample_findings(sampled: SampledStatus, scheduler: str) -> Iterator[Finding
 
 
 def _observed_share(sampled: SampledStatus) -> Finding:
-    """Time that trusted readings cover, of all devices: late sources have not told the end of it yet."""
+    """Share of time that trusted readings of all devices cover; the last reading may not cover the end yet."""
     expected = [device for device in sampled.devices if device.weight]
     whole = (sampled.ended - sampled.began) * len(expected)
     believed = sum(
@@ -293,13 +293,13 @@ def _observed_share(sampled: SampledStatus) -> Finding:
     )
     share = min(1.0, believed / whole) if whole else 0.0
     message = (
-        f"{100 * share:.0f} % of {(sampled.ended - sampled.began) / SECOND:.1f} s were seen on {len(expected)} devices"
+        f"{100 * share:.0f} % of {(sampled.ended - sampled.began) / SECOND:.1f} s observed on {len(expected)} devices"
     )
     if share > 0:
         return Finding(SAMPLE, "observed", OK, message)
     kinds = Counter(reading.distrust for reading in sampled.readings)
     details = f"{message}: {', '.join(kinds) or 'no reading came'}"
-    return Finding(SAMPLE, "observed", WARN, details, "look again in a minute; if it stays, send a --bundle")
+    return Finding(SAMPLE, "observed", WARN, details, "check again in a minute; if it stays, send a --bundle")
 
 
 def _signals(sampled: SampledStatus) -> Iterator[Finding]:
@@ -310,10 +310,10 @@ def _signals(sampled: SampledStatus) -> Iterator[Finding]:
         name for name in _EXPECTED_SIGNALS if not any(_provides(reading, name, lacking) for reading in sampled.readings)
     ]
     if missing:
-        message = f"not seen on any GPU: {', '.join(missing)}"
-        yield Finding(SAMPLE, "signals", INFO, message, "docs/sources.md says which source gives what")
+        message = f"missing on all GPUs: {', '.join(missing)}"
+        yield Finding(SAMPLE, "signals", INFO, message, "docs/sources.md lists the signals of each source")
     else:
-        yield Finding(SAMPLE, "signals", OK, f"all {len(_EXPECTED_SIGNALS)} that are looked for")
+        yield Finding(SAMPLE, "signals", OK, f"all {len(_EXPECTED_SIGNALS)} expected signals")
 
 
 def _provides(reading: Reading, name: str, lacking: dict[str, set[str]]) -> bool:
@@ -323,12 +323,12 @@ def _provides(reading: Reading, name: str, lacking: dict[str, set[str]]) -> bool
 
 def _holders(sampled: SampledStatus, scheduler: str) -> Finding:
     if sampled.trouble:
-        return Finding(SAMPLE, "holders", FAIL, *split_advice(sampled.trouble, "see above what the scheduler said"))
+        return Finding(SAMPLE, "holders", FAIL, *split_advice(sampled.trouble, "see the scheduler's findings above"))
     if sampled.state is None:
-        message = f"{scheduler} has not said yet who holds the GPUs"
+        message = f"{scheduler} has not reported allocations yet"
         return Finding(
-            SAMPLE, "holders", INFO, message, "it needs an answer from its controller: look again in a minute"
+            SAMPLE, "holders", INFO, message, "it needs an answer from its controller: check again in a minute"
         )
-    held: dict[str, Allocation] = {one.uuid: one for one in sampled.state.allocations if one.end is None}
-    jobs = {one.owner.job_id for one in held.values()}
+    held: dict[str, Allocation] = {each.uuid: each for each in sampled.state.allocations if each.end is None}
+    jobs = {allocation.owner.job_id for allocation in held.values()}
     return Finding(SAMPLE, "holders", OK, f"{scheduler}: {len(jobs)} jobs hold {len(held)} GPUs or instances")

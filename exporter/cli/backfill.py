@@ -1,8 +1,8 @@
 """Runs the command `backfill`: turns recordings or daemons' stores into OpenMetrics history for a Prometheus.
 
-Owns which recordings form one history, the times of its scrapes, the labels a scrape would add, and where files go.
-Refuses to run promtool, to write to a server, to mix simulated figures with measured ones without --simulated, and to
-invent what a store does not keep.
+Owns which recordings form one history, the times of its scrapes, the labels a scrape would add, and the output files.
+Refuses to run promtool, to write to a server, to write simulated data without --simulated, and to invent data that a
+store does not have.
 """
 
 import argparse
@@ -22,10 +22,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from exporter import __version__
-from exporter.cli.arguments import time_span
 from exporter.cli.openmetrics import FamilyHeaders, SampleLine, Scrape, existing_documents, write_document, write_folder
 from exporter.cli.progress import BYTES, TIME, ProgressBar, progress_arguments
-from exporter.cli.wiring import FAILED, config_file_argument, configure, fail
+from exporter.cli.wiring import FAILED, config_file_argument, configure, fail, time_span
 from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample
@@ -48,16 +47,16 @@ DAEMON_METRICS = frozenset(
         "config_last_reload_success_timestamp_seconds", "config_restart_needed",
     )
 )  # fmt: skip
-"""What only the running daemon could have said of itself: a nought would be a lie."""
+"""Metrics about the running daemon itself, which a recording does not have: 0 would be wrong."""
 _REPLAYED_METRICS = tuple(metric for metric in METRICS if metric.name not in DAEMON_METRICS)
 
 
 class BackfillError(Exception):
-    """What was given cannot be one history; the message says why and what to do."""
+    """The given files cannot form one history; the message has the reason and the fix."""
 
 
 class Recording(Struct, frozen=True):
-    """A trace that is open, and the books it goes to."""
+    """An open trace with the ledger that accounts it."""
 
     observations: Iterable[Observation]
     ledger: Ledger
@@ -65,26 +64,26 @@ class Recording(Struct, frozen=True):
 
 
 class BackfillSummary(Struct):
-    """What there is to say of the history when it is over, and what its families are called."""
+    """Statistics of the written history, and the headers of its metric families."""
 
     headers: FamilyHeaders = field(default_factory=FamilyHeaders)
     first: int = 0
     last: int = 0
-    """Unix seconds; 0: nothing was written."""
+    """Unix seconds of the last scrape; 0: nothing was written."""
     backwards: int = 0
-    """Observations at which the wall clock stood before a moment that was written already."""
+    """Observations whose wall time is before a scrape that was already written."""
     conservation_errors: int = 0
 
     def extend(self, seconds: int) -> None:
-        """Something is written of that moment."""
+        """Include a scrape at that Unix time."""
         self.first = min(self.first or seconds, seconds)
         self.last = max(self.last, seconds)
 
 
 def with_initial_zeros(texts: Iterable[tuple[int, str]], labels: str, summary: BackfillSummary) -> Iterator[Scrape]:
-    """Pages of one life of a daemon. One behind: a counter that is new on a page was 0 on the page before.
+    """Parse the expositions of one run of a daemon; counters that first occur in one get a 0 in the scrape before it.
 
-    Nobody could know that then; without the nought `increase()` would leave out what came before a first sample.
+    Without the 0, `increase()` would omit what a counter had at its first sample.
     """
     known, held, headers = set[str](), None, summary.headers
     for at, text in texts:
@@ -101,9 +100,9 @@ def with_initial_zeros(texts: Iterable[tuple[int, str]], labels: str, summary: B
 
 
 def replayed_scrapes(recording: Recording, step: int, summary: BackfillSummary) -> Iterator[tuple[int, str]]:
-    """What the daemon would have said when it began, at each step of the wall clock, and when it ended.
+    """Yield the exposition (Unix seconds, text) at the start, at each step of the wall clock, and at the end.
 
-    Where nothing was observed for longer than a step, nothing is said: the daemon was not there, or gave no answer.
+    There is none for steps without an observation: the daemon did not run, or did not answer.
     """
     due, written, latest = 0, 0, 0
     for observation in recording.observations:
@@ -127,23 +126,24 @@ def _exposition(recording: Recording) -> str:
 
 
 class TraceFile(Struct, frozen=True):
-    """A trace that was looked into."""
+    """A trace file, and its metadata."""
 
     name: str
     node: str
     simulated: bool
     start: int
-    """Unix nanoseconds."""
+    """Unix nanoseconds of the first observation."""
     size: int
+    """Bytes."""
 
     @property
     def first(self) -> int:
-        """Of its scrapes."""
+        """Unix seconds of its first scrape."""
         return -(-self.start // SECOND)
 
 
 class Recordings:
-    """Traces of any number of nodes, replayed side by side. Raises DisorderError and TraceError."""
+    """Traces of any number of nodes, replayed in parallel. Raises BackfillError and TraceError."""
 
     def __init__(self, names: Iterable[str], config: Config, summary: BackfillSummary) -> None:
         self._config, self._summary = config, summary
@@ -151,41 +151,41 @@ class Recordings:
         self._open: dict[str, TraceReader] = {}
         self._done = 0
         self.truncated: list[tuple[str, str]] = []
-        """Names, and what the trace says of its end."""
+        """Names of truncated traces, and the reason."""
 
     @property
     def nodes(self) -> list[str]:
-        """Each once."""
+        """Names of the nodes, sorted."""
         return sorted({trace_file.node for trace_file in self._sources})
 
     @property
     def simulated(self) -> list[str]:
-        """Names of those that a model made."""
+        """Names of the simulated traces."""
         return [trace_file.name for trace_file in self._sources if trace_file.simulated]
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Bytes of all traces."""
         return sum(trace_file.size for trace_file in self._sources)
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that were read."""
+        """Bytes read so far."""
         return self._done + sum(trace.bytes_read for trace in self._open.values())
 
     def scrapes(self, labels: Mapping[str, str], step: int) -> Iterator[Scrape]:
-        """Of all nodes in the order of time; `labels` are a node's."""
+        """Yield scrapes of all nodes in order of time; `labels` maps a node to the labels of its target."""
         rows = [self._node_scrapes(node, labels[node], step) for node in self.nodes]
         return heapq.merge(*rows, key=lambda scrape: scrape.at)
 
     def _node_scrapes(self, node: str, labels: str, step: int) -> Iterator[Scrape]:
-        """One node's traces one after the other: each is another life of its daemon."""
+        """Yield one node's traces in order: each is another run of its daemon."""
         before: tuple[str, int] | None = None
         for trace_file in (each for each in self._sources if each.node == node):
             if before is not None and trace_file.first <= before[1]:
                 raise BackfillError(
                     f"{trace_file.name} begins {format_time(trace_file.first)}, before {before[0]} of the same node"
-                    f" {node} ends ({format_time(before[1])}): a second can be told once; leave one of the two out"
+                    f" {node} ends ({format_time(before[1])}): traces of one node must not overlap; omit one of them"
                 )
             last = trace_file.first
             for scrape in self._replay(trace_file, labels, step):
@@ -209,10 +209,10 @@ class Recordings:
 
 
 def inspect_trace(name: str) -> TraceFile:
-    """What a trace is of, and when it begins."""
+    """Read the metadata of a trace, and the time of its first observation."""
     with read_trace(name) as trace:
         if trace.size is None:
-            raise BackfillError(f"{name} is a pipe, and a recording is looked into before it is replayed: give a file")
+            raise BackfillError(f"{name} is a pipe, but a recording is read twice: give a file")
         first = next(iter(trace), None)
         if first is None:
             raise BackfillError(f"{name} holds no observation")
@@ -224,7 +224,7 @@ _NODE_METRICS = frozenset({_P + "node_info", _P + "build_info", _P + "simulated"
 SAMPLED_METRICS = frozenset({
     _P + "job_paid_seconds_total", _P + "job_energy_joules_total", _P + "job_start_timestamp_seconds", _P + "job_info",
 })  # fmt: skip
-"""What a store has of a job at each of its samples."""
+"""Metrics of a job that a store has at each sample."""
 FINAL_METRICS = frozenset(
     _P + name
     for name in (
@@ -238,11 +238,11 @@ FINAL_METRICS = frozenset(
         "job_engine_info", "job_target_reached_timestamp_seconds",
     )
 )  # fmt: skip
-"""What it has of a job only as it ended; counters were 0 when it began."""
+"""Metrics of a job that a store has only at its end; counters were 0 at its start."""
 
 
 class _JobPoint(Struct, frozen=True):
-    """One job at one moment."""
+    """One job at one moment (Unix seconds)."""
 
     at: int
     job: JobView
@@ -253,7 +253,7 @@ class _JobPoint(Struct, frozen=True):
 def stored_scrapes(
     records: Iterable[JobRecord], node: str, *, labels: str, summary: BackfillSummary
 ) -> Iterator[Scrape]:
-    """Pages of one node, of its jobs' statements, moment by moment."""
+    """Yield scrapes of one node from its job records, in order of time."""
     lifetimes = list(_unique_records(records))
     simulated = any(each.simulated for each, _ in lifetimes)
     meta = DaemonMetadata(version=__version__, source="store", simulated=simulated, host=node, terms=Terms(node=node))
@@ -268,9 +268,9 @@ _by_time = attrgetter("at")
 
 
 def _unique_records(records: Iterable[JobRecord]) -> Iterator[tuple[JobRecord, int]]:
-    """Each once, the earlier first, with the moment after which it may speak: another life of its job spoke till then.
+    """Yield distinct records by start, each with the Unix time up to which another record of its job covers it.
 
-    A store that was copied twice has the same life twice; the later copy knows more.
+    Two copies of a store have the same record twice; the one with the later end is used.
     """
     once: dict[tuple[str, str, float], JobRecord] = {}
     for each in records:
@@ -284,13 +284,13 @@ def _unique_records(records: Iterable[JobRecord]) -> Iterator[tuple[JobRecord, i
 
 
 def _bounds(record: JobRecord, after: int) -> tuple[int, int]:
-    """First and last moment, Unix seconds, and at least one between."""
+    """First and last Unix second of a record after `after`, at least one apart."""
     begin = max(math.floor(record.start), after + 1)
     return begin, max(begin + 1, math.ceil(record.end))
 
 
 def _job_points(record: JobRecord, after: int) -> Iterator[_JobPoint]:
-    """Its begin, each sample between, and its end."""
+    """Yield the start of a record, each sample between, and its end."""
     last, end = _bounds(record, after)
     ended = _final_view(record)
     yield _JobPoint(last, ended, begins=True)
@@ -322,7 +322,7 @@ def _render_jobs(
 
 
 def _final_view(record: JobRecord) -> JobView:
-    """The view as it was when the statement was made, as far as it was kept."""
+    """The view of the job at the record's end, as far as it is stored."""
     parts = [record.parts.get(name, 0) for name in LEAK_NAMES]
     energy = tuple(record.energy.get(name, 0.0) for name in LEAK_NAMES)
     return JobView(
@@ -339,7 +339,7 @@ def _final_view(record: JobRecord) -> JobView:
 
 
 def _sampled_view(record: JobRecord, sample: JobSample) -> JobView:
-    """The little that a sample has."""
+    """The view of the job at a sample, which has paid time and energy only."""
     counters = _counters([0] * len(LEAK_NAMES), round(sample.paid * SECOND), (sample.joules,))
     return JobView(owner=record.owner, counters=counters, gpus=(), memory_used=None, start=round(record.start * SECOND))
 
@@ -350,22 +350,24 @@ def _counters(parts: list[int], paid: int, energy: tuple[float, ...]) -> Counter
 
 
 _LONGEST_STEP = 120.0
-"""Seconds: a sample counts for five minutes, and a rate wants several."""
+"""Seconds: Prometheus looks back five minutes for a sample, and rate() needs several in its window."""
 _HEAD_SECONDS = 3 * 3600
-"""What a running Prometheus may still have in its head block; the storage documentation warns of it."""
+"""Seconds that may still be in the head block of a running Prometheus; its storage documentation warns of it."""
 _RETENTION_SECONDS = 15 * 86_400
-"""Prometheus deletes what is older than --storage.tsdb.retention.time, and so much is its default."""
+"""Seconds: the default of --storage.tsdb.retention.time, after which Prometheus deletes data."""
 _LONG_DOCUMENT_SECONDS = 12 * 3600
-"""Of one document: promtool reads it once for each two hours."""
+"""Seconds: promtool reads a document once for each two hours in it, which is slow for longer ones."""
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED_LABELS = frozenset({"instance", "job"}).union(*(metric.labels for metric in METRICS))
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def backfill(args: argparse.Namespace) -> int:
-    """Write the history, and say on standard error what to do with it."""
+    """Write the history, and print on standard error how to import it."""
     if bool(args.traces) == bool(args.store):
-        raise ConfigError("backfill: give recordings, or --store FILE, and not both: the same jobs would be told twice")
+        raise ConfigError(
+            "backfill: give recordings, or --store FILE, and not both: the same jobs would be written twice"
+        )
     if args.output and args.folder:
         raise ConfigError("backfill: --output or --folder, not both")
     config = configure(args)
@@ -381,7 +383,7 @@ def backfill(args: argparse.Namespace) -> int:
 
 
 def _from_recordings(args: argparse.Namespace, config: Config, summary: BackfillSummary) -> Generator[Scrape]:
-    """Refuses at once what can be seen at once, before any file is touched."""
+    """Inspect the traces and their labels at once; the result replays them. Raises BackfillError."""
     recordings = Recordings(args.traces, config, summary)
     _refuse_simulated(args, recordings.simulated)
     return _replayed(args, recordings, _target_labels(args, recordings.nodes))
@@ -399,8 +401,8 @@ def _replayed(args: argparse.Namespace, recordings: Recordings, labels: Mapping[
 def _refuse_simulated(args: argparse.Namespace, simulated: Sequence[str]) -> None:
     if simulated and not args.simulated:
         raise BackfillError(
-            f"{', '.join(simulated)}: SIMULATED: a model made these figures, and in a Prometheus nothing would say so"
-            " but gpu_efficiency_simulated; for a test give --simulated, and a --label that tells them apart"
+            f"{', '.join(simulated)}: SIMULATED: a model made these figures, and in a Prometheus only"
+            " gpu_efficiency_simulated shows it; for a test give --simulated, and a --label to distinguish them"
         )
 
 
@@ -437,7 +439,7 @@ def _read_records(path: Path) -> list[JobRecord]:
 
 
 def _target_labels(args: argparse.Namespace, nodes: Iterable[str]) -> dict[str, str]:
-    """What a scrape of each node would have put on its series."""
+    """Labels that a scrape of each node would add, as they are written."""
     own = dict(_parse_label(text) for text in args.label)
     found = {node: {"instance": args.instance.replace("{host}", node), "job": args.job, **own} for node in nodes}
     if len({labels["instance"] for labels in found.values()}) < len(found):
@@ -459,7 +461,7 @@ def _parse_label(text: str) -> tuple[str, str]:
 
 
 def _on_screen(args: argparse.Namespace) -> bool:
-    """The history itself goes to the terminal, where no line may be drawn over."""
+    """Whether the history is written to the terminal, so that a progress line would overwrite it."""
     return not (args.output or args.folder) and sys.stdout.isatty()
 
 
@@ -500,21 +502,21 @@ def _into_folder(folder: Path, history: Iterator[Scrape], headers: FamilyHeaders
             whole += 1
     except (BackfillError, TraceError):
         if whole:
-            print(f"gpu-efficiency: {folder}: {whole} files of the time before are whole and stay", file=sys.stderr)
+            print(f"gpu-efficiency: {folder}: {whole} complete files are kept", file=sys.stderr)
         raise
 
 
 def _notes(args: argparse.Namespace, summary: BackfillSummary, now: float) -> Iterator[str]:
     if not summary.last:
-        yield "nothing is kept there: the history is empty"
+        yield "nothing to write: the history is empty"
         return
     yield f"{format_time(summary.first)} to {format_time(summary.last)} is written"
     if summary.conservation_errors:
         yield f"{summary.conservation_errors} conservation errors: the figures do not add up; please report this"
     if summary.backwards:
         yield (
-            f"the wall clock went back: {summary.backwards} observations fell in time that was told already; what they"
-            " came to is in the next sample"
+            f"the wall clock went back: {summary.backwards} observations are in time that was written already; they"
+            " are part of the next sample"
         )
     if args.folder:
         where = shlex.quote(str(Path(args.folder)))
@@ -527,7 +529,7 @@ def _notes(args: argparse.Namespace, summary: BackfillSummary, now: float) -> It
         yield f"make blocks: promtool tsdb create-blocks-from openmetrics --quiet {name} blocks"
         if summary.last - summary.first > _LONG_DOCUMENT_SECONDS:
             yield "promtool reads one file once for each two hours in it: --folder instead of --output is faster"
-    yield "then move what is in blocks to Prometheus' --storage.tsdb.path, as the user that it runs as"
+    yield "then move the content of blocks to Prometheus' --storage.tsdb.path, as the user that it runs as"
     if now - summary.first > _RETENTION_SECONDS:
         yield "some of it is older than 15 days: Prometheus deletes it unless --storage.tsdb.retention.time is longer"
     if now - summary.last < _HEAD_SECONDS:
@@ -539,29 +541,29 @@ def backfill_arguments(command: argparse.ArgumentParser) -> None:
     config_file_argument(command)
     command.add_argument("traces", nargs="*", metavar="TRACE", help="recordings of `record`, of any number of nodes")
     command.add_argument(
-        "--store", action="append", default=[], metavar="FILE", help="a daemon's store, instead; several"
+        "--store", action="append", default=[], metavar="FILE", help="a daemon's store instead; repeatable"
     )
     command.add_argument("-o", "--output", metavar="FILE", help="one document of OpenMetrics; default: standard output")
     command.add_argument(
-        "--folder", metavar="FOLDER", help="... or a file for each two hours there, as promtool likes it"
+        "--folder", metavar="FOLDER", help="... or one file for each two hours, which promtool reads faster"
     )
-    command.add_argument("--force", action="store_true", help="overwrite what is there")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
     command.add_argument(
-        "--step", type=step, default="15s", metavar="TIME", help="between two scrapes of a recording; 15s"
+        "--step", type=step, default="15s", metavar="TIME", help="time between two scrapes of a recording; 15s"
     )
     command.add_argument(
         "--instance", default="{host}:19400", metavar="TEXT", help="label instance of a node; {host}:19400"
     )
     command.add_argument("--job", default="gpu-efficiency", metavar="TEXT", help="label job; gpu-efficiency")
     command.add_argument(
-        "--label", action="append", default=[], metavar="NAME=VALUE", help="one more, such as cluster=alps"
+        "--label", action="append", default=[], metavar="NAME=VALUE", help="additional label, such as cluster=alps"
     )
-    command.add_argument("--simulated", action="store_true", help="take figures that a model made, too")
+    command.add_argument("--simulated", action="store_true", help="accept simulated data")
     progress_arguments(command)
 
 
 def step(text: str) -> float:
-    """A flag's type: whole seconds up to two minutes."""
+    """Argument type: whole seconds up to two minutes."""
     seconds = time_span(text)
     if seconds != round(seconds) or seconds > _LONGEST_STEP:
         raise argparse.ArgumentTypeError(f"{text} is not whole seconds, {_LONGEST_STEP:g} at most")

@@ -1,6 +1,6 @@
-"""Runs the command `cardinality`: estimates a fleet's series and samples, and what they cost a Prometheus.
+"""Runs the command `cardinality`: estimates a fleet's series and samples, and the memory and disk that they need.
 
-Owns the flags and the measured cost of a series and a sample (docs/scale.md); exporter.cardinality counts.
+Owns the flags and the measured cost of a series and a sample (docs/scale.md); exporter.cardinality counts series.
 """
 
 import argparse
@@ -23,20 +23,20 @@ from exporter.cardinality import (
     relabel_configs,
     scraped_series,
 )
-from exporter.cli.arguments import at_least
+from exporter.cli.wiring import at_least
 from exporter.config import ConfigError
 from exporter.core.exposition import MAX_LABEL_LENGTH
 from exporter.core.metrics import METRICS
 
 BYTES_OF_MEMORY = 8 * 2**30 / (955_000 + 236_000)
-"""Of a series in the head, as sized in docs/scale.md from 5.7 GiB measured: 8 GiB for that many, rules included."""
+"""Bytes per series in the head, rules included: docs/scale.md sizes 8 GiB for that many, of which it measured 5.7."""
 BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
-"""On disk, of a sample; docs/scale.md."""
+"""Bytes on disk per sample; docs/scale.md."""
 USUAL_LEAKS = 5
-"""To which a job or a node loses at once: on the eight nodes of the simulated fleet and the demo 3.7 of a job, 5.0 of a
-node (tests/e2e/test_prometheus_scale.py counts them)."""
+"""Leaks in which a job or a node loses time at once: 3.7 per job and 5.0 per node on the eight nodes of the simulated
+fleet and the demo (tests/e2e/test_prometheus_scale.py counts them)."""
 _HEAD_HOURS = 3.0
-"""For how long a series that has ended stays in Prometheus' head at most: two hours of a block and half of the next."""
+"""Hours that an ended series stays in Prometheus' head at most: two hours of a block and half of the next."""
 _HEADROOM = 1.2
 _GROUPS: Mapping[str, str] = {
     "gpu": "single GPUs", "spinning GPU": "single GPUs", "shared GPU": "single GPUs",
@@ -47,34 +47,34 @@ _NODES = "nodes"
 
 
 class CardinalityEstimate(Struct, frozen=True, kw_only=True):
-    """What was asked, and what it comes to. Series are those of the whole fleet at one moment, at most."""
+    """An estimate and its input. Series are the maximum of the whole fleet at one moment."""
 
     fleet: FleetSize
     profile: str
     interval: float
     series: dict[str, int]
-    """Scraped, by what they are of."""
+    """Scraped series by group: single GPUs, jobs, ..."""
     scraped: int
     scraped_calm: int
-    """While nothing has ever gone wrong; the same rule for all."""
+    """Scraped series as long as nothing has gone wrong."""
     scraped_per_node: int
     recorded: int
-    """As far as they are usual: each job and node loses to `LEAKS` leaks at once."""
+    """Usual number of recorded series, with `fleet.leaks` (0: USUAL_LEAKS) leaks per job and node at once."""
     recorded_at_most: int
     new_series_per_day: int
-    """Of jobs that begin."""
+    """Series of jobs that start in a day."""
     samples_per_second: float
     memory_bytes: int
-    """Of Prometheus; estimated from our own measurement."""
+    """Memory of Prometheus; estimated from our own measurement."""
     disk_bytes_per_day: int
     sample_limit: int
-    """For each target."""
+    """Limit for each target."""
     label_limit: int
     label_value_length_limit: int
 
 
 def estimate(fleet: FleetSize, *, profile: str = "full", interval: float = 60.0) -> CardinalityEstimate:
-    """Work it all out."""
+    """Estimate series, samples, memory, disk and limits of a fleet."""
     found = {name: count * kept_share(name, profile) for name, count in scraped_series(fleet).items()}
     calm_total = sum(count * kept_share(name, profile) for name, count in scraped_series(fleet, calm=True).items())
     usual = structs.replace(fleet, leaks=fleet.leaks or USUAL_LEAKS)
@@ -113,7 +113,7 @@ def _grouped(found: Mapping[str, float]) -> dict[str, int]:
 
 
 def _new_series(fleet: FleetSize, profile: str) -> float:
-    """A job that begins is new series of it on each of its nodes, and of the rules by job."""
+    """New series per day: each new job has series on each of its nodes, and of the rules by job."""
     if not fleet.churn or not fleet.jobs:
         return 0.0
     running = structs.replace(fleet, churn=0.0)
@@ -125,7 +125,7 @@ def _new_series(fleet: FleetSize, profile: str) -> float:
 
 
 def _label_limit() -> int:
-    """The most labels of any metric, its name, job and instance, and as many again for what a scrape config adds."""
+    """The most labels of any metric, and __name__, job, instance and 12 that a scrape configuration may add."""
     return max(len(metric.labels) for metric in METRICS) + 3 + 12
 
 
@@ -133,7 +133,7 @@ def _label_limit() -> int:
 
 
 def cardinality(args: argparse.Namespace) -> int:
-    """Print how many series there will be, or the relabelling of a profile."""
+    """Print the estimate, or the relabelling of a profile."""
     if args.relabel:
         sys.stdout.write(relabel_text(args.profile))
         return 0
@@ -144,7 +144,7 @@ def cardinality(args: argparse.Namespace) -> int:
 
 
 def relabel_text(profile: str) -> str:
-    """YAML to go below a job of a scrape configuration."""
+    """Return YAML for a job of a scrape configuration."""
     rows = relabel_configs(profile)
     command = f"gpu-efficiency cardinality --profile {profile} --relabel"
     head = f"# Profile {profile}: {PROFILES[profile]}. Printed by {command}\n"
@@ -157,17 +157,16 @@ def _relabel_rule(row: Mapping[str, object]) -> str:
 
 
 def _fleet(args: argparse.Namespace) -> FleetSize:
-    """What was said, and for what was not a sensible most."""
+    """Build the FleetSize of the flags, with defaults that depend on others; raises ConfigError if they contradict."""
     jobs = args.nodes if args.jobs is None else args.jobs
     owners = max(args.teams, args.accounts, args.namespaces)
-    fleet = FleetSize(
-        nodes=args.nodes, gpus=args.gpus, mig_boards=args.mig_boards, mig_instances=args.mig_instances, jobs=jobs,
-        nodes_per_job=args.nodes_per_job, reporting=args.reporting, serving=args.serving, trouble=args.trouble,
-        spinning=args.spinning, shared=args.shared_gpus, sharers=args.sharers, free=args.free_gpus, churn=args.churn,
-        reasons=args.reasons, models=args.models, models_per_node=1, node_accounts=min(owners, args.node_accounts),
-        owners=owners, users=args.users, pairs=max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
-        exemptions=args.exemptions, leaks=args.leaks, source=args.source, listening=not args.no_reports,
-    )  # fmt: skip
+    named = {name: value for name, value in vars(args).items() if name in FleetSize.__struct_fields__}
+    derived = {
+        "jobs": jobs, "shared": args.shared_gpus, "free": args.free_gpus, "listening": not args.no_reports,
+        "owners": owners, "node_accounts": min(owners, args.node_accounts),
+        "pairs": max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
+    }  # fmt: skip
+    fleet = FleetSize(**named | derived)
     for wrong, why in _contradictions(fleet):
         if wrong:
             raise ConfigError(f"cardinality: {why}")
@@ -188,24 +187,24 @@ def _contradictions(fleet: FleetSize) -> Iterator[tuple[bool, str]]:
 def _text_lines(found: CardinalityEstimate) -> Iterator[str]:
     fleet = found.fleet
     yield f"{fleet.nodes:,} nodes of {fleet.gpus} GPUs, {fleet.jobs:,} jobs; source {fleet.source}."
-    yield f"Profile {found.profile}: {PROFILES[found.profile]}. At most there will be, unless a line says otherwise:\n"
+    yield f"Profile {found.profile}: {PROFILES[found.profile]}. Numbers are maxima, unless a line says otherwise:\n"
     for group, count in found.series.items():
         yield f"  scraped, of {group:20}{count:>14,}  {count / fleet.nodes:>9,.1f} a node"
     yield f"  scraped, all{'':>18}{found.scraped:>14,}  {found.scraped / fleet.nodes:>9,.1f} a node"
     yield f"    while nothing has gone wrong{'':>2}{found.scraped_calm:>14,}"
     yield (
         f"  recorded by alerts/*.yaml{'':>5}{found.recorded:>14,}"
-        f"  usual: each loses to {fleet.leaks or USUAL_LEAKS} leaks"
+        f"  usual: {fleet.leaks or USUAL_LEAKS} leaks for each job and node"
     )
     yield f"    at most{'':>23}{found.recorded_at_most:>14,}"
     if found.new_series_per_day:
         yield f"  new a day, of jobs that begin {found.new_series_per_day:>14,}"
     yield f"  samples a second{'':>14}{found.samples_per_second:>14,.0f}  scraped every {found.interval:g} s"
-    yield "\nOf one Prometheus, by what we measured on one machine (docs/scale.md), (E):"
+    yield "\nOne Prometheus, extrapolated from a measurement on one machine (docs/scale.md), (E):"
     yield f"  memory {found.memory_bytes / 2**20:,.0f} MiB, disk {found.disk_bytes_per_day / 1e6:,.0f} MB a day"
     if found.profile not in {"full", "rules"}:
         yield "  Rules that read what this profile drops record nothing: docs/prometheus.md says which."
-    yield "\nLimits of a scrape, each a fifth above the worst that such a node can do:"
+    yield "\nLimits of a scrape, each a fifth above the maximum of such a node:"
     yield f"  sample_limit: {found.sample_limit}"
     yield f"  label_limit: {found.label_limit}"
     yield f"  label_value_length_limit: {found.label_value_length_limit}"
@@ -218,20 +217,25 @@ _NUMBERS = (
     ("mig-instances", 0, 0, "instances on these together, a node"),
     ("reporting", 0, 0, "jobs that report (docs/reports.md)"),
     ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
-    ("trouble", 0, 0, "jobs that hang, have no process, an exemption or a limit of their own"),
-    ("spinning", 0, 0, "GPUs that spin at once"),
-    ("shared-gpus", 0, 0, "GPUs that several jobs hold at once"),
+    ("trouble", 0, 0, "jobs that hang, have no process, an exemption or limits of their own"),
+    ("spinning", 0, 0, "GPUs that spin at the same time"),
+    ("shared-gpus", 0, 0, "GPUs that several jobs share"),
     ("sharers", 2, 1, "jobs on each of those"),
-    ("free-gpus", 0, 0, "GPUs that nobody holds; lowers only what there is while nothing has gone wrong"),
-    ("reasons", 1, 0, "for which a GPU was not seen since its daemon's start"),
+    ("free-gpus", 0, 0, "unallocated GPUs; lowers only the number while nothing has gone wrong"),
+    ("reasons", 1, 0, "different reasons for unobserved time of a GPU since its daemon's start"),
     ("models", 1, 1, "models of GPU in the fleet"),
     ("teams", 1, 1, "teams"),
     ("accounts", 1, 1, "accounts"),
     ("namespaces", 1, 1, "namespaces"),
-    ("users", 1, 1, "users who run something at once"),
-    ("node-accounts", 4, 1, "of these, that have used one node since its daemon's start"),
+    ("users", 1, 1, "users who run jobs at the same time"),
+    ("node-accounts", 4, 1, "of these, how many have used one node since its daemon's start"),
     ("exemptions", 0, 0, "[[exemptions]]"),
-    ("leaks", 0, 0, f"to which a job loses at once; 0: {USUAL_LEAKS} where it is usual, else all"),
+    (
+        "leaks",
+        0,
+        0,
+        f"leaks in which a job loses time at once; 0: {USUAL_LEAKS} for the usual number, all for the maximum",
+    ),
 )
 
 
@@ -247,14 +251,16 @@ def cardinality_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--source", choices=tuple(MISSING_SIGNALS), default="dcgm",
                          help="where telemetry comes from; dcgm. driver: NVML on boards before Hopper")  # fmt: skip
     command.add_argument("--no-reports", action="store_true", help="reports.socket is empty")
-    command.add_argument("--interval", type=at_least(1), default=60.0, metavar="S", help="between two scrapes; 60")
+    command.add_argument(
+        "--interval", type=at_least(1), default=60.0, metavar="S", help="seconds between two scrapes; 60"
+    )
     command.add_argument("--profile", choices=tuple(PROFILES), default="full", help="what the scrape keeps; full")
     command.add_argument("--relabel", action="store_true", help="print the profile as metric_relabel_configs")
-    command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _whole_number(least: int) -> Callable[[str], int]:
-    """A flag's type: a whole number, `least` or more."""
+    """Return an argument type: a whole number of at least `least`."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or int(text) < least or len(text) > 9:  # noqa: PLR2004

@@ -1,40 +1,36 @@
 """Runs the command `cluster`: polls a whole cluster's scheduler and serves metrics about its queue and nodes."""
 
 import argparse
-import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable
 
 from exporter.cli.wiring import (
+    JOIN_SECONDS,
     ConfigReloader,
     config_file_argument,
     configure,
-    fail,
-    log_page_access,
     on_sighup,
-    open_web_config,
     read_config,
     reload_in_background,
+    serve_app,
+    setting_arguments,
     web_config_file_argument,
 )
 from exporter.clock import SystemClock
 from exporter.cluster.metrics import page
 from exporter.cluster.watcher import ClusterSource, ClusterWatcher
-from exporter.config import Config, ConfigError, split_address
+from exporter.config import Config, ConfigError
 from exporter.registry import SCHEDULERS, import_object
 from exporter.web.metrics_app import create_metrics_app
-from exporter.web.server import WebListenError, run
 
-log = logging.getLogger("gpu-efficiency")
-_JOIN_SECONDS = 2.0
 _USED_SECTIONS = ("cluster", "host", "kubernetes", "log", "slurm", "web", "workload")
-"""Sections of the configuration that this command has a use for."""
+"""Sections of the configuration that this command uses."""
 
 
 def cluster(args: argparse.Namespace) -> int:
-    """Ask the scheduler and serve what it says until told to stop."""
+    """Poll the scheduler and serve its metrics until stopped."""
     config = configure(args)
     reloader = ConfigReloader(args.config, config, lambda: read_config(args), live=("log",), used=_USED_SECTIONS)
     source = _open(config)
@@ -46,11 +42,11 @@ def cluster(args: argparse.Namespace) -> int:
 
 
 def _open(config: Config) -> ClusterSource:
-    """Open the scheduler that is configured, or that is at home here."""
+    """Open the configured scheduler, or the one that is available here."""
     chosen = config.cluster.scheduler
     if chosen == "auto":
         chosen = "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ else "slurm"
-        if chosen == "slurm" and not _has_slurm(config):
+        if chosen == "slurm" and shutil.which("squeue", path=config.slurm.bin_dir or None) is None:
             raise ConfigError(
                 "cluster.scheduler: neither is this a pod nor is there Slurm's squeue on PATH or in slurm.bin_dir:"
                 " run this where squeue works, or in the cluster, or set cluster.scheduler"
@@ -59,42 +55,27 @@ def _open(config: Config) -> ClusterSource:
     return source
 
 
-def _has_slurm(config: Config) -> bool:
-    return shutil.which("squeue", path=config.slurm.bin_dir or None) is not None
-
-
 def _serve(config: Config, source: ClusterSource) -> int:
     clock, stop = SystemClock(), threading.Event()
     cluster = config.cluster
     watch = ClusterWatcher(source, clock, refresh_seconds=cluster.refresh_seconds, max_jobs=cluster.max_jobs)
-    poller = threading.Thread(target=watch.run, args=(stop,), name="asker", daemon=True)
+    poller = threading.Thread(target=watch.run, args=(stop,), name="poller", daemon=True)
     app = create_metrics_app(
         "gpu-efficiency cluster",
         page=lambda openmetrics: page(watch.view, now=clock.now(), openmetrics=openmetrics),
         problem=lambda: _stale_reason(watch, clock.now),
     )
-    host, port = split_address(cluster.listen_address)
-    web_config, where = open_web_config(config), host or "localhost"
-
-    def begin(bound: int) -> None:
-        scheme = web_config.current.scheme
-        log.info("serving %s://%s:%d/ and /metrics for the whole %s cluster", scheme, where, bound, source.name)
-        log_page_access(config, web_config, host)
-        poller.start()
-
     try:
-        run(app, host=host, port=port, watcher=web_config, open_page=config.web.open_page, on_listening=begin)
-    except WebListenError as err:
-        return fail(f"{err}".replace("web.listen_address", "cluster.listen_address"))
+        what = f" for the whole {source.name} cluster"
+        return serve_app(app, config, poller.start, key="cluster.listen_address", what=what)
     finally:
         stop.set()
         if poller.ident is not None:
-            poller.join(timeout=_JOIN_SECONDS)
-    return 0
+            poller.join(timeout=JOIN_SECONDS)
 
 
 def _stale_reason(watch: ClusterWatcher, now: Callable[[], int]) -> str:
-    """Why the figures are not live; empty while queue and nodes are."""
+    """Return why the data is stale; empty while queue and nodes are current."""
     if watch.view.live("jobs", "nodes", now=now()):
         return ""
     return watch.error or "the first answers are awaited"
@@ -104,15 +85,9 @@ def cluster_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `cluster`."""
     config_file_argument(command)
     web_config_file_argument(command)
-    for flag, metavar, about in (
+    setting_arguments(
+        command,
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),
-        (
-            "cluster.refresh-seconds",
-            "S",
-            "seconds between two looks, three calls to Slurm's controller each; default 60",
-        ),
-        ("log.format", "FORM", "text or json"),
-        ("log.level", "LEVEL", "debug, info, warning or error"),
-    ):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+        ("cluster.refresh-seconds", "S", "seconds between two polls of three calls to Slurm's controller; default 60"),
+    )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 4.0
 """Seconds; the Dockerfile allows 5 for all of it."""
 INIT_CMDLINE = Path("/proc/1/cmdline")
-"""The daemon's command line, unless it shares its process namespace with the node: then it is not looked at."""
+"""The daemon's command line in a container; ignored if pid 1 is another program, as in the host's pid namespace."""
 _DEFAULTS = {"web": ":19400", "cluster": ":19401"}
-_WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  what is listened on, and where to ask
+_WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  listen address -> address to connect to
 _TLS = re.compile(r"^[^#\n]*\btls_server_config\b", re.MULTILINE)
 _CLIENT_CERTIFICATES = re.compile(r"^[^#\n]*\bclient_auth_type\b[^#\n]*\bRequire", re.MULTILINE)
 _SERVER_HELLO = b"\x16"
@@ -30,7 +30,7 @@ _SERVER_HELLO = b"\x16"
 
 
 class Endpoint(NamedTuple):
-    """Where and how the daemon serves."""
+    """Address and TLS settings of the daemon."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Endpoint(NamedTuple):
 
 
 def main() -> int:
-    """Ask; the return value is the exit status."""
+    """Check the daemon and return the exit status."""
     try:
         check(find_endpoint(daemon_arguments(INIT_CMDLINE), os.environ))
     except (OSError, ValueError) as error:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def daemon_arguments(path: Path) -> list[str]:
-    """The words of the container's first process if that is ours, if only through an init; else none."""
+    """Arguments of the container's first process if it runs gpu-efficiency, directly or through an init; else none."""
     try:
         arguments = path.read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -58,7 +58,7 @@ def daemon_arguments(path: Path) -> list[str]:
 
 
 def find_endpoint(arguments: Sequence[str], environ: Mapping[str, str]) -> Endpoint:
-    """Flags before environment before file, as for the daemon. Raises OSError or ValueError for what cannot be read."""
+    """Find the endpoint in flags, else environment, else file. Raises OSError or ValueError if one is invalid."""
     flags = _flags(arguments)
     file = tomllib.loads(Path(flags["config"]).read_text(encoding="utf-8")) if "config" in flags else {}
 
@@ -76,21 +76,21 @@ def find_endpoint(arguments: Sequence[str], environ: Mapping[str, str]) -> Endpo
 
 
 def _flags(arguments: Sequence[str]) -> dict[str, str]:
-    """What `--name value` and `--name=value` say, by the name of the setting."""
+    """Values of `--name value` and `--name=value` by the dotted name of the setting."""
     found: dict[str, str] = {}
     for index, argument in enumerate(arguments):
         name, equals, value = argument.removeprefix("--").partition("=")
         if argument.startswith("--"):
             found[name.replace("-", "_")] = value if equals else "".join(arguments[index + 1 : index + 2])
-    if "web.config.file" in found:  # the name that Prometheus' own exporters have for it
+    if "web.config.file" in found:  # the spelling of Prometheus' own exporters
         found["web.config_file"] = found["web.config.file"]
     return found
 
 
 def check(endpoint: Endpoint) -> None:
-    """Return if it answers; raises OSError otherwise.
+    """Return if the daemon answers; raises OSError otherwise.
 
-    Who demands a client certificate demands it of us, who have none: that the server begins a handshake must do.
+    If it requires a client certificate, which this program does not have, the start of a TLS handshake is enough.
     """
     with socket.create_connection((endpoint.host, endpoint.port), timeout=TIMEOUT_SECONDS) as connection:
         if endpoint.client_certificates:
@@ -107,24 +107,24 @@ def _check_healthz(connection: socket.socket) -> None:
     with connection.makefile("rb") as response:
         status = response.readline(200)
     if not re.match(rb"HTTP/1\.\d 200\b", status):
-        raise OSError(f"/healthz is answered with {status.decode(errors='replace').strip() or 'nothing'}")
+        raise OSError(f"/healthz answers {status.decode(errors='replace').strip() or 'nothing'}")
 
 
 def _check_handshake(connection: socket.socket) -> None:
-    import ssl  # noqa: PLC0415  a hundredth of a second that most checks need not pay
+    import ssl  # noqa: PLC0415  takes 10 ms, and most checks do not need it
 
     hello = ssl.MemoryBIO()
     client = _unverified_context().wrap_bio(ssl.MemoryBIO(), hello)
     try:
         client.do_handshake()
-    except ssl.SSLWantReadError:  # it waits for the answer
+    except ssl.SSLWantReadError:  # it waits for the server's reply
         connection.sendall(hello.read())
     if connection.recv(1) != _SERVER_HELLO:
         raise OSError("the server does not begin a TLS handshake: are its certificate and key in order?")
 
 
 def _unverified_context() -> "ssl.SSLContext":
-    """Trusts whoever answers: it is on our own loopback, whatever name its certificate has, and is told no secret."""
+    """Accepts any certificate: the connection is to loopback, names do not match there, and no secret is sent."""
     import ssl  # noqa: PLC0415
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,7 +1,7 @@
 """Runs the command `install-check`: checks an installation, and packs an archive for a bug report.
 
-Owns the output, the exit status, and gathering the log, the metrics page, a trace and the configuration. Everything in
-the archive passes redaction; it does not open the workloads' socket, which a running daemon holds.
+Owns the output, the exit status, and collecting the log, the metrics, a trace and the configuration. Everything in
+the archive is redacted; the socket for training reports is not opened, because a running daemon listens on it.
 Exit status 0: all that the configuration needs works; 1: something does not; 2: wrong usage; 3: no telemetry source.
 """
 
@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from exporter import __version__
 from exporter.agent.sampler import Sampler
-from exporter.checkup.base import CheckContext, Finding, run_checks
+from exporter.checkup.base import CheckContext, Finding, read_text, run_checks
 from exporter.checkup.bundle import (
     BundleError,
     BundleFile,
@@ -46,10 +46,9 @@ from exporter.checkup.bundle import (
 )
 from exporter.checkup.files import fetch_page, listen_error
 from exporter.checkup.report import CHECKS, CheckReport, as_json, as_text
-from exporter.cli.arguments import at_least
 from exporter.cli.serve import open_collector
 from exporter.cli.tables import as_toml
-from exporter.cli.wiring import FAILED, config_arguments, open_web_config, read_config
+from exporter.cli.wiring import at_least, config_arguments, fail, open_web_config, read_config
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.model import Observation
@@ -68,11 +67,11 @@ _RELEVANT_VARIABLES = (
     *(name for source in SOURCES.values() for name in source.environment),
     *(name for scheduler in SCHEDULERS.values() for name in scheduler.environment),
 )
-"""Beginnings of the environment variables that change anything for this program."""
+"""Prefixes of the environment variables that affect this program."""
 
 
 class BugReport(Struct, frozen=True):
-    """What a bug report holds, and what it lacks."""
+    """Files of a bug report, and files that could not be included."""
 
     files: list[BundleFile] = []
     omitted: list[OmittedFile] = []
@@ -81,39 +80,39 @@ class BugReport(Struct, frozen=True):
 def write_bug_report(
     args: argparse.Namespace, context: CheckContext, report: CheckReport, logged: Sequence[str]
 ) -> None:
-    """Gather, write, and say what is in it. Raises BundleError."""
+    """Collect the files, write the archive, and list its content on standard error. Raises BundleError."""
     key = secrets.token_bytes(32) if args.anonymous else b""
     redaction = Redaction(known_secrets(context.config, context.environ), key=key)
     bug_report = _gather(args, context, report, redaction)
-    log_of_checks = text_file("check.log", "what this program logged meanwhile", "\n".join(logged), redaction)
+    log_of_checks = text_file("check.log", "the log of install-check itself", "\n".join(logged), redaction)
     bug_report.files.append(log_of_checks)
     names = "with names of people and jobs as hashes" if args.anonymous else "with names of people and jobs as they are"
     head = redaction.text(f"gpu-efficiency {__version__} install-check, {names}: {report.summary}")
     write_bundle(args.bundle, bug_report.files, bug_report.omitted, head=head, force=args.force)
     print(f"\n{args.bundle}, {names}:\n{describe_files(bug_report.files, bug_report.omitted)}", file=sys.stderr)
-    print("Secrets are taken out as far as they are known. Look into it before you send it.", file=sys.stderr)
+    print("Known secrets are removed. Check its content before you send it.", file=sys.stderr)
     if not args.anonymous:
         print("--anonymous makes one without names of people, jobs, pods and this host.", file=sys.stderr)
 
 
 def _gather(args: argparse.Namespace, context: CheckContext, report: CheckReport, redaction: Redaction) -> BugReport:
-    """The trace and the page first: they tell the names that are then taken out of all other texts."""
+    """Collect the files; trace and metrics first, because they have the names that are redacted in all other texts."""
     found = BugReport()
     _register_host(context, redaction)
     observations = _record_trace(args, context.config, found)
     page = _fetch_metrics(context.config)
     register_observations(redaction, observations)
     register_page(redaction, page)
-    # Before it is wrapped: a secret that is cut in two is not found.
+    # Before lines are wrapped: a secret that spans two lines is not found.
     redacted_report = structs.replace(
         report, host=redaction.text(report.host), findings=tuple(_redacted_findings(report, redaction))
     )
-    config = "the configuration as it is used, without the files it names"
-    variables = "environment variables that this program heeds"
+    config = "the configuration in force, without the files it names"
+    variables = "environment variables that affect this program"
     found.files.extend(
         (
-            text_file("install-check.txt", "what install-check said", as_text(redacted_report), redaction),
-            BundleFile("install-check.json", "the same for programs", as_json(redacted_report)),
+            text_file("install-check.txt", "the output of install-check", as_text(redacted_report), redaction),
+            BundleFile("install-check.json", "the same as JSON", as_json(redacted_report)),
             text_file("config.toml", config, as_toml(context.config), redaction),
             text_file("environment.txt", variables, _environment(context.environ), redaction),
         )
@@ -123,7 +122,9 @@ def _gather(args: argparse.Namespace, context: CheckContext, report: CheckReport
         text = redacted_page(page, redaction)
         found.files.append(BundleFile("metrics.prom", "the running daemon's /metrics", text.encode()))
     else:
-        found.omitted.append(OmittedFile("metrics.prom", "no daemon answers at web.listen_address, or it is guarded"))
+        found.omitted.append(
+            OmittedFile("metrics.prom", "no daemon answers at web.listen_address, or it requires authentication")
+        )
     if observations:
         trace = _packed_trace(observations, redaction, anonymous=args.anonymous)
         found.files.append(BundleFile("trace.jsonl.gz", f"{len(observations)} observations, for `replay`", trace))
@@ -132,22 +133,19 @@ def _gather(args: argparse.Namespace, context: CheckContext, report: CheckReport
 
 def _register_host(context: CheckContext, redaction: Redaction) -> None:
     redaction.register("host", context.host, platform.node(), context.host.partition(".")[0])
-    try:
-        lines = (context.etc / "passwd").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    redaction.register("user", *(line.partition(":")[0] for line in lines if _is_person(line.split(":"))))
+    entries = [line.split(":") for line in read_text(context.etc / "passwd").splitlines()]
+    redaction.register("user", *(entry[0] for entry in entries if _is_person(entry)))
 
 
 def _is_person(fields: list[str]) -> bool:
-    """Whether a line of passwd is somebody who logs in, and no service: those give our own words their names."""
+    """Whether a line of passwd is a login user; names of services are words that occur in our own texts."""
     uid, shell = (fields[2], fields[-1]) if len(fields) == 7 else ("", "")  # noqa: PLR2004  passwd(5)
     return uid.isdecimal() and 1000 <= int(uid) < 65534 and not shell.endswith(("nologin", "false"))  # noqa: PLR2004
 
 
 def _redacted_findings(report: CheckReport, redaction: Redaction) -> Iterator[Finding]:
     return (
-        structs.replace(finding, said=redaction.text(finding.said), do=redaction.text(finding.do))
+        structs.replace(finding, message=redaction.text(finding.message), do=redaction.text(finding.do))
         for finding in report.findings
     )
 
@@ -186,7 +184,7 @@ def _fetch_metrics(config: Config) -> str:
 
 
 def _record_trace(args: argparse.Namespace, config: Config, found: BugReport) -> list[Observation]:
-    """Observations for a while, as `record` makes them, but for what workloads report: a daemon has their socket."""
+    """Record observations as `record` does, but without training reports: a running daemon has their socket."""
     seconds = args.trace_seconds
     if not seconds:
         found.omitted.append(OmittedFile("trace.jsonl.gz", "--trace-seconds is 0"))
@@ -235,7 +233,7 @@ _LONGEST_TRACE = 600.0
 
 
 class LogCollector(logging.Handler):
-    """What this program's own parts log meanwhile: not for the terminal, but for a bug report."""
+    """Collects the log lines of this program for the archive instead of the terminal."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -248,7 +246,7 @@ class LogCollector(logging.Handler):
 
 
 def install_check(args: argparse.Namespace) -> int:
-    """Look, print, pack."""
+    """Run the checks, print the findings, and write the archive if requested."""
     config = read_config(args)
     logs = _collect_logs()
     store = store_path(config.history.file, os.environ)
@@ -259,7 +257,7 @@ def install_check(args: argparse.Namespace) -> int:
         try:
             refuse_to_overwrite(args.bundle, force=args.force)
         except BundleError as err:
-            return _print_error(err)
+            return fail(err)
     findings = run_checks(CHECKS, context, _progress_line() if sys.stderr.isatty() else lambda _: None)
     report = CheckReport(__version__, context.host, time.time_ns(), os.geteuid(), findings)
     _print(report, args)
@@ -268,7 +266,7 @@ def install_check(args: argparse.Namespace) -> int:
     try:
         write_bug_report(args, context, report, logs.lines)
     except BundleError as err:
-        return _print_error(err)
+        return fail(err)
     return report.status
 
 
@@ -280,14 +278,9 @@ def _collect_logs() -> LogCollector:
     return logs
 
 
-def _print_error(err: Exception) -> int:
-    print(f"gpu-efficiency: {err}", file=sys.stderr)
-    return FAILED
-
-
 def _progress_line() -> Callable[[str], None]:
     def show(what: str) -> None:
-        print(f"\r\x1b[Klooking at {what} ", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[Kchecking {what} ", end="", file=sys.stderr, flush=True)
 
     return show
 
@@ -320,11 +313,15 @@ def _trace_seconds(text: str) -> float:
 def install_check_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `install-check`."""
     config_arguments(command)
-    command.add_argument("--json", action="store_true", help="for programs: docs/install-check.md names the keys")
+    command.add_argument("--json", action="store_true", help="print JSON: docs/install-check.md lists the keys")
     command.add_argument("--bundle", type=Path, metavar="FILE", help="write a .tar.gz for a bug report")
     command.add_argument("--anonymous", action="store_true", help="names of people and jobs in it as hashes")
     command.add_argument(
-        "--trace-seconds", type=_trace_seconds, default=60.0, metavar="S", help="of trace in it; default 60, 0: none"
+        "--trace-seconds",
+        type=_trace_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds of trace in it; default 60, 0: none",
     )
-    command.add_argument("--log", type=Path, metavar="FILE", help="the daemon's log, where it is not in the journal")
+    command.add_argument("--log", type=Path, metavar="FILE", help="the daemon's log, if it is not in the journal")
     command.add_argument("--force", action="store_true", help="overwrite FILE")

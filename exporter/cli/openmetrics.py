@@ -1,13 +1,14 @@
 """Writes OpenMetrics text with timestamps, of any length, for `backfill`.
 
-OpenMetrics 1.0 wants each family once and each series in one piece, so scrapes are sorted by series in slices of two
-hours, the length of promtool's blocks. Memory holds one slice; slices become files, or wait in a temporary file.
+OpenMetrics 1.0 requires each family once and each series in one piece, so scrapes are sorted by series in slices of two
+hours, the length of promtool's blocks. Memory holds one slice; slices are written to files, or to a temporary file.
 """
 
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,35 +21,37 @@ _SUFFIX = ".om"
 
 
 class SampleLine(Struct, frozen=True, array_like=True):
-    """A sample without its moment."""
+    """A sample without its timestamp."""
 
     family: str
     head: str
-    """Name and labels, as they are written."""
+    """Name and labels in exposition format."""
     value: str
 
 
 class Scrape(Struct, frozen=True):
-    """What one target said at a moment."""
+    """Samples of one target at one moment."""
 
     at: int
     """Unix seconds."""
     labels: str
-    """That a scrape adds: `instance="n1:19400",job="x"`."""
+    """Labels that a scrape adds: `instance="n1:19400",job="x"`."""
     samples: list[SampleLine]
 
 
 class FamilyHeaders:
-    """What stands above each family, learned from the pages."""
+    """HELP and TYPE lines of each family, collected from the parsed expositions."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self.counters: set[str] = set()
 
     def parse(self, text: str) -> list[SampleLine]:
-        """The rows of an exposition of this program's own: a family has HELP, then TYPE, then samples."""
+        """Parse an exposition of this program, in which a family has HELP, then TYPE, then samples."""
         samples, family, help_line = [], "", ""
-        for line in filter(None, text.split("\n")):  # splitlines() would cut at signs that may stand in a name
+        for line in filter(
+            None, text.split("\n")
+        ):  # splitlines() also splits at characters that may be part of a label value
             if line.startswith("# HELP "):
                 family, help_line = line.split(" ", 3)[2], line
             elif line.startswith("# TYPE "):
@@ -62,16 +65,16 @@ class FamilyHeaders:
         return samples
 
     def header(self, family: str) -> bytes:
-        """HELP and TYPE."""
+        """HELP and TYPE lines of a family."""
         return self._texts[family].encode()
 
 
 SeriesKey = tuple[str, str]
-"""What the scrape adds, and the head."""
+"""Labels that the scrape adds, and the head of the sample."""
 
 
 class _Slice:
-    """Two hours of every target, sorted by series."""
+    """Two hours of all targets, sorted by series."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -91,7 +94,7 @@ class _Slice:
             samples += (value + suffix).encode()
 
     def series_texts(self) -> Iterator[tuple[str, SeriesKey, bytes]]:
-        """Family, series, and its samples as they are written, a line each."""
+        """Yield family, series, and its samples in exposition format, a line each."""
         for family, series in self._families.items():
             for key, samples in series.items():
                 head = b"\n" + _with_labels(key).encode() + b" "
@@ -99,32 +102,27 @@ class _Slice:
 
 
 def _with_labels(key: SeriesKey) -> str:
-    """The head with the scrape's labels in it."""
+    """The head with the scrape's labels added."""
     labels, head = key
     return f"{head[:-1]},{labels}}}" if head.endswith("}") else f"{head}{{{labels}}}"
 
 
 def slices(scrapes: Iterable[Scrape]) -> Iterator[_Slice]:
-    """Pages, in the order of time, by two hours."""
-    current: _Slice | None = None
-    for scrape in scrapes:
-        number = scrape.at // SLICE_SECONDS
-        if current is None or current.number != number:
-            if current is not None:
-                yield current
-            current = _Slice(number)
-        current.add(scrape)
-    if current is not None:
+    """Group scrapes, which are in order of time, by two hours."""
+    for number, group in groupby(scrapes, key=lambda scrape: scrape.at // SLICE_SECONDS):
+        current = _Slice(number)
+        for scrape in group:
+            current.add(scrape)
         yield current
 
 
 def slice_name(number: int) -> str:
-    """File of a slice: sorted by name they are sorted by time."""
+    """File name of a slice; names sort by time."""
     return datetime.fromtimestamp(number * SLICE_SECONDS, UTC).strftime("%Y%m%dT%H%MZ") + _SUFFIX
 
 
 def write_folder(scrapes: Iterable[Scrape], folder: Path, headers: FamilyHeaders) -> Iterator[Path]:
-    """One document for each slice; each is given when it is whole and has its name. Raises OSError."""
+    """Write one document for each slice; yield its path once it is complete. Raises OSError."""
     for each in slices(scrapes):
         path = folder / slice_name(each.number)
         part = path.with_suffix(".part")
@@ -149,7 +147,7 @@ def _write_slice(each: _Slice, file: BinaryIO, headers: FamilyHeaders) -> None:
 
 
 def write_document(scrapes: Iterable[Scrape], file: BinaryIO, headers: FamilyHeaders) -> None:
-    """One document: slices wait in a temporary file (in TMPDIR, as large as the document). Raises OSError."""
+    """Write one document. Slices are kept in a temporary file (in TMPDIR, as large as the document). Raises OSError."""
     with tempfile.TemporaryFile(prefix="gpu-efficiency-backfill-") as spill:
         found: dict[str, dict[SeriesKey, array[int]]] = {}
         for each in slices(scrapes):
@@ -167,5 +165,5 @@ def write_document(scrapes: Iterable[Scrape], file: BinaryIO, headers: FamilyHea
 
 
 def existing_documents(folder: Path) -> list[str]:
-    """Documents that are there."""
+    """Names of the documents in a folder."""
     return sorted(path.name for path in folder.glob(f"*{_SUFFIX}"))

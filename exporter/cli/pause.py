@@ -1,25 +1,24 @@
-"""Runs the commands `pause` and `resume`, which make a running daemon leave the hardware counters to a profiler.
+"""Runs the commands `pause` and `resume`, which make a running daemon release the hardware counters for a profiler.
 
-Writes or removes the pause file, which the daemon reads before each sample; it never talks to the daemon.
+They write or remove the pause file, which the daemon reads before each sample; they do not connect to the daemon.
 """
 
 import argparse
 import re
-import sys
 import time
 from pathlib import Path
 
 from exporter.agent.pause import LONGEST_SECONDS, Pause, clock_time, write_pause
-from exporter.cli.wiring import FAILED, config_file_argument, configure
+from exporter.cli.wiring import config_file_argument, configure, fail
 from exporter.config import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_REASON = 200
-"""Characters, as many as the daemon repeats."""
+"""Characters; the daemon logs no more."""
 
 
 def pause(args: argparse.Namespace) -> int:
-    """Have the daemon read nothing for a while; the time is unobserved, for the reason "paused"."""
+    """Stop the daemon's reads for a while; the time is unobserved, with reason "paused"."""
     path = _pause_file(args)
     until = time.time() + args.seconds
     try:
@@ -31,7 +30,7 @@ def pause(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """End a pause; one that is over, or never was, is no error."""
+    """End a pause. Succeeds if there is none."""
     path = _pause_file(args)
     try:
         path.unlink()
@@ -47,21 +46,19 @@ def resume(args: argparse.Namespace) -> int:
 def _pause_file(args: argparse.Namespace) -> Path:
     file = configure(args).sampling.pause_file
     if not file:
-        raise ConfigError("sampling.pause_file is empty, so that no daemon looks for a pause: name a file there")
+        raise ConfigError("sampling.pause_file is empty, so that the daemon cannot be paused: set it to a file")
     return Path(file)
 
 
 def _not_permitted(path: Path, what: str, err: OSError) -> int:
-    print(
-        f"gpu-efficiency: {path} {what}: {err.strerror or err}: run this as root or as the daemon's user, or have"
-        " sampling.pause_file name a file that you may write, for the daemon too",
-        file=sys.stderr,
+    return fail(
+        f"{path} {what}: {err.strerror or err}: run this as root or as the daemon's user, or have sampling.pause_file"
+        " name a file that you may write, for the daemon too"
     )
-    return FAILED
 
 
 def _duration(text: str) -> int:
-    """Seconds in "30s", "30m" or "2h"."""
+    """Argument type: "30s", "30m" or "2h" in seconds."""
     found = re.fullmatch(r"([0-9]{1,9})([smh])", text)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= LONGEST_SECONDS:
@@ -84,4 +81,4 @@ def pause_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--for", dest="seconds", type=_duration, default="30m", metavar="TIME", help="30s, 30m or 2h; default 30m"
     )
-    command.add_argument("--reason", type=_reason, default="", metavar="TEXT", help="told in the daemon's log")
+    command.add_argument("--reason", type=_reason, default="", metavar="TEXT", help="shown in the daemon's log")

@@ -1,4 +1,4 @@
-"""Runs the command `preview`: shows what another threshold would have freed, and which jobs it would have affected."""
+"""Runs the command `preview`: shows what other thresholds would have freed, and which jobs they would have hit."""
 
 import argparse
 import sys
@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from exporter.cli.arguments import parse_headers, time_span
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, configure, fail
+from exporter.cli.wiring import config_file_argument, configure, fail, parse_headers, time_span
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
 from exporter.core.model import Device
@@ -32,7 +31,7 @@ from exporter.trace import TraceError, read_trace
 
 
 def preview(args: argparse.Namespace) -> int:
-    """Print what each threshold would have freed, and whom it would have hit."""
+    """Print what each threshold would have freed, and which jobs it would have hit."""
     config = configure(args)
     found = policy_rows(config.policy, args.policy)
     if bool(args.traces) == bool(args.prometheus):
@@ -58,19 +57,19 @@ def _from_traces(args: argparse.Namespace, config: Config, found: list[PolicyRow
     replay = TracePreview(found, open_ledger=open_ledger, price_of=money)
     simulated = [name for name in args.traces if _replay(replay, name, quiet=args.quiet)]
     result = replay.result(f"Replayed{' (SIMULATED)' if simulated else ''}: {', '.join(args.traces)}")
-    return replace(result, notes=(*result.notes, *_fixed(config, found)))
+    return replace(result, notes=(*result.notes, *_override_notes(config, found)))
 
 
-def _fixed(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]:
-    """What is wanted and cannot be moved, for a model has its own."""
+def _override_notes(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]:
+    """Notes on thresholds to try that some GPU models override in `policy_by_model`."""
     for field in sorted({field for row in found for field in row.settings}):
         models = [model for model, own in config.policy_by_model.items() if field in own]
         if models:
-            yield f"models with a {field} of their own, which no row moves: {name_some(models)}"
+            yield f"models with a {field} of their own, which no row changes: {name_some(models)}"
 
 
 def _replay(replay: TracePreview, name: str, *, quiet: bool) -> bool:
-    """Judge one recording; was it simulated?"""
+    """Replay one trace; return whether it was simulated."""
     with read_trace(name) as trace:
         with ProgressBar(name, trace.size, quiet=quiet) as progress:
             if not replay.run(progress.through(trace, lambda: trace.bytes_read)):
@@ -97,21 +96,21 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `preview`."""
     config_file_argument(command)
     command.add_argument("traces", nargs="*", metavar="TRACE", help="recordings of `record`, one node each")
-    command.add_argument("--prometheus", metavar="URL", help="what a Prometheus has stored, instead of traces")
+    command.add_argument("--prometheus", metavar="URL", help="use data stored in a Prometheus instead of traces")
     command.add_argument(
         "--policy", action="append", required=True, metavar="NAME=VALUE[,VALUE...]",
         help=f"thresholds to try: {', '.join(SHORT_NAMES)}, or any of [policy]; 90s, 30m, 2h, 1d or seconds;"
         " one row for each value",
     )  # fmt: skip
-    command.add_argument("--json", action="store_true", help="the same for programs")
+    command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument(
         "--since", type=time_span, default="7d", metavar="TIME", help="with --prometheus: how far back; 7d"
     )
-    command.add_argument("--step", type=time_span, default="60s", metavar="TIME", help="... between two looks; 60s")
+    command.add_argument("--step", type=time_span, default="60s", metavar="TIME", help="... between two samples; 60s")
     command.add_argument(
         "--match", default="", metavar="SELECTOR", help="... only these series, such as 'cluster=\"a\"'"
     )
     command.add_argument(
-        "--header", action="append", default=[], metavar="LINE", help="... sent with it; @FILE: the lines of a file"
+        "--header", action="append", default=[], metavar="LINE", help="... HTTP header; @FILE: the lines of a file"
     )
     progress_arguments(command)

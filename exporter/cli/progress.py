@@ -1,7 +1,7 @@
 """Shows the progress of a long command on standard error.
 
-On a terminal it redraws one line and clears it at the end; elsewhere it writes a plain line now and then. Between two
-lines it costs one reading of the clock an item. `--quiet` turns it off.
+On a terminal it redraws one line and clears it at the end; otherwise it writes a line every ten seconds or more.
+Between two lines it costs one clock read per item. `--quiet` turns it off.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Self, TextIO, TypeVar
 
 from msgspec import Struct
@@ -17,31 +16,32 @@ from msgspec import Struct
 from exporter.formatting import format_duration, shorten
 
 Item = TypeVar("Item")
-_SOON = 1.0
-"""Seconds: what is over by then is told to nobody, not even to a terminal."""
-_REDRAWN = 0.25
-_LINES = 10.0
-"""Seconds to the first plain line, and between two of the next; later a twentieth of the time that has passed."""
-_LATER = 20
-_FORESEEN = 3.0
-"""Seconds: before, the rate says nothing of the time that is left."""
-_COLUMNS = 80
-"""Of a terminal that does not say."""
-_BAR, _LEAST = 20, 5
-"""Signs of the bar, and the fewest that are one."""
-_NAME = 30
+_DELAY_SECONDS = 1.0
+"""Seconds before a terminal shows the first progress."""
+_REDRAW_SECONDS = 0.25
+"""Seconds between two updates on a terminal."""
+_LINE_SECONDS = 10.0
+"""Seconds before the first plain line and at least between two; later a twentieth of the elapsed time."""
+_LINE_FRACTION = 20
+_ESTIMATE_SECONDS = 3.0
+"""Seconds after which the rate is used to estimate the remaining time."""
+_DEFAULT_COLUMNS = 80
+"""Width of a terminal whose size is unknown."""
+_BAR_WIDTH, _MIN_BAR_WIDTH = 20, 5
+"""Width of the bar in characters, and the width below which it is left out."""
+_NAME_WIDTH = 30
 
 
 class ProgressUnit(Struct, frozen=True):
-    """What is counted, in words."""
+    """How an amount and a rate of the counted unit are written."""
 
     amount: Callable[[float], str]
     rate: Callable[[float], str]
-    """Of so many a second."""
+    """Takes units per second."""
 
 
 def size(count: float) -> str:
-    """Bytes, as disks are sold."""
+    """Format bytes with decimal prefixes."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= limit:
             return f"{count / limit:.1f} {unit}"
@@ -50,20 +50,20 @@ def size(count: float) -> str:
 
 BYTES = ProgressUnit(size, lambda rate: f"{size(rate)}/s")
 TIME = ProgressUnit(format_duration, lambda rate: f"{rate:,.0f} times as fast")
-"""Seconds that a recording or a simulation lasts."""
+"""Seconds of recorded or simulated time."""
 WAITED = ProgressUnit(format_duration, lambda _: "")
-"""Seconds of the clock on the wall."""
+"""Seconds of real time."""
 
 
 def counted(noun: str) -> ProgressUnit:
-    """So many of something."""
+    """Unit of things that are counted by that noun."""
     return ProgressUnit(lambda count: f"{count:,.0f} {noun}", lambda rate: f"{rate:,.1f} {noun}/s")
 
 
 class ProgressBar:
-    """Tells how far `what` is, of `total`: None, and there is no share and no time left. A context manager.
+    """Shows the progress of `what` towards `total`; None: without a share and remaining time.
 
-    Ctrl-C leaves it by its end, so that no half line is left on the terminal.
+    A context manager, so that the line is cleared after Ctrl-C too.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class ProgressBar:
         stream: TextIO | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._total, self._unit, self._now = shorten(what, _NAME), total, unit, now
+        self._what, self._total, self._unit, self._now = shorten(what, _NAME_WIDTH), total, unit, now
         self._stream = sys.stderr if stream is None else stream
-        self._drawn_over = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._began = now()
-        self._next = float("inf") if quiet else self._began + (_SOON if self._drawn_over else _LINES)
+        self._next = float("inf") if quiet else self._began + (_DELAY_SECONDS if self._is_terminal else _LINE_SECONDS)
         self._width = 0
 
     def through(self, items: Iterable[Item], done: Callable[[], float]) -> Iterator[Item]:
-        """The same items; `done` says how far it is, and is asked only when a line is due."""
+        """Yield the items; `done` returns the progress, and is called only when a line is due."""
         now = self._now
         for item in items:
             if now() >= self._next:
@@ -92,7 +92,7 @@ class ProgressBar:
             yield item
 
     def update(self, done: float, total: float | None = None) -> None:
-        """So far it is now; `total` if that has become known or is another."""
+        """Set the progress to `done`, and `total` if it has become known or has changed."""
         if total is not None:
             self._total = total
         if self._now() >= self._next:
@@ -100,8 +100,9 @@ class ProgressBar:
 
     def _show(self, done: float) -> None:
         spent = self._now() - self._began
-        self._next = self._now() + (_REDRAWN if self._drawn_over else max(_LINES, spent / _LATER))
-        self._write(self._drawing(done, spent) if self._drawn_over else self._line(done, spent))
+        interval = _REDRAW_SECONDS if self._is_terminal else max(_LINE_SECONDS, spent / _LINE_FRACTION)
+        self._next = self._now() + interval
+        self._write(self._drawing(done, spent) if self._is_terminal else self._line(done, spent))
 
     def _line(self, done: float, spent: float) -> str:
         return f"gpu-efficiency: {self._what}: {', '.join(self._figures(done, spent))}\n"
@@ -109,8 +110,8 @@ class ProgressBar:
     def _drawing(self, done: float, spent: float) -> str:
         room = self._columns() - 1  # a line that fills the last column scrolls on some terminals
         share, figures = self._share(done), "  ".join(self._figures(done, spent))
-        width = min(_BAR, room - len(self._what) - len(figures) - len("  []  "))
-        bar = "" if share is None or width < _LEAST else f"[{'#' * round(share * width):.<{width}}]  "
+        width = min(_BAR_WIDTH, room - len(self._what) - len(figures) - len("  []  "))
+        bar = "" if share is None or width < _MIN_BAR_WIDTH else f"[{'#' * round(share * width):.<{width}}]  "
         line = f"{self._what}  {bar}{figures}"[:room]
         drawn, self._width = f"\r{line:{self._width}}", len(line)
         return drawn
@@ -122,28 +123,28 @@ class ProgressBar:
             yield rate_text
         if share is None or self._total is None:
             yield f"{format_duration(round(spent))} so far"
-        elif rate > 0 and spent >= _FORESEEN:
+        elif rate > 0 and spent >= _ESTIMATE_SECONDS:
             yield f"{format_duration(round((self._total - min(done, self._total)) / rate))} left"
 
     def _share(self, done: float) -> float | None:
-        """A file that is still written to may have grown beyond its size."""
+        """The share that is done, at most 1: a file that is still written to may have grown beyond `total`."""
         return None if not self._total else min(1.0, done / self._total)
 
     def _columns(self) -> int:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+            return os.get_terminal_size(self._stream.fileno()).columns or _DEFAULT_COLUMNS
         except (OSError, ValueError):
-            return _COLUMNS
+            return _DEFAULT_COLUMNS
 
     def _write(self, text: str) -> None:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # nobody reads it any more; the work is not for them
+        except OSError:  # standard error was closed; the command goes on
             self._next = float("inf")
 
     def close(self) -> None:
-        """Wipe out what was drawn; tell no more."""
+        """Clear the line; show nothing more."""
         if self._width:
             self._write(f"\r{'':{self._width}}\r")
         self._width, self._next = 0, float("inf")
@@ -151,12 +152,10 @@ class ProgressBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def progress_arguments(command: argparse.ArgumentParser) -> None:
-    """The one flag of whatever tells how far it is."""
-    command.add_argument("--quiet", action="store_true", help="do not say on standard error how far it is")
+    """Add the flag of commands that show progress."""
+    command.add_argument("--quiet", action="store_true", help="show no progress on standard error")

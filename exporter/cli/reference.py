@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the structs of the configuration: `python -m exporter.cli.reference` (make docs).
 
-Every key, type, bound, default and explanation is read from the structs of exporter.config, exporter.registry and
-the policy; the page adds nothing.
+Every key, type, bound, default and explanation comes from the structs of exporter.config, exporter.registry and the
+policy.
 """
 
 import argparse
@@ -27,21 +27,21 @@ _HEAD = f"""# Configuration
 
 Written by `make docs` from the structs in `exporter/config.py`, `exporter/registry.py` and `exporter/core/policy.py`.
 
-    gpu-efficiency check-config --config FILE     # reads it as the daemon does, prints what will be used, refuses what is wrong
+    gpu-efficiency check-config --config FILE     # reads it as the daemon does, prints the result, rejects errors
 
-One TOML file, named by `--config`; without one everything has a default. What is set later wins: defaults, the file, environment variables, flags. An unknown key or
-a wrong type stops the daemon with the key's path; nothing is ignored. An [example](../examples/gpu-efficiency.toml); who may see what is served: [web.md](web.md).
+One TOML file, named by `--config`; all keys are optional. In order of increasing precedence: defaults, the file, environment variables, flags. An unknown key or
+a wrong type is an error that names the key's path. An [example](../examples/gpu-efficiency.toml); access to what is served: [web.md](web.md).
 
 - **Environment**: `{PREFIX}` and the key's path in capitals, `_` for `.`: `{PREFIX}WEB_LISTEN_ADDRESS` is `web.listen_address`. A list of words or numbers is
-  `[a, b]`. What a table below calls "file only" has no variable.
-- **Flags** are those of `serve`, `demo`, `replay` and, where it says so, `cluster`.
-- **Reload**: sections marked *live* take effect by SIGHUP, or when their file has changed, without losing a second of the ledger. The rest needs a restart, and the log says so.
+  `[a, b]`. Keys marked "file only" have no variable.
+- **Flags** are those of `serve`, `demo`, `replay` and, where marked, `cluster`.
+- **Reload**: sections marked *live* take effect on SIGHUP or when the file changes, without losing a second of the ledger. The others need a restart, and the log says so.
 """  # noqa: E501  a paragraph of the page is a line
 _COLUMNS = "| key | type | default | environment | flag | meaning |\n|---|---|---|---|---|---|"
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the page."""
     own = [field for field in fields(Config) if not _is_section(field) and field.name in {"source", "scheduler"}]
     parts = [_HEAD, "## Above all sections\n", _table(own, "", _docstrings(Config))]
     for field in fields(Config):
@@ -51,7 +51,7 @@ def markdown() -> str:
 
 
 def _section(field: FieldInfo) -> Iterator[str]:
-    """Its heading and its tables, those of nested lists and tables too."""
+    """Heading and tables of a section, including nested lists and tables."""
     live = "*Live.*" if field.name in LIVE else "Needs a restart."
     struct, form = _struct_of(field.type)
     yield f"## {form.format(field.name)}\n"
@@ -82,7 +82,7 @@ def _nested_tables(field: FieldInfo, above: str, section: type[Struct]) -> Itera
 
 
 def _table(rows: Iterable[FieldInfo], path: str | None, docs: Mapping[str, str]) -> str:
-    """`path` empty: keys above all sections; None: those of a list or of tables with names, which only a file has."""
+    """`path` empty: keys outside sections; None: keys of lists and named tables, which can only be set in a file."""
     return "\n".join((_COLUMNS, *(_row(field, path, docs.get(field.name, "")) for field in rows)))
 
 
@@ -103,7 +103,7 @@ def _is_section(field: FieldInfo) -> bool:
 
 
 def _struct_of(hint: Any) -> tuple[type[Struct] | None, str]:
-    """The struct of a section's keys, and how its heading is written in TOML."""
+    """The struct of a section's keys, and the format of its heading in TOML."""
     match types.type_info(hint):
         case types.StructType(cls=struct):
             return struct, "[{}]"
@@ -127,7 +127,7 @@ def _about(struct: type[Struct]) -> str:
 
 
 def _type(hint: Any) -> str:
-    """In words; values to choose from in the order in which they are written."""
+    """Describe a type; choices are in the order of the source."""
     info = types.type_info(hint)
     while isinstance(info, types.Metadata):
         info = info.type
@@ -159,7 +159,7 @@ def _bound_text(value: float) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """In TOML; a value that has none must be given."""
+    """The default in TOML."""
     if field.default is NODEFAULT and field.default_factory is NODEFAULT:
         return "**must be given**"
     value = field.default if field.default is not NODEFAULT else field.default_factory()
@@ -168,12 +168,12 @@ def _default(field: FieldInfo) -> str:
     return f"`{json.dumps(msgspec.to_builtins(value), ensure_ascii=False)}`"
 
 
-# -- where it is said --
+# -- meaning and flags of a field --
 
 
 @cache
 def _docstrings(struct: type[Struct]) -> Mapping[str, str]:
-    """Attribute -> the text below it in the source of the class."""
+    """Attribute -> its docstring in the source of the class."""
     module = ast.parse(inspect.getsource(sys.modules[struct.__module__]))
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == struct.__name__]
     return {name: text for node in classes for name, text in _attribute_texts(node)}
@@ -187,14 +187,14 @@ def _attribute_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def _flags() -> dict[str, tuple[str, ...]]:
-    """Dotted key -> the flags that set it."""
+    """Dotted key -> flags that set it."""
     found: dict[str, tuple[str, ...]] = {}
-    for add, whose in ((wiring.config_arguments, ""), (cluster.cluster_arguments, " (cluster)")):
+    for add, suffix in ((wiring.config_arguments, ""), (cluster.cluster_arguments, " (cluster)")):
         parser = argparse.ArgumentParser(add_help=False)
         add(parser)
         for action in parser._actions:  # noqa: SLF001  argparse has no public list of them
             if action.dest not in found:
-                found[action.dest] = tuple(f"{name}{whose}" for name in action.option_strings)
+                found[action.dest] = tuple(f"{name}{suffix}" for name in action.option_strings)
     return found
 
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from exporter.cli.arguments import parse_headers, time_span
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, fail, read_config
+from exporter.cli.wiring import config_file_argument, fail, parse_headers, read_config, time_span
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.files import OutputError, write_output

@@ -1,7 +1,7 @@
 """Runs the commands that read real hardware: `serve` and `record`.
 
-Owns opening the scheduler, the source and the listeners for workloads, and writing short job reports to Kubernetes
-when [receipts] asks for it. Exit status 3 where no source of telemetry works.
+Owns opening the scheduler, the source and the workload listeners, and writing short job reports to Kubernetes
+if [receipts] enables it. Exit status 3 if no source of telemetry works.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -21,11 +22,11 @@ from exporter.agent.agent import Agent
 from exporter.agent.inventory import Inventory, InventoryFile
 from exporter.agent.pause import PauseFile
 from exporter.agent.sampler import Collector, Sampler
-from exporter.cli.arguments import at_least
 from exporter.cli.progress import WAITED, ProgressBar, progress_arguments
 from exporter.cli.wiring import (
     NO_SOURCE,
     ConfigReloader,
+    at_least,
     config_arguments,
     configure,
     daemon_metadata,
@@ -51,58 +52,58 @@ from exporter.sources.selector import open_selector
 from exporter.trace import TraceHeader, TraceWriter
 from exporter.workloads import WorkloadListener
 
+if TYPE_CHECKING:
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher
+
 log = logging.getLogger("gpu-efficiency")
-
-
-def _discard(_: JobRecord) -> None:
-    """Nobody has asked for more than the store."""
 
 
 @contextmanager
 def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord], None]]:
-    """What a history is to call with each statement of a job that has ended; it never waits."""
-    if config.receipts.kubernetes == "none":
-        yield _discard
+    """Return the function that publishes the record of each ended job; it never blocks."""
+    publisher = _open_publisher(config, node)
+    if publisher is None:
+        yield lambda _: None
         return
-    from exporter.schedulers.kubernetes.api import (  # noqa: PLC0415  loaded only where it is configured
-        ApiTimeouts,
-        find_api_server,
-    )
-    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  likewise
+    with closing(publisher):
+        yield publisher.publish
+
+
+def _open_publisher(config: Config, node: str) -> "JobReportPublisher | None":
+    destination = config.receipts.kubernetes
+    if destination == "none":
+        return None
+    from exporter.schedulers.kubernetes.api import ApiTimeouts, find_api_server  # noqa: PLC0415  only if configured
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  only if configured
 
     server = find_api_server(config.kubernetes, os.environ, ApiTimeouts())
-    if server is None:
-        log.warning("receipts.kubernetes = %r and no API server is asked: none is placed", config.receipts.kubernetes)
-        yield _discard
-        return
-    writer = JobReportPublisher(server, config.receipts.kubernetes, node=node, render=short_report)
-    try:
-        yield writer.publish
-    finally:
-        writer.close()
+    if server is not None:
+        return JobReportPublisher(server, destination, node=node, render=short_report)
+    log.warning("receipts.kubernetes = %r, but no API server: no job report is published", destination)
+    return None
 
 
 def short_report(record: JobRecord) -> str:
-    """One line of what this life of this node's books has of the job."""
-    from exporter.report.records import join_records  # noqa: PLC0415  only once a job has ended
-    from exporter.report.text import render_line  # noqa: PLC0415  likewise
+    """Render one record, which covers this node since the job's or the ledger's start, as one line of text."""
+    from exporter.report.records import join_records  # noqa: PLC0415  imported once a job has ended
+    from exporter.report.text import render_line  # noqa: PLC0415  imported once a job has ended
 
     return render_line(join_records([record], job_id=record.owner.job_id, at=record.end))
 
 
 class SampledNode(Struct, frozen=True):
-    """This node, as it is observed."""
+    """This node with its opened scheduler and source."""
 
     config: Config
-    """With the scheduler that was found."""
+    """The configuration, with the name of the chosen scheduler."""
     collector: Collector
     sampler: Sampler
     node: str
-    """What the scheduler calls it."""
+    """The node's name as the scheduler reports it."""
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Watch this node and serve; exit status 3 where there is nothing to watch."""
+    """Sample this node and serve its metrics; exit status 3 if no source works."""
     config = configure(args)
     reloader = open_reloader(args, config)
     with on_sighup(reloader):
@@ -110,12 +111,12 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def record(args: argparse.Namespace) -> int:
-    """Write Observations to a trace until told to stop, or for a while; exit status as `serve`."""
+    """Write observations to a trace until stopped or for `--duration`; exit status as `serve`."""
     return _with_sampler(configure(args), lambda sampled: _record(args, sampled.sampler))
 
 
 def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
-    """Find a scheduler and a source and let `use` have what is observed; where none works, say what was tried."""
+    """Open a scheduler and a source and call `use` with them; if no source works, print what was tried."""
     clock, timing = SystemClock(), config.sampling
     mask = open_mask(config.privacy)
     if mask is not None:
@@ -131,9 +132,9 @@ def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
     config = structs.replace(config, scheduler=scheduler.name)
     try:
         first = collector.collect_now(clock.now())
-        refusals = [fault for fault in first.faults if fault.kind == "source_failed"]
-        if refusals:
-            return _print_refusals(refusals)
+        failures = [fault for fault in first.faults if fault.kind == "source_failed"]
+        if failures:
+            return _print_failures(failures)
         interval, deadline = timing.interval_seconds, timing.deadline_seconds
         sampler = Sampler(collector, clock, interval=interval, deadline=deadline, first=first)
         return use(SampledNode(config, collector, sampler, scheduler.node))
@@ -150,7 +151,7 @@ def open_collector(
     inventory_file: InventoryFile | None = None,
     listeners: Sequence[WorkloadListener] = (),
 ) -> Collector:
-    """Hands over the sources that `config` names, and over what it says should be there."""
+    """Build a Collector with the source, pause file and inventory that `config` names."""
     return Collector(
         open_selector(config),
         scheduler,
@@ -163,22 +164,22 @@ def open_collector(
 
 
 def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener]:
-    """Those who hear what workloads say, as far as they are wanted."""
-    wanted: list[WorkloadListener] = []
+    """Open the enabled listeners for training reports and serving engines."""
+    listeners: list[WorkloadListener] = []
     if config.reports.socket or config.reports.http or config.follow:
-        from exporter.training.receiver import open_receiver  # noqa: PLC0415  who listens to nobody pays for nothing
+        from exporter.training.receiver import open_receiver  # noqa: PLC0415  imported only if enabled
 
-        wanted.append(open_receiver(config, clock))
+        listeners.append(open_receiver(config, clock))
     if config.engines.enabled:
-        from exporter.engines.scraper import open_engines  # noqa: PLC0415  likewise
+        from exporter.engines.scraper import open_engines  # noqa: PLC0415  imported only if enabled
 
-        wanted.append(open_engines(config, clock))
-    return wanted
+        listeners.append(open_engines(config, clock))
+    return listeners
 
 
-def _print_refusals(refusals: list[Fault]) -> int:
+def _print_failures(failures: list[Fault]) -> int:
     print("gpu-efficiency: no usable source of GPU telemetry:", file=sys.stderr)
-    for tried in (line for fault in refusals for line in fault.message.splitlines()):
+    for tried in (line for fault in failures for line in fault.message.splitlines()):
         print(f"  tried {tried}", file=sys.stderr)
     print("  `gpu-efficiency demo` serves a simulated node instead.", file=sys.stderr)
     return NO_SOURCE
@@ -201,7 +202,10 @@ def _serve(sampled: SampledNode, reloader: ConfigReloader) -> int:
 def _record(args: argparse.Namespace, sampler: Sampler) -> int:
     stop = _stop_after(args.duration)
     header = TraceHeader(host=platform.node(), created_wall=time.time_ns())
-    quiet, began = args.quiet or args.duration is None, time.monotonic()  # what has no end is never some way on
+    quiet, began = (
+        args.quiet or args.duration is None,
+        time.monotonic(),
+    )  # without a duration there is no progress to show
     with (
         TraceWriter(args.output, header, overwrite=args.force) as trace,
         ProgressBar(args.output, args.duration, unit=WAITED, quiet=quiet) as progress,
@@ -214,7 +218,7 @@ def _record(args: argparse.Namespace, sampler: Sampler) -> int:
 
 
 def _stop_after(seconds: float | None) -> threading.Event:
-    """An event that SIGINT and SIGTERM set, or time."""
+    """Return an event that SIGINT, SIGTERM, or the end of `seconds` sets."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Not set() itself: the main thread may be inside this event's own lock, waiting, when the signal comes.

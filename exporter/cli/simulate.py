@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.agent.agent import Agent, paced
-from exporter.cli.arguments import at_least
 from exporter.cli.progress import TIME, ProgressBar, progress_arguments
 from exporter.cli.wiring import (
     FAILED,
+    at_least,
     config_arguments,
     configure,
     daemon_metadata,
@@ -47,7 +47,7 @@ from exporter.trace import TraceHeader, TraceReader, TraceWriter, read_trace, sh
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Serve a simulated node: hours of its story at once, then live."""
+    """Serve a simulated node: hours of its scenario at once, then live."""
     config = configure(args, loopback=True)
     simulation = demo_simulation(args, SystemClock())
     owner_rules = _OwnerRules(config)
@@ -64,7 +64,7 @@ def demo(args: argparse.Namespace) -> int:
 
     with on_sighup(reloader), reload_in_background(reloader, apply), _history_folder() as folder:
         observations = owner_rules.apply(simulation.observations)
-        # Never beside what hardware has told.
+        # Never in the store of a real node.
         own = structs.replace(config.history, file=f"{folder}/history.db" if folder else "")
         history = open_history(structs.replace(config, history=own), simulation.host)
         return publish(
@@ -74,7 +74,7 @@ def demo(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _history_folder() -> Iterator[str]:
-    """Of the demo's own, and gone with it; empty where none can be made, as in a container that may write nowhere."""
+    """Make a temporary folder for the demo's store; yield "" if that is impossible, as in a read-only container."""
     try:
         made = TemporaryDirectory(prefix="gpu-efficiency-demo-")
     except OSError:
@@ -85,7 +85,7 @@ def _history_folder() -> Iterator[str]:
 
 
 def demo_simulation(args: argparse.Namespace, clock: Clock) -> Simulation:
-    """The node that `demo` shows: its pre-roll ends now, and what follows has no end."""
+    """Return the simulated node of `demo`: its pre-roll ends now, and it continues without an end."""
     settings = {"seed": args.seed, "board": args.board, "node": args.node, "preroll_seconds": args.preroll}
     probe = _simulation(args.scenario, **settings)
     before = probe.live_from - probe.start
@@ -104,11 +104,11 @@ def _simulation(scenario: str, **wanted: Any) -> Simulation:
 
 
 class _OwnerRules:
-    """Owners have the team and the limits that the operator's rules give them, and names as they are told."""
+    """Applies the operator's rules (team, limits) and privacy.users to the owners of simulated allocations."""
 
     def __init__(self, config: Config) -> None:
         self.rules, self._mask = Rules(config.workload, config.exemptions), open_mask(config.privacy)
-        """May be replaced, from any thread: who holds a GPU then is told anew."""
+        """Any thread may replace the rules; current allocations are then sent again with them."""
 
     def apply(self, observations: Iterable[Observation]) -> Iterator[Observation]:
         applied, held = self.rules, tuple[Allocation, ...]()
@@ -116,7 +116,7 @@ class _OwnerRules:
             rules, allocations = self.rules, observation.allocations
             if allocations is not None or rules is not applied:
                 applied, held = rules, held if allocations is None else allocations
-                allocations = tuple(replace(one, owner=self._masked(rules.apply(one.owner))) for one in held)
+                allocations = tuple(replace(each, owner=self._masked(rules.apply(each.owner))) for each in held)
             yield replace(observation, allocations=allocations)
 
     def _masked(self, owner: Owner) -> Owner:
@@ -124,7 +124,7 @@ class _OwnerRules:
 
 
 def _preroll_then_live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:
-    """What lies before `since` at once, then the rest at its own pace."""
+    """Yield observations up to `since` at once, then the rest in real time."""
     held: list[Observation] = []
     for observation in observations:
         if observation.at > since:
@@ -136,7 +136,7 @@ def _preroll_then_live(observations: Iterator[Observation], since: int, stop: th
 
 
 def write_simulation(args: argparse.Namespace) -> int:
-    """Write a scenario's trace, and its truth to another file."""
+    """Write a scenario's trace, and optionally its ground truth to another file."""
     if args.scenario is None:
         for name, scenario in _SCENARIOS.items():
             print(f"{name:24} {scenario.description}")
@@ -168,7 +168,7 @@ def write_simulation(args: argparse.Namespace) -> int:
 
 
 def replay_trace(args: argparse.Namespace) -> int:
-    """Run a trace through the ledger; print what it came to, or serve it at its own pace and then as it ended."""
+    """Run a trace through the ledger; print a summary, or serve it in real time and then its last state."""
     config = configure(args, loopback=True)
     with read_trace(args.trace) as trace:
         host = trace.header.host
@@ -187,7 +187,7 @@ def replay_trace(args: argparse.Namespace) -> int:
 
 
 def _from_now(trace: TraceReader, stop: threading.Event, speed: float) -> Iterator[Observation]:
-    """A recording as if it began now: the page's ages and dates count on this host's clocks."""
+    """Shift a recording so that it begins now, because ages and dates on the page use this host's clocks."""
     clock, offset, wall = SystemClock(), None, 0
     for observation in paced(trace, clock, stop, speed=speed):
         if offset is None:
@@ -205,7 +205,7 @@ def _print_replay(args: argparse.Namespace, snapshot: Snapshot, trace: TraceRead
 
 
 def _print_summary(snapshot: Snapshot) -> None:
-    """The node's waterfall, and each GPU's layers, as text."""
+    """Print the node's waterfall, and each GPU's layers."""
     totals = sum_by_leak(gpu.counters.now.parts for gpu in snapshot.gpus)
     paid = sum(totals)
     print(f"{len(snapshot.gpus)} GPUs, {paid / SECOND / 3600:.2f} GPU-hours paid; {_layer_text(totals)}")
@@ -233,18 +233,21 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--board", default="H100-SXM5-80GB")
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
     command.add_argument(
-        "--preroll", type=at_least(0), metavar="S", help="how much of it is over at the start; default: the scenario's"
+        "--preroll",
+        type=at_least(0),
+        metavar="S",
+        help="seconds of the scenario before the start; default: the scenario's",
     )
 
 
-_NODE_HELP = "which node of a fleet; each has GPUs and jobs of its own"
+_NODE_HELP = "number of the node in a fleet; each has its own GPUs and jobs"
 
 
 def simulate_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `simulate`."""
     command.add_argument("scenario", nargs="?", help="without one, the scenarios are listed")
     command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE")
-    command.add_argument("--truth", metavar="FILE", help="write what was really going on there")
+    command.add_argument("--truth", metavar="FILE", help="write the ground truth to it")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--board", default="H100-SXM5-80GB")
     command.add_argument("--gpus", type=int, default=8)
@@ -260,6 +263,6 @@ def replay_arguments(command: argparse.ArgumentParser) -> None:
     config_arguments(command)
     command.add_argument("trace", metavar="TRACE")
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
-    command.add_argument("--serve", action="store_true", help="serve it at its own pace")
-    command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: times as fast, 1 or more")
+    command.add_argument("--serve", action="store_true", help="serve it in real time")
+    command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: factor of real time, 1 or more")
     progress_arguments(command)

@@ -1,6 +1,6 @@
 """Runs the commands that print tables of this program: `metrics`, `leaks` and `check-config`.
 
-Owns their forms for a terminal, as Markdown, JSON and TOML. The facts are in exporter.core and exporter.config.
+Owns their layout for a terminal, Markdown, JSON and TOML. The content comes from exporter.core and exporter.config.
 """
 
 import argparse
@@ -42,15 +42,15 @@ _METRIC_HEAD = """
 _LEAK_HEAD = """
 ## Values of `leak`
 
-In the order of pouring. Evidence: measured and estimated leaks take from hardware counters alone; what is reported by
-a workload or an engine takes nothing until one speaks.
+In the order in which GPU-seconds are split. Evidence: measured and estimated leaks need only hardware counters; those
+reported by a workload or an engine stay 0 without its reports.
 
 | leak | layer | evidence | takes | watch | do first |
 |---|---|---|---|---|---|"""
 _OUTCOMES = """\
-| `useful` | useful | measured | the rest of tensor time at full clock | GAU x ECTR x eMFU | |
-| `unresolved` | unresolved | | kernel time whose worth cannot be known: no tensor counter, or an unknown board | | |
-| `unobserved` | unobserved | | time nobody saw, or saw and could not believe | coverage | |
+| `useful` | useful | measured | the remaining tensor time at full clock | GAU x ECTR x eMFU | |
+| `unresolved` | unresolved | | kernel time that cannot be judged: no tensor counter, or an unknown board | | |
+| `unobserved` | unobserved | | time without a reading, or without a credible one | coverage | |
 """
 
 
@@ -62,7 +62,7 @@ _CLUSTER_HEAD = """\
 
 
 def check_config(args: argparse.Namespace) -> int:
-    """Print the configuration as it will be used, as TOML; the files of certificates and secrets are tried as well."""
+    """Print the configuration in force as TOML; also load the files of certificates and secrets to check them."""
     config = configure(args)
     open_mask(config.privacy)
     note = open_web_config(config).current.note
@@ -73,13 +73,13 @@ def check_config(args: argparse.Namespace) -> int:
 
 
 def as_toml(config: Config) -> str:
-    """The configuration as its file would have it."""
+    """The configuration in the format of its file."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
     return "\n".join(_toml_table("", tree)).strip()
 
 
 def _toml_table(path: str, values: dict[str, Any]) -> Iterator[str]:
-    """One TOML table and those inside it; what is not set is left out."""
+    """Write one TOML table and those inside it; values that are not set are omitted."""
     plain = {key: value for key, value in values.items() if not isinstance(value, dict) and value is not None}
     if path and (plain or not values):
         yield f"\n[{path}]"
@@ -92,7 +92,7 @@ def _toml_table(path: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _toml_value(value: object) -> str:
-    """Strings, numbers, booleans and lists as TOML writes them: as JSON does; tables in a list differ."""
+    """Write a value in TOML: as in JSON, but for tables in a list."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml_value(v)}" for key, v in value.items() if v is not None) + "}"
     if isinstance(value, (list, tuple)):
@@ -101,7 +101,7 @@ def _toml_value(value: object) -> str:
 
 
 def metrics(args: argparse.Namespace) -> int:
-    """Print the catalogue."""
+    """Print all metrics."""
     if args.markdown:
         sys.stdout.write(_metrics_markdown())
         return 0
@@ -125,8 +125,8 @@ def _metrics_markdown() -> str:
         f"Series at most: {max_series_of_scope('gpu')} per GPU (budget {SERIES_BUDGET['gpu']}), "
         f"{max_series_of_scope('job')} per job on a node (budget {SERIES_BUDGET['job']}), "
         f"{max_series_of_scope('node') + max_series_of_scope('model')} per node with one model of GPU and the daemon's "
-        f"own `process_*` (budget {SERIES_BUDGET['node']}); beside them {max_series_of_scope('account')} per account "
-        "(at most `policy.max_accounts` and one), one an exemption, and on a GPU that several jobs share one "
+        f"own `process_*` (budget {SERIES_BUDGET['node']}); in addition {max_series_of_scope('account')} per account "
+        "(at most `policy.max_accounts` and one), one per exemption, and on a GPU that several jobs share one "
         "`allocation_info` for each of them and two `shared_seconds_total`. Trouble adds to it while it lasts: "
         f"{max_series_of_scope('spinning GPU')} on a GPU that spins, "
         f"{max_series_of_scope('job in trouble')} of its job. A training job that reports has "
@@ -156,7 +156,7 @@ def metrics_arguments(command: argparse.ArgumentParser) -> None:
 
 
 _NARROWEST, _WIDEST = 40, 120
-"""Columns: no line is cut, and none is too long to read."""
+"""Limits of the width in columns, so that lines are neither cut nor too long to read."""
 _LABEL_WIDTH = 9
 
 _LEAKS_INTRO = """\
@@ -165,8 +165,8 @@ _LEAKS_INTRO = """\
 Printed by `gpu-efficiency leaks --markdown` (`make docs`) from the table in `exporter/core/leak_guide.py`;
 `gpu-efficiency leaks` prints it for a terminal, `--json` for programs.
 
-What people call a leak is here one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and
-its money can be asked for by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
+Each leak is one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and its cost can be
+queried by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
 `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`.
 
 | # | leak | layer | team | booked as | do first |
@@ -187,8 +187,8 @@ Evidence: *measured* by hardware counters and the scheduler, *reported* by the w
 _EXPECT_HEAD = """
 ## What to expect
 
-GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should lie in it. The figures
-beside it are what it was drawn after; each was measured on a system of its own.
+GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should be within it. The
+references are the measurements on which it is based, each of a different system.
 
 | # | leak | training | inference |
 |---|---|---|---|"""
@@ -205,7 +205,7 @@ _LITERATURE_HEAD = """
 
 
 def leaks(args: argparse.Namespace) -> int:
-    """Print the map."""
+    """Print the twelve leaks."""
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(_json_tree()), indent=2).decode() + "\n")
     elif args.markdown:
@@ -220,10 +220,10 @@ def leaks_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `leaks`."""
     form = command.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="as docs/leaks.md")
-    form.add_argument("--json", action="store_true", help="for programs, with the example waterfalls")
+    form.add_argument("--json", action="store_true", help="print JSON, with the example waterfalls")
 
 
-# -- for programs --
+# -- JSON --
 
 
 def _json_tree() -> dict[str, object]:
@@ -236,13 +236,13 @@ def _json_tree() -> dict[str, object]:
     }
 
 
-# -- for a terminal --
+# -- terminal --
 
 
 def _terminal_lines(width: int) -> Iterator[str]:
     yield from _wrapped(
         "Where paid GPU time is lost: twelve leaks, and the rows of the ledger that book each. Expected: GPU-hours of"
-        " 100 paid, all engineering estimates (E), with the figures they were drawn after; see the end.",
+        " 100 paid, all engineering estimates (E), with the references they are based on; see the end.",
         width,
         indent=0,
     )
@@ -251,12 +251,12 @@ def _terminal_lines(width: int) -> Iterator[str]:
     yield from chain.from_iterable(_other_lines(other, width) for other in OTHER_LEAKS)
     yield from (
         "",
-        "What is left",
+        "What remains",
         "",
         "  useful",
         *_ranges(EXPECTED_USEFUL["training"], EXPECTED_USEFUL["inference"], width),
     )
-    yield from ("", "Drawn after")
+    yield from ("", "References")
     for key, source in LITERATURE.items():
         yield from ("", f"  {key}", *_wrapped(f"{source.work}: {source.figure}", width, indent=4))
 
@@ -303,14 +303,14 @@ def _fact(label: str, text: str, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
-    """Lines of a text; a series' name stays whole, so that it can be copied."""
+    """Wrap a text; names of series are not broken, so that they can be copied."""
     gap = " " * indent
     return textwrap.wrap(
         text, width, initial_indent=gap, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False
     )
 
 
-# -- for docs/leaks.md --
+# -- docs/leaks.md --
 
 
 def _leaks_markdown() -> Iterator[str]:
@@ -337,7 +337,7 @@ def _leaks_markdown() -> Iterator[str]:
 
 
 def _markdown_row(*cells: str) -> str:
-    """One row of a table; a bar in a cell, as in a selector, would end it."""
+    """One row of a table, with | in cells escaped."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -349,7 +349,7 @@ def _linked(of: LeakGuideEntry | OtherLeak) -> str:
     return f"[{of.runbook}](runbooks/{of.runbook}.md)" if of.runbook else ""
 
 
-# -- words for both --
+# -- for both --
 
 
 def _layer(row: str) -> str:
@@ -357,8 +357,8 @@ def _layer(row: str) -> str:
 
 
 def _expected(of: ExpectedLoss | None, unit: str = "") -> str:
-    """Its hours, and what they were drawn after."""
+    """The expected range in hours, and its sources."""
     if of is None:
         return "does not occur"
-    drawn = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
-    return f"{of.low:g} to {of.high:g}{unit} ({drawn})"
+    references = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
+    return f"{of.low:g} to {of.high:g}{unit} ({references})"

@@ -8,8 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from exporter.cli.arguments import at_least, parse_headers
-from exporter.cli.wiring import FAILED, fail
+from exporter.cli.wiring import FAILED, at_least, fail, parse_headers
 from exporter.config import ConfigError
 from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once, tls_verification
 from exporter.top.screen import ViewState, render_text
@@ -17,14 +16,14 @@ from exporter.top.view import ASCII, UNICODE, Glyphs, TopView, Trends, host_name
 
 DEFAULT_URL = "http://127.0.0.1:19400"
 _PIPED_COLUMNS = 160
-"""Of text that goes to no terminal."""
+"""Width of text that is not written to a terminal."""
 _NO_TEXTUAL = (
     "the live view needs the package textual: pip install 'gpu-efficiency-exporter[top]'; --once does without it"
 )
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show it."""
+    """Show the live view, or print it once."""
     endpoints = _endpoints(args)
     symbols = ASCII if args.ascii or not _supports_unicode() else UNICODE
     selection = ViewState(kind="jobs" if args.jobs else "gpus", window="last_hour" if args.hour else "last_5_minutes",
@@ -36,7 +35,7 @@ def top(args: argparse.Namespace) -> int:
         if why:
             print(f"gpu-efficiency: {why}: this is one look, as --once gives it", file=sys.stderr)
         return _once(endpoints, selection, symbols)
-    from exporter.top.app import run_live  # noqa: PLC0415  Textual is an extra, and its import takes its time
+    from exporter.top.app import run_live  # noqa: PLC0415  Textual is optional, and slow to import
 
     run_live(
         endpoints,
@@ -49,7 +48,7 @@ def top(args: argparse.Namespace) -> int:
 
 
 def _endpoints(args: argparse.Namespace) -> list[NodeTarget]:
-    """Nodes in the order given, each once."""
+    """Nodes in the order given, without duplicates."""
     given = parse_headers(args.header)
     try:
         tls_verification(args.ca_file)
@@ -62,7 +61,7 @@ def _endpoints(args: argparse.Namespace) -> list[NodeTarget]:
 
 
 def _why_not_live() -> str:
-    """Empty: it can be."""
+    """Return why the live view is not possible; empty: it is."""
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         return "standard input, output or error is no terminal"
     if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
@@ -75,7 +74,7 @@ def _supports_unicode() -> bool:
 
 
 def _once(endpoints: list[NodeTarget], selection: ViewState, symbols: Glyphs) -> int:
-    """Print one look; 1 where a node did not answer."""
+    """Print the view once; return 1 if a node did not answer."""
     nodes = poll_once(endpoints)
     now = time.monotonic()
     view = TopView(
@@ -84,21 +83,23 @@ def _once(endpoints: list[NodeTarget], selection: ViewState, symbols: Glyphs) ->
     )  # fmt: skip
     width = shutil.get_terminal_size((_PIPED_COLUMNS, 1)).columns if sys.stdout.isatty() else _PIPED_COLUMNS
     sys.stdout.write(render_text(view, selection, width=width))
-    silent = [one for one in nodes if one.problem]
-    for one in silent:
-        print(f"gpu-efficiency: {one.address}: {symbols.printable(one.problem)}", file=sys.stderr)
-    return FAILED if silent else 0
+    failed = [node for node in nodes if node.problem]
+    for node in failed:
+        print(f"gpu-efficiency: {node.address}: {symbols.printable(node.problem)}", file=sys.stderr)
+    return FAILED if failed else 0
 
 
 def top_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `top`."""
     command.add_argument("--url", action="append", metavar="URL", help=f"a node; repeatable; {DEFAULT_URL}")
-    command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
-    command.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM of the authority that nodes of https have")
-    command.add_argument("--once", action="store_true", help="one look as plain text; 1 where a node does not answer")
-    command.add_argument("--jobs", action="store_true", help="begin with the jobs")
+    command.add_argument("--header", action="append", default=[], metavar="LINE", help="HTTP header; @FILE: its lines")
+    command.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates (PEM) of nodes with https")
+    command.add_argument("--once", action="store_true", help="print once as text; status 1 if a node is silent")
+    command.add_argument("--jobs", action="store_true", help="show jobs first")
     command.add_argument("--hour", action="store_true", help="the last hour instead of the last 5 minutes")
-    command.add_argument("--filter", default="", metavar="TEXT", help="only rows with all of these words")
-    command.add_argument("--interval", type=at_least(0.5), default=2.0, metavar="S", help="between two looks; 2")
+    command.add_argument("--filter", default="", metavar="TEXT", help="only rows that contain all these words")
+    command.add_argument(
+        "--interval", type=at_least(0.5), default=2.0, metavar="S", help="seconds between two polls; 2"
+    )
     command.add_argument("--no-color", action="store_true", help="as NO_COLOR in the environment")
-    command.add_argument("--ascii", action="store_true", help="no sign beyond ASCII, as where the locale has none")
+    command.add_argument("--ascii", action="store_true", help="only ASCII characters, as in locales without UTF-8")

@@ -1,11 +1,12 @@
-"""Holds what several commands share: configuration flags, loading and reloading, and an agent beside a web server.
+"""Holds what several commands share: flags, loading and reloading the configuration, an agent with a web server.
 
-Owns the composition of parts and the exit statuses. The file is reloaded on SIGHUP, or once its changed content has
-stayed the same for one poll; a configuration that is not valid as a whole is refused, and the old one stays in use.
+Owns the composition of parts and the exit statuses. The file is reloaded on SIGHUP, or when its content has changed
+and then stayed the same for one poll; an invalid configuration is rejected, and the old one stays in use.
 """
 
 import argparse
 import logging
+import math
 import os
 import platform
 import signal
@@ -36,11 +37,14 @@ from exporter.config import (
 from exporter.core.model import Observation
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus
 from exporter.logs import configure_logging, set_redaction
+from exporter.preview.scoring import parse_duration
 from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from exporter.core.job_record import JobRecord
     from exporter.history.recorder import HistoryRecorder
     from exporter.web.security import WebConfigWatcher
@@ -48,52 +52,105 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpu-efficiency")
 FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
+JOIN_SECONDS = 2.0
+"""Timeout for the end of a sampling or polling thread."""
 
 
 def fail(error: object) -> int:
-    """Print why a command could not do what was asked; give its exit status."""
+    """Print why a command failed, and return its exit status."""
     print(f"gpu-efficiency: {error}", file=sys.stderr)
     return FAILED
 
 
 def config_arguments(command: argparse.ArgumentParser) -> None:
-    """Flags that override the configuration; their destinations are its dotted names."""
+    """Add flags that override the configuration; their destinations are its dotted names."""
     config_file_argument(command)
     command.add_argument("--source", dest="source", metavar="NAME", help=f"auto, {', '.join(SOURCES)}")
     command.add_argument("--scheduler", dest="scheduler", metavar="NAME", help=f"auto, {', '.join(SCHEDULERS)}")
-    for flag, metavar, about in (
+    setting_arguments(
+        command,
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
-        ("web.page-address", "HOST:PORT", "where alone the page and the JSON API are; default: where all is served"),
+        ("web.page-address", "HOST:PORT", "address of the page and the JSON API; default: web.listen-address"),
         ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
-        ("history.file", "FILE", "where this node's history is kept; default: see check-config; empty: nowhere"),
-        ("log.format", "FORM", "text or json"),
-        ("log.level", "LEVEL", "debug, info, warning or error"),
-    ):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+        ("history.file", "FILE", "store of this node's history; default: see check-config; empty: none"),
+    )
     web_config_file_argument(command)
     command.add_argument(
         "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
     )
 
 
+def setting_arguments(command: argparse.ArgumentParser, *rows: tuple[str, str, str]) -> None:
+    """Add flags for settings: dotted name with hyphens, metavar, help. Those of [log] follow."""
+    of_log = (("log.format", "FORM", "text or json"), ("log.level", "LEVEL", "debug, info, warning or error"))
+    for flag, metavar, about in (*rows, *of_log):
+        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+
+
 def config_file_argument(command: argparse.ArgumentParser) -> None:
-    """The flag that names the configuration."""
+    """Add the flag that names the configuration file."""
     command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
 
 
 def web_config_file_argument(command: argparse.ArgumentParser) -> None:
-    """The flag that names certificates and users, in both spellings that exporters have."""
+    """Add the flag that names the web configuration file, in both spellings that Prometheus exporters have."""
     command.add_argument(
         "--web.config-file",
         "--web.config.file",
         dest="web.config_file",
         metavar="FILE",
-        help="YAML of Prometheus' exporters: TLS, client certificates, users; docs/web.md",
+        help="web configuration (YAML) of Prometheus exporters: TLS, client certificates, users; docs/web.md",
     )
 
 
+def parse_headers(given: Iterable[str]) -> dict[str, str]:
+    """Parse header lines, given directly or as @FILE. Errors do not repeat a line: it may hold a password."""
+    found: dict[str, str] = {}
+    for text in given:
+        for line in _header_lines(text):
+            name, colon, value = line.partition(":")
+            if not (colon and name.strip() and line.isascii() and line.isprintable()):
+                where = text if text.startswith("@") else "what was given"
+                raise ConfigError(f"--header: {where} is not 'Name: value' (example: 'Authorization: Bearer ...')")
+            found[name.strip()] = value.strip()
+    return found
+
+
+def _header_lines(text: str) -> list[str]:
+    if not text.startswith("@"):
+        return [text]
+    try:
+        content = Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"--header: {text[1:]}: cannot be read: {getattr(err, 'strerror', None) or err}") from err
+    return [line for line in content.splitlines() if line.strip()]
+
+
+def time_span(text: str) -> float:
+    """Argument type: a duration of at least a second, in seconds."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+    if seconds < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than a second")
+    return seconds
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Return an argument type: a finite number of at least `least`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {least:g} or more")
+        return value
+
+    return number
+
+
 def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
-    """Read the configuration that `args` asks for, and set up logging by it."""
+    """Read the configuration that `args` names, and configure logging with it."""
     config = read_config(args, loopback=loopback)
     set_redaction(redact_secrets)
     configure_logging(form=config.log.format, level=config.log.level)
@@ -101,7 +158,7 @@ def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 
 def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
-    """The configuration that `args` asks for; `loopback`: an address without a host is this host's own."""
+    """Read the configuration that `args` names; with `loopback`, an address without a host means 127.0.0.1."""
     given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
     config = load(args.config, flags=given)
     open_ones = {
@@ -113,15 +170,15 @@ def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 
 def open_web_config(config: Config) -> "WebConfigWatcher":
-    """What guards the web, as web.config_file says; raises ConfigError."""
-    from exporter.web.security import WebConfigWatcher  # noqa: PLC0415  only what serves pays for the web
+    """Load the file web.config_file, if any; raises ConfigError."""
+    from exporter.web.security import WebConfigWatcher  # noqa: PLC0415  only servers import the web
 
     return WebConfigWatcher(Path(config.web.config_file)) if config.web.config_file else WebConfigWatcher()
 
 
 def log_page_access(config: Config, web_config: "WebConfigWatcher", host: str) -> None:
-    """Tell at the start why a browser elsewhere will be refused, for its user will ask here."""
-    from exporter.connections import is_loopback  # noqa: PLC0415  likewise
+    """Log at the start that browsers on other hosts will be rejected, if they will."""
+    from exporter.connections import is_loopback  # noqa: PLC0415  only servers import it
 
     if not (config.web.open_page or web_config.current.authenticates or is_loopback(host) or host == "localhost"):
         log.info("the page and the JSON API are served over the loopback only: no authentication; see docs/web.md")
@@ -136,7 +193,7 @@ def daemon_metadata(
     node: str = "",
     reload: ReloadStatus | None = None,
 ) -> DaemonMetadata:
-    """What the daemon says of itself; `node` is the name its scheduler has for it."""
+    """Return what the daemon exports about itself; `node` is this node's name in its scheduler."""
     return DaemonMetadata(
         terms=config.terms(node),
         version=__version__,
@@ -151,7 +208,7 @@ def daemon_metadata(
 
 
 def live_settings(config: Config, node: str, reload: ReloadStatus) -> AgentSettings:
-    """What an agent takes of a configuration that was read again."""
+    """Return the settings of a reloaded configuration that an agent applies."""
     return AgentSettings(terms=config.terms(node), policy=config.policy, by_model=config.policies(), reload=reload)
 
 
@@ -163,74 +220,89 @@ def publish(
     max_age_seconds: float | None = None,
     history: "HistoryRecorder | None" = None,
 ) -> int:
-    """Sample in a thread, serve in this one, until told to stop. Nothing is sampled before the port is ours.
+    """Sample in a thread and serve in this one until stopped. Sampling starts once the port is bound.
 
-    `history` keeps what the agent tells, from before the first sample to after the last scrape.
+    `history` records what the agent publishes, from before the first sample to after the last scrape.
     """
-    from exporter.web.app import create_app  # noqa: PLC0415  only what serves pays for the web
-    from exporter.web.server import WebListenError, run  # noqa: PLC0415  only what serves pays for the web
+    from exporter.web.app import create_app  # noqa: PLC0415  only servers import the web
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
-    web, web_config = config.web, open_web_config(config)
-    host, port = split_address(web.listen_address)
-    page = split_address(web.page_address, name="web.page_address") if web.page_address else None
     max_age = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
     app = create_app(
         agent.latest, now=SystemClock().now, max_age_seconds=max_age, why_not=agent.last_error, history=history
     )
 
-    def begin(bound: int, paged: int = 0) -> None:
-        scheme = web_config.current.scheme
-        log.info("serving %s://%s:%d/ and /metrics", scheme, host or "localhost", bound)
-        if page is not None:
-            log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
-        log_page_access(config, web_config, host if page is None else page[0])
+    def begin() -> None:
         if history is not None:
             history.begin(agent)
         sampler.start()
 
     try:
-        run(
-            app,
-            host=host,
-            port=port,
-            page=page,
-            watcher=web_config,
-            open_page=web.open_page,
-            on_listening=begin,
-        )
-    except WebListenError as err:
-        return fail(err)
+        return serve_app(app, config, begin, page_address=config.web.page_address)
     finally:
         stop.set()
         if sampler.ident is not None:
-            sampler.join(timeout=2.0)
+            sampler.join(timeout=JOIN_SECONDS)
             if history is not None:
                 history.end()
+
+
+def serve_app(
+    app: "FastAPI",
+    config: Config,
+    begin: Callable[[], None],
+    *,
+    key: str = "web.listen_address",
+    page_address: str = "",
+    what: str = "",
+) -> int:
+    """Serve until stopped, and return the exit status; `begin` is called once the ports are bound.
+
+    `key` names the setting of the address, `what` describes the metrics in the log.
+    """
+    from exporter.web.server import WebListenError, run  # noqa: PLC0415  only servers import the web
+
+    web_config, (section, name) = open_web_config(config), key.split(".")
+    host, port = split_address(getattr(getattr(config, section), name), name=key)
+    page = split_address(page_address, name="web.page_address") if page_address else None
+
+    def on_listening(bound: int, paged: int = 0) -> None:
+        scheme = web_config.current.scheme
+        log.info("serving %s://%s:%d/ and /metrics%s", scheme, host or "localhost", bound, what)
+        if page is not None:
+            log.info("serving the page and the JSON API at %s://%s:%d/", scheme, page[0] or "localhost", paged)
+        log_page_access(config, web_config, host if page is None else page[0])
+        begin()
+
+    open_page = config.web.open_page
+    try:
+        run(app, host=host, port=port, page=page, watcher=web_config, open_page=open_page, on_listening=on_listening)
+    except WebListenError as err:
+        return fail(f"{err}".replace("web.listen_address", key))
     return 0
 
 
 def open_history(
     config: Config, node: str, *, ended: "Callable[[JobRecord], None]" = lambda _: None
 ) -> "HistoryRecorder | None":
-    """What keeps this node's history, as the configuration says; None: nothing does."""
-    from exporter.history.recorder import HistoryRecorder  # noqa: PLC0415  only what serves pays for SQLite
-    from exporter.history.store import boot_id, store_path  # noqa: PLC0415  only what serves pays for SQLite
+    """Open the recorder of this node's history; None if the configuration has no store."""
+    from exporter.history.recorder import HistoryRecorder  # noqa: PLC0415  only servers import SQLite
+    from exporter.history.store import boot_id, store_path  # noqa: PLC0415  only servers import SQLite
 
     path = store_path(config.history.file, os.environ)
     if path is None:
-        log.info("no history is kept: a restart forgets counters and receipts; see docs/history.md")
+        log.info("no history is kept: a restart loses counters and job reports; see docs/history.md")
         return None
     log.info("history is kept in %s", path)
     return HistoryRecorder(path, config.history, node=node, boot=boot_id(), clock=SystemClock(), ended=ended)
 
 
 def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; an error an operator can mend is one line and an exit status, not a traceback."""
+    """Run a command; errors that an operator can fix become one line and an exit status, not a traceback."""
     try:
         return command(args)
-    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ConfigError as err:
@@ -243,15 +315,15 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
 
 
 POLL_SECONDS = 2.0
-"""Between two looks at the file: a few kilobytes, which the kernel has at hand."""
+"""Seconds between two reads of the file, which is small and in the page cache."""
 _MOST_NAMED = 20
-"""Settings that one line of the log names."""
+"""Most settings that one line of the log names."""
 ApplyConfig = Callable[[Config, ReloadStatus], None]
-"""Takes what holds from now on, and what became of the file; called on the thread that looks."""
+"""Takes the configuration in force and the result of the reload; called on the reloader's thread."""
 
 
 class ConfigReloader:
-    """The configuration's file, and what of it holds now."""
+    """Reloads the configuration file, and holds the configuration in force."""
 
     def __init__(
         self,
@@ -263,28 +335,28 @@ class ConfigReloader:
         used: tuple[str, ...] = (),
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`config` is what `read_again` gave just now. `used`: sections that the command has a use for; empty: all."""
+        """`config` is what `read_again` has just returned. `used`: sections that the command uses; empty: all."""
         self._path, self._read_again, self._wall = path, read_again, wall
         self._live, self._used = live, used or Config.__struct_fields__
         self._config, self._applied_content = config, _file_content(path)
-        """What holds, and the file's content when it was last read."""
+        """The configuration in force, and the file's content when it was last loaded."""
         self._last_content = self._applied_content
         self.status = ReloadStatus(at=wall())
         self._requests: SimpleQueue[None] = SimpleQueue()
 
     def request(self) -> None:
-        """Have the file read now, changed or not: what SIGHUP does. May be called by a signal's handler."""
+        """Reload the file now, changed or not, as SIGHUP does. May be called in a signal handler."""
         self._requests.put(None)
 
     def run(self, apply: ApplyConfig, stop: threading.Event) -> None:
-        """Look until `stop` is set."""
+        """Poll until `stop` is set."""
         while not stop.is_set():
             requested = self._wait()
             if not stop.is_set():
                 self.poll(apply, requested=requested)
 
     def poll(self, apply: ApplyConfig, *, requested: bool = False) -> None:
-        """Look once. What has changed is read and handed over, be it taken or refused; `asked`: read it in any case."""
+        """Check the file once. If it has changed or `requested`, load it and call `apply`, also if it was rejected."""
         before, self._last_content = self._last_content, _file_content(self._path)
         if requested or (self._last_content != self._applied_content and self._last_content == before):
             self._applied_content = self._last_content
@@ -292,7 +364,7 @@ class ConfigReloader:
             apply(self._config, self.status)
 
     def _wait(self) -> bool:
-        """Wait for the next look; True: somebody asked for it."""
+        """Wait for the next poll; return True if a reload was requested."""
         try:
             self._requests.get(timeout=POLL_SECONDS)
         except Empty:
@@ -303,12 +375,12 @@ class ConfigReloader:
 
     def _reload(self) -> None:
         if self._path is None:
-            log.info("there is no file to read again: this was started without --config")
+            log.info("no file to reload: this was started without --config")
         try:
             loaded = self._read_again()
         except ConfigError as err:
             self.status = replace(self.status, refused=str(err))
-            log.error("the configuration is refused, and the one before it holds: %s", err)  # noqa: TRY400  no bug of ours
+            log.error("the configuration is rejected, and the old one stays in use: %s", err)  # noqa: TRY400  not a bug
             return
         before, self._config = self._config, with_live_settings(self._config, loaded, self._live)
         waiting = tuple(name for name in changed_settings(self._config, loaded) if name.partition(".")[0] in self._used)
@@ -318,17 +390,19 @@ class ConfigReloader:
             _name_list(changed_settings(before, self._config)) or "nothing in it is new",
         )
         if waiting:
-            log.warning("a restart is needed for what has changed in %s; until then the old holds", _name_list(waiting))
+            log.warning(
+                "a restart is needed to apply changes of %s; until then the old values are used", _name_list(waiting)
+            )
 
 
 def open_reloader(args: argparse.Namespace, config: Config, *, loopback: bool = False) -> ConfigReloader:
-    """The file that `args` names; `config` is what was just read from it."""
+    """Return the reloader of the file that `args` names; `config` was just read from it."""
     return ConfigReloader(args.config, config, lambda: read_config(args, loopback=loopback))
 
 
 @contextmanager
 def on_sighup(reloader: ConfigReloader) -> Iterator[None]:
-    """Take SIGHUP, which would end the process, as the wish that the file be read again."""
+    """Reload on SIGHUP, which would otherwise end the process; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -341,12 +415,12 @@ def on_sighup(reloader: ConfigReloader) -> Iterator[None]:
 
 @contextmanager
 def reload_in_background(reloader: ConfigReloader, apply: ApplyConfig) -> Iterator[None]:
-    """Look at the file meanwhile, in a thread of its own; what is said of the log holds at once."""
+    """Poll the file in a thread; changes of [log] are applied at once, others by `apply`."""
     set_last: LogSettings | None = None
 
     def apply_with_logging(config: Config, status: ReloadStatus) -> None:
         nonlocal set_last
-        if config.log != set_last:  # while it is set up, a line of another thread goes its own way
+        if config.log != set_last:  # only if needed: meanwhile lines of other threads bypass the handler
             set_last = config.log
             configure_logging(form=config.log.format, level=config.log.level)
         apply(config, status)
@@ -361,7 +435,7 @@ def reload_in_background(reloader: ConfigReloader, apply: ApplyConfig) -> Iterat
 
 
 def _file_content(path: Path | None) -> bytes | None:
-    """What the file says, through whatever links lead to it; None: it cannot be read."""
+    """Content of the file, with symbolic links followed; None if it cannot be read."""
     try:
         return None if path is None else path.read_bytes()
     except OSError:

@@ -1,5 +1,5 @@
-"""The policy preview: what another threshold would have freed, and which jobs it would have hit.
+"""Previews policies: the GPU-hours that other thresholds would have freed, and the jobs that they would have hit.
 
-A GPU is reclaimed when it enters the state that the previewed threshold leads to. The time from then until its job
-worked again, its hold ended or the recording ended is freed: wrongly, if the job worked again. That job is hit.
+A GPU is reclaimed when it enters the state that the threshold defines. The time until its job works again, its
+allocation ends or the recording ends is freed; if the job works again, it is freed wrongly, and the job is hit.
 """

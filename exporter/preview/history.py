@@ -1,14 +1,13 @@
-"""Previews zombie thresholds on what Prometheus has stored: when each GPU last worked, and which jobs held it.
+"""Previews zombie thresholds on data stored in Prometheus: when each GPU last worked, and which jobs held it.
 
-Approximate: any effective work ends a period without work, and times are known to one step. Refuses thresholds whose
-evidence is not stored.
+Approximate: any effective work ends a period without work, and times are accurate to one step. Rejects thresholds for
+which Prometheus stores no data.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Final
 
 from msgspec import Struct
 
@@ -27,47 +26,48 @@ from exporter.preview.scoring import (
     PreviewJob,
     PreviewResult,
     known_price,
-    name_some,
+    left_alone_notes,
+    limit_note,
 )
 
 START_GRACE_SECONDS = 90.0
-"""Seconds after its start in which a daemon may name a moment of last work that is only its first look."""
+"""Seconds after a daemon's start in which its time of last work may only be that of its first sample."""
 GpuKey = tuple[str, str]
 """Cluster and UUID."""
 WorkSample = tuple[float, frozenset[str], float]
-"""When, who holds it, and when it last worked."""
+"""Unix time of the sample, jobs that hold the GPU, and Unix time of its last work."""
 
 
 class NoWorkPeriod(Struct):
-    """A GPU that has not worked since `work`."""
+    """A period in which a GPU has not worked, since `last_work`. Times are Unix seconds."""
 
     jobs: frozenset[str]
     last_work: float
     reported_work: float
-    """What its series says; differs from `work` after a restart of the daemon, which does not know better."""
+    """Value of its series; differs from `last_work` after a restart of the daemon."""
     first_seen: float
-    """When it was first seen so."""
+    """First sample of the period."""
     last_seen: float
-    """When it was last seen so."""
+    """Last sample of the period."""
 
 
 PeriodCallback = Callable[[GpuKey, NoWorkPeriod, float | None], None]
-"""Is told of each rest that is over, and when its job worked again; None: it was not seen to."""
+"""Called with each ended period, and the time at which its job worked again; None: it did not."""
 
 
 class NoWorkTracker:
-    """The rest that each GPU is in, fed with samples in the order of time, GPU by GPU."""
+    """Tracks the current period without work of each GPU, from samples in order of time."""
 
     def __init__(self, on_period: PeriodCallback) -> None:
         self._on_period = on_period
         self.min_seconds = 0.0
-        """Seconds; shorter rests are not told of, for there is one between any two samples of work."""
+        """Seconds; shorter periods are not reported, because there is one between any two samples of work."""
         self._current: dict[GpuKey, NoWorkPeriod] = {}
         self.held_seconds: dict[GpuKey, float] = defaultdict(float)
-        """Seconds between samples of the same holders, but for gaps."""
+        """Seconds between samples of the same holders, without gaps."""
 
     def feed(self, gpu: GpuKey, samples: Iterable[WorkSample], *, starts: Iterable[float] = (), step: float) -> None:
-        """Take in what came of one GPU; `starts`: when daemons that watch it started."""
+        """Add samples of one GPU; `starts`: Unix times at which its daemon started."""
         starts, held_seconds = tuple(starts), 0.0
         period = self._current.get(gpu)
         for at, jobs, last_work in samples:
@@ -91,19 +91,19 @@ class NoWorkTracker:
             self._on_period(gpu, period, worked)
 
     def end(self) -> None:
-        """There are no more samples."""
+        """Finish the current periods: there are no more samples."""
         for gpu, period in self._current.items():
             self._finish(gpu, period, None)
         self._current.clear()
 
 
 def _daemon_restarted(period: NoWorkPeriod, last_work: float, starts: tuple[float, ...]) -> bool:
-    """The daemon started since, and what it says is the moment of its first look."""
+    """Whether the daemon has started since, so that its time of last work is that of its first sample."""
     return any(period.last_seen < start and last_work <= start + START_GRACE_SECONDS for start in starts)
 
 
 def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> Iterator[WorkSample]:
-    """Samples of one GPU from those of each job that holds it, in the order of time."""
+    """Merge the series of each job that holds one GPU into its samples, in order of time."""
     series = list(series)
     if len(series) == 1:
         ((job, values),) = series
@@ -116,44 +116,43 @@ def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> 
         yield at, frozenset(job for _, job, _ in rows), max(last_work for _, _, last_work in rows)
 
 
-METRIC_PREFIX: Final = "gpu_efficiency_"
 _MIG_SHARE_UNITS = 28
-"""Of 7 and of 4 both: what share of a board a MIG instance can be."""
+"""MIG shares are multiples of 1/28: of 1/7, or of 1/4 on boards with four slices."""
 
 
 class ClassifiedJob(Struct, frozen=True):
-    """Who holds a GPU, and how long such a one may rest by the policy."""
+    """A job with its workload class, which selects its limit."""
 
     job: PreviewJob
     workload_class: str
 
 
 class ScrapedGpu(Struct, frozen=True):
-    """A GPU, and whose page it is on."""
+    """A GPU with its model and scrape target."""
 
     model: str
     target: tuple[str, str, str]
-    """Cluster, job and instance of the scrape."""
+    """Labels cluster, job and instance of the scrape."""
 
 
 class PrometheusInventory:
-    """What is known so far; each window adds to it."""
+    """Jobs, GPUs, prices and daemon starts found in Prometheus; each window adds to them."""
 
     def __init__(self, server: PrometheusClient, selector: str) -> None:
         self._server, self._selector = server, selector
         self.jobs: dict[tuple[str, str], ClassifiedJob] = {}
-        """By cluster and job id."""
+        """Jobs by cluster and job id."""
         self.gpus: dict[GpuKey, ScrapedGpu] = {}
         self.mig_weights: dict[GpuKey, float] = {}
-        """Of MIG instances."""
+        """Share of a board of each MIG instance."""
         self.own_limits: dict[tuple[str, str], float] = {}
-        """Of jobs that have one of their own, by cluster and job id."""
+        """Seconds of jobs with a zombie limit of their own, by cluster and job id."""
         self.exempt_jobs: set[tuple[str, str]] = set()
         self._prices: dict[tuple[str, str, str, str], Price] = {}
         self._daemon_starts: dict[tuple[str, str, str], set[float]] = {}
 
     def load(self, start: float, end: float, step: float) -> None:
-        """Ask for all that was true in the window."""
+        """Query everything about the window."""
         window = f"[{max(1, round(end - start + step))}s]"
         self._load_jobs(window, end)
         self._load_gpus(window, end)
@@ -175,9 +174,8 @@ class PrometheusInventory:
         for series in self._window_maximum("gpu_info", window, "cluster, job, instance, uuid, model", end):
             self.gpus[_gpu_key(series)] = ScrapedGpu(_label_value(series, "model"), _scrape_target(series))
         for series in self._server.instant_query(self._mig_share_query(window), end):
-            self.mig_weights[_gpu_key(series)] = (
-                max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS)) / _MIG_SHARE_UNITS
-            )
+            units = max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS))
+            self.mig_weights[_gpu_key(series)] = units / _MIG_SHARE_UNITS
         labels = "cluster, job, instance, model, currency"
         for series in self._window_maximum("price_per_gpu_hour", window, labels, end, matcher='held="true"'):
             price = Price(float(series.value[1]), _label_value(series, "currency"))
@@ -190,11 +188,11 @@ class PrometheusInventory:
         yield from self._server.instant_query(query, at)
 
     def selector(self, name: str, matcher: str = "") -> str:
-        """A selector of one of our metrics, narrowed to what was asked for."""
-        return add_matchers(f"{METRIC_PREFIX}{name}", self._selector, matcher)
+        """Selector of one of our metrics, with the user's matchers."""
+        return add_matchers(f"gpu_efficiency_{name}", self._selector, matcher)
 
     def per_holder(self, name: str) -> str:
-        """A metric of a GPU, once for each job that holds it."""
+        """Query for a metric of a GPU, once for each job that holds it."""
         target_labels = "cluster, job, instance, uuid"
         return (
             f"max by (cluster, uuid, job_id) ({self.selector('allocation_info')}"
@@ -216,19 +214,19 @@ class PrometheusInventory:
         )
 
     def price(self, gpu: GpuKey) -> Price | None:
-        """What an hour of it costs while somebody holds it; None: nobody has said."""
+        """Price per hour of an allocated GPU; None: unknown."""
         known_gpu = self.gpus.get(gpu)
         price = None if known_gpu is None else self._prices.get((*known_gpu.target, known_gpu.model))
         return None if price is None else known_price(price)
 
     def daemon_starts(self, gpu: GpuKey) -> set[float]:
-        """When the daemon that watches it started."""
+        """Unix times at which the GPU's daemon started."""
         known_gpu = self.gpus.get(gpu)
         return set() if known_gpu is None else self._daemon_starts.get(known_gpu.target, set())
 
 
 def add_matchers(name: str, selector: str, matcher: str = "") -> str:
-    """NAME{...}, with whichever matchers there are."""
+    """NAME{...} with the matchers that are not empty."""
     matchers = ",".join(part for part in (selector, matcher) if part)
     return f"{name}{{{matchers}}}" if matchers else name
 
@@ -247,19 +245,19 @@ def _scrape_target(series: PrometheusSeries) -> tuple[str, str, str]:
 
 LAST_WORK_METRIC = "last_work_timestamp_seconds"
 MAX_POINTS = 10_000
-"""Of one series in one answer; Prometheus refuses 11,000."""
+"""Most points per series in one result; Prometheus rejects 11,000."""
 MAX_SAMPLES = 1_000_000
-"""In one answer: some 30 MB on the way and 200 MB here."""
+"""Most samples in one result: about 30 MB to transfer and 200 MB in memory."""
 MAX_STORED_SAMPLES = 20_000_000
-"""Samples in which a fact is looked for: Prometheus loads 50 million at most for one query."""
+"""Most stored samples that a query may read: Prometheus loads 50 million at most for one query."""
 _SCRAPE_INTERVAL_SECONDS = 15.0
-"""A usual interval between two scrapes; a shorter one costs more samples."""
+"""Assumed interval between two scrapes; with a shorter one queries read more samples."""
 _FLEET_SIZE_POINTS = 200
-"""At which the size of the fleet is counted beforehand."""
+"""Number of times at which the GPUs of the fleet are counted beforehand."""
 _WORKLOAD_CLASSES = ("batch", "interactive", "serving")
 _APPROXIMATION_NOTE = (
-    "approximate: any effective work ends a rest, for the duty cycle is not seen from outside; moments are known to "
-    "one step; replay a trace for the core's own word"
+    "approximate: any effective work ends a period without work, because the duty cycle is not stored; times are"
+    " accurate to one step; replay a trace for exact results"
 )
 
 
@@ -269,19 +267,19 @@ def check_policies(rows: Sequence[PolicyRow]) -> None:
     for name in sorted({name for row in rows for name in row.settings} - set(supported)):
         shown = next((short for short, field in SHORT_NAMES.items() if field == name), name)
         raise ConfigError(
-            f"--policy {shown}: what it judges is not stored in Prometheus: give a trace instead, or preview one of "
+            f"--policy {shown}: Prometheus does not store its input: give a trace instead, or preview one of "
             "zombie.batch, zombie.interactive, zombie.serving"
         )
 
 
 def zombie_seconds(policy: Policy, workload_class: str) -> float:
-    """Seconds that a job of that class may rest."""
+    """The policy's limit without work in seconds for a workload class."""
     kind = workload_class if workload_class in _WORKLOAD_CLASSES else "batch"
     return float(getattr(policy, f"zombie_{kind}_seconds"))
 
 
 def split_windows(start: float, end: float, step: float, series: int) -> list[tuple[float, float]]:
-    """[start, end] in parts of few enough samples, one step between them."""
+    """Split [start, end] into windows, one step apart, that stay below the limits on samples."""
     series = max(1, series)
     stored = MAX_STORED_SAMPLES * _SCRAPE_INTERVAL_SECONDS / (series * step)
     points = max(1, min(MAX_POINTS, MAX_SAMPLES // series, int(stored)))
@@ -293,7 +291,7 @@ def split_windows(start: float, end: float, step: float, series: int) -> list[tu
 
 
 class PrometheusPreview:
-    """A preview over one Prometheus."""
+    """A preview of the data in one Prometheus."""
 
     def __init__(self, server: PrometheusClient, rows: Sequence[PolicyRow], *, selector: str = "") -> None:
         self._server, self._rows = server, rows
@@ -306,7 +304,7 @@ class PrometheusPreview:
         self._unknown_gpus: set[GpuKey] = set()
 
     def run(self, start: float, end: float, step: float) -> Iterator[tuple[int, int]]:
-        """Ask and judge window by window; yields how many are done, and of how many. Raises PrometheusError."""
+        """Process window by window; yield how many are done, and of how many. Raises PrometheusError."""
         self._start = start
         parts = split_windows(start, end, step, self._fleet_size(start, end, step))
         for number, (a, b) in enumerate(parts, 1):
@@ -318,16 +316,14 @@ class PrometheusPreview:
         self._tracker.end()
 
     def _fleet_size(self, start: float, end: float, step: float) -> int:
-        """GPUs held at once, at most, at some moments."""
-        holders, resolution = (
-            f"count({self._inventory.selector(LAST_WORK_METRIC)})",
-            max(step, (end - start) / _FLEET_SIZE_POINTS),
-        )
-        query = f"max_over_time({holders}[{round(end - start) or 1}s:{round(resolution) or 1}s]) or {holders}"
-        series = self._server.instant_query(query, end)
+        """The most GPUs allocated at once, at some times of the range."""
+        selector = self._inventory.selector(LAST_WORK_METRIC)
+        resolution = max(step, (end - start) / _FLEET_SIZE_POINTS)
+        window = f"[{round(end - start) or 1}s:{round(resolution) or 1}s]"
+        series = self._server.instant_query(f"max_over_time(count({selector}){window}) or count({selector})", end)
         if not series:
             raise PrometheusError(
-                f"no {self._inventory.selector(LAST_WORK_METRIC)} is stored there in that time:"
+                f"no {selector} is stored there in that time:"
                 " does it scrape gpu-efficiency, of a version that has that metric, and was any GPU held?"
                 " Try another --since or --match"
             )
@@ -340,13 +336,12 @@ class PrometheusPreview:
     def _feed(self, start: float, end: float, step: float) -> None:
         series: dict[GpuKey, list[tuple[str, tuple[tuple[float, str], ...]]]] = defaultdict(list)
         for row in self._server.range_query(self._inventory.per_holder(LAST_WORK_METRIC), start, end, step):
-            gpu = row.metric.get("cluster", ""), row.metric.get("uuid", "")
-            series[gpu].append((row.metric.get("job_id", ""), row.values))
+            series[_gpu_key(row)].append((_label_value(row, "job_id"), row.values))
         for gpu, rows in series.items():
             self._tracker.feed(gpu, merge_holders(rows), starts=self._inventory.daemon_starts(gpu), step=step)
 
     def _judge_period(self, gpu: GpuKey, period: NoWorkPeriod, worked_at: float | None) -> None:
-        """Score a rest in every row."""
+        """Score a period without work in every row."""
         if UNKNOWN_JOB in period.jobs:
             self._unknown_gpus.add(gpu)
             return
@@ -377,11 +372,11 @@ class PrometheusPreview:
         )
 
     def _longest_limit(self, cluster: str, jobs: frozenset[str], policy: Policy) -> float:
-        """The most patient holder's."""
+        """The longest limit of the jobs that hold a GPU."""
         return max(self._job_limit((cluster, job), policy) for job in jobs)
 
     def _job_limit(self, key: tuple[str, str], policy: Policy) -> float:
-        """A job's own, which no row moves, else its class's."""
+        """Limit of a job: its own, which no row changes, else its class's."""
         own_limit, known_job = self._inventory.own_limits.get(key), self._inventory.jobs.get(key)
         if own_limit is not None:
             self._jobs_with_own_limit.add(key[1])
@@ -393,7 +388,7 @@ class PrometheusPreview:
         return known_job.job if known_job else PreviewJob(job, cluster=cluster)
 
     def result(self, source: str, end: float) -> PreviewResult:
-        """What it came to."""
+        """Return the result."""
         return PreviewResult(
             source=source,
             since=self._start,
@@ -412,14 +407,5 @@ class PrometheusPreview:
     def _notes(self) -> Iterator[str]:
         yield _APPROXIMATION_NOTE
         if self._jobs_with_own_limit:
-            yield (
-                f"jobs with a limit of their own, which no row moves: {len(self._jobs_with_own_limit)}"
-                f" ({name_some(self._jobs_with_own_limit)})"
-            )
-        if self._exempt_jobs:
-            yield (
-                f"jobs exempted at some time in it, and left alone: {len(self._exempt_jobs)}"
-                f" ({name_some(self._exempt_jobs)})"
-            )
-        if self._unknown_gpus:
-            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown_gpus)}"
+            yield limit_note(self._jobs_with_own_limit)
+        yield from left_alone_notes(self._exempt_jobs, " at some time, left alone", self._unknown_gpus)

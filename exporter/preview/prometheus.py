@@ -1,4 +1,4 @@
-"""Queries the HTTP API of Prometheus, and explains each way in which that fails. `report` uses it, too."""
+"""Queries the HTTP API of Prometheus for `preview` and `report`, with an error message for each way to fail."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -13,15 +13,15 @@ _HTTP_DENIED = (401, 403)
 _HTTP_TOO_MUCH = (413, 422, 503)
 _HTTP_SERVER_ERROR = 500
 TIMEOUT_SECONDS = 120.0
-"""Prometheus' own limit for one query."""
+"""Seconds; Prometheus' own limit for one query."""
 
 
 class PrometheusError(Exception):
-    """No answer that could be used; the message names the address, what is wrong and what to do."""
+    """A query failed; the message has the address, the reason and what to do."""
 
 
 class PrometheusSeries(Struct, frozen=True):
-    """One series of an answer: of a range its `values`, of an instant its `value`."""
+    """One series of a result: a range query has `values`, an instant query `value`."""
 
     metric: dict[str, str]
     values: tuple[tuple[float, str], ...] = ()
@@ -39,7 +39,7 @@ class _QueryResponse(Struct, frozen=True):
 
 
 class PrometheusClient:
-    """Asks one server; also a context manager, which closes the connection."""
+    """Queries one server; a context manager, which closes the connection."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/")
@@ -48,11 +48,11 @@ class PrometheusClient:
         self._decode = msgspec.json.Decoder(_QueryResponse).decode
 
     def instant_query(self, query: str, at: float) -> list[PrometheusSeries]:
-        """The value of each series at a moment; raises PrometheusError."""
+        """The value of each series at `at` (Unix seconds); raises PrometheusError."""
         return self._request("query", {"query": query, "time": repr(at)})
 
     def range_query(self, query: str, start: float, end: float, step: float) -> list[PrometheusSeries]:
-        """The values of each series from `start` to `end`, both included; raises PrometheusError."""
+        """The values of each series from `start` to `end`, both inclusive; raises PrometheusError."""
         return self._request(
             "query_range", {"query": query, "start": repr(start), "end": repr(end), "step": repr(step)}
         )
@@ -77,7 +77,7 @@ class PrometheusClient:
         status = response.status_code
         if status in _HTTP_DENIED:
             raise PrometheusError(
-                f"{self._shown_url} answered HTTP {status}: it wants to know who asks; give it --header 'Authorization:"
+                f"{self._shown_url} answered HTTP {status}: it requires authentication; give --header 'Authorization:"
                 " ...', or --header @FILE with that line in it"
             )
         try:

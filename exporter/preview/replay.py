@@ -1,4 +1,4 @@
-"""Previews thresholds on recorded traces: runs the core once for each policy, scores when it would reclaim a GPU."""
+"""Previews thresholds on recorded traces: runs the core once per policy, and scores the GPUs it would reclaim."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -20,7 +20,8 @@ from exporter.preview.scoring import (
     PolicyRow,
     PreviewJob,
     PreviewResult,
-    name_some,
+    left_alone_notes,
+    limit_note,
     trigger_states,
 )
 
@@ -29,10 +30,10 @@ _OWN_LIMIT_FIELDS = {ZOMBIE: "zombie_seconds", HUNG: "hang_seconds"}
 
 
 class PriceLookup(Protocol):
-    """Knows prices."""
+    """Returns prices."""
 
     def __call__(self, device: Device, wall: int, /) -> Price | None:
-        """What an hour of that GPU costs at a moment in Unix nanoseconds; None: nobody has said."""
+        """Price per hour of that GPU at a Unix time in nanoseconds; None: unknown."""
         ...
 
 
@@ -40,23 +41,23 @@ OpenLedger = Callable[[Policy], Ledger]
 
 
 class _ReclaimedGpu(Struct):
-    """An episode that is not over."""
+    """An episode that has not ended."""
 
     uuid: str
     owners: tuple[Owner, ...]
     start: int
     until: int
-    """Up to where the hold was seen."""
+    """End of the time in which the allocation was observed, as `start`."""
     wall: int
     """Unix nanoseconds of the start."""
     weight: float
     price: Price | None
     zombie: bool = False
-    """The core called it a zombie when it was last looked at: from there it cannot come to rest without work."""
+    """It was a zombie when last observed; it can become stalled from that state only by work."""
 
 
 class _PolicyReplay:
-    """One row's ledger of one recording, and the GPUs it has taken back."""
+    """One row's ledger of one recording, and the GPUs it has reclaimed."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class _PolicyReplay:
         self.ledger, self._scorer, self._triggers, self._price_of = open_ledger(row.policy), scorer, triggers, price_of
         self._reclaimed: dict[str, _ReclaimedGpu] = {}
         self.unknown_gpus: set[str] = set()
-        """GPUs that would have been taken from an owner nobody can name."""
+        """GPUs that would have been reclaimed from an unknown owner."""
 
     def advance(self, observation: Observation) -> None:
         advance(self.ledger, observation)
@@ -82,7 +83,7 @@ class _PolicyReplay:
                 self._reclaim_if_triggered(gpu)
 
     def _reclaim_if_triggered(self, gpu: Gpu) -> None:
-        """Take the GPU back if the state says so and nothing exempts its owners."""
+        """Reclaim the GPU if its state requires it and its owners are known and not exempt."""
         since = _reclaimed_since(gpu, self._triggers)
         if since is None:
             return
@@ -102,13 +103,11 @@ class _PolicyReplay:
             )  # fmt: skip
 
     def _update_reclaimed(self, reclaimed: _ReclaimedGpu, gpu: Gpu) -> None:
-        """Is it still held by the same, and has it worked?"""
+        """Close the episode if the owners have changed or the GPU has worked."""
         if _owner_unreported(gpu):
             reclaimed.zombie = False
             return
-        if [holder.owner.job_id for holder in gpu.holders] != [
-            owner_before.job_id for owner_before in reclaimed.owners
-        ]:
+        if [holder.owner.job_id for holder in gpu.holders] != [owner.job_id for owner in reclaimed.owners]:
             self._close(reclaimed, max(reclaimed.until, gpu.since), worked=False)
         elif _has_worked(gpu, reclaimed):
             self._close(reclaimed, gpu.since, worked=True)
@@ -132,13 +131,13 @@ class _PolicyReplay:
         )
 
     def end(self) -> None:
-        """The recording is over: what never worked again is freed up to here."""
+        """Close all episodes at the end of the recording."""
         for reclaimed in list(self._reclaimed.values()):
             self._close(reclaimed, reclaimed.until, worked=False)
 
 
 def _reclaimed_since(gpu: Gpu, triggers: frozenset[str]) -> int | None:
-    """The moment at which the GPU is taken back, if it is in such a state now."""
+    """Time since which the GPU is in a triggering state; None: it is in none."""
     moments = [gpu.since for name, state in _TRIGGER_STATES.items() if name in triggers and gpu.state is state]
     no_process_since = gpu.timers.bare_since
     if NO_PROCESS in triggers and no_process_since is not None:
@@ -152,32 +151,32 @@ def _any_unknown(owners: tuple[Owner, ...]) -> bool:
 
 
 def _owner_unreported(gpu: Gpu) -> bool:
-    """The scheduler's word is too old: who held the GPU may hold it still."""
+    """Whether the scheduler's data is too old or has no owner: the allocation may still be the same."""
     return gpu.reason == "owner_unknown" or _any_unknown(tuple(holder.owner for holder in gpu.holders))
 
 
 def _has_worked(gpu: Gpu, reclaimed: _ReclaimedGpu) -> bool:
-    """The core says that it computes; or that it rests no more than any GPU does, which only work makes of a zombie."""
+    """Whether the GPU is active, or has become stalled after it was a zombie, which only work does."""
     if gpu.state is State.ACTIVE:
         return gpu.reason != "idle_spin"
     return gpu.state is State.STALLED and reclaimed.zombie
 
 
 class TracePreview:
-    """A preview over any number of recordings, each with ledgers of its own."""
+    """A preview of any number of recordings, each with its own ledgers."""
 
     def __init__(self, rows: Sequence[PolicyRow], *, open_ledger: OpenLedger, price_of: PriceLookup) -> None:
         self._rows, self._open_ledger, self._price_of = rows, open_ledger, price_of
         self._triggers = trigger_states(rows)
         self._scorers = [EpisodeScorer(row.label, row.settings) for row in rows]
         self._jobs_with_own_limit: dict[str, set[str]] = {ZOMBIE: set(), HUNG: set()}
-        """Jobs with a limit of their own."""
+        """Jobs with limits of their own, by state."""
         self._exempt_jobs: set[str] = set()
         self._unknown_gpus: set[str] = set()
         self._since, self._until, self._held_seconds = float("inf"), 0.0, 0.0
 
     def run(self, observations: Iterable[Observation]) -> bool:
-        """Judge one recording in every row; False if it holds no observation."""
+        """Replay one recording in every row; return False if it holds no observation."""
         replays = [
             _PolicyReplay(row, scorer, self._triggers, open_ledger=self._open_ledger, price_of=self._price_of)
             for row, scorer in zip(self._rows, self._scorers, strict=True)
@@ -204,7 +203,7 @@ class TracePreview:
                 self._exempt_jobs.add(owner.job_id)
 
     def result(self, source: str) -> PreviewResult:
-        """What it came to."""
+        """Return the result of all recordings."""
         return PreviewResult(
             source=source,
             since=self._since,
@@ -218,14 +217,5 @@ class TracePreview:
     def _notes(self) -> Iterable[str]:
         for name, jobs in self._jobs_with_own_limit.items():
             if jobs and name in self._triggers:
-                yield (
-                    f"jobs with a limit of their own ({_OWN_LIMIT_FIELDS[name]}), which no row moves: "
-                    f"{len(jobs)} ({name_some(jobs)})"
-                )
-        if self._exempt_jobs:
-            yield (
-                f"jobs exempted for a time, and left alone in it: {len(self._exempt_jobs)}"
-                f" ({name_some(self._exempt_jobs)})"
-            )
-        if self._unknown_gpus:
-            yield f"GPUs left alone because the scheduler did not say whose they were: {len(self._unknown_gpus)}"
+                yield limit_note(jobs, _OWN_LIMIT_FIELDS[name])
+        yield from left_alone_notes(self._exempt_jobs, ", left alone while it lasted", self._unknown_gpus)

@@ -1,10 +1,10 @@
-"""Parses the thresholds to try, adds up what each would have freed, and renders the result as text.
+"""Parses the thresholds to preview, adds up what each would have freed, and renders the result as text.
 
 Times are Unix seconds, durations seconds.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from textwrap import wrap
 
@@ -27,23 +27,23 @@ SHORT_NAMES = {
 }
 BASELINE = "as configured"
 MAX_ROWS = 24
-"""Each row is a whole ledger, or a pass over all samples."""
+"""Each row needs its own ledger, or a pass over all samples."""
 ZOMBIE, HUNG, NO_PROCESS = "zombie", "hung", "no_process"
 _TIME_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
 
 
 class PolicyRow(Struct, frozen=True):
-    """One line of the answer: a policy, and what it is called."""
+    """A policy to preview, with its label: one row of the result."""
 
     label: str
     settings: dict[str, float]
-    """The thresholds that differ from the configuration, by their own names."""
+    """Thresholds that differ from the configuration, by field of Policy."""
     policy: Policy
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "90s", "30m", "2h", "1d" or "1800"; raises ValueError."""
+    """Parse "90s", "30m", "2h", "1d" or "1800" to seconds; raises ValueError."""
     match = _DURATION_PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time such as 90s, 30m, 2h, 1d, or seconds")
@@ -51,7 +51,7 @@ def parse_duration(text: str) -> float:
 
 
 def policy_rows(configured: Policy, policy_texts: Iterable[str]) -> list[PolicyRow]:
-    """The configured policy, then one row for each combination of the values wanted; raises ConfigError."""
+    """The configured policy, then one row for each combination of the given values; raises ConfigError."""
     choices: dict[str, list[tuple[str, float]]] = {}
     for text in policy_texts:
         name, values = _parse_choice(text)
@@ -67,7 +67,7 @@ def policy_rows(configured: Policy, policy_texts: Iterable[str]) -> list[PolicyR
 
 
 def _parse_choice(text: str) -> tuple[str, list[tuple[str, float]]]:
-    """A name and its values, each as it was written and as a number."""
+    """Parse NAME=VALUE[,VALUE...] to a name and its values, each as text and number."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--policy {text}: is not NAME=VALUE (example: zombie.batch=30m)")
@@ -83,7 +83,7 @@ def _policy_field(name: str) -> str:
 
 
 def _numeric_fields() -> list[str]:
-    """Thresholds that are one number."""
+    """Fields of Policy that are a number."""
     return [field.name for field in structs.fields(Policy) if not isinstance(field.default, tuple)]
 
 
@@ -103,7 +103,7 @@ def _policy_with(configured: Policy, settings: dict[str, float], label: str) -> 
 
 
 def trigger_states(rows: Sequence[PolicyRow]) -> frozenset[str]:
-    """Which states take a GPU back, the same in every row: those that the thresholds tried lead to."""
+    """States in which a GPU is reclaimed, in every row: those that the previewed thresholds define."""
     names = {name for row in rows for name in row.settings}
     return frozenset(_trigger_state(name) for name in names)
 
@@ -118,38 +118,38 @@ HOUR_SECONDS = 3600.0
 
 
 class PreviewJob(Struct, frozen=True):
-    """A job, as its owner knows it."""
+    """A job, with the names that its owner knows."""
 
     job_id: str
     name: str = ""
     user: str = ""
     cluster: str = ""
-    """Whose job ids these are, where several clusters are looked at."""
+    """Cluster of the job id, if there are several clusters."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Unlike any other job's."""
+        """Unique key."""
         return self.cluster, self.job_id
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """A GPU taken back once: from whom, when, and what came of it."""
+    """One time that a GPU is reclaimed: from which jobs, when, and whether the job worked again."""
 
     uuid: str
     jobs: tuple[PreviewJob, ...]
     start: float
     seconds: float
-    """Until the job worked again, or its hold or the recording ended."""
+    """Seconds until the job worked again, or its allocation or the recording ended."""
     worked: bool
-    """It worked again."""
+    """Whether the job worked again."""
     weight: float = 1.0
     """Share of a GPU, for a MIG instance."""
     price: Price | None = None
-    """That held when it was taken; None: there are no prices."""
+    """Price at the start; None: unknown."""
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours, of a MIG instance its share."""
+        """GPU-hours; of a MIG instance its share."""
         return self.seconds * self.weight / HOUR_SECONDS
 
 
@@ -162,44 +162,44 @@ class Hit(Struct, kw_only=True):
     cluster: str
     taken_at: float
     after_seconds: float
-    """From there until it worked again; of several times the shortest."""
+    """Seconds until it worked again; of several times the shortest."""
     gpus: set[str]
     times: int = 0
     gpu_hours: float = 0.0
-    """Wrongly freed."""
+    """GPU-hours that were freed wrongly."""
 
 
 class Score(Struct, frozen=True, kw_only=True):
-    """One row of the answer."""
+    """One row of the result."""
 
     label: str
     settings: dict[str, float]
     episodes: int
     gpu_hours_freed: float
     money_freed: dict[str, float]
-    """By currency; empty without prices."""
+    """Amount by currency; empty without prices."""
     gpu_hours_wrongly_freed: float
     money_wrongly_freed: dict[str, float]
     jobs_reclaimed: int
     jobs_hit: int
     hits: tuple[Hit, ...]
-    """Those hit soonest first, all of them."""
+    """All jobs that were hit, those that worked again soonest first."""
 
 
 class PreviewResult(Struct, frozen=True, kw_only=True):
-    """The whole preview."""
+    """The result of a preview."""
 
     source: str
     since: float
     until: float
     gpu_hours_held: float
     taken_back_when: tuple[str, ...]
-    """States that take a GPU back."""
+    """States in which a GPU is reclaimed."""
     rows: tuple[Score, ...]
     notes: tuple[str, ...] = ()
 
     def json(self) -> bytes:
-        """The same for programs."""
+        """The result as JSON."""
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2)
 
 
@@ -211,12 +211,12 @@ class EpisodeScorer:
         self._episodes = 0
         self._hours = {False: 0.0, True: 0.0}
         self._money: dict[bool, dict[str, float]] = {False: {}, True: {}}
-        """By whether it was wrong."""
+        """Amounts by `Episode.worked`."""
         self._reclaimed: set[tuple[str, str]] = set()
         self._hits: dict[tuple[str, str], Hit] = {}
 
     def add(self, episode: Episode) -> None:
-        """Count an episode whose end is known."""
+        """Add an ended episode."""
         self._episodes += 1
         self._hours[episode.worked] += episode.gpu_hours
         self._reclaimed |= {job.key for job in episode.jobs}
@@ -241,7 +241,7 @@ class EpisodeScorer:
         hit.gpu_hours += episode.gpu_hours / len(episode.jobs)
 
     def score(self) -> Score:
-        """What it came to."""
+        """Return the sums as a row."""
         return Score(
             label=self._label,
             settings=self._settings,
@@ -261,19 +261,33 @@ def _hit_order(hit: Hit) -> tuple[float, str, str]:
 
 
 def known_price(price: Price) -> Price | None:
-    """None where the table of prices had nothing that fits: no sum of money may hold it."""
+    """Return None for the placeholder price of a GPU without one, which must not be added to money."""
     return None if price.currency == "GPU-hours" else price
 
 
 def name_some(jobs: Iterable[str]) -> str:
-    """Some of the names, for a note."""
+    """The first three names, and the number of others."""
     names = sorted(jobs)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004  as shown
 
 
+def limit_note(jobs: Collection[str], limit: str = "") -> str:
+    """Note on jobs whose own limit the previewed thresholds do not change."""
+    which = limit and f" ({limit})"
+    return f"jobs with a limit of their own{which}, which no row changes: {len(jobs)} ({name_some(jobs)})"
+
+
+def left_alone_notes(exempt_jobs: Collection[str], when: str, unknown_gpus: Collection[object]) -> Iterator[str]:
+    """Notes on GPUs that are not reclaimed in any row, if there are any."""
+    if exempt_jobs:
+        yield f"jobs with an exemption{when}: {len(exempt_jobs)} ({name_some(exempt_jobs)})"
+    if unknown_gpus:
+        yield f"GPUs left alone because the scheduler did not report their owner: {len(unknown_gpus)}"
+
+
 WIDTH = 80
 MAX_HITS = 10
-"""Of a row."""
+"""Jobs listed per row."""
 _LABEL_WIDTH = 30
 _STATE_TEXTS = {
     "zombie": "it is a zombie",
@@ -283,7 +297,7 @@ _STATE_TEXTS = {
 
 
 def preview_text(result: PreviewResult) -> str:
-    """Lines for a terminal: what was looked at, the table, whom each row hits, and what to keep in mind."""
+    """Render for a terminal: the source, the table, the jobs that each row hits, and the notes."""
     return (
         "\n".join(
             [
@@ -316,7 +330,7 @@ def _score_lines(rows: Sequence[Score]) -> Iterator[str]:
 
 
 def _score_row(row: Score, *, priced: bool) -> Iterator[str]:
-    """A long label has lines of its own; so has each further currency."""
+    """One row of the table; long labels and further currencies need more lines."""
     *lines, label = wrap(row.label, _LABEL_WIDTH, break_long_words=True) or [""]
     yield from lines
     sums = [f"{amount:,.2f} {currency}" for currency, amount in sorted(row.money_freed.items())] or ["0"]
@@ -354,7 +368,7 @@ def _hit_lines(hit: Hit) -> Iterator[str]:
 
 
 def elapsed_text(seconds: float) -> str:
-    """As everywhere, but below a minute in whole seconds: that is how far apart two samples are."""
+    """Format a duration; below a minute in whole seconds, the distance of two samples."""
     return f"{seconds:.0f} s" if seconds < 60 else formatting.format_duration(seconds)  # noqa: PLR2004  a minute
 
 

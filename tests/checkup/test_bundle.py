@@ -1,4 +1,4 @@
-"""The archive: private, whole or not at all, told file by file."""
+"""Tests the archive of install-check: its mode, its atomic writing, its manifest."""
 
 import gzip
 import tarfile

@@ -1,4 +1,4 @@
-"""What /dev and /proc say of the driver, and whom it lets profile, from trees made by hand."""
+"""Tests the checks of the driver and of profiling rights with a fake /dev and /proc."""
 
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,14 @@ def test_devices_are_counted_without_the_driver_s_other_files(node: Path) -> Non
         (node / "dev" / name).touch()
     finding = only(check_devices(here(node), ()))
     assert finding.verdict is OK
-    assert finding.said.startswith("2 GPUs in ")
-    assert finding.said.endswith("nvidia2, nvidia10")
+    assert finding.message.startswith("2 GPUs in ")
+    assert finding.message.endswith("nvidia2, nvidia10")
 
 
 def test_a_device_without_its_control_file_is_closed(node: Path) -> None:
     (node / "dev/nvidia0").touch()
     finding = only(check_devices(here(node), ()))
-    assert (finding.verdict, "nvidiactl" in finding.said) == (WARN, True)
+    assert (finding.verdict, "nvidiactl" in finding.message) == (WARN, True)
     assert only(check_devices(here(node, source="nvml"), ())).verdict is FAIL
 
 
@@ -106,7 +106,7 @@ BLIND = (Finding("telemetry", "nvml profiling", INFO, ""), Finding("telemetry", 
 def test_the_restriction_matters_where_it_keeps_somebody_from_something(
     node: Path, said: tuple[str, str], capabilities: int, before: Any, verdict: str
 ) -> None:
-    """`said`: RmProfilingAdminOnly, and the driver's version."""
+    """`said`: value of RmProfilingAdminOnly, and the driver's version."""
     params(node, f"RmProfilingAdminOnly: {said[0]}\n" if said[0] else "")
     version(node, f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {said[1]}  Tue Jun\n")
     finding = only(check_profiling(here(node, capabilities), before))
@@ -119,4 +119,4 @@ def test_programs_that_may_hold_the_counters_are_named(node: Path) -> None:
         (node / "proc" / pid).mkdir()
         (node / "proc" / pid / "comm").write_text(f"{name}\n")
     _, holders = check_profiling(here(node), ())
-    assert holders.said.endswith("DCGM's host engine (pid 7), Nsight Compute (pid 9)")
+    assert holders.message.endswith("DCGM's host engine (pid 7), Nsight Compute (pid 9)")

@@ -1,4 +1,4 @@
-"""What of other users' processes is seen, and which scheduler is taken, from trees made by hand."""
+"""Tests the check of other users' processes with a fake /proc, and the choice of the scheduler."""
 
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,19 @@ def test_a_proc_that_hides_processes_is_told_of_but_not_to_who_may_trace(
     mounts = MOUNTS.format(tmp_path, "", f",{option}")
     finding = only(check_processes(node(tmp_path, mounts=mounts), ()))
     assert finding.verdict == (WARN if hides else OK)
-    assert ("hidepid" in finding.said) == hides
+    assert ("hidepid" in finding.message) == hides
     named = only(check_processes(node(tmp_path, mounts=mounts, scheduler="processes"), ()))
     assert named.verdict is (FAIL if hides else OK)
-    assert "hidepid" not in only(check_processes(node(tmp_path, PTRACE, mounts=mounts), ())).said
+    assert "hidepid" not in only(check_processes(node(tmp_path, PTRACE, mounts=mounts), ())).message
 
 
 def test_another_mount_s_option_is_not_ours(tmp_path: Path) -> None:
     mounts = MOUNTS.format("/somewhere/else", "", ",hidepid=2")
-    assert "hidepid" not in only(check_processes(node(tmp_path, mounts=mounts), ())).said
+    assert "hidepid" not in only(check_processes(node(tmp_path, mounts=mounts), ())).message
 
 
 def test_a_pid_namespace_of_one_s_own_is_told_of(tmp_path: Path) -> None:
-    """A file by that name has another inode than the host's namespace."""
+    """The file has another inode than the host's namespace."""
     here = node(tmp_path)
     (tmp_path / "self/ns/pid").touch()
     finding = only(check_processes(here, ()))
@@ -94,8 +94,8 @@ def test_absent_schedulers_are_told_and_named_ones_fail(tmp_path: Path) -> None:
 def test_the_first_that_works_is_taken_and_none_is_an_end_where_one_is_named(tmp_path: Path) -> None:
     works = Finding("jobs", "kubernetes", OK, ""), Finding("jobs", "mapping-dir", OK, "")
     broken = (Finding("jobs", "slurm", WARN, ""),)
-    assert only(check_scheduler_choice(node(tmp_path), (*broken, *works))).said == "the daemon will ask kubernetes"
-    assert "will ask processes" in only(check_scheduler_choice(node(tmp_path), broken)).said
-    assert "will ask processes" in only(check_scheduler_choice(node(tmp_path, scheduler="processes"), works)).said
+    assert only(check_scheduler_choice(node(tmp_path), (*broken, *works))).message == "the daemon will use kubernetes"
+    assert "will use processes" in only(check_scheduler_choice(node(tmp_path), broken)).message
+    assert "will use processes" in only(check_scheduler_choice(node(tmp_path, scheduler="processes"), works)).message
     assert only(check_scheduler_choice(node(tmp_path, scheduler="slurm"), broken)).verdict is FAIL
     assert only(check_scheduler_choice(node(tmp_path, scheduler="kubernetes"), works)).verdict is OK

@@ -1,4 +1,4 @@
-"""The reading of this process's rights, of the machine and of the kernel's clock, from trees made by hand."""
+"""Tests the checks of this process's rights, the machine and the kernel's clock with fake trees."""
 
 import errno
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_another_user_than_the_daemon_s_is_told_how_to_be_that_one(tmp_path: Pat
     passwd = tmp_path / "etc/passwd"
     passwd.write_text("root:x:0:0::/:/bin/sh\ngpu-efficiency:x:997:997::/:/usr/sbin/nologin\n")
     mine, other = check_user(here, ())
-    assert "uid 998, with no capability; a seccomp filter, no new privileges" in mine.said
+    assert "uid 998, with no capability; a seccomp filter, no new privileges" in mine.message
     assert (other.verdict, other.check) == (INFO, "same user")
     assert "runuser -u gpu-efficiency" in other.do
     passwd.write_text("gpu-efficiency:x:998:998::/:/usr/sbin/nologin\n")
@@ -70,14 +70,14 @@ def test_the_machine_is_told_and_whether_it_is_a_container(tmp_path: Path) -> No
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text('ID=debian\nPRETTY_NAME="Debian 99"\n')
     versions, machine, cgroup = check_program(here, ())
-    assert "nvidia-ml-py " in versions.said
-    assert machine.said.startswith("n1: Debian 99, Linux ")
-    assert machine.said.endswith("not in a container that says so")
+    assert "nvidia-ml-py " in versions.message
+    assert machine.message.startswith("n1: Debian 99, Linux ")
+    assert machine.message.endswith("not in a known container")
     assert cgroup.verdict is INFO
     (tmp_path / ".dockerenv").touch()
     (tmp_path / "cgroup/cgroup.controllers").touch()
     _, machine, cgroup = check_program(here, ())
-    assert machine.said.endswith(", in a container")
+    assert machine.message.endswith(", in a container")
     assert cgroup.verdict is OK
 
 
@@ -94,7 +94,7 @@ def test_the_clock_is_right_where_the_kernel_says_so(returned: int, status: int,
 
     finding = only(check_clock(CheckContext(config=Config()), (), asked))
     assert finding.verdict == verdict
-    assert ("wrong by 0.250 s at most" in finding.said) == (verdict is OK)
+    assert ("wrong by 0.250 s at most" in finding.message) == (verdict is OK)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EFAULT])
@@ -103,10 +103,10 @@ def test_a_kernel_that_may_not_be_asked_is_no_wrong_clock(number: int) -> None:
         raise OSError(number, "refused")
 
     finding = only(check_clock(CheckContext(config=Config()), (), refused))
-    assert (finding.verdict, "seccomp" in finding.said) == (INFO, number == errno.EPERM)
+    assert (finding.verdict, "seccomp" in finding.message) == (INFO, number == errno.EPERM)
 
 
 def test_this_kernel_is_asked_for_real() -> None:
     finding = only(check_clock(CheckContext(config=Config()), ()))
     assert finding.check == "synchronised"
-    assert "failed" not in finding.said
+    assert "failed" not in finding.message

@@ -1,4 +1,4 @@
-"""Files, folders and addresses: what would be in the daemon's way, seen without writing anything."""
+"""Tests the checks of files, folders and addresses, which write nothing."""
 
 import json
 import socket
@@ -38,14 +38,14 @@ def test_a_folder_that_can_be_made_is_as_good_as_one_that_is_there(tmp_path: Pat
     for path in (tmp_path / "report.sock", tmp_path / "deep/er/report.sock"):
         finding = only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ()))
         assert finding.verdict is OK
-    assert "below" in finding.said
+    assert "below" in finding.message
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
 
 def test_a_socket_that_is_none_and_a_file_below_a_file_are_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     finding = only(check_folders(here(reports=ReportsSettings(socket=f"{tmp_path / 'file'}")), ()))
-    assert (finding.verdict, finding.said.endswith("is no socket")) == (FAIL, True)
+    assert (finding.verdict, finding.message.endswith("is no socket")) == (FAIL, True)
     finding = only(check_folders(here(inventory=InventorySettings(file=f"{tmp_path / 'file/inventory'}")), ()))
     assert finding.verdict is FAIL
 
@@ -55,10 +55,10 @@ def test_a_socket_on_which_somebody_listens_is_a_daemon_s_and_a_dead_one_is_repl
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as held:
         held.bind(f"{path}")
         held.listen()
-        assert only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).said.endswith(
+        assert only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).message.endswith(
             "a daemon listens there"
         )
-    assert "can be made" in only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).said
+    assert "can be created" in only(check_folders(here(reports=ReportsSettings(socket=f"{path}")), ())).message
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [(0o400, OK), (0o640, OK), (0o644, WARN), (0o602, WARN)])
@@ -68,7 +68,7 @@ def test_a_secret_is_for_us_alone(tmp_path: Path, mode: int, verdict: str) -> No
     path.chmod(mode)
     finding = only(check_secrets(here(slurm=SlurmSettings(restd_token_file=f"{path}")), ()))
     assert (finding.check, finding.verdict) == ("slurm.restd_token_file", verdict)
-    assert "secret\n" not in finding.said
+    assert "secret\n" not in finding.message
 
 
 def test_a_secret_that_is_not_there_fails(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_addresses_are_those_of_the_configuration_and_the_words_the_server_s() -
     )
     first, second, third = check_ports(node, ())
     assert asked == [("", 80), ("127.0.0.1", 0), ("127.0.0.1", 5)]
-    assert (first.check, first.verdict, first.said) == ("web.listen_address", FAIL, "*:80: permission denied")
+    assert (first.check, first.verdict, first.message) == ("web.listen_address", FAIL, "*:80: permission denied")
     assert first.do == "read the manual, or set web.listen_address to another address"
-    assert (second.said, second.verdict) == ("any free port", OK)
-    assert (third.check, third.said) == ("reports.http", "127.0.0.1:5 is free")
+    assert (second.message, second.verdict) == ("any free port", OK)
+    assert (third.check, third.message) == ("reports.http", "127.0.0.1:5 is free")
 
 
 def _ports() -> Iterator[int]:
-    """Some that were free a moment ago; of one, somebody else's connection may have become."""
+    """Ports that were free a moment ago; another connection may use one by now."""
     for _ in range(20):
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
@@ -115,7 +115,7 @@ def test_an_address_is_free_until_somebody_listens_and_again_after(host: str) ->
 
 
 def test_a_daemon_that_has_just_ended_is_not_in_the_way() -> None:
-    """Its last connections wait out their time on the port (TIME_WAIT)."""
+    """Connections of the stopped daemon are in TIME_WAIT on the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -154,7 +154,9 @@ def test_a_pause_keeps_us_from_the_sources(tmp_path: Path) -> None:
 def test_the_source_that_sees_is_chosen_before_one_that_only_opens() -> None:
     blind = Finding("telemetry", "dcgm", OK, ""), Finding("telemetry", "dcgm profiling", INFO, "", "install it")
     sees = Finding("telemetry", "nvml", OK, ""), Finding("telemetry", "nvml profiling", OK, "")
-    assert only(check_source_choice(here(), (*blind, *sees))).said.startswith("the daemon will read nvml, which sees")
+    assert only(check_source_choice(here(), (*blind, *sees))).message.startswith(
+        "the daemon will read nvml, which sees"
+    )
     chosen = only(check_source_choice(here(), blind))
     assert (chosen.verdict, chosen.do) == (WARN, "install it")
     nothing = only(check_source_choice(here(), (Finding("telemetry", "nvml", WARN, ""),)))

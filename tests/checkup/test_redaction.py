@@ -1,4 +1,4 @@
-"""What leaves the node: no secret, by place or by look; no name where none is wanted; and all else."""
+"""Tests redaction: secrets by place and by form, names if anonymous, and nothing else."""
 
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def test_a_trace_without_secrets_is_the_same_trace_otherwise() -> None:
 
 
 def test_an_anonymous_trace_names_nobody_and_stays_one() -> None:
-    """The job is called like a word of ours, which stays."""
+    """The job has the name of a value elsewhere, which is kept."""
     redaction, before = Redaction(key=b"k" * 32), observation(owner(account="ada-lab"))
     register_observations(redaction, [before])
     after = redacted(before, redaction, anonymous=True)

@@ -1,4 +1,4 @@
-"""The running of checks: a crash and a hang are findings, and what was found before them stays."""
+"""Tests run_checks: an exception and a timeout become findings, and earlier findings are kept."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def breaks(_here: CheckContext, _before: Findings) -> Iterator[Finding]:
 def test_a_check_that_breaks_is_a_finding_and_neither_an_end_nor_a_loss() -> None:
     found = run_checks((Check("ports", "breaks", breaks), Check("ports", "well", well)), HERE)
     assert [(one.check, one.verdict) for one in found] == [("first", OK), ("breaks", WARN), ("well", OK)]
-    assert "ZeroDivisionError: by whom?" in found[1].said
+    assert "ZeroDivisionError: by whom?" in found[1].message
     assert "report" in found[1].do
 
 
@@ -57,7 +57,7 @@ def test_a_check_that_hangs_is_given_up_and_the_others_are_made() -> None:
     finally:
         over.set()
     assert [(one.check, one.verdict) for one in found] == [("hangs", WARN), ("well", OK)]
-    assert found[0].said == "gave no answer within 0.02 s"
+    assert found[0].message == "gave no answer within 0.02 s"
 
 
 def test_a_check_knows_what_was_found_before_it_and_the_watcher_what_is_looked_at() -> None:
@@ -66,7 +66,7 @@ def test_a_check_knows_what_was_found_before_it_and_the_watcher_what_is_looked_a
 
     told: list[str] = []
     found = run_checks((Check("ports", "well", well), Check("files", "counts", counts)), HERE, told.append)
-    assert found[-1].said == "1 before"
+    assert found[-1].message == "1 before"
     assert told == ["ports: well", "files: counts"]
 
 
@@ -75,8 +75,8 @@ def test_no_finding_tells_the_password_in_an_address() -> None:
         yield Finding("ports", "tells", WARN, "http://ada:lovelace@host/x is closed", "ask http://ada:lovelace@host/y")
 
     (found,) = run_checks((Check("ports", "tells", tells),), HERE)
-    assert "lovelace" not in found.said + found.do
-    assert "@host/x is closed" in found.said
+    assert "lovelace" not in found.message + found.do
+    assert "@host/x is closed" in found.message
 
 
 @pytest.mark.parametrize(

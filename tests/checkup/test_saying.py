@@ -1,4 +1,4 @@
-"""What is printed, in what order, and with which exit status."""
+"""Tests the output of install-check: its order, its JSON, its exit status."""
 
 import json
 
@@ -16,7 +16,7 @@ def report(*findings: Finding) -> CheckReport:
 
 
 def finding(verdict: Verdict, check: str = "ports", area: str = "ports", **more: str) -> Finding:
-    return Finding(area, check, verdict, more.get("said", "it was seen"), more.get("do", ""))
+    return Finding(area, check, verdict, more.get("message", "it was seen"), more.get("do", ""))
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_the_summary_has_the_worst_first() -> None:
 
 
 def test_the_text_is_by_area_with_what_to_do_below_what_was_said() -> None:
-    told = as_text(report(finding(WARN, said="x is shut", do="open x"), finding(OK, "rights", "user", do="nothing")))
+    told = as_text(report(finding(WARN, message="x is shut", do="open x"), finding(OK, "rights", "user", do="nothing")))
     lines = told.splitlines()
     assert lines[0] == "gpu-efficiency 1.2.3 on node-1, as root, 2023-11-14 22:13 UTC"
     assert lines[1] == "1 could be better, 1 is well"
-    assert lines.index("Its user") < lines.index("Addresses")
+    assert lines.index("User") < lines.index("Addresses")
     place = next(number for number, line in enumerate(lines) if "x is shut" in line)
     assert lines[place].startswith("  warn  ports ")
     assert lines[place + 1].strip() == "do: open x"
@@ -58,14 +58,14 @@ def test_what_is_wanted_by_nobody_is_no_command() -> None:
 
 
 def test_lines_are_as_wide_as_the_terminal_and_coloured_only_when_asked() -> None:
-    wide = report(finding(FAIL, said=LONG, do=LONG))
+    wide = report(finding(FAIL, message=LONG, do=LONG))
     assert max(map(len, as_text(wide, width=80).splitlines())) <= 80
     assert "\x1b" not in as_text(wide)
     assert "\x1b[31;1mFAIL\x1b[0m" in as_text(wide, colour=True)
 
 
 def test_what_a_terminal_would_obey_is_not_passed_on() -> None:
-    told = as_text(report(finding(FAIL, said="evil\x1b[2J\x07 words", do="\x1b]0;title\x07")))
+    told = as_text(report(finding(FAIL, message="evil\x1b[2J\x07 words", do="\x1b]0;title\x07")))
     assert "\x1b" not in told
     assert "\x07" not in told
 
@@ -75,7 +75,8 @@ def test_the_json_has_the_keys_that_the_document_names() -> None:
     assert set(told) == {"format", "version", "host", "time", "uid", "status", "summary", "counts", "findings"}
     assert told["counts"] == {"ok": 1, "info": 0, "warn": 0, "fail": 1}
     assert told["findings"][0] == {
-        "area": "ports", "check": "ports", "verdict": "fail", "said": "it was seen", "do": "do it",
+        "area": "ports", "check": "ports", "verdict": "fail", "do": "do it",
+        "message": "it was seen", "said": "it was seen",
     }  # fmt: skip
     assert (told["status"], told["time"], told["format"]) == (1, 1_700_000_000, 1)
     document = (ROOT / "docs/install-check.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where the history is kept, looked at without opening it."""
+"""Tests the check of the history store, which does not open it."""
 
 import os
 import sqlite3
@@ -31,30 +31,30 @@ def test_a_store_that_can_be_made_is_well_and_is_not_made(tmp_path: Path) -> Non
         "store's disk": OK,
         "store's size": OK,
     }
-    assert "is on ext4" in found["store's disk"].said
+    assert "is on ext4" in found["store's disk"].message
     assert not (tmp_path / "deep").exists()
 
 
 @pytest.mark.parametrize(
-    ("file", "verdict", "said"), [("", INFO, "history.file is empty"), ("auto", WARN, "systemd names no folder")]
+    ("file", "verdict", "said"), [("", INFO, "history.file is empty"), ("auto", WARN, "no STATE_DIRECTORY of systemd")]
 )
 def test_without_a_store_it_says_why(tmp_path: Path, file: str, verdict: object, said: str) -> None:
     (found,) = looked(tmp_path, None, file=file).values()
     assert found.verdict is verdict
-    assert said in found.said
+    assert said in found.message
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "cifs"])
 def test_a_file_system_of_many_machines_is_warned_of(tmp_path: Path, kind: str) -> None:
     found = looked(tmp_path, tmp_path / "history.db", f"{EXT4}40 36 0:50 / {tmp_path} rw - {kind} server:/a rw\n")
     assert found["store's disk"].verdict is WARN
-    assert f"is on {kind}: SQLite's log needs memory" in found["store's disk"].said
+    assert f"is on {kind}: SQLite's log needs memory" in found["store's disk"].message
 
 
-@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "next boot"), ("overlay", "goes with the container")])
+@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "next boot"), ("overlay", "is lost with the container")])
 def test_what_is_forgotten_anyway_is_warned_of(tmp_path: Path, kind: str, said: str) -> None:
     found = looked(tmp_path, tmp_path / "history.db", f"40 36 0:50 / / rw - {kind} none rw\n")
-    assert (found["store's disk"].verdict, said in found["store's disk"].said) == (WARN, True)
+    assert (found["store's disk"].verdict, said in found["store's disk"].message) == (WARN, True)
 
 
 def test_of_several_mounts_the_innermost_and_latest_counts(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_store_in_use_tells_its_size_and_age(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
         found = looked(tmp_path, path, max_mebibytes=9)
         assert found["checkpoint"].verdict is OK
-        assert "d " not in found["checkpoint"].said, "the log was written just now, whatever the file itself says"
-        assert found["store's size"].said.startswith("3 MiB, 9 at most")
+        assert "d " not in found["checkpoint"].message, "the log was written just now, whatever the file itself says"
+        assert found["store's size"].message.startswith("3 MiB, 9 at most")
     db.close()
     os.utime(path, (0, 0))
-    assert " d " in looked(tmp_path, path)["checkpoint"].said
+    assert " d " in looked(tmp_path, path)["checkpoint"].message
 
 
 def test_a_disk_without_room_is_warned_of(tmp_path: Path) -> None:

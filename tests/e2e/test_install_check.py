@@ -305,6 +305,6 @@ def test_the_table_on_slurm(slurm: dict[str, Told], row: list[str]) -> None:
 def holds(told: Told, check: str, verdict: str, says: str, do: str) -> None:
     found = told.found(check)
     assert found["verdict"] == verdict, found
-    assert says in found["said"], found
+    assert says in found["message"], found
     assert do in found["do"], found
     assert (told.status == 0) == all(each["verdict"] != "fail" for each in told.report["findings"])

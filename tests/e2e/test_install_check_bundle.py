@@ -98,7 +98,7 @@ def test_a_bundle_holds_what_a_bug_report_needs_and_no_secret(busy: Node) -> Non
         name for name in WHOLE - {"MANIFEST.txt", "trace.jsonl"} if name not in found["MANIFEST.txt"].decode()
     ] == []
     assert [name for name in WHOLE - {"MANIFEST.txt", "trace.jsonl"} if name not in printed] == []
-    assert "Look into it before you send it" in printed
+    assert "Check its content before you send it" in printed
     assert "--anonymous" in printed
     for name in ("metrics.prom", "trace.jsonl", "daemon.log"):
         assert "lovelace" in found[name].decode(), name

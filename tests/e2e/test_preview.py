@@ -217,10 +217,10 @@ def test_money_is_what_the_nodes_say_and_none_where_they_have_no_price(ask: Call
 
 def test_what_no_row_moves_is_said(ask: Callable[[str], dict[str, Any]]) -> None:
     notes = "\n".join(ask(f"{IN_A} {TRIED}")["notes"])
-    assert "duty cycle is not seen from outside" in notes
-    assert "which no row moves: 1 (45)" in notes
+    assert "duty cycle is not stored" in notes
+    assert "which no row changes: 1 (45)" in notes
     assert "left alone: 1 (46)" in notes
-    assert "did not say whose they were: 1" in notes
+    assert "did not report their owner: 1" in notes
 
 
 @pytest.mark.parametrize("tried", [TRIED, "--policy zombie.batch=10m,1h", "--policy zombie.interactive=3h"])

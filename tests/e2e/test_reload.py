@@ -95,7 +95,7 @@ def test_what_changes_is_taken_and_not_a_second_is_lost(site: Site, served: Daem
     site.says("[prices\n", price=5.0)
     bad = served.until(lambda page: not told(page, "last_reload_successful"), "the bad file is refused")
     assert (price(bad), team(bad), zombie(bad)) == ({Decimal(4)}, {"bio"}, Decimal(900))
-    assert "is refused, and the one before it holds" in served.program.log()
+    assert "is rejected, and the old one stays in use" in served.program.log()
 
     site.says('[host]\npool = "spot"\n', price=6.0)
     served.program.process.send_signal(signal.SIGHUP)
@@ -188,5 +188,5 @@ def test_the_cluster_s_instance_takes_what_it_can(tmp_path: Path) -> None:
         config.write_text(f'{listen}max_jobs = 7\n[log]\nformat = "json"\n[[prices]]\nper_gpu_hour = 1.0\n')
         program.process.send_signal(signal.SIGHUP)
         wait_for(lambda: "was read again: log.format\n" in program.log(), "SIGHUP is heeded")
-        wait_for(lambda: "a restart is needed for what has changed in cluster.max_jobs;" in program.log(), "the rest")
+        wait_for(lambda: "a restart is needed to apply changes of cluster.max_jobs;" in program.log(), "the rest")
         assert program.end() == 0

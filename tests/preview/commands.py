@@ -1,4 +1,4 @@
-"""The command itself, run in this process: status, what it printed, and what it said on standard error."""
+"""Runs the command in this process; returns its status, standard output and standard error."""
 
 import io
 import logging
@@ -9,7 +9,7 @@ from exporter.cli import main
 
 
 def preview(line: str) -> tuple[int, str, str]:
-    """Run `gpu-efficiency preview LINE`; the log is set up as before afterwards."""
+    """Run `gpu-efficiency preview LINE`, and restore the logging configuration."""
     out, err, root = io.StringIO(), io.StringIO(), logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

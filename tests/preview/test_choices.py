@@ -1,4 +1,4 @@
-"""What `--policy` may say: names, times, and one row for each combination."""
+"""Tests the parsing of `--policy`: names, times, and one row for each combination."""
 
 import pytest
 

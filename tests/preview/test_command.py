@@ -1,4 +1,4 @@
-"""`gpu-efficiency preview`: what it prints, how it fails, and when it says how far it is."""
+"""Tests `gpu-efficiency preview`: its output, its errors and its progress."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ Answer = tuple[int, str, bytes]
 
 @pytest.fixture(name="trace")
 def _trace(tmp_path: Path) -> Path:
-    """An hour of rest, then work; not simulated."""
+    """A trace of an hour without work, then work; not simulated."""
     path = tmp_path / "node.jsonl.gz"
     with TraceWriter(path, TraceHeader(host="n1"), flush_every=0) as trace:
         trace.append(first([device()], [held(owner=JOB)]))
@@ -44,7 +44,7 @@ def _prices(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="says")
 def _says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, bytes], str]]:
-    """A server that gives every question the same answer, until the test ends; gives its address."""
+    """Serve the same response to every request until the test ends; yield the address."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
@@ -59,7 +59,7 @@ def _says(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str, bytes
                 self.wfile.write(body.replace(b"WHO", told.encode()))
 
             def log_message(self, *_: object) -> None:
-                """Keep still."""
+                """Log nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -113,7 +113,7 @@ def test_a_model_s_own_threshold_is_moved_by_no_row_and_that_is_said(trace: Path
     _, out, _ = preview(f"{trace} {ASKED} --json --config {tmp_path / 'own.toml'}")
     found = json.loads(out)
     assert [row["episodes"] for row in found["rows"]] == [0, 0, 0]
-    assert found["notes"] == ["models with a zombie_batch_seconds of their own, which no row moves: H100"]
+    assert found["notes"] == ["models with a zombie_batch_seconds of their own, which no row changes: H100"]
 
 
 def test_what_is_simulated_is_marked(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_recording_that_breaks_off_is_told_beside_the_answer(trace: Path) -> N
         (f"a.jsonl --prometheus {CLOSED} {ASKED}", "and not both"),
         ("a.jsonl --policy zombie.training=1h", "there is no threshold 'zombie.training'; known are zombie.batch"),
         ("a.jsonl --policy zombie.batch=soon", "--policy zombie.batch=soon: 'soon' is not a time"),
-        (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: what it judges is not stored in Prometheus"),
-        (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: what it judges is not stored"),
+        (f"--prometheus {CLOSED} --policy hang=5m", "--policy hang: Prometheus does not store its input"),
+        (f"--prometheus {CLOSED} --policy zombie.duty=0.1", "--policy zombie.duty: Prometheus does not store"),
         (f"--prometheus {CLOSED} {ASKED} --since soon", "'soon' is not a time"),
         (f"--prometheus {CLOSED} {ASKED} --step 0.5s", "0.5s is less than a second"),
         (f"--prometheus {CLOSED} {ASKED} --header secret", "--header: what was given is not 'Name: value'"),
@@ -178,8 +178,8 @@ def test_nobody_at_the_address_is_status_1_and_one_line(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, b"", "answered HTTP 401: it wants to know who asks; give it --header"),
-        (403, b"{}", "answered HTTP 403: it wants to know who asks"),
+        (401, b"", "answered HTTP 401: it requires authentication; give --header"),
+        (403, b"{}", "answered HTTP 403: it requires authentication"),
         (404, b"<html>not here", "answered HTTP 404 and not as Prometheus does: is the path complete?"),
         (502, b"<html>proxy", "answered HTTP 502 and not as Prometheus does: it is overloaded or broken"),
         (200, b'{"status":"success"}', "refused a query"),
@@ -207,7 +207,7 @@ def test_headers_are_sent_from_the_line_and_from_a_file(says: Callable[[int, str
 def test_a_long_recording_tells_how_far_it_is_by_its_bytes_and_quiet_does_not(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.cli.progress._LINES", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._LINE_SECONDS", 0.0)
     told = preview(f"{trace} {ASKED}")[2].splitlines()
     assert len(told) > 2
     assert all(line.startswith("gpu-efficiency: ") and " %, " in line for line in told)

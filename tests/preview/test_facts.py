@@ -1,4 +1,4 @@
-"""Every series that is asked for is one that the exporter has, by that name and with those labels."""
+"""Tests that every series queried exists in METRICS with the labels used."""
 
 import re
 
@@ -13,7 +13,7 @@ SCRAPED = {"cluster", "job", "instance"}
 
 
 class Listener(PrometheusClient):
-    """Knows nothing, and remembers what it was asked."""
+    """A server without data that records its queries."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

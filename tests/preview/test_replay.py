@@ -1,4 +1,4 @@
-"""Previews of recordings whose answer is worked out by hand, in hours.
+"""Tests previews of recordings against results calculated by hand, in hours.
 
 Work here keeps the engine busy all the time, so that a zombie leaves after exactly 10 s of it.
 """
@@ -33,7 +33,7 @@ def story(
     silence: tuple[float, float] = (0.0, 0.0),
     step: float = MINUTE,
 ) -> Iterator[Observation]:
-    """Phases of (minutes, signals of each GPU) in readings of `step` seconds; none for a GPU: it is not seen.
+    """Phases of (minutes, signals of each GPU) in readings of `step` seconds; None for a GPU: no reading.
 
     `changes`: what the scheduler says from that minute on; `silence`: minutes in which it says nothing.
     """
@@ -92,7 +92,7 @@ def test_who_works_again_was_hit_and_its_time_is_freed_wrongly() -> None:
 
 @pytest.mark.parametrize("unseen", [0, 10])
 def test_work_that_is_over_when_it_is_enough_is_work_too(unseen: float) -> None:
-    """Ten seconds, and then it rests again, or is not seen at first: the GPU is stalled, but no zombie any more."""
+    """It works for ten seconds and stops, or is unobserved at first: the GPU is stalled, but no longer a zombie."""
     told = story([(40, [RESTING]), (1 / 6, [WORK]), (unseen, [{}]), (10, [RESTING])], step=10)
     answer = preview(told)
     assert freed(answer)[0] == (1, 0.0, round((10 + unseen) / 60 + WAKE, 9))
@@ -152,7 +152,7 @@ def test_a_limit_of_the_job_s_own_wins_over_its_class_and_no_row_moves_it() -> N
     own = Owner("43", zombie_seconds=50 * MINUTE)
     answer = preview(story([(60, [RESTING])], holds=[held(owner=own)]))
     assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
-    assert answer.notes == ("jobs with a limit of their own (zombie_seconds), which no row moves: 1 (43)",)
+    assert answer.notes == ("jobs with a limit of their own (zombie_seconds), which no row changes: 1 (43)",)
 
 
 def test_a_limit_for_another_state_is_not_spoken_of() -> None:
@@ -168,15 +168,15 @@ def test_only_the_class_that_is_named_moves(kind: str, moved: bool) -> None:
 
 
 def test_nobody_s_job_is_taken_from_an_owner_who_is_not_known() -> None:
-    """The scheduler is silent from the first minute, while a process is on the GPU."""
+    """The scheduler does not answer from the first minute on, while a process is on the GPU."""
     answer = preview(story([(90, [RESTING])], silence=(1, 90)))
     assert freed(answer) == [(0, 0.0, 0.0)] * 2
-    assert answer.notes == ("GPUs left alone because the scheduler did not say whose they were: 1",)
+    assert answer.notes == ("GPUs left alone because the scheduler did not report their owner: 1",)
 
 
 @pytest.mark.parametrize("resting", [RESTING, BARE])
 def test_a_scheduler_that_is_silent_for_a_while_ends_no_hold(resting: Signals) -> None:
-    """With a process on it the GPU is the unknown job's meanwhile, without one its time is unobserved."""
+    """With a process on it the GPU belongs to the unknown job meanwhile, without one its time is unobserved."""
     told = story([(60, [resting]), (10, [WORK])], silence=(40, 50), step=10)
     answer = preview(told, wanted=["zombie.batch=20m"])
     assert jobs(answer)[1] == (1, 1)
@@ -199,7 +199,7 @@ def test_an_exempted_job_is_left_alone_until_the_exemption_ends() -> None:
     spared = Owner("45", exemption="demo", exempt_until=50 * MINUTE)
     answer = preview(story([(60, [RESTING])], holds=[held(owner=spared)]))
     assert freed(answer) == [(1, round(10 / 60, 9), 0.0)] * 2
-    assert answer.notes == ("jobs exempted for a time, and left alone in it: 1 (45)",)
+    assert answer.notes == ("jobs with an exemption, left alone while it lasted: 1 (45)",)
 
 
 def test_an_exemption_that_outlasts_the_hold_frees_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Rests told from samples of when a GPU last worked: what ends them, and what only looks like an end."""
+"""Tests periods without work, from samples of a GPU's last work: which events end them, and which do not."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,7 +22,7 @@ ADA, BOB = frozenset({"41"}), frozenset({"42"})
 def told(
     *parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: float = 100.0
 ) -> list[tuple[object, ...]]:
-    """Rests as (jobs, since when, last seen, worked again), of samples fed in parts."""
+    """Periods as (jobs, since when, last seen, worked again), of samples fed in parts."""
     found: list[tuple[object, ...]] = []
 
     def judge(gpu: GpuKey, rest: NoWorkPeriod, worked: float | None) -> None:
@@ -47,7 +47,7 @@ def test_a_rest_ends_at_the_work_that_is_told_later() -> None:
 
 
 def test_the_moment_of_work_lies_between_the_two_samples() -> None:
-    """A clock that is behind or ahead of the server's moves nothing out of the step."""
+    """A clock behind or ahead of the server's moves no time by more than a step."""
     early = [*same(range(0, 601, 60), ADA, 0.0), (660.0, ADA, 500.0)]
     late = [*same(range(0, 601, 60), ADA, 0.0), (660.0, ADA, 700.0)]
     assert [rest[3] for rest in told(early, shortest=200) + told(late)] == [600.0, 660.0]
@@ -69,7 +69,7 @@ def test_a_rest_goes_on_from_one_window_to_the_next() -> None:
 
 
 def test_a_daemon_that_starts_anew_has_seen_no_work() -> None:
-    """Its first look is what it names as the moment of last work; what it names later it has seen."""
+    """It first reports its start as the time of last work; later values are measured."""
     after = [*same(range(660, 901, 60), ADA, 630.0), (960.0, ADA, 950.0)]
     samples = [*same(range(0, 601, 60), ADA, 0.0), *after]
     assert told(samples, starts=[620.0]) == [(ADA, 0.0, 900.0, 950.0)]

@@ -1,4 +1,4 @@
-"""What a person reads: fits 80 columns whatever the names are, and leaves nothing out silently."""
+"""Tests the text of a preview: at most 80 columns for any name, and no silent omission."""
 
 import pytest
 
