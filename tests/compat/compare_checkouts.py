@@ -70,7 +70,8 @@ class Difference(NamedTuple):
     old: str | None
     new: str | None
     formal: bool
-    """No reader would notice: white space, entities and hashes of a page, or the order of keys in JSON."""
+    """No reader would notice: white space, entities and hashes of a page, the order of keys in JSON, a number's 13th
+    digit."""
 
 
 def meant_in(file: Path) -> list[Meant]:
@@ -201,7 +202,7 @@ def _json(text: str) -> tuple[str, object]:
     """What stands before an object, and the object; None: there is none."""
     head, brace, rest = text.partition("\n{")
     try:
-        return head, json.loads(brace + rest)
+        return head, json.loads(brace + rest, parse_float=lambda digits: float(f"{float(digits):.12g}"))
     except ValueError:
         return text, None
 
