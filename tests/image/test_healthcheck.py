@@ -138,10 +138,10 @@ def test_it_asks_for_health_and_takes_200_for_well() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "answered with HTTP/1.1 503 Service Unavailable"),
-        (b"HTTP/1.1 2000 OK\r\n\r\n", "answered with HTTP/1.1 2000 OK"),
-        (b"SSH-2.0-OpenSSH 200 \r\n", "answered with SSH"),
-        (b"", "answered with nothing"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "answers HTTP/1.1 503 Service Unavailable"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "answers HTTP/1.1 2000 OK"),
+        (b"SSH-2.0-OpenSSH 200 \r\n", "answers SSH"),
+        (b"", "answers nothing"),
     ],
 )
 def test_nothing_else_is_well(text: bytes, complaint: str) -> None:
