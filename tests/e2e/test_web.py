@@ -113,7 +113,7 @@ def test_tls_and_a_password_for_curl_and_openssl_and_a_new_certificate(tmp_path:
             shutil.copy(tmp_path / f"new.{end}", tmp_path / f"server.{end}")
         wait_for(lambda: _fingerprint(served) != before, "the new certificate is served", seconds=20)
         (tmp_path / "server.key").write_text("gone wrong")
-        wait_for(lambda: "not taken" in served.program.log(), "the bad key is told of", seconds=20)
+        wait_for(lambda: "not reloaded" in served.program.log(), "the bad key is reported", seconds=20)
         assert served.status("/metrics", "-u", ADA) == 200
         assert (
             "server.key" in served.curl("/readyz", "-u", ADA)[1] or "key_file" in served.curl("/readyz", "-u", ADA)[1]
