@@ -1,7 +1,7 @@
 # ruff: noqa: INP001  a script beside the chart, not a package
-"""Writes the choices of values.schema.json that come from the registries: `source` and `scheduler`.
+"""Writes what the chart has from the registries: choices in values.schema.json, and the default ports of engines.
 
-The rest of that file is written by hand and stays as it is.
+The rest of the schema is written by hand and stays as it is.
 
 Usage, from the root of the project: python -m helm.build_schema
 """
@@ -9,9 +9,12 @@ Usage, from the root of the project: python -m helm.build_schema
 import json
 from pathlib import Path
 
-from exporter.registry import SCHEDULERS, SOURCES
+from exporter.registry import SCHEDULERS, SOURCES, engine_ports
 
-SCHEMA = Path(__file__).parent / "gpu-efficiency" / "values.schema.json"
+CHART = Path(__file__).parent / "gpu-efficiency"
+SCHEMA = CHART / "values.schema.json"
+ENGINE_PORTS = CHART / "files" / "engine-ports.json"
+"""Read by the network policy."""
 
 
 def schema() -> str:
@@ -26,5 +29,11 @@ def schema() -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
+def ports() -> str:
+    """The text of the list of ports."""
+    return json.dumps(engine_ports()) + "\n"
+
+
 if __name__ == "__main__":
     SCHEMA.write_text(schema(), encoding="utf-8")
+    ENGINE_PORTS.write_text(ports(), encoding="utf-8")

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "exporter"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [ARCHITECTURE, *sorted((ROOT / "docs" / "contributing").glob("*.md"))]
-_PATH = re.compile(r"(?<![\w/.<])(?:[a-z_]\w*/)+(?:\w+\.\w+)?|(?<![\w/.<`])`?([a-z_]\w*\.py)\b")
+_PATH = re.compile(r"(?<![\w/.<])(?:[a-z_][\w-]*/)+(?:[\w-]+\.\w+)?|(?<![\w/.<`])`?([a-z_]\w*\.py)\b")
 _LINK = re.compile(r"\]\(([^)#]+)")
 
 

@@ -18,8 +18,8 @@ from exporter.config import Config
 from exporter.core.leaks import LEAKS
 from exporter.core.metrics import METRICS, SERIES_BUDGET, max_series_of_scope
 from exporter.core.model import Health, Reading
-from exporter.registry import ENGINES, SCHEDULERS, SOURCES, import_object, section_of
-from helm.build_schema import SCHEMA, schema
+from exporter.registry import ENGINES, SCHEDULERS, SOURCES, engine_ports, import_object, section_of
+from helm.build_schema import ENGINE_PORTS, SCHEMA, ports, schema
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,7 +69,7 @@ def test_the_pages_list_the_entries(derived: Any) -> None:
     assert (
         "| `answer` | whole number | `41` | `GPU_EFFICIENCY_DUMMY_SOURCE_ANSWER` |  | What the dummy answers. |" in page
     )
-    assert ", 3000, 1234]`" in page
+    assert f", {engine_ports()[-1]}, 1234]`" in page
     assert (
         "| `dummy_leak` | emfu | measured | what the dummy takes | the dummy | remove the dummy |" in derived["metrics"]
     )
@@ -130,6 +130,7 @@ def test_every_leak_has_a_colour_of_its_own() -> None:
 
 def test_the_chart_s_schema_is_the_registries() -> None:
     assert SCHEMA.read_text() == schema(), "run: python -m helm.build_schema"
+    assert ENGINE_PORTS.read_text() == ports(), "run: python -m helm.build_schema"
 
 
 def test_the_budget_of_series_is_kept_and_told_in_one_place() -> None:
