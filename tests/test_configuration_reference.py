@@ -14,6 +14,7 @@ from exporter import config
 from exporter.cli.reference import markdown
 from exporter.config import LIVE, Config, ConfigError, load
 from exporter.core.policy import Policy
+from exporter.registry import SOURCES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -126,7 +127,7 @@ def test_the_flags_are_real_ones() -> None:
 
 
 def test_values_to_choose_from_stand_in_their_order() -> None:
-    assert SECTIONS["Above all sections"][0][1] == '`"auto"`, `"dcgm"`, `"dcgm-exporter"`, `"nvml"`'
+    assert SECTIONS["Above all sections"][0][1] == ", ".join(f'`"{name}"`' for name in ("auto", *SOURCES))
 
 
 def test_the_example_loads_and_sets_what_it_says() -> None:

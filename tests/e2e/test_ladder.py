@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.registry import SOURCES
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.build import build as build_dcgm
 from tests.e2e.running import Daemon, Page, daemon
@@ -64,7 +65,7 @@ def test_the_engine_is_taken_and_the_driver_says_who_is_there(serve: Callable[[]
     page = serve().until(lambda page: "on 2 of 2 GPUs" in source(page)[1], "the choice is explained")
     name, reason = source(page)
     assert name == "dcgm"
-    assert reason.endswith("not asked: dcgm-exporter, nvml")
+    assert reason.endswith(f"not asked: {', '.join([*SOURCES][1:])}")
     states = page.keeps_the_law().states()
     assert states["0"][0] in ("active", "stalled"), states
     assert states["1"] == ("unallocated", "free")

@@ -7,12 +7,19 @@ import pytest
 import yaml
 from helm_python.errors import HelmError
 
+from exporter.registry import SCHEDULERS, SOURCES
 from tests.helm.rendering import CHART, IMAGE, notes, texts
 
 TLS = {"tls_server_config": {"cert_file": "/etc/gpu-efficiency/tls/tls.crt"}}
 USERS = {"basic_auth_users": {"a": "$2b$12$x"}}
 MUTUAL = {"tls_server_config": {"client_auth_type": "RequireAnyClientCert"}}
 SCRAPED = {"enabled": True}
+IN_PODS = [name for name, entry in SCHEDULERS.items() if entry.in_pods]
+
+
+def _quoted(*names: str) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
 
 BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"sauce": "nvml"}, "additional properties 'sauce' not allowed"),
@@ -21,8 +28,8 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"web": {"config": {"tls_server": {}}}}, "'/web/config': additional properties 'tls_server'"),
     ({"rules": {"alerts": {"GPUZombie": {"threshold": 3}}}}, "'/rules/alerts/GPUZombie': additional properties"),
     ({"rules": {"alerts": {"GPUZombie": {"for": "soon"}}}}, "'/rules/alerts/GPUZombie/for'"),
-    ({"source": "cuda"}, "'/source': value must be one of 'auto', 'dcgm', 'dcgm-exporter', 'nvml'"),
-    ({"scheduler": "slurm"}, "'/scheduler': value must be one of 'kubernetes', 'processes'"),
+    ({"source": "cuda"}, f"'/source': value must be one of {_quoted('auto', *SOURCES)}"),
+    ({"scheduler": "slurm"}, f"'/scheduler': value must be one of {_quoted(*IN_PODS)}"),
     ({"dcgm": {"address": "nvidia-dcgm"}}, "'/dcgm/address'"),
     ({"dcgmExporterUrl": "localhost:9400"}, "'/dcgmExporterUrl'"),
     ({"port": 70000}, "'/port': maximum"),
