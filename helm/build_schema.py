@@ -31,7 +31,7 @@ def schema() -> str:
 
 def ports() -> str:
     """The text of the list of ports."""
-    return json.dumps(engine_ports()) + "\n"
+    return json.dumps({"ports": engine_ports()}) + "\n"
 
 
 if __name__ == "__main__":

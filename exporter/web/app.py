@@ -6,7 +6,9 @@ store are also served while nothing is sampled.
 """
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from threading import Lock
 from typing import Annotated, Any, cast
@@ -299,6 +301,28 @@ def create_app(
     app = FastAPI(title="gpu-efficiency-exporter", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     provider = SnapshotProvider(latest=latest, now=now, max_age_seconds=max_age_seconds, why_not=why_not)
     endpoints = _Endpoints(provider, history)
+    with _without_pydantic_v1():
+        _add_routes(app, endpoints)
+    app.add_exception_handler(404, _not_found)
+    app.add_exception_handler(RequestValidationError, _invalid_query)
+    app.add_exception_handler(Exception, _internal_error)
+    return app
+
+
+@contextmanager
+def _without_pydantic_v1() -> Iterator[None]:
+    """For each parameter FastAPI checks whether its type is of pydantic 1; importing that copy would cost 1.4 MiB."""
+    absent = "pydantic.v1" not in sys.modules
+    if absent:
+        sys.modules["pydantic.v1"] = None  # type: ignore[assignment]  # makes the import fail, which FastAPI allows for
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules["pydantic.v1"]
+
+
+def _add_routes(app: FastAPI, endpoints: _Endpoints) -> None:
     _add(app, "/", endpoints.node_page)
     _add(app, "/jobs/{job_id:path}", endpoints.job_page)
     _add(app, "/metrics", endpoints.metrics)
@@ -310,10 +334,6 @@ def create_app(
     _add(app, "/api/v1/receipts", endpoints.receipts, schema="ReceiptsOut")
     _add(app, "/api/v1/events", endpoints.events, schema="EventsOut")
     _add(app, "/openapi.json", lambda: make_response(encode_json(_openapi(app)), JSON))
-    app.add_exception_handler(404, _not_found)
-    app.add_exception_handler(RequestValidationError, _invalid_query)
-    app.add_exception_handler(Exception, _internal_error)
-    return app
 
 
 def _add(app: FastAPI, path: str, endpoint: Callable[..., Response], *, schema: str = "") -> None:
