@@ -4,7 +4,6 @@
 exact.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -56,6 +55,8 @@ class Metric(Struct, frozen=True):
 
 def seconds(nanoseconds: int) -> str:
     """Exact decimal seconds: floats would break the ledger's sum in the last digit."""
+    if not nanoseconds:  # most leaks of most GPUs
+        return "0.0"
     whole, rest = divmod(nanoseconds, SECOND)
     return f"{whole}.{rest:09d}" if rest else f"{whole}.0"
 
@@ -99,10 +100,8 @@ class _Rows(Generic[T]):
     ) -> Metric:
         """A metric with further labels, whose values `samples` yields."""
 
-        def read(snapshot: Snapshot) -> Iterator[MetricSample]:
-            for key, thing in self._things(snapshot):
-                for values, value in samples(thing):
-                    yield key + values, value
+        def read(snapshot: Snapshot) -> list[MetricSample]:
+            return [(key + values, value) for key, thing in self._things(snapshot) for values, value in samples(thing)]
 
         labels = self._labels + labels
         return Metric(_P + name, _type(name), about, read, labels, scope=scope or self._scope, max_series=max_series)
@@ -128,21 +127,20 @@ _history = _Rows("node", (), lambda s: (((), s.meta.history),) if s.meta.history
 _reload = _Rows("node", (), lambda s: (((), s.meta.reload),) if s.meta.reload else ())
 
 
-def _leak_seconds(view: GpuView | JobView) -> Iterator[MetricSample]:
-    for names, part in zip(_LEAK_LABELS, view.counters.now.parts, strict=True):
-        yield names, seconds(part)
+def _leak_seconds(view: GpuView | JobView) -> list[MetricSample]:
+    return [(names, seconds(part)) for names, part in zip(_LEAK_LABELS, view.counters.now.parts, strict=True)]
 
 
-def _pairs(pairs: Iterable[tuple[str, float | str]]) -> Iterator[MetricSample]:
+def _pairs(pairs: Iterable[tuple[str, float | str]]) -> list[MetricSample]:
     """Samples with one label, from its values and theirs."""
-    return (((label,), value) for label, value in pairs)
+    return [((label,), value) for label, value in pairs]
 
 
 def _known(label: str, value: float | None) -> Iterable[MetricSample]:
     return () if value is None else (((label,), value),)
 
 
-def _layer_seconds(parts: Iterable[int]) -> Iterator[MetricSample]:
+def _layer_seconds(parts: Iterable[int]) -> list[MetricSample]:
     return _pairs((layer, seconds(part)) for layer, part in sum_by_layer(parts).items())
 
 
@@ -273,10 +271,8 @@ def _job_info(job: JobView) -> Iterator[MetricSample]:
 
 
 def _job_spread(job: JobView) -> Iterator[MetricSample]:
-    for label, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
-        value = job.counters.percentile(share)
-        if value is not None:
-            yield (label,), value
+    for label, value in zip(_SPREAD, job.counters.percentiles(tuple(_SPREAD.values())), strict=False):
+        yield (label,), value
 
 
 def _window(name: str) -> Callable[[GpuView | JobView], float | None]:
@@ -296,20 +292,24 @@ def _by_reason(field: str, *, scale: Callable[[int], float | str] = float) -> Ca
     """Counts of one GPU by reason, without zeros, of which a healthy GPU would have dozens."""
 
     def read(gpu: GpuView) -> list[MetricSample]:
-        counts: Counter[str] = Counter()
-        for reason, count in getattr(gpu, field):
-            counts[reason if reason in _KNOWN_REASONS[field] else "other"] += count
+        counts: dict[str, int] = {}
+        for found, count in getattr(gpu, field):
+            reason = found if found in _KNOWN_REASONS[field] else "other"
+            counts[reason] = counts.get(reason, 0) + count
         return [((reason,), scale(count)) for reason, count in sorted(counts.items())]
 
     return read
 
 
+_gpu_rejected = _by_reason("rejected")
+
+
 def _rejected(snapshot: Snapshot) -> Iterator[MetricSample]:
-    refused = dict.fromkeys(_KNOWN_REFUSALS, 0) | dict(snapshot.refused)
+    refused = dict(snapshot.refused)
     for reason in _KNOWN_REFUSALS:
-        yield ("", "", reason), refused[reason]
+        yield ("", "", reason), refused.get(reason, 0)
     for gpu in snapshot.gpus:
-        for reasons, count in _by_reason("rejected")(gpu):
+        for reasons, count in _gpu_rejected(gpu):
             yield (gpu.device.uuid, gpu.device.index, *reasons), count
 
 
@@ -354,6 +354,7 @@ def _limited(gpu: GpuView) -> Iterator[MetricSample]:
 
 _OVERSIZED = LEAK_NAMES.index("oversized_allocation")
 _KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
+_SPREAD = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
 """Leaks that can take unallocated time."""
 _KNOWN_REASONS = {

@@ -3,9 +3,12 @@
 The agent replaces one reference, so a scrape never waits for a sample. Every figure is a counter, or a ratio of two.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -94,7 +97,7 @@ class Counters(Struct, frozen=True, dict=True):
 
     def parts(self, since: CounterSample) -> tuple[int, ...]:
         """Nanoseconds by leak since a sample."""
-        return tuple(a - b for a, b in zip(self.now.parts, since.parts, strict=True))
+        return tuple(map(sub, self.now.parts, since.parts))
 
     @cached_property
     def recent(self) -> Layers:
@@ -110,15 +113,14 @@ class Counters(Struct, frozen=True, dict=True):
         now, then = self.now, self.short
         return _ratio(getattr(now, part) - getattr(then, part), getattr(now, whole) - getattr(then, whole))
 
-    def percentile(self, share: float) -> float | None:
-        """Percentile `share` (0-1) of engine activity over the short window, as the middle of a bin, 0-1."""
-        bins = [a - b for a, b in zip(self.now.spread, self.short.spread, strict=True)]
-        total, below = sum(bins), 0
-        for i, time in enumerate(bins):
-            below += time
-            if total and below >= share * total:
-                return (i + 0.5) / SPREAD_BINS
-        return None
+    def percentiles(self, shares: Sequence[float]) -> tuple[float, ...]:
+        """Percentiles of engine activity over the short window, each as the middle of a bin, 0-1; none if no time.
+
+        `shares` are ascending fractions between 0 and 1, exclusive.
+        """
+        below = list(accumulate(map(sub, self.now.spread, self.short.spread)))
+        total = below[-1]
+        return tuple((bisect_left(below, share * total) + 0.5) / SPREAD_BINS for share in shares) if total else ()
 
 
 class GpuView(Struct, frozen=True):

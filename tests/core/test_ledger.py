@@ -185,14 +185,14 @@ def test_windows_see_only_their_time() -> None:
     assert counters.short_ratio("engine", "paid") == 0.0
     assert sum(counters.parts(counters.hour)) == 960 * S
     job = take_snapshot(ledger, DaemonMetadata()).jobs[0].counters
-    assert job.percentile(0.5) == 0.025
+    assert job.percentiles((0.1, 0.9)) == (0.025, 0.025)
     assert job.short_ratio("ofu", "tensor_seen") == 0.0
 
 
 def test_a_window_of_nothing_has_no_ratio() -> None:
     counters = take_snapshot(opened(), DaemonMetadata()).gpus[0].counters
     assert counters.short_ratio("engine", "paid") is None
-    assert counters.percentile(0.5) is None
+    assert counters.percentiles((0.5,)) == ()
 
 
 def test_an_hour_of_marks_is_all_that_is_kept() -> None:
