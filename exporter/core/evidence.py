@@ -116,6 +116,16 @@ def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed
 
 def _without_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
     """Return the reading itself if all values are in range, else a copy with invalid values clamped or removed."""
+    for value in _ratios(reading):
+        if value is not None and not 0.0 <= value <= 1.0:
+            return _repaired(reading, policy, ev)
+    for value in _amounts(reading):
+        if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
+            return _repaired(reading, policy, ev)
+    return reading
+
+
+def _repaired(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
     repaired: dict[str, float | None] = {}
     for name, value in zip(_RATIOS, _ratios(reading), strict=True):
         if value is not None and not 0.0 <= value <= 1.0:
@@ -125,7 +135,7 @@ def _without_invalid(reading: Reading, policy: Policy, ev: Evidence) -> Reading:
         if value is not None and not 0.0 <= value < LARGEST_AMOUNT:
             repaired[name] = None
             ev.rejected += ("too_large" if LARGEST_AMOUNT <= value < inf else _rejection(value, policy),)
-    return replace(reading, **repaired) if repaired else reading
+    return replace(reading, **repaired)
 
 
 def _rejection(value: float, policy: Policy) -> str:

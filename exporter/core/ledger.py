@@ -96,11 +96,8 @@ MAX_SAMPLES = 61
 """An hour of samples, one per minute, and the one before."""
 SPREAD_BINS = 20
 """Bins of the engine activity histogram, 5 % each."""
-_OBSERVED = (
-    "engine", "utilization", "utilization_seen", "dram", "dram_seen", "bytes", "ofu", "tensor_seen", "flops",
-)  # fmt: skip
 CounterAmounts = tuple[int, float, float, float, float, float, float, float, float]
-"""Increments of the counters _OBSERVED in an interval."""
+"""Increments in an interval of the counters that `Book.observe` names, in its order."""
 
 
 def counter_amounts(ev: Evidence, ms: int, share: int = PPM) -> CounterAmounts | None:
@@ -211,8 +208,16 @@ class Book(CounterTotals):
         """Add counter increments; None: unobserved."""
         if amounts is None:
             return
-        for name, amount in zip(_OBSERVED, amounts, strict=True):
-            setattr(self, name, getattr(self, name) + amount)
+        engine, utilization, utilization_seen, dram, dram_seen, transferred, ofu, tensor_seen, flops = amounts
+        self.engine += engine
+        self.utilization += utilization
+        self.utilization_seen += utilization_seen
+        self.dram += dram
+        self.dram_seen += dram_seen
+        self.bytes += transferred
+        self.ofu += ofu
+        self.tensor_seen += tensor_seen
+        self.flops += flops
 
     def skip_to(self, until: int) -> None:
         """Skip the time up to `until`, in which the GPU was not in the inventory and so not paid for."""

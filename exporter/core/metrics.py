@@ -205,7 +205,7 @@ def _parallelism(view: TrainingView) -> Iterator[MetricSample]:
         yield (name,), getattr(view.parallel, name)
 
 
-def _requests(view: ServingView) -> Iterator[MetricSample]:
+def _requests(view: ServingView) -> list[MetricSample]:
     counts = (("running", view.running), ("waiting", view.waiting))
     return _pairs((state, count) for state, count in counts if count is not None)
 
@@ -313,7 +313,7 @@ def _rejected(snapshot: Snapshot) -> Iterator[MetricSample]:
             yield (gpu.device.uuid, gpu.device.index, *reasons), count
 
 
-def _faults(snapshot: Snapshot) -> Iterator[MetricSample]:
+def _faults(snapshot: Snapshot) -> list[MetricSample]:
     """Counts by kind, including zeros of known kinds; unknown kinds count as other."""
     counts: dict[str, int] = dict.fromkeys(sorted(_KNOWN_FAULTS), 0) | {"other": 0}
     for kind, count in snapshot.faults:

@@ -438,25 +438,36 @@ def _split_among_owners(
         pools = divide_proportionally(whole, pools)
     if not interval.holders:
         return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
-    parts = [(PPM, pools)] if len(interval.holders) == 1 else _divide_pools(gpu, ev, interval, pools)
-    shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
-    for allocation, (ran, own) in zip(interval.holders, parts, strict=True):
-        span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
-        if gpu.credits:
-            _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
-        if allocation.gpus == 1 and whole == PPM and len(parts) == 1:
+    if len(interval.holders) == 1:
+        allocation = interval.holders[0]
+        span = Span(ev, state, policy, pools, whole, allocation.gpus, allocation.restarts, interval.signs)
+        if allocation.gpus == 1 and whole == PPM:
             span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
-        shares.append((allocation, ran, span.whole, split_into_leaks(span)))
+        return [(allocation, PPM, whole, _leaks_of_owner(gpu, allocation, span, interval))]
+    shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
+    for allocation, ran, own in _divide_pools(gpu, ev, interval, pools):
+        span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
+        shares.append((allocation, ran, span.whole, _leaks_of_owner(gpu, allocation, span, interval)))
     return shares
 
 
-def _divide_pools(gpu: Gpu, ev: Evidence, interval: StateInterval, pools: list[int]) -> list[tuple[int, list[int]]]:
-    """Each owner's ppm of the activity, and its pools."""
+def _leaks_of_owner(gpu: Gpu, allocation: Allocation, span: Span, interval: StateInterval) -> LeakShares:
+    if gpu.credits:
+        _apply_credit(span, gpu.credits.get(allocation.owner.job_id), interval)
+    return split_into_leaks(span)
+
+
+def _divide_pools(
+    gpu: Gpu, ev: Evidence, interval: StateInterval, pools: list[int]
+) -> Iterator[tuple[Allocation, int, list[int]]]:
+    """Each of several owners with its ppm of the activity, and its pools."""
     equal = [1] * len(interval.holders)
     use = sm_use_by_holder(ev.reading.processes, interval.holders)
     gpu.shared["equal" if use is None else "sm"] += interval.end - interval.start
     split = [divide_proportionally(pools[0], equal), *(divide_proportionally(pool, use or equal) for pool in pools[1:])]
-    return [(ran, list(own)) for ran, *own in zip(divide_proportionally(PPM, use or equal), *split, strict=True)]
+    ran = divide_proportionally(PPM, use or equal)
+    for allocation, active, own in zip(interval.holders, ran, zip(*split, strict=True), strict=True):
+        yield allocation, active, list(own)
 
 
 def _surplus(job: Job | None) -> int:
