@@ -29,7 +29,7 @@ from exporter.core.exposition import MAX_LABEL_LENGTH
 from exporter.core.metrics import METRICS
 
 BYTES_OF_MEMORY = 8 * 2**30 / (955_000 + 236_000)
-"""Bytes per series in the head, rules included: docs/prometheus.md sizes 8 GiB for that many, of which it measured 5.7."""
+"""Bytes per series in the head, rules included: docs/prometheus.md sizes 8 GiB for that many and measured 5.7."""
 BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
 """Bytes on disk per sample; docs/prometheus.md."""
 USUAL_LEAKS = 5
