@@ -37,7 +37,7 @@ day to another: a figure near its budget should be measured again on yours.
 
 **No GPU was at hand for any figure here.** NVML calls take the driver's time on the calling core, GPM samples above
 all; add it to the CPU of the daemon. DCGM's host engine takes it in its own process. `make accuracy` measures on a real
-board ([accuracy](accuracy.md)).
+board ([accuracy](accounting.md#accuracy-on-a-real-gpu)).
 """
 
 
@@ -57,12 +57,17 @@ def section(group: Group, record: Record | None) -> str:
     parts = [head, *_mark(group, record), f"{group.about}\n"]
     if record.rows:
         parts.append(_table(TITLES, map(cells, record.rows)))
-    parts += [f"{one.about}\n\n{_table(one.head, one.rows)}" for one in record.tables]
+    parts += [f"{_relinked(one.about)}\n\n{_table(one.head, one.rows)}" for one in record.tables]
     parts += [f"![{picture.words}](pictures/bench-{picture.name}.svg)\n" for picture in group.pictures]
     stamp = record.stamp
     of = f"{stamp.day}, commit {stamp.commit}, {stamp.machine}; it took {_time(stamp.took)}"
     parts.append(f"`{group.command} --record`: {of}.\n")
     return "\n".join(parts)
+
+
+def _relinked(text: str) -> str:
+    """Name pages that have moved since a record was sealed by their present file."""
+    return text.replace("docs/scale.md", "docs/prometheus.md")
 
 
 def _mark(group: Group, record: Record) -> Iterator[str]:

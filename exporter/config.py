@@ -357,7 +357,7 @@ class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     kubernetes: Literal["none", "event", "annotation"] = "none"
     """An Event about the job's pod, or the annotation gpu-efficiency.io/receipt on it; either needs a permission that
-    the daemon does not have otherwise: see docs/receipts-for-users.md."""
+    the daemon does not have otherwise: see docs/job-reports.md."""
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):

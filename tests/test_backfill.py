@@ -503,7 +503,7 @@ def test_a_model_s_statements_and_an_empty_store_are_refused(tmp_path: Path) -> 
 
 
 def test_the_document_names_what_a_store_tells_along_the_way() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "backfill.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "operations.md").read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if line.startswith("| `paid_seconds_total`")]
     assert {f"gpu_efficiency_job_{name}" for name in row.split("`")[1::2]} == SAMPLED_METRICS | {
         "gpu_efficiency_job_history.sample_seconds"

@@ -53,7 +53,7 @@ from tests.sources import exporter_pages
 from tests.worlds import RESTING, WORKING, cut, device, first, held, reading, seen
 
 picture = cache(goldens.picture)
-SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
+SCALE = Path(__file__).parents[1] / "docs" / "prometheus.md"
 DOCUMENTED = 0.09
 """How far the maximum may exceed the counted series by docs/prometheus.md, on a node of this size with all signals."""
 UNSEEN = {"lost_gpu"}

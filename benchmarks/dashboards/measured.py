@@ -160,7 +160,8 @@ DASHBOARDS = Group(
     about=(
         "Every panel of every dashboard, opened as Grafana opens it, on a real Prometheus with two cores: raw series "
         "of 1,250 nodes of eight GPUs and of their jobs for the last hour, all recorded ones for a week and a day. "
-        "How they were made, every panel by name, and what follows for larger fleets: [scale](scale.md)."
+        "How they were made, every panel by name, and what follows for larger fleets: "
+        "[Prometheus](prometheus.md#the-measurement-with-10000-gpus)."
     ),
     measures=("alerts", "dashboards", "exporter/cluster", "exporter/core", "exporter/simulate"),
     run=lambda: Measured(rows=dashboards()),

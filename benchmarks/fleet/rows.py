@@ -107,7 +107,7 @@ def table(costs: Sequence[Cost]) -> Table:
     return Table(
         about=(
             f"What a fleet costs its Prometheus. The last column is {SCALE} times the one before it, and measured by "
-            "nobody: one server would not be asked to carry it (docs/scale.md)."
+            "nobody: one server would not be asked to carry it (docs/prometheus.md)."
         ),
         head=head,
         rows=tuple((what, *(column[n] for column in columns)) for n, what in enumerate(_WHAT)),

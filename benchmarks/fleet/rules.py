@@ -118,7 +118,7 @@ RULES = Group(
             "whether any of its GPUs works or saves, which would spare the deadlock group four of its five reads."
         ),
         "- extrapolated to 100,000 GPUs": (
-            "As the row above. One server is not the plan for 100,000 GPUs: docs/scale.md cuts them into ten."
+            "As the row above. One server is not the plan for 100,000 GPUs: docs/prometheus.md divides them into ten."
         ),
     },
     pictures=(BY_SIZE, BOUGHT),

@@ -2,7 +2,7 @@
 
 Owns the questions and the reading of their answers from the rows. Refuses an answer where a row is missing, was not
 seen well enough, or where its figures lie too close together to tell: None, with nothing guessed.
-`docs/accuracy.md` lists the same questions; a test holds the two together.
+`docs/accounting.md` lists the same questions; a test holds the two together.
 """
 
 from collections.abc import Callable, Mapping

@@ -575,7 +575,7 @@ _SOFTWARE = Row(
             kind=_listed("outcome", "Messages", "Times", bar=words.EXPECTED),
             shows="Messages of workloads in the time shown, by what became of them: taken, or why one was refused.",
             bad="refused ones that do not end",
-            do="docs/reports.md has what each refusal means; its sender has been told it too",
+            do="docs/training-jobs.md has what each refusal means; its sender has been told it too",
             queries=(Query(_or_said(_times(_MESSAGES, by="outcome"), "outcome", "none came")),),
             unit="short",
             decimals=0,
@@ -589,7 +589,7 @@ _SOFTWARE = Row(
             shows="Of the GPUs that are held now, those whose job tells its steps: for them checkpoints, data stalls"
             " and the like are told, for the others estimated from counters.",
             bad="nothing by itself",
-            do="let the largest jobs report first: docs/reports.md",
+            do="let the largest jobs report first: docs/training-jobs.md",
             queries=(Query(f"({_or_zero(_TOLD)}) / (sum({at('cluster:gpu_efficiency_held:gpus')}) > 0)"),),
             unit="percentunit",
             decimals=0,

@@ -9,7 +9,7 @@ from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, of_layers, 
 from dashboards.watching import SPREAD, spread
 
 _NONE = "no training job seen"
-_SILENT = "no job reports: see docs/reports.md"
+_SILENT = "no job reports: see docs/training-jobs.md"
 _P50 = 'spread="p50"'
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _REPORTED = "class:gpu_efficiency_reported:gpus"
@@ -91,7 +91,7 @@ _FIRST = Row(
             shows="Share of the GPU time of training jobs that report their steps and phases. Bubbles, recomputation,"
             " padding and repeated steps of the others are not seen, and count as something else.",
             bad="below 90 %: those leaks are larger than shown",
-            do="add the reporter to the training loop: docs/reports.md",
+            do="add the reporter to the training loop: docs/training-jobs.md",
             queries=(
                 Query(
                     f"clamp_max(({total(_REPORTED, TRAINING.where)} or 0 * {total(_LAYERS, TRAINING.where)})"

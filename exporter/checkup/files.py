@@ -121,7 +121,7 @@ def check_web_config(context: CheckContext, _: Findings) -> Iterator[Finding]:
         return
     trouble = context.web_config_error(Path(web.config_file))
     if trouble:
-        message, do = split_advice(trouble, "correct it: the exporter-toolkit's web configuration, see docs/web.md")
+        message, do = split_advice(trouble, "correct it: exporter-toolkit's web configuration, see docs/security.md")
         yield Finding(PORTS, "web config", FAIL, message, do)
     else:
         yield Finding(PORTS, "web config", OK, f"{web.config_file} can be used")

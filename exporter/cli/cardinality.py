@@ -1,6 +1,6 @@
 """Runs the command `cardinality`: estimates a fleet's series and samples, and the memory and disk that they need.
 
-Owns the flags and the measured cost of a series and a sample (docs/scale.md); exporter.cardinality counts series.
+Owns the flags and the measured cost of a series and a sample (docs/prometheus.md); exporter.cardinality counts series.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from exporter.core.exposition import MAX_LABEL_LENGTH
 from exporter.core.metrics import METRICS
 
 BYTES_OF_MEMORY = 8 * 2**30 / (955_000 + 236_000)
-"""Bytes per series in the head, rules included: docs/scale.md sizes 8 GiB for that many, of which it measured 5.7."""
+"""Bytes per series in the head, rules included: docs/prometheus.md sizes 8 GiB for that many and measured 5.7."""
 BYTES_SCRAPED, BYTES_RECORDED = 1.95, 4.6
-"""Bytes on disk per sample; docs/scale.md."""
+"""Bytes on disk per sample; docs/prometheus.md."""
 USUAL_LEAKS = 5
 """Leaks in which a job or a node loses time at once: 3.7 per job and 5.0 per node on the eight nodes of the simulated
 fleet and the demo (tests/e2e/test_prometheus_scale.py counts them)."""
@@ -200,7 +200,7 @@ def _text_lines(found: CardinalityEstimate) -> Iterator[str]:
     if found.new_series_per_day:
         yield f"  new a day, of jobs that begin {found.new_series_per_day:>14,}"
     yield f"  samples a second{'':>14}{found.samples_per_second:>14,.0f}  scraped every {found.interval:g} s"
-    yield "\nOne Prometheus, extrapolated from a measurement on one machine (docs/scale.md), (E):"
+    yield "\nOne Prometheus, extrapolated from a measurement on one machine (docs/prometheus.md), (E):"
     yield f"  memory {found.memory_bytes / 2**20:,.0f} MiB, disk {found.disk_bytes_per_day / 1e6:,.0f} MB a day"
     if found.profile not in {"full", "rules"}:
         yield "  Rules that read what this profile drops record nothing: docs/prometheus.md says which."
@@ -215,7 +215,7 @@ _NUMBERS = (
     ("gpus", 8, 1, "boards a node"),
     ("mig-boards", 0, 0, "of them cut into MIG instances, a node"),
     ("mig-instances", 0, 0, "instances on these together, a node"),
-    ("reporting", 0, 0, "jobs that report (docs/reports.md)"),
+    ("reporting", 0, 0, "jobs that report (docs/training-jobs.md)"),
     ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
     ("trouble", 0, 0, "jobs that hang, have no process, an exemption or limits of their own"),
     ("spinning", 0, 0, "GPUs that spin at the same time"),

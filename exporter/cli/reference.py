@@ -30,7 +30,7 @@ Written by `make docs` from the structs in `exporter/config.py`, `exporter/regis
     gpu-efficiency check-config --config FILE     # reads it as the daemon does, prints the result, rejects errors
 
 One TOML file, named by `--config`; all keys are optional. In order of increasing precedence: defaults, the file, environment variables, flags. An unknown key or
-a wrong type is an error that names the key's path. An [example](../examples/gpu-efficiency.toml); access to what is served: [web.md](web.md).
+a wrong type is an error that names the key's path. An [example](../examples/gpu-efficiency.toml); access to what is served: [security.md](security.md).
 
 - **Environment**: `{PREFIX}` and the key's path in capitals, `_` for `.`: `{PREFIX}WEB_LISTEN_ADDRESS` is `web.listen_address`. A list of words or numbers is
   `[a, b]`. Keys marked "file only" have no variable.

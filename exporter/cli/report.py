@@ -197,7 +197,7 @@ def _grams_co2(args: argparse.Namespace) -> float | None:
 
 
 _DEFAULT_TARGET_EMFU = 0.6
-"""Default target eMFU; docs/sums.md uses it, too."""
+"""Default target eMFU; docs/job-reports.md uses it, too."""
 _MAX_RECORDS = 10_000_000
 """Maximum number of records: in effect all."""
 

@@ -99,7 +99,7 @@ def web_config_file_argument(command: argparse.ArgumentParser) -> None:
         "--web.config.file",
         dest="web.config_file",
         metavar="FILE",
-        help="web configuration (YAML) of Prometheus exporters: TLS, client certificates, users; docs/web.md",
+        help="web configuration (YAML) of Prometheus exporters: TLS, client certificates, users; docs/security.md",
     )
 
 
@@ -181,7 +181,7 @@ def log_page_access(config: Config, web_config: "WebConfigWatcher", host: str) -
     from exporter.connections import is_loopback  # noqa: PLC0415  only servers import it
 
     if not (config.web.open_page or web_config.current.authenticates or is_loopback(host) or host == "localhost"):
-        log.info("the page and the JSON API are served over the loopback only: no authentication; see docs/web.md")
+        log.info("the page and the JSON API are served over the loopback only: no authentication; see docs/security.md")
 
 
 def daemon_metadata(
@@ -292,7 +292,7 @@ def open_history(
 
     path = store_path(config.history.file, os.environ)
     if path is None:
-        log.info("no history is kept: a restart loses counters and job reports; see docs/history.md")
+        log.info("no history is kept: a restart loses counters and job reports; see docs/operations.md")
         return None
     log.info("history is kept in %s", path)
     return HistoryRecorder(path, config.history, node=node, boot=boot_id(), clock=SystemClock(), ended=ended)

@@ -61,7 +61,7 @@ class BaselineLatency:
 MAX_INTERVAL = 120 * SECOND
 """Longest time between two pages over which differences count; or three scrape intervals, if longer."""
 FLOPS_PER_TOKEN = 2
-"""FLOPs per parameter and token: a multiplication and an addition (docs/accounting.md, section 9)."""
+"""FLOPs per parameter and token: a multiplication and an addition (docs/accounting.md)."""
 
 
 class ReplicaPlacement(Struct, frozen=True):

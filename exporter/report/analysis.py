@@ -1,6 +1,6 @@
 """Estimates what a change to a job would save, and compares the reports of two jobs.
 
-Each estimate is of the job as it ran: estimates are never added to one another (docs/report.md).
+Each estimate is of the job as it ran: estimates are never added to one another (docs/job-reports.md).
 """
 
 from collections.abc import Iterator

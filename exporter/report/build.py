@@ -198,7 +198,7 @@ def with_guidance(part: WaterfallPart, evidence: Callable[[Leak], str]) -> Water
 
 
 def layer_ratios(parts: Mapping[str, float], layer_of: Mapping[str, str] = LAYER_BY_LEAK) -> LayerRatios:
-    """Compute the three ratios and their product from GPU time by leak (docs/accounting.md, section 1)."""
+    """Compute the three ratios and their product from GPU time by leak (docs/accounting.md)."""
     by_layer: dict[str, float] = defaultdict(int)
     for leak, time in parts.items():
         by_layer[layer_of[leak]] += time

@@ -152,7 +152,7 @@ class RunPeriod(Struct, frozen=True, kw_only=True):
 
 
 class LayerRatios(Struct, frozen=True, kw_only=True):
-    """Ratios of the three layers. A ratio is None if its denominator is 0 (docs/accounting.md, section 1)."""
+    """Ratios of the three layers. A ratio is None if its denominator is 0 (docs/accounting.md)."""
 
     gau: float | None
     ectr: float | None

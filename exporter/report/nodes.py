@@ -146,7 +146,7 @@ def _parse_response(name: str, status: int, content: bytes) -> _RecordsResponse:
     if status in _HTTP_DENIED:
         raise _NoAnswer(
             f"{name} answered HTTP {status}: it tells who is known to it (--header), or asks from its own host"
-            " (docs/web.md)"
+            " (docs/security.md)"
         )
     if status == _HTTP_NOT_FOUND:
         raise _NoAnswer(f"{name} answered HTTP 404: it has no receipts; is it a daemon of ours, and new enough?")

@@ -172,7 +172,7 @@ def _status_error(status: int, body: bytes) -> NodeUnavailableError:
     if status in _UNAUTHORIZED:
         return NodeUnavailableError(
             f"it responds HTTP {status}{f' ({message})' if message else ''}: pass a user name and password, --header"
-            " 'Authorization: ...' or --header @FILE; see docs/web.md"
+            " 'Authorization: ...' or --header @FILE; see docs/security.md"
         )
     if status == _NOT_FOUND:
         return _NotFoundError("it responds HTTP 404: is this the complete address of an exporter's node?")

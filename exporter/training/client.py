@@ -7,7 +7,7 @@
 
 Never slows or breaks training: it does not block, raises no exception and starts no thread; figures that cannot be sent
 are kept for the next message and counted. Needs Python 3.8 and nothing else, which is why it is one long file. The
-meaning of the fields: docs/client.md.
+meaning of the fields: docs/training-jobs.md.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _safely(method: _Method) -> _Method:
 
 
 class Reporter:
-    """Reports of one training process; see docs/client.md. Create it before building the model, to count the startup.
+    """Reports of one training process (docs/training-jobs.md). Create it before building the model, to count startup.
 
     `gpus` is the number of GPUs that the figures cover. Without it these are the GPUs that share one batch (tensor x
     pipeline x context), so report the tokens of the batch that this process has loaded.

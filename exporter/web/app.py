@@ -160,7 +160,7 @@ PATHS = (
 )  # fmt: skip
 _ACCESS_ERRORS = {
     401: "A user name and password are required",
-    403: "Not served to this connection: see docs/web.md",
+    403: "Not served to this connection: see docs/security.md",
     429: "Too many requests, or wrong passwords",
 }
 """Responses of access control, which runs before the app (exporter/web/security.py)."""

@@ -30,7 +30,7 @@ established ones only after half of their timeout."""
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """Limits and timeouts of connections; docs/web.md has the table."""
+    """Limits and timeouts of connections; docs/security.md has the table."""
 
     connections: int = 128
     """Maximum in total; a node has a handful of clients, each with one open connection."""

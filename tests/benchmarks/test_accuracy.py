@@ -377,6 +377,6 @@ def test_all_of_it_takes_less_than_ten_minutes() -> None:
 
 
 def test_the_page_of_the_docs_asks_the_same_questions() -> None:
-    page = " ".join((ROOT / "docs" / "accuracy.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "accounting.md").read_text().split())
     for question in QUESTIONS:
         assert f"- **{question.ask}** {question.how}. " in page

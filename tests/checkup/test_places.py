@@ -133,10 +133,10 @@ def test_the_web_configuration_is_tried_by_whoever_will_use_it(tmp_path: Path) -
     good = CheckContext(config=Config(web=web), environ={})
     assert only(check_web_config(good, ())).verdict is OK
     bad = CheckContext(
-        config=Config(web=web), environ={}, web_config_error=lambda path: f"{path}: is broken; read docs/web.md"
+        config=Config(web=web), environ={}, web_config_error=lambda path: f"{path}: is broken; read docs/security.md"
     )
     finding = only(check_web_config(bad, ()))
-    assert (finding.verdict, finding.do) == (FAIL, "read docs/web.md")
+    assert (finding.verdict, finding.do) == (FAIL, "read docs/security.md")
     assert only(check_web_config(here(web=WebSettings(open_page=True)), ())).verdict is INFO
 
 

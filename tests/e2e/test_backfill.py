@@ -188,7 +188,7 @@ def test_two_nodes_and_two_lives_of_a_daemon_are_one_document(tmp_path: Path) ->
 
 @pytest.mark.skipif(shutil.which("victoria-metrics") is None, reason="needs VictoriaMetrics")
 def test_victoriametrics_takes_the_same_file(tmp_path: Path) -> None:
-    """As docs/backfill.md says; its increase() of a counter begins before the first sample and does not extrapolate."""
+    """As in docs/operations.md; its increase() of a counter begins before the first sample and does not extrapolate."""
     played = recorded(tmp_path / "a.jsonl", "n1", hours=(0.0, 0.5))
     backfill(tmp_path, "a.jsonl", "-o", "history.om")
     with victoria(tmp_path) as client:
@@ -252,8 +252,8 @@ def test_the_commands_of_the_document_are_those_it_prints(tmp_path: Path) -> Non
 
 
 def documented(begin: str) -> str:
-    """The command of docs/backfill.md that begins so."""
-    lines = (ROOT / "docs" / "backfill.md").read_text(encoding="utf-8").splitlines()
+    """The command of docs/operations.md that begins so."""
+    lines = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").splitlines()
     return next(line.strip() for line in lines if line.startswith(f"    {begin}"))
 
 

@@ -1,4 +1,4 @@
-"""install-check beside real processes, present and broken in turn: the table in docs/install-check.md, row by row.
+"""install-check beside real processes, present and broken in turn: the table in docs/install.md, row by row.
 
 A scene is one node and one run of the command; several things that have nothing to do with one another are broken in
 one scene. What cannot run here is a stand-in: see the document.
@@ -25,7 +25,7 @@ from tests.slurm.rig import SlurmRig
 from tests.sources.exporter_pages import BUSY, gpu
 
 pytestmark = pytest.mark.e2e
-DOCUMENT = ROOT / "docs/install-check.md"
+DOCUMENT = ROOT / "docs/install.md"
 _CLOCK = """
 struct timex { unsigned modes; long offset, freq, maxerror, esterror; int status; };
 int adjtimex(struct timex *t) { t->maxerror = 12000; t->status = %d; return %d; }
@@ -180,15 +180,15 @@ def _ready(url: str) -> bool:
 
 SCENES: dict[str, Callable[[Node], Told]] = {
     "a bare machine: no driver, no scheduler": bare,
-    "the clock is kept right": lambda node: clock(node, 0x2001, 0),
-    "nobody keeps the clock right": lambda node: clock(node, 0x40, 5),
+    "the clock is synchronised": lambda node: clock(node, 0x2001, 0),
+    "the clock is not synchronised": lambda node: clock(node, 0x40, 5),
     "a driver, eight H100": driver,
     "the kernel module is not loaded": not_loaded,
     "the kernel module is not loaded, source = nvml": lambda node: not_loaded(node, "--source", "nvml"),
-    "this user may not talk to the driver": engine_down,
+    "the daemon's user may not use the driver": engine_down,
     "boards before Hopper, no DCGM": old_boards,
-    "profiling for administrators alone, and we are none": old_boards,
-    "profiling for administrators alone, and GPM": pods,
+    "profiling for administrators only, as an ordinary user": old_boards,
+    "profiling for administrators only, with GPM": pods,
     "a board that the table does not have": no_pods,
     "a GPU that fell off the bus": no_pods,
     "a host engine": engine,
@@ -197,7 +197,7 @@ SCENES: dict[str, Callable[[Node], Told]] = {
     "the host engine has no profiling module": unprofiled,
     "the host engine profiles one GPU of two": page_500,
     "libdcgm is missing": no_library,
-    "a pause is on": paused,
+    "a pause for a profiler": paused,
     "a dcgm-exporter with profiling fields": engine,
     "a dcgm-exporter without profiling fields": blind_page,
     "dcgm-exporter answers 500": page_500,
@@ -205,15 +205,15 @@ SCENES: dict[str, Callable[[Node], Told]] = {
     "dcgm-exporter's page is another machine's": blind_page,
     "dcgm-exporter's page is of several hosts": unprofiled,
     "a kubelet and an API server": pods,
-    "the kubelet's socket is root's, and we are not": old_boards,
+    "the kubelet's socket is root's, as an ordinary user": old_boards,
     "the kubelet is gone, its socket is not": no_pods,
     "the service account may not list pods": no_pods,
-    "the reports' folder is root's, and we are not": old_boards,
+    "the reports' folder is root's, as an ordinary user": old_boards,
     "everybody can read the key of the hash": not_loaded,
-    "nothing says where history is kept": bare,
-    "the store's folder is root's, and we are not": old_boards,
-    "the store is in the machine's memory": no_pods,
-    "another file is in the store's place": not_loaded,
+    "no history file is configured": bare,
+    "the store's folder is root's, as an ordinary user": old_boards,
+    "the store is on tmpfs": no_pods,
+    "another file has the store's name": not_loaded,
     "the port is another program's": not_loaded,
     "the daemon is running": daemon_running,
     "the daemon is running, behind TLS and a password": guarded,
@@ -222,13 +222,13 @@ SCENES: dict[str, Callable[[Node], Told]] = {
 """By what the document calls the situation; the same function is one run."""
 SLURM = (
     "a Slurm node", "slurmctld is stopped", "a drained node; the prolog's directory is missing",
-    "the spool directory is root's, and we are not",
+    "the spool directory is root's, as an ordinary user",
 )  # fmt: skip
 
 
 def rows() -> list[list[str]]:
     """The document's table: situation, check, verdict, says, do."""
-    lines = DOCUMENT.read_text(encoding="utf-8").split("## Situations")[1].split("\n## ")[0].splitlines()
+    lines = DOCUMENT.read_text(encoding="utf-8").split("### Situations")[1].split("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
     return [[*row, ""][:5] for row in cells[1:]]
 

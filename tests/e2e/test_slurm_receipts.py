@@ -1,7 +1,7 @@
 """Receipts in the folders of real Slurm jobs, written by the shipped epilog from the store of a running daemon.
 
 There is no slurmdbd here, and so no accounting record: what the script asks of sacct and sacctmgr is in
-tests/schedulers/test_receipt_epilog.py, and that the real ones take it was tried by hand (docs/receipts-for-users.md).
+tests/schedulers/test_receipt_epilog.py, and that the real ones take it was tried by hand (docs/job-reports.md).
 """
 
 import pwd

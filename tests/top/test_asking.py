@@ -39,7 +39,7 @@ def answering(answer: httpx.Response) -> NodeClient:
     [
         (httpx.Response(503, json={"detail": "the newest sample is 40 s old"}), "the newest sample is 40 s old"),
         (httpx.Response(401, json={"detail": "who are you"}), r"HTTP 401 \(who are you\).*--header"),
-        (httpx.Response(403, text="no"), "HTTP 403: pass a user name.*docs/web.md"),
+        (httpx.Response(403, text="no"), "HTTP 403: pass a user name.*docs/security.md"),
         (httpx.Response(404, text="no"), "HTTP 404: is this the complete address"),
         (httpx.Response(200, text="<html>"), "response is not that of this exporter"),
         (httpx.Response(200, json={"node": {}}), "response is not that of this exporter"),

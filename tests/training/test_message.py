@@ -179,7 +179,7 @@ def test_the_published_schema_is_the_message_s() -> None:
 
 
 def test_the_page_has_every_field_phase_and_outcome() -> None:
-    page = (ROOT / "docs/reports.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/training-jobs.md").read_text(encoding="utf-8")
     rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
     assert [name for name in (*FIELDS, *OUTCOMES) if f"`{name}`" not in rows] == []
     assert [phase for phase in PHASES if f"`{phase}`" not in page] == []

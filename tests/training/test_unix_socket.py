@@ -417,8 +417,9 @@ def test_a_moment_is_that_of_the_clock_s_grid(open_rig: OpenRig, start_sender: S
 
 
 def test_the_ten_lines_of_the_page_are_taken(open_rig: OpenRig) -> None:
-    page = (Path(__file__).parents[2] / "docs/reports.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0].replace("/run/gpu-efficiency/report.sock", "{path}")
+    page = (Path(__file__).parents[2] / "docs/training-jobs.md").read_text(encoding="utf-8")
+    (code,) = [block.split("```")[0] for block in page.split("```python\n")[1:] if "SOCK_SEQPACKET" in block]
+    code = code.replace("/run/gpu-efficiency/report.sock", "{path}")
     rig = open_rig()
     rig.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
     names: dict[str, Any] = {}

@@ -54,4 +54,4 @@ def test_who_will_be_refused_is_said_at_the_start(
 ) -> None:
     with caplog.at_level(logging.INFO):
         log_page_access(Config(web=WebSettings(open_page=open_page)), WebConfigWatcher(), host)
-    assert ("docs/web.md" in caplog.text) is said
+    assert ("docs/security.md" in caplog.text) is said
