@@ -31,6 +31,7 @@ from exporter.registry import (
     section_of,
 )
 from exporter.specs import find_spec
+from exporter.urls import complete_url
 
 PREFIX = "GPU_EFFICIENCY_"
 DEFAULT_PORT = 19400
@@ -306,9 +307,12 @@ class EngineEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """[[engines.endpoints]]: a serving engine that automatic discovery does not find."""
 
     url: Annotated[str, Meta(min_length=1)]
-    """URL of its metrics."""
+    """URL of its metrics; http:// can be omitted."""
     job_id: Annotated[str, Meta(min_length=1)]
     """Regular expression that matches the id of its job."""
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "url", complete_url(self.url))
 
 
 class ServedModel(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from exporter.cli.wiring import (
     config_arguments,
     configure,
     daemon_metadata,
+    duration_argument,
     fail,
     live_settings,
     on_sighup,
@@ -234,9 +235,9 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
     command.add_argument(
         "--preroll",
-        type=at_least(0),
-        metavar="S",
-        help="seconds of the scenario before the start; default: the scenario's",
+        type=duration_argument(),
+        metavar="TIME",
+        help="time of the scenario before the start, such as 3h; default: the scenario's",
     )
 
 
@@ -252,8 +253,15 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--board", default="H100-SXM5-80GB")
     command.add_argument("--gpus", type=int, default=8)
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
-    command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
-    command.add_argument("--duration", type=float, metavar="S")
+    command.add_argument(
+        "--period", type=duration_argument(), default=1.0, metavar="TIME", help="time between readings; 1s"
+    )
+    command.add_argument(
+        "--duration",
+        type=duration_argument(endless=True),
+        metavar="TIME",
+        help="length of the trace, such as 1h30m; default: the scenario's; inf: until Ctrl-C",
+    )
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
     progress_arguments(command)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -36,11 +36,12 @@ from exporter.config import (
 )
 from exporter.core.model import Observation
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus
+from exporter.durations import parse_duration
 from exporter.logs import configure_logging, set_redaction
-from exporter.preview.scoring import parse_duration
 from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
+from exporter.urls import complete_url
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,20 +72,24 @@ def config_arguments(command: argparse.ArgumentParser) -> None:
         command,
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("web.page-address", "HOST:PORT", "address of the page and the JSON API; default: web.listen-address"),
-        ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
+        ("sampling.interval-seconds", "TIME", "time between samples; default 1s"),
         ("history.file", "FILE", "store of this node's history; default: see check-config; empty: none"),
     )
     web_config_file_argument(command)
-    command.add_argument(
-        "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
-    )
+    url_argument(command, "--dcgm-exporter-url", dest="dcgm_exporter.url", help="an existing dcgm-exporter")
 
 
 def setting_arguments(command: argparse.ArgumentParser, *rows: tuple[str, str, str]) -> None:
     """Add flags for settings: dotted name with hyphens, metavar, help. Those of [log] follow."""
     of_log = (("log.format", "FORM", "text or json"), ("log.level", "LEVEL", "debug, info, warning or error"))
     for flag, metavar, about in (*rows, *of_log):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+        kind = duration_argument() if metavar == "TIME" else str
+        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), type=kind, metavar=metavar, help=about)
+
+
+def url_argument(command: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+    """Add a flag that takes a URL, in which http:// can be omitted."""
+    command.add_argument(*names, type=complete_url, metavar="URL", **options)
 
 
 def config_file_argument(command: argparse.ArgumentParser) -> None:
@@ -126,15 +131,21 @@ def _header_lines(text: str) -> list[str]:
     return [line for line in content.splitlines() if line.strip()]
 
 
-def time_span(text: str) -> float:
-    """Argument type: a duration of at least a second, in seconds."""
-    try:
-        seconds = parse_duration(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
-    if seconds < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than a second")
-    return seconds
+def duration_argument(least: float = 0, *, bare_seconds: bool = True, endless: bool = False) -> Callable[[str], float]:
+    """Return an argument type: a duration of at least `least` seconds, in seconds; `endless` admits inf, too."""
+
+    def duration(text: str) -> float:
+        if endless and text == "inf":
+            return math.inf
+        try:
+            seconds = parse_duration(text, bare_seconds=bare_seconds)
+        except ValueError as err:
+            raise argparse.ArgumentTypeError(str(err)) from err
+        if seconds < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is less than {least:g}s")
+        return seconds
+
+    return duration
 
 
 def at_least(least: float) -> Callable[[str], float]:
