@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from exporter.config import (
     load,
     split_address,
     with_live_settings,
+    with_origin,
 )
 from exporter.core.model import Observation
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus
@@ -170,7 +171,7 @@ def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
     """Read the configuration that `args` names; with `loopback`, an address without a host means 127.0.0.1."""
-    given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
+    given = _setting_flags(args)
     config = load(args.config, flags=given)
     open_ones = {
         f"web.{name}": "127.0.0.1" + address
@@ -178,6 +179,11 @@ def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
         if (address := getattr(config.web, name)).startswith(":")
     }
     return load(args.config, flags=given | open_ones) if loopback and open_ones else config
+
+
+def _setting_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Values of the flags that override the configuration, by dotted key."""
+    return {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
 
 
 def open_web_config(config: Config) -> "WebConfigWatcher":
@@ -317,7 +323,10 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ConfigError as err:
-        print(f"gpu-efficiency: {redact_secrets(str(err))}", file=sys.stderr)
+        message = str(err)
+        with suppress(ConfigError):  # the file may have changed since
+            message = with_origin(message, getattr(args, "config", None), flags=_setting_flags(args))
+        print(f"gpu-efficiency: {redact_secrets(message)}", file=sys.stderr)
         return USAGE
     except (TraceError, OSError) as err:
         return fail(redact_secrets(str(err)))
