@@ -230,8 +230,8 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `demo`."""
     config_arguments(command)
     command.add_argument("scenario", nargs="?", default="demo", help="`gpu-efficiency simulate` lists them")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--board", default="H100-SXM5-80GB")
+    command.add_argument("--seed", type=int, default=0, help=_SEED_HELP)
+    command.add_argument("--board", default="H100-SXM5-80GB", help=_BOARD_HELP)
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
     command.add_argument(
         "--preroll",
@@ -242,16 +242,18 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
 
 
 _NODE_HELP = "number of the node in a fleet; each has its own GPUs and jobs"
+_SEED_HELP = "seed of the random numbers; 0. The same seed gives the same trace"
+_BOARD_HELP = "GPU model, as in the built-in table of specifications; H100-SXM5-80GB"
 
 
 def simulate_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `simulate`."""
     command.add_argument("scenario", nargs="?", help="without one, the scenarios are listed")
-    command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE")
+    command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE", help="file to write; trace.jsonl")
     command.add_argument("--truth", metavar="FILE", help="write the ground truth to it")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--board", default="H100-SXM5-80GB")
-    command.add_argument("--gpus", type=int, default=8)
+    command.add_argument("--seed", type=int, default=0, help=_SEED_HELP)
+    command.add_argument("--board", default="H100-SXM5-80GB", help=_BOARD_HELP)
+    command.add_argument("--gpus", type=int, default=8, help="number of GPUs; 8")
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
     command.add_argument(
         "--period", type=duration_argument(), default=1.0, metavar="TIME", help="time between readings; 1s"
@@ -269,7 +271,7 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
 def replay_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `replay`."""
     config_arguments(command)
-    command.add_argument("trace", metavar="TRACE")
+    command.add_argument("trace", metavar="TRACE", help="recording of `record`, or a trace of `simulate`")
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
     command.add_argument("--serve", action="store_true", help="serve it in real time")
     command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: factor of real time, 1 or more")

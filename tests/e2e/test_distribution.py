@@ -109,6 +109,11 @@ def test_the_wheel_brings_what_bare_metal_needs(made: Built) -> None:
     assert {name.partition("/")[0] for name in files} >= {"sysusers.d", "tmpfiles.d"}
 
 
+def test_the_wheel_brings_the_man_page(made: Built) -> None:
+    page = content(made.wheel)[f"{NAME}.data/data/share/man/man1/gpu-efficiency.1"]
+    assert page == (ROOT / "docs/gpu-efficiency.1").read_bytes()
+
+
 def test_the_metadata_names_what_is_needed_and_shows_the_readme(made: Built) -> None:
     told = message_from_bytes(content(made.wheel)[f"{INFO}/METADATA"])
     assert (told["Name"], told["Version"]) == ("gpu-efficiency-exporter", __version__)
