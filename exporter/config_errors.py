@@ -14,12 +14,12 @@ from msgspec import Struct, structs
 
 KeyPath = tuple[str | int, ...]
 """Keys and indices from the top of the configuration: ("workload", "rules", 1, "team")."""
-_LEADING_KEY = re.compile(r'(\w+(?:\.\w+|\[\d+\]|\."(?:.*?)"(?=[:.\[]))*): ')
+_LEADING_KEY = re.compile(r'(\w+(?:\.\w+|\[\d+\]|\."[^"]*")*): ')
 """The key at the start of a message of exporter.config: workload.rules[1].team, specs."NVIDIA L4"."""
 _TRAILING_KEY = re.compile(r" - at `\$(.*)`$")
 """The key at the end of a message of msgspec, below the leading one if there is one."""
 _UNKNOWN_KEY = re.compile(r"unknown field `(.*?)`")
-_PART = re.compile(r'\."(.*?)"(?=[:.\[]|$)|\.?(\w+)|\[(\d+)\]')
+_PART = re.compile(r'\."([^"]*)"|\.?(\w+)|\[(\d+)\]')
 _SHORTEST_BEGINNING = 3
 """Fewest letters of a key's beginning that suggest it."""
 _SIMILARITY = 0.7
@@ -122,7 +122,10 @@ def _is_struct(hint: Any) -> bool:
 
 
 def locate(text: str, path: KeyPath) -> tuple[int, int]:
-    """Return the line of the deepest part of `path` in a valid TOML document, and its depth; zeros if none is there."""
+    """Return the line of the deepest part of `path` in a valid TOML document, and its depth; zeros if none is there.
+
+    `text` has the line ends of `Path.read_text`.
+    """
     best = (0, 0)
     for line, header, values in _statements(text):
         depth = _shared_depth(path, header, values)
@@ -158,8 +161,7 @@ def _statements(text: str) -> Iterator[tuple[int, KeyPath, Mapping[str, Any]]]:
     """
     header: KeyPath = ()
     items: dict[KeyPath, int] = {}
-    for line, statement in _chunks(text):
-        values = tomllib.loads(statement)
+    for line, statement, values in _chunks(text):
         if statement.lstrip().startswith("["):
             header = _header_path(values, items)
             yield line, header, {}
@@ -167,24 +169,24 @@ def _statements(text: str) -> Iterator[tuple[int, KeyPath, Mapping[str, Any]]]:
             yield line, header, values
 
 
-def _chunks(text: str) -> Iterator[tuple[int, str]]:
+def _chunks(text: str) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     chunk: list[str] = []
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         chunk.append(line)
         may_end = len(chunk) == 1 or any(end in line for end in ("]", '"""', "'''"))
-        if may_end and _is_valid(statement := "\n".join(chunk)):
-            yield number - len(chunk) + 1, statement
+        values = _parse("\n".join(chunk)) if may_end else None
+        if values is not None:
+            yield number - len(chunk) + 1, chunk[0], values
             chunk = []
         elif len(chunk) > _MOST_LINES:
             return
 
 
-def _is_valid(statement: str) -> bool:
+def _parse(statement: str) -> dict[str, Any] | None:
     try:
-        tomllib.loads(statement)
-    except ValueError:
-        return False
-    return True
+        return tomllib.loads(statement)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _header_path(values: Any, items: dict[KeyPath, int]) -> KeyPath:

@@ -101,7 +101,14 @@ def test_an_error_that_is_found_later_names_its_origin_too(tmp_path: Path) -> No
         f"flag --privacy.key-file: {late}"
     )
     assert with_origin("engines.endpoints[0].job_id: x", path, environ={}).startswith(f"{path}: line 5: ")
-    for other in ("web.listen_address: not in the file", "--header: x", "report: x", f"{path}: line 1: x", "no key"):
+    for other in (
+        "web.listen_address: not in the file",
+        "privacy.users: neither, but its section is",
+        "--header: x",
+        "report: x",
+        f"{path}: line 1: x",
+        "no key",
+    ):
         assert with_origin(other, path, environ={}) == other
 
 
