@@ -516,8 +516,7 @@ def with_origin(
 
 def _flag(dotted: str) -> str:
     """Return the flag that sets a key, for messages."""
-    name = dotted.replace("_", "-")
-    return f"flag --{'dcgm-exporter-url' if name == 'dcgm-exporter.url' else name}"
+    return f"flag --{dotted.replace('_', '-')}"
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
