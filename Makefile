@@ -76,7 +76,7 @@ bench: .venv/.installed .venv/dcgm-bindings/.fetched .venv/peers/.installed .ven
 	$(BIN)/python benchmarks/run.py --record
 	$(BIN)/python -m benchmarks.page
 
-docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, benchmarks.md and what other pages say of rules, from the tables
+docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, benchmarks.md, the man page and what other pages say of rules, from the tables
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
@@ -87,6 +87,8 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, ben
 	$(BIN)/python -m examples.prometheus.build
 	$(BIN)/python -m exporter.cli.reference > .cache/configuration.md
 	mv .cache/configuration.md docs/configuration.md
+	$(BIN)/python -m exporter.cli.man_page > .cache/gpu-efficiency.1
+	mv .cache/gpu-efficiency.1 docs/gpu-efficiency.1
 	$(BIN)/python -m helm.build_schema
 	$(BIN)/python -m helm.build_readme
 	$(BIN)/python -m benchmarks.page

@@ -7,7 +7,7 @@ Refuses to open any file but the one given.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,6 +31,7 @@ from exporter.registry import (
     section_of,
 )
 from exporter.specs import find_spec
+from exporter.urls import complete_url
 
 PREFIX = "GPU_EFFICIENCY_"
 DEFAULT_PORT = 19400
@@ -306,9 +307,12 @@ class EngineEndpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """[[engines.endpoints]]: a serving engine that automatic discovery does not find."""
 
     url: Annotated[str, Meta(min_length=1)]
-    """URL of its metrics."""
+    """URL of its metrics; http:// can be omitted."""
     job_id: Annotated[str, Meta(min_length=1)]
     """Regular expression that matches the id of its job."""
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "url", complete_url(self.url))
 
 
 class ServedModel(Struct, frozen=True, forbid_unknown_fields=True):
@@ -479,21 +483,47 @@ def load(
 
     Raises ConfigError naming the file, key or variable, and what is wrong with it.
     """
-    tree = {} if path is None else _read_file(path)
-    _check(tree, where=f"{path}", strict=True)
+    content, tree = ("", {}) if path is None else _read_file(path)
+    _check(tree, where=f"{path}", strict=True, content=content)
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
             _set(tree, _config_key(name), _parse_list(text) if text.startswith("[") else text)
-            _check(tree, where=f"environment variable {name}")
+            _check(tree, where=f"environment variable {name}", variable=name)
     for dotted, value in (flags or {}).items():
         _set(tree, dotted, value)
-        _check(tree, where=f"flag --{dotted.replace('_', '-')}")
+        _check(tree, where=_flag(dotted))
     return _check(tree, where="configuration")
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def with_origin(
+    message: str, path: Path | None, *, environ: Mapping[str, str] | None = None, flags: Iterable[str] = ()
+) -> str:
+    """Add to a message that begins with a key where it is set: the flag, the variable, or the file and the line."""
+    from exporter.config_errors import has_key, locate, mentioned_key  # noqa: PLC0415  only if there is an error
+
+    key, _ = mentioned_key(message)
+    if not has_key(Config, key):
+        return message
+    dotted = ".".join(map(str, key))
+    variable = PREFIX + dotted.replace(".", "_").upper()
+    if dotted in flags:
+        return f"{_flag(dotted)}: {message}"
+    if variable in (os.environ if environ is None else environ):
+        return f"environment variable {variable}: {message}"
+    line, depth = (0, 0) if path is None else locate(_read_file(path)[0], key)
+    return f"{path}: line {line}: {message}" if depth == len(key) else message
+
+
+def _flag(dotted: str) -> str:
+    """Return the flag that sets a key, for messages."""
+    return f"flag --{dotted.replace('_', '-')}"
+
+
+def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the file's text and what it defines; raises ConfigError."""
     try:
-        return tomllib.loads(_check_line_lengths(path.read_text(encoding="utf-8")))
+        content = _check_line_lengths(path.read_text(encoding="utf-8"))
+        return content, tomllib.loads(content)
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror or err}") from err
     except ValueError as err:  # invalid TOML or UTF-8, or a number with thousands of digits
@@ -513,10 +543,16 @@ def _check_line_lengths(text: str) -> str:
     return text
 
 
-def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
-    """Convert and validate; not `strict` accepts numbers as text, as environment variables and flags have them."""
+def _check(tree: dict[str, Any], *, where: str, strict: bool = False, content: str = "", variable: str = "") -> Config:
+    """Convert and validate; not `strict` accepts numbers as text, as environment variables and flags have them.
+
+    Errors name `where`, and the line in the file's `content`.
+    """
     try:
         _check_named("specs", tree.get("specs"), lambda board: msgspec.convert(board, BoardSettings, strict=strict))
+        engines = tree.get("engines")
+        models = engines.get("models") if isinstance(engines, dict) else None
+        _check_named("engines.models", models, lambda model: msgspec.convert(model, ServedModel, strict=strict))
         config = msgspec.convert(tree, Config, strict=strict)
         check_rules(config.workload.rules)
         check_exemptions(config.exemptions)
@@ -526,7 +562,10 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False) -> Config:
             split_address(config.web.page_address, name="web.page_address")
         _check_privacy(config.privacy)
     except (msgspec.ValidationError, ConfigError) as err:
-        raise ConfigError(f"{where}: {err}") from err
+        from exporter.config_errors import explain  # noqa: PLC0415  only if there is an error
+
+        known = (variable, *_variables()) if variable else ()
+        raise ConfigError(f"{where}: {explain(f'{err}', Config, text=content, variables=known)}") from err
     return config
 
 
@@ -594,11 +633,23 @@ def _parse_list(text: str) -> list[str]:
     return [item for item in text.strip("[] ").replace(" ", "").split(",") if item]
 
 
+def _sections() -> dict[str, type[Struct]]:
+    """Sections of the configuration, without lists and named tables."""
+    fields = {field.name: field.type for field in structs.fields(Config)}
+    return {name: kind for name, kind in fields.items() if isinstance(kind, type) and issubclass(kind, Struct)}
+
+
+def _variables() -> Iterator[str]:
+    """Names of the environment variables of all keys."""
+    sections = _sections()
+    keys = [key for key in Config.__struct_fields__ if key not in sections]
+    keys += [f"{section}_{key}" for section, kind in sections.items() for key in kind.__struct_fields__]
+    yield from (f"{PREFIX}{key.upper()}" for key in keys)
+
+
 def _config_key(name: str) -> str:
     """Return web.listen_address for GPU_EFFICIENCY_WEB_LISTEN_ADDRESS; a name without a section has no dot."""
-    key = name.removeprefix(PREFIX).lower()
-    fields = {f.name: f.type for f in msgspec.structs.fields(Config)}
-    sections = [s for s, kind in fields.items() if isinstance(kind, type) and issubclass(kind, Struct)]
+    key, sections = name.removeprefix(PREFIX).lower(), _sections()
     section = max((s for s in sections if key.startswith(s + "_")), key=len, default=None)
     return key if section is None else f"{section}.{key[len(section) + 1 :]}"
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from exporter.redact import redact_secrets
+from exporter.urls import complete_url
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
@@ -49,7 +51,7 @@ class DcgmExporterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[dcgm_exporter]."""
 
     url: str = "http://127.0.0.1:9400/metrics"
-    """URL of its metrics: this node's own exporter, not a load-balanced address."""
+    """URL of its metrics: this node's own exporter, not a load-balanced address; http:// can be omitted."""
     timeout_seconds: Positive = 5.0
     """Timeout of one scrape in seconds."""
     max_gap_seconds: Positive = 90.0
@@ -58,6 +60,9 @@ class DcgmExporterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Use only GPUs of this host, if the address returns several hosts; empty: all."""
     collect_interval_seconds: Positive = 30.0
     """Seconds between two collections of that exporter (its -c or DCGM_EXPORTER_INTERVAL, there in milliseconds)."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "url", complete_url(self.url))
 
 
 PROFILING_SIGNALS = (
@@ -163,9 +168,12 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     node_state_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 300.0
     """Seconds between two queries of this node's state, sent only while a GPU is unallocated; 0: never."""
     restd_url: str = ""
-    """slurmrestd to query instead of running commands: http://host:port or unix:/path."""
+    """slurmrestd to query instead of running commands: http://host:port or unix:/path; http:// can be omitted."""
     restd_token_file: str = ""
     """File with the token (JWT) for slurmrestd."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "restd_url", complete_url(self.restd_url))
 
 
 class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -180,11 +188,16 @@ class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
     node_name: str = ""
     """This node's name; empty: NODE_NAME, else the host name."""
     api_url: str = "auto"
-    """URL of the API server; auto: that of the cluster in which this daemon runs, if any; empty: not queried."""
+    """URL of the API server; auto: that of the cluster in which this daemon runs, if any; empty: not queried.
+    Without a scheme it is https, because the token is sent to it."""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  a path
     """File with the service account's token for the API server."""
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     """File with the CA certificate of the API server."""
+
+    def __post_init__(self) -> None:
+        if self.api_url != "auto":
+            force_setattr(self, "api_url", complete_url(self.api_url, scheme="https"))
 
 
 class MappingDirSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -321,8 +321,8 @@ def _trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a.jsonl --label __x=2", 2, "not NAME=VALUE"),
         ("a.jsonl --label job_id=2", 2, "series have a label job_id of their own"),
         ("a.jsonl --label instance=2", 2, "series have a label instance of their own"),
-        ("a.jsonl --step 1.5", 2, "1.5 is not whole seconds, 120 at most"),
-        ("a.jsonl --step 5m", 2, "5m is not whole seconds, 120 at most"),
+        ("a.jsonl --step 1.5", 2, "'1.5' is not whole seconds, 120s at most"),
+        ("a.jsonl --step 5m", 2, "'5m' is not whole seconds, 120s at most"),
     ],
 )
 def test_what_cannot_be_a_history_is_refused_with_the_reason_and_nothing_is_written(

@@ -398,7 +398,7 @@ def test_it_says_the_same_to_people_and_programs(run: Run) -> None:
         ("--nodes 0", "0 is no whole number from 1"),
         ("--nodes many", "many is no whole number"),
         ("--nodes 1000000000000", "is no whole number"),
-        ("--interval 0.5", "0.5 is not 1 or more"),
+        ("--interval 0.5", "'0.5' is less than 1s"),
         ("--churn nan", "nan is not 0 or more"),
         ("--source magic", "invalid choice: 'magic'"),
         ("--profile some", "invalid choice: 'some'"),

@@ -127,6 +127,18 @@ def test_what_fails_while_running_is_status_1_and_one_line(run: Run, line: str, 
     assert err.count("\n") == 1
 
 
+def test_a_setting_that_fails_after_loading_is_named_with_its_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text('[privacy]\nusers = "hash"\nkey_file = "absent"\n')
+    status, out, err = run("check-config --config c.toml")
+    assert (status, out) == (2, "")
+    assert err.startswith("gpu-efficiency: c.toml: line 3: privacy.key_file: ")
+    monkeypatch.setenv("GPU_EFFICIENCY_PRIVACY_KEY_FILE", "missing")
+    err = run("check-config --config c.toml")[2]
+    assert err.startswith("gpu-efficiency: environment variable GPU_EFFICIENCY_PRIVACY_KEY_FILE: privacy.key_file: ")
+
+
 def test_a_file_that_is_no_trace_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("buy milk\n")
     status, _, err = run("replay notes.txt")

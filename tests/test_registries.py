@@ -35,7 +35,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_configuration_takes_choices_and_settings(derived: Any) -> None:
     assert derived["chosen"] == ["dummy-source", "dummy-scheduler", "dummy-scheduler"]
     assert "[dummy_source]\nanswer = 42\n\n[dummy_scheduler]\nnode = " in derived["toml"]
-    assert derived["refused"].endswith("unknown field `question` - at `$.dummy_source`")
+    assert derived["refused"].endswith("unknown field `question` - at `$.dummy_source`; known are answer")
     assert derived["by_variable"] == 43
 
 

@@ -221,7 +221,7 @@ def test_nothing_is_configured_unless_it_is() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_name_of_board_and_key(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"gpu-efficiency\.toml: {words}"):
+    with pytest.raises(ConfigError, match=rf"gpu-efficiency\.toml: line 2: {words}"):
         configured(tmp_path, f'[specs."A B"]\n{text}\n')
 
 

@@ -269,6 +269,7 @@ def test_the_wheel_brings_all_of_it() -> None:
     assert {path for path in FOLDER.rglob("*") if path.is_file()} == {p for p in files if FOLDER in p.parents}
     assert {path.relative_to(ROOT).as_posix() for path in files if FOLDER not in path.parents} == {
         "docs/bare-metal.md",
+        "docs/gpu-efficiency.1",
         "exporter/data/slurm-epilog.sh",
         "exporter/data/slurm-prolog.sh",
         "exporter/data/slurm-receipt.sh",

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from exporter import __version__
 from exporter.cli.openmetrics import FamilyHeaders, SampleLine, Scrape, existing_documents, write_document, write_folder
 from exporter.cli.progress import BYTES, TIME, ProgressBar, progress_arguments
-from exporter.cli.wiring import FAILED, config_file_argument, configure, fail, time_span
+from exporter.cli.wiring import FAILED, config_file_argument, configure, duration_argument, fail
 from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample
@@ -564,7 +564,7 @@ def backfill_arguments(command: argparse.ArgumentParser) -> None:
 
 def step(text: str) -> float:
     """Argument type: whole seconds up to two minutes."""
-    seconds = time_span(text)
+    seconds = duration_argument(1)(text)
     if seconds != round(seconds) or seconds > _LONGEST_STEP:
-        raise argparse.ArgumentTypeError(f"{text} is not whole seconds, {_LONGEST_STEP:g} at most")
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole seconds, {_LONGEST_STEP:g}s at most")
     return seconds

@@ -23,7 +23,7 @@ from exporter.cardinality import (
     relabel_configs,
     scraped_series,
 )
-from exporter.cli.wiring import at_least
+from exporter.cli.wiring import at_least, duration_argument
 from exporter.config import ConfigError
 from exporter.core.exposition import MAX_LABEL_LENGTH
 from exporter.core.metrics import METRICS
@@ -252,7 +252,7 @@ def cardinality_arguments(command: argparse.ArgumentParser) -> None:
                          help="where telemetry comes from; dcgm. driver: NVML on boards before Hopper")  # fmt: skip
     command.add_argument("--no-reports", action="store_true", help="reports.socket is empty")
     command.add_argument(
-        "--interval", type=at_least(1), default=60.0, metavar="S", help="seconds between two scrapes; 60"
+        "--interval", type=duration_argument(1), default=60.0, metavar="TIME", help="time between two scrapes; 60s"
     )
     command.add_argument("--profile", choices=tuple(PROFILES), default="full", help="what the scrape keeps; full")
     command.add_argument("--relabel", action="store_true", help="print the profile as metric_relabel_configs")

@@ -89,5 +89,5 @@ def cluster_arguments(command: argparse.ArgumentParser) -> None:
         command,
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),
-        ("cluster.refresh-seconds", "S", "seconds between two polls of three calls to Slurm's controller; default 60"),
+        ("cluster.refresh-seconds", "TIME", "time between two polls of three calls to Slurm's controller; default 60s"),
     )

@@ -48,7 +48,7 @@ from exporter.checkup.files import fetch_page, listen_error
 from exporter.checkup.report import CHECKS, CheckReport, as_json, as_text
 from exporter.cli.serve import open_collector
 from exporter.cli.tables import as_toml
-from exporter.cli.wiring import at_least, config_arguments, fail, open_web_config, read_config
+from exporter.cli.wiring import config_arguments, duration_argument, fail, open_web_config, read_config
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.model import Observation
@@ -304,9 +304,9 @@ def _web_config_error(config: Config) -> str:
 
 
 def _trace_seconds(text: str) -> float:
-    value = at_least(0)(text)
+    value = duration_argument()(text)
     if value > _LONGEST_TRACE:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST_TRACE:g}: use `gpu-efficiency record`")
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_LONGEST_TRACE:g}s: use `gpu-efficiency record`")
     return value
 
 
@@ -320,8 +320,8 @@ def install_check_arguments(command: argparse.ArgumentParser) -> None:
         "--trace-seconds",
         type=_trace_seconds,
         default=60.0,
-        metavar="S",
-        help="seconds of trace in it; default 60, 0: none",
+        metavar="TIME",
+        help="length of the trace in it, in seconds or as 2m; default 60, 0: none",
     )
     command.add_argument("--log", type=Path, metavar="FILE", help="the daemon's log, if it is not in the journal")
     command.add_argument("--force", action="store_true", help="overwrite FILE")

@@ -4,15 +4,13 @@ They write or remove the pause file, which the daemon reads before each sample; 
 """
 
 import argparse
-import re
 import time
 from pathlib import Path
 
 from exporter.agent.pause import LONGEST_SECONDS, Pause, clock_time, write_pause
-from exporter.cli.wiring import config_file_argument, configure, fail
+from exporter.cli.wiring import config_file_argument, configure, duration_argument, fail
 from exporter.config import ConfigError
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_REASON = 200
 """Characters; the daemon logs no more."""
 
@@ -57,14 +55,13 @@ def _not_permitted(path: Path, what: str, err: OSError) -> int:
     )
 
 
-def _duration(text: str) -> int:
-    """Argument type: "30s", "30m" or "2h" in seconds."""
-    found = re.fullmatch(r"([0-9]{1,9})([smh])", text)
-    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
-    if not 0 < seconds <= LONGEST_SECONDS:
+def _pause_length(text: str) -> float:
+    """Argument type: a duration from a second to the longest pause, in seconds; a unit is required."""
+    seconds = duration_argument(1, bare_seconds=False)(text)
+    if seconds > LONGEST_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time such as 30s, 30m or 2h, or longer than 24h: a pause that was forgotten must not"
-            " blind a node for good; pause again when it ends"
+            f"{text!r} is longer than 24h: a pause that was forgotten must not blind a node for good; pause again when"
+            " it ends"
         )
     return seconds
 
@@ -79,6 +76,6 @@ def pause_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `pause`."""
     config_file_argument(command)
     command.add_argument(
-        "--for", dest="seconds", type=_duration, default="30m", metavar="TIME", help="30s, 30m or 2h; default 30m"
+        "--for", dest="seconds", type=_pause_length, default="30m", metavar="TIME", help="30s, 1h30m; default 30m"
     )
     command.add_argument("--reason", type=_reason, default="", metavar="TEXT", help="shown in the daemon's log")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, configure, fail, parse_headers, time_span
+from exporter.cli.wiring import config_file_argument, configure, duration_argument, fail, parse_headers, url_argument
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
 from exporter.core.model import Device
@@ -96,17 +96,19 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `preview`."""
     config_file_argument(command)
     command.add_argument("traces", nargs="*", metavar="TRACE", help="recordings of `record`, one node each")
-    command.add_argument("--prometheus", metavar="URL", help="use data stored in a Prometheus instead of traces")
+    url_argument(command, "--prometheus", help="use data stored in a Prometheus instead of traces")
     command.add_argument(
         "--policy", action="append", required=True, metavar="NAME=VALUE[,VALUE...]",
-        help=f"thresholds to try: {', '.join(SHORT_NAMES)}, or any of [policy]; 90s, 30m, 2h, 1d or seconds;"
+        help=f"thresholds to try: {', '.join(SHORT_NAMES)}, or any of [policy]; times as 90s, 1h30m, 2d or seconds;"
         " one row for each value",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument(
-        "--since", type=time_span, default="7d", metavar="TIME", help="with --prometheus: how far back; 7d"
+        "--since", type=duration_argument(1), default="7d", metavar="TIME", help="with --prometheus: how far back; 7d"
     )
-    command.add_argument("--step", type=time_span, default="60s", metavar="TIME", help="... between two samples; 60s")
+    command.add_argument(
+        "--step", type=duration_argument(1), default="60s", metavar="TIME", help="... between two samples; 60s"
+    )
     command.add_argument(
         "--match", default="", metavar="SELECTOR", help="... only these series, such as 'cluster=\"a\"'"
     )

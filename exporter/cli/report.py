@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, fail, parse_headers, read_config, time_span
+from exporter.cli.wiring import config_file_argument, duration_argument, fail, parse_headers, read_config, url_argument
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.files import OutputError, write_output
@@ -79,14 +79,12 @@ class GatherError(Exception):
 
 def _source_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags of sources; the default is this node's store and daemon."""
-    command.add_argument("--prometheus", metavar="URL", help="where the daemons' series are stored")
+    url_argument(command, "--prometheus", help="where the daemons' series are stored")
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
     command.add_argument(
         "--store", action="append", default=[], type=Path, metavar="FILE", help="a node's store, or a copy; repeatable"
     )
-    command.add_argument(
-        "--node", action="append", default=[], metavar="URL", help="a node's daemon, http://node:19400; repeatable"
-    )
+    url_argument(command, "--node", action="append", default=[], help="a node's daemon, node7:19400; repeatable")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
     command.add_argument("--ca-file", type=Path, metavar="FILE", help="certificate authority of nodes that have TLS")
 
@@ -463,10 +461,12 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
         "--at", type=_timestamp, metavar="TIME",
         help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"
     )  # fmt: skip
-    command.add_argument("--since", type=time_span, default="30d", metavar="TIME", help="how far back to look; 30d")
     command.add_argument(
-        "--wait", type=float, default=0.0, metavar="S", help="for an epilog: until the node has seen the job's end,"
-        " so many seconds at most"
+        "--since", type=duration_argument(1), default="30d", metavar="TIME", help="how far back to look; 30d"
+    )
+    command.add_argument(
+        "--wait", type=duration_argument(endless=True), default=0.0, metavar="TIME",
+        help="for an epilog: until the node has seen the job's end, so long at most, such as 30s"
     )  # fmt: skip
     command.add_argument(
         "--target-emfu", "--target-mfu", type=_ratio, metavar="R", help="what an eMFU of R would gain, such as 0.6"

@@ -26,10 +26,10 @@ from exporter.cli.progress import WAITED, ProgressBar, progress_arguments
 from exporter.cli.wiring import (
     NO_SOURCE,
     ConfigReloader,
-    at_least,
     config_arguments,
     configure,
     daemon_metadata,
+    duration_argument,
     fail,
     live_settings,
     on_sighup,
@@ -235,7 +235,10 @@ def record_arguments(command: argparse.ArgumentParser) -> None:
     config_arguments(command)
     command.add_argument("output", metavar="TRACE", help="JSON lines; gzip if the name ends in .gz")
     command.add_argument(
-        "--duration", type=at_least(0), metavar="S", help="stop after so many seconds; default: on Ctrl-C"
+        "--duration",
+        type=duration_argument(),
+        metavar="TIME",
+        help="stop after that time, such as 1h30m; default: on Ctrl-C",
     )
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
     progress_arguments(command)

@@ -21,6 +21,7 @@ from exporter.cli.wiring import (
     config_arguments,
     configure,
     daemon_metadata,
+    duration_argument,
     fail,
     live_settings,
     on_sighup,
@@ -229,31 +230,40 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `demo`."""
     config_arguments(command)
     command.add_argument("scenario", nargs="?", default="demo", help="`gpu-efficiency simulate` lists them")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--board", default="H100-SXM5-80GB")
+    command.add_argument("--seed", type=int, default=0, help=_SEED_HELP)
+    command.add_argument("--board", default="H100-SXM5-80GB", help=_BOARD_HELP)
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
     command.add_argument(
         "--preroll",
-        type=at_least(0),
-        metavar="S",
-        help="seconds of the scenario before the start; default: the scenario's",
+        type=duration_argument(),
+        metavar="TIME",
+        help="time of the scenario before the start, such as 3h; default: the scenario's",
     )
 
 
 _NODE_HELP = "number of the node in a fleet; each has its own GPUs and jobs"
+_SEED_HELP = "seed of the random numbers; 0. The same seed gives the same trace"
+_BOARD_HELP = "GPU model, as in the built-in table of specifications; H100-SXM5-80GB"
 
 
 def simulate_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `simulate`."""
     command.add_argument("scenario", nargs="?", help="without one, the scenarios are listed")
-    command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE")
+    command.add_argument("-o", "--output", default="trace.jsonl", metavar="TRACE", help="file to write; trace.jsonl")
     command.add_argument("--truth", metavar="FILE", help="write the ground truth to it")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--board", default="H100-SXM5-80GB")
-    command.add_argument("--gpus", type=int, default=8)
+    command.add_argument("--seed", type=int, default=0, help=_SEED_HELP)
+    command.add_argument("--board", default="H100-SXM5-80GB", help=_BOARD_HELP)
+    command.add_argument("--gpus", type=int, default=8, help="number of GPUs; 8")
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)
-    command.add_argument("--period", type=float, default=1.0, metavar="S", help="seconds between readings")
-    command.add_argument("--duration", type=float, metavar="S")
+    command.add_argument(
+        "--period", type=duration_argument(), default=1.0, metavar="TIME", help="time between readings; 1s"
+    )
+    command.add_argument(
+        "--duration",
+        type=duration_argument(endless=True),
+        metavar="TIME",
+        help="length of the trace, such as 1h30m; default: the scenario's; inf: until Ctrl-C",
+    )
     command.add_argument("--force", action="store_true", help="overwrite TRACE")
     progress_arguments(command)
 
@@ -261,7 +271,7 @@ def simulate_arguments(command: argparse.ArgumentParser) -> None:
 def replay_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `replay`."""
     config_arguments(command)
-    command.add_argument("trace", metavar="TRACE")
+    command.add_argument("trace", metavar="TRACE", help="recording of `record`, or a trace of `simulate`")
     command.add_argument("--metrics", action="store_true", help="print the exposition instead of a summary")
     command.add_argument("--serve", action="store_true", help="serve it in real time")
     command.add_argument("--speed", type=at_least(1), default=1.0, help="with --serve: factor of real time, 1 or more")

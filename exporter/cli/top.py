@@ -8,7 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from exporter.cli.wiring import FAILED, at_least, fail, parse_headers
+from exporter.cli.wiring import FAILED, duration_argument, fail, parse_headers, url_argument
 from exporter.config import ConfigError
 from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once, tls_verification
 from exporter.top.screen import ViewState, render_text
@@ -91,7 +91,7 @@ def _once(endpoints: list[NodeTarget], selection: ViewState, symbols: Glyphs) ->
 
 def top_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `top`."""
-    command.add_argument("--url", action="append", metavar="URL", help=f"a node; repeatable; {DEFAULT_URL}")
+    url_argument(command, "--url", action="append", help=f"a node; repeatable; {DEFAULT_URL}")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="HTTP header; @FILE: its lines")
     command.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates (PEM) of nodes with https")
     command.add_argument("--once", action="store_true", help="print once as text; status 1 if a node is silent")
@@ -99,7 +99,7 @@ def top_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--hour", action="store_true", help="the last hour instead of the last 5 minutes")
     command.add_argument("--filter", default="", metavar="TEXT", help="only rows that contain all these words")
     command.add_argument(
-        "--interval", type=at_least(0.5), default=2.0, metavar="S", help="seconds between two polls; 2"
+        "--interval", type=duration_argument(0.5), default=2.0, metavar="TIME", help="time between two polls; 2s"
     )
     command.add_argument("--no-color", action="store_true", help="as NO_COLOR in the environment")
     command.add_argument("--ascii", action="store_true", help="only ASCII characters, as in locales without UTF-8")

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -33,14 +33,16 @@ from exporter.config import (
     load,
     split_address,
     with_live_settings,
+    with_origin,
 )
 from exporter.core.model import Observation
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus
+from exporter.durations import parse_duration
 from exporter.logs import configure_logging, set_redaction
-from exporter.preview.scoring import parse_duration
 from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
+from exporter.urls import complete_url
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,20 +73,24 @@ def config_arguments(command: argparse.ArgumentParser) -> None:
         command,
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("web.page-address", "HOST:PORT", "address of the page and the JSON API; default: web.listen-address"),
-        ("sampling.interval-seconds", "S", "seconds between samples; default 1"),
+        ("sampling.interval-seconds", "TIME", "time between samples; default 1s"),
         ("history.file", "FILE", "store of this node's history; default: see check-config; empty: none"),
     )
     web_config_file_argument(command)
-    command.add_argument(
-        "--dcgm-exporter-url", dest="dcgm_exporter.url", metavar="URL", help="an existing dcgm-exporter"
-    )
+    url_argument(command, "--dcgm-exporter-url", dest="dcgm_exporter.url", help="an existing dcgm-exporter")
 
 
 def setting_arguments(command: argparse.ArgumentParser, *rows: tuple[str, str, str]) -> None:
     """Add flags for settings: dotted name with hyphens, metavar, help. Those of [log] follow."""
     of_log = (("log.format", "FORM", "text or json"), ("log.level", "LEVEL", "debug, info, warning or error"))
     for flag, metavar, about in (*rows, *of_log):
-        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), metavar=metavar, help=about)
+        kind = duration_argument() if metavar == "TIME" else str
+        command.add_argument(f"--{flag}", dest=flag.replace("-", "_"), type=kind, metavar=metavar, help=about)
+
+
+def url_argument(command: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+    """Add a flag that takes a URL, in which http:// can be omitted."""
+    command.add_argument(*names, type=complete_url, metavar="URL", **options)
 
 
 def config_file_argument(command: argparse.ArgumentParser) -> None:
@@ -126,15 +132,21 @@ def _header_lines(text: str) -> list[str]:
     return [line for line in content.splitlines() if line.strip()]
 
 
-def time_span(text: str) -> float:
-    """Argument type: a duration of at least a second, in seconds."""
-    try:
-        seconds = parse_duration(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
-    if seconds < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than a second")
-    return seconds
+def duration_argument(least: float = 0, *, bare_seconds: bool = True, endless: bool = False) -> Callable[[str], float]:
+    """Return an argument type: a duration of at least `least` seconds, in seconds; `endless` admits inf, too."""
+
+    def duration(text: str) -> float:
+        if endless and text == "inf":
+            return math.inf
+        try:
+            seconds = parse_duration(text, bare_seconds=bare_seconds)
+        except ValueError as err:
+            raise argparse.ArgumentTypeError(str(err)) from err
+        if seconds < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is less than {least:g}s")
+        return seconds
+
+    return duration
 
 
 def at_least(least: float) -> Callable[[str], float]:
@@ -159,7 +171,7 @@ def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
     """Read the configuration that `args` names; with `loopback`, an address without a host means 127.0.0.1."""
-    given = {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
+    given = _setting_flags(args)
     config = load(args.config, flags=given)
     open_ones = {
         f"web.{name}": "127.0.0.1" + address
@@ -167,6 +179,11 @@ def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
         if (address := getattr(config.web, name)).startswith(":")
     }
     return load(args.config, flags=given | open_ones) if loopback and open_ones else config
+
+
+def _setting_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Values of the flags that override the configuration, by dotted key."""
+    return {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
 
 
 def open_web_config(config: Config) -> "WebConfigWatcher":
@@ -306,7 +323,10 @@ def run_guarded(command: Callable[[argparse.Namespace], int], args: argparse.Nam
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ConfigError as err:
-        print(f"gpu-efficiency: {redact_secrets(str(err))}", file=sys.stderr)
+        message = str(err)
+        with suppress(ConfigError):  # the file may have changed since
+            message = with_origin(message, getattr(args, "config", None), flags=_setting_flags(args))
+        print(f"gpu-efficiency: {redact_secrets(message)}", file=sys.stderr)
         return USAGE
     except (TraceError, OSError) as err:
         return fail(redact_secrets(str(err)))

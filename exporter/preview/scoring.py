@@ -3,7 +3,6 @@
 Times are Unix seconds, durations seconds.
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from textwrap import wrap
@@ -15,6 +14,7 @@ from exporter import formatting
 from exporter.config import ConfigError
 from exporter.core.policy import Policy
 from exporter.core.prices import Price
+from exporter.durations import parse_duration
 from exporter.formatting import format_time, shorten
 
 SHORT_NAMES = {
@@ -29,8 +29,6 @@ BASELINE = "as configured"
 MAX_ROWS = 24
 """Each row needs its own ledger, or a pass over all samples."""
 ZOMBIE, HUNG, NO_PROCESS = "zombie", "hung", "no_process"
-_TIME_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION_PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)")
 
 
 class PolicyRow(Struct, frozen=True):
@@ -40,14 +38,6 @@ class PolicyRow(Struct, frozen=True):
     settings: dict[str, float]
     """Thresholds that differ from the configuration, by field of Policy."""
     policy: Policy
-
-
-def parse_duration(text: str) -> float:
-    """Parse "90s", "30m", "2h", "1d" or "1800" to seconds; raises ValueError."""
-    match = _DURATION_PATTERN.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a time such as 90s, 30m, 2h, 1d, or seconds")
-    return float(match[1]) * _TIME_UNITS[match[2]]
 
 
 def policy_rows(configured: Policy, policy_texts: Iterable[str]) -> list[PolicyRow]:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from exporter.connections import is_loopback
 from exporter.redact import redact_secrets
 from exporter.top.view import PolledNode
+from exporter.urls import complete_url
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, Problem, ReceiptsOut
 
 TIMEOUT_SECONDS = 5.0
@@ -58,7 +59,7 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
 
 def parse_target(url: str, *, headers: Mapping[str, str], ca_file: Path | None) -> NodeTarget:
     """Parse an address; without a scheme it is http. Raises NodeAddressError."""
-    full_url = (url if "://" in url else f"http://{url}").rstrip("/")
+    full_url = complete_url(url).rstrip("/")
     try:
         parsed = httpx.URL(full_url)
     except httpx.InvalidURL as err:

@@ -23,6 +23,7 @@ from tests.image.ours import wheels
 pytestmark = pytest.mark.e2e
 NAME = f"gpu_efficiency_exporter-{__version__}"
 INFO, DATA = f"{NAME}.dist-info", f"{NAME}.data/data/share/gpu-efficiency"
+MAN_PAGE = f"{NAME}.data/data/share/man/man1/gpu-efficiency.1"
 MADE_HERE = shutil.ignore_patterns(
     ".git", ".venv", ".cache", ".*_cache", ".hypothesis", ".coverage", "__pycache__", "*.egg-info", "build", "dist"
 )
@@ -94,7 +95,7 @@ def test_the_wheel_has_the_package_its_data_and_licence_and_nothing_of_the_tests
         f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
     }
     data = {name for name in names if name.startswith(f"{DATA}/")}
-    assert names == package | info | data
+    assert names == package | info | data | {MAN_PAGE}
     assert content(made.wheel)[f"{INFO}/top_level.txt"] == b"exporter\n"
     assert content(made.wheel)[f"{INFO}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
@@ -107,6 +108,10 @@ def test_the_wheel_brings_what_bare_metal_needs(made: Built) -> None:
     for name, path in (units | slurm).items():
         assert files[name] == path.read_bytes(), name
     assert {name.partition("/")[0] for name in files} >= {"sysusers.d", "tmpfiles.d"}
+
+
+def test_the_wheel_brings_the_man_page(made: Built) -> None:
+    assert content(made.wheel)[MAN_PAGE] == (ROOT / "docs/gpu-efficiency.1").read_bytes()
 
 
 def test_the_metadata_names_what_is_needed_and_shows_the_readme(made: Built) -> None:

@@ -151,7 +151,7 @@ def test_one_found_by_itself_gives_way_to_the_operators_address(page: Path) -> N
 @pytest.mark.parametrize(
     ("endpoint", "words"),
     [
-        (EngineEndpoint("10.0.0.7:8000", "x"), r"endpoints\[0\]\.url: '10.0.0.7:8000' is no address"),
+        (EngineEndpoint("ftp://10.0.0.7:8000", "x"), r"endpoints\[0\]\.url: 'ftp://10.0.0.7:8000' is no address"),
         (EngineEndpoint("http://10.0.0.7", "("), r"endpoints\[0\]\.job_id: '\(' is no regular expression"),
     ],
 )

@@ -626,8 +626,8 @@ def test_several_nodes_on_one_host_must_be_named(slurm_conf: Callable[..., Confi
 
 def test_a_url_that_is_none_is_an_error(slurm_conf: Callable[..., Config], tmp_path: Path) -> None:
     (tmp_path / "spool/node1").mkdir(parents=True)
-    with pytest.raises(SchedulerError, match="restd_url: 'slurm:6820' is neither"):
-        open_slurm(slurm_conf(node_name="node1", restd_url="slurm:6820"))
+    with pytest.raises(SchedulerError, match="restd_url: 'ftp://slurm:6820' is neither"):
+        open_slurm(slurm_conf(node_name="node1", restd_url="ftp://slurm:6820"))
 
 
 def test_it_opens_on_a_node_and_closes(slurm_conf: Callable[..., Config], tmp_path: Path) -> None:
