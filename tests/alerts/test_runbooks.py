@@ -24,7 +24,7 @@ from alerts.build_runbooks import (
     sections,
     skeleton,
 )
-from exporter.cli import _parser
+from exporter.cli import build_parser
 from exporter.config import load
 from exporter.core.policy import Policy
 from exporter.preview.scoring import policy_rows
@@ -165,7 +165,7 @@ def test_every_runbook_shows_how_to_tune() -> None:
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_our_own_commands_are_what_the_program_takes(command: str) -> None:
     words = shlex.split(command)[1:]
-    given = _parser(words[0]).parse_args(words)
+    given = build_parser(words[0]).parse_args(words)
     assert all(policy_rows(Policy(), [text]) for text in getattr(given, "policy", []))
 
 
