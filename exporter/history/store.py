@@ -475,7 +475,7 @@ class HistoryStore:
     def closed_books(self) -> list[ClosedBook]:
         """Return the closed books of earlier ledgers, the oldest first."""
         with translated_errors(self.path):
-            rows = self._db.execute("SELECT body FROM book ORDER BY since, uuid")
+            rows = self._db.execute("SELECT body FROM book ORDER BY since, until, uuid")
             return [_decode_closed(_blob(row[0])) for row in rows]
 
 

@@ -200,12 +200,14 @@ def test_events_and_books_come_out_in_order(store: HistoryStore) -> None:
     )
     assert [event.kind for event in store.events(2.0, 10)] == ["xid", "hung_over"]
     assert [event.kind for event in store.events(0.0, 1)] == ["xid"]
+    times = {("B", "a"): (2.0, 3.0), ("A", "b"): (1.0, 2.0), ("A", "c"): (1.0, 1.0)}  # c ended at its first reading
     books = [
-        ClosedBook(uuid=u, life="a", since=s, until=s + 1, paid=1, parts={"useful": 1}) for u, s in (("B", 2), ("A", 1))
+        ClosedBook(uuid=uuid, life=life, since=since, until=until, paid=1, parts={"useful": 1})
+        for (uuid, life), (since, until) in times.items()
     ]
     store.write(closed=books)
     store.write(closed=books)
-    assert [book.uuid for book in store.closed_books()] == ["A", "B"]
+    assert [(book.uuid, book.life) for book in store.closed_books()] == [("A", "c"), ("A", "b"), ("B", "a")]
 
 
 def test_a_write_is_all_or_nothing(store: HistoryStore) -> None:
