@@ -2,8 +2,11 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint unit test e2e slurm-24 rules skips packages bench accuracy docs dashboards \
+.PHONY: help run check lint quick unit test installed e2e slurm-24 rules skips packages bench accuracy docs dashboards \
   pictures goldens proto lock clean
+
+# Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +28,7 @@ run: .venv/.runtime ## watch this node's GPUs; without any, a simulated node
 	echo "No usable source of GPU telemetry on this machine: running the demo, a simulated node."; \
 	$(BIN)/python -m exporter demo
 
-check: lint unit ## what every change must pass: lint, types, imports, unit tests, coverage of the core
+check: lint quick ## what every change must pass, in two minutes: lint, types, imports, quick tests
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -35,21 +38,33 @@ lint: .venv/.installed
 	$(BIN)/bandit -q -r exporter -c pyproject.toml
 	$(BIN)/python -m dashboards.build --check
 
+# Markers of tests that a target of their own runs; pyproject.toml explains each.
+APART := e2e or benchmark or mutation
+
+quick: .venv/.installed .venv/dcgm-bindings/.fetched
+	$(BIN)/pytest -q -m "not ($(APART) or slow)" -n 2 --dist loadfile
+
+# Coverage of the core by its own tests alone: the others would run longer for it, and may not be what covers a branch.
 unit: .venv/.installed .venv/dcgm-bindings/.fetched
 	@mkdir -p $(RESULTS)
-	$(BIN)/coverage run -m pytest -q tests/core --junitxml=$(RESULTS)/core.xml
+	@rm -f .coverage*
+	$(BIN)/coverage run -m pytest -q --hypothesis-profile=ci -n 2 tests/core --junitxml=$(RESULTS)/core.xml
+	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
-	$(BIN)/pytest -q -m "not e2e" --ignore=tests/core -n 2 --junitxml=$(RESULTS)/unit.xml
+	$(BIN)/pytest -q --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 2 --dist loadfile \
+	  --junitxml=$(RESULTS)/unit.xml
 
+# Each step prints how long it took, so that it is seen which one grew.
 test: ## everything, Debian packages included: what continuous integration runs
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory packages
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory e2e
-	@$(MAKE) --no-print-directory rules
-	@$(MAKE) --no-print-directory skips
+	@for step in packages installed lint unit e2e rules skips; do \
+	  since=$$(date +%s); $(MAKE) --no-print-directory $$step || exit 1; \
+	  echo "== $$step: $$(($$(date +%s) - since)) s"; \
+	done
 
-e2e: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
+
+e2e: installed
 	@mkdir -p $(RESULTS)
 	$(BIN)/pytest -q -m e2e -n 2 --dist loadfile --junitxml=$(RESULTS)/e2e.xml
 
@@ -73,6 +88,7 @@ accuracy: .venv/.installed ## how true the figures are: known kernels on a real 
 	$(BIN)/python -m benchmarks.accuracy
 
 bench: .venv/.installed .venv/dcgm-bindings/.fetched .venv/peers/.installed .venv/fuzz/.fetched ## measure all of it anew, for docs/benchmarks.md: hours, on a quiet machine
+	$(BIN)/pytest -q -m benchmark
 	$(BIN)/python benchmarks/run.py --record
 	$(BIN)/python -m benchmarks.page
 

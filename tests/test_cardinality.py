@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -61,6 +61,7 @@ UNSEEN = {"lost_gpu"}
 CALM = ("copy_loop", "healthy_training", "input_starved_training", "large_gemm", "memory_bound_decode", "straggler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", GOLDENS)
 def test_the_most_is_never_below_what_a_node_shows_and_near_it(scenario: str) -> None:
     snapshot = picture(scenario)
@@ -297,7 +298,6 @@ fleets = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(fleets, st.sampled_from(["nodes", "gpus", "jobs", "reporting", "serving", "spinning", "trouble", "users"]))
 def test_more_of_anything_is_never_fewer_series(fleet: FleetSize, what: str) -> None:
     more = replace(fleet, **{what: getattr(fleet, what) + 1})

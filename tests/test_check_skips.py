@@ -44,6 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.xml"
 
 
+@pytest.mark.slow
 def test_every_kind_of_skip_is_found_in_a_real_report(report: Path) -> None:
     found = {test.rpartition(".")[2]: reason for test, reason in skips(report.read_text())}
     assert set(found) == {"test_hardware", "test_lazy", "test_wrong", "test_module"}

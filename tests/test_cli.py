@@ -486,6 +486,7 @@ def test_series_grow_with_gpus_and_jobs_and_nothing_else() -> None:
     assert total[large] - total[small] == 6 * (max_series_of_scope("gpu") + max_series_of_scope("job"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_scenario_publishes_more_series_than_documented(scenario: str) -> None:
     agent = Agent(meta=DaemonMetadata())

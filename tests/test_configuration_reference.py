@@ -15,6 +15,7 @@ from exporter.cli.reference import markdown
 from exporter.config import LIVE, Config, ConfigError, load
 from exporter.core.policy import Policy
 from exporter.registry import SOURCES
+from tests.each import each
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def _within(kind: str, was: Any) -> tuple[str, Any]:
     return (f"{value:.0f}", int(value)) if kind.startswith("whole") else (f"{value!r}", value)
 
 
-@pytest.mark.parametrize(("section", "key", "kind", "default", "variable"), VARIABLES, ids=lambda v: str(v)[:40])
+@each("section, key, kind, default, variable", VARIABLES)
 def test_each_variable_sets_its_key_and_each_default_is_the_real_one(
     section: str, key: str, kind: str, default: str, variable: str
 ) -> None:
@@ -107,7 +108,7 @@ def _got(found: Any, *path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("section", "key", "kind", "default", "variable"), VARIABLES, ids=lambda v: str(v)[:40])
+@each("section, key, kind, default, variable", VARIABLES)
 def test_beyond_each_bound_it_is_refused(section: str, key: str, kind: str, default: str, variable: str) -> None:
     del section, default
     for word, figure in re.findall(r"(above|from|to) (\S+)", kind) if not kind.startswith("list") else ():

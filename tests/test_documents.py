@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
@@ -80,12 +80,12 @@ def too_long(page: str) -> list[str]:
     return [line for line in lines if len(line) > WIDTH]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each("page", PAGES)
 def test_relative_links_lead_to_a_file_and_a_heading(page: str) -> None:
     assert broken(page) == []
 
 
-@pytest.mark.parametrize("page", sorted(set(PAGES) - GENERATED))
+@each("page", sorted(set(PAGES) - GENERATED))
 def test_lines_of_text_fit(page: str) -> None:
     if not page.startswith(LONG_LINES):
         assert too_long(page) == []

@@ -272,6 +272,7 @@ def test_head_says_what_get_would(live: Site, path: str) -> None:
     assert told.headers["cache-control"] == "no-store"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("box", "why"),
     [
@@ -400,6 +401,7 @@ def test_nothing_is_rendered_on_the_event_loop() -> None:
         assert site.loop_thread not in box.threads
 
 
+@pytest.mark.slow
 def test_twenty_scrapes_at_once_each_see_one_whole_snapshot() -> None:
     snapshots = [world((gpu(0), gpu(1)), seconds=seconds) for seconds in (11, 15, 19)]
     forever = cycle(snapshots)
@@ -714,6 +716,7 @@ print("tidy", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_server_in_order_though_clients_hold_connections(number: signal.Signals) -> None:
     """At rest, with a request half sent, or deaf to the answer: what follows `run` still runs, and the status is 0."""

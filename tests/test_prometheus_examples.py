@@ -53,6 +53,7 @@ def checked(folder: Path, name: str, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_promtool_takes_each_configuration(folder: Path, name: str) -> None:
     said = checked(folder, name)
@@ -137,6 +138,7 @@ def test_relabelling_is_what_the_command_prints(profile: str) -> None:
     assert (FOLDER / f"relabel-{profile}.yaml").read_text(encoding="utf-8") == relabel_text(profile)
 
 
+@pytest.mark.slow
 def test_the_page_s_table_is_the_rules_and_boards() -> None:
     """After a change of a rule or a board: make docs."""
     page = PAGE.read_text(encoding="utf-8")

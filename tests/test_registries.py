@@ -32,6 +32,7 @@ def derived(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_configuration_takes_choices_and_settings(derived: Any) -> None:
     assert derived["chosen"] == ["dummy-source", "dummy-scheduler", "dummy-scheduler"]
     assert "[dummy_source]\nanswer = 42\n\n[dummy_scheduler]\nnode = " in derived["toml"]

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -29,6 +30,7 @@ from exporter.schedulers.slurm.restd import RestClient
 from exporter.sources.base import SourceError
 from exporter.sources.dcgm_exporter.source import open_dcgm_exporter
 from exporter.sources.selector import open_selector
+from tests.each import each
 from tests.rigs import Rig
 
 SECRET = "hunter2"  # noqa: S105  what must never be seen
@@ -40,8 +42,7 @@ URLS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", URLS)
-@pytest.mark.parametrize("around", ["{}", "{!r} is no address", "({}): refused", "see {}, or {}.", "<{}>", '"{}"'])
+@each("shape, around", product(URLS, ["{}", "{!r} is no address", "({}): refused", "see {}, or {}.", "<{}>", '"{}"']))
 def test_an_address_is_told_without_its_secret_wherever_it_stands(shape: str, around: str) -> None:
     url = shape.format(host="10.0.0.7:9400", path="/metrics")
     told = redact_secrets(around.format(url, url))
@@ -80,6 +81,7 @@ def test_any_text_can_be_told_and_telling_it_twice_changes_nothing(text: str) ->
 # Those who ask, each with an address that fails.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", URLS)
 def test_a_source_that_cannot_be_read(shape: str) -> None:
     config = load(
@@ -132,6 +134,7 @@ def test_a_token_of_two_lines_is_not_repeated_as_the_illegal_header_that_it_make
     assert SECRET not in str(told.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", URLS)
 def test_a_prometheus_that_cannot_be_asked(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = shape.format(host="127.0.0.1:1", path="")

@@ -94,29 +94,30 @@ def check_gaps(simulation: Simulation, readings: list[Reading]) -> None:
             assert before.end < after.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_gives_readings_that_physics_allows(scenario: str, board: str) -> None:
-    for seed in range(3):
-        gpus = 8 if scenario == "demo" else 4
-        simulation = simulate(scenario, seed=seed, board=board, period_seconds=60, gpus=gpus, node=seed)
-        first, *rest = simulation.observations
-        assert first.at == simulation.start == 0
-        assert not first.readings
-        assert first.devices is not None
-        assert first.allocations is not None
-        assert [device.uuid for device in first.devices] == list(simulation.uuids)
-        assert [o.at for o in rest] == [60 * SECOND * (k + 1) for k in range(len(rest))]
-        assert rest[-1].at == simulation.duration_ms * MS
-        assert all(r.start < r.end <= o.at for o in rest for r in o.readings)
-        readings = by_gpu(rest)
-        assert set(readings) == set(simulation.uuids)
-        for gpu in readings.values():
-            check_gaps(simulation, gpu)
-            for reading in gpu:
-                check_reading(reading, simulation)
+    seed, gpus = list(BOARDS).index(board), 8 if scenario == "demo" else 4
+    simulation = simulate(scenario, seed=seed, board=board, period_seconds=60, gpus=gpus, node=seed)
+    first, *rest = simulation.observations
+    assert first.at == simulation.start == 0
+    assert not first.readings
+    assert first.devices is not None
+    assert first.allocations is not None
+    assert [device.uuid for device in first.devices] == list(simulation.uuids)
+    assert [o.at for o in rest] == [60 * SECOND * (k + 1) for k in range(len(rest))]
+    assert rest[-1].at == simulation.duration_ms * MS
+    assert all(r.start < r.end <= o.at for o in rest for r in o.readings)
+    readings = by_gpu(rest)
+    assert set(readings) == set(simulation.uuids)
+    for gpu in readings.values():
+        check_gaps(simulation, gpu)
+        for reading in gpu:
+            check_reading(reading, simulation)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes() -> None:
     for scenario in SCENARIOS:
         once, again = simulate(scenario, seed=3), simulate(scenario, seed=3)
@@ -221,6 +222,7 @@ def check_allocations(simulation: Simulation) -> list[Observation]:
     return observations
 
 
+@pytest.mark.slow
 def test_allocations_are_change_points_and_never_foresee_an_end() -> None:
     for scenario in ("leaked_process", "lost_gpu", "zombie_notebook", "demo"):
         observations = check_allocations(simulate(scenario, period_seconds=7))
@@ -328,6 +330,7 @@ def test_a_leaked_process_computes_on_after_its_hold() -> None:
         assert (mean(late, "tensor_active") > 0.4) == (slot < 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("board", [H100, "L40S"])
 def test_in_a_deadlock_one_rank_rests_and_the_rest_poll(board: str) -> None:
     simulation = simulate("deadlock", board=board, period_seconds=10)
@@ -469,6 +472,7 @@ def test_the_demo_tells_three_hours_before_anyone_watches() -> None:
     assert len(list(fewer.observations)) == 61
 
 
+@pytest.mark.slow
 def test_the_demo_can_go_on_for_ever() -> None:
     simulation = simulate("demo", duration_seconds=math.inf, period_seconds=60)
     late = next(islice(simulation.observations, 1500, None))

@@ -30,6 +30,7 @@ def within(simulation: Simulation, phase: str, slot: int = 0) -> list[Reading]:
     return during(by_gpu(simulation.observations)[uuid], start / SECOND, end / SECOND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", LOOKALIKES)
 def test_every_story_gives_readings_that_physics_allows(story: str) -> None:
     for board in ("A100-SXM4-80GB", "L4", "B200-SXM"):

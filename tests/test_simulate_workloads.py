@@ -29,6 +29,7 @@ from exporter.simulate.workload import (
     seeded_random,
 )
 from exporter.training.message import Schedule, bubble_share, decode_message
+from tests.each import each
 from tests.lookalikes import LOOKALIKES
 from tests.test_simulate import check_gaps, check_reading
 
@@ -40,7 +41,7 @@ TOKENS_A_SECOND = 60_000
 ALONE_LOSES = 0.02
 """Share of unreported work: steps and polls that are unfinished at the end."""
 
-stories = pytest.mark.parametrize("story", TABLE)
+stories = each("story", TABLE)
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -94,6 +95,7 @@ def really(simulation: Simulation, field: str, *, jobs: frozenset[str] = frozens
     return total
 
 
+@pytest.mark.slow
 @stories
 def test_the_hardware_does_what_physics_allows(story: str) -> None:
     run = play(story)

@@ -13,6 +13,7 @@ import pytest
 from exporter.config import BoardSettings, Config, ConfigError, load
 from exporter.core.model import Spec
 from exporter.specs import confidence, find_spec, mig_instance_spec, unknown_model
+from tests.each import each
 
 ROWS = list(csv.DictReader((resources.files("exporter") / "data" / "gpu_specs.csv").read_text("utf-8").splitlines()))
 
@@ -57,7 +58,7 @@ def test_a_b200_is_not_given_its_sparse_peak() -> None:
     assert spec.peak_flops == 2.25e15
 
 
-@pytest.mark.parametrize(("model", "name"), NAMES)
+@each("model, name", NAMES)
 def test_every_name_in_the_table_means_its_own_row(model: str, name: str) -> None:
     spec = find_spec(name)
     assert spec is not None

@@ -4,12 +4,13 @@ import pytest
 
 from tests.alerts.lint import Rule, Series, faults, known_to, labels_of, rules
 from tests.alerts.promql import Aggregate, Binary, Call, Literal, Matcher, Node, Selector, parse
+from tests.each import each
 
 RULES = rules()
 KNOWN = known_to(RULES)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.file}-{rule.name}")
+@each("rule", RULES, ids=lambda rule: f"{rule.file}-{rule.name}")
 def test_a_rule_has_no_fault(rule: Rule) -> None:
     assert faults(rule, KNOWN) == []
 

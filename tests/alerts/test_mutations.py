@@ -85,7 +85,7 @@ def test_its_threshold_and_each_of_its_guards_is_changed(alert: str) -> None:
     assert ("hold" in kinds) == ("keep_firing_for" in alerts()[alert])
 
 
-@pytest.mark.e2e
+@pytest.mark.mutation
 @pytest.mark.parametrize("alert", MUTATIONS)
 def test_a_change_of_it_fails_its_tests(alert: str, tmp_path: Path) -> None:
     asked = [None, *MUTATIONS[alert]]

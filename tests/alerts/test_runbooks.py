@@ -31,11 +31,12 @@ from exporter.preview.scoring import policy_rows
 from exporter.web.app import PATHS
 from tests.alerts.lint import Rule, faults, known_to
 from tests.alerts.lint import rules as all_rules
+from tests.each import each
 
 ALERTS = alerts()
 TEXTS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md")) if path.name != INDEX}
 KNOWN = known_to(all_rules())
-EACH = pytest.mark.parametrize("name", TEXTS)
+EACH = each("name", TEXTS)
 WRITTEN = {name: "\n".join(sections(text).values()) for name, text in TEXTS.items()}
 """What people wrote; the rule's own words are checked where rules are."""
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -83,13 +84,13 @@ def test_each_rule_has_a_runbook_and_each_runbook_a_rule() -> None:
     assert set(TEXTS) == {alert.name for alert in ALERTS}
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+@each("alert", ALERTS, ids=lambda alert: alert.name)
 def test_the_block_says_what_the_rule_says(alert: Alert) -> None:
     text = TEXTS.get(alert.name, skeleton(alert))
     assert refreshed(text, alert) == text, "run `make docs`, then see whether the text is still true"
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+@each("alert", ALERTS, ids=lambda alert: alert.name)
 def test_runbook_url_leads_to_the_runbook(alert: Alert) -> None:
     url = urllib.parse.urlparse(alert.rule["annotations"]["runbook_url"])
     assert url.path.endswith(f"docs/runbooks/{alert.name}.md")
@@ -146,7 +147,7 @@ def test_every_series_a_runbook_names_is_exported_or_recorded(name: str) -> None
     assert faults(Rule(name, name, "vector(0) or up", record=False, text=WRITTEN[name]), KNOWN) == []
 
 
-@pytest.mark.parametrize(("name", "query"), list(queries()))
+@each("name, query", queries())
 def test_a_query_names_labels_that_exist_and_keeps_clusters_apart(name: str, query: str) -> None:
     assert faults(Rule(name, name, query, record=False, text=""), KNOWN) == []
 
@@ -162,7 +163,7 @@ def test_every_runbook_shows_how_to_tune() -> None:
     assert {fence.runbook for fence in fences("toml")} == set(TEXTS)
 
 
-@pytest.mark.parametrize("command", sorted(set(commands())))
+@each("command", sorted(set(commands())))
 def test_our_own_commands_are_what_the_program_takes(command: str) -> None:
     words = shlex.split(command)[1:]
     given = build_parser(words[0]).parse_args(words)

@@ -308,6 +308,7 @@ def test_without_a_driver_it_says_so(command: Command, tmp_path: Path) -> None:
     assert outcome.said.startswith("accuracy: not measured: NVML: libnvidia-ml.so.1 not found: is the NVIDIA driver")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "status", "words"),
     [

@@ -168,7 +168,7 @@ def test_figures_that_the_ledger_refuses_are_not_measured() -> None:
         booked(ALL | {"tensor_active": 7.0}).checked()
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 @pytest.mark.usefixtures("_stand_ins")
 def test_ticks_over_both_bindings_are_divided() -> None:
     found = tick(quick=True)
@@ -218,7 +218,7 @@ def test_a_daemon_that_did_less_than_the_row_says_is_not_measured(wrong: dict[st
         check(FAST, BEFORE, replace(AFTER, **wrong), share=0.9)
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 @pytest.mark.usefixtures("_stand_ins")
 def test_four_daemons_sample_fast_and_in_instances() -> None:
     found = sampling(quick=True)

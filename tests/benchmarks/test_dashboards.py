@@ -53,7 +53,7 @@ def dumped(folder: Path, cluster: str, since: int = 0) -> list[tuple[str, int, f
     return [(line.rsplit(" ", 2)[0], int(line.split()[-1]), float(line.split()[-2])) for line in told]
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_prometheus_reads_from_a_block_what_was_written_into_it(tmp_path: Path) -> None:
     source, begin = random.Random(7), UNTIL - 4 * 1000 * WINDOW  # noqa: S311 - made-up figures
     wild = [source.choice((0.0, -1.5, 1e300, 5e-324, source.random(), source.random())) for _ in range(200)]
@@ -201,7 +201,7 @@ def test_the_tables_count_and_mark_what_is_slow() -> None:
     assert fast == "| fleet | 24 hours | a | 5 | 4 | 2,000 | 5 | 2 |"
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_the_short_form_opens_every_board() -> None:
     found = {line.what: line.median for line in dashboards(quick=True)}
     assert any(what.startswith("Board fleet, 7 days: slowest of") for what in found)

@@ -97,6 +97,7 @@ def test_files_and_threads_that_stay_open_miss_the_budget() -> None:
 # -- the day --
 
 
+@pytest.mark.slow
 def test_each_round_has_the_same_jobs_under_other_names_and_the_ledger_takes_them() -> None:
     agent, names, reported = Agent(meta=DaemonMetadata(source="simulation")), set[str](), set[str]()
     for observation in told(2 * ROUND_HOURS * HOUR, period_seconds=30.0):
@@ -110,6 +111,7 @@ def test_each_round_has_the_same_jobs_under_other_names_and_the_ledger_takes_the
     assert {gpu.book.paid for gpu in ledger.gpus.values()} == {2 * ROUND_HOURS * HOUR * SECOND}
 
 
+@pytest.mark.slow
 def test_a_look_is_taken_every_five_minutes() -> None:
     found = looks(range(2 * EVERY + 2))
     assert [point.second for point in found] == [0, EVERY, 2 * EVERY]
@@ -142,7 +144,7 @@ def test_the_picture_is_drawn_of_hours_and_mebibytes() -> None:
 # -- for once, all of it --
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 @pytest.mark.usefixtures("_stand_ins")
 def test_a_daemon_is_scraped_until_the_day_is_over() -> None:
     over = iter([False, False, False, True])
@@ -151,7 +153,7 @@ def test_a_daemon_is_scraped_until_the_day_is_over() -> None:
     assert min(before.files, before.threads, after.files) > 2
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 @pytest.mark.usefixtures("_stand_ins")
 def test_a_short_day_is_lost_to_nobody() -> None:
     found: Measured = day(quick=True)

@@ -40,6 +40,7 @@ def drawn(**given: object) -> Draw:
     return Draw(**{**plain, **given})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", QUICK)
 def test_nobody_is_paged_for_nothing_and_every_hang_is_found_in_time(name: str, seed: int) -> None:

@@ -209,6 +209,7 @@ def done() -> list[Run]:
     return [run(name, 201) for name in ("missing_rank", "idle_poller", "one_gpu_hang")]
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_line_for_every_rule(done: list[Run]) -> None:
     hangs, zombies = tables(done)
     assert [line[0] for line in (*hangs.rows, *zombies.rows)] == [one.name for one in ENTRANTS]

@@ -1,8 +1,11 @@
 """The benchmark of the node's history measures what it says: bytes and sizes are held to here, times are not."""
 
+import pytest
+
 from benchmarks.node.history import history
 
 
+@pytest.mark.benchmark
 def test_it_measures_all_that_it_names_and_what_is_written_is_small() -> None:
     rows = {row.what: row for row in history(quick=True)}
     sizes = {what: row for what, row in rows.items() if row.median.endswith(("KiB", "MiB")) and row.budget}

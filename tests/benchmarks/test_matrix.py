@@ -245,7 +245,7 @@ def test_the_picture_has_a_line_for_each_pace_in_each_plot() -> None:
 # -- for once, all of it --
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 @pytest.mark.usefixtures("_compiler")
 def test_two_daemons_go_through_all_phases() -> None:
     found = matrix(quick=True)

@@ -62,14 +62,14 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_do() -> None:
         peers((OURS, gone), QUICK)
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_a_program_that_serves_no_gpu_is_not_measured() -> None:
     silent = replace(BASELINE, name="silence", words=(*BASELINE.words[:1], "-c", "pass"))
     with pytest.raises(RuntimeError, match="silence serves nothing of a GPU"):
         peers((silent,), QUICK)
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_ours_and_forty_lines_are_measured_side_by_side() -> None:
     assert SIDE_BY_SIDE.quick is not None
     found = SIDE_BY_SIDE.quick()

@@ -296,6 +296,7 @@ def test_what_is_no_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "nothing is none of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_tables_need_no_matplotlib() -> None:
     """It takes a second to import, and a benchmark of memory should not carry it."""
     code = "import sys, benchmarks.suite, benchmarks.page; sys.exit('matplotlib' in sys.modules)"

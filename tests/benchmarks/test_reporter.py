@@ -8,7 +8,7 @@ from benchmarks.node.reporter import reporter
 from exporter.training.client import Reporter
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_every_case_is_measured_and_within_its_budget() -> None:
     rows = reporter(quick=True)
     assert [each.what for each in rows if each.budget] == [
@@ -21,6 +21,7 @@ def test_every_case_is_measured_and_within_its_budget() -> None:
     assert [each.what for each in rows if "sends" in each.what]
 
 
+@pytest.mark.slow
 def test_a_listener_that_hears_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: Path, *, messages: int) -> list[float]:
         return [1.0] * messages * 1000

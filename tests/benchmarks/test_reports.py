@@ -26,7 +26,7 @@ def test_figures_of_messages_that_were_not_heard_are_refused() -> None:
         rows([Look(1.0, 0.0, 0.0, 1)], SIZE)
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_the_short_form_runs_with_real_ranks() -> None:
     whole, *parts = reports(quick=True)
     assert whole.met is not None

@@ -157,7 +157,7 @@ def test_clocks_are_right_whenever_a_page_is_asked_for(monkeypatch: pytest.Monke
     assert page == b"a 1\ngpu_efficiency_observation_timestamp_seconds 1700000000.250\nb 2\n"
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_a_small_fleet_is_scraped_and_every_rule_is_evaluated() -> None:
     found = measured(QUICK)
     told = {line.what: line.median for line in found.rows}

@@ -92,7 +92,7 @@ def test_a_site_restarts_a_few_at_a_time_and_storms_when_told(monkeypatch: pytes
     assert site.told("3") == site.told("3")
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_a_small_fleet_storms_and_is_restarted() -> None:
     found = {line.what: line for line in measured(QUICK).rows}
     assert int(found["Series created by a node whose jobs are new"].median.split()[0]) > 50

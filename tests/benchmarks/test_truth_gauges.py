@@ -70,7 +70,7 @@ def test_errors_are_told_by_method_and_work() -> None:
     assert line[2:4] == ("30.0 %", "+0.13, worst +0.50")
 
 
-@pytest.mark.e2e
+@pytest.mark.benchmark
 def test_on_a_real_prometheus_the_counter_is_right_and_the_gauge_is_not() -> None:
     assert GAUGES.quick is not None
     found = GAUGES.quick()

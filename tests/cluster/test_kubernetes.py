@@ -327,6 +327,7 @@ def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: Kubernet
     wait_for(lambda: looks.total("queue_gpus") == 0, "the pod was scheduled")
 
 
+@pytest.mark.slow
 def test_pods_that_ask_for_no_gpu_are_not_kept(server: ApiServer, source: KubernetesCluster) -> None:
     web = pod("web", 0, node="n1")
     web["spec"]["containers"] = [{"name": "main"}]
@@ -357,6 +358,7 @@ def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
     assert looks.total("interrupted_gpus_total", cause="preempted") == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_and_comes_back(server: ApiServer, source: KubernetesCluster) -> None:
     server.has(node("n1"), pod("b", 8))
     looks = Looks(source)
@@ -383,6 +385,7 @@ def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> 
         source.close()
 
 
+@pytest.mark.slow
 def test_after_its_end_it_answers_nothing(source: KubernetesCluster) -> None:
     ended(source)
     with pytest.raises(ClusterUnavailableError, match="restart"):

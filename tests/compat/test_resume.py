@@ -40,6 +40,7 @@ def _no_process_is_left() -> Iterator[None]:
     close_spawners()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_report_on_an_older_version_s_store_says_the_same(name: str, tmp_path: Path) -> None:
     lay_out(tmp_path)

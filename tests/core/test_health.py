@@ -253,6 +253,7 @@ def troubled(draw: st.DrawFn) -> list[Observation]:
     return finite(story)
 
 
+@pytest.mark.slow
 @relaxed
 @given(troubled())
 def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Observation]) -> None:
@@ -271,6 +272,7 @@ def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Obse
     assert render(take_snapshot(run(again), DaemonMetadata()), metrics=METRICS) == once
 
 
+@pytest.mark.slow
 @relaxed
 @given(troubled())
 def test_troubles_lose_no_time_and_no_error(story: list[Observation]) -> None:
@@ -301,6 +303,7 @@ def one_instance_wakes() -> list[Observation]:
     return [first(parts, [held(d.uuid) for d in parts]), seen(1, health=told(FELL_OFF_THE_BUS)), seen(3, *rows)]
 
 
+@pytest.mark.slow
 @relaxed
 @given(troubled())
 @example(one_instance_wakes())

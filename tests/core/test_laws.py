@@ -205,7 +205,7 @@ def totals(ledger: Ledger) -> dict[str, Any]:
     return {"gpus": gpus, "jobs": jobs, "states": {u: g.state for u, g in ledger.gpus.items()}}
 
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @relaxed

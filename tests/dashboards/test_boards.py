@@ -24,14 +24,13 @@ from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.alerts.lint import Series, faults_of_query, known_to, rules
 from tests.alerts.promql import Selector, parse, walk
+from tests.each import each
 
 BOARDS = {board.name: board for board in boards()}
 PANELS = [(board, panel) for board in BOARDS.values() for panel in board.panels()]
 KNOWN: Mapping[str, Series] = known_to(rules())
-OF_PANELS = pytest.mark.parametrize(("board", "panel"), PANELS, ids=lambda value: value.title)
-ASKING = pytest.mark.parametrize(
-    ("board", "panel"), [(b, p) for b, p in PANELS if not isinstance(p.kind, Note)], ids=lambda value: value.title
-)
+OF_PANELS = each("board, panel", PANELS, ids=lambda value: value.title)
+ASKING = each("board, panel", [(b, p) for b, p in PANELS if not isinstance(p.kind, Note)], ids=lambda v: v.title)
 OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
 _BUILT_IN = re.compile(r"\$\{?__(?:range|rate_interval|interval)\}?")
 _CHOSEN = re.compile(r"\$\{?([a-z_]\w+)")
@@ -213,6 +212,7 @@ def columns(panel: Panel) -> tuple[Column, ...]:
     return panel.kind.columns if isinstance(panel.kind, Table) else ()
 
 
+@pytest.mark.slow
 @ASKING
 def test_every_number_has_a_unit(board: Board, panel: Panel) -> None:
     drawn = next(each for each in flat(file_of(board)) if each["title"] == panel.title)

@@ -4,7 +4,7 @@ import time
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Published
@@ -188,7 +188,6 @@ def lines(draw: st.DrawFn) -> str:
     return f"{draw(NAMES)}{{{labels}}} {draw(VALUES)}" if draw(st.booleans()) else draw(st.text(max_size=40))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(lines(), max_size=15).map("\n".join), min_size=2, max_size=4))
 def test_no_page_breaks_anything_and_no_figure_is_absurd(texts: list[str]) -> None:
     replica = Replica({})

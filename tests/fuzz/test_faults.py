@@ -119,6 +119,7 @@ def test_each_change_stands_any_text(change: Callable[[bytes, random.Random], by
 # -- every parser --
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_parser_breaks_the_law(name: str) -> None:
     samples = TARGETS[name].samples()
@@ -210,6 +211,7 @@ def test_files_of_state_may_be_nested_for_ever(tmp_path: Path) -> None:
     assert InventoryFile(tmp_path / "inventory.json").load() == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [None, "text", 5, b"\x81\xa4node\xa1\xff"])
 @pytest.mark.parametrize(
     ("table", "column"), [("statement", "brief"), ("rest", "body"), ("event", "body"), ("book", "body")]
@@ -234,6 +236,7 @@ def _bad() -> Day:
     return day(hours=2.5, each=1)
 
 
+@pytest.mark.slow
 def test_a_bad_day_loses_no_second_and_hides_none(bad: Day) -> None:
     assert (bad.largest_error, bad.conservation_errors, bad.lost, bad.fell) == (0, 0, 0.0, 0)
     assert (bad.agent_errors, bad.unanswered, bad.needless) == (0, 0, 0.0)

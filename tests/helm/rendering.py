@@ -42,7 +42,7 @@ def manifests(values: Mapping[str, Any], *, of: Chart | None = None, name: str =
     found: list[Manifest] = []
     for path, text in texts(values, of=of, name=name).items():
         if path.endswith(".yaml"):
-            found += [document for document in yaml.safe_load_all(text) if document is not None]
+            found += [document for document in yaml.load_all(text, yaml.CSafeLoader) if document is not None]
     return found
 
 

@@ -43,8 +43,14 @@ def _endpoints(found: tuple[Manifest, ...] | list[Manifest]) -> dict[str, dict[s
     return {e["port"]: e for s in specs for e in s.get("podMetricsEndpoints", s.get("endpoints"))}
 
 
-@pytest.mark.parametrize("name", [n for n in ENVIRONMENTS if of_kind(environment(n), "PodMonitor", "ServiceMonitor")])
-def test_a_target_is_named_after_its_node_and_scraped_as_it_speaks(name: str) -> None:
+def test_a_target_is_named_after_its_node_and_scraped_as_it_speaks() -> None:
+    monitored = [name for name in ENVIRONMENTS if of_kind(environment(name), "PodMonitor", "ServiceMonitor")]
+    assert len(monitored) > 2
+    for name in monitored:
+        _check_targets(name)
+
+
+def _check_targets(name: str) -> None:
     found, endpoints = environment(name), _endpoints(environment(name))
     assert endpoints["metrics"]["relabelings"][0] == {
         "sourceLabels": ["__meta_kubernetes_pod_node_name"],
@@ -114,6 +120,7 @@ def test_rules_are_those_of_the_project() -> None:
     assert rendered == {f"gpu-efficiency-{p.stem}": yaml.safe_load(p.read_text())["groups"] for p in ALERTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in ENVIRONMENTS if of_kind(environment(n), "PrometheusRule")])
 def test_promtool_takes_the_rules(name: str, tmp_path: Path) -> None:
     files = []

@@ -77,6 +77,7 @@ def _is_map(block: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), _examples(), ids=[name for name, _ in _examples()])
 def test_what_a_reader_would_copy_is_taken(name: str, text: str, tmp_path: Path) -> None:
     found = manifests(IMAGE | values_from_yaml(text))

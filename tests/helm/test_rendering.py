@@ -35,6 +35,7 @@ def test_there_are_environments_enough() -> None:
     assert len(VALUES) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "version"), list(zip(ENVIRONMENTS, cycle((VERSIONS[0], VERSIONS[-1])))))
 def test_lint_finds_nothing(name: str, version: str) -> None:
     """Above information: that there is no icon is said in the chart."""
@@ -68,6 +69,7 @@ def test_no_environment_is_without_an_exporter() -> None:
     assert [len(of_kind(environment(name), "DaemonSet")) for name in ENVIRONMENTS] == [1] * len(ENVIRONMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_what_kubernetes_takes(version: str) -> None:
     for text, seen in distinct().items():
@@ -109,6 +111,7 @@ def test_an_object_has_its_name_once_and_a_namespace(name: str) -> None:
     assert {m["metadata"].get("namespace") for m in of_kind(environment(name), "DaemonSet", "Service")} == {wanted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_text_has_no_trailing_blanks(name: str) -> None:
     """They are where an empty part was indented."""
@@ -205,6 +208,7 @@ def test_the_chart_says_what_it_is() -> None:
     assert {"artifacthub.io/license", "artifacthub.io/changes", "artifacthub.io/category"} <= set(about["annotations"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a" * 53, "gpu-efficiency", "r"])
 def test_names_fit_whatever_the_release_is_called(name: str) -> None:
     """63 letters for a Service and for a label's value; endings are kept, or two objects would have one name."""

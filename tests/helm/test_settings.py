@@ -174,6 +174,7 @@ LISTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_only_what_the_daemon_does_not_take_up_restarts_it() -> None:
     """The list of the chart is the daemon's own: exporter.config.LIVE."""
     sections = {f.name for f in msgspec.structs.fields(Config)} - {"source", "scheduler"}
@@ -183,6 +184,7 @@ def test_only_what_the_daemon_does_not_take_up_restarts_it() -> None:
     assert sections - restarting == set(settings.LIVE)
 
 
+@pytest.mark.slow
 def test_the_cluster_restarts_for_what_it_reads() -> None:
     plain = _checksum({}, "Deployment")
     restarting = {n for n, given in SECTIONS.items() if _checksum({n: LISTS.get(n, given)}, "Deployment") != plain}

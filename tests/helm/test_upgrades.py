@@ -71,6 +71,7 @@ def reused(unpacked: Path, request: pytest.FixtureRequest) -> Iterator[Chart]:
         yield chart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reused", "user"), [(u, u) for u in USERS.values()], indirect=["reused"], ids=list(USERS))
 def test_what_is_new_has_its_default(reused: Chart, user: dict[str, Any]) -> None:
     assert "networkPolicy" not in reused.values, "else this would prove nothing"
@@ -79,6 +80,7 @@ def test_what_is_new_has_its_default(reused: Chart, user: dict[str, Any]) -> Non
     assert texts({}, of=reused)["NOTES.txt"] == texts(_over(OTHER_NOW | IMAGE, user))["NOTES.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reused", [USERS["everything"]], indirect=True)
 def test_what_is_new_can_be_switched_on(reused: Chart) -> None:
     """--reuse-values with --set: a new section of which the older values know nothing, or a part."""
@@ -92,6 +94,7 @@ def test_what_is_new_can_be_switched_on(reused: Chart) -> None:
     assert manifests(given, of=reused) == manifests(_over(_over(OTHER_NOW | IMAGE, USERS["everything"]), given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", USERS.values(), ids=list(USERS))
 def test_after_the_latest_version_too_what_is_new_has_its_default(unpacked: Path, user: dict[str, Any]) -> None:
     kept = (unpacked / "values.yaml").read_text()
@@ -131,6 +134,7 @@ def _identities(found: list[Manifest]) -> dict[tuple[str, str], Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chart", [OLDER, LATEST], ids=lambda chart: chart.name)
 @pytest.mark.parametrize("name", ["gpu-efficiency", "r"])
 @pytest.mark.parametrize("user", USERS.values(), ids=list(USERS))

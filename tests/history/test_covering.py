@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from exporter.config import HistorySettings as Settings
@@ -11,6 +10,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.history.recorder import CheckpointCoverage, resume_window
+from tests.each import each
 
 YOUNG = 100 * SECOND
 EMPTY = take_snapshot(Ledger(), DaemonMetadata())
@@ -78,7 +78,7 @@ def test_how_old_a_checkpoint_may_be_follows_the_interval() -> None:
     assert resume_window(Settings(checkpoint_seconds=60.0)) == 150 * SECOND
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each("seed", range(50))
 def test_whatever_happens_nothing_goes_back_and_no_restart_goes_behind_it(seed: int) -> None:
     """The file may hold the last checkpoint that surely succeeded, or any attempted since."""
     chance, covered, now, seen = random.Random(seed), CheckpointCoverage(YOUNG), 0, 0  # noqa: S311

@@ -100,6 +100,7 @@ def test_files_elsewhere_are_left_alone(disk: Disk, tmp_path: Path) -> None:
     assert said(disk, folder=other) == WELL
 
 
+@pytest.mark.slow
 def test_one_that_hangs_goes_on_when_it_is_well_again(disk: Disk) -> None:
     disk.fails("sync * 1 0 hang")
     words = [sys.executable, "-c", _TRY, f"{disk.folder / 'file'}"]
@@ -110,6 +111,7 @@ def test_one_that_hangs_goes_on_when_it_is_well_again(disk: Disk) -> None:
         assert process.communicate()[0].split() == WELL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_journal_tells_all_that_is_on_the_disk(disk: Disk, seed: int) -> None:
     """Replaying the journal without a power cut gives the kernel's own files."""

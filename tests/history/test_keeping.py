@@ -66,6 +66,7 @@ def test_the_very_first_scrape_is_told_only_what_is_saved(live: Live, tmp_path: 
     assert left.info.life == again.history._tracker.ledger_id
 
 
+@pytest.mark.slow
 def test_a_job_that_has_ended_is_written_soon_though_nobody_asks(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

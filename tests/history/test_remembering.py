@@ -171,6 +171,7 @@ def told(scenario: str) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_what_begins_and_what_is_over_are_events_and_the_job_remembers_it() -> None:
     world = told("demo")
     kinds = [event.kind for event in world.events]
@@ -183,6 +184,7 @@ def test_what_begins_and_what_is_over_are_events_and_the_job_remembers_it() -> N
     assert [event.at for event in world.events] == sorted(event.at for event in world.events)
 
 
+@pytest.mark.slow
 def test_nothing_happens_on_a_node_that_works() -> None:
     assert told("healthy_training").events == []
 

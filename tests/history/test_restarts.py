@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from exporter.core.checkpoint import dump_ledger, load_ledger, read_header
@@ -112,6 +112,7 @@ def told(scenario: str) -> list[Observation]:
     return list(story(scenario, period_seconds=30.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
 def test_statements_of_a_story_in_four_lives_are_the_ledger_of_one(scenario: str, tmp_path: Path) -> None:
     observations = told(scenario)
@@ -133,7 +134,8 @@ def test_statements_of_a_story_in_four_lives_are_the_ledger_of_one(scenario: str
 SOME = ("demo", "deadlock", "zombie_notebook", "lost_gpu", "fleet")
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a life takes seconds: no shrinking
 @given(scenario=st.sampled_from(SOME), seed=st.integers(0, 1 << 30), count=st.integers(1, 5))
 def test_over_any_restarts_no_second_is_lost_or_counted_twice(
     tmp_path_factory: pytest.TempPathFactory, scenario: str, seed: int, count: int
@@ -175,6 +177,7 @@ def test_a_scrape_is_told_what_is_saved(tmp_path: Path) -> None:
     life.end()
 
 
+@pytest.mark.slow
 def test_running_jobs_are_told_with_those_that_ended(tmp_path: Path) -> None:
     life = Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
     for observation in list(story("demo"))[:300]:

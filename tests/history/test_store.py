@@ -109,6 +109,7 @@ def test_sums_of_a_damaged_store_say_so(store: HistoryStore, path: Path, damage:
         briefs(store, JobRecordQuery(), 95.0)
 
 
+@pytest.mark.slow
 def test_who_reads_for_sums_sees_one_moment_and_keeps_nobody_from_writing(store: HistoryStore, path: Path) -> None:
     store.write(job_records=[said(f"{n}", 100.0 * n) for n in range(1, 4)])
     with closing(open_read_only(path)) as reader:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.report.query import SCRAPE_INTERVAL_SECONDS, JobQuery, range_duration, split_range
@@ -21,7 +21,7 @@ def test_matchers_narrow_every_selector() -> None:
     assert asking.metric_selector("gpu_info") == 'gpu_efficiency_gpu_info{cluster="a"}'
 
 
-@settings(deadline=None)
+@pytest.mark.slow
 @given(st.floats(0, 1e6), st.integers(1, 2000), st.integers(100, 10**7))
 def test_parts_cover_a_time_once_and_are_small(length: float, series: int, most: int) -> None:
     found = list(split_range(5.0, 5.0 + length, series=series, max_samples=most))

@@ -7,7 +7,7 @@ from hashlib import sha256
 from unicodedata import category
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -226,7 +226,7 @@ def test_names_that_somebody_may_have_given_are_text(name: str) -> None:
     assert page(compare_reports(pages.rude(name), pages.full()))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 @given(st.text(max_size=40) | st.text(alphabet="<>&\"'/=!-[]{}`\\ \u202e\u2066\x00\x1bax", max_size=40))
 def test_whatever_a_name_is_it_is_text(name: str) -> None:
     text = page(pages.rude(name))

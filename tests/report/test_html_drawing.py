@@ -4,7 +4,7 @@ from itertools import pairwise
 from math import inf, nan
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -79,7 +79,6 @@ amounts = st.dictionaries(st.sampled_from(sorted({*LEAK_NAMES, "useful", "unreso
                           st.floats(1e-6, 1e9), min_size=1)  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(amounts, st.sampled_from([None, 2.0, 1e6]))
 def test_whatever_was_lost_it_can_be_drawn_and_the_steps_end_at_what_is_useful(
     hours: dict[str, float], price: float | None

@@ -46,7 +46,8 @@ def past(scenario: str, cuts: tuple[float, ...], node: int) -> Past:
     return play(story.observations, node=f"n{node}", cuts=[cut * size.duration for cut in cuts])
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=25)
 @given(
     st.sampled_from([name for name in SIZES if name in SCENARIOS and name != "input_starved_training"]),
     st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=1, max_size=3),
@@ -76,6 +77,7 @@ def test_parts_are_those_of_all_ledgers_to_the_nanosecond(
     assert found.money == pytest.approx(2 * found.gpu_hours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(LEAK_SCENARIOS))
 def test_each_of_the_twelve_leaks_is_told_as_it_was_booked(scenario: str) -> None:
     story = simulate(scenario, seed=1, period_seconds=5, duration_seconds=600, stories=LEAK_SCENARIOS, gpus=8)

@@ -63,6 +63,7 @@ def told(words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_256_gpus_for_90_days_at_2_50_cost_1_38_million_and_60_percent_gives_a_fifth_back(quarter: Path) -> None:
     words = f"--user grace --store {quarter} --since {DAYS}d --at {BEGIN + QUARTER.length} --target-emfu 60%"
     found = told(words)

@@ -50,6 +50,7 @@ def test_128_gpus_at_40_percent_do_the_work_of_51_and_60_percent_give_back_about
     assert max(map(len, said.splitlines())) <= WIDTH
 
 
+@pytest.mark.slow
 def test_256_gpus_for_90_days() -> None:
     found = job(32, 90)
     assert (found.gpus, found.when.seconds) == (256, 90 * DAY)

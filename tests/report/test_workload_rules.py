@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.alerts.packs import FOLDER, Rule, files, needed, sheets
+from tests.each import each
 
 RULES = {rule["record"]: rule for rule in files()["recording-workloads.yaml"]}
 SHEET = sheets()["recording_workloads_test.yaml"]
@@ -77,12 +78,12 @@ def test_the_files_are_where_prometheus_looks() -> None:
     assert set(SHEET["rule_files"]) == {"../recording-jobs.yaml", "../recording-workloads.yaml"}
 
 
-@pytest.mark.parametrize("record", RULES)
+@each("record", RULES)
 def test_every_rule_is_asked_for(record: str) -> None:
     assert any(asks(case, record) for case in SHEET["tests"])
 
 
-@pytest.mark.e2e
+@pytest.mark.mutation
 def test_a_change_of_a_rule_fails_its_tests(tmp_path: Path) -> None:
     asked = [(("", "", 0), ""), *CHANGES]
     with ThreadPoolExecutor(2) as pool:

@@ -137,5 +137,6 @@ def fed(observations: Iterable[Observation]) -> tuple[Ledger, dict[str, list[Moo
 
 
 def cases(*scenarios: str) -> list[Case]:
-    """Every board and seed of these scenarios; all of them if none is named."""
-    return [Case(scenario, board, seed) for scenario in scenarios or tuple(SIZES) for board in BOARDS for seed in SEEDS]
+    """Return these scenarios, all if none is named, on every board, each board with a seed of its own."""
+    pairs = list(zip(BOARDS, SEEDS, strict=True))
+    return [Case(scenario, board, seed) for scenario in scenarios or tuple(SIZES) for board, seed in pairs]

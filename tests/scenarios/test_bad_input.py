@@ -74,6 +74,7 @@ AMOUNTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [*RATIOS, *AMOUNTS])
 @pytest.mark.parametrize(
     ("value", "reason"), [(nan, "not_finite"), (inf, "not_finite"), (-0.01, "negative"), (-inf, "negative")]
@@ -134,6 +135,7 @@ def test_slightly_above_one_is_one(field: str) -> None:
     assert parts(ledger, BAD) == parts(played(spoilt(setting(**busy | {field: 1.0}))), BAD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", RATIOS)
 @pytest.mark.parametrize("value", [1.051, 2.0, 98.0, 1e300])
 def test_far_above_one_is_not_seen(field: str, value: float) -> None:

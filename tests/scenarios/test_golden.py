@@ -45,6 +45,7 @@ def test_every_scenario_has_a_golden_text() -> None:
     assert {folder.name for folder in goldens.FOLDER.iterdir()} == set(SCENARIOS)
 
 
+@pytest.mark.slow
 @every_story
 def test_the_text_is_what_it_was(scenario: str) -> None:
     told = goldens.difference(scenario, render(picture(scenario)))

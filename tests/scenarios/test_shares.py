@@ -46,6 +46,7 @@ def node_share(run: Run, *names: str) -> float:
     return sum(run.book(uuid)[name] for uuid in run.uuids for name in names) / total
 
 
+@pytest.mark.slow
 @everything
 def test_by_the_raw_readings(run: Run) -> None:
     """All 27 names: the documented formulas, applied a second time to what the sensors said."""

@@ -166,6 +166,7 @@ def endings(run: Run) -> Counter[tuple[str, str]]:
     return Counter(run.final(uuid) for uuid in run.uuids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_without_a_signal(row: Row) -> None:
     whole, part = play(Case(row.scenario, row.board)), play(Case(row.scenario, row.board, missing=row.missing))
@@ -185,6 +186,7 @@ def test_without_a_signal(row: Row) -> None:
         assert after[name] > before[name], f"{name}: {row.why}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row.scenario in {"deadlock", "spin_kernel"}], ids=str)
 def test_suspicion_without_a_signal(row: Row) -> None:
     """A hang that cannot be proven is still shown as suspected; one that cannot even be seen is not."""

@@ -22,10 +22,12 @@ def played(story: str, seed: int) -> Played:
     return listened(story, LEAK_SCENARIOS, gpus=gpus, period=row.period, seed=seed)
 
 
-rows = pytest.mark.parametrize(("story", "row"), EXPECTED.items(), ids=list(EXPECTED))
-seeds = pytest.mark.parametrize("seed", SEEDS)
+# In the scope of the module, all tests of one story follow one another, and it is simulated once.
+rows = pytest.mark.parametrize(("story", "row"), EXPECTED.items(), ids=list(EXPECTED), scope="module")
+seeds = pytest.mark.parametrize("seed", SEEDS, scope="module")
 
 
+@pytest.mark.slow
 @seeds
 @rows
 def test_a_leak_costs_what_was_put_into_it(story: str, row: Expected, seed: int) -> None:
@@ -41,6 +43,7 @@ def test_it_is_the_largest_loss(story: str, row: Expected, seed: int) -> None:
     assert max(lost, key=lost.__getitem__) == (row.leak or story)
 
 
+@pytest.mark.slow
 @seeds
 @rows
 def test_the_twin_does_without_it(story: str, row: Expected, seed: int) -> None:
@@ -67,6 +70,7 @@ def test_every_row_has_a_twin() -> None:
     assert {row.leak or story for story, row in EXPECTED.items()} <= set(LEAK_NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("story", "same"),
     [

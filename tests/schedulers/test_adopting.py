@@ -103,6 +103,7 @@ def _here() -> Iterator[Node]:
         yield made
 
 
+@pytest.mark.slow
 def test_pods_without_another_list(here: Node) -> None:
     """Neither kubelet nor API server are queried again: the rules are applied to what they last reported."""
     here.api.has(pod_object("train-0", labels={"hub.jupyter.org/username": "alice"}))

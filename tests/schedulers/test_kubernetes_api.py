@@ -61,6 +61,7 @@ def ready(here: Node) -> None:
     wait_for(lambda: watches(here) and watches(here, NODES), "both watches")
 
 
+@pytest.mark.slow
 def test_a_node_asks_for_its_own_objects_once_and_watches_them(here: Node) -> None:
     ready(here)
     here.kubelet.gives("train-1", gpu_uuid(1))
@@ -74,6 +75,7 @@ def test_a_node_asks_for_its_own_objects_once_and_watches_them(here: Node) -> No
     assert {path for path, _ in here.api.requests} == {PODS, NODES}
 
 
+@pytest.mark.slow
 def test_a_watch_that_ended_goes_on_where_it_was(here: Node) -> None:
     ready(here)
     changed = job_pod()
@@ -89,6 +91,7 @@ def test_a_watch_that_ended_goes_on_where_it_was(here: Node) -> None:
     assert here.faults == set()
 
 
+@pytest.mark.slow
 def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
     ready(here)
     here.api.bookmark()
@@ -103,6 +106,7 @@ def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
     assert len(lists(here)) == 1
 
 
+@pytest.mark.slow
 def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node) -> None:
     ready(here)
     here.api.objects[PODS].clear()  # these changes are in no history
@@ -115,6 +119,7 @@ def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node)
     assert here.faults == set()
 
 
+@pytest.mark.slow
 def test_a_watch_refused_as_too_old_is_answered_with_a_new_list(here: Node) -> None:
     ready(here)
     here.api.stop()
@@ -124,6 +129,7 @@ def test_a_watch_refused_as_too_old_is_answered_with_a_new_list(here: Node) -> N
     here.held((0, "ml/job/train"))
 
 
+@pytest.mark.slow
 def test_an_error_event_ends_the_watch_and_is_told(here: Node) -> None:
     ready(here)
     status = {"kind": "Status", "code": 500, "message": "etcd is ill"}
@@ -143,6 +149,7 @@ def test_however_the_stream_is_cut_its_events_are_whole(here: Node) -> None:
     assert len(lists(here)) == 1
 
 
+@pytest.mark.slow
 def test_a_line_that_is_no_event_is_answered_with_a_new_list(here: Node) -> None:
     ready(here)
     here.api.says(PODS, '{"type": "ADDED", "object": {"metadata"')
@@ -162,6 +169,7 @@ def test_an_object_that_cannot_be_read_is_refused_and_the_others_are_taken(here:
     assert len(lists(here)) == 1
 
 
+@pytest.mark.slow
 def test_while_the_server_is_gone_what_is_known_carries_on_and_the_age_is_told(here: Node) -> None:
     ready(here)
     before = here.clock.now()
@@ -178,6 +186,7 @@ def test_while_the_server_is_gone_what_is_known_carries_on_and_the_age_is_told(h
     here.until(lambda state: state.unanswered_since is None and not state.faults, "answers again")
 
 
+@pytest.mark.slow
 def test_a_server_that_was_gone_from_the_start_delays_by_seconds_only(here: Node) -> None:
     here.api.stop()
     here.opens(QUICK)
@@ -186,6 +195,7 @@ def test_a_server_that_was_gone_from_the_start_delays_by_seconds_only(here: Node
     here.held((0, "ml/job/train"))
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_questions_and_never_answers_is_silent(here: Node) -> None:
     here.api.deaf = True
     here.opens(QUICK)
@@ -196,6 +206,7 @@ def test_a_server_that_takes_questions_and_never_answers_is_silent(here: Node) -
     assert here.clock.now() - (state.unanswered_since or 0) >= PACE.response * SECOND
 
 
+@pytest.mark.slow
 def test_a_terminal_phase_counts_only_for_the_pod_that_had_it(here: Node) -> None:
     ready(here)
     here.api.has(job_pod(phase="Failed"))
@@ -209,6 +220,7 @@ def test_a_terminal_phase_counts_only_for_the_pod_that_had_it(here: Node) -> Non
     here.held((4, "ml/pod/train-0"))
 
 
+@pytest.mark.slow
 def test_a_token_is_read_anew_for_each_question(here: Node) -> None:
     ready(here)
     here.api.token = f"another than {here.api.token}"
@@ -221,6 +233,7 @@ def test_a_token_is_read_anew_for_each_question(here: Node) -> None:
     assert here.faults == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
@@ -242,6 +255,7 @@ def test_why_the_server_refuses_is_told_with_what_to_do(here: Node, break_it: An
     assert state.unanswered_since is not None
 
 
+@pytest.mark.slow
 def test_a_certificate_of_another_ca_is_not_believed(here: Node, tmp_path: Path) -> None:
     other, _ = certificate(tmp_path)
     here.api.ca.write_text(other.read_text())
@@ -251,6 +265,7 @@ def test_a_certificate_of_another_ca_is_not_believed(here: Node, tmp_path: Path)
     assert here.api.requests == [], "the token was shown to nobody"
 
 
+@pytest.mark.slow
 def test_older_versions_of_slices_are_asked_where_the_newest_is_not_there(here: Node) -> None:
     here.api.missing.add(SLICES)
     here.api.has(pod_object("dra"))
@@ -261,6 +276,7 @@ def test_older_versions_of_slices_are_asked_where_the_newest_is_not_there(here: 
     assert holds(state) == set()
 
 
+@pytest.mark.slow
 def test_slices_follow_their_watch(here: Node) -> None:
     here.api.has(pod_object("dra"), slice_object(offered("gpu-0", uuid=gpu_uuid(5))))
     here.kubelet.holds(pod("dra", container(claims=[claim(driver="gpu.nvidia.com", pool=NODE, device="gpu-0")])))
@@ -269,6 +285,7 @@ def test_slices_follow_their_watch(here: Node) -> None:
     here.held((6, "ml/pod/dra"))
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_end(here: Node) -> None:
     here.api.fleeting = True
     began = time.monotonic()
@@ -292,7 +309,8 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=6))
 def test_whatever_a_watch_says_the_thread_lives_and_holders_stay(here: Node, lines: list[str]) -> None:
     if here.scheduler is None:

@@ -110,6 +110,7 @@ def test_a_pod_that_is_gone_has_no_annotation_which_is_counted(
     assert "pod ml/train-0 is gone" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_tried_again_is_there_once(api: ApiServer, begun: Started) -> None:
     """The response to the first try was lost: the Event exists, and the server answers 409."""
     api.answers += [500, 429]

@@ -232,10 +232,12 @@ def test_fifty_at_once_lose_nobody(node: Node) -> None:
     at_once(node, PROLOG, EPILOG, jobs=50)
 
 
+@pytest.mark.slow
 def test_without_flock_some_at_once_lose_nobody(node: Node, without_flock: tuple[Path, Path]) -> None:
     at_once(node, *without_flock, jobs=12)
 
 
+@pytest.mark.slow
 def test_a_lock_left_behind_holds_nobody_for_good(node: Node, without_flock: tuple[Path, Path]) -> None:
     (node.path / ".lock").mkdir(parents=True)
     node.run(without_flock[0], "12", "0")

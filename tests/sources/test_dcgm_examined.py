@@ -185,7 +185,8 @@ STEPS = st.lists(st.tuples(LEVELS, st.integers(40, 3000)), min_size=1, max_size=
 PEACE = st.builds(Peace, STEPS, WATCHERS, LATE, st.integers(0, 30_000), st.sampled_from([200, 1000]))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(peace=PEACE)
 def test_in_peace_every_moment_is_told_once_and_as_it_was(world: World, peace: Peace) -> None:
     """On a board before Hopper, each value is the mean since the one before, for all clients."""
@@ -251,7 +252,8 @@ def seen(world: World, truth: Truth, wait: int) -> None:
         world.open()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(EVENTS, st.integers(1, 6), st.integers(100, 2500)), min_size=1, max_size=6),
     watchers=WATCHERS,

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import PPM, SECOND, Device, Reading
@@ -438,7 +438,6 @@ GARBAGE = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(GARBAGE, min_size=1, max_size=4))
 def test_garbage_raises_nothing_but_source_errors_and_gives_finite_figures_only(pages: list[bytes]) -> None:
     src = source(gpu(0), *pages, gpu(0))

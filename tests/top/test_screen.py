@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -51,7 +51,6 @@ def hostile() -> Any:
     return told
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     width=st.integers(1, 220),
     height=st.integers(1, 70),

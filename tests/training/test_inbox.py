@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import SECOND
@@ -205,7 +205,6 @@ def test_connections_of_one_process_are_few() -> None:
     harness.inbox.connect(harness.sender)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_every_message_has_one_outcome_and_all_are_known_words(messages: list[bytes]) -> None:
     harness = Harness()

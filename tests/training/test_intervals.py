@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import MS, NEVER, Parallel, TrainingReport
@@ -72,7 +72,6 @@ def test_an_event_may_be_late_by_a_second() -> None:
 TIME = st.integers(-10 * HOUR, 10 * HOUR)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 86_400), st.none() | TIME, st.none() | TIME, st.none() | TIME)
 def test_whatever_is_said_an_interval_is_within_bounds(
     seconds: float, at: int | None, begun: int | None, until: int | None
@@ -126,7 +125,6 @@ def test_figures_are_of_the_world_or_of_those_that_are_named_or_of_one() -> None
     assert [of(Message()), of(Message(world_size=8)), of(Message(world_size=8, gpus=2))] == [1, 8, 2]
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["data", "compute", "bubble"]), st.floats(0, 5)), st.integers(1, 10_000))
 def test_phases_never_fill_more_than_their_interval(phases: Any, length: int) -> None:
     said = to_report(Message(seconds=20.0, phases=phases), WorkloadProcess(1, "j"), start=0, end=length * MS)

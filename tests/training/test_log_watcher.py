@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.config import FollowSettings
@@ -436,6 +436,7 @@ def test_a_look_reads_no_more_than_it_may_and_nothing_is_left_out(node: Make) ->
     assert max(map(len, polls)) <= FILE_BYTES // len(lines[0])
 
 
+@pytest.mark.slow
 def test_all_files_have_their_turn(node: Make) -> None:
     """Twelve files larger than a poll's limit: each is read in one of three polls."""
     a = node(FollowSettings(path=f"{node().folder}/{{job_id}}.log"))
@@ -555,7 +556,6 @@ HAPPENS = ("grow", "cut", "anew", "move", "drop", "hole", "poll")
 
 
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.binary(max_size=300)), max_size=30))
-@settings(max_examples=60, deadline=None)
 def test_whatever_happens_to_a_file_nothing_is_raised(happens: list[tuple[str, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         node = Node(Path(name))
@@ -586,7 +586,6 @@ def happen(node: Node, path: Path, what: str, content: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 64))
-@settings(deadline=None)
 def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], most: int) -> None:
     """However a file is cut into chunks, its lines are the same."""
     text = b"".join(parts)

@@ -37,7 +37,6 @@ def of(**fields: Any) -> Message:
     return decode_message(json.dumps(fields).encode())
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused_with_a_reason(raw: bytes) -> None:
     said = reason = None
@@ -48,7 +47,7 @@ def test_any_bytes_are_a_message_or_refused_with_a_reason(raw: bytes) -> None:
     assert isinstance(said, Message) or reason
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6))
 def test_whatever_a_field_holds_it_is_within_bounds_or_refused(fields: dict[str, Any]) -> None:
     try:
@@ -60,7 +59,6 @@ def test_whatever_a_field_holds_it_is_within_bounds_or_refused(fields: dict[str,
     assert flops is None or (flops >= 0 and math.isfinite(flops))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2000))
 def test_however_deep_it_nests_it_is_refused(depth: int) -> None:
     for raw in (b'{"quality": ' + b"[" * depth, b'{"x": ' + b'{"x":' * depth, b"[" * depth):

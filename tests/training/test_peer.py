@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import SECOND
@@ -250,7 +250,6 @@ def test_a_socket_whose_process_may_not_be_seen_is_refused_with_what_to_do(tmp_p
         peer_of_connection(CLIENT, SERVER, proc=tmp_path)
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.sampled_from(["tcp", "tcp6"]))
 def test_whatever_is_in_the_table_it_is_somebody_or_refused(text: str, table: str) -> None:
     with TemporaryDirectory() as folder:

@@ -43,6 +43,7 @@ def served_well(site: Served) -> bool:
         return client.get("/metrics").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [
     b"", b"GET", b"GET / HTTP/1.1\r\nX: ", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na",
 ])  # fmt: skip
@@ -76,6 +77,7 @@ def test_a_connection_at_rest_ends_after_its_time() -> None:
         until_cut(line)
 
 
+@pytest.mark.slow
 def test_who_does_not_take_the_answer_is_hung_up_on() -> None:
     with served(plain_app(b"x" * 30_000_000), limits=limits(answer_seconds=1)) as site, site.line() as line:
         line.sendall(REQUEST)
@@ -166,6 +168,7 @@ def test_who_connects_too_often_is_not_taken() -> None:
         assert answers(stack.enter_context(site.line(here="127.0.0.3")))
 
 
+@pytest.mark.slow
 def test_who_is_refused_again_and_again_waits_for_it() -> None:
     slow = limits(refusals_burst=2, refusals_per_second=0.001, refusal_seconds=600)
     with served(limits=slow) as site, site.client() as client:
@@ -189,6 +192,7 @@ def secured(folder: Path, authority: Authority, **changed: float) -> Iterator[Se
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [b"", b"\x16", HELLO])
 def test_a_handshake_that_does_not_end_is_ended(tmp_path: Path, authority: Authority, said: bytes) -> None:
     with secured(tmp_path, authority, **SOON) as site, site.line() as line:

@@ -172,6 +172,7 @@ def test_a_certificate_that_may_be_given_is_no_authentication(folder: Path) -> N
                 assert asking.get("/", headers={"Host": "node-7"}).status_code == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "fine"), [
     ("DNS:prometheus,DNS:x", True), ("URI:spiffe://a/prometheus", True), ("IP:10.0.0.9", True), ("IP:fd00::1", True),
     ("email:ada@example.org", True), ("DNS:else", False), ("DNS:prometheus.evil", False),

@@ -131,6 +131,7 @@ def test_what_is_wrong_is_refused_with_its_place(text: str, words: list[str]) ->
     assert all(word in f"{refused.value}" for word in words), refused.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"[" * 20000])
 def test_no_text_is_no_yaml(raw: bytes) -> None:
     with pytest.raises(ConfigError, match="YAML"):
