@@ -20,6 +20,8 @@ from exporter.simulate.simulation import Simulation, simulate
 from exporter.simulate.workload import Cycle, Load, Segment
 from tests.hidden import without
 
+pytestmark = pytest.mark.slow
+
 H100 = "H100-SXM5-80GB"
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 IDLE, POWER_CAP = 0x1, 0x4
@@ -94,7 +96,6 @@ def check_gaps(simulation: Simulation, readings: list[Reading]) -> None:
             assert before.end < after.start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_gives_readings_that_physics_allows(scenario: str, board: str) -> None:
@@ -117,7 +118,6 @@ def test_every_scenario_gives_readings_that_physics_allows(scenario: str, board:
             check_reading(reading, simulation)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes() -> None:
     for scenario in SCENARIOS:
         once, again = simulate(scenario, seed=3), simulate(scenario, seed=3)
@@ -222,7 +222,6 @@ def check_allocations(simulation: Simulation) -> list[Observation]:
     return observations
 
 
-@pytest.mark.slow
 def test_allocations_are_change_points_and_never_foresee_an_end() -> None:
     for scenario in ("leaked_process", "lost_gpu", "zombie_notebook", "demo"):
         observations = check_allocations(simulate(scenario, period_seconds=7))
@@ -330,7 +329,6 @@ def test_a_leaked_process_computes_on_after_its_hold() -> None:
         assert (mean(late, "tensor_active") > 0.4) == (slot < 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("board", [H100, "L40S"])
 def test_in_a_deadlock_one_rank_rests_and_the_rest_poll(board: str) -> None:
     simulation = simulate("deadlock", board=board, period_seconds=10)
@@ -472,7 +470,6 @@ def test_the_demo_tells_three_hours_before_anyone_watches() -> None:
     assert len(list(fewer.observations)) == 61
 
 
-@pytest.mark.slow
 def test_the_demo_can_go_on_for_ever() -> None:
     simulation = simulate("demo", duration_seconds=math.inf, period_seconds=60)
     late = next(islice(simulation.observations, 1500, None))

@@ -22,6 +22,8 @@ from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from exporter.simulate.workload import Stage, seeded_random
 from tests.lookalikes import LOOKALIKES
 
+pytestmark = pytest.mark.slow
+
 HOURS = 2.0
 TRAINING, CHAT = "41001", "inference/chat-0-4"
 PERIOD = 2.0
@@ -58,7 +60,6 @@ def dumb(simulation: Simulation) -> Simulation:
     return replace(simulation, plan=replace(simulation.plan, jobs=jobs))
 
 
-@pytest.mark.slow
 def test_nothing_but_words_is_added_by_speaking() -> None:
     simulation, observations = story()
     silent = dumb(simulation)
@@ -95,7 +96,6 @@ def test_of_the_demo_two_jobs_speak_and_no_other_story_of_its_table_does() -> No
     assert not {"demo"} & (LEAK_SCENARIOS.keys() | WATERFALL_SCENARIOS.keys())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "board"), [(0, "H100-SXM5-80GB"), (7, "H100-SXM5-80GB"), (0, "L40S")])
 def test_the_core_believes_every_word(seed: int, board: str) -> None:
     ledger = fed(seed, board)
@@ -105,7 +105,6 @@ def test_the_core_believes_every_word(seed: int, board: str) -> None:
     assert ledger.conservation_errors == 0
 
 
-@pytest.mark.slow
 def test_the_training_says_how_far_it_has_come() -> None:
     job = fed().jobs[TRAINING]
     progress = job.progress
@@ -134,7 +133,6 @@ def test_what_does_not_move_the_model_is_small_and_visible() -> None:
     assert lost(job, "rework") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("board", BOARDS)
 def test_a_step_is_worth_the_same_in_hot_air(board: str) -> None:
     """The batch is the same but takes longer."""

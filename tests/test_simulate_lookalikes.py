@@ -13,6 +13,8 @@ from exporter.simulate.simulation import PROFILED, Simulation, simulate
 from tests.lookalikes import LOOKALIKES
 from tests.test_simulate import by_gpu, check_allocations, check_gaps, check_reading, during, mean, phases
 
+pytestmark = pytest.mark.slow
+
 H100 = "H100-SXM5-80GB"
 PIPES = ("tensor_active", "fp64_active", "fp32_active", "fp16_active")
 
@@ -30,7 +32,6 @@ def within(simulation: Simulation, phase: str, slot: int = 0) -> list[Reading]:
     return during(by_gpu(simulation.observations)[uuid], start / SECOND, end / SECOND)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("story", LOOKALIKES)
 def test_every_story_gives_readings_that_physics_allows(story: str) -> None:
     for board in ("A100-SXM4-80GB", "L4", "B200-SXM"):

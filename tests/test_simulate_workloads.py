@@ -33,6 +33,8 @@ from tests.each import each
 from tests.lookalikes import LOOKALIKES
 from tests.test_simulate import check_gaps, check_reading
 
+pytestmark = pytest.mark.slow
+
 TABLE = LEAK_SCENARIOS | WATERFALL_SCENARIOS | {"demo": SCENARIOS["demo"]}
 FLOPS_A_TOKEN = 6 * 8e9
 """FLOPs per token of the model that all training jobs here train: 8e9 parameters."""
@@ -95,7 +97,6 @@ def really(simulation: Simulation, field: str, *, jobs: frozenset[str] = frozens
     return total
 
 
-@pytest.mark.slow
 @stories
 def test_the_hardware_does_what_physics_allows(story: str) -> None:
     run = play(story)

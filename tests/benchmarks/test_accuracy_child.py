@@ -24,6 +24,8 @@ from tests.clocks import JumpClock
 from tests.nvml_stub.build import LIBRARY, build
 from tests.shared_library import compiler
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PRETENDED = HERE / "pretended"
 SMALL_SECONDS = 50e-6
@@ -81,7 +83,6 @@ def test_the_reduced_set_says_what_it_is(libcuda: Path) -> None:
     assert "PyTorch" in hello["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flops", "moved"),
     [
@@ -112,7 +113,6 @@ def test_a_lap_lasts_until_the_device_is_done(libcuda: Path) -> None:
         assert lap["end"] - lap["start"] >= lap["launches"] * 50 * MS
 
 
-@pytest.mark.slow
 def test_a_spin_takes_every_multiprocessor_or_one_and_the_child_the_gpu_it_was_given(
     libcuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +133,6 @@ def test_small_kernels_come_at_half_the_pace_they_need(libcuda: Path) -> None:
         assert (lap["end"] - lap["start"]) / SECOND >= 2 * lap["busy"] * (1 - 1 / lap["launches"])
 
 
-@pytest.mark.slow
 def test_a_load_with_gaps_rests_as_long_as_it_works(libcuda: Path) -> None:
     laps = Told(libcuda, short("mma", duty=0.5, seconds=0.5)).laps
     assert len(laps) > 1
@@ -147,7 +146,6 @@ def test_an_idle_context_does_nothing(libcuda: Path) -> None:
     assert {(lap["busy"], lap["flops"], lap["launches"]) for lap in laps} == {(0.0, 0, 0)}
 
 
-@pytest.mark.slow
 def test_warming_up_is_not_told(libcuda: Path) -> None:
     first, second, _ = Told(libcuda, short("spin"), short("spin", warm=0.6)).by_load
     assert second[0]["start"] - first[-1]["end"] >= 600 * MS
@@ -161,7 +159,6 @@ def test_without_pytorch_products_are_skipped_and_the_others_run(libcuda: Path) 
     assert "--python" in told.ends[0][1] or "cannot use this GPU" in told.ends[0][1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16_1024", "fp16_4096", "tf32_4096", "fp8_4096"])
 def test_with_pytorch_a_product_counts_its_operations(libcuda: Path, name: str) -> None:
     load = short(name, size=64)

@@ -41,6 +41,8 @@ from tests.kubernetes import api
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import uid_of
 
+pytestmark = pytest.mark.slow
+
 GPU, WHOLE = ("nvidia.com/*",), "nvidia.com/gpu"
 PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
 MADE = "2026-01-02T03:04:05Z"
@@ -327,7 +329,6 @@ def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: Kubernet
     wait_for(lambda: looks.total("queue_gpus") == 0, "the pod was scheduled")
 
 
-@pytest.mark.slow
 def test_pods_that_ask_for_no_gpu_are_not_kept(server: ApiServer, source: KubernetesCluster) -> None:
     web = pod("web", 0, node="n1")
     web["spec"]["containers"] = [{"name": "main"}]
@@ -358,7 +359,6 @@ def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
     assert looks.total("interrupted_gpus_total", cause="preempted") == 4
 
 
-@pytest.mark.slow
 def test_a_server_that_goes_and_comes_back(server: ApiServer, source: KubernetesCluster) -> None:
     server.has(node("n1"), pod("b", 8))
     looks = Looks(source)
@@ -385,7 +385,6 @@ def test_what_the_account_may_not_is_said(server: ApiServer, tmp_path: Path) -> 
         source.close()
 
 
-@pytest.mark.slow
 def test_after_its_end_it_answers_nothing(source: KubernetesCluster) -> None:
     ended(source)
     with pytest.raises(ClusterUnavailableError, match="restart"):

@@ -29,6 +29,8 @@ from exporter.engines.scraper import EngineScraper, open_engines
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import StandIn
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 SERVER = Path(__file__).parent / "server.py"
 WORDS = ("vllm serve", "m", "--max-num-seqs", "8")
@@ -109,7 +111,6 @@ def test_who_serves_is_told_by_class_or_by_command_line(page: Path) -> None:
         assert target.paths == ("/metrics", "/prometheus/metrics")
 
 
-@pytest.mark.slow
 def test_two_replicas_of_one_job_keep_their_gpus(page: Path) -> None:
     with started(page, *WORDS) as one, started(page, *WORDS) as two:
         guests = [guest(one.child, uuid="GPU-1"), guest(two.child, uuid="GPU-2")]
@@ -236,7 +237,6 @@ def network() -> Iterator[str]:
         yield name
 
 
-@pytest.mark.slow
 def test_in_another_network_namespace_the_address_is_the_pods(page: Path, network: str) -> None:
     before = ("nsenter", f"--net=/run/netns/{network}")
     with started(page, *WORDS, bind="0.0.0.0", port=18999, before=before) as one:  # noqa: S104  of a namespace of its own
@@ -264,7 +264,6 @@ def test_the_loopback_of_another_network_cannot_be_asked(page: Path, network: st
             poller.close()
 
 
-@pytest.mark.slow
 def test_from_processes_to_figures(page: Path) -> None:
     with started(page, *WORDS) as one:
         (said,) = polled(EngineSettings(ports=(one.port,)), one)

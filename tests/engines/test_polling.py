@@ -24,6 +24,8 @@ from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.clocks import JumpClock
 from tests.engines.standins import Server, StandIn, served
 
+pytestmark = pytest.mark.slow
+
 HERE = WorkloadProcess(os.getpid(), "j", ("GPU-1",))
 
 
@@ -113,7 +115,6 @@ def serve() -> Iterator[Callable[..., Server]]:
 Serve = Callable[..., Server]
 
 
-@pytest.mark.slow
 def test_one_serving_an_interval_from_two_pages(opened: Open, serve: Serve) -> None:
     server = serve()
     bench = opened(f"{server.url}/metrics")
@@ -142,7 +143,6 @@ def test_a_packed_page_is_unpacked(opened: Open, serve: Serve) -> None:
     assert bench.serving[0].running == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("manner", "kind", "words"),
     [
@@ -184,7 +184,6 @@ def test_an_engine_that_misbehaves_is_said_and_comes_back(
     assert {name for name, count in bench.counts.items() if count} == {"engine_page", f"engine_{kind}"}
 
 
-@pytest.mark.slow
 def test_one_that_is_gone_is_asked_ever_more_rarely(opened: Open) -> None:
     engine = StandIn("vllm 0.18")
     engine.say("vllm:num_requests_running", 4)
@@ -210,7 +209,6 @@ def test_a_slow_engine_holds_up_no_other(opened: Open, serve: Serve) -> None:
     assert (len(slow.asked), bench.count("timeout")) == (1, 0)
 
 
-@pytest.mark.slow
 def test_an_engine_that_began_anew(opened: Open, serve: Serve) -> None:
     server = serve()
     assert server.engine is not None
@@ -229,7 +227,6 @@ def test_an_engine_that_began_anew(opened: Open, serve: Serve) -> None:
     assert bench.counts["engine_restart"] == 1
 
 
-@pytest.mark.slow
 def test_a_port_that_is_nobodys_of_ours_is_left_alone_for_minutes(opened: Open) -> None:
     with served(Server()) as server:
         port = int(server.url.rsplit(":", 1)[1])
@@ -256,7 +253,6 @@ def test_the_other_path_is_found_once(opened: Open, serve: Serve) -> None:
     assert bench.serving[0].engine == "trtllm"
 
 
-@pytest.mark.slow
 def test_one_process_is_asked_on_one_port(opened: Open, serve: Serve) -> None:
     one, two = serve(), serve()
     ports = tuple(int(server.url.rsplit(":", 1)[1]) for server in (one, two))
@@ -269,7 +265,6 @@ def test_one_process_is_asked_on_one_port(opened: Open, serve: Serve) -> None:
     assert min(len(one.asked), len(two.asked)) <= 1
 
 
-@pytest.mark.slow
 def test_a_front_end_is_silent_where_its_worker_speaks(opened: Open, serve: Serve) -> None:
     front = serve("dynamo 1.0 front", running="dynamo_frontend_inflight_requests")
     alone = opened(f"{front.url}/metrics")
@@ -289,7 +284,6 @@ def test_two_replicas_are_two(opened: Open, serve: Serve) -> None:
     assert {said.engine for said in bench.serving} == {"vllm", "sglang"}
 
 
-@pytest.mark.slow
 def test_an_engine_that_listens_nowhere_is_said_late(opened: Open) -> None:
     argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "vllm serve"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:

@@ -7,6 +7,8 @@ from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.scenarios.physics import first_work, hang_begin, spin_begin, works
 from tests.scenarios.stage import Case, Run, cases, fed, play
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest) -> Run:
@@ -22,7 +24,6 @@ def at(seconds: float) -> int:
     return round(seconds * 1000) * SECOND // 1000
 
 
-@pytest.mark.slow
 @on()
 def test_the_law_holds_and_nothing_is_refused(run: Run) -> None:
     """Sound telemetry: no reading refused, no error of conservation, every GPU paid for from first to last."""
@@ -94,7 +95,6 @@ def test_a_deadlock_hangs_every_rank_and_names_the_culprit(run: Run) -> None:
         assert run.entered(uuid, "hung") == hang_begin(run, uuid) == at(1200)
 
 
-@pytest.mark.slow
 @on("deadlock", "spin_kernel")
 def test_a_hang_is_suspected_before_it_is_called(run: Run) -> None:
     """Suspicion is a credit of 120 s: no state, no second of it is booked as hung."""

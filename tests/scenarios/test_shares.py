@@ -9,6 +9,8 @@ from exporter.core.model import SECOND
 from tests.scenarios.physics import FACTS, expected, foreseen
 from tests.scenarios.stage import Case, Run, cases, play
 
+pytestmark = pytest.mark.slow
+
 WAITING = ("data_stall", "host_overhead", "unattributed_stall")
 """Causes of waiting that the running minute tells apart (estimated): examined by bounds."""
 SLACK = ("exposed_communication", "memory_bound", "low_parallelism", "other_compute")
@@ -46,7 +48,6 @@ def node_share(run: Run, *names: str) -> float:
     return sum(run.book(uuid)[name] for uuid in run.uuids for name in names) / total
 
 
-@pytest.mark.slow
 @everything
 def test_by_the_raw_readings(run: Run) -> None:
     """All 27 names: the documented formulas, applied a second time to what the sensors said."""

@@ -12,6 +12,8 @@ import pytest
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.scenarios.stage import Case, Run, play
 
+pytestmark = pytest.mark.slow
+
 TENSOR, DRAM, SM, ENGINE = ("tensor_active",), ("dram_active",), ("sm_active",), ("gr_engine_active",)
 NVLINK = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 PCIE = ("pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second")
@@ -166,7 +168,6 @@ def endings(run: Run) -> Counter[tuple[str, str]]:
     return Counter(run.final(uuid) for uuid in run.uuids)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_without_a_signal(row: Row) -> None:
     whole, part = play(Case(row.scenario, row.board)), play(Case(row.scenario, row.board, missing=row.missing))
@@ -186,7 +187,6 @@ def test_without_a_signal(row: Row) -> None:
         assert after[name] > before[name], f"{name}: {row.why}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row.scenario in {"deadlock", "spin_kernel"}], ids=str)
 def test_suspicion_without_a_signal(row: Row) -> None:
     """A hang that cannot be proven is still shown as suspected; one that cannot even be seen is not."""

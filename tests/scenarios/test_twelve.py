@@ -11,6 +11,8 @@ from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from tests.scenarios.twelve import ADVICE, EXPECTED, Expected, Played, listened
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (1, 2)
 OUTCOMES = frozenset({"useful", "unresolved", "unobserved"})
 
@@ -27,7 +29,6 @@ rows = pytest.mark.parametrize(("story", "row"), EXPECTED.items(), ids=list(EXPE
 seeds = pytest.mark.parametrize("seed", SEEDS, scope="module")
 
 
-@pytest.mark.slow
 @seeds
 @rows
 def test_a_leak_costs_what_was_put_into_it(story: str, row: Expected, seed: int) -> None:
@@ -43,7 +44,6 @@ def test_it_is_the_largest_loss(story: str, row: Expected, seed: int) -> None:
     assert max(lost, key=lost.__getitem__) == (row.leak or story)
 
 
-@pytest.mark.slow
 @seeds
 @rows
 def test_the_twin_does_without_it(story: str, row: Expected, seed: int) -> None:
@@ -70,7 +70,6 @@ def test_every_row_has_a_twin() -> None:
     assert {row.leak or story for story, row in EXPECTED.items()} <= set(LEAK_NAMES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("story", "same"),
     [

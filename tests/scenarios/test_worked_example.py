@@ -9,6 +9,8 @@ from exporter.core.model import SECOND
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.scenarios.twelve import Played, listened
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600 * SECOND
 
 
@@ -121,7 +123,6 @@ ERROR = 0.1
 """GPU-hours: ten reports or polls late by up to 30 s on eight GPUs are 0.07."""
 
 
-@pytest.mark.slow
 @kinds
 def test_every_hour_of_the_day_is_where_it_belongs(kind: str) -> None:
     hours = played(f"{kind}_waterfall").hours()

@@ -30,6 +30,8 @@ from tests.kubernetes.cluster import (
 )
 from tests.kubernetes.kubelet import Kubelet, claim, container, devices, pod
 
+pytestmark = pytest.mark.slow
+
 SLOW = WatchIntervals(refresh=3600, sync=5, grace=1, settle=0, retry=0.05, publish=0.01, restart_grace=1)
 """Queries the kubelet at startup, and then only when something requires it."""
 
@@ -88,7 +90,6 @@ def test_no_answer_is_none_not_nobody(alone: Node) -> None:
     assert alone.until(lambda _: True, "an answer").allocations == ()
 
 
-@pytest.mark.slow
 def test_an_end_is_told_once_at_the_look_that_missed_it(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     (begun,) = alone.held((0, "ml/pod/train-0")).allocations
@@ -110,7 +111,6 @@ def test_one_after_another_is_not_sharing(alone: Node) -> None:
     assert alone.ended[0].end == second.start
 
 
-@pytest.mark.slow
 def test_at_is_when_the_kubelet_was_asked_and_stays_while_it_is_silent(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     before = alone.clock.now()
@@ -146,7 +146,6 @@ def test_a_socket_replaced_under_a_live_connection_is_noticed(alone: Node) -> No
     another.stop()
 
 
-@pytest.mark.slow
 def test_a_kubelet_that_has_just_started_and_knows_no_pods_yet_ends_none(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     alone.held((0, "ml/pod/train-0"))
@@ -162,7 +161,6 @@ def test_a_kubelet_that_has_just_started_and_knows_no_pods_yet_ends_none(alone: 
     assert any("does not list ml/train-0 yet" in message for _, message in alone.faults)
 
 
-@pytest.mark.slow
 def test_a_pod_that_is_still_not_listed_after_a_while_has_ended(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     alone.held((0, "ml/pod/train-0"))
@@ -172,7 +170,6 @@ def test_a_pod_that_is_still_not_listed_after_a_while_has_ended(alone: Node) -> 
     alone.held()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("noise", [b"\xff", b"\x0a\x05\x0a\x03ab", b"\x0a\x02\x0a\xff", b"\x0b"])
 def test_an_answer_that_is_cut_short_or_no_answer_changes_nothing(alone: Node, noise: bytes) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
@@ -185,7 +182,6 @@ def test_an_answer_that_is_cut_short_or_no_answer_changes_nothing(alone: Node, n
     alone.until(lambda state: not state.faults, "no fault")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
@@ -205,7 +201,6 @@ def test_a_refusal_of_the_kubelets_is_told_in_its_words(alone: Node, code: grpc.
     assert advice in said
 
 
-@pytest.mark.slow
 def test_a_hanging_kubelet_is_given_up_after_its_deadline_and_delays_no_look(alone: Node) -> None:
     alone.kubelet.gives("train-0", gpu_uuid(0))
     alone.held((0, "ml/pod/train-0"))
@@ -240,7 +235,6 @@ def test_closing_does_not_wait_for_a_hanging_kubelet(alone: Node) -> None:
     scheduler.close()
 
 
-@pytest.mark.slow
 def test_work_on_a_gpu_that_nobody_holds_has_the_kubelet_asked_once(alone: Node) -> None:
     alone.opens(SLOW)
     alone.held()
@@ -419,7 +413,6 @@ def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:
     assert {each.owner.name: each.gpus for each in state.allocations} == {"llama": 8, "pt": 16}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_in_a_terminal_phase_holds_nothing_though_the_kubelet_lists_it(here: Node, phase: str) -> None:
     here.api.has(pod_object("train-0"))
@@ -430,7 +423,6 @@ def test_a_pod_in_a_terminal_phase_holds_nothing_though_the_kubelet_lists_it(her
     assert len(here.ended) == 1
 
 
-@pytest.mark.slow
 def test_a_pod_being_deleted_holds_until_the_kubelet_lists_it_no_more(here: Node) -> None:
     thing = pod_object("train-0", ownerReferences=kept_by("Job", "train"))
     here.api.has(thing)
@@ -456,7 +448,6 @@ def test_a_change_that_the_api_server_tells_of_is_looked_at_at_once(here: Node) 
     here.held()
 
 
-@pytest.mark.slow
 def test_a_pod_named_by_the_kubelet_first_is_told_when_its_job_is_known(here: Node) -> None:
     here.held()
     here.kubelet.gives("train-0", gpu_uuid(0))
@@ -468,13 +459,11 @@ def test_a_pod_named_by_the_kubelet_first_is_told_when_its_job_is_known(here: No
     assert here.ended == [], "it was never told under another name"
 
 
-@pytest.mark.slow
 def test_the_api_server_is_not_waited_for_for_ever(here: Node) -> None:
     here.kubelet.gives("static", gpu_uuid(0))
     here.held((0, "ml/pod/static"))
 
 
-@pytest.mark.slow
 def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
     here.kubelet.gives("train-0", gpu_uuid(0))
     first = here.held((0, "ml/pod/train-0"))
@@ -488,7 +477,6 @@ def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
 # The node.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("thing", "state"),
     [
@@ -530,7 +518,6 @@ def dra(name: str, *, pool: str = NODE, driver: str = "gpu.nvidia.com", cdi: str
     return pod(f"pod-{name}", container(claims=[given]))
 
 
-@pytest.mark.slow
 def test_a_claim_is_the_gpu_that_its_resource_slice_says(here: Node) -> None:
     here.api.has(slice_object(offered("gpu-0", type="gpu", uuid=gpu_uuid(6))))
     here.kubelet.holds(dra("gpu-0"), dra("channel-3", driver="compute-domain.nvidia.com"))
@@ -538,7 +525,6 @@ def test_a_claim_is_the_gpu_that_its_resource_slice_says(here: Node) -> None:
     assert here.held((6, "ml/job/dra")).faults == ()
 
 
-@pytest.mark.slow
 def test_of_a_pool_only_the_newest_generation_counts(here: Node) -> None:
     here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(1)), generation=2, name="new"))
     here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(0)), generation=1, name="old"))
@@ -547,7 +533,6 @@ def test_of_a_pool_only_the_newest_generation_counts(here: Node) -> None:
     here.held((1, "ml/pod/pod-gpu-0"))
 
 
-@pytest.mark.slow
 def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(here: Node) -> None:
     board, part = gpu_uuid(0), "MIG-aaaaaaaa-0000-0000-0000-000000000001"
     here.devices = (Device(board, "0", weight=0), Device(part, "0:1", parent=board, profile="1g.12gb"))
@@ -561,7 +546,6 @@ def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(h
     assert "has 2 1g.12gb" in state.faults[0].message
 
 
-@pytest.mark.slow
 def test_slices_are_asked_for_only_where_there_are_claims(here: Node) -> None:
     path = "/apis/resource.k8s.io/v1/resourceslices"
     here.api.has(pod_object("train-0"))
@@ -593,7 +577,6 @@ def test_without_slices_a_name_counts_where_it_can_mean_one_gpu_only(alone: Node
 # Members.
 
 
-@pytest.mark.slow
 def test_processes_are_told_by_the_pod_in_their_cgroup(here: Node) -> None:
     here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")), pod_object("web"))
     here.kubelet.gives("train-0", gpu_uuid(0))
@@ -646,7 +629,6 @@ def process(here: Node, pid: int, cgroup: str) -> None:
 # Many.
 
 
-@pytest.mark.slow
 def test_two_hundred_pods_come_and_go_and_every_hold_ends_once(here: Node) -> None:
     """Each of two hundred pods was held once, on its own GPU, by its own job."""
     here.held()

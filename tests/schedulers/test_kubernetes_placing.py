@@ -17,6 +17,8 @@ from tests.e2e.running import wait_for
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import PACE, pod_object, uid_of
 
+pytestmark = pytest.mark.slow
+
 POD = "train-0"
 OWNER = Owner("ml/job/train", "kubernetes", namespace="ml", pod=POD, name="train", kind="job")
 END = 1_780_000_000.0
@@ -110,7 +112,6 @@ def test_a_pod_that_is_gone_has_no_annotation_which_is_counted(
     assert "pod ml/train-0 is gone" in caplog.text
 
 
-@pytest.mark.slow
 def test_what_is_tried_again_is_there_once(api: ApiServer, begun: Started) -> None:
     """The response to the first try was lost: the Event exists, and the server answers 409."""
     api.answers += [500, 429]

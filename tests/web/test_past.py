@@ -39,6 +39,8 @@ from exporter.web.page import RECEIPTS_SHOWN, job_path, render_job_page
 from tests.test_http import ADA, HOSTILE, META, NODE, WALL, WORKING, S, Tags, gpu, world
 from tests.web.serving import served
 
+pytestmark = pytest.mark.slow
+
 NOW = WALL / S + 60
 PRICED = replace(META, terms=Terms(node="n7", prices=(Price(3.6, "EUR"),)))
 PAGES = ("/", "/jobs/4711")
@@ -119,7 +121,6 @@ def test_what_is_asked_is_read_and_what_is_not_given_is_everything() -> None:
     assert shelf.asked == [wanted, JobRecordQuery(limit=DEFAULT_ITEMS), (0.0, DEFAULT_ITEMS), (12.0, MAX_ITEMS)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
@@ -365,7 +366,6 @@ def test_a_moment_has_the_date_where_it_is_not_today_and_the_year_where_it_is_lo
     assert date_time(NOW - 301 * 86400, now=NOW) == "6 Mar 2025"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("job_id", ["41", "ns/pod", "a b&c?d#e%2F", "../metrics", "a//b", "/x", "./..", "ü", '"><b>'])
 def test_a_jobs_address_leads_to_its_page_whatever_it_is_called(job_id: str) -> None:
     path = job_path(job_id)
@@ -452,7 +452,6 @@ def test_the_page_has_the_account_the_receipts_and_the_events() -> None:
     assert "00:00 started the exporter began to watch" in told
 
 
-@pytest.mark.slow
 def test_no_more_receipts_are_shown_than_fit_and_old_events_are_behind_a_click() -> None:
     shelf = Shelf(*(over(f"{number}", ago=number) for number in range(RECEIPTS_SHOWN + 5)))
     with site(shelf) as client:
