@@ -96,6 +96,16 @@ def test_an_owner_may_have_its_own_limit_of_rest(own: float | None, after: int) 
     assert after <= at <= after * 1.02 + 120
 
 
+def test_of_several_owners_the_longest_limit_of_rest_counts() -> None:
+    ledger = Ledger()
+    owners = [Owner("short", zombie_seconds=60.0), Owner("long", zombie_seconds=600.0)]
+    advance(ledger, first([device()], [held(owner=owner) for owner in owners]))
+    advance(ledger, seen(590, reading(0, 590, RESTING)))
+    assert ledger.gpus["GPU-0"].state is State.STALLED
+    advance(ledger, seen(610, reading(590, 610, RESTING)))
+    assert ledger.gpus["GPU-0"].state is State.ZOMBIE
+
+
 def bills(ledger: Ledger) -> dict[tuple[str, str, str], float]:
     return {account: sum(parts) / S for account, parts in snapshot(ledger).account_totals}
 
