@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint unit test e2e slurm-24 rules skips packages bench accuracy docs dashboards \
+.PHONY: help run check lint unit test e2e slurm-24 rules skips packages mutants bench accuracy docs dashboards \
   pictures goldens proto lock clean
 
 PYTHON ?= python3
@@ -68,6 +68,9 @@ skips: .venv/.installed
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics chromium
+
+mutants: .venv/.installed .venv/dcgm-bindings/.fetched ## whether the tests notice each of many deliberate breaks: minutes, on Debian after `make packages`
+	$(BIN)/python -m tests.mutants.run
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy
