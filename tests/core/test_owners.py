@@ -100,10 +100,11 @@ def test_of_several_owners_the_longest_limit_of_rest_counts() -> None:
     ledger = Ledger()
     owners = [Owner("short", zombie_seconds=60.0), Owner("long", zombie_seconds=600.0)]
     advance(ledger, first([device()], [held(owner=owner) for owner in owners]))
-    advance(ledger, seen(590, reading(0, 590, RESTING)))
-    assert ledger.gpus["GPU-0"].state is State.STALLED
-    advance(ledger, seen(610, reading(590, 610, RESTING)))
-    assert ledger.gpus["GPU-0"].state is State.ZOMBIE
+    states = []
+    for start, end in ((0, 590), (590, 610)):
+        advance(ledger, seen(end, reading(start, end, RESTING)))
+        states.append(ledger.gpus["GPU-0"].state)
+    assert states == [State.STALLED, State.ZOMBIE]
 
 
 def bills(ledger: Ledger) -> dict[tuple[str, str, str], float]:
