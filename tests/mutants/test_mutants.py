@@ -51,5 +51,5 @@ def test_every_part_of_the_project_has_a_row() -> None:
     assert packages - {row.file.split("/")[1] for row in ROWS if row.file.startswith("exporter/")} == set()
 
 
-def test_there_are_no_fewer_than_agreed() -> None:
+def test_there_are_at_least_seventy_rows() -> None:
     assert len(ROWS) >= 70
