@@ -2,8 +2,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick unit test installed e2e slurm-24 rules skips packages bench accuracy docs dashboards \
-  pictures goldens proto lock clean
+.PHONY: help run check lint quick unit test installed e2e slurm-24 rules skips packages mutants bench accuracy docs \
+  dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -83,6 +83,10 @@ skips: .venv/.installed
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics chromium
+
+mutants: .venv/.installed .venv/dcgm-bindings/.fetched ## whether tests notice deliberate breaks: ten minutes, after `make packages`
+	$(BIN)/python -m tests.mutants.run
+	$(BIN)/pytest -q -m mutation -n 2
 
 accuracy: .venv/.installed ## how true the figures are: known kernels on a real GPU
 	$(BIN)/python -m benchmarks.accuracy

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from exporter.cli import main
 from exporter.cli.wiring import configure
 from exporter.config import Config, ConfigError, EngineEndpoint, EngineSettings, load
+from exporter.core.job_record import JobRecordQuery
 from exporter.engines.discovery import EngineDiscovery
 from exporter.formatting import escape_surrogates
 from exporter.logs import JsonFormatter, TextFormatter, set_redaction
 from exporter.preview.prometheus import PrometheusClient, PrometheusError
 from exporter.redact import HIDDEN, redact_secrets
 from exporter.registry import SOURCES
+from exporter.report.nodes import fetch_records
 from exporter.schedulers.kubernetes.api import ApiServer, Informer
 from exporter.schedulers.kubernetes.objects import Pod
 from exporter.schedulers.slurm.client import SlurmUnavailableError
@@ -144,6 +146,13 @@ def test_a_prometheus_that_cannot_be_asked(shape: str, capsys: pytest.CaptureFix
     assert main(["report", "7", "--prometheus", url, "--header", "Authorization: hunter2"]) == 1
     said = capsys.readouterr()
     assert SECRET not in said.out + said.err
+
+
+@pytest.mark.parametrize("shape", URLS)
+def test_a_node_that_cannot_be_asked_for_its_records(shape: str) -> None:
+    answer = fetch_records([shape.format(host="127.0.0.1:1", path="")], JobRecordQuery())
+    assert len(answer.unanswered) == 1
+    assert SECRET not in answer.unanswered[0]
 
 
 def test_an_api_server_that_cannot_be_asked(tmp_path: Path) -> None:

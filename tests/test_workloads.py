@@ -117,3 +117,11 @@ def test_a_process_on_a_gpu_whose_job_is_only_its_own_word_is_no_guest(rig: Rig,
     rig.scheduler.proves = False
     rig.tick(3)
     assert listens.asked[-1][1] == ()
+
+
+def test_a_process_that_is_proven_to_be_another_job_s_is_no_guest(
+    rig: Rig, listens: Listens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.scheduler, "members", lambda pids: {pid: Member("42") for pid in pids})
+    rig.tick(3)
+    assert listens.asked[-1][1] == ()

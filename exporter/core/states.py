@@ -408,7 +408,7 @@ def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: in
     timers.spin = min(ceiling, max(0, timers.spin + (stop - now) // MS * rate))
     if timers.hung and timers.spin <= timers.hang_leave:
         timers.hung, timers.spin = False, 0
-    elif not timers.hung and timers.spin >= timers.hang:
+    elif not timers.hung and timers.spin >= timers.hang and not ev.suspect_only:
         timers.hung = True
         timers.hangs += 1
         timers.to_hang += stop - (now if timers.spin_since is None else timers.spin_since)

@@ -257,6 +257,12 @@ def test_leaks_go_by_name_and_what_is_unknown_is_unresolved() -> None:
     load_ledger(unknown, renamed(dump_ledger(ledger), {"useful": "wisdom"}))
     book = unknown.gpus["GPU-0"].book
     assert book.parts[LEAK_NAMES.index("unresolved")] == before["useful"] + before["unresolved"]
+
+    several = Ledger()
+    load_ledger(several, renamed(dump_ledger(ledger), {"useful": "wisdom", "other_compute": "magic"}))
+    assert 0 not in (before["useful"], before["other_compute"])
+    unresolved = several.gpus["GPU-0"].book.parts[LEAK_NAMES.index("unresolved")]
+    assert unresolved == before["useful"] + before["other_compute"] + before["unresolved"]
     assert conserved(book)
 
 

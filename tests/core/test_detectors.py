@@ -172,6 +172,12 @@ def test_an_owner_s_own_patience_counts_and_of_several_the_longest() -> None:
     assert state(ledger)[0] is State.ACTIVE
 
 
+def test_a_hang_with_little_patience_is_not_confirmed_without_its_evidence_either() -> None:
+    ledger = story([(400, SPINNING | {"dram_active": None})], owner=Owner("quick", hang_seconds=60.0))
+    assert state(ledger)[0] is State.ACTIVE
+    assert gpu(ledger).hang_suspected
+
+
 def test_a_hang_with_little_patience_ends_with_the_spin() -> None:
     quick = Owner("quick", hang_seconds=60.0)
     assert state(story([(70, SPINNING), (20, WORKING)], owner=quick, step=1.0))[0] is State.ACTIVE

@@ -147,6 +147,11 @@ def test_how_busy_an_engine_without_a_warp_may_be_is_the_policys_word() -> None:
     assert evaluate(row, device(), Policy(multiplexed_engine=0.5)).distrust == "multiplexed"
 
 
+@pytest.mark.parametrize(("engine", "runs"), [(0.0099, False), (0.01, True)])
+def test_a_kernel_runs_from_one_percent_of_the_engine_on(engine: float, runs: bool) -> None:
+    assert evidence(RESTING, gr_engine_active=engine, gpu_utilization=engine).kernel_runs is runs
+
+
 def test_no_engine_signal_at_all() -> None:
     assert evidence(WORKING, gr_engine_active=None, gpu_utilization=None).distrust == "no_engine_signal"
 

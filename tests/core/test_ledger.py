@@ -284,6 +284,14 @@ def test_a_reading_that_begins_late_leaves_a_gap_before_it() -> None:
     assert ledger.unobserved == {"gap": 14 * S}
 
 
+def test_the_shortest_gap_is_unobserved_too() -> None:
+    ledger = opened()
+    advance(ledger, seen(1, reading(0, 1), reading(0, 1, uuid="GPU-1")))
+    advance(ledger, seen(2, reading(1.001, 2), reading(1, 2, uuid="GPU-1")))
+    assert ledger.unobserved == {"gap": S // 1000}
+    assert ledger.conservation_errors == 0
+
+
 def test_a_gpu_that_leaves_the_inventory_is_paid_for_no_more_and_may_come_back() -> None:
     """As a MIG instance when layouts change: 10 s in, 30 s out, 5 s in."""
     ledger = opened()

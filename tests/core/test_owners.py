@@ -96,6 +96,17 @@ def test_an_owner_may_have_its_own_limit_of_rest(own: float | None, after: int) 
     assert after <= at <= after * 1.02 + 120
 
 
+def test_of_several_owners_the_longest_limit_of_rest_counts() -> None:
+    ledger = Ledger()
+    owners = [Owner("short", zombie_seconds=60.0), Owner("long", zombie_seconds=600.0)]
+    advance(ledger, first([device()], [held(owner=owner) for owner in owners]))
+    states = []
+    for start, end in ((0, 590), (590, 610)):
+        advance(ledger, seen(end, reading(start, end, RESTING)))
+        states.append(ledger.gpus["GPU-0"].state)
+    assert states == [State.STALLED, State.ZOMBIE]
+
+
 def bills(ledger: Ledger) -> dict[tuple[str, str, str], float]:
     return {account: sum(parts) / S for account, parts in snapshot(ledger).account_totals}
 

@@ -57,6 +57,12 @@ def test_missing_evidence_never_becomes_more_than_suspicion() -> None:
     assert take_snapshot(ledger, DaemonMetadata()).gpus[0].hang_suspected
 
 
+def test_suspicion_without_evidence_brings_a_hang_no_nearer_than_the_suspicion() -> None:
+    blind = (1000, SPINNING | {"dram_active": None})
+    assert state(story([blind, (170, SPINNING)]))[0] is State.ACTIVE
+    assert state(story([blind, (190, SPINNING)])) == (State.HUNG, "spinning", 1180.0)
+
+
 def test_one_stray_reading_delays_a_hang_by_its_share() -> None:
     """One idle second delays a hang by 19 seconds, as 95 % of the time must be spinning."""
     ledger = story([(100, SPINNING), (1, RESTING), (500, SPINNING)], step=1.0)

@@ -11,7 +11,7 @@ from prometheus_client import Histogram as Published
 
 from exporter.core.model import SECOND, ServingReport
 from exporter.engines.base import FAILURE_KINDS, EngineMetrics, ScrapeFailure, option_number, share
-from exporter.engines.page import Histogram, MetricsPage
+from exporter.engines.page import Histogram, MetricsPage, merge_series
 from exporter.engines.registry import ENGINES, read_metrics
 from exporter.engines.replica import BaselineLatency, Replica, ReplicaPlacement
 
@@ -238,6 +238,11 @@ def test_amounts_whose_sums_are_infinite_are_none() -> None:
             page += f'sglang:inter_token_latency_seconds_bucket{{dp_rank="{rank}",le="{bound}"}} {count}\n'
     said = heard(*(read_metrics(MetricsPage(page), "") for _ in range(2)))[1]
     assert (said.running, said.waiting, said.latencies) == (4, 6, ())
+
+
+def test_series_are_added_over_the_bounds_that_all_of_them_have() -> None:
+    added = merge_series({0.1: [1.0], 0.5: [2.0, 3.0], inf: [4.0, 5.0]}, 1.0)
+    assert added == Histogram((0.5, inf), (5.0, 9.0), 1.0)
 
 
 def test_options_and_shares() -> None:

@@ -22,6 +22,7 @@ def test_the_network_lets_in_whom_you_name_and_out_to_whom_it_asks() -> None:
     named = values_of("dcgm-exporter")["networkPolicy"]["ingress"]["from"]
     assert spec["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}], "from": named}]
     assert [_ports(rule) for rule in spec["egress"]] == [{53}, {443, 6443}, {9400}]
+    assert [port["protocol"] for port in spec["egress"][0]["ports"]] == ["UDP", "TCP"]
     assert [_ports(rule) for rule in _policy("hardened")["egress"]] == [{53}, {5555}]
     assert "from" not in _policy("hardened")["ingress"][0]
     engines = _policy("workloads")["egress"]

@@ -115,6 +115,39 @@ def test_without_its_folder_it_fails_tells_and_goes_on_and_heals_when_the_folder
     assert {one.owner.job_id for one in life.history.job_records(JobRecordQuery())} == waiting
 
 
+def test_after_a_failure_it_tries_again_long_before_the_next_checkpoint(live: Live, tmp_path: Path) -> None:
+    life = live(tmp_path / "state" / "history.db", every=3600.0)
+    play(life, 0, 10)
+    assert not life.history.status().works
+    assert life.history._seconds_left() <= recorder._RETRY_SECONDS
+
+
+def test_what_a_write_that_fails_would_have_kept_is_in_the_next(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = tmp_path / "history.db", list[JobRecord]()
+    life = live(path, every=0.05)
+    life.history._on_end = told.append
+    play(life, 0, 30)
+    until(lambda: life.history.status().works, "it is kept")
+
+    write = HistoryStore.write
+
+    def full(store: HistoryStore, **parts: Any) -> None:
+        if "ledger" in dict(parts["state"]):
+            raise HistoryError("full")
+        write(store, **parts)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(HistoryStore, "write", full)
+        play(life, 30, 420)
+        before = life.history.status().failures
+        until(lambda: life.history.status().failures > before + 1, "it fails with what has ended")
+    until(lambda: life.history.status().works, "it is kept again")
+    assert told
+    assert {one.owner.job_id for one in told} <= {one.owner.job_id for one in written(path)}
+
+
 def test_a_store_that_turns_up_late_with_books_of_another_life_has_them_closed(live: Live, tmp_path: Path) -> None:
     old, path = tmp_path / "old.db", tmp_path / "state" / "history.db"
     before = live(old)

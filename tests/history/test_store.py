@@ -305,7 +305,8 @@ def test_the_log_beside_it_does_not_grow_for_ever(store: HistoryStore, path: Pat
 def test_a_store_of_a_newer_version_is_left_alone(store: HistoryStore, path: Path) -> None:
     store.close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 7")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {version + 1}")
     for read_only in (False, True):
         with pytest.raises(HistoryError, match="newer version") as caught:
             HistoryStore(path, read_only=read_only)

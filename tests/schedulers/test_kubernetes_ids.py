@@ -7,8 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.core.model import Device
-from exporter.schedulers.kubernetes.kubelet import DRIVER, ClaimResource, DeviceResolver, UnknownIdError, is_gpu
-from exporter.schedulers.kubernetes.objects import BasicDevice, DeviceAttribute, SliceDevice
+from exporter.schedulers.kubernetes.kubelet import (
+    DRIVER,
+    ClaimResource,
+    DeviceResolver,
+    UnknownIdError,
+    dra_devices,
+    is_gpu,
+)
+from exporter.schedulers.kubernetes.objects import (
+    BasicDevice,
+    DeviceAttribute,
+    ObjectMeta,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+    SliceDevice,
+)
 
 A, B = "GPU-5700b000-0000-0000-0000-00000000000a", "GPU-5700b000-0000-0000-0000-00000000000b"
 M1, M2 = "MIG-5700b000-0000-0000-0000-000000000001", "MIG-5700b000-0000-0000-0000-000000000002"
@@ -145,3 +160,11 @@ def test_garbage_is_a_gpu_of_this_node_or_refused(name: str, device: str, value:
     claims = (ClaimResource((name,), "", "n", device), ClaimResource((), DRIVER, "n", "gpu-0"))
     found, _ = boards.resolve([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
     assert set(found) <= {A, M1, M2}
+
+
+def test_of_a_pool_the_devices_of_its_newest_generation_are_there_whatever_the_order() -> None:
+    old, new = (
+        ResourceSlice(ObjectMeta(), ResourceSliceSpec(DRIVER, ResourcePool("n1", generation), (SliceDevice(name),)))
+        for generation, name in ((1, "gone"), (2, "gpu-0"))
+    )
+    assert list(dra_devices([old, new])) == list(dra_devices([new, old])) == [("n1", "gpu-0")]

@@ -272,6 +272,7 @@ def test_no_limit_in_every_spelling(value: str) -> None:
         ("gpu:2(IDX:0-1)", (Gres("gpu", "", 2, (0, 1)),)),
         ("gpu(IDX:0-1)", (Gres("gpu", "", 2, (0, 1)),)),
         ("shard:2(0/4,0/4,2/4,0/4)", (Gres("shard", "", 2, (2,)),)),
+        ("shard:5(4/4,0/4,0/4,1/4)", (Gres("shard", "", 5, (0, 3)),)),
         ("craynetwork:1", (Gres("craynetwork", "", 1),)),
         ("gpu:tesla:2(CNT:2)", (Gres("gpu", "tesla", 2),)),
         ("(null)", ()),

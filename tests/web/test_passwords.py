@@ -110,6 +110,10 @@ def test_guessing_is_slowed_for_its_address_and_not_for_others(looked_at: list[b
     assert ask(users, ("ada", b"right")) == ["yes"], "it is known by now"
 
 
+def test_guessing_names_is_slowed_as_guessing_passwords_is() -> None:
+    assert ask(PasswordChecker(HASHES), *[("nobody", b"wrong")] * 9) == ["no"] * 5 + ["later"] * 4
+
+
 def test_guessing_from_everywhere_is_slowed_too(looked_at: list[bytes]) -> None:
     users = PasswordChecker(HASHES)
     got = [ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")[0] for host in range(30)]
