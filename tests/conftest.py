@@ -1,5 +1,6 @@
 """What tests of several files are given."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,11 @@ from tests.rigs import Rig
 settings.register_profile("dev", deadline=None, max_examples=25)
 settings.register_profile("ci", deadline=None, max_examples=150, derandomize=True, print_blob=True)
 settings.load_profile("dev")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was collected: it lives as long as the tests, and is most of what there is."""
+    gc.freeze()
 
 
 @pytest.fixture(name="rigs")

@@ -7,6 +7,7 @@ any metric, to evaluate, and to judge types: promtool does that. What it does no
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 AGGREGATORS = frozenset({
@@ -92,6 +93,7 @@ class _Token(NamedTuple):
     at: int
 
 
+@cache
 def parse(text: str) -> Node:
     """Read one expression. Raises ValueError with the place of what cannot be read."""
     reader = _Reader(list(_tokens(text)), text)

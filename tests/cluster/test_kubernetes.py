@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import msgspec
 import pytest
 
@@ -37,7 +36,7 @@ from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.api import ApiTimeouts
 from exporter.schedulers.kubernetes.objects import KubernetesNode
 from tests.e2e.running import Page, wait_for
-from tests.kubernetes import api
+from tests.kubernetes import api, schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import uid_of
 
@@ -64,7 +63,7 @@ def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: 
     }
     if node:
         thing["spec"]["nodeName"] = node  # type: ignore[index]
-    kubernetes_validate.validate(thing, VERSION, strict=False)
+    schemas.validate(thing, VERSION, strict=False)
     return thing
 
 
@@ -82,7 +81,7 @@ def node(name: str, gpus: int = 8, *, offered: int | None = None, ready: str = "
             "allocatable": resources | {"nvidia.com/gpu": f"{gpus if offered is None else offered}"},
         },
     }
-    kubernetes_validate.validate(thing, VERSION, strict=False)
+    schemas.validate(thing, VERSION, strict=False)
     return thing
 
 

@@ -10,8 +10,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from exporter import __version__
 from tests.e2e.running import ROOT
@@ -94,6 +92,10 @@ def test_the_environment_has_what_the_lock_names_and_ours_and_no_pip(image: Imag
 def test_its_bill_of_materials_names_exactly_what_is_installed(image: Image) -> None:
     text = (image.root / DOCUMENTS / "sbom.cdx.json").read_text()
     bill = json.loads(text)
+    # Here, because it takes two seconds, and every worker imports every file.
+    from cyclonedx.schema import SchemaVersion  # noqa: PLC0415
+    from cyclonedx.validation.json import JsonStrictValidator  # noqa: PLC0415
+
     version = SchemaVersion[f"V{bill['specVersion'].replace('.', '_')}"]
     assert JsonStrictValidator(version).validate_str(text) is None
     itself = bill["metadata"]["component"]

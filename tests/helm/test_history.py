@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
 from exporter.config import load
@@ -22,6 +21,7 @@ from tests.helm.rendering import (
     pod,
     the,
 )
+from tests.kubernetes import schemas
 
 BARE = {"source": "nvml", "scheduler": "processes", "pausePath": ""}
 PLACE = "/var/lib/gpu-efficiency"
@@ -136,7 +136,7 @@ def test_the_right_to_patch_comes_with_a_policy(version: str) -> None:
     found = of_kind(manifests(ANNOTATED), "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     assert len(found) == 2
     for one in found:
-        kubernetes_validate.validate(json.loads(json.dumps(one)), version, strict=True)
+        schemas.validate(json.loads(json.dumps(one)), version, strict=True)
     policy, binding = found
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert policy["spec"]["failurePolicy"] == "Fail"

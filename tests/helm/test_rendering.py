@@ -6,7 +6,6 @@ from functools import cache
 from itertools import cycle, pairwise
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from helm_python.chart import lint
 from jsonschema_rs import Draft202012Validator, ValidationError
@@ -26,6 +25,7 @@ from tests.helm.rendering import (
     the,
     values_of,
 )
+from tests.kubernetes import schemas
 
 VERSIONS = [f"1.{minor}" for minor in range(27, 35)]
 INFO = 1
@@ -74,8 +74,8 @@ def test_no_environment_is_without_an_exporter() -> None:
 def test_every_object_is_what_kubernetes_takes(version: str) -> None:
     for text, seen in distinct().items():
         try:
-            kubernetes_validate.validate(json.loads(text), version, strict=True)
-        except kubernetes_validate.ValidationError as err:
+            schemas.validate(json.loads(text), version, strict=True)
+        except schemas.ValidationError as err:
             pytest.fail(f"{seen}: {err}")
 
 

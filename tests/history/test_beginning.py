@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def left_behind() -> tuple[Ledger, JobTracker]:
     from exporter.core.snapshot import take_snapshot  # noqa: PLC0415  here alone
 
     ledger, memory = Ledger(), JobTracker(node="node", ledger_id="before")
-    for observation in list(story())[:200]:
+    for observation in islice(story(), 200):
         advance(ledger, observation)
         memory.update(take_snapshot(ledger, DaemonMetadata()))
     return ledger, memory

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from exporter.history.resume import read_checkpoint
 from exporter.history.store import DamagedError, HistoryError, HistoryStore, open_if_readable, open_read_only
 from tests.history.player import Played, part_of, story
 
-SEEN = list(islice(story(), 420))
+
+@cache
+def seen() -> list[Observation]:
+    return list(islice(story(), 420))
+
+
 Live = Callable[..., Played]
 
 
@@ -41,7 +47,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 
 def play(life: Played, first: int, last: int) -> None:
-    for observation in part_of(SEEN, first, last):
+    for observation in part_of(seen(), first, last):
         life.take_in(observation)
 
 
@@ -274,7 +280,7 @@ def test_a_stop_before_anything_was_seen_leaves_the_checkpoint_alone(tmp_path: P
     play(first, 0, 100)
     first.end()
     again = Played(path)
-    again.clock.at, again.clock.wall_at = SEEN[100].at, SEEN[100].wall
+    again.clock.at, again.clock.wall_at = seen()[100].at, seen()[100].wall
     again.history.begin(again.agent)
     again.history.end()
     with closing(HistoryStore(path)) as store:
@@ -287,4 +293,4 @@ def test_a_stop_before_anything_was_seen_leaves_the_checkpoint_alone(tmp_path: P
 
 
 def _told_again(number: int) -> Observation:
-    return next(part_of(SEEN, number, number + 1))
+    return next(part_of(seen(), number, number + 1))

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-import kubernetes_validate
-
 from tests.certificates import Authority
+from tests.kubernetes import schemas
 
 VERSION = "1.34"
 """Version of Kubernetes against which objects are validated."""
@@ -109,7 +108,7 @@ class ApiServer:
         """Create or change objects; each is valid Kubernetes, and gets a resource version."""
         for thing in things:
             path = next(path for path, kind in PATHS.items() if kind == (thing["apiVersion"], thing["kind"]))
-            kubernetes_validate.validate(thing, VERSION, strict=False)
+            schemas.validate(thing, VERSION, strict=False)
             uid = thing["metadata"]["uid"]
             self._happened("MODIFIED" if uid in self.objects[path] else "ADDED", path, thing)
         return self
@@ -200,7 +199,7 @@ class ApiServer:
         if not self.writable:
             return 403, f'"system:serviceaccount:gpu:gpu" cannot {method} {path}'
         if (method, kind) == ("POST", "events"):
-            kubernetes_validate.validate(thing, VERSION, strict=True)
+            schemas.validate(thing, VERSION, strict=True)
             names = [event["metadata"]["name"] for found, event in self.written if found == f"POST {path}"]
             if thing["metadata"]["name"] in names:
                 return 409, "already exists"

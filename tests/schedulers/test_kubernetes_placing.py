@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from msgspec import structs
 
@@ -14,6 +13,7 @@ from exporter.core.model import Owner
 from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.publisher import _MOST_WAITING, ANNOTATION, Destination, JobReportPublisher
 from tests.e2e.running import wait_for
+from tests.kubernetes import schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import PACE, pod_object, uid_of
 
@@ -74,7 +74,7 @@ def test_an_event_names_the_pod_and_is_what_kubernetes_takes(api: ApiServer, beg
     api.has(pod_object(POD))
     assert done(begun(), STATEMENT) == (1, 0, 0)
     (event,) = events(api)
-    kubernetes_validate.validate(event, VERSION, strict=True)
+    schemas.validate(event, VERSION, strict=True)
     about = {"apiVersion": "v1", "kind": "Pod", "name": POD, "namespace": "ml", "uid": uid_of(f"ml/{POD}")}
     assert event["involvedObject"] == about
     assert event["metadata"]["namespace"] == "ml"
