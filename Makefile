@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick unit test installed e2e slurm-24 rules skips packages mutants bench accuracy docs \
+.PHONY: help run check lint quick core others test installed slurm-24 rules skips packages mutants bench accuracy docs \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -39,34 +39,35 @@ lint: .venv/.installed
 	$(BIN)/python -m dashboards.build --check
 
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
-APART := e2e or benchmark or mutation
+APART := benchmark or mutation
+# Files stay whole: many share a server or a simulated fleet.
+PYTEST := $(BIN)/pytest -q --dist loadfile
 
 quick: .venv/.installed .venv/dcgm-bindings/.fetched
-	$(BIN)/pytest -q -m "not ($(APART) or slow)" -n 2 --dist loadfile
+	$(PYTEST) -m "not ($(APART) or e2e or slow)" -n 2
 
 # Coverage of the core by its own tests alone: the others would run longer for it, and may not be what covers a branch.
-unit: .venv/.installed .venv/dcgm-bindings/.fetched
+core: .venv/.installed
 	@mkdir -p $(RESULTS)
 	@rm -f .coverage*
-	$(BIN)/coverage run -m pytest -q --hypothesis-profile=ci -n 2 tests/core --junitxml=$(RESULTS)/core.xml
+	$(BIN)/coverage run -m pytest -q --hypothesis-profile=ci -n 2 --dist worksteal tests/core --junitxml=$(RESULTS)/core.xml
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
-	$(BIN)/pytest -q --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 2 --dist loadfile \
-	  --junitxml=$(RESULTS)/unit.xml
+
+# Four workers on two processors: tests of servers mostly wait for them.
+others: installed
+	@mkdir -p $(RESULTS)
+	$(PYTEST) --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 4 --junitxml=$(RESULTS)/others.xml
 
 # Each step prints how long it took, so that it is seen which one grew.
 test: ## everything, Debian packages included: what continuous integration runs
 	@rm -rf $(RESULTS)
-	@for step in packages installed lint unit e2e rules skips; do \
+	@for step in packages installed lint core others rules skips; do \
 	  since=$$(date +%s); $(MAKE) --no-print-directory $$step || exit 1; \
 	  echo "== $$step: $$(($$(date +%s) - since)) s"; \
 	done
 
 installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
-
-e2e: installed
-	@mkdir -p $(RESULTS)
-	$(BIN)/pytest -q -m e2e -n 2 --dist loadfile --junitxml=$(RESULTS)/e2e.xml
 
 # Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
 slurm-24: .venv/.installed
