@@ -40,8 +40,8 @@ lint: .venv/.installed
 
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
 APART := benchmark or mutation
-# Files stay whole: many share a server or a simulated fleet.
-PYTEST := $(BIN)/pytest -q --dist loadfile
+# Files stay whole: many share a server or a simulated fleet. Their order: tests/conftest.py.
+PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder
 
 quick: .venv/.installed .venv/dcgm-bindings/.fetched
 	$(PYTEST) -m "not ($(APART) or e2e or slow)" -n 2
@@ -54,10 +54,10 @@ core: .venv/.installed
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# Four workers on two processors: tests of servers mostly wait for them.
+# Six workers on two processors: tests of servers mostly wait for them.
 others: installed
 	@mkdir -p $(RESULTS)
-	$(PYTEST) --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 4 --junitxml=$(RESULTS)/others.xml
+	$(PYTEST) --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 6 --junitxml=$(RESULTS)/others.xml
 
 # Each step prints how long it took, so that it is seen which one grew.
 test: ## everything, Debian packages included: what continuous integration runs

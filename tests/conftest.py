@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from itertools import groupby, zip_longest
 from typing import Any
 
 import pytest
@@ -14,6 +15,15 @@ from tests.rigs import Rig
 settings.register_profile("dev", deadline=None, max_examples=25)
 settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
 settings.load_profile("dev")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take files with servers and files without in turn: the first mostly wait, and a long one must not be the last."""
+    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    waiting = [file for file in files if any(item.get_closest_marker("e2e") for item in file)]
+    working = [file for file in files if file not in waiting]
+    none: list[pytest.Item] = []
+    items[:] = [item for two in zip_longest(waiting, working, fillvalue=none) for file in two for item in file]
 
 
 def pytest_collection_finish() -> None:

@@ -271,6 +271,7 @@ def test_a_recording_with_an_end_says_how_far_it_is(
     """Without a duration there is no progress."""
     said, trace = io.StringIO(), str(tmp_path / "a.jsonl")
     monkeypatch.setattr("exporter.cli.progress._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("exporter.cli.progress._LINE_FRACTION", float("inf"))  # else a busy machine spaces the lines
     monkeypatch.setattr("exporter.cli.serve._stop_after", lambda _: threading.Event())  # else it takes pytest's Ctrl-C
     monkeypatch.setattr("sys.stderr", said)
     _record(argparse.Namespace(duration=duration, quiet=False, output=trace, force=False), Three())  # type: ignore[arg-type]
