@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick core others test installed slurm-24 rules skips packages mutants bench accuracy docs \
+.PHONY: help run check lint quick core others test installed slurm-24 rules skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -67,7 +67,7 @@ test: ## everything, Debian packages included: what continuous integration runs
 	  echo "== $$step: $$(($$(date +%s) - since)) s"; \
 	done
 
-installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed slurm-24
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-24
 
 # Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
 slurm-24: .venv/.installed
@@ -113,6 +113,11 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, ben
 	$(BIN)/python -m helm.build_schema
 	$(BIN)/python -m helm.build_readme
 	$(BIN)/python -m benchmarks.page
+
+site: .venv/.installed .venv/site/.installed ## build the documentation site from docs/ into .cache/site/html
+	$(BIN)/python docs/build_site.py .cache/site
+	NO_MKDOCS_2_WARNING=1 .venv/site/bin/mkdocs build --quiet --strict --config-file .cache/site/mkdocs.yml
+	@echo "python3 -m http.server --bind 127.0.0.1 --directory .cache/site/html"
 
 dashboards: .venv/.installed ## write dashboards/*.json from the boards
 	$(BIN)/python -m dashboards.build
@@ -185,6 +190,14 @@ clean: ## remove all that the other targets made
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
 	  --target .venv/dcgm-bindings/dist -r requirements.bindings.lock; then touch $@; \
 	else echo "NVIDIA's DCGM bindings could not be fetched: the tests that need them will be skipped." >&2; fi
+
+# MkDocs, for `make site` alone; without it the test of the site is skipped, and says so.
+.venv/site/.installed: requirements.site.lock | .venv/.installed
+	@rm -rf .venv/site
+	@$(PYTHON) -m venv --without-pip .venv/site
+	@if $(BIN)/python -m pip --python .venv/site/bin/python install --quiet --disable-pip-version-check --no-deps \
+	  --require-hashes -r requirements.site.lock; then touch $@; \
+	else echo "MkDocs could not be installed: the test of the documentation site will be skipped." >&2; fi
 
 # Other exporters, for `run.py peers` alone: as their index has them, in an environment of their own.
 .venv/peers/.installed: requirements.peers.lock | .venv/.installed

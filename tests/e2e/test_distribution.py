@@ -32,6 +32,7 @@ AT_THE_TOP = {
     "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md",
     "compose.yaml", "pyproject.toml", "requirements-image.lock", "requirements-runtime.lock",
     "requirements.bindings.lock", "requirements.fuzz.lock", "requirements.lock", "requirements.peers.lock",
+    "requirements.site.lock",
     "requirements.training.lock", "setup.cfg", ".dockerignore",
     ".gitignore",
 }  # fmt: skip
