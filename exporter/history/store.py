@@ -196,11 +196,15 @@ def _history_error(err: Exception, path: Path) -> HistoryError:
     return kind(f"{path}: {message}: {cure}")
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged store and its WAL files; return the new path."""
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+def _wal(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+def _rename(path: Path, why: str, ends: Iterable[str]) -> Path:
+    """Rename these files of a store, where they exist; return the new path of the store."""
+    aside = path.with_name(f"{path.name}.{why}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
     with translated_errors(path):
-        for end in ("-wal", "-shm", ""):
+        for end in ends:
             with suppress(FileNotFoundError):
                 Path(f"{path}{end}").replace(f"{aside}{end}")
     return aside
@@ -323,13 +327,21 @@ class HistoryStore:
                 stack.callback(os.close, lock_store(path))
             self._db = open_database(path, read_only=read_only)
             stack.callback(self._db.close)
-            self._identity = file_identity(path)
+            self._identity, self._wal_identity = file_identity(path), None if read_only else file_identity(_wal(path))
             self._resources = stack.pop_all()
 
     def close(self) -> None:
-        """Close the store; SQLite then merges the WAL, so that a copy of the file alone is complete."""
+        """Close the store; SQLite then merges the WAL, so that a copy of the file alone is complete.
+
+        If the file was moved or replaced, SQLite leaves the WAL behind, and would merge it into the file that is there
+        now. It is renamed instead.
+        """
+        orphaned = not self.is_current and file_identity(_wal(self.path)) == self._wal_identity is not None
         with suppress(sqlite3.Error, OSError):
             self._resources.close()
+        if orphaned:
+            with suppress(HistoryError):
+                _rename(self.path, "replaced", ("-wal", "-shm"))
 
     @property
     def is_current(self) -> bool:
@@ -504,7 +516,7 @@ def open_or_replace(path: Path, *, damaged: bool = False) -> HistoryStore:
             return HistoryStore(path)
     except DamagedError as err:
         why = str(err)
-    aside = set_aside(path)
+    aside = _rename(path, "damaged", ("-wal", "-shm", ""))
     how = f"it is renamed to {aside}, and a new one is begun; `sqlite3 {aside} .recover` may recover some of it"
     log.error("%s; %s", why, how)
     return HistoryStore(path)

@@ -268,6 +268,21 @@ def rows(path: Path, table: str) -> int:
         return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608  ours
 
 
+def test_the_wal_of_a_file_that_was_replaced_is_never_merged_into_the_new_one(
+    store: HistoryStore, path: Path, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.db"
+    with closing(HistoryStore(backup)) as other:
+        other.write(state=[("ledger", b"of the backup")])
+    store.write(state=[("ledger", b"of the file that is replaced")])
+    backup.replace(path)
+    store.close()
+    (wal,) = path.parent.glob(f"{path.name}.replaced-*-wal")
+    assert wal.stat().st_size > 0
+    with closing(HistoryStore(path)) as again:
+        assert again.state("ledger") == b"of the backup"
+
+
 def test_what_is_too_old_is_forgotten(store: HistoryStore) -> None:
     store.write(job_records=[said(f"{n}", n * DAY) for n in range(1, 11)])
     store.write(events=[NodeEvent(at=n * DAY, kind="xid") for n in range(1, 11)])
