@@ -162,45 +162,58 @@ _LABEL_WIDTH = 9
 _LEAKS_INTRO = """\
 # The twelve leaks
 
-Printed by `gpu-efficiency leaks --markdown` (`make docs`) from the table in `exporter/core/leak_guide.py`;
-`gpu-efficiency leaks` prints it for a terminal, `--json` for programs.
+A leak is a reason why paid GPU time was not useful work. The exporter divides every paid GPU-second between useful work
+and 24 leaks, the values of the label `leak` ([all of them](metrics.md#values-of-leak)). Time that could not be measured
+is neither: it is `unobserved` without trustworthy telemetry, and `unresolved` while a kernel ran whose use cannot be
+judged. This page groups 17 of the 24 values into the twelve leaks of the literature; the other seven are
+[below](#the-other-seven-leaks).
 
-Each leak is one or more rows of [the ledger](metrics.md#values-of-leak), so that its GPU-seconds and its cost can be
-queried by name: `gpu_efficiency_node_seconds_total{leak="..."}`,
-`cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`.
+It is generated from the table in `exporter/core/leak_guide.py`; `gpu-efficiency leaks` prints it for a terminal, with
+`--json` for programs.
 
-| # | leak | layer | team | booked as | do first |
-|---|---|---|---|---|---|"""
-_WATCH_HEAD = """
-## What to watch
+The layer is the ratio that a leak reduces: `gau` (allocated and working / paid), `ectr` (computing / allocated) or
+`emfu` (useful / computing). The team is the one that can usually act on it.
 
-In the documents this project started from, the metric column of the inference table had slipped by some rows (KV-cache
-pressure was given the unoccupied GPU-hour ratio); here each leak has the metric that fits it: 9 KV-cache use,
-preemptions and tokens computed twice, 10 latency inflation by prefills (inter-token p99 and time to first token), 11
-batch fill against queue delay, 12 draft acceptance and tokens per forward pass.
-
-Evidence: *measured* by hardware counters and the scheduler, *reported* by the workload or by the serving *engine*, or
-*estimated* by a formula. A leak that needs a report is 0 while there is none.
-
-| # | metric to watch | series | evidence | signals needed | runbook |
+| # | leak | layer | team | values of `leak` | do first |
 |---|---|---|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
 
-GPU-hours lost of 100 paid. **Every range is an engineering estimate (E)**: most fleets should be within it. The
-references are the measurements on which it is based, each of a different system.
+GPU-hours lost of 100 paid hours. Every range is this project's engineering estimate (E), within which most fleets
+should lie. The keys in brackets name the [published measurements](#literature) on which it is based; each was made on
+one system, so none of them is copied as a range.
 
 | # | leak | training | inference |
 |---|---|---|---|"""
-_OTHER_ROWS = """
-## Rows that are none of the twelve
+_WATCH_HEAD = """
+## What to watch
 
-| row | layer | what it is | training | inference | runbook |
+The GPU-seconds of each leak are in `gpu_efficiency_node_seconds_total{leak="..."}`. Names that contain a colon are
+recorded by the rules in `alerts/`, which Prometheus must load; `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`
+is what a leak costs. The table adds the series that show its cause. Where a runbook is named, an alert watches the
+leak; the others have none.
+
+| evidence | means |
+|---|---|
+| measured | from hardware counters and the scheduler |
+| estimated | from hardware counters by a formula |
+| reported | by the training job |
+| engine | by the metrics of the serving engine |
+
+A leak that needs a report or an engine is exported as 0 without it. Its time is then in the leaks that counters can
+tell apart, mostly `unattributed_stall`, `memory_bound`, `low_parallelism` and `other_compute`, or in `useful`.
+
+| # | metric to watch | series | evidence | signals needed | runbook |
+|---|---|---|---|---|---|"""
+_OTHER_ROWS = """
+## The other seven leaks
+
+| value of `leak` | layer | what it is | training | inference | runbook |
 |---|---|---|---|---|---|"""
 _LITERATURE_HEAD = """
 ## Literature
 
-| | who | figure |
+| key | publication | figure |
 |---|---|---|"""
 
 
@@ -241,13 +254,13 @@ def _json_tree() -> dict[str, object]:
 
 def _terminal_lines(width: int) -> Iterator[str]:
     yield from _wrapped(
-        "Where paid GPU time is lost: twelve leaks, and the rows of the ledger that book each. Expected: GPU-hours of"
-        " 100 paid, all engineering estimates (E), with the references they are based on; see the end.",
+        "Where paid GPU time is lost: twelve leaks, and the values of the label `leak` that make up each. Ranges are"
+        " GPU-hours of 100 paid: engineering estimates (E), based on the references at the end.",
         width,
         indent=0,
     )
     yield from chain.from_iterable(_entry_lines(entry, width) for entry in LEAK_GUIDE)
-    yield from ("", "Rows that are none of the twelve")
+    yield from ("", "The other seven leaks")
     yield from chain.from_iterable(_other_lines(other, width) for other in OTHER_LEAKS)
     yield from (
         "",
@@ -265,7 +278,7 @@ def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(f"{entry.number:2} {entry.name}", width, subsequent_indent="   ")
     yield from _fact("layer", f"{', '.join(entry.layers)}; team {entry.team}", width)
-    yield from _fact("booked", ", ".join(entry.rows), width)
+    yield from _fact("label", ", ".join(entry.rows), width)
     yield from _fact("watch", entry.watch, width)
     yield from chain.from_iterable(_wrapped(name, width, indent=6) for name in entry.series)
     yield from _fact("first", entry.fix, width)
@@ -317,15 +330,17 @@ def _leaks_markdown() -> Iterator[str]:
     yield _LEAKS_INTRO
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.name, ", ".join(s.layers), s.team, _coded(s.rows), s.fix)
-    yield _WATCH_HEAD
-    for s in LEAK_GUIDE:
-        yield _markdown_row(f"{s.number}", s.watch, _coded(s.series), ", ".join(s.evidence), s.needs, _linked(s))
     yield _EXPECT_HEAD
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.name, _expected(s.training), _expected(s.inference))
     yield _markdown_row(
-        "", "**useful**", _expected(EXPECTED_USEFUL["training"]), _expected(EXPECTED_USEFUL["inference"])
+        "", "left as **useful**", _expected(EXPECTED_USEFUL["training"]), _expected(EXPECTED_USEFUL["inference"])
     )
+    yield "\n[A worked example](worked-example.md) follows 100 paid hours of a training fleet and of an inference fleet"
+    yield "through all of these leaks down to what is useful, in hours and in money."
+    yield _WATCH_HEAD
+    for s in LEAK_GUIDE:
+        yield _markdown_row(f"{s.number}", s.watch, _coded(s.series), ", ".join(s.evidence), s.needs, _linked(s))
     yield _OTHER_ROWS
     for o in OTHER_LEAKS:
         yield _markdown_row(
@@ -333,7 +348,6 @@ def _leaks_markdown() -> Iterator[str]:
         )
     yield _LITERATURE_HEAD
     yield from (_markdown_row(f"[{key}]", source.work, source.figure) for key, source in LITERATURE.items())
-    yield "\nTwo example waterfalls within these ranges, in hours and in money: [worked example](worked-example.md)."
 
 
 def _markdown_row(*cells: str) -> str:
@@ -360,5 +374,5 @@ def _expected(of: ExpectedLoss | None, unit: str = "") -> str:
     """The expected range in hours, and its sources."""
     if of is None:
         return "does not occur"
-    references = ", ".join(f"[{key}]" for key in of.sources) or "E: engineering estimate"
+    references = ", ".join(f"[{key}]" for key in of.sources) or "E"
     return f"{of.low:g} to {of.high:g}{unit} ({references})"

@@ -95,7 +95,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         runbook="GPUZombie"),
     LeakGuideEntry(3, "oversized allocation", ("gau",), "scheduling",
         rows=("oversized_allocation",),
-        watch="per-workload memory and compute use",
+        watch="memory and compute that the job uses, and the smallest MIG slice that would do",
         series=(
             "job:gpu_efficiency_fitting_slice:ratio",
             "job:gpu_efficiency_memory_used:bytes",
@@ -114,7 +114,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024"))),
     LeakGuideEntry(5, "failures and recovery", ("ectr", "emfu"), "training",
         rows=("hung", "failure_recovery", "checkpoint", "rework"),
-        watch="time to detect, time to recover, goodput, steps done twice",
+        watch="time to detect, time to recover, goodput (from counters, and as the job reports it), repeated steps",
         series=(
             'cluster_state:gpu_efficiency_time_to_detect:mean_seconds_1d{state="hung"}',
             "cluster:gpu_efficiency_time_to_recover:mean_seconds_1d",
@@ -145,7 +145,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),
-        watch="gap between HFU and MFU",
+        watch="gap between hardware and model FLOPs utilization (HFU, MFU)",
         series=("job:gpu_efficiency_hfu_mfu_gap:ratio_rate5m",),
         fix="selective recomputation; sequence parallelism; offload what memory cannot hold",
         evidence=("reported",), needs="the job's report: model FLOPs, and which recomputation is on",
@@ -192,7 +192,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         fix="rejected: shorter drafts, a better draft model, or none; unused: try it where the advice counts",
         evidence=("engine",),
-        needs="the serving engine's metrics; unused drafts are advice, not a loss",
+        needs="the serving engine's metrics; an engine without speculative decoding has no loss here, but"
+        " may get the advice to try it",
         training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",))),
 )  # fmt: skip
 
