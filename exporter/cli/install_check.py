@@ -313,7 +313,7 @@ def _trace_seconds(text: str) -> float:
 def install_check_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `install-check`."""
     config_arguments(command)
-    command.add_argument("--json", action="store_true", help="print JSON: docs/install.md lists the keys")
+    command.add_argument("--json", action="store_true", help="print JSON: docs/install-check.md lists the keys")
     command.add_argument("--bundle", type=Path, metavar="FILE", help="write a .tar.gz for a bug report")
     command.add_argument("--anonymous", action="store_true", help="names of people and jobs in it as hashes")
     command.add_argument(

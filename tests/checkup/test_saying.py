@@ -79,7 +79,7 @@ def test_the_json_has_the_keys_that_the_document_names() -> None:
         "message": "it was seen", "said": "it was seen",
     }  # fmt: skip
     assert (told["status"], told["time"], told["format"]) == (1, 1_700_000_000, 1)
-    document = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/install-check.md").read_text(encoding="utf-8")
     assert [key for key in told if f"`{key}`" not in document] == []
 
 

@@ -1,4 +1,4 @@
-"""install-check beside real processes, present and broken in turn: the table in docs/install.md, row by row.
+"""install-check beside real processes, present and broken in turn: the table in docs/install-check.md, row by row.
 
 A scene is one node and one run of the command; several things that have nothing to do with one another are broken in
 one scene. What cannot run here is a stand-in: see the document.
@@ -25,7 +25,7 @@ from tests.slurm.rig import SlurmRig
 from tests.sources.exporter_pages import BUSY, gpu
 
 pytestmark = pytest.mark.e2e
-DOCUMENT = ROOT / "docs/install.md"
+DOCUMENT = ROOT / "docs/install-check.md"
 _CLOCK = """
 struct timex { unsigned modes; long offset, freq, maxerror, esterror; int status; };
 int adjtimex(struct timex *t) { t->maxerror = 12000; t->status = %d; return %d; }
