@@ -15,8 +15,8 @@ GENERATED = {
 }  # fmt: skip
 """Pages that `make docs` writes as a whole."""
 GENERATED_BLOCK = re.compile(r"<!-- (?:from |measured: written).*?-->.*?<!-- (?:measured: )?end -->", re.DOTALL)
-LONG_LINES = ("CHANGELOG.md", "docs/adr/", "docs/runbooks/")
-"""Records of decisions and changes, and runbooks, which quote alerts and rules: not wrapped at this width."""
+LONG_LINES = ("CHANGELOG.md", "docs/runbooks/")
+"""The record of changes, and runbooks, which quote alerts and rules: not wrapped at this width."""
 _FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 _CODE_SPAN = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")

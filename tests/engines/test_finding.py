@@ -19,6 +19,7 @@ from exporter.core.model import ServingReport
 from exporter.engines.discovery import (
     DiscoveredEngines,
     EngineDiscovery,
+    ListeningSocket,
     addresses,
     command_line,
     listeners,
@@ -162,6 +163,12 @@ def test_endpoints_that_cannot_be_used(endpoint: EngineEndpoint, words: str) -> 
         open_engines(Config(engines=EngineSettings(endpoints=(endpoint,))), SystemClock())
 
 
+def listener_of(server: socket.socket) -> ListeningSocket:
+    """By its inode: the kernel may give the same port to another test's socket of the other family."""
+    (one,) = [one for one in listeners(Path("/proc/self")) if one.inode == os.fstat(server.fileno()).st_ino]
+    return one
+
+
 @pytest.mark.parametrize(
     ("address", "url"),
     [
@@ -174,10 +181,8 @@ def test_endpoints_that_cannot_be_used(endpoint: EngineEndpoint, words: str) -> 
 def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, dualstack_ipv6=address == "::") as server:
-        port = server.getsockname()[1]
-        (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
-        assert one.address == address
-        assert one.inode == os.fstat(server.fileno()).st_ino
+        one = listener_of(server)
+        assert (one.address, one.port) == (address, server.getsockname()[1])
         assert reachable_host(one, Path("/proc/self"), here=True) == url
 
 
@@ -189,8 +194,7 @@ def test_an_address_that_is_somebody_elses_is_not_asked(address: str) -> None:
         server.setsockopt(*((socket.IPPROTO_IPV6, 78, 1) if six else (socket.IPPROTO_IP, 15, 1)))
         server.bind((address, 0))
         server.listen()
-        port = server.getsockname()[1]
-        (one,) = [one for one in listeners(Path("/proc/self")) if one.port == port]
+        one = listener_of(server)
         assert one.address == address
         assert [reachable_host(one, Path("/proc/self"), here=here) for here in (True, False)] == ["", ""]
 
