@@ -1,7 +1,8 @@
 """Builds the archive for a bug report: redacts texts, runs journalctl and nvidia-smi, writes it atomically.
 
 Secrets are identified by their place (files and variables) or by their form (keys, tokens, password=...); with a key,
-names of people and jobs become hashes. Runs no other program (docs/adr/packaging.md) and overwrites nothing without --force.
+names of people and jobs become hashes. Runs no other program (docs/adr/packaging.md) and overwrites nothing without
+--force.
 Redaction may miss a secret, so the user is asked to check the archive before sending it.
 """
 
