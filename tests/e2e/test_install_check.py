@@ -228,7 +228,7 @@ SLURM = (
 
 def rows() -> list[list[str]]:
     """The document's table: situation, check, verdict, says, do."""
-    lines = DOCUMENT.read_text(encoding="utf-8").split("### Situations")[1].split("\n## ")[0].splitlines()
+    lines = DOCUMENT.read_text(encoding="utf-8").split("## Messages in typical situations")[1].split("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
     return [[*row, ""][:5] for row in cells[1:]]
 
