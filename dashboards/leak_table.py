@@ -39,7 +39,7 @@ def table(side: Side, *, width: int, height: int) -> Panel:
         shows=f"Each of the twelve leaks, and the other losses, over the time shown: of 100 GPU-hours that {side.jobs}"
         " held, beside the range to expect (an engineering estimate, docs/leaks.md) and as a share of its upper end;"
         " money a month (730 h) at the mean rate, of these jobs and of the whole fleet, GPUs nobody holds included."
-        " Heard: for how much of the GPU time the one speaks who tells most of it. Not heard is not zero.",
+        " Coverage: the share of the GPU time that the best source covers. No data is not zero.",
         bad="more than the range, dearest first; and a low share heard, for then the figure is too low",
         do="click on jobs to see who loses most; the leak's row below has its metric, its team and what to do",
         queries=(
@@ -61,13 +61,13 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     against = ((None, words.EXPECTED), (1, words.WATCH), (2, words.BAD))
     spoken = ((None, words.UNKNOWN), (0.01, words.WATCH), (0.9, words.GOOD))
     yield Column(of="loss", title="Leak", texts={loss.key: loss.title for loss in these}, words=colours, width=305)
-    yield Column(of="A", title="Of 100 h", unit="none", decimals=1, width=80, empty="not heard")
+    yield Column(of="A", title="Of 100 h", unit="none", decimals=1, width=80, empty="no data")
     yield _said("expected", "Expect (E)", {k.key: f"{k.expected.low:g} to {k.expected.high:g}" for k in these}, 90)
     yield Column(of="B", title="Of its top", unit="percentunit", decimals=0, width=90, steps=against)
     yield Column(of="C", title="A month", unit="short", decimals=1, width=90)
     yield Column(of="currency", title="Currency", width=80)
     yield _said("team", "Team", {loss.key: loss.team for loss in these}, 90)
-    yield Column(of="E", title="Heard", unit="percentunit", decimals=0, width=70, steps=spoken)
+    yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=70, steps=spoken)
     jobs = Link("The jobs that lose most to it", f"{to(side.name, '').url}&viewPanel=panel-{CLICKED}")
     yield Column(of="who", title="Who", texts={f"{number_of(k)}": "jobs" for k in these}, width=55, link=jobs)
     yield Column(of="D", title="Fleet, a month", unit="short", decimals=1, width=115)

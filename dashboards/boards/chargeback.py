@@ -166,7 +166,7 @@ _BILL = Row(
         Panel(
             title="Where these GPU-hours went",
             kind=Bars(colours={_LAYERS[layer]: colour for layer, colour in words.LAYERS.items()}),
-            shows="The chosen owners' GPU-hours by layer: what each layer lost, what was useful, what nobody saw.",
+            shows="The chosen owners' GPU-hours by layer: what each layer lost, what was useful, what was unobserved.",
             bad="a loss longer than the useful bar",
             do="GAU: reclaim; ECTR: see the leaks below; eMFU: bigger batches, fused kernels",
             queries=tuple(
@@ -279,7 +279,7 @@ _USERS = Panel(
         ),
         sort="A",
     ),
-    shows="The same by who started the jobs. Time is that of jobs while they are told of: what is past of one that has"
+    shows="The same by who started the jobs. Time is that of jobs while they are exported: what is past of one that has"
     " ended is in the books of its owner only.",
     bad="one user with most of what an owner lost",
     do="talk to that user first; click on the team for its jobs",
@@ -417,7 +417,7 @@ _LEAKS = Row(
 # -- nobody --
 
 _NOBODY = {"idle_allocation": "nobody had them", "unavailable": "out of service", "unobserved": "free, and not seen"}
-_SILENT, _THEIRS, _OTHERS = "on nodes that are not heard", "billed to the chosen owners", "billed to other owners"
+_SILENT, _THEIRS, _OTHERS = "on nodes that do not report", "billed to the chosen owners", "billed to other owners"
 
 
 def _rest(whole: str, some: str, match: str = "") -> str:
@@ -459,7 +459,7 @@ _NOT_BILLED = Row(
             shows="Every GPU-hour of the chosen clusters over the time shown, by who is billed for it: the lines add up"
             " to all GPUs that are owned. GPUs that are down are paid for.",
             bad="much that nobody had while jobs wait; much that is out of service",
-            do="free: the Fleet board's queue beside free GPUs; out of service: repair or return; not heard: the board"
+            do="free: the Fleet board's queue beside free GPUs; out of service: repair or return; not reporting: the board"
             " Exporter and data quality",
             queries=(
                 Query(_ALL_PARTS),

@@ -207,7 +207,7 @@ def _servers() -> Panel:
         kind=Table(
             (
                 Column(of="job_id", title="Server", link=TO_JOB),
-                Column(of="engine", title="Engine", width=90, empty="not heard"),
+                Column(of="engine", title="Engine", width=90, empty="no data"),
                 *(
                     Column(of=letter, title=title, unit=unit, decimals=decimals, width=115 if letter == "A" else 90)
                     for letter, (title, unit, decimals, _) in zip("ABCDEFGHIJKL", _COLUMNS, strict=True)

@@ -23,7 +23,7 @@ from dashboards.series import (
 from exporter.core.metrics import UNOBSERVED_REASONS
 
 _CHOSEN_GPUS = 'gpu=~"$gpu"'
-_NOT_HEARD = "not heard"
+_NOT_HEARD = "not reporting"
 _NOT_SEEN = "nothing seen"
 _UNHEALTHY = "the board does not say"
 _STATES = tuple(words.STATES)
@@ -278,7 +278,7 @@ _NOW = Row(
         Panel(
             title="States over time",
             kind=Timeline(words=_STATES, colours=words.STATES),
-            shows="The state of each GPU. Grey: nobody could see it; no stripe: the exporter was not heard.",
+            shows="The state of each GPU. Grey: unobserved; no stripe: the exporter did not report.",
             bad="long stripes of anything but active",
             do="compare the moment a stripe begins with the errors and clocks below",
             queries=(

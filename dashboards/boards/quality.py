@@ -289,7 +289,7 @@ _LOOK = Row(
             empty="no node is heard",
         ),
         Panel(
-            title="Nodes not heard now",
+            title="Nodes not reporting now",
             kind=Table(
                 (
                     Column(of="node", title="Node", link=TO_NODE),
@@ -302,7 +302,7 @@ _LOOK = Row(
             ),
             shows="Nodes whose exporter says nothing, that were heard within a day or that the scheduler has GPUs on;"
             " what they cost all the same, as they were last heard.",
-            bad="nodes that are up and not heard",
+            bad="nodes that are up and do not report",
             do="never heard: deploy the exporter there; else: is the node up, then systemctl status gpu-efficiency",
             queries=(
                 Query(_silent("node:gpu_efficiency_owned:gpus")),
@@ -345,7 +345,7 @@ _GROUPS = {
     "start, clock, others": ("starting|clock_step|other", words.UNKNOWN),
 }
 """Reasons for not seeing by who mends them; all of `unobserved_seconds_total` are here."""
-_SILENT = "node not heard"
+_SILENT = "node not reporting"
 
 
 def _listed(label: str, title: str, value: str, *, bar: str, decimals: int = 0) -> Table:
@@ -368,11 +368,11 @@ _NOT_SEEN = Row(
                 stacked=True,
                 colours={said: colour for said, (_, colour) in _GROUPS.items()} | {_SILENT: words.QUIET},
             ),
-            shows="GPUs whose time nobody saw, over time, by what kept the exporter from seeing it, and those of nodes"
-            " that are not heard.",
+            shows="GPUs with unobserved time, over time, by the reason, and those of nodes"
+            " that do not report.",
             bad="any that stays but a pause that somebody asked for",
             do="gone: the Node board; refused: driver permissions and other profilers; silent source: nv-hostengine;"
-            " owner unknown: the scheduler; not heard: the table above",
+            " owner unknown: the scheduler; not reporting: the table above",
             queries=(
                 *(
                     Query(_or_zero(total(_UNSEEN, f'reason=~"{reasons}"', time="")), legend=said)
@@ -388,7 +388,7 @@ _NOT_SEEN = Row(
         Panel(
             title="GPU-hours not seen, by reason",
             kind=_listed("reason", "Reason", "GPU-hours", bar=words.UNKNOWN, decimals=2),
-            shows="GPU-hours of nodes that are heard that nobody saw in the time shown, by the daemons' word for it.",
+            shows="Unobserved GPU-hours of reporting nodes in the time shown, by reason.",
             bad="one long bar",
             do="its meaning and remedy are in the runbook ExporterBlind",
             queries=(Query(_or_said(hours(_UNSEEN, by="reason"), "reason", "all was seen")),),

@@ -558,9 +558,9 @@ def _evidence_shares(waterfall: tuple[WaterfallPart, ...]) -> dict[str, float]:
 def _unseen_notes(run: RunData, training: TrainingSummary | None) -> Iterator[str]:
     books = run.books
     for node, time in sorted(books.unseen.items()):
-        reason = "not scraped" if run.source == "Prometheus" else "has not told the rest"
+        reason = "not scraped" if run.source == "Prometheus" else "has not reported the rest"
         yield (
-            f"node {node}: {time / NANOSECONDS_PER_HOUR:,.2f} GPU-hours are in nobody's books:"
+            f"node {node}: {time / NANOSECONDS_PER_HOUR:,.2f} GPU-hours are unobserved:"
             f" its daemon was down or {reason}"
         )
     yield from run.unseen

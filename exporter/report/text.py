@@ -123,7 +123,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
         yield from _quality_tables(report.truth, report.cost_unit)
     if report.served is not None:
         rows = _rows_with_values(_serving_rows(report.served, report.cost_unit))
-        yield ReportTable(title="Told by its engines", rows=rows)
+        yield ReportTable(title="Reported by its engines", rows=rows)
         yield from _latency_tables(report.served)
     yield from _node_and_rank_tables(report)
     yield ReportTable(title="How it is known", prose=tuple(_evidence_lines(report)))

@@ -228,7 +228,8 @@ SLURM = (
 
 def rows() -> list[list[str]]:
     """The document's table: situation, check, verdict, says, do."""
-    lines = DOCUMENT.read_text(encoding="utf-8").split("## Messages in typical situations")[1].split("\n## ")[0].splitlines()
+    _, _, table = DOCUMENT.read_text(encoding="utf-8").partition("## Messages in typical situations")
+    lines = table.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
     return [[*row, ""][:5] for row in cells[1:]]
 

@@ -249,7 +249,7 @@ def test_ranks_and_activity(ask: Ask) -> None:
 
 def test_what_could_not_be_seen_is_said(ask: Ask) -> None:
     said = "\n".join(ask("41")["unseen"])
-    assert "node n2: 0.20 GPU-hours are in nobody's books" in said
+    assert "node n2: 0.20 GPU-hours are unobserved" in said
     assert "began anew in the run: n2" in said
     assert "speaks of 24 GPUs, 16 were seen" in said
     assert "reports speak of 75.1 % of its GPU time" in said

@@ -103,7 +103,7 @@ def full() -> JobReport:
             RankSummary(rank=rank, node=node, busy_seconds=busy, of_median=busy / 1.15)
             for rank, node, busy in (("9", "n2", 2.2), ("8", "n2", 1.2), ("1", "n1", 1.1), ("0", "n1", 1.0))
         ),
-        unseen=("node n2: 0.20 GPU-hours are in nobody's books: its daemon was down or not scraped",
+        unseen=("node n2: 0.20 GPU-hours are unobserved: its daemon was down or not scraped",
                 "daemons that began anew in the run: n2; what they had counted before is added"),
     )  # fmt: skip
 

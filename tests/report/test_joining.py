@@ -242,7 +242,7 @@ def test_between_two_lives_nobody_counted() -> None:
     assert booked(found)["unobserved"] == HOUR
     assert (found.gpu_hours, found.seen_gpu_hours, found.coverage) == (4, 3, 0.75)
     assert (found.nodes[0].unseen_gpu_hours, found.money) == (1, 8)
-    assert "node n1: 1.00 GPU-hours are in nobody's books" in found.unseen[0]
+    assert "node n1: 1.00 GPU-hours are unobserved" in found.unseen[0]
 
 
 def test_a_life_that_counted_from_where_the_other_ended_leaves_nothing_out() -> None:

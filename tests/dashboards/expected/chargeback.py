@@ -140,7 +140,7 @@ ROWS = (
         worth=lambda played: PRICE * sum(layers(played, 5, ("45001",))[layer] for layer in LOSSES) * 12,
     ),
     Expected(
-        panel="All that was paid for", scenario="fleet", where={"what": "on nodes that are not heard"}, within=0.04,
+        panel="All that was paid for", scenario="fleet", where={"what": "on nodes that do not report"}, within=0.04,
         worth=lambda _: ON_A_NODE,
     ),
     Expected(

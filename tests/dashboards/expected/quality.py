@@ -56,7 +56,7 @@ ROWS = (
     Expected(panel="GPUs not seen", scenario="blind", letter="D", worth=lambda played: unseen(played, 5) * 12),
     Expected(panel="GPUs not seen", scenario="blind", letter="G", worth=always(ON_A_NODE), within=0),
     Expected(
-        panel="Nodes not heard now", scenario="fleet", where={"node": DOWN}, worth=always(ON_A_NODE), within=0,
+        panel="Nodes not reporting now", scenario="fleet", where={"node": DOWN}, worth=always(ON_A_NODE), within=0,
     ),
     Expected(
         panel="Nodes seen least, now", scenario="blind", letter="B", where={"node": "gpu-node-02"},
