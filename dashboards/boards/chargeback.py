@@ -459,8 +459,8 @@ _NOT_BILLED = Row(
             shows="Every GPU-hour of the chosen clusters over the time shown, by who is billed for it: the lines add up"
             " to all GPUs that are owned. GPUs that are down are paid for.",
             bad="much that nobody had while jobs wait; much that is out of service",
-            do="free: the Fleet board's queue beside free GPUs; out of service: repair or return; not reporting: the board"
-            " Exporter and data quality",
+            do="free: the Fleet board's queue beside free GPUs; out of service: repair or return; not reporting: the"
+            " board Exporter and data quality",
             queries=(
                 Query(_ALL_PARTS),
                 Query(f"({_ALL_PARTS}) / on () group_left () ({_ALL_TIME} > 0)"),

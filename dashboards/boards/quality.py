@@ -368,8 +368,7 @@ _NOT_SEEN = Row(
                 stacked=True,
                 colours={said: colour for said, (_, colour) in _GROUPS.items()} | {_SILENT: words.QUIET},
             ),
-            shows="GPUs with unobserved time, over time, by the reason, and those of nodes"
-            " that do not report.",
+            shows="GPUs with unobserved time, over time, by the reason, and those of nodes that do not report.",
             bad="any that stays but a pause that somebody asked for",
             do="gone: the Node board; refused: driver permissions and other profilers; silent source: nv-hostengine;"
             " owner unknown: the scheduler; not reporting: the table above",

@@ -560,8 +560,7 @@ def _unseen_notes(run: RunData, training: TrainingSummary | None) -> Iterator[st
     for node, time in sorted(books.unseen.items()):
         reason = "not scraped" if run.source == "Prometheus" else "has not reported the rest"
         yield (
-            f"node {node}: {time / NANOSECONDS_PER_HOUR:,.2f} GPU-hours are unobserved:"
-            f" its daemon was down or {reason}"
+            f"node {node}: {time / NANOSECONDS_PER_HOUR:,.2f} GPU-hours are unobserved: its daemon was down or {reason}"
         )
     yield from run.unseen
     if not books.currency:

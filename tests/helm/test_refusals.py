@@ -192,7 +192,7 @@ def test_no_map_takes_any_key_but_those_that_others_define() -> None:
         ({"source": "dcgm", "dcgm": {"address": "embedded"}}, ["has no SYS_ADMIN"], []),
         ({"source": "dcgm", "dcgm": {"address": "embedded", "sysAdmin": True}}, [], ["no SYS_ADMIN"]),
         ({"scheduler": "processes", "pausePath": ""}, ["does not see the node"], ["privileged", "cluster.enabled"]),
-        ({"scheduler": "processes", "kubernetes": {"hostProcesses": True}}, ["privileged"], ["as root", "does not see the node"]),
+        ({"scheduler": "processes", "kubernetes": {"hostProcesses": True}}, ["privileged"], ["as root", "not see the"]),
         ({"workloads": {"engines": True}}, ["do nothing without kubernetes.hostProcesses"], []),
         ({"web": {"config": USERS}}, [], ["port-forwards only"]),
         ({"web": {"config": MUTUAL}}, ["asks for a client certificate", "https://localhost:19400/"], []),
