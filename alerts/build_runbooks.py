@@ -207,8 +207,8 @@ def _meaning(text: str) -> str:
 
 _HEAD = """# Runbooks
 
-Written by `make docs` from the rules in `alerts/` and the runbooks themselves: what is between the marks in a runbook,
-and this page. All the rest of a runbook is written by people, and kept.
+`make docs` writes this page, and in each runbook the block between the marks, from the rules in `alerts/`. The rest of
+a runbook is written by people.
 
 Words in capitals are for you to fill in: NODE is a node's host name (in a query the alert's label of that name), JOB
 the alert's `job_id`, GPU an index on the node, PID a process, POD and NS a pod and its namespace. A query can be asked
@@ -216,8 +216,8 @@ from a shell: `promtool query instant http://PROMETHEUS:9090 'QUERY'`. The daemo
 `gpu-efficiency cluster` on 19401. Its unit is called `gpu-efficiency` here; yours may have another name.
 
 - Money is in the currency of `[[prices]]`; without a price table it is in GPU-hours. (E) marks an estimate.
-- The configuration is read at start: after a change restart the daemons, a few at a time. What hung or was a zombie
-  must be proved anew then.
+- Prices, thresholds, rules for jobs and exemptions are reloaded within seconds of a change of the configuration file,
+  or on SIGHUP; other settings need a restart of the daemon ([reload](../operations.md#reload)).
 - `[[exemptions]]` cover GPUZombie, GPUAllocatedWithoutProcess, GPUOversized and the budget of IdleAllocationCost, until
   their date. Nothing else: for the rest there are thresholds, and silences with an end (`amtool silence add`).
 - What looks wrong: `gpu-efficiency record FILE --duration 600` on the node while it lasts, and report it with that
