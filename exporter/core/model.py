@@ -123,10 +123,18 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     fp64_active: float | None = None
     fp32_active: float | None = None
     fp16_active: float | None = None
+    int_active: float | None = None
+    """Integer pipe (DCGM field 1016, GPM metric 4)."""
     pcie_tx_bytes_per_second: float | None = None
     pcie_rx_bytes_per_second: float | None = None
     nvlink_tx_bytes_per_second: float | None = None
     nvlink_rx_bytes_per_second: float | None = None
+    c2c_tx_bytes_per_second: float | None = None
+    c2c_rx_bytes_per_second: float | None = None
+    """Of the chip-to-chip link to the CPU, on boards that have one."""
+    encoder_utilization: float | None = None
+    decoder_utilization: float | None = None
+    """The driver's utilization of NVENC and NVDEC, which are no part of the graphics engine's activity."""
     gpu_utilization: float | None = None
     """The driver's utilization, as `nvidia-smi` shows it: the share of time with a kernel running."""
     power_watts: float | None = None
@@ -354,6 +362,83 @@ class ServingReport(Struct, frozen=True, omit_defaults=True):
     latencies: tuple[Latency, ...] = ()
 
 
+class CollectiveUse(Struct, frozen=True):
+    """Collectives or point-to-point transfers of one kind that one process executed in an interval."""
+
+    name: str
+    """NCCL's name of the function: AllReduce, AllGather, ReduceScatter, Broadcast, AllToAll, Send, Recv, ..."""
+    calls: int
+    nanoseconds: int
+    """Sum of their execution times, which may overlap."""
+    bytes: float
+    """Message bytes."""
+    bus_bytes: float | None = None
+    """Bytes on the slowest link by NCCL's convention (its "bus bandwidth" times the time); None: not reported."""
+
+
+class CollectiveReport(Struct, frozen=True, omit_defaults=True):
+    """Communication of one process over [start, end), as timed by an NCCL profiler plugin (Inspector, CoMMA).
+
+    Without any change to the job; it includes communication that overlaps with computation.
+    """
+
+    job_id: str
+    start: int
+    end: int
+    busy: int
+    """Nanoseconds in which at least one collective executed: the union over communicators."""
+    uuids: tuple[str, ...] = ()
+    """GPUs of this node that the process uses; empty: unknown."""
+    rank: str = ""
+    """Global rank, or the rank in the largest communicator, in digits."""
+    collectives: tuple[CollectiveUse, ...] = ()
+    source: str = ""
+    """inspector or comma."""
+
+
+class HangFinding(Struct, frozen=True, omit_defaults=True):
+    """What the ranks of a job that may hang report about their collectives (NCCL RAS, PyTorch's Flight Recorder)."""
+
+    job_id: str
+    at: int
+    moving: bool
+    """Collectives were completed between two questions: the job does not hang."""
+    stuck: bool = False
+    """No count moved, and a rank is missing or behind the others: the job hangs."""
+    rank: str = ""
+    """The rank that the others wait for, in digits; empty: unknown."""
+    host: str = ""
+    pid: int = 0
+    gpu: str = ""
+    """The driver's index of the rank's GPU on its host; empty: unknown."""
+    collective: str = ""
+    """Name of the collective in which the others wait."""
+    sequence: int | None = None
+    """Its sequence number."""
+    stack: str = ""
+    """Top of the rank's stack, one line; empty: unknown."""
+    source: str = ""
+    """nccl_ras or flight_recorder."""
+
+
+class HostUsage(Struct, frozen=True, omit_defaults=True):
+    """CPU time and pressure of one job's processes on this node over [start, end), from its cgroup (v2).
+
+    Shares are 0-1: the share of time in which some task of the job waited for the resource ("some" of Linux's PSI).
+    """
+
+    job_id: str
+    start: int
+    end: int
+    cpu_seconds: float | None = None
+    """CPU time used, over all cores."""
+    cpu_throttled: float | None = None
+    """Share of time in which the CPU quota stopped the job."""
+    cpu_pressure: float | None = None
+    io_pressure: float | None = None
+    memory_pressure: float | None = None
+
+
 class Observation(Struct, frozen=True, omit_defaults=True):
     """All inputs of one tick. A trace is a header and a list of these; replay needs no clock.
 
@@ -377,6 +462,9 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     """Complete health readings of the boards that were read."""
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
+    collectives: tuple[CollectiveReport, ...] = ()
+    findings: tuple[HangFinding, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
 
 
 class State(StrEnum):
