@@ -1,11 +1,11 @@
-"""Defines the protocol by which training reports, training logs and serving engines pass their data to the agent."""
+"""Defines the protocol by which all that is known of workloads beside the GPU counters reaches the agent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from exporter.core.model import Fault, ServingReport, TrainingReport
+from exporter.core.model import CollectiveReport, Fault, HangFinding, HostUsage, ServingReport, TrainingReport
 
 
 class WorkloadProcess(Struct, frozen=True):
@@ -31,6 +31,9 @@ class WorkloadUpdate(Struct, frozen=True):
 
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
+    collectives: tuple[CollectiveReport, ...] = ()
+    findings: tuple[HangFinding, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
     faults: tuple[Fault, ...] = ()
     """Faults that are active now."""
     counts: tuple[tuple[str, int], ...] = ()

@@ -23,9 +23,12 @@ from exporter.core.model import (
     NEVER,
     SECOND,
     Allocation,
+    CollectiveReport,
     Device,
     Fault,
+    HangFinding,
     Health,
+    HostUsage,
     Observation,
     Process,
     Reading,
@@ -146,6 +149,9 @@ class Collected(Struct):
     """Faults of the source, the inventory, the scheduler and the listeners."""
     reports: tuple[TrainingReport, ...] = ()
     serving: tuple[ServingReport, ...] = ()
+    collectives: tuple[CollectiveReport, ...] = ()
+    findings: tuple[HangFinding, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
     messages: tuple[tuple[str, int], ...] = ()
     """Messages from workloads since the start, counted by outcome."""
     source: str = ""
@@ -304,6 +310,9 @@ class Collector:
                 messages = WorkloadUpdate(faults=(Fault("listening_failed", f"listening failed: {err}"),))
             collected.reports += messages.reports
             collected.serving += messages.serving
+            collected.collectives += messages.collectives
+            collected.findings += messages.findings
+            collected.hosts += messages.hosts
             collected.faults += messages.faults
             counts.update(dict(messages.counts))
         collected.messages = tuple(sorted(counts.items()))
@@ -466,6 +475,9 @@ class Sampler:
             health=batch.health,
             reports=collected.reports,
             serving=collected.serving,
+            collectives=collected.collectives,
+            findings=collected.findings,
+            hosts=collected.hosts,
         )
 
     def _changed_devices(self, devices: tuple[Device, ...]) -> tuple[Device, ...] | None:
