@@ -108,6 +108,7 @@ def _spec(row: Mapping[str, str]) -> Spec:
         nvlink_domain=_RACK if row["model"].startswith(_IN_RACKS) else 0,
         pcie_bytes_per_second=_PCIE_BYTES_PER_SECOND.get(row["pcie_gen"]),
         idle_context_watts=_number(row["idle_w_p0_awake_or_context"], scale=1.0),
+        power_limit_watts=_number(row["tdp_w"], scale=1.0),
         dram_ceiling=_HBM3_CEILING if hbm3 else _OTHER_CEILING,
         slices=4 if row["model"] == "A30" else _MIG_SLICES.get(row["compute_capability"], 0),
         memory_gb=_number(row["memory_gb"], scale=1.0),

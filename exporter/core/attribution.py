@@ -37,13 +37,13 @@ def _holders(start: int, end: int, allocations: tuple[Allocation, ...]) -> tuple
 def sm_use_by_holder(processes: tuple[Process, ...] | None, holders: tuple[Allocation, ...]) -> list[int] | None:
     """SM time of each holder's processes, parts per million; None if it cannot be attributed.
 
-    That is so if any process on the GPU has no SM figure, or is active and belongs to none of the holders. A single
-    process on the GPU gets all of the time and needs no figure.
+    That is so if any process on the GPU has no SM figure, or is active and belongs to none of the holders. If all
+    processes on the GPU are one holder's, it gets all of the time and needs no figure.
     """
     use = {allocation.owner.job_id: 0 for allocation in holders}
-    if processes is not None and len(processes) == 1:
-        only_job = processes[0].job_id
-        return [PPM if job == only_job else 0 for job in use] if only_job in use else None
+    jobs = {process.job_id for process in processes or ()}
+    if len(jobs) == 1:
+        return [PPM if job in jobs else 0 for job in use] if jobs & use.keys() else None
     for process in processes or ():
         active = process.sm_active
         if active is None or not 0 <= active <= 1:

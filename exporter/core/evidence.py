@@ -26,6 +26,9 @@ _RATIOS = (
     "fp64_active",
     "fp32_active",
     "fp16_active",
+    "int_active",
+    "encoder_utilization",
+    "decoder_utilization",
     "gpu_utilization",
 )
 _AMOUNTS = (
@@ -33,6 +36,8 @@ _AMOUNTS = (
     "pcie_rx_bytes_per_second",
     "nvlink_tx_bytes_per_second",
     "nvlink_rx_bytes_per_second",
+    "c2c_tx_bytes_per_second",
+    "c2c_rx_bytes_per_second",
     "power_watts",
     "enforced_power_limit_watts",
     "energy_joules",
@@ -61,6 +66,9 @@ class Evidence:
     tensor: float | None = None
     dram: float | None = None
     clock: float = 1.0
+    """SM clock over the reference clock while kernels run; above 1 on a board that boosts beyond its data sheet."""
+    clock_known: bool = False
+    """The clock was read while the GPU worked, so that it also holds for readings without such a clock."""
     utilization: float | None = None
     """The driver's utilization."""
     nvlink: float | None = None
@@ -74,7 +82,10 @@ class Evidence:
     """Tensor time at the reference clock: share of the dense peak delivered (OFU)."""
     unresolved: int = 0
     work: int = 0
-    """Effective work: engine time with tensor, FP or DRAM activity, parts per million."""
+    """Effective work, ppm: engine time with tensor, FP, integer or DRAM activity or the power of a kernel that
+    computes; or the video engines' utilization, or the busiest link's, if that is more."""
+    video: int = 0
+    """Part of `wait` in which NVENC or NVDEC worked, ppm: the job did not wait."""
     spin: int = NO_SPIN
     suspect_only: bool = False
     """A signal that could rule out a spin is missing: a hang may be suspected, never confirmed."""
@@ -86,10 +97,20 @@ class Evidence:
     """DRAM bytes per second, from activity and the board's peak."""
 
 
-def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed: bool = False) -> Evidence:
+def evaluate(
+    reading: Reading,
+    device: Device,
+    policy: Policy,
+    *,
+    power_smoothed: bool = False,
+    held_clock: float | None = None,
+    tensor_job: bool = False,
+) -> Evidence:
     """Validate one reading. Never raises on any float; `distrust` gives the reason a reading is unusable, as one word.
 
-    `power_smoothed`: the board draws power while idle, so power draw is no evidence against a spin.
+    `power_smoothed`: the board draws power while idle, so power draw is no evidence against a spin. `tensor_job`: the
+    job is known to use the tensor cores, so that power without any tensor, DRAM, FP or integer activity is none either.
+    `held_clock`: the last known clock over the reference clock, for a reading whose clock was read at rest.
     """
     ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
@@ -108,9 +129,10 @@ def evaluate(reading: Reading, device: Device, policy: Policy, *, power_smoothed
     if ev.distrust:
         return ev
     _links(ev, valid)
-    _pools(ev, valid)
+    _pools(ev, valid, policy, held_clock)
     _energy_and_rates(ev, valid)
-    _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not power_smoothed)
+    _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not (power_smoothed or tensor_job))
+    _work_beside_kernels(ev, valid)
     return ev
 
 
@@ -190,8 +212,12 @@ def busier(one: float | None, other: float | None) -> float | None:
     return one if one >= other else other
 
 
-def _pools(ev: Evidence, valid: Reading) -> None:
-    """Split it into wait, slack, clock and tensor; without tensor activity or peak, into wait and unresolved."""
+def _pools(ev: Evidence, valid: Reading, policy: Policy, held_clock: float | None) -> None:
+    """Split it into wait, slack, clock and tensor; without tensor activity or peak, into wait and unresolved.
+
+    Above the reference clock the tensor cores deliver more than their time at the data sheet's peak: the excess is
+    taken from slack, so that useful time is the share of the dense peak.
+    """
     engine = round(ev.engine * PPM)
     ev.wait = PPM - engine
     spec = ev.device.spec
@@ -199,12 +225,39 @@ def _pools(ev: Evidence, valid: Reading) -> None:
         ev.unresolved = engine
         return
     tensor = min(engine, round(ev.tensor * PPM))
-    ev.slack = engine - tensor
     reference, actual = spec.tensor_reference_clock_hz, valid.sm_clock_hz
-    if reference and actual is not None and actual < reference:
-        ev.clock = actual / reference
-    ev.ofu = int(tensor * ev.clock)
-    ev.clock_loss = tensor - ev.ofu
+    if reference and actual is not None:
+        ev.clock_known = not _at_rest(ev, valid, policy)
+        ev.clock = actual / reference if ev.clock_known else held_clock or 1.0
+    ev.ofu = min(engine, int(tensor * ev.clock))
+    ev.clock_loss = max(0, tensor - ev.ofu)
+    ev.slack = engine - max(tensor, ev.ofu)
+
+
+def _at_rest(ev: Evidence, valid: Reading, policy: Policy) -> bool:
+    """Whether the GPU rested when its clock was read, at the reading's end: an idle H100 reads 345 MHz."""
+    spec, power = ev.device.spec, valid.power_watts
+    used = ev.engine if ev.utilization is None else ev.utilization
+    idle = spec.idle_context_watts if spec is not None else None
+    draws_little = power is not None and idle is not None and power <= policy.resting_power_factor * idle
+    return used < policy.resting_utilization or draws_little
+
+
+def _work_beside_kernels(ev: Evidence, valid: Reading) -> None:
+    """Add work that no kernel does: video engines, and copies over PCIe or NVLink."""
+    video = round((busier(valid.encoder_utilization, valid.decoder_utilization) or 0.0) * PPM)
+    ev.video = max(0, video - (PPM - ev.wait))
+    ev.work = max(ev.work, video, round(_busiest_link(ev) * PPM))
+
+
+def _busiest_link(ev: Evidence) -> float:
+    """Rate over capacity of the busiest link, 0-1; 0 if unknown."""
+    spec = ev.device.spec
+    if spec is None:
+        return 0.0
+    nvlink = (ev.nvlink or 0.0) / spec.nvlink_bytes_per_second if spec.nvlink_bytes_per_second else 0.0
+    pcie = busier(ev.pcie_tx, ev.pcie_rx) or 0.0
+    return min(1.0, max(nvlink, pcie / spec.pcie_bytes_per_second if spec.pcie_bytes_per_second else 0.0))
 
 
 def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
@@ -230,7 +283,10 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
         ev.work = PPM - ev.wait
         return
     fp = _fp_activity(ev.reading)
-    if fp is not None and fp >= policy.working_fp:
+    computes = (fp is not None and fp >= policy.working_fp) or (ev.reading.int_active or 0.0) >= policy.working_int
+    # Integer work shows in no older counter but power, which is its value at the reading's end.
+    draws = power_usable and ev.kernel_runs and _power_is_conclusive(ev) and not _power_near_idle(ev, fp, policy)
+    if computes or draws:
         ev.work = PPM - ev.wait
     elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
         _check_spin(ev, fp, policy, power_usable=power_usable)
@@ -308,6 +364,7 @@ def activity_over_limits(ev: Evidence, policy: Policy) -> int:
         (ev.tensor or 0.0) / policy.working_tensor,
         (ev.dram or 0.0) / policy.working_dram,
         (_fp_activity(ev.reading) or 0.0) / policy.working_fp,
+        (ev.reading.int_active or 0.0) / policy.working_int,
         (ev.nvlink or 0.0) / policy.spin_nvlink_bytes_per_second,
     )
     return int(max(shares))
@@ -315,8 +372,7 @@ def activity_over_limits(ev: Evidence, policy: Policy) -> int:
 
 def _power_near_idle(ev: Evidence, fp: float | None, policy: Policy) -> bool:
     """Whether power is near that of an idle context, which a spin kernel barely exceeds; True if it is unknown."""
-    spec = ev.device.spec
-    limit, power = ev.reading.enforced_power_limit_watts, ev.reading.power_watts
+    spec, limit, power = ev.device.spec, _power_limit(ev), ev.reading.power_watts
     if spec is None or spec.idle_context_watts is None or not limit or power is None:
         return True
     share = policy.spin_power_share if fp is None else policy.spin_power_share_with_fp
@@ -326,8 +382,14 @@ def _power_near_idle(ev: Evidence, fp: float | None, policy: Policy) -> bool:
 def _power_is_conclusive(ev: Evidence) -> bool:
     """Whether the power reading would reveal register-bound work."""
     spec = ev.device.spec
-    powered = ev.reading.power_watts is not None and ev.reading.enforced_power_limit_watts is not None
+    powered = ev.reading.power_watts is not None and _power_limit(ev) is not None
     return powered and spec is not None and spec.idle_context_watts is not None
+
+
+def _power_limit(ev: Evidence) -> float | None:
+    """The enforced limit in watts, else the data sheet's."""
+    enforced, spec = ev.reading.enforced_power_limit_watts, ev.device.spec
+    return enforced if enforced is not None or spec is None else spec.power_limit_watts
 
 
 def _pcie_spin(ev: Evidence, pcie: float | None, policy: Policy) -> int:

@@ -13,7 +13,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from exporter.core.attribution import divide_proportionally
-from exporter.core.evidence import SPIN, Evidence, busier
+from exporter.core.communication import UNKNOWN_LEVELS, SmLevels, estimate_communication, own_dram
+from exporter.core.evidence import SPIN, Evidence
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
@@ -51,8 +52,12 @@ class Span(Struct, gc=False):
     """What each pool holds, parts per million of the interval; detectors drain them."""
     whole: int
     """This owner's share of the interval, parts per million."""
+    share: int = PPM
+    """This owner's part of the GPU's activity, parts per million."""
     gpus: int = 1
     restarts: int = 0
+    serves: bool = False
+    """The owner is a server: without a kernel it waits for requests."""
     signs: frozenset[str] = NO_SIGNS
     ms: int = 0
     """Duration in milliseconds; required with `credit`."""
@@ -62,6 +67,10 @@ class Span(Struct, gc=False):
     """Tensor work of training steps, repeated ones included, by reported FLOPs, ppm; None: not reported."""
     surplus: int = 0
     """The part of the GPU its owner has never needed, parts per million of the interval."""
+    levels: SmLevels = UNKNOWN_LEVELS
+    """SM activity of the owner's computing and communicating kernels."""
+    communication: int = 0
+    """What was booked as exposed communication, ppm."""
 
     def reported(self, balance: int, estimate: int = 0) -> int:
         """What the balance still covers, ppm; `estimate` if it was never reported."""
@@ -73,6 +82,14 @@ class Span(Struct, gc=False):
         """Loss shares from the serving engine's last report; all 0 without one."""
         return _NO_SHARES if self.credit is None else self.credit.shares
 
+    def waiting(self, left: int) -> int:
+        """The part of `left` in the pools WAIT and SLACK in which nothing progresses: no kernel, or one that polls."""
+        return left if self.spinning else max(0, left - self.pools[SLACK])
+
+    def owned(self, share: float) -> int:
+        """This owner's ppm of an activity that took `share` of the GPU's time, 0-1."""
+        return int(max(0.0, share) * self.share)
+
     @property
     def spinning(self) -> bool:
         """The kernel only polls for a peer."""
@@ -80,87 +97,71 @@ class Span(Struct, gc=False):
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """The reported phase; else all waiting during high device-to-host traffic with a nearly idle engine (E)."""
+    """The reported phase; else all waiting while more data goes to the host than comes from it, and no kernel works."""
     ev, policy = span.ev, span.policy
-    saving = (ev.pcie_tx or 0.0) >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
-    return span.reported(CHECKPOINT, left if saving else 0)
-
-
-LINK_BYTES_IN_DRAM = 2
-"""DRAM bytes read or written per byte on the link (E)."""
+    saved = (ev.pcie_tx or 0.0) - (ev.pcie_rx or 0.0)
+    saving = saved >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
+    return min(span.waiting(left), span.reported(CHECKPOINT, left if saving and not span.spinning else 0))
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
-    """Slack of a job with several GPUs: all while spinning, else the reported phase, else from link traffic (E)."""
+    """Slack of a job with several GPUs: all while spinning, else the reported phase, else the estimate (E)."""
     if span.gpus == 1:
         return 0
-    return left if span.spinning else span.reported(COMMUNICATION, _estimate_communication(span, left))
-
-
-def _estimate_communication(span: Span, left: int) -> int:
-    """All slack while it only communicates, else the share of time estimated from link traffic and idle SMs."""
-    ev = span.ev
-    rate, capacity = _link_rate_and_capacity(ev)
-    if rate is None or not capacity:
-        return 0
-    if _only_communicates(span, rate, capacity):
+    if span.spinning:
         return left
-    if ev.sm is None:
-        return 0
-    policy = span.policy
-    share = min(rate / capacity / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms)
-    return int(share * span.whole)
-
-
-def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
-    """Rate and one-way capacity of NVLink, or of PCIe on a board without it; bytes per second."""
-    spec = ev.device.spec
-    if spec is None:
-        return None, None
-    if spec.nvlink_bytes_per_second and "nvlink_tx_bytes_per_second" not in ev.device.lacks:
-        return ev.nvlink, spec.nvlink_bytes_per_second
-    return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
-
-
-def _only_communicates(span: Span, rate: float, capacity: float) -> bool:
-    ev, policy = span.ev, span.policy
-    if ev.tensor is None or ev.dram is None or rate < policy.link_busy * ev.engine * capacity:
-        return False
-    spec = ev.device.spec
-    bandwidth = spec.memory_bandwidth_bytes_per_second if spec is not None else None
-    own_dram = ev.dram - LINK_BYTES_IN_DRAM * rate / bandwidth if bandwidth else ev.dram
-    return ev.tensor < policy.link_tensor * ev.engine and own_dram < policy.link_dram * ev.engine
+    if span.credit is not None and COMMUNICATION in span.credit.known:
+        amount = span.reported(COMMUNICATION)
+    else:
+        amount = span.owned(estimate_communication(span.ev, span.levels, span.policy).value)
+    span.communication = min(amount, left)
+    return amount
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
-    """All waiting while the engine is partly busy with kernels that fill few SMs (E); requires even activity."""
+    """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs, or with a server's (E)."""
     ev, policy = span.ev, span.policy
     part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
-    return left if part_busy and small else 0
+    return left if part_busy and (small or span.serves) else 0
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:
-    """All waiting of a zombie or an engine without requests; also the time of a kernel that polls for requests."""
-    if span.shares.no_demand:
-        return left if span.spinning else span.pools[WAIT]
-    return span.pools[WAIT] if span.state is State.ZOMBIE else 0
+    """All waiting of a zombie or of a server without requests, and the time of a kernel that polls for them.
 
-
-def detect_low_parallelism(span: Span, left: int) -> int:
-    """Slack times the share of idle SMs while the engine runs; 0 without SM activity."""
-    ev = span.ev
-    if ev.sm is None or not ev.engine:
+    A server whose engine does not report is taken to have none while no kernel runs for most of a reading (E).
+    """
+    if span.state is State.ZOMBIE or span.shares.no_demand:
+        return span.waiting(left)
+    if not span.serves or (span.credit is not None and span.credit.shares_until >= span.ev.reading.end):
         return 0
-    return int(left * (1.0 - ev.sm / ev.engine))
+    if span.spinning:
+        return left
+    return span.pools[WAIT] if span.ev.engine < span.policy.host_bound_engine_low else 0
+
+
+def detect_low_parallelism(span: Span, _: int) -> int:
+    """SMs without a warp while a kernel runs that does not communicate; 0 without SM activity."""
+    ev = span.ev
+    if ev.sm is None:
+        return 0
+    return span.owned(ev.engine - ev.sm) - int(span.communication * (1.0 - span.levels.communicating))
 
 
 def detect_memory_bound(span: Span, left: int) -> int:
-    """Slack times DRAM activity over its ceiling while the engine runs; 0 without DRAM activity."""
-    ev, spec = span.ev, span.ev.device.spec
+    """Resident warps of kernels limited by DRAM; 0 without DRAM activity.
+
+    DRAM traffic of links and of the tensor cores limits nothing; what is left is compared with the ceiling.
+    """
+    ev, spec, policy = span.ev, span.ev.device.spec, span.policy
     if ev.dram is None or spec is None or not ev.engine:
         return 0
-    return int(left * min(1.0, ev.dram / (spec.dram_ceiling * ev.engine)))
+    tensor = ev.tensor or 0.0
+    own = max(0.0, own_dram(ev) - policy.tensor_dram * tensor) / (policy.dram_reached * spec.dram_ceiling)
+    if ev.sm is None:
+        return int(left * min(1.0, own / ev.engine))
+    resident = span.owned(ev.sm - tensor) - int(span.communication * span.levels.communicating)
+    return min(resident, span.owned(own * ev.sm / ev.engine))
 
 
 def detect_recomputation(span: Span, left: int) -> int:
@@ -251,8 +252,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains", colour="#AF2C1F"),
     Leak("idle_allocation", "gau",
         "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
-        pools=(WAIT, SLACK), detector=detect_idle_allocation, states=frozenset({State.ZOMBIE}),
-        reporting_states=_WORKING, takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
+        pools=(WAIT, SLACK), evidence="measured or estimated", detector=detect_idle_allocation,
+        takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
         colour="#DE6F0E"),
     Leak("hung", "ectr", "all time a job spins without progress, its idle culprits included",
@@ -260,22 +261,29 @@ LEAKS: tuple[Leak, ...] = (
         watch="MTTD, MTTR, goodput", fix="dump stacks on the culprit rank, then restart from the checkpoint",
         colour="#86319E"),
     Leak("failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
-        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
-        detector=lambda span, left: left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE),
+        pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: min(
+            span.waiting(left), left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE)
+        ),
         balance=RESTORE, team="training",
         watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9"),
     Leak("startup", "ectr", "waiting from the allocation to the first work",
-        pools=(WAIT,), evidence="reported or measured", signs=(BEGINNING, REPORTING),
-        detector=lambda span, left: left if BEGINNING in span.signs else span.reported(STARTUP), balance=STARTUP,
+        pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
+        detector=lambda span, left: min(
+            span.waiting(left), left if BEGINNING in span.signs else span.reported(STARTUP)
+        ),
+        balance=STARTUP,
         watch="time from allocation to first work", fix="cache images, weights and compiled kernels on the node",
         colour="#AD52B4"),
     Leak("checkpoint", "ectr", "waiting while state is copied to the host",
-        pools=(WAIT,), evidence="reported or estimated", detector=detect_checkpoint, balance=CHECKPOINT,
+        pools=(WAIT, SLACK), evidence="reported or estimated", detector=detect_checkpoint, balance=CHECKPOINT,
         team="training",
         watch="checkpoint seconds per hour", fix="save asynchronously and in shards", colour="#F0A1F6"),
     Leak("data_stall", "ectr", "waiting for input",
-        pools=(WAIT,), evidence="reported or estimated", signs=(STARVED, REPORTING),
-        detector=lambda span, left: span.reported(DATA, left if STARVED in span.signs else 0),
+        pools=(WAIT, SLACK), evidence="reported or estimated", signs=(STARVED, REPORTING),
+        detector=lambda span, left: min(
+            span.waiting(left), span.reported(DATA, left if STARVED in span.signs and not span.spinning else 0)
+        ),
         balance=DATA, team="data",
         watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A"),
     Leak("pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",

@@ -13,6 +13,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.communication import LevelTracker
 from exporter.core.evidence import Evidence
 from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
@@ -73,8 +74,11 @@ class PeakDemand(Struct, eq=False):
             return
         self.seen += end - start
         share = used / total
-        if ev.sm > self.sm or ev.dram > self.bandwidth or share > self.memory:
-            self.sm, self.bandwidth = max(self.sm, ev.sm), max(self.bandwidth, ev.dram)
+        # While kernels ran: two seconds of full load in a minute need the whole GPU, whatever the mean of the minute.
+        busy = max(ev.engine, policy.stalled_engine)
+        sm, bandwidth = min(1.0, ev.sm / busy), min(1.0, ev.dram / busy)
+        if sm > self.sm or bandwidth > self.bandwidth or share > self.memory:
+            self.sm, self.bandwidth = max(self.sm, sm), max(self.bandwidth, bandwidth)
             self.memory = max(self.memory, share)
             self.fitting = None
         wait = policy.size_batch_seconds if owner.workload_class == "batch" else policy.size_serving_seconds
@@ -273,6 +277,8 @@ class Gpu:
     last_evidence: Evidence | None = None
     """The latest trusted evidence."""
     holders: tuple[Allocation, ...] = ()
+    held_clock: float | None = None
+    """SM clock over the reference clock, when it was last read while the GPU worked."""
     credits: dict[str, WorkloadCredit] = field(default_factory=dict)
     """Balances from its holders' reports, by job ID."""
 
@@ -321,6 +327,8 @@ class Job:
     """Progress from its training reports; None: no report."""
     service: ServingStats | None = None
     """Totals from its serving engines' reports; None: no report."""
+    level_tracker: LevelTracker = field(default_factory=LevelTracker)
+    """SM activity of its computing and communicating kernels."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

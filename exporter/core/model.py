@@ -50,6 +50,8 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     """One direction."""
     idle_context_watts: float | None = None
     """Board power with a CUDA context and no kernel."""
+    power_limit_watts: float | None = None
+    """Board power limit by the data sheet (TDP), where the driver reports no enforced limit."""
     dram_ceiling: float = 0.9
     """Highest `dram_active` that copy kernels reach in practice."""
     slices: int = 0

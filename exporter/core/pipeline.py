@@ -12,7 +12,8 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
-from exporter.core.evidence import Evidence, evaluate
+from exporter.core.communication import UNKNOWN_LEVELS
+from exporter.core.evidence import NO_SPIN, Evidence, evaluate
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -30,10 +31,22 @@ from exporter.core.model import (
     State,
     TrainingReport,
 )
+from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
-from exporter.core.states import StateInterval, classify, skip_unobserved, split_at_changes, update_activity
+from exporter.core.states import (
+    BEGINNING,
+    TENSOR_JOB,
+    StateInterval,
+    classify,
+    hang_window,
+    hang_windows,
+    skip_unobserved,
+    split_at_changes,
+    update_activity,
+)
 from exporter.core.workload import (
     MODEL,
+    PHASES_WITHOUT_KERNELS,
     REPEATED,
     TrainingProgress,
     TrainingRun,
@@ -52,7 +65,9 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
     gpus = report.gpus or len(job_gpus)
     peak = max((peak_flops_of(gpu.device, report.dtype) for gpu in job_gpus), default=0.0)
     fastest = peak or max((peak_flops_of(gpu.device) for gpu in job_gpus), default=0.0)
-    credible = is_credible_report(report, at, most=fastest * gpus * ledger.policy.most_reported_share or 1e24)
+    most = fastest * gpus * ledger.policy.most_reported_share or 1e24
+    last_end = None if job is None or job.progress is None else job.progress.last_report_end(report)
+    credible = is_credible_report(report, at, most=most, last_end=last_end)
     if job is None or not credible or (job.progress and job.progress.is_duplicate(report)):
         ledger.refused["report"] += 1
         return
@@ -73,13 +88,25 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         credit.own_report_at = at if gpu in own else credit.own_report_at
         since = gpu.book.since
         credit.add_report(report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since)
-        if report.steps:
-            gpu.timers.clear_spin()
+    _apply_progress(ledger, report, job_gpus, gpus_reported, at)
     if report.model_flops is not None and peak:
         job.book.reported += report.model_flops * len(gpus_reported) / counted_gpus
         job.book.reportable += (
             sum(peak_flops_of(gpu.device, report.dtype) for gpu in gpus_reported) * (report.end - report.start) / SECOND
         )
+
+
+def _apply_progress(
+    ledger: Ledger, report: TrainingReport, job_gpus: Sequence[Gpu], gpus_reported: Sequence[Gpu], at: int
+) -> None:
+    """End spins by completed steps; a phase without kernels explains the spins of all the job's GPUs for a while."""
+    if report.steps:
+        for gpu in gpus_reported:
+            gpu.timers.clear_spin(at)
+    excused = report.phase in PHASES_WITHOUT_KERNELS
+    patience = round(ledger.policy.phase_patience_seconds * 1000) * MS
+    for gpu in job_gpus if excused else gpus_reported if report.phase else ():
+        gpu.timers.excused_until = at + patience if excused else at
 
 
 def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
@@ -159,8 +186,10 @@ def advance(ledger: Ledger, observation: Observation) -> None:
         return
     gpu_intervals = _apply_inputs(ledger, observation)
     evaluated = [(gpu, _evaluate_reading(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
+    _set_hang_windows(ledger, evaluated)
     gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev)) for gpu, ev in evaluated]
     hangs = _hangs(gpu_intervals)
+    _measure_levels(ledger, gpu_intervals)
     for gpu, ev, intervals in gpu_intervals:
         _post(ledger, gpu, ev, _with_culprits(gpu, intervals, ev, hangs) if hangs else intervals)
     for gpu in ledger.gpus.values():
@@ -284,7 +313,16 @@ def _gap_reading(gpu: Gpu, end: int, observation: Observation) -> Reading:
 def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
     """Evaluate a reading and update the board's health from it."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
-    ev = evaluate(reading, gpu.device, gpu.criteria.policy, power_smoothed=board.power_smoothed)
+    ev = evaluate(
+        reading,
+        gpu.device,
+        gpu.criteria.policy,
+        power_smoothed=board.power_smoothed,
+        held_clock=gpu.held_clock,
+        tensor_job=gpu.timers.tensor_work >= TENSOR_JOB,
+    )
+    if ev.clock_known:
+        gpu.held_clock = ev.clock
     for reason in ev.rejected:
         gpu.rejected[reason] += 1
     gpu.board_health.add_clock_limits(ev)
@@ -355,6 +393,47 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
         }
     starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
     timers.begin_ownership(holders, gpu.criteria, at=at, worked=not starts_observed)
+
+
+def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
+    """Learn the SM activity of the kernels of jobs on several GPUs."""
+    readings: dict[str, list[Evidence]] = {}
+    for _, ev, intervals in gpu_intervals:
+        holders = intervals[0].holders if intervals else ()
+        if len(holders) == 1 and holders[0].gpus != 1:
+            readings.setdefault(holders[0].owner.job_id, []).append(ev)
+    for job_id, evidence in readings.items():
+        if job_id in ledger.jobs:
+            ledger.jobs[job_id].level_tracker.add(evidence, ledger.policy)
+
+
+def _set_hang_windows(ledger: Ledger, evaluated: Sequence[tuple[Gpu, Evidence]]) -> None:
+    """Set how long the GPUs of a job may spin, by what its GPUs on this node do in these readings."""
+    spins = {gpu.device.uuid for gpu, ev in evaluated if ev.spin != NO_SPIN}
+    spinning = {
+        allocation.owner.job_id
+        for uuid in spins
+        for allocation in ledger.gpus[uuid].timers.holders
+        if not ledger.gpus[uuid].timers.polls
+    }
+    if not spinning:
+        return
+    works = {gpu.device.uuid for gpu, ev in evaluated if ev.kernel_runs and ev.spin == NO_SPIN and not ev.distrust}
+    for job_id in spinning:
+        gpus = [
+            gpu
+            for gpu in ledger.gpus.values()
+            if gpu.listed and any(allocation.owner.job_id == job_id for allocation in gpu.timers.holders)
+        ]
+        uuids = {gpu.device.uuid for gpu in gpus}
+        longest = sorted(gpu.timers.longest_spin for gpu in gpus)[len(gpus) // 2] if gpus else 0
+        begun = any(BEGINNING not in gpu.timers.signs for gpu in gpus)
+        for gpu in gpus:
+            own = max(hang_window(gpu.criteria, allocation.owner) for allocation in gpu.timers.holders)
+            hang, suspect = hang_windows(
+                gpu.criteria, own=own, longest=longest, alone=begun and uuids <= spins, works=bool(uuids & works)
+            )
+            gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
@@ -433,22 +512,50 @@ def _split_among_owners(
     Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
     policy, whole = gpu.criteria.policy, ev.device.weight
-    pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
+    pools = [ev.wait - ev.video, ev.slack + ev.video, ev.clock_loss, ev.ofu, ev.unresolved]
     if whole != PPM:
         pools = divide_proportionally(whole, pools)
     if not interval.holders:
         return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
     if len(interval.holders) == 1:
         allocation = interval.holders[0]
-        span = Span(ev, state, policy, pools, whole, allocation.gpus, allocation.restarts, interval.signs)
+        span = _span(ledger, ev, interval, allocation, pools, state=state, policy=policy, share=whole)
         if allocation.gpus == 1 and whole == PPM:
             span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
         return [(allocation, PPM, whole, _leaks_of_owner(gpu, allocation, span, interval))]
     shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
     for allocation, ran, own in _divide_pools(gpu, ev, interval, pools):
-        span = Span(ev, state, policy, own, sum(own), allocation.gpus, allocation.restarts, interval.signs)
+        span = _span(ledger, ev, interval, allocation, own, state=state, policy=policy, share=ran * whole // PPM)
         shares.append((allocation, ran, span.whole, _leaks_of_owner(gpu, allocation, span, interval)))
     return shares
+
+
+def _span(
+    ledger: Ledger,
+    ev: Evidence,
+    interval: StateInterval,
+    allocation: Allocation,
+    pools: list[int],
+    *,
+    state: State,
+    policy: Policy,
+    share: int,
+) -> Span:
+    """One owner's part of an interval, with `share` ppm of the activity."""
+    job = ledger.jobs.get(allocation.owner.job_id)
+    return Span(
+        ev,
+        state,
+        policy,
+        pools,
+        sum(pools),
+        share,
+        gpus=allocation.gpus,
+        restarts=allocation.restarts,
+        serves=allocation.owner.workload_class == "serving",
+        signs=interval.signs,
+        levels=UNKNOWN_LEVELS if job is None else job.level_tracker.at(interval.start),
+    )
 
 
 def _leaks_of_owner(gpu: Gpu, allocation: Allocation, span: Span, interval: StateInterval) -> LeakShares:

@@ -35,6 +35,12 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: less DRAM activity than this moves no data"""
     working_fp: Ratio = 0.01
     """E: less FP64/32/16 pipe activity than this computes nothing"""
+    working_int: Ratio = 0.05
+    """E: a polling kernel computes addresses; more integer work than this is its purpose"""
+    resting_utilization: Ratio = 0.2
+    """E: a clock read while the GPU is used less than this is the clock of a GPU at rest"""
+    resting_power_factor: Factor = 1.25
+    """E: likewise while it draws no more than this multiple of an idle context's power"""
 
     spin_engine: Ratio = 0.98
     """a spin kernel never yields the engine"""
@@ -50,17 +56,28 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: wider where the FP pipes are seen to be at rest, for power says less then"""
     hang_suspect_seconds: Seconds = 120.0
     """longer than any collective of a healthy job (E)"""
-    hang_seconds: Seconds = 300.0
-    """half of NCCL's default watchdog of 10 min: page before it kills"""
+    hang_seconds: Seconds = 600.0
+    """E: all GPUs of a job wait for each other this long when they hang; waits for a joining node are shorter"""
+    hang_peer_seconds: Seconds = 1800.0
+    """E: the same while one of its GPUs rests, or before its first work: one rank may evaluate, save or build an index
+    on the CPU for so long"""
+    hang_earlier_factor: Factor = 1.2
+    """E: a job that spun before and then worked has to spin this much longer than then to count as hung"""
+    hang_earlier_peer_factor: Factor = 2.0
+    """E: the same while one of its GPUs rests: evaluations and saves differ more in length"""
     hang_stray_share: Share = 0.05
     """one stray reading must not restart a hang: 95 % of the time is enough"""
     wake_seconds: Seconds = 10.0
     """this much work ends a hang or a zombie"""
-    wake_window_seconds: Seconds = 60.0
-    """... within this window, for a zombie"""
 
-    zombie_duty: Share = 0.01
-    """E: a keeper computing 1 s in every 29 min is still a zombie"""
+    zombie_duty: Share = 0.005
+    """E: a keeper computing 1 s in every 29 min is still a zombie; 0.8 s of inference in every 2 min is not"""
+    zombie_worked_seconds: Seconds = 1200.0
+    """E: a batch job that has worked this long has proven its purpose ..."""
+    zombie_worked_factor: Factor = 2.0
+    """E: ... and may wait this many times longer, as for the stage before it"""
+    working_cpu_cores: Rate = 2.0
+    """E: a job that keeps this many CPU cores busy works on the CPU; a program that polls needs one"""
     zombie_batch_seconds: Seconds = 1800.0
     """E: batch work has no reason to rest half an hour"""
     zombie_interactive_seconds: Seconds = 7200.0
@@ -76,13 +93,14 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """three refreshes of a scheduler asked every 30 s; older ownership is unknown"""
 
     checkpoint_pcie_bytes_per_second: Rate = 2e9
-    """E: device-to-host at this rate with an idle engine is state being saved"""
+    """E: device-to-host beyond host-to-device at this rate with an idle engine is state being saved; GPUDirect traffic
+    goes both ways"""
     checkpoint_engine: Ratio = 0.3
     """E: engine activity below which the GPU waits for the copy"""
-    bimodal_spread: Ratio = 0.3
-    """E: standard deviation of 1-s engine activity: the GPU works or waits, nothing between"""
-    input_burst_bytes_per_second: Rate = 1e8
-    """E: a batch arriving from the host; token batches are far smaller"""
+    input_bytes_per_second: Rate = 2e7
+    """E: host-to-device beyond device-to-host, mean of a minute: batches of images arrive; token batches are smaller"""
+    input_engine: Ratio = 0.03
+    """E: a job that works less than this of a minute does not wait for batches"""
     flat_spread: Ratio = 0.15
     """E: engine activity this even over a minute is per-kernel gaps"""
     host_bound_engine_low: Ratio = 0.3
@@ -102,6 +120,23 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: a collective reaches this share of the link's capacity"""
     collective_idle_sms: Share = 0.8
     """E: a collective leaves this share of the SMs idle"""
+    computing_sm: Share = 0.955
+    """E: SM activity per engine activity of kernels that compute, until it was measured for the job"""
+    collective_sm: Share = 0.14
+    """E: the same of kernels that communicate or wait for a peer"""
+    tensor_of_kernel: Share = 0.88
+    """E: tensor activity of the densest kernels: tensor work lasts at least as long as it needs at that rate"""
+    dense_kernel_sm: Ratio = 0.5
+    """E: a job whose kernels fill this share of the SMs most of the time loses idle SMs to communication, not to
+    small kernels"""
+    exposed_share_dense: Ratio = 0.6
+    """E: of the range between the bounds of exposed communication, for such a job"""
+    exposed_share_sparse: Ratio = 0.1
+    """E: the same for a job with small kernels"""
+    tensor_dram: Ratio = 0.35
+    """E: DRAM activity per tensor activity that feeds the tensor cores and limits nothing"""
+    dram_reached: Share = 0.96
+    """E: of the DRAM ceiling, by a kernel that is limited by it"""
 
     no_process_seconds: Seconds = 2700.0
     """E: pulling an image or weights holds a GPU without a process for up to half an hour"""

@@ -30,8 +30,8 @@ class ServingShares(Struct, frozen=True):
     """Tokens were generated without speculative decoding."""
 
 
-def serving_shares(report: ServingReport, policy: Policy) -> ServingShares:
-    """Loss shares of one report."""
+def serving_shares(report: ServingReport, policy: Policy, *, queued: bool = True) -> ServingShares:
+    """Loss shares of one report. `queued`: requests were queued at the report before it, too."""
     waiting, generated = report.waiting or 0.0, report.generated_tokens or 0.0
     full = waiting > 0 and (report.kv_use or 0.0) >= policy.kv_full_share
     computed = computed_tokens(report)
@@ -39,7 +39,7 @@ def serving_shares(report: ServingReport, policy: Policy) -> ServingShares:
     return ServingShares(
         no_demand=report.running == 0 == waiting and not generated and not report.prompt_tokens,
         kv_full=full,
-        empty_slots=0 if full or not waiting else _empty_slots(report.slots, report.running),
+        empty_slots=0 if full or not waiting or not queued else _empty_slots(report.slots, report.running),
         prefill_slowdown=_prefill_slowdown(report),
         rejected_drafts=_ppm(drafted - accepted, computed),
         recomputed=_ppm(report.recomputed_tokens or 0.0, computed),

@@ -75,8 +75,11 @@ class BoardHealth(Struct, eq=False):
 
 
 MINUTE = 60 * SECOND
+TENSOR_JOB = 60_000 * PPM
+"""E: a minute of tensor work at the peak, in milliseconds times parts per million: the job uses the tensor cores, and
+a busy engine without any other activity is no other kind of work, whatever its power."""
 _NEVER = 1 << 62
-_FLAT_RATIO = 1.25
+_FLAT_RATIO = 2.5
 
 
 class Criteria(Struct, frozen=True):
@@ -84,37 +87,41 @@ class Criteria(Struct, frozen=True):
 
     policy: Policy
     hang: int
+    hang_peer: int
     hang_suspect: int
     stray_cost: int
     hang_margin: int
     """Nanoseconds of credit that a hang loses before it ends."""
     duty: int
     windows: dict[str, int]
-    wake_window: int
-    wake_full: int
+    zombie_margin: int
+    """Nanoseconds of credit that a zombie loses before it ends: the mirror of how it began."""
+    worked: int
+    """Effective work after which a batch job may wait longer, nanoseconds times parts per million."""
     unowned: int
     allocations_stale: int
 
 
 def criteria_of(policy: Policy) -> Criteria:
     """Derive the thresholds of `policy`; every duration is rounded to whole milliseconds."""
-    wake, window = _ns(policy.wake_seconds), _ns(policy.wake_window_seconds)
+    wake, duty = _ns(policy.wake_seconds), round(1 / policy.zombie_duty)
     stray = round(PPM * (1 - policy.hang_stray_share) / policy.hang_stray_share)
     hang = _ns(policy.hang_seconds)
     return Criteria(
         policy,
         hang=hang,
+        hang_peer=max(hang, _ns(policy.hang_peer_seconds)),
         hang_suspect=_ns(policy.hang_suspect_seconds),
         stray_cost=stray,
         hang_margin=wake * stray // PPM,
-        duty=round(1 / policy.zombie_duty),
+        duty=duty,
         windows={
             "batch": _ns(policy.zombie_batch_seconds),
             "interactive": _ns(policy.zombie_interactive_seconds),
             "serving": _ns(policy.zombie_serving_seconds),
         },
-        wake_window=max(2, window // wake),
-        wake_full=wake * (max(2, window // wake) - 1),
+        zombie_margin=wake * duty,
+        worked=_ns(policy.zombie_worked_seconds) // MS * PPM,
         unowned=_ns(policy.unowned_seconds),
         allocations_stale=_ns(policy.allocation_stale_seconds),
     )
@@ -132,14 +139,30 @@ def hang_window(criteria: Criteria, owner: Owner) -> int:
     return criteria.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
+def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, works: bool) -> tuple[int, int]:
+    """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
+
+    `own`: the owner's limit; `longest`: how long the job spun before, and then worked; `alone`: no other GPU of the
+    job does anything else. Where one of them works, the others may wait for it: no hang is confirmed. Where one
+    rests, its process may evaluate or save on the CPU.
+    """
+    policy = criteria.policy
+    if alone:
+        hang = max(own, round(longest * policy.hang_earlier_factor))
+        return hang, min(hang, criteria.hang_suspect)
+    hang = max(own, criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
+    return (_NEVER, hang) if works else (hang, hang)
+
+
 def _ns(seconds: float) -> int:
     """Nanoseconds, on whole milliseconds, at least one: a credit with a threshold of 0 would toggle forever."""
     return max(1, round(seconds * 1000)) * MS
 
 
 BEGINNING, STARVED, STEADY = "beginning", "starved", "even"
-"""Indicators that a single reading cannot show: the owner has not worked yet; in the last full minute, engine activity
-was bimodal and input arrived in bursts; in the last full minute, engine activity was even."""
+"""Indicators that a single reading cannot show: the owner has not worked yet; in the last full minute, more data came
+from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
+even."""
 NO_SIGNS: frozenset[str] = frozenset()
 
 
@@ -155,7 +178,6 @@ class GpuTimers:
     holders: tuple[Allocation, ...] = ()
     spin: int = 0
     quiet: int = 0
-    wake: int = 0
     leaked: int = 0
     hung: bool = False
     zombie: bool = False
@@ -170,6 +192,16 @@ class GpuTimers:
     """Range of PCIe bytes per second since then, over readings in which only PCIe traffic may rule out a spin."""
     bare_since: int | None = None
     """Since when the driver has listed no process on the GPU."""
+    longest_spin: int = 0
+    """Longest spin of these holders that ended in work, nanoseconds."""
+    excused_until: int = 0
+    """Until when a phase that a process of the job reports explains its spinning."""
+    cpu_until: int = 0
+    """Until when the job's CPU use is known to show work."""
+    tensor_work: int = 0
+    """Tensor activity of these holders, milliseconds times parts per million."""
+    work_done: int = 0
+    """Effective work of these holders, milliseconds times parts per million."""
     verdict: frozenset[str] = NO_SIGNS
     signs: frozenset[str] = frozenset({BEGINNING})
     polls: bool = False
@@ -182,15 +214,16 @@ class GpuTimers:
     seen: int = 0
     engine_sum: int = 0
     engine_squares: int = 0
-    rx_sum: int = 0
-    rx_peak: int = 0
+    sm_sum: int = 0
+    input_sum: int = 0
     """Sums over the current minute, weighted by milliseconds."""
 
     def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
         """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
         self.holders = holders
         self._set_limits(criteria)
-        self.spin = self.quiet = self.wake = self.leaked = 0
+        self.spin = self.quiet = self.leaked = 0
+        self.longest_spin = self.excused_until = self.cpu_until = self.work_done = self.tensor_work = 0
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
@@ -201,9 +234,10 @@ class GpuTimers:
 
     def update_holders(self, holders: tuple[Allocation, ...], criteria: Criteria) -> None:
         """Update attributes of the same holders, such as the workload class, and re-evaluate states."""
-        self.holders, hang = holders, self.hang
+        self.holders, hang, window = holders, self.hang, self.window
         self._set_limits(criteria)
-        self.zombie = self.zombie and self.quiet >= self.window
+        if self.window != window:
+            self.zombie = self.zombie and self.quiet >= self.window
         if self.hang != hang:
             self.hung = self.hung and self.spin >= self.hang
         if self.polls:
@@ -214,9 +248,20 @@ class GpuTimers:
         self.update_holders(self.holders, criteria)
         self.unowned = self.unowned and self.leaked >= criteria.unowned
 
-    def clear_spin(self) -> None:
-        """Reset the spin: the job has reported progress."""
+    def clear_spin(self, at: int | None = None) -> None:
+        """Reset the spin: the job has reported progress, or (at `at`) worked again."""
+        if at is not None and self.spin_since is not None:
+            self.longest_spin = max(self.longest_spin, at - self.spin_since)
         self.spin, self.spin_since, self.hung = 0, None, False
+
+    def set_hang(self, criteria: Criteria, *, hang: int, suspect: int) -> None:
+        """Set how long the GPU may spin before it counts as hung, given what the job's other GPUs do.
+
+        A hang that is confirmed stays one.
+        """
+        if not self.hung:
+            self.hang, self.suspect = hang, suspect
+            self.hang_leave = max(0, hang - criteria.hang_margin)
 
     def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
@@ -230,7 +275,7 @@ class GpuTimers:
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
-        self.rx_sum = self.rx_peak = 0
+        self.sm_sum = self.input_sum = 0
 
     def unchanged_since(self, interval: "StateInterval") -> bool:
         """Whether flags and indicators are still those of `interval`."""
@@ -241,13 +286,13 @@ class GpuTimers:
         """Add [start, end), which lies within one minute, to the current minute."""
         ms = (end - start) // MS
         engine = PPM - ev.wait
-        rx = int(ev.pcie_rx or 0)
         self.seen += ms
         self.engine_sum += ms * engine
         self.engine_squares += ms * engine * engine
-        self.rx_sum += ms * rx
-        if rx > self.rx_peak:
-            self.rx_peak = rx
+        if ev.sm:
+            self.sm_sum += ms * int(ev.sm * PPM)
+        if ev.pcie_rx:
+            self.input_sum += ms * max(0, int(ev.pcie_rx - (ev.pcie_tx or 0.0)))
 
     def end_minute(self, policy: Policy) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
@@ -258,8 +303,11 @@ class GpuTimers:
     def _minute_signs(self, policy: Policy) -> frozenset[str]:
         mean = self.engine_sum / self.seen
         spread = sqrt(max(0.0, self.engine_squares / self.seen - mean * mean)) / PPM
-        bursts = self.rx_peak >= max(policy.input_burst_bytes_per_second, 2 * self.rx_sum / self.seen)
-        starved = spread > policy.bimodal_spread and bursts
+        starved = (
+            self.input_sum >= policy.input_bytes_per_second * self.seen
+            and mean >= policy.input_engine * PPM
+            and self.sm_sum >= policy.small_kernel_share * self.engine_sum
+        )
         even = spread <= policy.flat_spread
         return frozenset(compress((STARVED, STEADY), (starved, even)))
 
@@ -295,7 +343,7 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
 
 
 def _spin_if_flat(timers: GpuTimers, ev: Evidence) -> int:
-    """SPIN if PCIe traffic has varied by less than a quarter since the spin began (E): the kernel polls host memory."""
+    """SPIN if PCIe traffic has stayed within a factor of 2.5 since the spin began (E): it polls host memory."""
     rate = max(ev.pcie_rx or 0.0, ev.pcie_tx or 0.0)
     timers.pcie_least = min(timers.pcie_least or rate, rate)
     timers.pcie_most = max(timers.pcie_most, rate)
@@ -321,9 +369,10 @@ def split_at_changes(
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
-        rates = _credit_rates(timers, ev, owned=bool(holders), criteria=criteria)
+        rates = _credit_rates(timers, ev, now, owned=bool(holders), criteria=criteria)
         change = now + _time_until_change(timers, ev, rates, criteria) if rates else end
-        stop = min(end, minute_end, change)
+        edges = (edge for edge in (timers.excused_until, timers.cpu_until) if edge > now)
+        stop = min(end, minute_end, change, *edges)
         if intervals and timers.unchanged_since(intervals[-1]):
             intervals[-1].end = stop
         elif stop > now:
@@ -331,8 +380,9 @@ def split_at_changes(
                 StateInterval(now, stop, holders, timers.hung, timers.zombie, timers.unowned, timers.signs)
             )
         if rates:
-            _advance_credits(timers, ev, rates, now, stop)
-            _update_flags(timers, criteria)
+            _advance_credits(timers, ev, rates, criteria, now=now, stop=stop)
+        timers.work_done += (stop - now) // MS * ev.work
+        timers.tensor_work += (stop - now) // MS * ev.ofu
         timers.add_to_minute(ev, now, stop)
         now = stop
         if now == minute_end:
@@ -341,42 +391,55 @@ def split_at_changes(
 
 
 CreditRates = tuple[int, int, int]
-"""Rates of the credits `spin`, `quiet` (or `wake`) and `leaked`, parts per million of elapsed time."""
+"""Rates of the credits `spin`, `quiet` and `leaked`, parts per million of elapsed time."""
 
 
-def _credit_rates(timers: GpuTimers, ev: Evidence, *, owned: bool, criteria: Criteria) -> CreditRates | None:
-    """Rates of the credits during this reading; None if none changes, as while a GPU simply works."""
+def _credit_rates(timers: GpuTimers, ev: Evidence, now: int, *, owned: bool, criteria: Criteria) -> CreditRates | None:
+    """Rates of the credits from `now` on; None if none changes, as while a GPU simply works."""
     if not owned:
         return (0, 0, PPM) if not timers.unowned and computes_unowned(ev) else None
-    quiet = criteria.wake_window * ev.work - PPM if timers.zombie else PPM - criteria.duty * ev.work
+    quiet = -PPM if now < timers.cpu_until else PPM - criteria.duty * ev.work
     spinning = ev.spin != NO_SPIN and not timers.polls
-    if quiet <= 0 and not (spinning or timers.spin or timers.quiet or timers.wake):
+    if quiet <= 0 and not (spinning or timers.spin or timers.quiet):
         return None
-    return _spin_rate(timers, ev, criteria), quiet, 0
+    spin = 0 if spinning and now < timers.excused_until and not timers.hung else _spin_rate(timers, ev, criteria)
+    return spin, quiet, 0
 
 
 def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, criteria: Criteria) -> int:
     """Nanoseconds until a credit changes its state."""
     spin, quiet, leak = rates
-    level, goal = (timers.wake, criteria.wake_full) if timers.zombie else (timers.quiet, timers.window)
-    soonest = min(_time_to(level, goal, quiet), _time_to(timers.leaked, criteria.unowned, leak))
+    if timers.zombie:
+        idle = _time_to(-timers.quiet, -_zombie_end(timers, criteria), -quiet)
+    else:
+        idle = _time_to(timers.quiet, _zombie_start(timers, criteria), quiet)
+    soonest = min(idle, _time_to(timers.leaked, criteria.unowned, leak))
     if timers.hung:
         return min(soonest, _time_to(-timers.spin, -timers.hang_leave, -spin))
     return soonest if ev.suspect_only else min(soonest, _time_to(timers.spin, timers.hang, spin))
 
 
-def _advance_credits(timers: GpuTimers, ev: Evidence, rates: CreditRates, now: int, stop: int) -> None:
+def _advance_credits(
+    timers: GpuTimers, ev: Evidence, rates: CreditRates, criteria: Criteria, *, now: int, stop: int
+) -> None:
     """Advance all credits over [now, stop)."""
     spin, quiet, leak = rates
     _advance_spin(timers, ev, now, stop, spin)
-    _advance_quiet(timers, now, stop, quiet)
+    _advance_quiet(timers, stop, stop - now, quiet, criteria)
     timers.leaked += (stop - now) // MS * leak
-
-
-def _update_flags(timers: GpuTimers, criteria: Criteria) -> None:
-    if timers.zombie and timers.wake >= criteria.wake_full:
-        timers.zombie, timers.wake, timers.quiet = False, 0, 0
     timers.unowned = timers.unowned or timers.leaked >= criteria.unowned
+
+
+def _zombie_start(timers: GpuTimers, criteria: Criteria) -> int:
+    """The credit at which idleness makes a zombie; longer for a batch job that has worked for some time."""
+    if timers.work_done < criteria.worked or timers.window != criteria.windows["batch"]:
+        return timers.window
+    return round(timers.window * criteria.policy.zombie_worked_factor)
+
+
+def _zombie_end(timers: GpuTimers, criteria: Criteria) -> int:
+    """The credit at which work ends a zombie."""
+    return max(0, timers.window - criteria.zombie_margin)
 
 
 def _spin_rate(timers: GpuTimers, ev: Evidence, criteria: Criteria) -> int:
@@ -406,24 +469,27 @@ def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: in
     if rate > 0 and timers.spin_since is None:
         timers.spin_since = now
     timers.spin = min(ceiling, max(0, timers.spin + (stop - now) // MS * rate))
+    worked_at = stop if ev.work else None
     if timers.hung and timers.spin <= timers.hang_leave:
-        timers.hung, timers.spin = False, 0
+        timers.clear_spin(worked_at)
     elif not timers.hung and timers.spin >= timers.hang and not ev.suspect_only:
         timers.hung = True
         timers.hangs += 1
         timers.to_hang += stop - (now if timers.spin_since is None else timers.spin_since)
     if timers.spin == 0:
-        timers.spin_since = None
+        timers.clear_spin(worked_at)
 
 
-def _advance_quiet(timers: GpuTimers, now: int, stop: int, rate: int) -> None:
-    ms = (stop - now) // MS
+def _advance_quiet(timers: GpuTimers, stop: int, duration: int, rate: int, criteria: Criteria) -> None:
+    """Advance the idle credit. It stops at the level of a zombie, so that as much work ends one as would prevent it."""
+    goal = _zombie_start(timers, criteria)
+    top = timers.window if timers.zombie else goal
+    timers.quiet = min(top, max(0, timers.quiet + duration // MS * rate))
     if timers.zombie:
-        timers.wake = max(0, timers.wake + ms * rate)
-        return
-    timers.quiet = max(0, timers.quiet + ms * rate)
-    timers.zombie = timers.window > 0 and timers.quiet >= timers.window
-    if timers.zombie:
+        timers.zombie = timers.quiet > _zombie_end(timers, criteria)
+    elif goal and timers.quiet >= goal:
+        timers.zombie = True
+        timers.quiet = timers.window
         timers.zombies += 1
         timers.to_zombie += stop - timers.worked_at
 

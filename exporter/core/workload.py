@@ -21,6 +21,8 @@ DATA, CHECKPOINT, RESTORE, STARTUP, COMMUNICATION, BUBBLE, MODEL, REPEATED, RECO
 """Balances: waiting for input, saving, restoring, starting, exposed communication, pipeline bubbles; FLOPs of new
 steps and of repeated steps; tensor work explained by recomputation."""
 _PHASE_OF_BALANCE = ("data", "checkpoint", "restore", "startup", "communication", "bubble")
+PHASES_WITHOUT_KERNELS = frozenset({"startup", "restore", "data", "checkpoint", "evaluation", "idle"})
+"""Phases in which other processes of the job may wait for the reporting one in a collective."""
 _PHASES_WITHOUT_STEPS = frozenset({"startup", "evaluation", "idle"})
 """Phases in which tensor work belongs to no training step, so that reports contain no FLOPs for it."""
 FULL_RECOMPUTE = PPM // 4
@@ -72,6 +74,8 @@ class WorkloadCredit(Struct, eq=False):
     """Share of tensor work due to recomputation, ppm."""
     rework: bool = False
     """The current step is repeated, and reports contain no FLOPs."""
+    queued: bool = False
+    """Requests were queued at the serving engine's last report."""
     shares: ServingShares = ServingShares()
     shares_until: int = NEVER
 
@@ -142,7 +146,9 @@ class WorkloadCredit(Struct, eq=False):
         return 2 * (self.report_interval + self.booking_interval) + _MAX_SKEW
 
     def _add(self, balance: int, nanoseconds: int, *, room: int) -> None:
-        self.credit[balance] = max(-room, min(room, self.credit[balance] + nanoseconds))
+        """Add to a balance within `room`, without cutting what earlier reports of longer intervals left in it."""
+        before = self.credit[balance]
+        self.credit[balance] = max(min(-room, before), min(max(room, before), before + nanoseconds))
 
     def _set_recompute(self, report: TrainingReport, policy: Policy) -> None:
         if report.hardware_flops and report.model_flops is not None:
@@ -154,7 +160,9 @@ class WorkloadCredit(Struct, eq=False):
     def add_serving(self, serving: ServingReport, device: Device, at: int, *, policy: Policy) -> None:
         """Apply a serving engine's report; its first one has an empty interval."""
         duration = serving.end - serving.start
-        self.shares = shares = serving_shares(serving, policy)
+        # A gauge describes one moment: requests that wait at a single report may start at once.
+        self.shares = shares = serving_shares(serving, policy, queued=self.queued)
+        self.queued = bool(serving.waiting)
         self._update_interval(duration, at, age=at - serving.end)
         self.shares_until = at + 3 * duration + 5 * SECOND
         peak = peak_flops_of(device)
@@ -369,6 +377,11 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank = self.ranks.get(report.rank)
         return rank is not None and report.start < rank.end and report.uuids == rank.uuids
 
+    def last_report_end(self, report: TrainingReport) -> int | None:
+        """End of the last report of the same process; None: there was none."""
+        rank = self.ranks.get(report.rank)
+        return None if rank is None or rank.uuids != report.uuids else rank.end
+
     def changes_run(self, report: TrainingReport) -> bool:
         """Whether the report names another run, within the limit of runs per job."""
         return report.run != self.run_id and self.turns < _MAX_RUNS
@@ -563,9 +576,14 @@ def _are_amounts(values: Iterable[float]) -> bool:
     return all(0 <= value <= _LARGEST_AMOUNT for value in values)
 
 
-def is_credible_report(report: TrainingReport, at: int, *, most: float) -> bool:
-    """Whether a report is plausible: not in the future, with finite amounts, and at most `most` FLOP/s."""
+def is_credible_report(report: TrainingReport, at: int, *, most: float, last_end: int | None = None) -> bool:
+    """Whether a report is plausible: not in the future, with finite amounts, and at most `most` FLOP/s.
+
+    `last_end`: end of the same process's previous report; a step that began then may be reported in the message that
+    ends it.
+    """
     duration = report.end - report.start
+    computing = duration if last_end is None else max(duration, report.end - last_end)
     amounts = (
         report.model_flops, report.hardware_flops, report.tokens, report.padding, report.samples,
     )  # fmt: skip
@@ -575,7 +593,7 @@ def is_credible_report(report: TrainingReport, at: int, *, most: float) -> bool:
         duration >= 0 and report.end <= at
         and _are_amounts(figures) and _are_amounts(phases) and sum(phases) <= duration
         and (duration > 0 or (not any(figures) and not report.steps))
-        and max(report.model_flops or 0.0, report.hardware_flops or 0.0) * SECOND <= most * duration
+        and max(report.model_flops or 0.0, report.hardware_flops or 0.0) * SECOND <= most * computing
         and (report.padding or 0.0) <= (report.tokens or 0.0)
         and (report.model_flops or 0.0) <= (report.hardware_flops or report.model_flops or 0.0)
         and 0 <= report.steps <= (report.step or 0)

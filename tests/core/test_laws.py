@@ -43,8 +43,8 @@ from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 POLICY = Policy(
     hang_suspect_seconds=1.0,
     hang_seconds=2.5,
+    hang_peer_seconds=4.0,
     wake_seconds=0.4,
-    wake_window_seconds=2.0,
     zombie_batch_seconds=4.0,
     zombie_interactive_seconds=6.0,
     zombie_serving_seconds=8.0,

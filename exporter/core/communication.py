@@ -1,0 +1,239 @@
+"""Estimates exposed communication: the time in which a GPU's only kernel moves data between GPUs or waits for a peer.
+
+A communication kernel occupies few SMs, a computing one most of them. With both levels known, SM activity per engine
+activity tells how much of a reading of any length was communication. The levels are measured per job from readings
+short enough to hold a single kernel (100 ms); without them they are assumed, and the result lies between two bounds.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from exporter.core.evidence import Evidence, busier
+from exporter.core.model import MS, PPM, SECOND, Reading
+from exporter.core.policy import Policy
+
+MINUTE = 60 * SECOND
+LINK_BYTES_IN_DRAM = 2
+"""DRAM bytes read or written per byte on the link (E)."""
+SHORTEST_BURST, LONGEST_BURST = 50 * MS, 250 * MS
+"""Length of a reading that may hold a single kernel; shorter ones are rests of others."""
+_MIN_COLLECTIVES = 400
+"""Milliseconds of readings that only communicate, from which on their level is known."""
+_MIN_SHARES = 0.01, 0.1
+"""Share of all busy readings that must communicate only, and that must compute only."""
+_MIN_DISTANCE = 0.08
+"""Smallest difference of the two levels that can be told from noise."""
+_BINS = 50
+_BUSY, _NO_TENSOR, _NO_DRAM, _NO_FP, _FEW_SMS = 0.5, 0.02, 0.06, 0.025, 0.5
+"""E: limits of a reading that only communicates: engine activity; tensor, own DRAM and SM activity per engine activity;
+FP pipe activity."""
+
+
+class Estimate(Struct, frozen=True):
+    """A share of a reading's time, 0-1, with its bounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+NOTHING = Estimate(0.0, 0.0, 0.0)
+
+
+class SmLevels(Struct, frozen=True):
+    """SM activity per engine activity, 0-1, of a job's kernels."""
+
+    computing: float
+    communicating: float
+    calibrated: bool = False
+    dense: bool = False
+    """Its kernels fill most SMs for most of the time."""
+
+
+UNKNOWN_LEVELS = SmLevels(0.955, 0.14)
+"""Before any reading of the job; the policy's values, which see."""
+
+
+class ShortReading(Struct, array_like=True, frozen=True):
+    """A reading short enough to hold a single kernel."""
+
+    end: int
+    ms: int
+    sm: float
+    engine: float
+    communicates: bool
+    follows: bool = False
+    """The reading before it communicates."""
+
+
+class LevelTracker(Struct, eq=False):
+    """Measures the levels of one job from the readings of all its GPUs on this node.
+
+    What a minute shows is used from the next minute on, so that it does not matter how time is cut into readings.
+    """
+
+    minute: int = 0
+    """The minute that readings are added to, counted by the monotonic clock."""
+    recent: dict[int, SmLevels] = {}
+    """By minute, the levels used in it, of the minutes that the latest readings cover."""
+    pending: dict[str, ShortReading] = {}
+    """By UUID, the latest short reading, which counts once its successor is known."""
+    computing_sm: float = 0.0
+    computing_engine: float = 0.0
+    computing: int = 0
+    communicating: int = 0
+    busy: int = 0
+    """Milliseconds of short readings by kind."""
+    collective_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
+    """Milliseconds of short readings that communicate only, by SM activity per engine activity."""
+    density_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
+    """Milliseconds of all busy readings by SM activity per engine activity."""
+
+    def add(self, readings: Sequence[Evidence], policy: Policy) -> None:
+        """Add the readings of all the job's GPUs in one observation."""
+        usable = [ev for ev in readings if ev.sm is not None and ev.kernel_runs and not ev.distrust]
+        if not usable:
+            return
+        first = min(ev.reading.start for ev in usable) // MINUTE
+        last = max(ev.reading.end for ev in usable) // MINUTE
+        oldest = max((minute for minute in self.recent if minute <= first), default=first)
+        self.recent = {minute: levels for minute, levels in self.recent.items() if minute >= oldest}
+        for minute in range(first, last + 1):
+            if minute > self.minute or not self.recent:
+                self.minute = max(minute, self.minute)
+                self.recent[minute] = self._levels(policy)
+            for ev in usable:
+                self._add_part(ev, minute)
+
+    def at(self, time: int) -> SmLevels:
+        """The levels to use for an interval that begins at `time`."""
+        minute = time // MINUTE
+        known = [each for each in self.recent if each <= minute]
+        return self.recent[max(known)] if known else UNKNOWN_LEVELS
+
+    def _add_part(self, ev: Evidence, minute: int) -> None:
+        """Add the part of a reading that lies in a minute."""
+        reading, sm = ev.reading, ev.sm or 0.0
+        start, end = max(reading.start, minute * MINUTE), min(reading.end, (minute + 1) * MINUTE)
+        if start >= end:
+            return
+        ms = (end - start) // MS
+        self.density_bins[_bin(sm / ev.engine)] += ms
+        if start != reading.start or not SHORTEST_BURST <= reading.end - reading.start <= LONGEST_BURST:
+            return
+        self.busy += ms
+        communicates = ev.tensor is not None and only_communicates(ev)
+        if communicates:
+            self.communicating += ms
+            self.collective_bins[_bin(sm / ev.engine)] += ms
+        self._add_short(ShortReading(reading.end, ms, sm, ev.engine, communicates=communicates), reading)
+
+    def _add_short(self, short: ShortReading, reading: Reading) -> None:
+        """Count the reading before this one as computing, unless it or one of its neighbours communicates.
+
+        A collective rarely begins with a reading, so that its neighbours hold a part of it.
+        """
+        before = self.pending.pop(reading.uuid, None)
+        if before is None or before.end != reading.start:
+            self.pending[reading.uuid] = short
+            return
+        if not (before.communicates or before.follows or short.communicates):
+            self.computing_sm += before.sm * before.ms
+            self.computing_engine += before.engine * before.ms
+            self.computing += before.ms
+        self.pending[reading.uuid] = replace(short, follows=before.communicates)
+
+    def _levels(self, policy: Policy) -> SmLevels:
+        """The levels measured so far, or the policy's."""
+        dense = _quantile(self.density_bins, 0.95) >= policy.dense_kernel_sm
+        few, some = _MIN_SHARES
+        if (
+            self.communicating >= max(_MIN_COLLECTIVES, few * self.busy)
+            and self.computing >= some * self.busy
+            and self.computing_engine > 0
+        ):
+            computing = self.computing_sm / self.computing_engine
+            communicating = _quantile(self.collective_bins, 0.5)
+            if computing - communicating >= _MIN_DISTANCE:
+                return SmLevels(computing, communicating, calibrated=True, dense=dense)
+        return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
+
+
+def _bin(share: float) -> int:
+    return min(_BINS - 1, int(share * _BINS))
+
+
+def _quantile(bins: list[int], share: float) -> float:
+    """Middle of the bin that holds the quantile, 0-1; 0 without any entry."""
+    total, below = sum(bins), 0
+    for index, amount in enumerate(bins):
+        below += amount
+        if total and below >= share * total:
+            return (index + 0.5) / _BINS
+    return 0.0
+
+
+def only_communicates(ev: Evidence) -> bool:
+    """Whether nothing but a communication kernel ran: busy, on few SMs, without tensor, FP or own DRAM activity."""
+    engine = ev.engine
+    reading = ev.reading
+    fp = busier(busier(reading.fp64_active, reading.fp32_active), reading.fp16_active) or 0.0
+    return (
+        engine > _BUSY
+        and (ev.tensor or 0.0) < _NO_TENSOR * engine
+        and own_dram(ev) < _NO_DRAM * engine
+        and fp < _NO_FP
+        and (ev.sm or 0.0) < _FEW_SMS * engine
+    )
+
+
+def own_dram(ev: Evidence) -> float:
+    """DRAM activity beyond the link's own traffic, 0-1."""
+    spec, dram = ev.device.spec, ev.dram or 0.0
+    bandwidth = spec.memory_bandwidth_bytes_per_second if spec is not None else None
+    rate = _link_rate_and_capacity(ev)[0]
+    return max(0.0, dram - LINK_BYTES_IN_DRAM * rate / bandwidth) if bandwidth and rate else dram
+
+
+def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
+    """Rate and one-way capacity of NVLink, or of PCIe on a board without it; bytes per second."""
+    spec = ev.device.spec
+    if spec is None:
+        return None, None
+    if spec.nvlink_bytes_per_second and "nvlink_tx_bytes_per_second" not in ev.device.lacks:
+        return ev.nvlink, spec.nvlink_bytes_per_second
+    return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
+
+
+def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy) -> Estimate:
+    """Share of the reading in which only communication kernels ran; never more than its slack."""
+    rate, capacity = _link_rate_and_capacity(ev)
+    slack = ev.slack / PPM
+    if _moves_data_only(ev, rate, capacity, policy):
+        return Estimate(slack, slack, slack)
+    if ev.sm is None:
+        return NOTHING
+    distance = levels.computing - levels.communicating
+    idle_sms = min(slack, max(0.0, (levels.computing * ev.engine - ev.sm) / distance))
+    if levels.calibrated:
+        return Estimate(idle_sms, idle_sms, idle_sms)
+    low = 0.0
+    if rate is not None and capacity:
+        low = min(rate / capacity / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms, slack)
+    spec = ev.device.spec
+    ceiling = spec.dram_ceiling if spec is not None else 1.0
+    computes = max((ev.tensor or 0.0) / policy.tensor_of_kernel, own_dram(ev) / ceiling * 0.98)
+    high = max(low, min(idle_sms, ev.engine - computes))
+    share = policy.exposed_share_dense if levels.dense else policy.exposed_share_sparse
+    return Estimate(low + share * (high - low), low, high)
+
+
+def _moves_data_only(ev: Evidence, rate: float | None, capacity: float | None, policy: Policy) -> bool:
+    """Whether the link is busy and nothing is computed."""
+    if not rate or not capacity or ev.tensor is None or ev.dram is None:
+        return False
+    if rate < policy.link_busy * ev.engine * capacity:
+        return False
+    return ev.tensor < policy.link_tensor * ev.engine and own_dram(ev) < policy.link_dram * ev.engine
