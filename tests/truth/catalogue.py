@@ -1,24 +1,35 @@
 """Names every world that can be built."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from tests.truth import training_library
+from tests.truth import hangs, lookalikes, training_library
 from tests.truth.world import World
 
 Builder = Callable[[str, int, float], World]
 """From the world's name, a seed and its length in seconds."""
 
 
-def _recipe(name: str) -> Builder:
-    return lambda _, seed, seconds: training_library.build_recipe(name, seed, seconds)
+def _kind(prefix: str, names: Iterable[str], builder: Builder) -> dict[str, Builder]:
+    """Return builders that get their name without the prefix."""
+    return {f"{prefix}_{name}": partial(_named, name, builder) for name in names}
+
+
+def _named(name: str, builder: Builder, _: str, seed: int, seconds: float) -> World:
+    return builder(name, seed, seconds)
 
 
 def _builders() -> dict[str, Builder]:
-    result: dict[str, Builder] = {f"training_{name}": _recipe(name) for name in training_library.RECIPES}
-    result["training_reinforcement"] = lambda _, seed, seconds: training_library.build_reinforcement(
-        "reinforcement", seed, seconds
-    )
+    result = _kind("training", training_library.RECIPES, training_library.build_recipe)
+    result |= _kind("training", ("reinforcement",), training_library.build_reinforcement)
     result["random_training_job"] = lambda _, seed, seconds: training_library.random_training_job(seed, seconds)
+    result |= _kind("hang", hangs.FREEZES, hangs.build_hang)
+    result["hang_crash_loop"] = hangs.build_crash_loop
+    result |= _kind("lookalike", lookalikes.EPISODES, lookalikes.build_lookalike)
+    result["lookalike_index"] = lookalikes.build_index
+    result["lookalike_compile"] = lookalikes.build_compile
+    result["lookalike_integer"] = lookalikes.build_integer
+    result["lookalike_debugging"] = lookalikes.build_debugging
     return result
 
 
