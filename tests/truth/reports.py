@@ -1,7 +1,8 @@
 """Writes what a training process would report about itself, from what it knows.
 
 The process knows its steps, their model FLOPs, and the time it waited for data or saved; only a process that times its
-collectives knows its communication. It reports every few seconds, at the end of a step, for the time since its last report.
+collectives knows its communication, and announces its phases as they begin. It reports every few seconds, at the end of a
+step, for the time since its last report. A server reports its batch, its queue and its tokens.
 """
 
 import json
@@ -9,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
-from tests.truth.world import Progress, World
+from tests.truth.world import Progress, Served, World
 
 Reports = Literal["none", "usual", "timed"]
 
@@ -89,16 +90,78 @@ def _report(world: World, rows: Sequence[Progress], step: int, reports: Reports,
     return texts
 
 
-def report_lines(world: World, edges: Sequence[int], reports: Reports, *, zero_ns: int) -> dict[int, list[str]]:
-    """Return the reports as JSON, by the number of the window in which each arrives."""
+def _serving(world: World, rows: Sequence[Served], zero_ns: int) -> str:
+    """Return a server's figures for some stretches of its work, as JSON."""
+    return json.dumps(
+        {
+            "job_id": rows[0].job_id,
+            "start": zero_ns + rows[0].start * MS_NS,
+            "end": zero_ns + rows[-1].end * MS_NS,
+            "engine": "vllm",
+            "gpus": len(rows[0].gpus),
+            "uuids": [world.gpus[gpu].uuid for gpu in rows[0].gpus],
+            "running": rows[-1].running,
+            "waiting": rows[-1].waiting,
+            "slots": rows[-1].slots,
+            "generated_tokens": round(sum(row.generated for row in rows)),
+            "prompt_tokens": round(sum(row.prompted for row in rows)),
+        },
+        separators=(",", ":"),
+    )
+
+
+def serving_lines(world: World, edges: Sequence[int], reports: Reports, *, zero_ns: int) -> dict[int, list[str]]:
+    """Return the servers' figures as JSON, by the number of the window in which each arrives."""
     result: dict[int, list[str]] = {}
     if reports == "none":
         return result
+    by_job: dict[str, list[Served]] = {}
+    for row in world.served:
+        by_job.setdefault(row.job_id, []).append(row)
+    for rows in by_job.values():
+        stretch: list[Served] = []
+        for row in rows:
+            if stretch and row.end - stretch[0].start > EVERY_MS:
+                window = max(0, bisect_left(edges, stretch[-1].end) - 1)
+                result.setdefault(window, []).append(_serving(world, stretch, zero_ns))
+                stretch = []
+            stretch.append(row)
+    return result
+
+
+def _announcements(world: World, row: Progress, zero_ns: int) -> list[tuple[int, str]]:
+    """Return the notices that a phase begins and that computation goes on, with their milliseconds."""
+    gpus = next(h.gpus for h in world.holdings if h.job.job_id == row.job_id)
+    result = []
+    for at, phase in ((row.start, row.phase), (row.end, "compute")):
+        moment = zero_ns + at * MS_NS
+        result += [
+            (at, json.dumps(
+                {"job_id": row.job_id, "start": moment, "end": moment, "gpus": 1, "uuids": [world.gpus[gpu].uuid],
+                 "rank": str(rank), "run": f"run-{row.job_id}", "phase": phase}, separators=(",", ":"),
+            ))
+            for rank, gpu in enumerate(gpus)
+        ]  # fmt: skip
+    return result
+
+
+def report_lines(world: World, edges: Sequence[int], reports: Reports, *, zero_ns: int) -> dict[int, list[str]]:
+    """Return the reports as JSON, by the number of the window in which each arrives, in the order of their ends."""
+    arrived: list[tuple[int, str]] = []
+    if reports == "none":
+        return {}
     for job_id in dict.fromkeys(row.job_id for row in world.progress):
         rows = [row for row in world.progress if row.job_id == job_id]
         step = 0
         for stretch in _stretches(rows):
             step += sum(row.steps for row in stretch)
-            window = max(0, bisect_left(edges, stretch[-1].end) - 1)
-            result.setdefault(window, []).extend(_report(world, stretch, step, reports, zero_ns))
+            texts = _report(world, stretch, step, reports, zero_ns)
+            arrived.extend((stretch[-1].end, text) for text in texts)
+        if reports == "timed":
+            for row in rows:
+                arrived.extend(_announcements(world, row, zero_ns) if row.phase else ())
+    arrived.sort(key=lambda pair: pair[0])
+    result: dict[int, list[str]] = {}
+    for at, text in arrived:
+        result.setdefault(max(0, bisect_left(edges, at) - 1), []).append(text)
     return result

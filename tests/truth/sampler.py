@@ -15,7 +15,7 @@ from random import Random
 from typing import Literal, TextIO
 
 from tests.truth.loads import Load
-from tests.truth.reports import Reports, report_lines
+from tests.truth.reports import Reports, report_lines, serving_lines
 from tests.truth.tracks import Integrals
 from tests.truth.world import Gpu, Holding, World
 
@@ -266,6 +266,7 @@ def trace_lines(world: World, options: Options) -> Iterator[str]:
     edges = edges_of(world, options)
     readings = [_readings(world, gpu, edges, options) for gpu in world.gpus]
     reports = report_lines(world, edges, options.reports, zero_ns=ZERO_NS)
+    serving = serving_lines(world, edges, options.reports, zero_ns=ZERO_NS)
     turns = sorted({x for h in world.holdings for x in (h.start, h.end) if x is not None})
     for k, rows in enumerate(zip(*readings, strict=True)):
         before, now = edges[k], edges[k + 1]
@@ -274,6 +275,8 @@ def trace_lines(world: World, options: Options) -> Iterator[str]:
             line += f',"allocations":{_allocations(world, before, now)}'
         if reports.get(k):
             line += f',"reports":[{",".join(reports[k])}]'
+        if serving.get(k):
+            line += f',"serving":[{",".join(serving[k])}]'
         yield line + "}\n"
 
 

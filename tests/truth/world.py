@@ -104,6 +104,21 @@ class Progress:
     """Set for a stretch outside the steps."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a server knows about a stretch of its own work. Milliseconds; counts are totals of its GPUs."""
+
+    job_id: str
+    start: int
+    end: int
+    running: float
+    waiting: float
+    slots: float
+    generated: float
+    prompted: float
+    gpus: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class World:
     """Everything true about a node for some time."""
@@ -116,6 +131,7 @@ class World:
     hang: Hang | None = None
     zombies: list[Zombie] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
     dtype: str = ""
     note: str = ""
 
@@ -134,6 +150,7 @@ class World:
             gpu.track.until(self.milliseconds, UNUSED)
             gpu.track.trim(self.milliseconds)
         self.progress = [p for p in self.progress if p.end <= self.milliseconds]
+        self.served = [s for s in self.served if s.end <= self.milliseconds]
         return self
 
 
