@@ -23,6 +23,8 @@ _MIN_COLLECTIVES = 400
 """Milliseconds of readings that only communicate, from which on their level is known."""
 _MIN_SHARES = 0.01, 0.1
 """Share of all busy readings that must communicate only, and that must compute only."""
+_FULL_TRUST = 0.05
+"""E: with this share of busy readings that communicate only, few kernels that communicate hide in the others."""
 _MIN_DISTANCE = 0.08
 """Smallest difference of the two levels that can be told from noise."""
 _BINS = 50
@@ -47,7 +49,8 @@ class SmLevels(Struct, frozen=True):
 
     computing: float
     communicating: float
-    calibrated: bool = False
+    trust: float = 0.0
+    """How far both were measured for this job, 0-1; 0: they are the policy's."""
     dense: bool = False
     """Its kernels fill most SMs for most of the time."""
 
@@ -157,7 +160,8 @@ class LevelTracker(Struct, eq=False):
             computing = self.computing_sm / self.computing_engine
             communicating = _quantile(self.collective_bins, 0.5)
             if computing - communicating >= _MIN_DISTANCE:
-                return SmLevels(computing, communicating, calibrated=True, dense=dense)
+                trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
+                return SmLevels(computing, communicating, trust, dense)
         return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
 
 
@@ -215,17 +219,30 @@ def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy) -> Es
         return Estimate(slack, slack, slack)
     if ev.sm is None:
         return NOTHING
-    distance = levels.computing - levels.communicating
-    idle_sms = min(slack, max(0.0, (levels.computing * ev.engine - ev.sm) / distance))
-    if levels.calibrated:
-        return Estimate(idle_sms, idle_sms, idle_sms)
+    assumed = _assumed(ev, ev.sm, levels, policy, rate, capacity)
+    if not levels.trust:
+        return assumed
+    measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating)
+    value = measured + (1.0 - levels.trust) * 0.5 * (assumed.value - measured)
+    return Estimate(value, min(value, assumed.low), max(value, assumed.high))
+
+
+def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -> float:
+    """Share of time in which SMs were idle as they are while communicating; at most the slack."""
+    return min(ev.slack / PPM, max(0.0, (computing * ev.engine - sm) / (computing - communicating)))
+
+
+def _assumed(
+    ev: Evidence, sm: float, levels: SmLevels, policy: Policy, rate: float | None, capacity: float | None
+) -> Estimate:
+    """The estimate with assumed levels: between what the link's rate needs and what idle SMs and other work allow."""
     low = 0.0
     if rate is not None and capacity:
-        low = min(rate / capacity / policy.link_achieved, (ev.engine - ev.sm) / policy.collective_idle_sms, slack)
+        low = min(rate / capacity / policy.link_achieved, (ev.engine - sm) / policy.collective_idle_sms, ev.slack / PPM)
     spec = ev.device.spec
     ceiling = spec.dram_ceiling if spec is not None else 1.0
     computes = max((ev.tensor or 0.0) / policy.tensor_of_kernel, own_dram(ev) / ceiling * 0.98)
-    high = max(low, min(idle_sms, ev.engine - computes))
+    high = max(low, min(_idle_sms(ev, sm, policy.computing_sm, policy.collective_sm), ev.engine - computes))
     share = policy.exposed_share_dense if levels.dense else policy.exposed_share_sparse
     return Estimate(low + share * (high - low), low, high)
 

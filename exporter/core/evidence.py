@@ -84,6 +84,8 @@ class Evidence:
     work: int = 0
     """Effective work, ppm: engine time with tensor, FP, integer or DRAM activity or the power of a kernel that
     computes; or the video engines' utilization, or the busiest link's, if that is more."""
+    own_work: int = 0
+    """The part of it that kernels, video engines or copies from the GPU do: loading data to it is no work yet, ppm."""
     video: int = 0
     """Part of `wait` in which NVENC or NVDEC worked, ppm: the job did not wait."""
     spin: int = NO_SPIN
@@ -247,17 +249,16 @@ def _work_beside_kernels(ev: Evidence, valid: Reading) -> None:
     """Add work that no kernel does: video engines, and copies over PCIe or NVLink."""
     video = round((busier(valid.encoder_utilization, valid.decoder_utilization) or 0.0) * PPM)
     ev.video = max(0, video - (PPM - ev.wait))
-    ev.work = max(ev.work, video, round(_busiest_link(ev) * PPM))
-
-
-def _busiest_link(ev: Evidence) -> float:
-    """Rate over capacity of the busiest link, 0-1; 0 if unknown."""
     spec = ev.device.spec
-    if spec is None:
-        return 0.0
-    nvlink = (ev.nvlink or 0.0) / spec.nvlink_bytes_per_second if spec.nvlink_bytes_per_second else 0.0
-    pcie = busier(ev.pcie_tx, ev.pcie_rx) or 0.0
-    return min(1.0, max(nvlink, pcie / spec.pcie_bytes_per_second if spec.pcie_bytes_per_second else 0.0))
+    nvlink = _share(ev.nvlink, spec.nvlink_bytes_per_second if spec is not None else None)
+    capacity = spec.pcie_bytes_per_second if spec is not None else None
+    ev.own_work = max(ev.work, video, nvlink, _share(ev.pcie_tx, capacity))
+    ev.work = max(ev.own_work, _share(ev.pcie_rx, capacity))
+
+
+def _share(rate: float | None, capacity: float | None) -> int:
+    """Rate over capacity, ppm; 0 if either is unknown."""
+    return round(min(1.0, rate / capacity) * PPM) if rate and capacity else 0
 
 
 def _energy_and_rates(ev: Evidence, valid: Reading) -> None:

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from exporter.core.attribution import divide_proportionally
 from exporter.core.communication import UNKNOWN_LEVELS, SmLevels, estimate_communication, own_dram
-from exporter.core.evidence import SPIN, Evidence
+from exporter.core.evidence import SPIN, Evidence, busier
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.states import BEGINNING, NO_SIGNS, STARVED, STEADY
+from exporter.core.states import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,
@@ -78,6 +78,11 @@ class Span(Struct, gc=False):
         return estimate if credit is None or balance not in credit.known else credit.available(balance, self.ms)
 
     @property
+    def restarted(self) -> bool:
+        """It has not worked since a restart, by the scheduler or inside the allocation."""
+        return BEGINNING in self.signs and (self.restarts > 0 or RESTARTED in self.signs)
+
+    @property
     def shares(self) -> ServingShares:
         """Loss shares from the serving engine's last report; all 0 without one."""
         return _NO_SHARES if self.credit is None else self.credit.shares
@@ -97,11 +102,9 @@ class Span(Struct, gc=False):
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """The reported phase; else all waiting while more data goes to the host than comes from it, and no kernel works."""
-    ev, policy = span.ev, span.policy
-    saved = (ev.pcie_tx or 0.0) - (ev.pcie_rx or 0.0)
-    saving = saved >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
-    return min(span.waiting(left), span.reported(CHECKPOINT, left if saving and not span.spinning else 0))
+    """The reported phase; else all waiting since state began to be copied to the host (E)."""
+    saving = SAVING in span.signs and not span.spinning
+    return min(span.waiting(left), span.reported(CHECKPOINT, left if saving else 0))
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
@@ -133,7 +136,11 @@ def detect_idle_allocation(span: Span, left: int) -> int:
     """
     if span.state is State.ZOMBIE or span.shares.no_demand:
         return span.waiting(left)
-    if not span.serves or (span.credit is not None and span.credit.shares_until >= span.ev.reading.end):
+    if (
+        not span.serves
+        or BEGINNING in span.signs
+        or (span.credit is not None and span.credit.shares_until >= span.ev.reading.end)
+    ):
         return 0
     if span.spinning:
         return left
@@ -157,7 +164,8 @@ def detect_memory_bound(span: Span, left: int) -> int:
     if ev.dram is None or spec is None or not ev.engine:
         return 0
     tensor = ev.tensor or 0.0
-    own = max(0.0, own_dram(ev) - policy.tensor_dram * tensor) / (policy.dram_reached * spec.dram_ceiling)
+    pipes = max(tensor, busier(ev.reading.fp64_active, ev.reading.fp32_active) or 0.0)
+    own = max(0.0, own_dram(ev) - policy.tensor_dram * pipes) / (policy.dram_reached * spec.dram_ceiling)
     if ev.sm is None:
         return int(left * min(1.0, own / ev.engine))
     resident = span.owned(ev.sm - tensor) - int(span.communication * span.levels.communicating)
@@ -263,7 +271,7 @@ LEAKS: tuple[Leak, ...] = (
     Leak("failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
         pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
         detector=lambda span, left: min(
-            span.waiting(left), left if span.restarts and BEGINNING in span.signs else span.reported(RESTORE)
+            span.waiting(left), left if span.restarted else span.reported(RESTORE)
         ),
         balance=RESTORE, team="training",
         watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9"),

@@ -40,6 +40,7 @@ from exporter.core.states import (
     classify,
     hang_window,
     hang_windows,
+    saves,
     skip_unobserved,
     split_at_changes,
     update_activity,
@@ -451,10 +452,10 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
 
     A GPU that copies its state to the host is exempt: the others wait for a checkpoint.
     """
-    saves = (ev.pcie_tx or 0.0) >= gpu.criteria.policy.checkpoint_pcie_bytes_per_second
+    saving = saves(ev, gpu.criteria.policy)
     for interval in intervals:
         hung = [bounds for allocation in interval.holders for bounds in hangs.get(allocation.owner.job_id, ())]
-        if ev.distrust or ev.kernel_runs or saves or not hung:
+        if ev.distrust or ev.kernel_runs or saving or not hung:
             yield interval
             continue
         inside = sorted({t for bounds in hung for t in bounds if interval.start < t < interval.end})

@@ -92,7 +92,9 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     allocation_stale_seconds: Seconds = 90.0
     """three refreshes of a scheduler asked every 30 s; older ownership is unknown"""
 
-    checkpoint_pcie_bytes_per_second: Rate = 2e9
+    startup_work_seconds: Seconds = 10.0
+    """E: warm-up and tuning run kernels for less than this before the work begins"""
+    checkpoint_pcie_bytes_per_second: Rate = 1e9
     """E: device-to-host beyond host-to-device at this rate with an idle engine is state being saved; GPUDirect traffic
     goes both ways"""
     checkpoint_engine: Ratio = 0.3
@@ -129,7 +131,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     dense_kernel_sm: Ratio = 0.5
     """E: a job whose kernels fill this share of the SMs most of the time loses idle SMs to communication, not to
     small kernels"""
-    exposed_share_dense: Ratio = 0.6
+    exposed_share_dense: Ratio = 0.7
     """E: of the range between the bounds of exposed communication, for such a job"""
     exposed_share_sparse: Ratio = 0.1
     """E: the same for a job with small kernels"""

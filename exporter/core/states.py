@@ -13,7 +13,7 @@ from math import sqrt
 from msgspec import Struct
 
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
-from exporter.core.model import MS, PPM, SECOND, Allocation, Health, Owner, State
+from exporter.core.model import MS, PPM, SECOND, Allocation, Health, Owner, Process, State
 from exporter.core.policy import Policy
 
 CLOCK_LIMITERS = {"power": 0x04, "thermal": 0x20 | 0x40, "hardware": 0x08 | 0x80, "settings": 0x02 | 0x10 | 0x100}
@@ -98,6 +98,8 @@ class Criteria(Struct, frozen=True):
     """Nanoseconds of credit that a zombie loses before it ends: the mirror of how it began."""
     worked: int
     """Effective work after which a batch job may wait longer, nanoseconds times parts per million."""
+    startup_work: int
+    """Effective work that ends the start-up of batch jobs, nanoseconds times parts per million."""
     unowned: int
     allocations_stale: int
 
@@ -122,6 +124,7 @@ def criteria_of(policy: Policy) -> Criteria:
         },
         zombie_margin=wake * duty,
         worked=_ns(policy.zombie_worked_seconds) // MS * PPM,
+        startup_work=_ns(policy.startup_work_seconds) // MS * PPM,
         unowned=_ns(policy.unowned_seconds),
         allocations_stale=_ns(policy.allocation_stale_seconds),
     )
@@ -159,8 +162,9 @@ def _ns(seconds: float) -> int:
     return max(1, round(seconds * 1000)) * MS
 
 
-BEGINNING, STARVED, STEADY = "beginning", "starved", "even"
-"""Indicators that a single reading cannot show: the owner has not worked yet; in the last full minute, more data came
+BEGINNING, RESTARTED, SAVING, STARVED, STEADY = "beginning", "restarted", "saving", "starved", "even"
+"""Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
+worked; it copied state to the host and has not worked since; in the last full minute, more data came
 from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
 even."""
 NO_SIGNS: frozenset[str] = frozenset()
@@ -203,7 +207,15 @@ class GpuTimers:
     work_done: int = 0
     """Effective work of these holders, milliseconds times parts per million."""
     verdict: frozenset[str] = NO_SIGNS
+    flags: frozenset[str] = frozenset({BEGINNING})
     signs: frozenset[str] = frozenset({BEGINNING})
+    """Indicators that last until something ends them, and these with the last minute's."""
+    pids: frozenset[int] = frozenset()
+    """Processes that the driver last listed."""
+    startup_work: int = 0
+    """Effective work since the start-up began, milliseconds times parts per million."""
+    startup_goal: int = 0
+    """Work that ends the start-up."""
     polls: bool = False
     """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
     window: int = 0
@@ -229,7 +241,8 @@ class GpuTimers:
         self.spin_since = self.celsius = self.bare_since = None
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
-        self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
+        self.startup_work, self.pids = 0, frozenset()
+        self._set_flags(NO_SIGNS if worked else frozenset({BEGINNING}))
         self._begin_minute()
 
     def update_holders(self, holders: tuple[Allocation, ...], criteria: Criteria) -> None:
@@ -271,7 +284,32 @@ class GpuTimers:
             self.window = max(zombie_window(criteria, owner) for owner in owners)
             self.hang = max(hang_window(criteria, owner) for owner in owners)
             self.suspect = min(criteria.hang_suspect, self.hang)
+            batch = any(owner.workload_class == "batch" for owner in owners)
+            self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
             self.hang_leave = max(0, self.hang - criteria.hang_margin)
+
+    def _set_flags(self, flags: frozenset[str]) -> None:
+        self.flags, self.signs = flags, self.verdict | flags
+
+    def update_processes(self, processes: tuple[Process, ...]) -> None:
+        """Notice that other processes have replaced those that worked: a restart inside the allocation."""
+        pids = frozenset(process.pid for process in processes)
+        if self.pids and pids.isdisjoint(self.pids) and BEGINNING not in self.flags:
+            self.startup_work = 0
+            self._set_flags(self.flags | {BEGINNING, RESTARTED})
+        self.pids = pids
+
+    def update_saving(self, ev: Evidence, policy: Policy) -> None:
+        """Notice that state is copied to the host; the wait from then until kernels run again is for the same save."""
+        if ev.engine >= policy.checkpoint_engine:
+            if SAVING in self.flags:
+                self._set_flags(self.flags - {SAVING})
+        elif BEGINNING not in self.flags and saves(ev, policy) and SAVING not in self.flags:
+            self._set_flags(self.flags | {SAVING})
+
+    def end_startup(self) -> None:
+        """The job has done enough to be working."""
+        self._set_flags(self.flags - {BEGINNING, RESTARTED})
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
@@ -297,7 +335,7 @@ class GpuTimers:
     def end_minute(self, policy: Policy) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
         self.verdict = self._minute_signs(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
-        self.signs = self.verdict | {BEGINNING} if BEGINNING in self.signs else self.verdict
+        self._set_flags(self.flags)
         self._begin_minute()
 
     def _minute_signs(self, policy: Policy) -> frozenset[str]:
@@ -333,6 +371,9 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
         timers.bare_since = start if timers.bare_since is None else timers.bare_since
     else:
         timers.bare_since = None
+        if processes is not None and timers.holders:
+            timers.update_processes(processes)
+    timers.update_saving(ev, criteria.policy)
     if ev.work * criteria.duty >= PPM:
         timers.worked_at = end
     if timers.spin == 0:
@@ -340,6 +381,12 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
         timers.pcie_least = timers.pcie_most = 0.0
     if ev.spin == SPIN_IF_FLAT:
         ev.spin = _spin_if_flat(timers, ev)
+
+
+def saves(ev: Evidence, policy: Policy) -> bool:
+    """Whether clearly more data goes to the host than comes from it, and no kernel works; GPUDirect goes both ways."""
+    surplus = (ev.pcie_tx or 0.0) - (ev.pcie_rx or 0.0)
+    return surplus >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
 
 
 def _spin_if_flat(timers: GpuTimers, ev: Evidence) -> int:
@@ -360,10 +407,7 @@ def split_at_changes(
     criteria: Criteria,
 ) -> list[StateInterval]:
     """Split [start, end) of one owner's reading where a timed state or the last minute's indicators change."""
-    if holders:
-        if ev.work * criteria.duty >= PPM and BEGINNING in timers.signs:
-            timers.signs = timers.verdict  # start-up is over
-    elif not computes_unowned(ev):
+    if not holders and not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
     now = start
@@ -371,7 +415,10 @@ def split_at_changes(
         minute_end = (now // MINUTE + 1) * MINUTE
         rates = _credit_rates(timers, ev, now, owned=bool(holders), criteria=criteria)
         change = now + _time_until_change(timers, ev, rates, criteria) if rates else end
-        edges = (edge for edge in (timers.excused_until, timers.cpu_until) if edge > now)
+        begun = now + _time_to(timers.startup_work, timers.startup_goal, ev.own_work)
+        if begun == now and BEGINNING in timers.flags and ev.own_work:
+            timers.end_startup()
+        edges = (edge for edge in (timers.excused_until, timers.cpu_until, begun) if edge > now)
         stop = min(end, minute_end, change, *edges)
         if intervals and timers.unchanged_since(intervals[-1]):
             intervals[-1].end = stop
@@ -381,6 +428,8 @@ def split_at_changes(
             )
         if rates:
             _advance_credits(timers, ev, rates, criteria, now=now, stop=stop)
+        if BEGINNING in timers.flags:
+            timers.startup_work += (stop - now) // MS * ev.own_work
         timers.work_done += (stop - now) // MS * ev.work
         timers.tensor_work += (stop - now) // MS * ev.ofu
         timers.add_to_minute(ev, now, stop)

@@ -8,8 +8,8 @@ is resident, which share of the SMs has warps, how busy the tensor pipe, the DRA
 NVLink and PCIe, how much power it takes, and *why the rest of the time is lost*. That reason is chosen by who wrote the workload,
 from what the program does there, never from the counters.
 
-**The truth** of a GPU is the sum over its pieces. Tensor activity is useful, as far as the clock reaches the clock for
-which the peak is defined; the missing part is throttled. The slack of a kernel goes to the kernel's own nature: SMs without
+**The truth** of a GPU is the sum over its pieces. Tensor activity times the clock over the clock for which
+the peak is defined is useful; what is missing to that clock is throttled, and what a higher clock gains makes the slack smaller. The slack of a kernel goes to the kernel's own nature: SMs without
 a warp are low parallelism, the rest is memory bound if DRAM limits that kernel and other compute if not; a kernel that only
 moves data to peers or polls for them is exposed communication throughout. Time without a kernel goes to the
 reason of the wait. A job that is hung, or pretends to work, loses all its time, whatever its kernels do. So the seconds of all

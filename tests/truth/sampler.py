@@ -24,6 +24,8 @@ ZERO_NS = 86_400_000_000_000
 WALL_NS = 1_760_000_000_000_000_000
 """The world's beginning, Unix nanoseconds."""
 MS_NS = 1_000_000
+BURST_MS = 100
+"""Length of a reading in a burst."""
 BEHIND_MS = 1_000
 """The driver's utilization and mean power look back this far."""
 NO_CONTEXT_BYTES = 0.62e9
@@ -57,6 +59,8 @@ class Options:
     """Probability that a profiling field of a reading is blank."""
     jitter: float = 0.02
     """Largest deviation of a reading's time stamp, as a share of the reading interval; never more than 50 ms."""
+    bursts: tuple[tuple[float, float], ...] = ()
+    """Stretches, as begin and end in seconds, that are read every 100 ms."""
 
 
 def _telemetry(gpu: Gpu) -> Callable[[Load], Sequence[float]]:
@@ -81,6 +85,10 @@ def edges_of(world: World, options: Options) -> list[int]:
     count = int(world.milliseconds / interval)
     edges.extend(round(k * interval + rng.uniform(-spread, spread)) for k in range(1, count))
     edges.append(world.milliseconds)
+    if options.bursts:
+        bursts = [(round(begin * 1e3), min(round(end * 1e3), world.milliseconds)) for begin, end in options.bursts]
+        kept = {edge for edge in edges if not any(begin < edge < end for begin, end in bursts)}
+        edges = sorted(kept.union(*(range(begin, end + 1, BURST_MS) for begin, end in bursts)))
     return edges
 
 

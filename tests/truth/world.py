@@ -29,13 +29,15 @@ class Gpu:
 
     def rates(self, load: Load) -> list[float]:
         """Seconds per second by cause, in the order of CAUSES."""
-        row = dict.fromkeys(CAUSES, 0.0)
+        row, gained = dict.fromkeys(CAUSES, 0.0), 0.0
         if load.counts and load.tensor:
             ratio = self.condition.clock_ratio(load)
             row[USEFUL] = load.tensor * ratio
-            row[THROTTLED] = load.tensor * (1.0 - ratio)
+            row[THROTTLED] = load.tensor * max(0.0, 1.0 - ratio)
+            gained = load.tensor * max(0.0, ratio - 1.0)
+        lost = sum(share for _, share in load.losses)
         for cause, share in load.losses:
-            row[cause] += share
+            row[cause] += share - gained * share / lost if lost else 0.0
         return list(row.values())
 
 
