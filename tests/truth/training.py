@@ -1,8 +1,8 @@
 """Runs a synchronous training job on a world's GPUs: steps with jitter, skew and stragglers, stalls, saves, crashes.
 
-Every rank computes, then polls inside a collective until the slowest rank of the job is there, then all exchange data. What
-makes one rank late is that rank's own loss; the polling of the others is exposed communication, whoever is to blame.
-Only what a whole job does together (saving, starting, recovering) has its own cause on every rank.
+Every rank computes, then polls inside a collective until the slowest rank of the job is there, then all exchange data.
+What makes one rank late is that rank's own loss; the polling of the others is exposed communication, whoever is to
+blame. Only what a whole job does together (saving, starting, recovering) has its own cause on every rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,11 @@ from tests.truth.causes import (
     HOST_OVERHEAD,
     PIPELINE_BUBBLE,
     STARTUP,
-    UNALLOCATED,
     UNATTRIBUTED_STALL,
 )
 from tests.truth.kernels import gemm
 from tests.truth.loads import GB, UNUSED, Load, mix, spin, wait, worthless
-from tests.truth.tracks import Pattern, chain, pattern
+from tests.truth.tracks import Pattern, pattern
 from tests.truth.world import Holding, Job, Progress, World
 
 
@@ -42,7 +41,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Saving. `who`: all ranks at once, rank 0 for all, shard by shard, or a short copy and the rest in the background."""
+    """Saving. `who`: all ranks at once, rank0 for all, shards one by one, or async: only a short copy holds steps."""
 
     every_s: float = 900.0
     copy_s: float = 3.0
@@ -103,6 +102,8 @@ class Plan:
     collective: Load
     collective_ms: float = 0.0
     """Exposed part of the exchange at the end of a step."""
+    congestion: float = 0.01
+    """Probability that an exchange takes 2 to 6 times as long."""
     spin: Load = field(default_factory=spin)
     accumulate: int = 1
     """Batches per exchange, each of `step_ms`."""
@@ -147,9 +148,9 @@ class Run:
         self.ranks = range(len(self.gpus))
         self.tracks = [gpu.track for gpu in self.gpus]
         self.rng: Random = world.random(f"{purpose}:{job.job_id}")
+        self.step_flops = self._flops()
         self.works, self.factors = self._stragglers()
         self.failures = list(plan.failures)
-        self.step_flops = self._flops()
         self._inner = [work.loss(EXPOSED_COMMUNICATION) for work in self.works]
         self._bubble = spin(PIPELINE_BUBBLE, sm=0.03, watts=12, doubt=EXPOSED_COMMUNICATION)
         self._idle_bubble = wait(PIPELINE_BUBBLE)
@@ -214,7 +215,7 @@ class Run:
             gpu.memory.append((self.now, used * self.rng.uniform(0.97, 1.03)))
 
     def startup(self, seconds: float) -> None:
-        """Imports without a context, weights over PCIe, then compilation and trial kernels, all before the first step."""
+        """All before the first step: imports without a context, weights over PCIe, compilation and trial kernels."""
         if seconds <= 0:
             self.memory(self.plan.memory_bytes)
             return
@@ -260,7 +261,8 @@ class Run:
         ready = [track.end for track in self.tracks]
         late = abs(self.rng.gauss(0.0, plan.remote)) * plan.step_ms * plan.accumulate
         self.together(plan.spin, late)
-        self.together(plan.collective, plan.collective_ms * self.rng.uniform(0.92, 1.15))
+        slow = self.rng.uniform(2, 6) if self.rng.random() < plan.congestion else self.rng.uniform(0.92, 1.15)
+        self.together(plan.collective, plan.collective_ms * slow)
         end = self.now
         whole = plan.step_ms * plan.accumulate * common
         self.world.progress.append(
@@ -381,5 +383,3 @@ def train(world: World, plan: Plan, job: Job, gpus: Sequence[int] | None = None,
     run.release(run.now)
     run.memory(0.62e9)
     return run
-
-

@@ -19,10 +19,9 @@ from tests.truth.kernels import (
     nvlink_collective,
     optimiser,
     prefill,
-    small_kernel,
     transformer_step,
 )
-from tests.truth.loads import GB, collective, kernel, mix, spin, wait
+from tests.truth.loads import GB, collective, mix, spin, wait
 from tests.truth.tracks import Pattern, pattern
 from tests.truth.training import Checkpoint, Data, Evaluation, Failure, Pipeline, Plan, Run, Straggler, train
 from tests.truth.world import GPUS, Job, World, new_world
@@ -299,6 +298,7 @@ def build_setup(name: str, seed: int, seconds: float, setup: Setup) -> World:
         name, seed, seconds, board=setup.board, limit_watts=setup.limit_watts, locked_hz=setup.locked_hz
     )  # fmt: skip
     job = Job(job_id=f"{4000 + seed}", name=name, gpus=GPUS * setup.nodes, nodes=setup.nodes)
+    world.one_reporter = world.random("reporter").random() < 1 / 3
     train(world, setup.plan, job)
     return world.finish()
 
