@@ -135,7 +135,6 @@ class World:
     dtype: str = ""
     one_reporter: bool = False
     """Rank 0 reports for all GPUs of its job on the node; else each rank reports for its own."""
-    note: str = ""
 
     @property
     def seconds(self) -> float:
