@@ -219,7 +219,7 @@ def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy) -> Es
         return Estimate(slack, slack, slack)
     if ev.sm is None:
         return NOTHING
-    assumed = _assumed(ev, ev.sm, levels, policy, rate, capacity)
+    assumed = _assumed(ev, ev.sm, levels, policy)
     if not levels.trust:
         return assumed
     measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating)
@@ -232,16 +232,16 @@ def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -
     return min(ev.slack / PPM, max(0.0, (computing * ev.engine - sm) / (computing - communicating)))
 
 
-def _assumed(
-    ev: Evidence, sm: float, levels: SmLevels, policy: Policy, rate: float | None, capacity: float | None
-) -> Estimate:
+def _assumed(ev: Evidence, sm: float, levels: SmLevels, policy: Policy) -> Estimate:
     """The estimate with assumed levels: between what the link's rate needs and what idle SMs and other work allow."""
+    rate, capacity = _link_rate_and_capacity(ev)
     low = 0.0
     if rate is not None and capacity:
-        low = min(rate / capacity / policy.link_achieved, (ev.engine - sm) / policy.collective_idle_sms, ev.slack / PPM)
+        idle = (ev.engine - sm) / policy.collective_idle_sms
+        low = min(rate / capacity / policy.link_achieved, idle, ev.slack / PPM)
     spec = ev.device.spec
     ceiling = spec.dram_ceiling if spec is not None else 1.0
-    computes = max((ev.tensor or 0.0) / policy.tensor_of_kernel, own_dram(ev) / ceiling * 0.98)
+    computes = max((ev.tensor or 0.0) / policy.tensor_of_kernel, own_dram(ev) / (policy.dram_reached * ceiling))
     high = max(low, min(_idle_sms(ev, sm, policy.computing_sm, policy.collective_sm), ev.engine - computes))
     share = policy.exposed_share_dense if levels.dense else policy.exposed_share_sparse
     return Estimate(low + share * (high - low), low, high)

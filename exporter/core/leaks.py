@@ -70,7 +70,9 @@ class Span(Struct, gc=False):
     levels: SmLevels = UNKNOWN_LEVELS
     """SM activity of the owner's computing and communicating kernels."""
     communication: int = 0
-    """What was booked as exposed communication, ppm."""
+    """The part of slack in which only communication kernels are estimated to have run, ppm."""
+    scale: float = 1.0
+    """What is left of slack after exposed communication, over what the estimate would have left."""
 
     def reported(self, balance: int, estimate: int = 0) -> int:
         """What the balance still covers, ppm; `estimate` if it was never reported."""
@@ -108,16 +110,19 @@ def detect_checkpoint(span: Span, left: int) -> int:
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
-    """Slack of a job with several GPUs: all while spinning, else the reported phase, else the estimate (E)."""
+    """Slack of a job with several GPUs: all while spinning, else the reported phase, else the estimate (E).
+
+    What is reported for an interval may be booked in another one: the rest of slack is then split by the estimate.
+    """
     if span.gpus == 1:
         return 0
     if span.spinning:
         return left
+    amount = estimated = min(left, span.owned(estimate_communication(span.ev, span.levels, span.policy).value))
     if span.credit is not None and COMMUNICATION in span.credit.known:
-        amount = span.reported(COMMUNICATION)
-    else:
-        amount = span.owned(estimate_communication(span.ev, span.levels, span.policy).value)
-    span.communication = min(amount, left)
+        amount = min(left, span.credit.available(COMMUNICATION, span.ms))
+        span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0
+    span.communication = estimated
     return amount
 
 
@@ -152,7 +157,8 @@ def detect_low_parallelism(span: Span, _: int) -> int:
     ev = span.ev
     if ev.sm is None:
         return 0
-    return span.owned(ev.engine - ev.sm) - int(span.communication * (1.0 - span.levels.communicating))
+    empty = span.owned(ev.engine - ev.sm) - int(span.communication * (1.0 - span.levels.communicating))
+    return int(empty * span.scale)
 
 
 def detect_memory_bound(span: Span, left: int) -> int:
@@ -169,7 +175,7 @@ def detect_memory_bound(span: Span, left: int) -> int:
     if ev.sm is None:
         return int(left * min(1.0, own / ev.engine))
     resident = span.owned(ev.sm - tensor) - int(span.communication * span.levels.communicating)
-    return min(resident, span.owned(own * ev.sm / ev.engine))
+    return int(min(resident, span.owned(own * ev.sm / ev.engine)) * span.scale)
 
 
 def detect_recomputation(span: Span, left: int) -> int:

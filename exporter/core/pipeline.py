@@ -88,7 +88,10 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         credit = gpu.credits.setdefault(report.job_id, WorkloadCredit())
         credit.own_report_at = at if gpu in own else credit.own_report_at
         since = gpu.book.since
-        credit.add_report(report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since)
+        measured, gpu.timers.startup_seen = gpu.timers.startup_seen, 0
+        credit.add_report(
+            report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since, measured=measured
+        )
     _apply_progress(ledger, report, job_gpus, gpus_reported, at)
     if report.model_flops is not None and peak:
         job.book.reported += report.model_flops * len(gpus_reported) / counted_gpus

@@ -216,6 +216,8 @@ class GpuTimers:
     """Effective work since the start-up began, milliseconds times parts per million."""
     startup_goal: int = 0
     """Work that ends the start-up."""
+    startup_seen: int = 0
+    """Nanoseconds of start-up that were measured and not yet compared with a report."""
     polls: bool = False
     """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
     window: int = 0
@@ -241,7 +243,8 @@ class GpuTimers:
         self.spin_since = self.celsius = self.bare_since = None
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
-        self.startup_work, self.pids = 0, frozenset()
+        self.startup_work = self.startup_seen = 0
+        self.pids = frozenset()
         self._set_flags(NO_SIGNS if worked else frozenset({BEGINNING}))
         self._begin_minute()
 
@@ -429,6 +432,7 @@ def split_at_changes(
         if rates:
             _advance_credits(timers, ev, rates, criteria, now=now, stop=stop)
         if BEGINNING in timers.flags:
+            timers.startup_seen += stop - now
             timers.startup_work += (stop - now) // MS * ev.own_work
         timers.work_done += (stop - now) // MS * ev.work
         timers.tensor_work += (stop - now) // MS * ev.ofu

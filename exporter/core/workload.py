@@ -89,17 +89,18 @@ class WorkloadCredit(Struct, eq=False):
         gpus: int,
         rework: Rework,
         since: int = NEVER,
+        measured: int = 0,
     ) -> None:
         """Apply a report at time `at`, up to which time is booked; its figures are totals of `gpus` GPUs.
 
-        `since`: start of the GPU's book.
+        `since`: start of the GPU's book; `measured`: nanoseconds that are booked as start-up already.
         """
         duration, first = report.end - report.start, MODEL not in self.known
         if duration:
             self._update_interval(duration, at, age=at - report.end)
             unseen, self.unobserved = self.unobserved + max(0, since - report.start), 0
             seen = max(0, duration - unseen) / duration
-            self._settle_report(report, device, gpus=gpus, repeated=rework.share, seen=seen)
+            self._settle_report(report, device, gpus=gpus, repeated=rework.share, seen=seen, measured=measured)
         self._set_recompute(report, policy)
         phase = report.phase
         self.rework = rework.continues and MODEL not in self.known and phase not in _PHASES_WITHOUT_STEPS
@@ -119,7 +120,7 @@ class WorkloadCredit(Struct, eq=False):
         self.flops_until = at + self.report_interval + self.report_interval // 2 + 2 * SECOND
 
     def _settle_report(
-        self, report: TrainingReport, device: Device, *, gpus: int, repeated: float, seen: float
+        self, report: TrainingReport, device: Device, *, gpus: int, repeated: float, seen: float, measured: int
     ) -> None:
         """Add the reported times, scaled to the observed part, less what open phases have already added."""
         weight, room = device.weight, self._max_balance()
@@ -127,6 +128,9 @@ class WorkloadCredit(Struct, eq=False):
         for balance, nanoseconds in enumerate(_phase_times(report)):
             if nanoseconds or _PHASE_OF_BALANCE[balance] in named:
                 self.known.add(balance)
+            if balance in {STARTUP, RESTORE}:
+                booked = min(nanoseconds, measured)
+                nanoseconds, measured = nanoseconds - booked, measured - booked  # noqa: PLW2901
             self._add(
                 balance, round(nanoseconds * seen) * weight // PPM - self.accrued[balance], room=room * weight // PPM
             )

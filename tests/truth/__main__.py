@@ -27,7 +27,6 @@ def answer(world: World) -> dict[str, object]:
         "name": world.name,
         "seed": world.seed,
         "seconds": world.seconds,
-        "note": world.note,
         "causes": seconds,
         "layers": layers,
         "doubts": doubts,

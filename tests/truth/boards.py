@@ -1,10 +1,10 @@
 """Power, clock and capability of GPU boards, as a function of what a GPU does.
 
 Peaks, idle powers and reference clocks are NVIDIA's data sheet figures. Power is linear in the activities, as most
-published GPU power models are; its coefficients are assumptions chosen so that an H100 draws about 690 W in large
-matrix products, 370 W in copies and 140 W while polling for a peer. Dynamic power is taken to rise with the 2.4th power of
-the clock (frequency times the square of a voltage that rises less than in proportion), which gives the clock under a
-power limit.
+published GPU power models are; its coefficients are assumptions chosen so that an H100 draws about 600 W in large
+matrix products, 370 W in copies and 150 W while polling for a peer. Dynamic power is taken to rise with the 2.4th power
+of the clock (frequency times the square of a voltage that rises less than in proportion), which gives the clock under
+a power limit.
 """
 
 from dataclasses import dataclass

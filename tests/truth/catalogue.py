@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tests.truth import hangs, inference, lookalikes, other_work, training_library, zombies
+from tests.truth import hangs, inference, lookalikes, other_work, shared_node, training_library, zombies
 from tests.truth.world import World
 
 Builder = Callable[[str, int, float], World]
@@ -30,6 +30,7 @@ def _builders() -> dict[str, Builder]:
     result["lookalike_compile"] = lookalikes.build_compile
     result["lookalike_integer"] = lookalikes.build_integer
     result["lookalike_debugging"] = lookalikes.build_debugging
+    result["shared_node"] = shared_node.build
     result |= inference.BUILDERS
     result |= _kind("other", other_work.STORIES, other_work.build_simple)
     result["other_solver"] = other_work.build_solver

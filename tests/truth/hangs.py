@@ -1,7 +1,7 @@
 """Jobs that hang: they work for a while, then never make progress again. Each deserves one page.
 
-All time of a hung job counts as hung, whatever its kernels do, except in a crash loop: there every attempt is recovery, and
-hung or startup are as fair.
+All time of a hung job counts as hung, whatever its kernels do, except in a crash loop: there every attempt is recovery,
+and hung or startup are as fair.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from random import Random
 from tests.truth.causes import EXPOSED_COMMUNICATION, HUNG, IDLE_ALLOCATION, STARTUP
 from tests.truth.kernels import decode, gemm, prefill
 from tests.truth.loads import GB, Load, collective, mix, spin, wait, worthless
-from tests.truth.tracks import Pattern, chain, pattern
+from tests.truth.tracks import Pattern, chain
 from tests.truth.world import GPUS, Gpu, Hang, Holding, Job, Served, World, new_world
 
 REPORT_MS = 10_000

@@ -92,7 +92,9 @@ class Mixture:
     """Bytes per second each way of GPUDirect RDMA, overlapped with the backward pass."""
 
 
-def transformer_step(rng: Random, mixture: Mixture, inner: Load | None = None, *, tensor: float | None = None) -> Pattern:
+def transformer_step(
+    rng: Random, mixture: Mixture, inner: Load | None = None, *, tensor: float | None = None
+) -> Pattern:
     """Return a step's computation: forward pass, backward pass with overlapped communication, optimiser."""
     alone = nvlink_collective(rng) if inner is None else inner
     passes = []

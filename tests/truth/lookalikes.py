@@ -1,7 +1,7 @@
 """Jobs that look as if they hung for some minutes, and go on: none may cause a page.
 
-What a rank does on its CPU meanwhile is its own wait without a kernel; ranks that poll for it are in exposed communication;
-what the whole job does together (saving, starting, recovering) has its own cause.
+What a rank does on its CPU meanwhile is its own wait without a kernel; ranks that poll for it are in exposed
+communication; what the whole job does together (saving, starting, recovering) has its own cause.
 """
 
 from collections.abc import Callable
@@ -184,4 +184,3 @@ def build_debugging(name: str, seed: int, seconds: float) -> World:
         run.run(run.now + round(rng.uniform(0.3, 6) * MINUTE_MS))
         debugging_pause(run, rng)
     return run.world.finish()
-

@@ -54,9 +54,7 @@ def either(cause: str, *others: str, **what: float) -> Load:
     return replace(load, doubts=tuple((cause, other, 1.0) for other in others))
 
 
-def alternate(
-    world: World, gpu: Gpu, rng: Random, *parts: tuple[Load | Pattern, float, float]
-) -> None:
+def alternate(world: World, gpu: Gpu, rng: Random, *parts: tuple[Load | Pattern, float, float]) -> None:
     """Repeat loads, each for a time between two limits (milliseconds), until the world ends."""
     while gpu.track.end < world.milliseconds:
         for load, low, high in parts:

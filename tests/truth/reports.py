@@ -1,8 +1,9 @@
 """Writes what a training process would report about itself, from what it knows.
 
 The process knows its steps, their model FLOPs, and the time it waited for data or saved; only a process that times its
-collectives knows its communication, and announces its phases as they begin. It reports every few seconds, at the end of a
-step, for the time since its last report. A server reports its batch, its queue and its tokens.
+collectives knows its communication, and announces its phases as they begin. It reports every few seconds, at the end
+of a step, for the time since its last report. In some jobs every rank reports, in others rank 0 does for all. A server
+reports its batch, its queue and its tokens.
 """
 
 import json
@@ -28,7 +29,7 @@ def _stretches(rows: Sequence[Progress]) -> list[list[Progress]]:
             result.append(current)
             current = []
         current.append(row)
-        if row.end - current[0].start >= EVERY_MS and row.steps or row.phase in {"startup", "restore"}:
+        if (row.steps and row.end - current[0].start >= EVERY_MS) or row.phase in {"startup", "restore"}:
             result.append(current)
             current = []
     if current:
@@ -62,21 +63,22 @@ def _report(world: World, rows: Sequence[Progress], step: int, reports: Reports,
     job_id = rows[0].job_id
     gpus = next(h.gpus for h in world.holdings if h.job.job_id == job_id)
     start, end = rows[0].start, rows[-1].end
+    reporters = [list(gpus)] if world.one_reporter else [[gpu] for gpu in gpus]
     texts = []
-    for rank, gpu in enumerate(gpus):
+    for rank, own in enumerate(reporters):
         report: dict[str, object] = {
             "job_id": job_id,
             "start": zero_ns + start * MS_NS,
             "end": zero_ns + end * MS_NS,
-            "gpus": 1,
-            "uuids": [world.gpus[gpu].uuid],
+            "gpus": len(own),
+            "uuids": [world.gpus[gpu].uuid for gpu in own],
             "rank": str(rank),
             "run": f"run-{job_id}",
             "step": step,
             "steps": sum(row.steps for row in rows),
             "phases": _phases(rows, rank, reports, end - start),
         }
-        flops = sum(row.flops for row in rows)
+        flops = sum(row.flops for row in rows) * len(own)
         if flops:
             report["model_flops"] = flops
         saved = sum(row.phase == "checkpoint" for row in rows)

@@ -1,15 +1,16 @@
 """Turns a world into the telemetry a monitoring agent would have read, in the project's trace format.
 
 Profiling ratios and byte rates are exact means over each window, as DCGM's profiling fields are; ratios have six
-decimals, as its exporter prints. The driver's utilization is the mean of the last second before the reading, in whole percent;
-so is board power, which on an H100 is a one-second mean (NVML) and here has a slow share from leakage, a fixed gain error
-and noise. Clock, temperature and memory are the latest values.
+decimals, as its exporter prints. The driver's utilization is the mean of the last second before the reading, in whole
+percent. Board power is a mean of the same second on boards for which NVML says so (H100), and the latest value on
+others (A100); it has a slow share from leakage, a fixed gain error and noise. Clock, temperature and memory are the
+latest values.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Literal, TextIO
@@ -94,7 +95,7 @@ def edges_of(world: World, options: Options) -> list[int]:
 
 def _means(integrals: Integrals, edges: Sequence[int], channels: Sequence[int]) -> list[list[float]]:
     rows = integrals.until(edges, channels)
-    spans = [(b - a) / 1e3 for a, b in zip(edges, edges[1:], strict=False)]
+    spans = [(b - a) / 1e3 for a, b in pairwise(edges)]
     return [
         [(b - a) / span for a, b, span in zip(row, row[1:], spans, strict=False)] if any(row) else [0.0] * len(spans)
         for row in rows
@@ -112,10 +113,7 @@ def _trailing(integrals: Integrals, edges: Sequence[int], channel: int) -> list[
 def _power(gpu: Gpu, integrals: Integrals, edges: Sequence[int], rng: Random) -> tuple[list[float], list[float]]:
     """Return the power readings (watts) and temperatures (degrees Celsius)."""
     board = gpu.condition.board
-    if board.instant_power:
-        watts = integrals.latest(edges[1:], _POWER)
-    else:
-        watts = _trailing(integrals, edges, _POWER)
+    watts = integrals.latest(edges[1:], _POWER) if board.instant_power else _trailing(integrals, edges, _POWER)
     means = _means(integrals, edges, [_POWER])[0]
     gain, room = rng.gauss(1.0, 0.008), rng.uniform(26.0, 31.0)
     degrees = room + 0.055 * means[0]
@@ -170,7 +168,7 @@ def _columns(gpu: Gpu, edges: Sequence[int], options: Options, rng: Random) -> l
     columns += [
         ("gpu_utilization", [f',"gpu_utilization":{round(value * 100) / 100}' for value in util]),
         ("power_watts", [f',"power_watts":{value:.3f}' for value in watts]),
-        ("energy_joules", [f',"energy_joules":{b - a:.3f}' for a, b in zip(energy, energy[1:], strict=False)]),
+        ("energy_joules", [f',"energy_joules":{b - a:.3f}' for a, b in pairwise(energy)]),
         ("temperature_celsius", [f',"temperature_celsius":{value:.0f}' for value in degrees]),
         ("sm_clock_hz", [f',"sm_clock_hz":{mhz}e6' for mhz in _clocks(gpu, integrals, edges, rng)]),
         (
@@ -299,10 +297,8 @@ def write_trace(
 ) -> None:
     """Write the trace of a world to a path or an open text file; an existing file is overwritten."""
     options = Options(reading_seconds=reading_seconds, fields=fields, reports=reports, missing=missing)
-    opened: AbstractContextManager[TextIO]
     if isinstance(target, (str, Path)):
-        opened = Path(target).open("w", encoding="utf-8")  # noqa: SIM115  closed by the with statement below
+        with Path(target).open("w", encoding="utf-8") as file:
+            file.writelines(trace_lines(world, options))
     else:
-        opened = nullcontext(target)
-    with opened as file:
-        file.writelines(trace_lines(world, options))
+        target.writelines(trace_lines(world, options))

@@ -1,8 +1,8 @@
 """Runs a synchronous training job on a world's GPUs: steps with jitter, skew and stragglers, stalls, saves, crashes.
 
-Every rank computes, then polls inside a collective until the slowest rank of the job is there, then all exchange data. What
-makes one rank late is that rank's own loss; the polling of the others is exposed communication, whoever is to blame.
-Only what a whole job does together (saving, starting, recovering) has its own cause on every rank.
+Every rank computes, then polls inside a collective until the slowest rank of the job is there, then all exchange data.
+What makes one rank late is that rank's own loss; the polling of the others is exposed communication, whoever is to
+blame. Only what a whole job does together (saving, starting, recovering) has its own cause on every rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,11 @@ from tests.truth.causes import (
     HOST_OVERHEAD,
     PIPELINE_BUBBLE,
     STARTUP,
-    UNALLOCATED,
     UNATTRIBUTED_STALL,
 )
 from tests.truth.kernels import gemm
 from tests.truth.loads import GB, UNUSED, Load, mix, spin, wait, worthless
-from tests.truth.tracks import Pattern, chain, pattern
+from tests.truth.tracks import Pattern, pattern
 from tests.truth.world import Holding, Job, Progress, World
 
 
@@ -42,7 +41,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Saving. `who`: all ranks at once, rank 0 for all, shard by shard, or a short copy and the rest in the background."""
+    """Saving. `who`: all ranks at once, rank0 for all, shards one by one, or async: only a short copy holds steps."""
 
     every_s: float = 900.0
     copy_s: float = 3.0
@@ -101,8 +100,16 @@ class Plan:
     step_ms: float
     """Time of `work` on a normal rank."""
     collective: Load
+    other_work: Pattern | None = None
+    """What some steps do instead of `work`, such as those with longer sequences."""
+    other_share: float = 0.0
+    """Probability of such a step."""
+    other_ms: float = 0.0
+    """Time of `other_work` on a normal rank."""
     collective_ms: float = 0.0
     """Exposed part of the exchange at the end of a step."""
+    congestion: float = 0.01
+    """Probability that an exchange takes 2 to 6 times as long."""
     spin: Load = field(default_factory=spin)
     accumulate: int = 1
     """Batches per exchange, each of `step_ms`."""
@@ -131,6 +138,13 @@ class Plan:
     """The job ends; None: it runs on."""
 
 
+def _with_gaps(work: Pattern, factor: float) -> Pattern:
+    """Return the same work on a slow CPU: it takes `factor` times as long, the rest being gaps between kernels."""
+    gap = wait(HOST_OVERHEAD)
+    loads = [mix(load.name, ((1.0, load), (factor - 1.0, gap)), driver=0.99) for load in work.loads]
+    return pattern("slow host", *zip(work.shares, loads, strict=True))
+
+
 IDLE_START = wait(STARTUP, context=False)
 LOAD_WEIGHTS = wait(STARTUP, pcie_rx=9 * GB, dram=0.01)
 GAP = wait(UNATTRIBUTED_STALL)
@@ -147,35 +161,36 @@ class Run:
         self.ranks = range(len(self.gpus))
         self.tracks = [gpu.track for gpu in self.gpus]
         self.rng: Random = world.random(f"{purpose}:{job.job_id}")
-        self.works, self.factors = self._stragglers()
+        self.flops = self._flops(plan.work, plan.step_ms)
+        self.other_flops = self._flops(plan.other_work or plan.work, plan.other_ms)
+        self.works = [plan.work for _ in self.ranks]
+        self.others = [plan.other_work or plan.work for _ in self.ranks]
+        self.factors = [1.0 for _ in self.ranks]
+        self._slow_down()
         self.failures = list(plan.failures)
-        self.step_flops = self._flops()
-        self._inner = [work.loss(EXPOSED_COMMUNICATION) for work in self.works]
+        self._inner = {id(work): work.loss(EXPOSED_COMMUNICATION) for work in (*self.works, *self.others)}
         self._bubble = spin(PIPELINE_BUBBLE, sm=0.03, watts=12, doubt=EXPOSED_COMMUNICATION)
         self._idle_bubble = wait(PIPELINE_BUBBLE)
         self.data_wait = wait(DATA_STALL, pcie_rx=plan.data.pcie_rx)
         self.next_save = self.next_evaluation = 0.0
 
-    def _stragglers(self) -> tuple[list[Pattern], list[float]]:
-        works, factors = [self.plan.work for _ in self.ranks], [1.0 for _ in self.ranks]
+    def _slow_down(self) -> None:
+        """Apply the stragglers."""
         for slow in self.plan.stragglers:
-            factors[slow.rank] = slow.factor
+            self.factors[slow.rank] = slow.factor
             gpu = self.gpus[slow.rank]
             if slow.kind == "clock":
                 clock = gpu.condition.power_and_clock(self.plan.work.mean())[1] / slow.factor
                 gpu.condition = replace(gpu.condition, locked_hz=clock // 15e6 * 15e6)
             elif slow.kind == "host":
-                gap = wait(HOST_OVERHEAD)
-                loads = [mix(x.name, ((1.0, x), (slow.factor - 1.0, gap)), driver=0.99) for x in self.plan.work.loads]
-                works[slow.rank] = pattern("slow host", *zip(self.plan.work.shares, loads, strict=True))
-        return works, factors
+                for works in (self.works, self.others):
+                    works[slow.rank] = _with_gaps(works[slow.rank], slow.factor)
 
-    def _flops(self) -> float:
+    def _flops(self, work: Pattern, length_ms: float) -> float:
         """Model FLOPs per GPU of a step: what the tensor pipe does in it on a normal rank."""
         board = self.gpus[0].condition.board
         peak = board.flops * board.factor(self.plan.dtype) * self.plan.model_share
-        whole = self.plan.step_ms * self.plan.accumulate / 1e3
-        work = self.plan.work
+        whole = length_ms * self.plan.accumulate / 1e3
         active = sum(
             share * load.tensor * self.gpus[0].condition.clock_ratio(load)
             for share, load in zip(work.shares, work.loads, strict=True)
@@ -214,7 +229,7 @@ class Run:
             gpu.memory.append((self.now, used * self.rng.uniform(0.97, 1.03)))
 
     def startup(self, seconds: float) -> None:
-        """Imports without a context, weights over PCIe, then compilation and trial kernels, all before the first step."""
+        """All before the first step: imports without a context, weights over PCIe, compilation and trial kernels."""
         if seconds <= 0:
             self.memory(self.plan.memory_bytes)
             return
@@ -252,36 +267,38 @@ class Run:
             track.add(plan.gap_ms * self.rng.uniform(0.5, 1.5), GAP)
             if rank == stopped:
                 track.add(self.rng.uniform(200, 3000), GAP)
+        other = self.rng.random() < plan.other_share
+        works, length = (self.others, plan.other_ms) if other else (self.works, plan.step_ms)
+        length *= common
         if plan.pipeline is None:
             for rank in self.ranks:
-                self._compute(rank, common)
+                self._compute(rank, works[rank], length)
         else:
-            bubbles = self._pipelined(plan.pipeline, common)
+            bubbles = self._pipelined(plan.pipeline, works, length)
         ready = [track.end for track in self.tracks]
         late = abs(self.rng.gauss(0.0, plan.remote)) * plan.step_ms * plan.accumulate
         self.together(plan.spin, late)
-        self.together(plan.collective, plan.collective_ms * self.rng.uniform(0.92, 1.15))
+        slow = self.rng.uniform(2, 6) if self.rng.random() < plan.congestion else self.rng.uniform(0.92, 1.15)
+        self.together(plan.collective, plan.collective_ms * slow)
         end = self.now
-        whole = plan.step_ms * plan.accumulate * common
+        inner = [self._inner[id(works[rank])] * length * plan.accumulate * self.factors[rank] for rank in self.ranks]
         self.world.progress.append(
             Progress(
-                job_id=self.job.job_id, start=begin, end=end, steps=1, flops=self.step_flops,
+                job_id=self.job.job_id, start=begin, end=end, steps=1, flops=self.other_flops if other else self.flops,
                 waits=(("data", tuple(waits)), ("bubble", bubbles)),
-                communication=tuple(
-                    end - at + self._inner[rank] * whole * self.factors[rank] for rank, at in enumerate(ready)
-                ),
+                communication=tuple(end - at + part for at, part in zip(ready, inner, strict=True)),
             )
         )  # fmt: skip
 
-    def _compute(self, rank: int, common: float) -> None:
-        own = max(0.8, self.rng.gauss(1.0, self.plan.skew)) * self.factors[rank] * common
+    def _compute(self, rank: int, work: Pattern, length: float) -> None:
+        own = max(0.8, self.rng.gauss(1.0, self.plan.skew)) * self.factors[rank]
         for _ in range(self.plan.accumulate):
-            self.tracks[rank].add(self.plan.step_ms * own, self.works[rank])
+            self.tracks[rank].add(length * own, work)
 
-    def _pipelined(self, pipe: Pipeline, common: float) -> tuple[float, ...]:
+    def _pipelined(self, pipe: Pipeline, works: Sequence[Pattern], length: float) -> tuple[float, ...]:
         """The 1F1B schedule: each stage is without work for (stages - 1) microbatches of a step, in three pieces."""
         load = self._bubble if pipe.polls else self._idle_bubble
-        forward = self.plan.step_ms * common / pipe.microbatches / 3
+        forward = length / pipe.microbatches / 3
         both = 3 * forward
         begin, bubbles = self.now, []
         slowest = max(self.factors)
@@ -293,9 +310,9 @@ class Run:
             warm = forward * min(pipe.stages - stage, pipe.microbatches)
             track.until(begin, load)
             track.add(pieces[0] * slowest, load)
-            track.add(warm * own, self.works[rank])
+            track.add(warm * own, works[rank])
             track.add(pieces[1] * slowest + late * 0.5, load)
-            track.add((both * pipe.microbatches - warm) * own, self.works[rank])
+            track.add((both * pipe.microbatches - warm) * own, works[rank])
             track.add(pieces[2] * slowest, load)
             bubbles.append(sum(pieces) * slowest + late * 0.5)
         return tuple(bubbles)
@@ -381,5 +398,3 @@ def train(world: World, plan: Plan, job: Job, gpus: Sequence[int] | None = None,
     run.release(run.now)
     run.memory(0.62e9)
     return run
-
-

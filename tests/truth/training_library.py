@@ -19,10 +19,9 @@ from tests.truth.kernels import (
     nvlink_collective,
     optimiser,
     prefill,
-    small_kernel,
     transformer_step,
 )
-from tests.truth.loads import GB, collective, kernel, mix, spin, wait
+from tests.truth.loads import GB, collective, mix, spin, wait
 from tests.truth.tracks import Pattern, pattern
 from tests.truth.training import Checkpoint, Data, Evaluation, Failure, Pipeline, Plan, Run, Straggler, train
 from tests.truth.world import GPUS, Job, World, new_world
@@ -169,14 +168,17 @@ def images_long_stalls(rng: Random) -> Setup:
     return _images(rng, data)
 
 
+def _evaluation(rng: Random) -> Evaluation:
+    forward = mix("evaluation", ((0.9, prefill(rng)), (0.1, HOST_GAP)))
+    return Evaluation(rng.uniform(500, 1200), rng.uniform(15, 60), pattern("evaluation", (1.0, forward)))
+
+
 def text(rng: Random) -> Setup:
     """Text training with hardly any input, regular evaluation and saving by rank 0."""
     work = transformer_step(rng, Mixture(inner=0.02, gaps=rng.uniform(0.01, 0.08), overlap_nvlink=60 * GB))
-    forward = mix("evaluation", ((0.9, prefill(rng)), (0.1, HOST_GAP)))
-    evaluation = Evaluation(rng.uniform(500, 1200), rng.uniform(15, 60), pattern("evaluation", (1.0, forward)))
     save = Checkpoint(every_s=rng.uniform(500, 1200), copy_s=rng.uniform(2, 8), write_s=rng.uniform(8, 40), who="rank0")
     plan = replace(
-        _spin(rng), work=work, step_ms=rng.uniform(300, 1500), collective_ms=10.0, evaluation=evaluation,
+        _spin(rng), work=work, step_ms=rng.uniform(300, 1500), collective_ms=10.0, evaluation=_evaluation(rng),
         checkpoint=save, data=Data(mean_ms=2.0, pcie_rx=0.02 * GB),
     )  # fmt: skip
     return Setup(plan)
@@ -299,6 +301,7 @@ def build_setup(name: str, seed: int, seconds: float, setup: Setup) -> World:
         name, seed, seconds, board=setup.board, limit_watts=setup.limit_watts, locked_hz=setup.locked_hz
     )  # fmt: skip
     job = Job(job_id=f"{4000 + seed}", name=name, gpus=GPUS * setup.nodes, nodes=setup.nodes)
+    world.one_reporter = world.random("reporter").random() < 1 / 3
     train(world, setup.plan, job)
     return world.finish()
 
@@ -343,6 +346,15 @@ def _any_step(rng: Random) -> Setup:
     return RECIPES[rng.choice(sorted(set(RECIPES) - {"l40s", "crashing", "power_capped", "clock_locked"}))](rng)
 
 
+def _other_work(rng: Random) -> Pattern:
+    """Return the computation of steps unlike the others: longer sequences, or many small kernels."""
+    if rng.random() < 0.2:
+        return host_bound_step(rng, rng.uniform(0.3, 0.8))
+    attention = rng.uniform(0.1, 0.45)
+    mixture = Mixture(gemm=0.75 - attention, attention=attention, inner=rng.uniform(0, 0.1), gaps=rng.uniform(0, 0.08))
+    return transformer_step(rng, mixture)
+
+
 def random_setup(rng: Random) -> Setup:
     """Draw a training job: a recipe, then further trouble on top of it."""
     setup = _any_step(rng)
@@ -358,6 +370,11 @@ def random_setup(rng: Random) -> Setup:
             every_s=rng.uniform(300, 1500), copy_s=rng.uniform(1, 8), write_s=rng.uniform(3, 50),
             who=rng.choice(("all", "rank0", "shards", "async")), polls=rng.random() < 0.6,
         ))  # fmt: skip
+    if rng.random() < 0.3:
+        plan = replace(plan, other_share=rng.uniform(0.05, 0.5), other_ms=plan.step_ms * rng.uniform(0.5, 2.5),
+                       other_work=_other_work(rng))  # fmt: skip
+    if rng.random() < 0.15 and plan.evaluation is None:
+        plan = replace(plan, evaluation=_evaluation(rng))
     if rng.random() < 0.1:
         plan = replace(plan, failures=(Failure(at_s=rng.uniform(200, 1200), requeue=rng.random() < 0.5),))
     if rng.random() < 0.15:

@@ -135,7 +135,8 @@ class World:
     progress: list[Progress] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     dtype: str = ""
-    note: str = ""
+    one_reporter: bool = False
+    """Rank 0 reports for all GPUs of its job on the node; else each rank reports for its own."""
 
     @property
     def seconds(self) -> float:

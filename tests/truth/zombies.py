@@ -1,4 +1,4 @@
-"""Allocations without any work to come: idle notebooks, leaked contexts, finished jobs, and keepers that pretend to work.
+"""Allocations without any work to come: idle notebooks, leaked contexts, finished jobs, keepers that pretend to work.
 
 Every GPU of such a world becomes a zombie at its own time; `is_zombie` is true from the moment the last work ended.
 """
