@@ -16,8 +16,9 @@ LARGEST_AMOUNT = 1e18
 """Above any plausible value of one GPU in watts, hertz, bytes or joules; sums of smaller values never overflow."""
 _TEMPERATURE_NOISE = 3.0
 """E: a smaller temperature change does not show whether a board is idle."""
-NO_SPIN, SPIN_IF_FLAT, SPIN = 0, 1, 2
-"""Whether the reading looks like a spinning kernel: no; only if the PCIe traffic is also flat; yes."""
+NO_SPIN, SPIN_IF_FLAT, SPIN, FUTILE = 0, 1, 2, 3
+"""Whether the reading looks like a spinning kernel: no; only if the PCIe traffic is also flat; yes; or, of a job that
+uses the tensor cores, like kernels one after another that compute nothing."""
 _RATIOS = (
     "gr_engine_active",
     "sm_active",
@@ -133,7 +134,7 @@ def evaluate(
     _links(ev, valid)
     _pools(ev, valid, policy, held_clock)
     _energy_and_rates(ev, valid)
-    _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not (power_smoothed or tensor_job))
+    _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not power_smoothed, tensor_job=tensor_job)
     _work_beside_kernels(ev, valid)
     return ev
 
@@ -273,9 +274,10 @@ def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
         ev.bytes = (ev.dram or 0.0) * (spec.memory_bandwidth_bytes_per_second or 0.0)
 
 
-def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable: bool) -> None:
+def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable: bool, tensor_job: bool) -> None:
     """Set effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
+    power_usable = power_usable and not tensor_job
     if not profiled and tensor is dram is None:
         ev.work = PPM - ev.wait
         _suspect_spin(ev, policy, power_usable=power_usable)
@@ -289,8 +291,11 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
     draws = power_usable and ev.kernel_runs and _power_is_conclusive(ev) and not _power_near_idle(ev, fp, policy)
     if computes or draws:
         ev.work = PPM - ev.wait
-    elif profiled and tensor is not None and ev.engine >= policy.spin_engine:
-        _check_spin(ev, fp, policy, power_usable=power_usable)
+    elif profiled and tensor is not None:
+        if ev.engine >= policy.spin_engine:
+            _check_spin(ev, fp, policy, power_usable=power_usable)
+        elif tensor_job and ev.kernel_runs and fp is not None and dram is not None and ev.nvlink is not None:
+            ev.spin = NO_SPIN if ev.nvlink >= policy.spin_nvlink_bytes_per_second else FUTILE
 
 
 def _suspect_spin(ev: Evidence, policy: Policy, *, power_usable: bool) -> None:

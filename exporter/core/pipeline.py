@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS
-from exporter.core.evidence import NO_SPIN, Evidence, evaluate
+from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -126,7 +126,11 @@ def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
         return
     job.service = job.service or ServingStats()
     job.service.add(serving)
+    requests = (serving.running or 0.0) + (serving.waiting or 0.0)
+    unserved = requests > 0 and not serving.generated_tokens and not serving.prompt_tokens
     for gpu in gpus_reported:
+        if serving.end > serving.start:
+            gpu.timers.set_unserved(gpu.criteria, unserved=unserved)
         credit = gpu.credits.setdefault(serving.job_id, WorkloadCredit())
         credit.add_serving(serving, gpu.device, at, policy=ledger.policy)
         peak = peak_flops_of(gpu.device)
@@ -422,6 +426,7 @@ def _set_hang_windows(ledger: Ledger, evaluated: Sequence[tuple[Gpu, Evidence]])
     }
     if not spinning:
         return
+    busy = {gpu.device.uuid for gpu, ev in evaluated if ev.spin in {SPIN, SPIN_IF_FLAT}}
     works = {gpu.device.uuid for gpu, ev in evaluated if ev.kernel_runs and ev.spin == NO_SPIN and not ev.distrust}
     for job_id in spinning:
         gpus = [
@@ -435,7 +440,7 @@ def _set_hang_windows(ledger: Ledger, evaluated: Sequence[tuple[Gpu, Evidence]])
         for gpu in gpus:
             own = max(hang_window(gpu.criteria, allocation.owner) for allocation in gpu.timers.holders)
             hang, suspect = hang_windows(
-                gpu.criteria, own=own, longest=longest, alone=begun and uuids <= spins, works=bool(uuids & works)
+                gpu.criteria, own=own, longest=longest, alone=begun and uuids <= busy, works=bool(uuids & works)
             )
             gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
 

@@ -72,6 +72,9 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     zombie_duty: Share = 0.005
     """E: a keeper computing 1 s in every 29 min is still a zombie; 0.8 s of inference in every 2 min is not"""
+    minute_engine: Ratio = 0.001
+    """E: engine activity of a minute in which the GPU was used; jobs that use it in every second minute are no
+    zombies, however little they compute"""
     zombie_worked_seconds: Seconds = 1200.0
     """E: a batch job that has worked this long has proven its purpose ..."""
     zombie_worked_factor: Factor = 2.0

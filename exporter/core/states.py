@@ -12,7 +12,7 @@ from math import sqrt
 
 from msgspec import Struct
 
-from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
+from exporter.core.evidence import FUTILE, NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
 from exporter.core.model import MS, PPM, SECOND, Allocation, Health, Owner, Process, State
 from exporter.core.policy import Policy
 
@@ -146,15 +146,15 @@ def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, wor
     """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
 
     `own`: the owner's limit; `longest`: how long the job spun before, and then worked; `alone`: no other GPU of the
-    job does anything else. Where one of them works, the others may wait for it: no hang is confirmed. Where one
-    rests, its process may evaluate or save on the CPU.
+    job does anything else. Where one rests, its process may evaluate or save on the CPU; where one works, the others
+    wait for it, and only after twice that time it is taken to work for ever.
     """
     policy = criteria.policy
     if alone:
         hang = max(own, round(longest * policy.hang_earlier_factor))
         return hang, min(hang, criteria.hang_suspect)
     hang = max(own, criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
-    return (_NEVER, hang) if works else (hang, hang)
+    return (2 * hang, hang) if works else (hang, hang)
 
 
 def _ns(seconds: float) -> int:
@@ -220,6 +220,8 @@ class GpuTimers:
     """Nanoseconds of start-up that were measured and not yet compared with a report."""
     polls: bool = False
     """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
+    unserved: bool = False
+    """A serving engine reports requests and no token for them."""
     window: int = 0
     hang: int = _NEVER
     suspect: int = _NEVER
@@ -230,11 +232,12 @@ class GpuTimers:
     engine_squares: int = 0
     sm_sum: int = 0
     input_sum: int = 0
+    used_sum: int = 0
     """Sums over the current minute, weighted by milliseconds."""
 
     def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
         """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
-        self.holders = holders
+        self.holders, self.unserved = holders, False
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
         self.longest_spin = self.excused_until = self.cpu_until = self.work_done = self.tensor_work = 0
@@ -270,6 +273,12 @@ class GpuTimers:
             self.longest_spin = max(self.longest_spin, at - self.spin_since)
         self.spin, self.spin_since, self.hung = 0, None, False
 
+    def set_unserved(self, criteria: Criteria, *, unserved: bool) -> None:
+        """Apply what a serving engine reports: whether it has requests and produces no token."""
+        if unserved is not self.unserved:
+            self.unserved = unserved
+            self.update_holders(self.holders, criteria)
+
     def set_hang(self, criteria: Criteria, *, hang: int, suspect: int) -> None:
         """Set how long the GPU may spin before it counts as hung, given what the job's other GPUs do.
 
@@ -281,7 +290,7 @@ class GpuTimers:
 
     def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
-        self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners)
+        self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners) and not self.unserved
         self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER, _NEVER, 0
         if owners:
             self.window = max(zombie_window(criteria, owner) for owner in owners)
@@ -316,7 +325,7 @@ class GpuTimers:
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
-        self.sm_sum = self.input_sum = 0
+        self.sm_sum = self.input_sum = self.used_sum = 0
 
     def unchanged_since(self, interval: "StateInterval") -> bool:
         """Whether flags and indicators are still those of `interval`."""
@@ -330,6 +339,8 @@ class GpuTimers:
         self.seen += ms
         self.engine_sum += ms * engine
         self.engine_squares += ms * engine * engine
+        if ev.spin == NO_SPIN:
+            self.used_sum += ms * engine
         if ev.sm:
             self.sm_sum += ms * int(ev.sm * PPM)
         if ev.pcie_rx:
@@ -338,6 +349,9 @@ class GpuTimers:
     def end_minute(self, policy: Policy) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
         self.verdict = self._minute_signs(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
+        # Low use that goes on, minute after minute, is no zombie; a keeper computes once in half an hour.
+        if self.used_sum > policy.minute_engine * PPM * self.seen:
+            self.quiet = max(0, self.quiet - 2 * MINUTE)
         self._set_flags(self.flags)
         self._begin_minute()
 
@@ -499,7 +513,7 @@ def _spin_rate(timers: GpuTimers, ev: Evidence, criteria: Criteria) -> int:
     """Rate of the spin credit in ppm. Before a hang, work drains it in proportion to the activity."""
     if timers.polls:
         return -PPM
-    if ev.spin == SPIN:
+    if ev.spin in {SPIN, FUTILE}:
         return PPM
     if timers.hung:
         return -criteria.stray_cost
