@@ -24,6 +24,7 @@ from exporter.core.model import (
     UNKNOWN_JOB,
     Allocation,
     Device,
+    HostUsage,
     Observation,
     Owner,
     Reading,
@@ -139,6 +140,21 @@ def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
             job.book.reportable += peak * (serving.end - serving.start) / SECOND
 
 
+_CPU_HOLDS = 60 * SECOND
+"""How long a report about CPU use holds: several of its intervals."""
+
+
+def _apply_host_usage(ledger: Ledger, usage: HostUsage) -> None:
+    """A job that keeps several CPU cores busy works there, and is no zombie meanwhile."""
+    seconds = (usage.end - usage.start) / SECOND
+    if usage.cpu_seconds is None or not 0.0 < seconds or usage.end > (ledger.at or 0):
+        return
+    if usage.cpu_seconds / seconds < ledger.policy.working_cpu_cores:
+        return
+    for gpu in _gpus_of_job(ledger, usage.job_id, (), usage.start):
+        gpu.timers.cpu_until = max(gpu.timers.cpu_until, usage.end - usage.end % MS + _CPU_HOLDS)
+
+
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
     """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
@@ -220,6 +236,8 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_report(ledger, report, observation.at)
     for serving in observation.serving:
         apply_serving(ledger, serving, observation.at)
+    for usage in observation.hosts:
+        _apply_host_usage(ledger, usage)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

@@ -75,7 +75,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     minute_engine: Ratio = 0.001
     """E: engine activity of a minute in which the GPU was used; jobs that use it in every second minute are no
     zombies, however little they compute"""
-    zombie_worked_seconds: Seconds = 1200.0
+    zombie_worked_seconds: Seconds = 300.0
     """E: a batch job that has worked this long has proven its purpose ..."""
     zombie_worked_factor: Factor = 2.0
     """E: ... and may wait this many times longer, as for the stage before it"""
