@@ -147,7 +147,7 @@ _CPU_HOLDS = 60 * SECOND
 def _apply_host_usage(ledger: Ledger, usage: HostUsage) -> None:
     """A job that keeps several CPU cores busy works there, and is no zombie meanwhile."""
     seconds = (usage.end - usage.start) / SECOND
-    if usage.cpu_seconds is None or not 0.0 < seconds or usage.end > (ledger.at or 0):
+    if usage.cpu_seconds is None or seconds <= 0.0 or usage.end > (ledger.at or 0):
         return
     if usage.cpu_seconds / seconds < ledger.policy.working_cpu_cores:
         return
