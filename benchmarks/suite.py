@@ -33,6 +33,7 @@ from benchmarks.node.ticks import TICK
 from benchmarks.record import RecordError, Stamp, made, uncommitted, write
 from benchmarks.truth.estimates import ESTIMATES
 from benchmarks.truth.gauges import GAUGES
+from benchmarks.truth.second_opinion import SECOND_OPINION
 from tests.fuzz.endurance import ENDURANCE
 from tests.fuzz.fuzz import FUZZ
 from tests.fuzz.soak import SOAK
@@ -43,7 +44,7 @@ PARTS: dict[str, tuple[Group, ...]] = {
         REPLAY, IMPORTS, DAY_GROUP,
     ),
     "Cost of a fleet": (RULES, STORM, DASHBOARDS),
-    "Accuracy": (ESTIMATES, GAUGES),
+    "Accuracy": (SECOND_OPINION, ESTIMATES, GAUGES),
     "Detection": (DETECTION,),
     "Robustness": (FUZZ, ENDURANCE, SOAK),
 }  # fmt: skip
