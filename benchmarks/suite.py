@@ -33,11 +33,8 @@ from benchmarks.node.ticks import TICK
 from benchmarks.record import RecordError, Stamp, made, uncommitted, write
 from benchmarks.truth.estimates import ESTIMATES
 from benchmarks.truth.gauges import GAUGES
-<<<<<<< HEAD
 from benchmarks.truth.second_opinion import SECOND_OPINION
-=======
 from benchmarks.truth.zombies import ZOMBIES
->>>>>>> preview
 from tests.fuzz.endurance import ENDURANCE
 from tests.fuzz.fuzz import FUZZ
 from tests.fuzz.soak import SOAK
@@ -48,13 +45,8 @@ PARTS: dict[str, tuple[Group, ...]] = {
         REPLAY, IMPORTS, DAY_GROUP,
     ),
     "Cost of a fleet": (RULES, STORM, DASHBOARDS),
-<<<<<<< HEAD
     "Accuracy": (SECOND_OPINION, ESTIMATES, GAUGES),
-    "Detection": (DETECTION,),
-=======
-    "Accuracy": (ESTIMATES, GAUGES),
     "Detection": (DETECTION, ZOMBIES),
->>>>>>> preview
     "Robustness": (FUZZ, ENDURANCE, SOAK),
 }  # fmt: skip
 GROUPS = {group.name: group for part in PARTS.values() for group in part}
