@@ -39,8 +39,8 @@ from exporter.core.states import (
     TENSOR_JOB,
     StateInterval,
     classify,
-    hang_window,
     hang_windows,
+    own_hang_window,
     saves,
     skip_unobserved,
     split_at_changes,
@@ -456,7 +456,7 @@ def _set_hang_windows(ledger: Ledger, evaluated: Sequence[tuple[Gpu, Evidence]])
         longest = sorted(gpu.timers.longest_spin for gpu in gpus)[len(gpus) // 2] if gpus else 0
         begun = any(BEGINNING not in gpu.timers.signs for gpu in gpus)
         for gpu in gpus:
-            own = max(hang_window(gpu.criteria, allocation.owner) for allocation in gpu.timers.holders)
+            own = max(own_hang_window(allocation.owner) for allocation in gpu.timers.holders)
             hang, suspect = hang_windows(
                 gpu.criteria, own=own, longest=longest, alone=begun and uuids <= busy, works=bool(uuids & works)
             )

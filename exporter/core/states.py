@@ -139,21 +139,27 @@ def zombie_window(criteria: Criteria, owner: Owner) -> int:
 
 def hang_window(criteria: Criteria, owner: Owner) -> int:
     """Nanoseconds `owner` may spin before it counts as hung: its own limit, else the policy's."""
-    return criteria.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
+    return own_hang_window(owner) or criteria.hang
+
+
+def own_hang_window(owner: Owner) -> int:
+    """The limit that the operator set for the job, in nanoseconds; 0: none."""
+    return 0 if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
 def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, works: bool) -> tuple[int, int]:
     """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
 
-    `own`: the owner's limit; `longest`: how long the job spun before, and then worked; `alone`: no other GPU of the
-    job does anything else. Where one rests, its process may evaluate or save on the CPU; where one works, the others
-    wait for it, and only after twice that time it is taken to work for ever.
+    `own`: the limit that the operator set for the job, which then applies to every case, or 0; `longest`: how long the
+    job spun before, and then worked; `alone`: no other GPU of the job does anything else. Where one rests, its process
+    may evaluate or save on the CPU; where one works, the others wait for it, and only after twice that time it is taken
+    to work for ever.
     """
     policy = criteria.policy
-    if alone:
-        hang = max(own, round(longest * policy.hang_earlier_factor))
+    if alone or own:
+        hang = own or max(criteria.hang, round(longest * policy.hang_earlier_factor))
         return hang, min(hang, criteria.hang_suspect)
-    hang = max(own, criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
+    hang = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
     return (2 * hang, hang) if works else (hang, hang)
 
 
