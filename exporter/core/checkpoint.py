@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw, Struct, structs
+from msgspec import Meta, Raw, Struct, field, structs
 
+from exporter.core.communication import LevelTracker
 from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
@@ -75,6 +76,7 @@ class _SavedGpu(Struct, array_like=True):
     state: State
     reason: str
     since: int
+    held_clock: float | None = None
 
 
 class _SavedJob(Struct, array_like=True):
@@ -90,6 +92,7 @@ class _SavedJob(Struct, array_like=True):
     peak_demand: PeakDemand | None
     progress: TrainingProgress | None
     service: ServingTotals | None
+    level_tracker: LevelTracker = field(default_factory=LevelTracker)
 
 
 class _SavedLedger(Struct, array_like=True):
@@ -191,6 +194,7 @@ def _load_gpu(ledger: Ledger, saved: _SavedGpu, leak_index: Sequence[int]) -> Gp
     values |= {name: Counter(values[name]) for name in ("rejected", "unobserved", "shared")}
     values["book"] = _load_book(saved.book, leak_index)
     gpu = Gpu(criteria=ledger.criteria_for(saved.device), **values)
+    gpu.timers.flags &= gpu.timers.signs  # an older version stored `signs` alone
     gpu.timers.update_criteria(gpu.criteria)
     return gpu
 

@@ -94,21 +94,21 @@ class LevelTracker(Struct, eq=False):
     density_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
     """Milliseconds of all busy readings by SM activity per engine activity."""
 
-    def add(self, readings: Sequence[Evidence], policy: Policy) -> None:
-        """Add the readings of all the job's GPUs in one observation."""
-        usable = [ev for ev in readings if ev.sm is not None and ev.kernel_runs and not ev.distrust]
+    def add(self, parts: Sequence[tuple[Evidence, int, int]], policy: Policy) -> None:
+        """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation."""
+        usable = [part for part in parts if part[0].sm is not None and part[0].kernel_runs and not part[0].distrust]
         if not usable:
             return
-        first = min(ev.reading.start for ev in usable) // MINUTE
-        last = max(ev.reading.end for ev in usable) // MINUTE
+        first = min(start for _, start, _ in usable) // MINUTE
+        last = max(end for _, _, end in usable) // MINUTE
         oldest = max((minute for minute in self.recent if minute <= first), default=first)
         self.recent = {minute: levels for minute, levels in self.recent.items() if minute >= oldest}
         for minute in range(first, last + 1):
             if minute > self.minute or not self.recent:
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
-            for ev in usable:
-                self._add_part(ev, minute)
+            for ev, start, end in usable:
+                self._add_part(ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE))
 
     def at(self, time: int) -> SmLevels:
         """The levels to use for an interval that begins at `time`."""
@@ -116,10 +116,9 @@ class LevelTracker(Struct, eq=False):
         known = [each for each in self.recent if each <= minute]
         return self.recent[max(known)] if known else UNKNOWN_LEVELS
 
-    def _add_part(self, ev: Evidence, minute: int) -> None:
-        """Add the part of a reading that lies in a minute."""
+    def _add_part(self, ev: Evidence, start: int, end: int) -> None:
+        """Add [start, end) of a reading, which lies within one minute."""
         reading, sm = ev.reading, ev.sm or 0.0
-        start, end = max(reading.start, minute * MINUTE), min(reading.end, (minute + 1) * MINUTE)
         if start >= end:
             return
         ms = (end - start) // MS

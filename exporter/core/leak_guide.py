@@ -88,7 +88,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_cost_idle:per_hour",
         ),
         fix="reclaim zombies; backfill the queue; scale servers to the demand",
-        evidence=("measured", "engine"),
+        evidence=("measured", "engine", "estimated"),
         needs="the scheduler and hardware counters; for servers without requests also the serving engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),

@@ -52,13 +52,13 @@ class Span(Struct, gc=False):
     """What each pool holds, parts per million of the interval; detectors drain them."""
     whole: int
     """This owner's share of the interval, parts per million."""
-    share: int = PPM
-    """This owner's part of the GPU's activity, parts per million."""
     gpus: int = 1
     restarts: int = 0
+    signs: frozenset[str] = NO_SIGNS
     serves: bool = False
     """The owner is a server: without a kernel it waits for requests."""
-    signs: frozenset[str] = NO_SIGNS
+    share: int = PPM
+    """This owner's part of the GPU's activity, parts per million."""
     ms: int = 0
     """Duration in milliseconds; required with `credit`."""
     credit: WorkloadCredit | None = None

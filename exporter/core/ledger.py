@@ -277,6 +277,10 @@ class Gpu:
     last_evidence: Evidence | None = None
     """The latest trusted evidence."""
     holders: tuple[Allocation, ...] = ()
+    bystanders: frozenset[str] = frozenset()
+    """Of several holders, the job IDs of those without a part in a hang: their processes use no SMs."""
+    state_beside: State = State.UNOBSERVED
+    """Their state while the GPU is hung."""
     held_clock: float | None = None
     """SM clock over the reference clock, when it was last read while the GPU worked."""
     credits: dict[str, WorkloadCredit] = field(default_factory=dict)
@@ -294,6 +298,10 @@ class Gpu:
     def held_by(self, job_id: str) -> bool:
         """Whether the job holds the GPU now."""
         return any(allocation.owner.job_id == job_id for allocation in self.holders)
+
+    def state_of(self, job_id: str) -> State:
+        """The GPU's state, as far as it concerns one of its holders."""
+        return self.state_beside if self.state is State.HUNG and job_id in self.bystanders else self.state
 
     def has_no_own_report(self, job_id: str, at: int) -> bool:
         """Whether no process of the job that uses this GPU has reported for a minute."""

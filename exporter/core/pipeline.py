@@ -6,7 +6,7 @@ job's culprit depends on the job's other GPUs. Unobserved time is represented by
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from exporter.core.serving import ServingStats
 from exporter.core.states import (
     BEGINNING,
     TENSOR_JOB,
+    Criteria,
     StateInterval,
     classify,
     hang_windows,
@@ -193,6 +194,9 @@ def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
 
 GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
 """A GPU, the evidence of one reading, and the reading's state intervals."""
+Activity = tuple[frozenset[str], frozenset[str]]
+"""UUIDs of the GPUs that spin, and of those that work, in the readings of one observation."""
+_NO_ACTIVITY: Activity = frozenset(), frozenset()
 Hangs = dict[str, list[tuple[int, int]]]
 """Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
@@ -210,8 +214,8 @@ def advance(ledger: Ledger, observation: Observation) -> None:
         return
     gpu_intervals = _apply_inputs(ledger, observation)
     evaluated = [(gpu, _evaluate_reading(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
-    _set_hang_windows(ledger, evaluated)
-    gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev)) for gpu, ev in evaluated]
+    activity = _activity_of(evaluated)
+    gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev, activity)) for gpu, ev in evaluated]
     hangs = _hangs(gpu_intervals)
     _measure_levels(ledger, gpu_intervals)
     for gpu, ev, intervals in gpu_intervals:
@@ -276,7 +280,7 @@ def _repartition(
     edge = max(until) if until else max([first, *(gpu.book.until for gpu in known)])
     gaps = [(gpu, _gap_reading(gpu, edge, observation)) for gpu in known if gpu.listed and gpu.book.until < edge]
     evaluated = [(gpu, _evaluate_reading(ledger, gpu, gap)) for gpu, gap in gaps]
-    closed = [(gpu, ev, _split_reading(ledger, gpu, ev)) for gpu, ev in evaluated]
+    closed = [(gpu, ev, _split_reading(ledger, gpu, ev, _NO_ACTIVITY)) for gpu, ev in evaluated]
     for gpu in known:
         gpu.listed = False
     for uuid, device in parts.items():
@@ -357,12 +361,13 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
     return ev
 
 
-def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval]:
+def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence, activity: Activity) -> list[StateInterval]:
     """First pass: split one reading where owner, timed states or indicators change."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
     if board.fatal_since is not None:
         ev.condition = ev.condition or board.condition(ev.reading.start)
     intervals: list[StateInterval] = []
+    suspect_only = ev.suspect_only
     for start, end, holders in _owned_intervals(ledger, ev):
         if ev.distrust or holders is None:
             skip_unobserved(gpu.timers, end - start)
@@ -370,8 +375,16 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence) -> list[StateInterval
             continue
         if holders is not gpu.timers.holders:
             _update_holders(gpu, holders, at=start, since=ledger.watched_since)
+        if ev.spin != NO_SPIN and holders and not gpu.timers.polls:
+            _set_hang_window(ledger, gpu, activity, start, end)
         update_activity(gpu.timers, ev, start, end, gpu.criteria)
-        intervals += split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
+        # Of several holders, nobody can be called hung while it is unknown whose kernel spins.
+        spinner_unknown = len(holders) > 1 and not _jobs_that_compute(ev, holders)
+        ev.suspect_only = suspect_only or spinner_unknown
+        parts = split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
+        for part in parts if spinner_unknown else ():
+            part.hung = False
+        intervals += parts
     if not ev.distrust:
         gpu.last_evidence = ev
     return intervals
@@ -422,54 +435,89 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
 
 
 def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
-    """Learn the SM activity of the kernels of jobs on several GPUs."""
-    readings: dict[str, list[Evidence]] = {}
-    for _, ev, intervals in gpu_intervals:
-        holders = intervals[0].holders if intervals else ()
-        if len(holders) == 1 and holders[0].gpus != 1:
-            readings.setdefault(holders[0].owner.job_id, []).append(ev)
-    for job_id, evidence in readings.items():
-        if job_id in ledger.jobs:
-            ledger.jobs[job_id].level_tracker.add(evidence, ledger.policy)
+    """Learn the SM activity of the kernels of jobs on several GPUs. New jobs are opened, so that none is missed."""
+    parts: dict[str, list[tuple[Evidence, int, int]]] = {}
+    for gpu, ev, intervals in gpu_intervals:
+        for interval in intervals:
+            for allocation in interval.holders:
+                job_id = allocation.owner.job_id
+                if job_id not in ledger.jobs:
+                    ledger.open_job(gpu, allocation, interval.start)
+                if allocation.gpus != 1 and len(interval.holders) == 1:
+                    parts.setdefault(job_id, []).append((ev, interval.start, interval.end))
+    for job_id, of_job in parts.items():
+        ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy)
 
 
-def _set_hang_windows(ledger: Ledger, evaluated: Sequence[tuple[Gpu, Evidence]]) -> None:
-    """Set how long the GPUs of a job may spin, by what its GPUs on this node do in these readings."""
-    spins = {gpu.device.uuid for gpu, ev in evaluated if ev.spin != NO_SPIN}
-    spinning = {
-        allocation.owner.job_id
-        for uuid in spins
-        for allocation in ledger.gpus[uuid].timers.holders
-        if not ledger.gpus[uuid].timers.polls
-    }
-    if not spinning:
-        return
-    busy = {gpu.device.uuid for gpu, ev in evaluated if ev.spin in {SPIN, SPIN_IF_FLAT}}
-    works = {gpu.device.uuid for gpu, ev in evaluated if ev.kernel_runs and ev.spin == NO_SPIN and not ev.distrust}
-    for job_id in spinning:
-        gpus = [
-            gpu
-            for gpu in ledger.gpus.values()
-            if gpu.listed and any(allocation.owner.job_id == job_id for allocation in gpu.timers.holders)
-        ]
-        uuids = {gpu.device.uuid for gpu in gpus}
-        longest = sorted(gpu.timers.longest_spin for gpu in gpus)[len(gpus) // 2] if gpus else 0
-        begun = any(BEGINNING not in gpu.timers.signs for gpu in gpus)
-        for gpu in gpus:
-            own = max(own_hang_window(allocation.owner) for allocation in gpu.timers.holders)
-            hang, suspect = hang_windows(
-                gpu.criteria, own=own, longest=longest, alone=begun and uuids <= busy, works=bool(uuids & works)
-            )
-            gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
+def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
+    busy = frozenset(gpu.device.uuid for gpu, ev in evaluated if ev.spin in {SPIN, SPIN_IF_FLAT})
+    works = (gpu.device.uuid for gpu, ev in evaluated if ev.kernel_runs and ev.spin == NO_SPIN and not ev.distrust)
+    return busy, frozenset(works)
+
+
+def _set_hang_window(ledger: Ledger, gpu: Gpu, activity: Activity, start: int, end: int) -> None:
+    """Set how long a GPU may spin, by what the GPUs of its job do; of several holders the longest window counts."""
+    holders = gpu.timers.holders
+    own = max(own_hang_window(allocation.owner) for allocation in holders)
+    jobs = [allocation.owner.job_id for allocation in holders]
+    hang, suspect = max(
+        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, job_id, start, end), activity, job_id=job_id, own=own)
+        for job_id in jobs
+    )
+    gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
+
+
+def _hang_windows_of_job(
+    criteria: Criteria, gpus: list[Gpu], activity: Activity, *, job_id: str, own: int
+) -> tuple[int, int]:
+    """The windows of one job, by what its GPUs on this node do."""
+    busy, works = activity
+    uuids = {gpu.device.uuid for gpu in gpus}
+    timers = [gpu.timers for gpu in gpus if any(each.owner.job_id == job_id for each in gpu.timers.holders)]
+    longest = sorted(each.longest_spin for each in timers)
+    begun = any(BEGINNING not in each.flags for each in timers)
+    return hang_windows(
+        criteria,
+        own=own,
+        longest=longest[len(longest) // 2] if longest else 0,
+        alone=begun and uuids <= busy,
+        works=not uuids.isdisjoint(works),
+    )
+
+
+def _gpus_between(ledger: Ledger, job_id: str, start: int, end: int) -> list[Gpu]:
+    """The listed GPUs that a job holds at some time in [start, end)."""
+    return [
+        ledger.gpus[uuid]
+        for uuid, allocations in ledger.allocations.items()
+        if uuid in ledger.gpus and ledger.gpus[uuid].listed and any(
+            allocation.owner.job_id == job_id and allocation.start < end
+            and (allocation.end is None or allocation.end > start)
+            for allocation in allocations
+        )
+    ]  # fmt: skip
+
+
+def _jobs_that_compute(ev: Evidence, holders: tuple[Allocation, ...]) -> frozenset[str]:
+    """The holders whose processes use the SMs: only these may be hung. Of several, none if their use is unknown."""
+    jobs = [allocation.owner.job_id for allocation in holders]
+    if len(jobs) == 1:
+        return frozenset(jobs)
+    use = sm_use_by_holder(ev.reading.processes, holders) or [0] * len(jobs)
+    return frozenset(compress(jobs, use))
+
+
+def _hung_jobs(ev: Evidence, interval: StateInterval) -> frozenset[str]:
+    """The holders to which the state hung applies."""
+    return _jobs_that_compute(ev, interval.holders) if interval.hung else interval.culprits
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
     hangs: Hangs = {}
-    for _, _, intervals in gpu_intervals:
+    for _, ev, intervals in gpu_intervals:
         for interval in intervals:
-            if interval.hung:
-                for allocation in interval.holders:
-                    hangs.setdefault(allocation.owner.job_id, []).append((interval.start, interval.end))
+            for job_id in _hung_jobs(ev, interval):
+                hangs.setdefault(job_id, []).append((interval.start, interval.end))
     return hangs
 
 
@@ -480,15 +528,19 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
     """
     saving = saves(ev, gpu.criteria.policy)
     for interval in intervals:
-        hung = [bounds for allocation in interval.holders for bounds in hangs.get(allocation.owner.job_id, ())]
+        hung = [
+            (allocation.owner.job_id, *bounds)
+            for allocation in interval.holders
+            for bounds in hangs.get(allocation.owner.job_id, ())
+        ]
         if ev.distrust or ev.kernel_runs or saving or not hung:
             yield interval
             continue
-        inside = sorted({t for bounds in hung for t in bounds if interval.start < t < interval.end})
+        inside = sorted({t for _, *bounds in hung for t in bounds if interval.start < t < interval.end})
         edges = [interval.start, *inside, interval.end]
         for a, b in pairwise(edges):
-            culprit = any(start <= a and b <= end for start, end in hung)
-            yield replace(interval, start=a, end=b, culprit=culprit)
+            culprits = frozenset(job_id for job_id, start, end in hung if start <= a and b <= end)
+            yield replace(interval, start=a, end=b, culprits=culprits)
 
 
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:
@@ -499,6 +551,9 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             gpu.state, gpu.since = state, interval.start
             ledger.state_entries[state] += 1
         gpu.reason, gpu.holders = reason, interval.holders
+        gpu.bystanders = _bystanders(ev, interval)
+        if state is State.HUNG:
+            gpu.state_beside = classify(ev, replace(interval, hung=False, culprits=frozenset()))[0]
         ms = (interval.end - interval.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
@@ -552,9 +607,19 @@ def _split_among_owners(
         return [(allocation, PPM, whole, _leaks_of_owner(gpu, allocation, span, interval))]
     shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
     for allocation, ran, own in _divide_pools(gpu, ev, interval, pools):
-        span = _span(ledger, ev, interval, allocation, own, state=state, policy=policy, share=ran * whole // PPM)
+        each = gpu.state_of(allocation.owner.job_id)
+        span = _span(ledger, ev, interval, allocation, own, state=each, policy=policy, share=ran * whole // PPM)
         shares.append((allocation, ran, span.whole, _leaks_of_owner(gpu, allocation, span, interval)))
     return shares
+
+
+def _bystanders(ev: Evidence, interval: StateInterval) -> frozenset[str]:
+    """Of several holders, those without a part in a hang; none if it is unknown who has."""
+    if len(interval.holders) < 2:  # noqa: PLR2004  most intervals
+        return frozenset()
+    involved = interval.culprits or _jobs_that_compute(ev, interval.holders)
+    jobs = frozenset(allocation.owner.job_id for allocation in interval.holders)
+    return jobs - involved if involved else frozenset()
 
 
 def _span(
@@ -576,7 +641,7 @@ def _span(
         policy,
         pools,
         sum(pools),
-        share,
+        share=share,
         gpus=allocation.gpus,
         restarts=allocation.restarts,
         serves=allocation.owner.workload_class == "serving",

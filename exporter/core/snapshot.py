@@ -451,8 +451,9 @@ def valid_value(reading: Reading | None, name: str) -> float | None:
 def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
     name = job.owner.job_id
     holding = [gpu for gpu in ledger.gpus.values() if gpu.listed and gpu.held_by(name)]
-    states = Counter(gpu.state for gpu in holding)
-    spinning = [gpu.timers.spin_since for gpu in holding if _hang_suspected(gpu)]
+    states = Counter(gpu.state_of(name) for gpu in holding)
+    suspects = (gpu for gpu in holding if name not in gpu.bystanders and _hang_suspected(gpu))
+    spinning = [gpu.timers.spin_since for gpu in suspects]
     without_process = [gpu.timers.bare_since for gpu in holding if gpu.timers.bare_since is not None]
     used = [valid_value(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
     known = [bytes_ for bytes_ in used if bytes_ is not None]

@@ -233,6 +233,8 @@ class GpuTimers:
     suspect: int = _NEVER
     hang_leave: int = 0
     """Credit thresholds in nanoseconds; with several holders the longest limit applies."""
+    own_hang: int = _NEVER
+    """The holders' own limit, from which `hang` was last reset."""
     seen: int = 0
     engine_sum: int = 0
     engine_squares: int = 0
@@ -243,7 +245,7 @@ class GpuTimers:
 
     def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
         """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
-        self.holders, self.unserved = holders, False
+        self.holders, self.unserved, self.own_hang = holders, False, 0
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
         self.longest_spin = self.excused_until = self.cpu_until = self.work_done = self.tensor_work = 0
@@ -259,11 +261,11 @@ class GpuTimers:
 
     def update_holders(self, holders: tuple[Allocation, ...], criteria: Criteria) -> None:
         """Update attributes of the same holders, such as the workload class, and re-evaluate states."""
-        self.holders, hang, window = holders, self.hang, self.window
+        self.holders, own, window = holders, self.own_hang, self.window
         self._set_limits(criteria)
         if self.window != window:
             self.zombie = self.zombie and self.quiet >= self.window
-        if self.hang != hang:
+        if self.own_hang != own:
             self.hung = self.hung and self.spin >= self.hang
         if self.polls:
             self.clear_spin()
@@ -297,14 +299,15 @@ class GpuTimers:
     def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners) and not self.unserved
-        self.window, self.hang, self.suspect, self.hang_leave = 0, _NEVER, _NEVER, 0
+        self.window = max((zombie_window(criteria, owner) for owner in owners), default=0)
         if owners:
-            self.window = max(zombie_window(criteria, owner) for owner in owners)
-            self.hang = max(hang_window(criteria, owner) for owner in owners)
-            self.suspect = min(criteria.hang_suspect, self.hang)
             batch = any(owner.workload_class == "batch" for owner in owners)
             self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
-            self.hang_leave = max(0, self.hang - criteria.hang_margin)
+        own = max((hang_window(criteria, owner) for owner in owners), default=_NEVER)
+        if own != self.own_hang:  # else `hang` stays what the job's other GPUs made it
+            self.own_hang = self.hang = own
+            self.suspect = min(criteria.hang_suspect, own) if owners else _NEVER
+        self.hang_leave = max(0, self.hang - criteria.hang_margin) if owners else 0
 
     def _set_flags(self, flags: frozenset[str]) -> None:
         self.flags, self.signs = flags, self.verdict | flags
@@ -352,12 +355,14 @@ class GpuTimers:
         if ev.pcie_rx:
             self.input_sum += ms * max(0, int(ev.pcie_rx - (ev.pcie_tx or 0.0)))
 
-    def end_minute(self, policy: Policy) -> None:
+    def end_minute(self, criteria: Criteria) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
+        policy = criteria.policy
         self.verdict = self._minute_signs(policy) if self.seen * MS * 2 >= MINUTE else NO_SIGNS
         # Low use that goes on, minute after minute, is no zombie; a keeper computes once in half an hour.
         if self.used_sum > policy.minute_engine * PPM * self.seen:
             self.quiet = max(0, self.quiet - 2 * MINUTE)
+            self.zombie = self.zombie and self.quiet > _zombie_end(self, criteria)
         self._set_flags(self.flags)
         self._begin_minute()
 
@@ -383,7 +388,8 @@ class StateInterval(Struct, gc=False):
     zombie: bool = False
     leaked: bool = False
     signs: frozenset[str] = NO_SIGNS
-    culprit: bool = False
+    culprits: frozenset[str] = NO_SIGNS
+    """Job IDs of holders that are hung on other GPUs, while this one is idle."""
     owner_known: bool = True
 
 
@@ -459,7 +465,7 @@ def split_at_changes(
         timers.add_to_minute(ev, now, stop)
         now = stop
         if now == minute_end:
-            timers.end_minute(criteria.policy)
+            timers.end_minute(criteria)
     return intervals
 
 
@@ -489,6 +495,8 @@ def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, crit
     soonest = min(idle, _time_to(timers.leaked, criteria.unowned, leak))
     if timers.hung:
         return min(soonest, _time_to(-timers.spin, -timers.hang_leave, -spin))
+    if timers.spin and spin < 0:
+        return min(soonest, _time_to(-timers.spin, 0, -spin))
     return soonest if ev.suspect_only else min(soonest, _time_to(timers.spin, timers.hang, spin))
 
 
@@ -623,7 +631,7 @@ RULES: tuple[tuple[State, Rule], ...] = (
     (State.UNOBSERVED, lambda ev, span: ev.distrust or ("" if span.owner_known else "owner_unknown")),
     (State.UNOWNED, lambda _, span: "leaked_process" if span.leaked and not span.holders else ""),
     (State.UNALLOCATED, lambda ev, span: "" if span.holders else "stranded" if ev.device.stranded else "free"),
-    (State.HUNG, lambda _, span: "spinning" if span.hung else "culprit" if span.culprit else ""),
+    (State.HUNG, lambda _, span: "spinning" if span.hung else "culprit" if span.culprits else ""),
     (State.ZOMBIE, _zombie),
     (State.STALLED, lambda ev, _: "" if ev.kernel_runs else _idle_reason(ev)),
     (State.ACTIVE, _active),
@@ -636,7 +644,7 @@ def classify(ev: Evidence, interval: StateInterval) -> tuple[State, str]:
     if (
         ev.kernel_runs
         and interval.holders
-        and not (interval.hung or interval.zombie or interval.culprit or ev.distrust or ev.condition)
+        and not (interval.hung or interval.zombie or interval.culprits or ev.distrust or ev.condition)
     ):
         return State.ACTIVE, _active(ev, interval)  # fast path for most intervals: no other rule could match
     for state, rule in RULES:

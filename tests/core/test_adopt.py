@@ -107,13 +107,14 @@ def test_a_lower_limit_of_an_owner_reverses_nothing_either() -> None:
 
 
 def test_hangs_follow_likewise() -> None:
-    ledger = resting(250, SPINNING)
+    ledger = resting(60, WORKING)
+    goes_on(ledger, 60, 310, SPINNING)
     assert state(ledger)[0] is State.ACTIVE
     ledger.update_policy(Policy(hang_seconds=130), {})
-    goes_on(ledger, 250, 260, SPINNING)
-    assert state(ledger) == (State.HUNG, 250)
+    goes_on(ledger, 310, 320, SPINNING)
+    assert state(ledger) == (State.HUNG, 310)
     ledger.update_policy(Policy(hang_seconds=900), {})
-    goes_on(ledger, 260, 270, SPINNING)
+    goes_on(ledger, 320, 330, SPINNING)
     assert state(ledger)[0] is State.ACTIVE
 
 

@@ -36,6 +36,23 @@ def books(ledger: Ledger) -> object:
     return msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body)
 
 
+GONE = {"wake", "rx_sum", "rx_peak"}
+"""Fields of timers that older versions stored."""
+DERIVED = {"hang", "hang_leave"}
+"""Fields that follow the current policy."""
+
+
+def missing(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where `new` differs from what `old` holds; it may hold more."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        kept = old.keys() - GONE - DERIVED
+        return [each for key in kept for each in missing(old[key], new.get(key), f"{path}.{key}")]
+    if isinstance(old, list) and isinstance(new, list) and len(old) <= len(new):
+        pairs = enumerate(zip(old, new, strict=False))
+        return [each for n, (one, other) in pairs for each in missing(one, other, f"{path}.{n}")]
+    return [] if old == new else [f"{path}: {old} became {new}"]
+
+
 def sorted_sets(value: Any) -> Any:
     """A copy with lists of strings sorted, as sets are stored in any order."""
     if isinstance(value, dict):
@@ -90,8 +107,32 @@ def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
 def test_what_an_older_version_wrote_is_read_and_written_again_as_it_was(written: Path) -> None:
     ledger, head = Ledger(), read_header(written.read_bytes())
     load_ledger(ledger, written.read_bytes())
-    assert sorted_sets(books(ledger)) == sorted_sets(msgspec.msgpack.decode(head.body))
+    assert missing(sorted_sets(msgspec.msgpack.decode(head.body)), sorted_sets(books(ledger))) == []
+    assert sorted_sets(books(again(ledger))) == sorted_sets(books(ledger))
     assert read_header(dump_ledger(ledger)).edges == head.edges
+
+
+@pytest.mark.parametrize("written", sorted(Path(__file__).with_name("checkpoints").glob("*.bin")), ids=lambda p: p.stem)
+def test_who_had_worked_by_an_older_version_s_word_does_not_begin_anew(written: Path) -> None:
+    """Older versions stored which indicators apply, and not which of them last."""
+    ledger = Ledger()
+    load_ledger(ledger, written.read_bytes())
+    worked = [gpu.timers for gpu in ledger.gpus.values() if "beginning" not in gpu.timers.signs]
+    assert worked
+    for timers in worked:
+        timers.end_minute(ledger.criteria)
+        assert "beginning" not in timers.signs
+
+
+def test_the_clock_of_a_gpu_at_work_is_kept() -> None:
+    """It worked at two thirds of the reference clock; the next clock is read at rest."""
+    ledger = played([first([device()], [held()]), seen(10, reading(0, 10, sm_clock_hz=1220e6))])
+    back, resting = again(ledger), {"sm_clock_hz": 345e6, "gpu_utilization": 0.0}
+    assert back.gpus["GPU-0"].held_clock == 1220 / 1830
+    for one in (ledger, back):
+        advance(one, seen(20, reading(10, 20, **resting)))
+    assert back.gpus["GPU-0"].book.parts == ledger.gpus["GPU-0"].book.parts
+    assert back.gpus["GPU-0"].book.parts[LEAK_NAMES.index("throttled")] == pytest.approx(0.15 * 20 * SECOND)
 
 
 def test_down_time_is_its_holder_s_and_unobserved() -> None:

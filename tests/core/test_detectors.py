@@ -84,7 +84,7 @@ def test_a_temperature_that_falls_speaks_for_a_hang_and_one_that_rises_against(l
 
 
 def test_signs_are_told_while_a_hang_is_suspected_and_agree_with_the_evidence() -> None:
-    early, late = story([(119, SPINNING)]), story([(121, SPINNING)])
+    early, late = (story([(60, WORKING), (spun, SPINNING)]) for spun in (119, 121))
     assert lines(shown(early), "hang_sign") == []
     assert lines(shown(late), "hang_sign")[0] == 'hang_sign{uuid="GPU-0",gpu="0",sign="engine_busy"} 1'
     assert lines(shown(late), "hang_confidence_ratio") == ['hang_confidence_ratio{uuid="GPU-0",gpu="0"} 0.875']
@@ -152,48 +152,60 @@ def test_a_server_that_spins_polls_until_its_requests_are_known() -> None:
     assert state(story([(18010, SPINNING)], owner=SERVER)) == (State.ZOMBIE, "idle_spin", 18000.0)
 
 
-def test_a_server_beside_a_batch_job_on_one_gpu_proves_nothing_about_the_other() -> None:
+def shared(*owners: Owner, uses: dict[str, float], spun: float) -> Ledger:
+    """A GPU of several jobs with one process each works for a minute, then spins; `uses`: SM time by job ID."""
+    processes = tuple(Process(n, job_id=job_id, sm_active=used) for n, (job_id, used) in enumerate(uses.items()))
     ledger = Ledger()
-    advance(ledger, first([device()], [held(owner=SERVER), held()]))
-    advance(ledger, seen(400, reading(0, 400, SPINNING)))
-    assert state(ledger)[:2] == (State.HUNG, "spinning")
+    advance(ledger, first([device()], [held(owner=owner) for owner in owners]))
+    advance(ledger, seen(60, reading(0, 60)))
+    advance(ledger, seen(60 + spun, reading(60, 60 + spun, SPINNING | {"processes": processes})))
+    return ledger
+
+
+def test_a_server_beside_a_batch_job_on_one_gpu_proves_nothing_about_the_other() -> None:
+    ledger = shared(SERVER, JOB, uses={"41": 0.1, "web": 0.0}, spun=700)
+    assert state(ledger) == (State.HUNG, "spinning", 660.0)
 
 
 def test_an_owner_s_own_patience_counts_and_of_several_the_longest() -> None:
     slow = Owner("slow", hang_seconds=1000.0)
-    assert state(story([(990, SPINNING)], owner=slow))[0] is State.ACTIVE
-    assert state(story([(1010, SPINNING)], owner=slow)) == (State.HUNG, "spinning", 1000.0)
+    assert state(story([(60, WORKING), (990, SPINNING)], owner=slow))[0] is State.ACTIVE
+    assert state(story([(60, WORKING), (1010, SPINNING)], owner=slow)) == (State.HUNG, "spinning", 1060.0)
     quick = Owner("quick", hang_seconds=60.0)
-    assert state(story([(70, SPINNING)], owner=quick)) == (State.HUNG, "spinning", 60.0)
-    assert gpu(story([(60, SPINNING)], owner=quick)).hang_suspected
-    ledger = Ledger()
-    advance(ledger, first([device()], [held(owner=slow), held(owner=quick)]))
-    advance(ledger, seen(990, reading(0, 990, SPINNING)))
-    assert state(ledger)[0] is State.ACTIVE
+    assert state(story([(60, WORKING), (70, SPINNING)], owner=quick)) == (State.HUNG, "spinning", 120.0)
+    assert gpu(story([(60, WORKING), (60, SPINNING)], owner=quick)).hang_suspected
+    both = {"slow": 0.05, "quick": 0.05}
+    assert state(shared(slow, quick, uses=both, spun=990))[0] is State.ACTIVE
+    assert state(shared(slow, quick, uses=both, spun=1010)) == (State.HUNG, "spinning", 1060.0)
 
 
 def test_a_hang_with_little_patience_is_not_confirmed_without_its_evidence_either() -> None:
-    ledger = story([(400, SPINNING | {"dram_active": None})], owner=Owner("quick", hang_seconds=60.0))
+    blind = SPINNING | {"dram_active": None}
+    ledger = story([(60, WORKING), (400, blind)], owner=Owner("quick", hang_seconds=60.0))
     assert state(ledger)[0] is State.ACTIVE
     assert gpu(ledger).hang_suspected
 
 
 def test_a_hang_with_little_patience_ends_with_the_spin() -> None:
     quick = Owner("quick", hang_seconds=60.0)
-    assert state(story([(70, SPINNING), (20, WORKING)], owner=quick, step=1.0))[0] is State.ACTIVE
+    ledger = story([(60, WORKING), (70, SPINNING), (20, WORKING)], owner=quick, step=1.0)
+    assert state(ledger)[0] is State.ACTIVE
+    assert state(story([(60, WORKING), (70, SPINNING)], owner=quick, step=1.0))[0] is State.HUNG
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100"])
 def test_a_model_may_have_thresholds_of_its_own(name: str) -> None:
     ledger = Ledger(Policy(), {name: Policy(hang_seconds=60.0, spin_power_share_with_fp=0.5)})
     other = replace(device("GPU-1", "1"), model="NVIDIA L4", spec=replace(H100, name="L4"))
-    advance(ledger, first([device(), other], [held(), held("GPU-1")]))
+    advance(ledger, first([device(), other], [held(), held("GPU-1", Owner("42"))]))
+    advance(ledger, seen(60, reading(0, 60), reading(0, 60, uuid="GPU-1")))
     loud = SPINNING | {"power_watts": 400.0}
-    advance(ledger, seen(90, reading(0, 90, loud), reading(0, 90, loud, uuid="GPU-1")))
+    advance(ledger, seen(150, reading(60, 150, loud), reading(60, 150, loud, uuid="GPU-1")))
     assert [state(ledger, uuid)[0] for uuid in ("GPU-0", "GPU-1")] == [State.HUNG, State.ACTIVE]
     unknown = Ledger(Policy(), {name: Policy(hang_seconds=60.0)})
     advance(unknown, first([replace(device(), model="other", spec=None)], [held()]))
-    advance(unknown, seen(90, reading(0, 90, SPINNING)))
+    advance(unknown, seen(60, reading(0, 60)))
+    advance(unknown, seen(150, reading(60, 150, SPINNING)))
     assert state(unknown)[0] is State.ACTIVE
 
 
@@ -240,10 +252,13 @@ def test_a_job_s_gpus_by_their_state() -> None:
 
 
 def test_entries_and_detection_times_of_states() -> None:
-    """One hang after 300 s of spinning, another after 320; a zombie after half an hour."""
-    hung = shown(story([(60, WORKING), (400, SPINNING), (60, WORKING), (400, SPINNING)]))
+    """One hang after 600 s of spinning; a zombie after half an hour.
+
+    The first spin lasts 700 s and ten more, in which work ends it; the second is a hang after 1.2 times that.
+    """
+    hung = shown(story([(60, WORKING), (700, SPINNING), (60, WORKING), (900, SPINNING)]))
     assert dict(hung.state_entries)[State.HUNG] == 2
-    assert hung.detections == ((State.HUNG, 2, 600 * S), (State.ZOMBIE, 0, 0))
+    assert hung.detections == ((State.HUNG, 2, (600 + 852) * S), (State.ZOMBIE, 0, 0))
     zombie = shown(story([(60, WORKING), (2000, RESTING)]))
     assert dict(zombie.state_entries)[State.ZOMBIE] == 1
     assert zombie.detections == ((State.HUNG, 0, 0), (State.ZOMBIE, 1, 1800 * S))
@@ -300,9 +315,9 @@ def test_a_process_list_that_is_not_empty_is_no_sign_of_anything() -> None:
 
 def learnt(before: Owner, after: Owner, seconds: float, signals: dict[str, Any]) -> Ledger:
     """Attributes of a job become known after it has been spinning or idle for a while."""
-    ledger = story([(seconds, signals)], owner=before)
-    advance(ledger, Observation(round(seconds * S), round(seconds * S), allocations=(held(owner=after),)))
-    advance(ledger, seen(seconds + 10, reading(seconds, seconds + 10, signals)))
+    ledger, at = story([(60, WORKING), (seconds, signals)], owner=before), 60 + seconds
+    advance(ledger, Observation(round(at * S), round(at * S), allocations=(held(owner=after),)))
+    advance(ledger, seen(at + 10, reading(at, at + 10, signals)))
     return ledger
 
 
@@ -310,15 +325,15 @@ def test_what_becomes_known_of_a_job_moves_its_limits() -> None:
     person = replace(JOB, workload_class="interactive")
     assert state(learnt(JOB, JOB, 2000, RESTING))[0] is State.ZOMBIE
     assert state(learnt(JOB, person, 2000, RESTING))[0] is State.STALLED
-    assert state(learnt(JOB, replace(JOB, user="bob"), 2000, RESTING)) == (State.ZOMBIE, "idle_context", 1800.0)
+    assert state(learnt(JOB, replace(JOB, user="bob"), 2000, RESTING)) == (State.ZOMBIE, "idle_context", 1860.0)
     assert state(learnt(person, JOB, 2000, RESTING))[0] is State.ZOMBIE
     patient = replace(JOB, hang_seconds=900.0)
-    assert state(learnt(JOB, patient, 400, SPINNING))[0] is State.ACTIVE
-    assert state(learnt(patient, JOB, 400, SPINNING))[0] is State.HUNG
-    assert state(learnt(JOB, replace(JOB, zombie_seconds=60.0), 400, SPINNING))[0] is State.HUNG
+    assert state(learnt(JOB, patient, 700, SPINNING))[0] is State.ACTIVE
+    assert state(learnt(patient, JOB, 700, SPINNING))[0] is State.HUNG
+    assert state(learnt(JOB, replace(JOB, zombie_seconds=60.0), 700, SPINNING))[0] is State.HUNG
 
 
 def test_a_job_that_turns_out_to_serve_hangs_no_more() -> None:
-    ledger = learnt(JOB, replace(JOB, workload_class="serving"), 400, SPINNING)
+    ledger = learnt(JOB, replace(JOB, workload_class="serving"), 700, SPINNING)
     assert state(ledger)[:2] == (State.ACTIVE, "idle_spin")
     assert (gpu(ledger).hang_suspected, gpu(ledger).spin_since) == (False, None)

@@ -24,8 +24,12 @@ def test_pools_of_a_busy_second() -> None:
     assert ev.unresolved == 0
 
 
-def test_a_clock_above_the_reference_gains_nothing() -> None:
-    assert evidence(WORKING, sm_clock_hz=1980e6).clock == 1.0
+def test_a_clock_above_the_reference_delivers_more_than_the_peak_of_that_time() -> None:
+    """An H100 that boosts to 1980 MHz: 0.45 * 1980 / 1830 = 0.486885 of the peak; the excess comes out of slack."""
+    ev = evidence(WORKING, sm_clock_hz=1980e6)
+    assert (ev.wait, ev.slack, ev.clock_loss, ev.ofu) == (50_000, 950_000 - 486_885, 0, 486_885)
+    dense = evidence(WORKING, gr_engine_active=1.0, sm_active=1.0, tensor_active=0.95, sm_clock_hz=1980e6)
+    assert (dense.slack, dense.clock_loss, dense.ofu) == (0, 0, PPM), "never more than the time a kernel ran"
 
 
 @pytest.mark.parametrize("missing", ["tensor_active"])

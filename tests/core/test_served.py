@@ -16,7 +16,7 @@ from exporter.core.serving import computed_tokens
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_exposition import lines
 from tests.core.test_progress import shows, value
-from tests.core.test_told import PEAK, lost, parts
+from tests.core.test_told import HALF, PEAK, lost, parts
 from tests.worlds import RESTING, SPINNING, WORKING, S, device, first, held, reading, seen
 
 SERVER = Owner("41", workload_class="serving")
@@ -31,7 +31,7 @@ def word(start: float, end: float, **more: Any) -> ServingReport:
 def opened(gpus: int = 1) -> Ledger:
     boards = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     ledger = Ledger()
-    advance(ledger, first(boards, [held(b.uuid, SERVER, gpus=2) for b in boards]))
+    advance(ledger, first(boards, [held(b.uuid, SERVER, start=-60.0, gpus=2) for b in boards]))
     advance(ledger, seen(1, *(reading(0, 1, uuid=b.uuid) for b in boards)))
     return ledger
 
@@ -79,18 +79,32 @@ def test_waiting_because_the_kv_cache_is_full() -> None:
 
 def test_empty_slots_while_requests_queue() -> None:
     """8 of 32 slots are filled: three quarters of wait and slack."""
-    found = after(word(1, 6, **BUSY, slots=32.0))
+    queued = word(1, 3, **BUSY, slots=32.0)
+    found = after(queued, word(3, 6, **BUSY, slots=32.0))
     assert found["batching"] == pytest.approx(0.75 * 0.55)
     assert "kv_cache_wait" not in found
-    assert "batching" not in after(word(1, 6, **BUSY | {"waiting": 0.0}, slots=32.0))
-    assert "batching" not in after(word(1, 6, **BUSY))
+    assert "batching" not in after(queued, word(3, 6, **BUSY | {"waiting": 0.0}, slots=32.0))
+    assert "batching" not in after(queued, word(3, 6, **BUSY))
+
+
+def test_requests_that_wait_at_a_single_report_may_start_at_once() -> None:
+    """A decode server reports 20 waiting requests once, with 12 of its 256 slots filled."""
+    calm, queue = {"running": 12.0, "slots": 256.0, "kv_use": 0.3}, {"waiting": 20.0}
+    before, after_it = word(1, 3, waiting=0.0, **calm), word(4, 6, waiting=0.0, **calm)
+    assert "batching" not in after(before, word(3, 6, **calm, **queue))
+    assert "batching" not in after(word(1, 3, **calm, **queue), word(3, 4, **calm, **queue), after_it)
+    assert "batching" in after(word(1, 3, **calm, **queue), word(3, 6, **calm, **queue))
 
 
 def test_decode_steps_stretched_by_prefills() -> None:
-    """40 ms instead of 30 between two tokens: a quarter of the slack."""
+    """40 ms instead of 30 between two tokens: a quarter of the slack that communication leaves.
+
+    Of that, a tenth of what idle SMs allow: (.955 * .95 - .8) / (.955 - .14).
+    """
+    communication = 0.1 * (0.955 * 0.95 - 0.8) / (0.955 - 0.14)
     slow = {"inter_token_seconds": 0.04, "calm_inter_token_seconds": 0.03}
     found = after(word(1, 6, **BUSY, prompt_tokens=100.0, **slow))
-    assert found["prefill_decode_interference"] == pytest.approx(0.25 * 0.5)
+    assert found["prefill_decode_interference"] == pytest.approx(0.25 * (0.5 - communication), abs=2e-6)
     assert "prefill_decode_interference" not in after(word(1, 6, **BUSY, **slow))
     assert "prefill_decode_interference" not in after(word(1, 6, **BUSY, prompt_tokens=9.0, inter_token_seconds=0.04))
     fast = {"inter_token_seconds": 0.02, "calm_inter_token_seconds": 0.03}
@@ -125,9 +139,9 @@ def test_an_engine_s_flops_stand_for_the_model_s() -> None:
 
 def test_a_word_holds_until_three_more_should_have_come() -> None:
     """Reports every five seconds: after twenty seconds without one the shares expire."""
-    told = word(1, 6, **BUSY, slots=32.0)
+    told = word(0, 1, **BUSY, slots=32.0), word(1, 6, **BUSY, slots=32.0)
     ledger = opened()
-    advance(ledger, replace(seen(6), serving=(told,)))
+    advance(ledger, replace(seen(6), serving=told))
     advance(ledger, seen(26, reading(6, 26)))
     before = parts(ledger)
     advance(ledger, seen(27, reading(26, 27)))
@@ -158,13 +172,45 @@ def test_the_first_word_is_of_a_moment() -> None:
     ledger = opened()
     advance(ledger, replace(seen(6), serving=(word(6, 6, running=0.0, waiting=0.0, flops=1e15),)))
     before = parts(ledger)
-    advance(ledger, seen(8, reading(6, 8, RESTING)))
-    assert lost(ledger, before) == {"idle_allocation": 2.0}
+    advance(ledger, seen(8, reading(6, 8, HALF)))
+    assert lost(ledger, before)["idle_allocation"] == 1.0
     assert ledger.jobs["41"].book.reportable == 0.0
-    advance(ledger, seen(12, reading(8, 12, RESTING)))
+    advance(ledger, seen(12, reading(8, 12, HALF)))
     before = parts(ledger)
-    advance(ledger, seen(13, reading(12, 13, RESTING)))
-    assert "idle_allocation" not in lost(ledger, before)
+    advance(ledger, seen(13, reading(12, 13, HALF)))
+    assert lost(ledger, before)["unattributed_stall"] == 0.5
+
+
+@pytest.mark.parametrize(("engine", "leak"), [(0.29, "idle_allocation"), (0.3, "unattributed_stall")])
+def test_a_server_that_reports_nothing_is_idle_while_no_kernel_runs_for_most_of_the_time(
+    engine: float, leak: str
+) -> None:
+    ledger = opened()
+    before = parts(ledger)
+    some = HALF | {"gr_engine_active": engine, "sm_active": engine, "tensor_active": 0.1}
+    advance(ledger, seen(2, reading(1, 2, some)))
+    assert lost(ledger, before)[leak] == pytest.approx(1 - engine)
+    busy = word(1, 2, running=1.0, waiting=0.0, generated_tokens=5.0)
+    advance(ledger, replace(seen(2), serving=(busy,)))
+    before = parts(ledger)
+    advance(ledger, seen(3, reading(2, 3, some)))
+    assert "idle_allocation" not in lost(ledger, before), "its engine reports requests"
+
+
+def test_a_server_starts_before_it_is_idle() -> None:
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(owner=SERVER)]))
+    advance(ledger, seen(600, reading(0, 600, RESTING)))
+    assert lost(ledger) == {"startup": 600.0}
+
+
+def test_a_server_s_even_gaps_are_its_host_s_whatever_its_kernels() -> None:
+    """Half of each second waits, for two minutes; the SMs are full while a kernel runs."""
+    ledger = opened()
+    advance(ledger, seen(120, reading(1, 120, HALF)))
+    before = parts(ledger)
+    advance(ledger, seen(121, reading(120, 121, HALF)))
+    assert lost(ledger, before)["host_overhead"] == pytest.approx(0.5)
 
 
 def test_series_of_a_server_with_two_replicas() -> None:

@@ -17,7 +17,7 @@ from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, se
 
 BOARD = replace(H100, slices=7, memory_gb=80.0)
 SMALL: dict[str, Any] = WORKING | {
-    "gr_engine_active": 0.5, "sm_active": 0.1, "tensor_active": 0.05, "dram_active": 0.1,
+    "gr_engine_active": 1.0, "sm_active": 0.1, "tensor_active": 0.05, "dram_active": 0.1,
     "memory_used_bytes": 5e9, "memory_total_bytes": 80e9,
 }  # fmt: skip
 
@@ -63,7 +63,9 @@ def test_a_board_whose_memory_is_not_known_has_no_slices() -> None:
         ({"sm_active": 0.15}, "2g.20gb"),
         ({"sm_active": 0.3}, "3g.40gb"),
         ({"sm_active": 0.45}, "4g.40gb"),
-        ({"sm_active": 0.6, "gr_engine_active": 0.6}, None),
+        ({"sm_active": 0.58}, None),
+        ({"sm_active": 0.15, "gr_engine_active": 0.5}, "3g.40gb"),
+        ({"dram_active": 0.063, "gr_engine_active": 0.5}, "2g.20gb"),
         ({"dram_active": 0.126}, "1g.20gb"),
         ({"memory_used_bytes": 39e9}, None),
     ],
@@ -91,7 +93,7 @@ def test_seconds_beyond_the_slice_count_from_when_it_is_known() -> None:
 def test_a_peak_counts_for_ever_and_growth_is_seen_at_once() -> None:
     assert _profile(ran((60, SMALL | {"sm_active": 0.3}), (3600, SMALL))) == "3g.40gb"
     assert _profile(ran((3600, SMALL), (10, SMALL | {"memory_used_bytes": 19e9}))) == "1g.20gb"
-    assert ran((3600, SMALL), (10, SMALL | {"sm_active": 0.9, "gr_engine_active": 0.9})).smallest_slice is None
+    assert ran((3600, SMALL), (10, SMALL | {"sm_active": 0.9})).smallest_slice is None
 
 
 def _profile(view: JobView) -> str:
@@ -154,8 +156,7 @@ def test_what_a_smaller_slice_would_not_have_lost_is_the_allocation_s() -> None:
 
 def test_it_takes_no_more_than_was_lost() -> None:
     """Six sevenths were never needed in its first hour; then it works at 0.45, loses 0.55, and needs more."""
-    busy = SMALL | {"gr_engine_active": 1.0, "sm_active": 0.1, "tensor_active": 0.1}
-    found = shares((3600, SMALL | {"gr_engine_active": 0.2}), (10, busy | {"sm_active": 0.1, "tensor_active": 0.1}))
+    found = shares((3600, SMALL), (10, SMALL | {"tensor_active": 0.1}))
     assert found["oversized_allocation"] == pytest.approx(10 * 6 / 7, rel=1e-5)
     assert found["useful"] == pytest.approx(1.0)
     working = shares((3600, SMALL), (10, WORKING))
