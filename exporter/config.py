@@ -126,6 +126,8 @@ class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Bytes/s in one direction of the PCIe link."""
     idle_context_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     """Board power in watts with a CUDA context and no kernel."""
+    power_limit_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
+    """Board power limit in watts, used where the driver reports no enforced limit."""
     dram_ceiling: Annotated[float, Meta(gt=0, le=1)] | None = None
     """The highest dram_active (0 to 1) that real copy kernels reach."""
     slices: Annotated[int, Meta(ge=0, le=16)] | None = None

@@ -192,7 +192,7 @@ def spin(policy: Policy, seconds: int) -> Agent:
 
 
 def test_a_threshold_of_the_file_reaches_the_ledger(tmp_path: Path) -> None:
-    path = written(tmp_path, "[policy]\nhang_seconds = 30\nhang_suspect_seconds = 10\n")
+    path = written(tmp_path, "[policy]\nhang_seconds = 30\nhang_peer_seconds = 30\nhang_suspect_seconds = 10\n")
     soon, late = spin(load(path, environ=NOTHING).policy, 60), spin(Policy(), 60)
     assert soon.ledger.gpus["GPU-0"].state is State.HUNG
     assert soon.ledger.gpus["GPU-0"].since <= 31 * S
