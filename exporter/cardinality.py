@@ -152,6 +152,7 @@ def _devices() -> Iterator[Device]:
     yield Device("instance", "2:0", model, spec, weight=PPM // 7, parent="rest", profile="1g.10gb")
 
 
+_RATE = "_per_second"
 _BOARD_SIGNALS = frozenset({
     "power_watts", "enforced_power_limit_watts", "temperature_celsius", "gpu_utilization", "clock_event_reasons",
 })  # fmt: skip
@@ -161,9 +162,10 @@ _BOARD_SIGNALS = frozenset({
 def _reading(device: Device, second: int, missing_signals: tuple[str, ...]) -> Reading:
     """A reading of one second in which the allocated devices are busy and the others idle."""
     busy = device.uuid in {"held", "instance"} or (device.uuid == "free" and second < 3)  # noqa: PLR2004
-    ratios = (*PROFILING_SIGNALS[:8], "gpu_utilization")
+    ratios = (*(name for name in PROFILING_SIGNALS if not name.endswith(_RATE)), "gpu_utilization")
+    rates = (name for name in PROFILING_SIGNALS if name.endswith(_RATE))
     values = dict.fromkeys(ratios, 0.5 if busy else 0.0) | dict.fromkeys(
-        (*PROFILING_SIGNALS[8:], "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts",
+        (*rates, "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts",
          "memory_used_bytes", "enforced_power_limit_watts", "energy_joules", "temperature_celsius"), 1.0,
     )  # fmt: skip
     missing = {*missing_signals, *(_BOARD_SIGNALS if device.parent else ())}
