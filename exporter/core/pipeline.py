@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.evidence import Evidence, evaluate
+from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -145,8 +146,8 @@ GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
 Hangs = dict[str, list[tuple[int, int]]]
 """Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
-    "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
-    "scheduler_refused", "unknown_model",
+    "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
+    "scheduler_failed", "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that do not prevent a GPU from being read."""
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
@@ -183,6 +184,7 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_report(ledger, report, observation.at)
     for serving in observation.serving:
         apply_serving(ledger, serving, observation.at)
+    apply_hosts(ledger, observation)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

@@ -45,6 +45,16 @@ def sorted_sets(value: Any) -> Any:
     return value
 
 
+def without_added(value: Any, older: Any) -> Any:
+    """A copy without the fields at the end of a value that the older version did not have, where they are empty."""
+    if isinstance(value, dict) and isinstance(older, dict):
+        return {key: without_added(one, older.get(key)) for key, one in value.items()}
+    if isinstance(value, list) and isinstance(older, list):
+        known = value[: len(older)] if not any(value[len(older) :]) else value
+        return [without_added(one, other) for one, other in zip(known, older, strict=False)] + known[len(older) :]
+    return value
+
+
 def played(observations: Iterable[Observation], ledger: Ledger | None = None) -> Ledger:
     ledger = ledger or Ledger()
     for observation in observations:
@@ -90,7 +100,8 @@ def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
 def test_what_an_older_version_wrote_is_read_and_written_again_as_it_was(written: Path) -> None:
     ledger, head = Ledger(), read_header(written.read_bytes())
     load_ledger(ledger, written.read_bytes())
-    assert sorted_sets(books(ledger)) == sorted_sets(msgspec.msgpack.decode(head.body))
+    older = sorted_sets(msgspec.msgpack.decode(head.body))
+    assert without_added(sorted_sets(books(ledger)), older) == older
     assert read_header(dump_ledger(ledger)).edges == head.edges
 
 

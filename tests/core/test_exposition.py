@@ -225,6 +225,7 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
     ]
     assert lines(after, "rejected_total") == [
         'rejected_total{uuid="",gpu="",reason="clock_step"} 1',
+        'rejected_total{uuid="",gpu="",reason="host"} 0',
         'rejected_total{uuid="",gpu="",reason="report"} 0',
         'rejected_total{uuid="",gpu="",reason="serving"} 0',
         'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 1',
