@@ -59,10 +59,18 @@ class FleetSize(Struct, frozen=True, kw_only=True):
     """Jobs that report."""
     serving: int = 0
     """Jobs whose serving engine is found."""
+    measured: int = 0
+    """Jobs whose CPU use and pressure are measured."""
     trouble: int = 0
     """Jobs that have a spinning GPU, a GPU without a process, an exemption, or limits of their own."""
     spinning: int = 0
     """GPUs that spin at the same time."""
+    coding: int = 0
+    """GPUs that encode or decode video at the same time."""
+    chip_links: int = 0
+    """GPUs with a chip-to-chip link to a Grace CPU."""
+    ports: int = 0
+    """RDMA ports of each node."""
     shared: int = 0
     """GPUs that several jobs hold."""
     sharers: int = 2
@@ -268,6 +276,10 @@ def population(scope: str, fleet: FleetSize) -> float:
         "account": fleet.nodes * min(fleet.node_accounts, Policy().max_accounts + 1),
         "exemption": fleet.nodes * fleet.exemptions,
         "spinning GPU": fleet.spinning,
+        "GPU coding video": fleet.coding,
+        "GPU with a chip-to-chip link": fleet.chip_links,
+        "RDMA port": fleet.nodes * fleet.ports,
+        "measured job": fleet.measured * fleet.nodes_per_job,
         "shared GPU": fleet.shared * 2,  # divided by SM time and, where that is unknown, in equal parts
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
@@ -443,7 +455,8 @@ def max_samples(fleet: FleetSize, profile: str = "full") -> float:
     ended = math.ceil(fleet.lingering / fleet.nodes)
     one = replace(
         fleet, nodes=1, jobs=jobs + ended, nodes_per_job=1.0, churn=0.0, trouble=jobs, spinning=fleet.devices, free=0,
-        reporting=jobs if fleet.reporting else 0, serving=jobs if fleet.serving else 0,
+        measured=jobs if fleet.measured else 0, reporting=jobs if fleet.reporting else 0,
+        serving=jobs if fleet.serving else 0,
         shared=fleet.devices if fleet.shared else 0, reasons=len(UNOBSERVED_REASONS) + 1,
         node_accounts=Policy().max_accounts + 1,
     )  # fmt: skip

@@ -755,8 +755,9 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
-SERIES_BUDGET = {"gpu": 64, "job": 45, "node": 150}
-"""Maximum number of series in METRICS per GPU, per job on a node, and per node with one GPU model."""
+SERIES_BUDGET = {"gpu": 64, "job": 45, "measured job": 10, "node": 150}
+"""Maximum number of series in METRICS per GPU, per job on a node, for its CPU use and pressure, and per node with one
+GPU model."""
 
 
 def max_series_of_scope(scope: str) -> int:
