@@ -83,6 +83,8 @@ class HostListener:
         self._hosts: dict[str, HostUsage] = {}
         """By job, what was measured since the last poll."""
         self._ports: tuple[NetworkPort, ...] | None = None
+        self._had_ports = False
+        """The last read found a port; on a node without any nothing is reported."""
         self._readers = tuple(
             PeriodicReader(name, read, clock, seconds=seconds, stop=self._stop)
             for name, read in (("control groups", self._measure_jobs), ("RDMA ports", self._read_ports))
@@ -119,7 +121,8 @@ class HostListener:
     def _read_ports(self, now: int) -> None:
         ports = read_ports(self._sysfs, now)
         with self._lock:
-            self._ports = ports
+            if ports or self._had_ports:
+                self._ports, self._had_ports = ports, bool(ports)
 
 
 def open_host(config: Config, clock: Clock) -> HostListener:

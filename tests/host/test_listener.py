@@ -1,5 +1,6 @@
 """Tests that the host is read in threads of its own, which may block or fail without delaying the agent."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,6 +106,19 @@ def test_no_more_jobs_are_kept_than_are_measured(listener: HostListener, meter: 
     processes = [WorkloadProcess(number, f"{number}") for number in range(MAX_JOBS + 5)]
     until(lambda: bool(poll(listener, *processes).hosts))
     until(lambda: len(meter.jobs) == MAX_JOBS)
+
+
+def test_a_node_without_ports_reports_none_and_one_that_lost_them_says_so_once(meter: Meter, tmp_path: Path) -> None:
+    made = HostListener(meter, SystemClock(), sysfs=tmp_path, seconds=0.01)  # type: ignore[arg-type]
+    try:
+        until(lambda: bool(poll(made, *JOB).hosts))
+        assert poll(made, *JOB).ports is None
+        port(tmp_path, "mlx5_0", **IB)
+        until(lambda: bool(poll(made, *JOB).ports))
+        shutil.rmtree(tmp_path / "class")
+        until(lambda: poll(made, *JOB).ports == ())
+    finally:
+        made.close()
 
 
 def test_closing_before_any_poll_and_twice(tmp_path: Path) -> None:

@@ -130,6 +130,19 @@ def test_without_a_group_of_its_own_the_processes_and_their_children_are_summed(
     assert usage == HostUsage("7", 10 * SECOND, 15 * SECOND, cpu_seconds=6.0)
 
 
+def test_a_slow_scan_of_proc_is_repeated_less_often(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10**12, SECOND // 10))  # each scan takes a tenth of a second of CPU
+    monkeypatch.setattr("time.thread_time_ns", lambda: next(clock))
+    host.process(100, ticks=0)
+    host.group(JOB.format(8))
+    host.process(101, JOB.format(8))
+    host.measure(10, job_7=[100], job_8=[101])
+    host.process(100, ticks=TICKS_PER_SECOND)
+    assert host.measure(15, job_7=[100], job_8=[101]).keys() == {"8"}
+    assert host.measure(29, job_7=[100], job_8=[101]).keys() == {"8"}
+    assert host.measure(31, job_7=[100], job_8=[101])["7"] == HostUsage("7", 10 * SECOND, 31 * SECOND, cpu_seconds=1.0)
+
+
 def test_a_group_that_two_jobs_share_is_neither_ones(host: Host) -> None:
     shared = f"docker/{'a' * 64}"
     host.group(shared, usec=0, io=0)
