@@ -109,7 +109,14 @@ def _existing(base: Path, path: str) -> str | None:
         return None
     parents = ("",) if not path.startswith("/..") else _PARENTS
     candidates = (f"{parent}/{inside}".strip("/") for parent in parents)
-    return next((f"/{each}" for each in candidates if each and (base / each).is_dir()), None)
+    return next((f"/{each}" for each in candidates if each and _is_directory(base / each)), None)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def levels(group: JobGroup) -> Iterator[Path]:

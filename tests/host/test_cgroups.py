@@ -71,7 +71,9 @@ def test_a_path_outside_of_our_namespace_is_found_below_a_known_parent(tmp_path:
     assert [path.name for path in levels(group)] == [f"cri-containerd-{CONTAINER}.scope", SLICE]
 
 
-@pytest.mark.parametrize("path", ["/../../../etc", "/../a/../../etc", "/job_1/../../../etc", "/nowhere", "/"])
+@pytest.mark.parametrize(
+    "path", ["/../../../etc", "/../a/../../etc", "/job_1/../../../etc", "/nowhere", "/", "/job_1\0", "/" + "x" * 5000]
+)
 def test_no_path_leads_out_of_the_hierarchy(tmp_path: Path, path: str) -> None:
     root = made(tmp_path / "a/b", "job_1")
     (tmp_path / "etc").mkdir()
