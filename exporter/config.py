@@ -80,7 +80,8 @@ class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[sampling]."""
 
     interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
-    """Seconds between two samples. The minimum is 0.1 because the hardware counters update every 100 ms."""
+    """Seconds between two samples. The minimum is 0.1: the hardware counters are updated every 100 ms, and profiling
+    values read more often are invalid on Hopper."""
     deadline_seconds: Positive = 10.0
     """Timeout of one read in seconds; the time of a read that exceeds it counts as unobserved."""
     pause_file: str = "/run/gpu-efficiency/pause"
@@ -143,6 +144,8 @@ class HostSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The host's /proc."""
     cgroup: str = "/sys/fs/cgroup"
     """The host's cgroup file system."""
+    counters: bool = True
+    """Read CPU time and pressure of the jobs from their control groups, and the counters of RDMA ports."""
     pool: str = ""
     """Capacity pool of this node, which selects its price: reserved, spot, ..."""
 

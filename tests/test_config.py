@@ -99,6 +99,7 @@ def test_what_kubernetes_says_of_a_service_of_our_name_is_not_ours(name: str) ->
         ("[web]\nlisten_address = 19400", "`$.web.listen_address`"),
         ('[sampling]\ninterval_seconds = "fast"', "`$.sampling.interval_seconds`"),
         ("[sampling]\ninterval_seconds = 0.01", ">= 0.1 - at `$.sampling.interval_seconds`"),
+        ("[sampling]\ninterval_seconds = 0.099", "invalid on Hopper (NVIDIA/DCGM#310)"),
         ("[sampling]\ninterval_seconds = 1e4", "<= 300.0 - at `$.sampling.interval_seconds`"),
         ("[sampling]\ninterval_seconds = nan", "`$.sampling.interval_seconds`"),
         ("[sampling]\ndeadline_seconds = 0", "> 0.0 - at `$.sampling.deadline_seconds`"),

@@ -29,6 +29,7 @@ from exporter.core.model import (
     HangFinding,
     Health,
     HostUsage,
+    NetworkPort,
     Observation,
     Process,
     Reading,
@@ -152,6 +153,7 @@ class Collected(Struct):
     collectives: tuple[CollectiveReport, ...] = ()
     findings: tuple[HangFinding, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
+    ports: tuple[NetworkPort, ...] | None = None
     messages: tuple[tuple[str, int], ...] = ()
     """Messages from workloads since the start, counted by outcome."""
     source: str = ""
@@ -313,6 +315,7 @@ class Collector:
             collected.collectives += messages.collectives
             collected.findings += messages.findings
             collected.hosts += messages.hosts
+            collected.ports = collected.ports if messages.ports is None else messages.ports
             collected.faults += messages.faults
             counts.update(dict(messages.counts))
         collected.messages = tuple(sorted(counts.items()))
@@ -478,6 +481,7 @@ class Sampler:
             collectives=collected.collectives,
             findings=collected.findings,
             hosts=collected.hosts,
+            ports=collected.ports,
         )
 
     def _changed_devices(self, devices: tuple[Device, ...]) -> tuple[Device, ...] | None:

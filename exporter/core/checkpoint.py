@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
 from exporter.core.communication import LevelTracker
+from exporter.core.host import JobHost
 from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
@@ -93,6 +94,7 @@ class _SavedJob(Struct, array_like=True):
     progress: TrainingProgress | None
     service: ServingTotals | None
     level_tracker: LevelTracker = field(default_factory=LevelTracker)
+    host: JobHost | None = None
 
 
 class _SavedLedger(Struct, array_like=True):

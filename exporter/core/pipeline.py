@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
+from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -200,8 +201,8 @@ _NO_ACTIVITY: Activity = frozenset(), frozenset()
 Hangs = dict[str, list[tuple[int, int]]]
 """Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
-    "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
-    "scheduler_refused", "unknown_model",
+    "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
+    "scheduler_failed", "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that do not prevent a GPU from being read."""
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
@@ -242,6 +243,7 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_serving(ledger, serving, observation.at)
     for usage in observation.hosts:
         _apply_host_usage(ledger, usage)
+    apply_hosts(ledger, observation)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

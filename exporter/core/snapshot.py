@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
+from exporter.core.host import HostView, PortState, current_ports, host_view
 from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
 from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
@@ -205,6 +206,8 @@ class JobView(Struct, frozen=True):
     """Totals and gauges of its serving engines."""
     bandwidth: float | None = None
     """Peak memory bandwidth of one of its GPUs, bytes per second."""
+    host: HostView | None = None
+    """CPU use, pressure and causes of waiting; None: not measured."""
     tensor_parallel_lost: float | None = None
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
 
@@ -307,6 +310,8 @@ class Snapshot(Struct, frozen=True, dict=True):
     refused: tuple[tuple[str, int], ...]
     """Rejected input that belongs to no single GPU, by reason."""
     faults: tuple[tuple[str, int], ...]
+    ports: tuple[PortState, ...]
+    """The node's RDMA ports that were read lately."""
     conservation_errors: int
     allocations_age: int | None
     """Nanoseconds since the scheduler last confirmed the allocations; None: never."""
@@ -351,6 +356,7 @@ def take_snapshot(ledger: Ledger, meta: DaemonMetadata) -> Snapshot:
         account_totals=tuple(sorted(ledger.account_totals().items())),
         refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
+        ports=tuple(current_ports(ledger.ports.values(), at)),
         conservation_errors=ledger.conservation_errors,
         allocations_age=None if ledger.allocations_at == NEVER else max(0, at - ledger.allocations_at),
         meta=meta,
@@ -476,6 +482,7 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         progress=None if job.progress is None else training_view(job.progress, at=at, wall=ledger.wall),
         service=None if job.service is None else serving_view(job.service, at),
         bandwidth=_bandwidth(holding) if job.service is not None else None,
+        host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
     )
 

@@ -498,6 +498,8 @@ class RunData(Struct, frozen=True, kw_only=True):
     excess_gpu_hours: float = 0.0
     expected_nodes: int = 0
     course: tuple[CourseInterval, ...] = ()
+    stalls: Mapping[str, float] = {}
+    """GPU-hours of waiting by cause."""
     simulated: bool = False
 
 
@@ -538,6 +540,7 @@ def build_report(run: RunData) -> JobReport:
         fitting=run.smallest_slice,
         unneeded_gpu_hours=run.excess_gpu_hours,
         course=run.course,
+        stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
     )
 
 

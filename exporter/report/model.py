@@ -307,6 +307,9 @@ class JobReport(Struct, frozen=True, kw_only=True):
     """GPU-hours in excess of that slice."""
     course: tuple[CourseInterval, ...] = ()
     """The job over time: consecutive intervals."""
+    stalls: dict[str, float] = {}
+    """GPU-hours of data_stall and unattributed_stall by what explained them best, the most first: storage, cpu_quota,
+    memory, cpu, network."""
 
     def json(self) -> bytes:
         """Return the report as JSON."""

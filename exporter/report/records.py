@@ -401,6 +401,10 @@ def join_records(
         excess_gpu_hours=sum(record.unneeded for record in run_records) / NANOSECONDS_PER_HOUR,
         expected_nodes=max(record.owner.nodes for record in run_records),
         course=run_course(run),
+        stalls={
+            cause: spent / NANOSECONDS_PER_HOUR
+            for cause, spent in _sum_labels(record.stalls for record in run_records).items()
+        },
         simulated=any(record.simulated for record in run_records),
         unseen=tuple(_unseen_notes(run, sources)),
     )

@@ -3,7 +3,7 @@
 A value that is not known has no row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 
 from msgspec import Struct
@@ -114,6 +114,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
     """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
     yield _waterfall_table(report)
+    yield ReportTable(title="Why it waited", prose=tuple(_stall_lines(report)))
     yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(report)))
     what_if = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
     yield ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=what_if)
@@ -203,6 +204,31 @@ def _waterfall_table(report: JobReport) -> ReportTable:
     rows = [_waterfall_row(part, priced=priced) for part in report.parts]
     total = ("allocated", "", "", f"{report.gpu_hours:,.2f}", "100.0 %")
     return ReportTable(head=head, rows=(*rows, (*total, *((f"{report.money:,.2f}",) if priced else ()))))
+
+
+_STALL_CAUSES: Mapping[str, str] = {
+    "storage": "storage (its tasks waited for I/O)",
+    "cpu_quota": "its CPU quota (its tasks were throttled)",
+    "memory": "memory (its tasks waited for it to be reclaimed)",
+    "cpu": "CPU contention (its tasks waited for a core)",
+    "network": "the network (a busy or congested RDMA port)",
+}
+
+
+def _stall_lines(report: JobReport) -> Iterator[str]:
+    """Yield one line per cause of data_stall and unattributed_stall, and one for what nothing explains."""
+    if not report.stalls:
+        return
+    waited = sum(part.gpu_hours for part in report.parts if part.name in ("data_stall", "unattributed_stall"))
+    for cause, hours in report.stalls.items():
+        yield f"{hours:,.2f} GPU-hours: {_STALL_CAUSES.get(cause, cause)}"
+    rest = waited - sum(report.stalls.values())
+    if rest >= _SHOWN_HOURS:
+        yield f"{rest:,.2f} GPU-hours: not explained by the host"
+
+
+_SHOWN_HOURS = 0.005
+"""Least GPU-hours that do not round to 0.00."""
 
 
 def _waterfall_row(part: WaterfallPart, *, priced: bool) -> TableRow:
