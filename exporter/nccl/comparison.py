@@ -84,17 +84,15 @@ def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communi
 
 
 def _members(communicator: Communicator) -> Iterator[Process]:
-    for rank in (*communicator.ranks, *communicator.missing_ranks):
-        if rank.pid > 0:  # RAS has -1 for a process that it does not know
-            yield rank.process
+    # RAS has -1 for a process that it does not know.
+    yield from (rank.process for rank in communicator.ranks if rank.pid > 0)
+    yield from (rank.process for rank in communicator.missing_ranks if rank.pid > 0)
 
 
 def _created(after: Iterable[Communicator], before: Mapping[tuple[str, str], Communicator]) -> bool:
     """Whether ranks that had answered before have made a communicator since."""
     answered = {rank.process for each in before.values() for rank in each.ranks}
-    return any(
-        each.key not in before and any(rank.process in answered for rank in each.ranks) for each in after
-    )
+    return any(each.key not in before and any(rank.process in answered for rank in each.ranks) for each in after)
 
 
 def _moved(old: Communicator, new: Communicator) -> bool:
@@ -102,9 +100,7 @@ def _moved(old: Communicator, new: Communicator) -> bool:
     return any(rank.rank in before and rank.collective_counts != before[rank.rank] for rank in new.ranks)
 
 
-def _lost_rank(
-    known: Iterable[tuple[Communicator, Communicator]], communicators: list[Communicator]
-) -> Culprit | None:
+def _lost_rank(known: Iterable[tuple[Communicator, Communicator]], communicators: list[Communicator]) -> Culprit | None:
     """The lowest rank that was unreachable both times."""
     lost: list[tuple[Communicator, MissingRank]] = []
     for old, new in known:
@@ -177,8 +173,8 @@ def _global_rank(process: Process, communicators: list[Communicator]) -> str:
     """Its rank in a communicator that has all processes of the application; empty if there is none."""
     everyone = {member for each in communicators for member in _members(each)}
     for each in communicators:
-        if each.size >= len(everyone):
-            for rank in (*each.ranks, *each.missing_ranks):
-                if rank.process == process:
-                    return f"{rank.rank}"
+        ranks = {rank.process: rank.rank for rank in each.missing_ranks}
+        ranks |= {rank.process: rank.rank for rank in each.ranks}
+        if each.size >= len(everyone) and process in ranks:
+            return f"{ranks[process]}"
     return ""

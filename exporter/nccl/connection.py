@@ -1,4 +1,4 @@
-"""Exchanges bytes with a server that belongs to a job and may be slow, endless or hostile: bounded in bytes and time."""
+"""Exchanges bytes with a server of a job, which may be slow, endless or hostile: bounded in bytes and time."""
 
 import socket
 import time
@@ -37,12 +37,12 @@ class BoundedConnection:
 
     def line(self, most: int = 4096) -> bytes:
         """Receive a line of at most `most` bytes; return it without the line feed."""
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > most:
-                raise self._error("too_large", f"sent a line of more than {most} bytes")
+        while b"\n" not in self._buffer and len(self._buffer) <= most:
             if not self._receive():
                 raise self._error("closed", "closed the connection in the middle of a line")
         line, _, rest = bytes(self._buffer).partition(b"\n")
+        if len(line) > most:
+            raise self._error("too_large", f"sent a line of more than {most} bytes")
         self._buffer = bytearray(rest)
         return line.rstrip(b"\r")
 

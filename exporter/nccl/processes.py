@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from exporter.nccl.ras import DEFAULT_PORT, Process
+from exporter.nccl.ras import Process
 from exporter.procfs import cpu_ticks, environment, innermost_pid, read_bytes, state_letter, user_id
 from exporter.sockets import ListeningSocket, addresses, listeners, network_namespace, socket_inodes
 from exporter.workloads import WorkloadProcess
@@ -88,11 +88,11 @@ class RasEndpoint(Struct, frozen=True):
     """The process that has it open, or whose user has; its network namespace has the address."""
     pids: tuple[int, ...]
     """All processes that may speak for the job there."""
+    private: bool = False
+    """Only the socket's user is known."""
 
 
-def ras_endpoints(
-    processes: Sequence[LocalProcess], proc: Path, *, ports: Sequence[int] = (DEFAULT_PORT,)
-) -> Iterator[RasEndpoint]:
+def ras_endpoints(processes: Sequence[LocalProcess], proc: Path, *, ports: Sequence[int]) -> Iterator[RasEndpoint]:
     """Yield where RAS of these processes may listen, one for each network namespace, address and port."""
     pids = tuple(process.pid for process in processes)
     seen: set[tuple[str, str, int]] = set()
@@ -104,7 +104,7 @@ def ras_endpoints(
             key = namespace, sock.address, sock.port
             if sock.port in wanted and key not in seen:
                 seen.add(key)
-                yield RasEndpoint(_connectable(sock.address), sock.port, process.pid, pids)
+                yield RasEndpoint(_connectable(sock.address), sock.port, process.pid, pids, process.private)
 
 
 def _moved_port(process: LocalProcess) -> tuple[int, ...]:

@@ -15,8 +15,6 @@ from msgspec import Meta, Struct
 
 from exporter.nccl.connection import BoundedConnection, NoAnswerError
 
-DEFAULT_PORT = 28028
-"""Where RAS listens on localhost unless NCCL_RAS_ADDR moves it."""
 PROTOCOL = 2
 LEG_SECONDS = 5
 """How long RAS may wait for other processes on each leg of its collection: NCCL's own default."""

@@ -41,7 +41,9 @@ def missing_rank(
     }  # fmt: skip
 
 
-def communicator(name: str, ranks: Iterable[Mapping[str, Any]], missing: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def communicator(
+    name: str, ranks: Iterable[Mapping[str, Any]], missing: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """A communicator as RAS writes it."""
     present, absent = list(ranks), list(missing)
     return {
@@ -66,8 +68,8 @@ class RasServer:
     """Serves answers until `close`; `received` has every command."""
 
     def __init__(
-        self, answer: Callable[[], str | Iterable[bytes]], *, json_format: bool = True, protocol: str = "SERVER PROTOCOL 2",
-        address: str = "127.0.0.1", port: int = 0,
+        self, answer: Callable[[], str | Iterable[bytes]], *, json_format: bool = True,
+        protocol: str = "SERVER PROTOCOL 2", address: str = "127.0.0.1", port: int = 0,
     ) -> None:  # fmt: skip
         """`answer` is called for each status; an iterable of bytes is sent piece by piece."""
         self._answer, self._json, self._protocol = answer, json_format, protocol

@@ -24,13 +24,13 @@ def member(job_rank: int, own: int, **counts: int) -> dict[str, Any]:
     return rank_of(own, host=host, pid=pid, device=device, **counts)
 
 
-def answer(changes: Counts | None = None, *, base: int = 100, lost: Iterable[int] = (), world: bool = True) -> RasAnswer:
-    """The job with every count `base` except `changes`; `lost` ranks are unresponsive in all their communicators."""
+def answer(changes: Counts | None = None, *, lost: Iterable[int] = (), world: bool = True) -> RasAnswer:
+    """The job with every count 100 except `changes`; `lost` ranks are unresponsive in all their communicators."""
     groups = GROUPS | ({"world": tuple(range(8))} if world else {})
     found = []
     for name, ranks in groups.items():
         own = (changes or {}).get(name, {})
-        present = [member(r, i, AllReduce=own.get(r, base)) for i, r in enumerate(ranks) if r not in set(lost)]
+        present = [member(r, i, AllReduce=own.get(r, 100)) for i, r in enumerate(ranks) if r not in set(lost)]
         absent = [
             missing_rank(i, host=process(r)[0], pid=process(r)[1]) | {"cuda_dev": r % 4}
             for i, r in enumerate(ranks) if r in set(lost)
@@ -76,7 +76,7 @@ def test_another_application_in_the_same_answer_neither_moves_nor_hangs_the_job(
 def test_a_missing_rank_is_the_culprit_whatever_the_counts() -> None:
     changed = {"t2": {4: 101}, "world": {3: 99}}
     found = culprit(compared(answer(changed, lost=[5]), answer(changed, lost=[5])))
-    assert found == Culprit(process(5), True, rank="5", nvml_device=5, collective="AllReduce", sequence=100)
+    assert found == Culprit(process(5), missing=True, rank="5", nvml_device=5, collective="AllReduce", sequence=100)
 
 
 def test_a_rank_that_answers_again_is_not_missing() -> None:

@@ -66,7 +66,8 @@ def test_nccl_without_json_is_told_from_what_is_no_ras(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "", "{}", "[]", "null", "ERROR: no\n", JOB[:-20], '{"communicators": {"a": 1}}', '{"communicators": [{"hash": 1}]}',
+        "", "{}", "[]", "null", "ERROR: no\n", JOB[:-20], '{"communicators": {"a": 1}}',
+        '{"communicators": [{"hash": 1}]}',
         '{"communicators": [{"hash": "a", "ranks": [{"rank": "0"}]}]}',
         '{"communicators": [{"hash": "a", "ranks": [{"rank": 1e400}]}]}',
         '{"communicators": [{"hash": "a", "size": ' + "9" * 5000 + "}]}",
