@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from exporter.core.evidence import Evidence
 from exporter.core.leaks import LEAK_NAMES, LeakShares
-from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, HangFinding, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
 from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
@@ -321,6 +321,8 @@ class Job:
     """Progress from its training reports; None: no report."""
     service: ServingStats | None = None
     """Totals from its serving engines' reports; None: no report."""
+    finding: HangFinding | None = None
+    """The latest finding about a hang; None: it was never asked."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

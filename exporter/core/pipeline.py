@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.evidence import Evidence, evaluate
+from exporter.core.findings import apply_finding
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -183,6 +184,8 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_report(ledger, report, observation.at)
     for serving in observation.serving:
         apply_serving(ledger, serving, observation.at)
+    for finding in observation.findings:
+        apply_finding(ledger, finding)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

@@ -163,6 +163,8 @@ class GpuTimers:
     worked_at: int = 0
     """When the GPU last did effective work, or was allocated to its holders."""
     spin_since: int | None = None
+    proven: bool = False
+    """The job's own collectives prove that the current spin is a hang."""
     celsius: float | None = None
     """Temperature when the spin began."""
     pcie_least: float = 0.0
@@ -194,6 +196,7 @@ class GpuTimers:
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
+        self.proven = False
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
         self.signs = NO_SIGNS if worked else frozenset({BEGINNING})
@@ -216,7 +219,12 @@ class GpuTimers:
 
     def clear_spin(self) -> None:
         """Reset the spin: the job has reported progress."""
-        self.spin, self.spin_since, self.hung = 0, None, False
+        self.spin, self.spin_since, self.hung, self.proven = 0, None, False, False
+
+    def confirm_spin(self) -> None:
+        """Let the current spin, if any, count as a hang from the next reading on in which it lasts."""
+        if self.spin_since is not None and not self.hung:
+            self.spin, self.proven = self.hang, True
 
     def _set_limits(self, criteria: Criteria) -> None:
         owners = [allocation.owner for allocation in self.holders]
@@ -401,19 +409,20 @@ def _time_to(level: int, goal: int, rate: int) -> int:
 
 def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: int) -> None:
     ceiling = timers.hang
-    if ev.suspect_only and not timers.hung:
+    unproven = ev.suspect_only and not timers.proven
+    if unproven and not timers.hung:
         ceiling = max(timers.spin, timers.suspect)
     if rate > 0 and timers.spin_since is None:
         timers.spin_since = now
     timers.spin = min(ceiling, max(0, timers.spin + (stop - now) // MS * rate))
     if timers.hung and timers.spin <= timers.hang_leave:
         timers.hung, timers.spin = False, 0
-    elif not timers.hung and timers.spin >= timers.hang and not ev.suspect_only:
+    elif not timers.hung and timers.spin >= timers.hang and not unproven:
         timers.hung = True
         timers.hangs += 1
         timers.to_hang += stop - (now if timers.spin_since is None else timers.spin_since)
     if timers.spin == 0:
-        timers.spin_since = None
+        timers.spin_since, timers.proven = None, False
 
 
 def _advance_quiet(timers: GpuTimers, now: int, stop: int, rate: int) -> None:
