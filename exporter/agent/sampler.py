@@ -311,7 +311,9 @@ class Collector:
             collected.reports += messages.reports
             collected.serving += messages.serving
             collected.collectives += messages.collectives
-            collected.findings += messages.findings
+            collected.findings += tuple(
+                replace(finding, stack=self._publishable(finding.stack)) for finding in messages.findings
+            )
             collected.hosts += messages.hosts
             collected.faults += messages.faults
             counts.update(dict(messages.counts))

@@ -31,3 +31,20 @@ def current_finding(job: Job, holding: Iterable[Gpu]) -> HangFinding | None:
         return None
     spins = any(gpu.timers.spin_since is not None and gpu.timers.spin_since <= finding.at for gpu in holding)
     return finding if spins else None
+
+
+def describe_culprit(finding: HangFinding) -> str:
+    """Name the rank that the others wait for, in part of a sentence: "rank 3 (host n1, pid 77, GPU 1), ..."."""
+    place = [
+        f"{name} {value}"
+        for name, value in (("host", finding.host), ("pid", finding.pid or ""), ("GPU", finding.gpu))
+        if value != ""
+    ]
+    text = f"rank {finding.rank or 'unknown'}"
+    if place:
+        text += f" ({', '.join(place)})"
+    if finding.collective:
+        text += f", in {finding.collective}"
+    if finding.sequence is not None:
+        text += f" number {finding.sequence}"
+    return f"{text}; top of its stack: {finding.stack}" if finding.stack else text

@@ -19,7 +19,7 @@ TEXT = "NCCL version 2.28.7 compiled with CUDA 13.0\n\nJob summary\n===========\
 
 
 def rank_of(
-    rank: int, *, host: str = "127.0.0.1", pid: int = 0, device: int | None = None, **counts: int
+    rank: int, host: str = "127.0.0.1", pid: int = 0, device: int | None = None, **counts: int
 ) -> dict[str, Any]:
     """A rank as RAS writes it; pid and device follow from the rank unless given."""
     device = rank if device is None else device

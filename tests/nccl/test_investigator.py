@@ -1,4 +1,4 @@
-"""Asking jobs that may hang: real processes and sockets of this machine, a stand-in for RAS, time that the test moves."""
+"""Asking jobs that may hang: real processes and sockets of this machine, a stand-in for RAS, a clock of the test's."""
 
 import os
 import socket
@@ -37,7 +37,9 @@ from tests.worlds import SPINNING, device, first, held, reading, seen
 PROC = Path("/proc")
 ME = os.getpid()
 SLEEPER = "import time; print(flush=True); time.sleep(600)"
-WRITER = "import sys\nwhile True: open('/dev/null', 'wb').write(b'x' * 100_000); print(flush=True); sys.stdin.readline()"
+WRITER = (
+    "import sys\nwhile True: open('/dev/null', 'wb').write(b'x' * 100_000); print(flush=True); sys.stdin.readline()"
+)
 
 
 def own_pid(pid: int = ME) -> int:
@@ -95,7 +97,7 @@ NO_THREAD: Any = _NoThread()
 
 
 def mine(rank: int = 0, *, pid: int = ME, **counts: int) -> dict[str, Any]:
-    return rank_of(rank, pid=own_pid(pid), device=0, **counts)
+    return rank_of(rank, "127.0.0.1", own_pid(pid), 0, **counts)
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def test_an_application_of_the_same_user_cannot_answer_on_the_same_port(child: C
         assert rig.counts.get("ras_foreign", 0) + rig.counts.get("ras_timeout", 0) >= 1
 
 
-def test_ras_moves_with_the_job_s_own_variable(serve: Serve, child: Child) -> None:
+def test_ras_moves_with_the_job_s_own_variable(child: Child) -> None:
     """The port is read from the environment of the process, which was started with it."""
     program = (
         "import os, sys\nsys.path.insert(0, os.environ['ROOT'])\nimport time\n"
@@ -311,9 +313,8 @@ def test_only_spinning_gpus_of_long_enough_make_a_suspect() -> None:
     rig = Rig().spin(20)
     assert suspected_jobs(rig.snapshot(), after=21 * SECOND) == {}
     (found,) = suspected_jobs(rig.snapshot(), after=20 * SECOND).values()
-    assert (found.spinning, found.indexes, found.node) == (
-        {"GPU-0", "GPU-1"}, {"GPU-0": "5", "GPU-1": "6"}, "n7",
-    )  # fmt: skip
+    assert found.spinning == {"GPU-0", "GPU-1"}
+    assert (found.indexes, found.node) == ({"GPU-0": "5", "GPU-1": "6"}, "n7")
 
 
 def test_hosts_tell_processes_of_two_nodes_with_the_same_pid_apart() -> None:
