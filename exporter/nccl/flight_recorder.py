@@ -36,6 +36,10 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _NOT_FOUND = 404
 _MAIN_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})')
 _FRAME_LENGTH = 200
+_FRAMES = 8
+"""Topmost frames that are looked at."""
+_WRAPPERS = frozenset({"distributed_c10d.py", "c10d_logger.py"})
+"""Files of torch.distributed through which every collective is called."""
 _HERE = "this node"
 MOST_ENTRIES = 20_000
 """Newest entries that are read; PyTorch keeps 2,000 by default."""
@@ -55,6 +59,8 @@ class _Entry(Struct, frozen=True):
     """Name and description."""
     profiling_name: str = ""
     state: str = ""
+    retired: bool = False
+    """It has ended, as of Gloo, whose collectives stay "scheduled"."""
     time_discovered_started_ns: Number | None = None
     is_p2p: bool = False
     frames: tuple[_Frame, ...] = ()
@@ -138,20 +144,21 @@ def _trimmed(value: object) -> dict[str, object]:
 def _trimmed_entry(entry: object) -> dict[str, object]:
     known = entry if isinstance(entry, dict) else {}
     cut = {name: known[name] for name in _Entry.__struct_fields__ if name in known}
-    return cut | {name: cut[name][:most] for name, most in (("frames", 1), ("process_group", 2)) if cut.get(name)}
+    return cut | {name: cut[name][:most] for name, most in (("frames", _FRAMES), ("process_group", 2)) if cut.get(name)}
 
 
 def _collective(entry: _Entry) -> RecordedCollective:
-    top = entry.frames[0] if entry.frames else None
-    frame = "" if top is None else _shown_frame(top.name, top.filename, top.line)
+    frame = _shown_frame((each.name, each.filename, each.line) for each in entry.frames)
     started = entry.time_discovered_started_ns or None  # JSON has 0 for a collective that has not started
-    name = entry.profiling_name
-    return RecordedCollective(entry.process_group[0], entry.collective_seq_id, name, entry.state, started, frame)
+    name, state = entry.profiling_name, "completed" if entry.retired else entry.state
+    return RecordedCollective(entry.process_group[0], entry.collective_seq_id, name, state, started, frame)
 
 
-def _shown_frame(name: str, file: str, line: int) -> str:
-    """A frame without the file's folder, which often has the user's name."""
-    return f"{name} ({file.rpartition('/')[2]}:{line})"[:_FRAME_LENGTH]
+def _shown_frame(frames: Iterable[tuple[str, str, int]]) -> str:
+    """The topmost frame outside of PyTorch's wrappers, without the file's folder, which often has the user's name."""
+    shown = [(name, file.rpartition("/")[2], line) for name, file, line in islice(frames, _FRAMES)]
+    own = [frame for frame in shown if frame[1] not in _WRAPPERS]
+    return next((f"{name} ({file}:{line})"[:_FRAME_LENGTH] for name, file, line in (*own, *shown)), "")
 
 
 def compare_traces(first: Sequence[RankTrace], second: Sequence[RankTrace]) -> Comparison:
@@ -198,13 +205,15 @@ def last_frame(trace: RankTrace) -> str:
 
 def read_handlers(process: LocalProcess, proc: Path, *, seconds: float) -> RankTrace:
     """Read the Flight Recorder over the process's own control plane. Raises NoAnswerError."""
-    body = b""
     for handler in HANDLERS:
         status, body = _request(process, proc, handler, seconds=seconds)
-        if status != _NOT_FOUND:
-            break
-    else:
-        raise NoAnswerError("recorder_no_handler", "this PyTorch has no handler for the Flight Recorder")
+        trace = None if status == _NOT_FOUND else _parse_json(process, body)
+        if trace is not None and trace.enqueued:  # without NCCL, NCCL's handler has nothing
+            return trace
+    raise NoAnswerError("recorder_empty", "the Flight Recorder is empty, or this PyTorch has no handler for it")
+
+
+def _parse_json(process: LocalProcess, body: bytes) -> RankTrace:
     try:
         return to_trace(process, msgspec.json.decode(body))
     except (msgspec.DecodeError, RecursionError, ValueError) as err:
@@ -220,8 +229,7 @@ def read_stack(process: LocalProcess, proc: Path, *, seconds: float) -> str:
     if status == _NOT_FOUND:
         raise NoAnswerError("recorder_no_handler", "this PyTorch has no handler for stacks")
     threads = body.decode(errors="replace").split("hread 0x")
-    found = _MAIN_FRAME.search(threads[-1])
-    return "" if found is None else _shown_frame(found[3], found[1], int(found[2]))
+    return _shown_frame((found[3], found[1], int(found[2])) for found in _MAIN_FRAME.finditer(threads[-1]))
 
 
 def _request(process: LocalProcess, proc: Path, handler: str, *, seconds: float) -> tuple[int, bytes]:

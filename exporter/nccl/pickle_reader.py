@@ -32,7 +32,7 @@ def read_pickle(data: bytes) -> object:
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as err:
         raise PickleRefusedError(f"not a pickle of plain values: {err}") from err
-    if len(machine.stack) != 1:
+    if len(machine.stack) != 1 or machine.stack[0] is _MARK:
         raise PickleRefusedError("a pickle that leaves no single value")
     return machine.stack[0]
 
