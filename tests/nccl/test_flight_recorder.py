@@ -13,7 +13,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,7 +57,8 @@ def process(rank: int = 0, *, pid: int = ME, **variables: str) -> LocalProcess:
 
 def trace(rank: int, changes: Mapping[str, int] | None = None, *, done: Mapping[str, int] | None = None) -> RankTrace:
     found = to_trace(process(rank, pid=100 + rank), recorded(rank))
-    return replace(found, enqueued=found.enqueued | (changes or {}), completed=found.completed | (done or {}))
+    enqueued, completed = {**found.enqueued, **(changes or {})}, {**found.completed, **(done or {})}
+    return replace(found, enqueued=enqueued, completed=completed)
 
 
 # Dumps.
@@ -368,10 +369,11 @@ def recorder_python() -> str | None:
     candidates = [os.environ.get("FLIGHT_RECORDER_PYTHON", ""), ".venv/training/bin/python"]
     check = "from torch._C._distributed_c10d import _WorkerServer, _dump_fr_trace"
     found = [path for path in candidates if path and shutil.which(path)]
-    works = (
-        path for path in found if not subprocess.run([path, "-c", check], capture_output=True, check=False).returncode
-    )
-    return next(works, None)
+    return next((path for path in found if _succeeds([path, "-c", check])), None)
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.slow
@@ -399,7 +401,7 @@ def test_real_ranks_over_gloo_name_the_one_that_saves(folder: Path) -> None:
         rig.processes = [
             WorkloadProcess(started.pid, "41", (f"GPU-{rank}",), f"{rank}") for rank, started in enumerate(ranks)
         ]
-        wait_until(lambda: (folder / "rank1.pickle").exists())
+        wait_until((folder / "rank1.pickle").exists)
         assert last_frame(to_trace(process(), read_pickle((folder / "rank1.pickle").read_bytes())))
         rig.spin(53)
     (found,) = rig.findings

@@ -1,6 +1,7 @@
 """Pickles of plain values are read as Python reads them; all others are refused, and nothing is run or allocated."""
 
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,8 @@ def test_a_dump_that_pytorch_wrote_is_read_as_by_python() -> None:
 
 @given(st.binary(max_size=64))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    try:
+    with suppress(PickleRefusedError):
         read_pickle(b"\x80\x02" + data)
-    except PickleRefusedError:
-        pass
 
 
 class Evil:
@@ -50,8 +49,8 @@ class Evil:
         b"\x80\x02Na.", b"\x80\x02Ne.", b"\x80\x02]Ne.", b"\x80\x02}(Nu.", b"\x80\x02N\x87.", b"\x80\x02(N\x86.",
         b"\x80\x02h\x05.", b"\x80\x02q\x00.", b"\x80\x02Nu.", b"\x80\x02]Ns.", b"\x80\x02]NNs.", b"\x80\x02s.",
         b"\x80\x02NX\xff\xff\xff\x7fab.", b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.",
-        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", b"\x80\x02\x8b\xff\xff\xff\x7f.", b"cos\nsystem\n(S'true'\ntR.",
-        b"\x80\x02}(]Nu.",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02}(]Nu.",
     ],
 )  # fmt: skip
 def test_everything_else_is_refused(data: bytes) -> None:
