@@ -6,6 +6,7 @@ import pytest
 
 from exporter.core.checkpoint import dump_ledger, load_ledger
 from exporter.core.exposition import render
+from exporter.core.findings import describe_culprit
 from exporter.core.ledger import Ledger
 from exporter.core.model import HangFinding, Owner, State
 from exporter.core.pipeline import advance
@@ -147,3 +148,16 @@ def test_a_restart_keeps_the_finding_and_the_proof() -> None:
     load_ledger(back, dump_ledger(ledger))
     assert back.jobs["41"].finding == ledger.jobs["41"].finding
     assert hung_since(spin(back, 65, 75, ROTTEN)) == 65.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (NAMED, "rank 3 (host n1, pid 77, GPU 1), in AllReduce number 12; top of its stack: f (a.py:1)"),
+        ({"pid": 7}, "rank unknown (pid 7)"),
+        ({"rank": "0", "gpu": "0", "sequence": 0}, "rank 0 (GPU 0) number 0"),
+        ({"rank": "0", "collective": "Reduce"}, "rank 0, in Reduce"),
+    ],
+)
+def test_a_culprit_in_words(fields: dict[str, Any], text: str) -> None:
+    assert describe_culprit(found(60, **fields)) == text
