@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.nccl.comparison import Comparison, compare
 from exporter.nccl.connection import BoundedConnection, NoAnswerError
@@ -170,8 +171,10 @@ def compare_traces(first: Sequence[RankTrace], second: Sequence[RankTrace]) -> C
     found = compare(_as_answer(first), _as_answer(second), processes=processes)
     if found.culprit is None:
         return found
-    name = _waited_for(second, pid=found.culprit.process[1], sequence=found.culprit.sequence)
-    return msgspec.structs.replace(found, culprit=msgspec.structs.replace(found.culprit, collective=name))
+    pid = found.culprit.process[1]
+    name = _waited_for(second, pid=pid, sequence=found.culprit.sequence)
+    rank = next((trace.process.rank for trace in second if trace.process.pid == pid), "")
+    return replace(found, culprit=replace(found.culprit, rank=rank, collective=name))
 
 
 def _as_answer(traces: Iterable[RankTrace]) -> RasAnswer:

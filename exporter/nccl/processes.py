@@ -76,7 +76,10 @@ def _read_process(process: WorkloadProcess, proc: Path) -> LocalProcess | None:
         variables, private = environment(folder, (*RAS_VARIABLES, *RECORDER_VARIABLES)), False
     except OSError:
         variables, private = {}, True
-    return LocalProcess(process.pid, own_pid, hosts, process.rank, process.uuids, variables, private)
+    rank = process.rank or variables.get("RANK", "")
+    return LocalProcess(
+        process.pid, own_pid, hosts, rank if rank.isdecimal() else "", process.uuids, variables, private
+    )
 
 
 class RasEndpoint(Struct, frozen=True):

@@ -86,6 +86,13 @@ def test_the_lowest_sequence_number_is_the_culprit_s() -> None:
     assert (found.culprit.collective, found.culprit.sequence) == ("gloo:all_reduce", 6)
 
 
+def test_a_rank_that_is_not_known_is_not_made_up() -> None:
+    unknown = [replace(each, process=replace(each.process, rank="")) for each in (trace(0), trace(1))]
+    found = compare_traces(unknown, unknown).culprit
+    assert found is not None
+    assert (found.process[1], found.rank) == (101, "")
+
+
 @pytest.mark.parametrize(
     "later", [trace(0, {"0": 7}), trace(0, {"1": 2}), trace(0, done={"0": 6})], ids=["begun", "other group", "ended"]
 )
@@ -232,9 +239,11 @@ def test_an_older_pytorch_has_no_handlers(serve: Serve) -> None:
 def test_a_socket_that_another_process_serves_is_not_asked(serve: Serve) -> None:
     server, asked = serve(gloo(0))
     with subprocess.Popen(["sleep", "600"]) as other:
-        theirs = replace(asked, pid=other.pid)
-        assert outcome(lambda: read_handlers(theirs, PROC, seconds=GENEROUS)) == "recorder_foreign"
-        other.kill()
+        try:
+            theirs = replace(asked, pid=other.pid)
+            assert outcome(lambda: read_handlers(theirs, PROC, seconds=GENEROUS)) == "recorder_foreign"
+        finally:
+            other.kill()
     assert server.asked == []
 
 

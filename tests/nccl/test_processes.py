@@ -34,6 +34,17 @@ def me(**changes: Any) -> LocalProcess:
     return LocalProcess(**{name: getattr(found, name) for name in found.__struct_fields__} | changes)
 
 
+def test_a_rank_may_come_from_the_process_s_own_environment() -> None:
+    with (
+        subprocess.Popen(["sleep", "600"], env={"RANK": "12"}) as one,
+        subprocess.Popen(["sleep", "600"], env={"RANK": "x"}) as other,
+    ):
+        found = read_processes([WorkloadProcess(each.pid, "41") for each in (one, other)], PROC)
+        one.kill()
+        other.kill()
+    assert [process.rank for process in found] == ["12", ""]
+
+
 # Files of /proc.
 
 
