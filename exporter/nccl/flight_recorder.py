@@ -31,7 +31,7 @@ from exporter.nccl.ras import Communicator, Number, RasAnswer, RasRank
 
 LIMIT_BYTES = 8 << 20
 HANDLERS = ("dump_nccl_trace_json?onlyactive=false", "fr_trace_json")
-_DEFAULT_DUMP = "/tmp/nccl_trace_rank_"  # noqa: S108  PyTorch's own default
+_DEFAULT_DUMP = "/tmp/nccl_trace_rank_"  # nosec B108  # noqa: S108  PyTorch's own default
 _CREDENTIALS = struct.Struct("iII")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _NOT_FOUND = 404
