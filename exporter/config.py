@@ -342,6 +342,24 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ServedModel] = {}
 
 
+class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[hangs]: asks jobs that may hang which rank the others wait for: NCCL's RAS, PyTorch's Flight Recorder."""
+
+    enabled: bool = True
+    """Ask jobs whose GPUs spin without progress. Healthy jobs are never asked."""
+    ask_after_seconds: Annotated[float, Meta(ge=10, le=3600)] = 45.0
+    """Seconds for which a GPU of the job must have spun before the first question."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=120)] = 15.0
+    """Timeout of one question to RAS in seconds; RAS itself may wait 5 s for each unresponsive process."""
+    ras_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (28028,)
+    """Ports of RAS to try beside that of the job's NCCL_RAS_ADDR, if a process of the job listens on them."""
+    flight_recorder: bool = True
+    """Also ask the control plane of PyTorch workers that were started with TORCH_WORKER_SERVER_SOCKET."""
+    flight_recorder_dump: bool = False
+    """Let PyTorch workers without it, but with TORCH_NCCL_DEBUG_INFO_PIPE_FILE, dump their Flight Recorder: each
+    question then overwrites the dump files of the job."""
+
+
 class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[history]: data kept on this node's disk, so that a restart of the daemon loses nothing."""
 
@@ -401,6 +419,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     reports: ReportsSettings = ReportsSettings()
     follow: tuple[FollowSettings, ...] = ()
     engines: EngineSettings = EngineSettings()
+    hangs: HangSettings = HangSettings()
     history: HistorySettings = HistorySettings()
     receipts: ReceiptSettings = ReceiptSettings()
     log: LogSettings = LogSettings()

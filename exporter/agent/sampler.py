@@ -313,7 +313,9 @@ class Collector:
             collected.reports += messages.reports
             collected.serving += messages.serving
             collected.collectives += messages.collectives
-            collected.findings += messages.findings
+            collected.findings += tuple(
+                replace(finding, stack=self._publishable(finding.stack)) for finding in messages.findings
+            )
             collected.hosts += messages.hosts
             collected.ports = collected.ports if messages.ports is None else messages.ports
             collected.faults += messages.faults

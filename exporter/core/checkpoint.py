@@ -27,7 +27,7 @@ from exporter.core.ledger import (
     conserved,
     counter_values,
 )
-from exporter.core.model import Allocation, Device, Owner, State
+from exporter.core.model import Allocation, Device, HangFinding, Owner, State
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
 from exporter.core.states import BoardHealth, GpuTimers
 from exporter.core.workload import TrainingProgress, TrainingRun
@@ -95,6 +95,7 @@ class _SavedJob(Struct, array_like=True):
     service: ServingTotals | None
     level_tracker: LevelTracker = field(default_factory=LevelTracker)
     host: JobHost | None = None
+    finding: HangFinding | None = None
 
 
 class _SavedLedger(Struct, array_like=True):

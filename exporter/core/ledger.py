@@ -17,7 +17,7 @@ from exporter.core.communication import LevelTracker
 from exporter.core.evidence import Evidence
 from exporter.core.host import JobHost, PortState
 from exporter.core.leaks import LEAK_NAMES, LeakShares
-from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, HangFinding, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
 from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
@@ -340,6 +340,8 @@ class Job:
     """SM activity of its computing and communicating kernels."""
     host: JobHost | None = None
     """Its CPU use and pressure on this node; None: not measured."""
+    finding: HangFinding | None = None
+    """The latest finding about a hang; None: it was never asked."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

@@ -177,6 +177,15 @@ def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
             yield (link,), max(rates)
 
 
+def _hang_culprit(job: JobView) -> Iterator[MetricSample]:
+    found = job.finding
+    if found is not None:
+        sequence = "" if found.sequence is None else f"{found.sequence}"
+        pid = f"{found.pid}" if found.pid else ""
+        place = found.rank, found.host, pid, found.gpu
+        yield (*place, found.collective, sequence, found.stack, found.source), int(found.stuck)
+
+
 def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
     for job in snapshot.jobs:
         if job.owner.exemption and snapshot.wall < job.owner.exempt_until * SECOND:
@@ -505,6 +514,11 @@ METRICS: tuple[Metric, ...] = (
         "GPUs of a job that are hung or suspected to be; absent while there are none.", scope="job in trouble"),
     _job("job_spin_since_timestamp_seconds", lambda j: _timestamp(j.spin_since),
         "Unix time since which the first of the job's hung or suspected GPUs has spun.", scope="job in trouble"),
+    _job.by("job_hang_culprit",
+        ("rank", "host", "pid", "gpu", "collective", "sequence", "stack", "source"), _hang_culprit,
+        "While GPUs of a job spin: the rank that the others wait for, by NCCL RAS or PyTorch's Flight Recorder, with "
+        "its host, pid and GPU, the collective in which the others wait, and the top of the rank's stack. 1: the rank "
+        "is missing or does nothing, which proves a hang; 0: it may still be working.", scope="job in trouble"),
     _job("job_last_work_timestamp_seconds", lambda j: _timestamp(j.worked_at),
         "Unix time at which any GPU of the job on this node last did effective work, or was allocated."),
     _job("job_no_process_gpus", lambda j: j.without_process or None,

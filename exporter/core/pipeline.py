@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
+from exporter.core.findings import apply_finding
 from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
@@ -244,6 +245,8 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
     for usage in observation.hosts:
         _apply_host_usage(ledger, usage)
     apply_hosts(ledger, observation)
+    for finding in observation.findings:
+        apply_finding(ledger, finding)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

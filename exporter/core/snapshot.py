@@ -14,10 +14,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
+from exporter.core.findings import current_finding
 from exporter.core.host import HostView, PortState, current_ports, host_view
 from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
-from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
+from exporter.core.model import NEVER, PPM, Device, HangFinding, Health, Owner, Reading, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.prices import Price, Terms, price_at
 from exporter.core.serving import ServingView, serving_view
@@ -210,6 +211,8 @@ class JobView(Struct, frozen=True):
     """CPU use, pressure and causes of waiting; None: not measured."""
     tensor_parallel_lost: float | None = None
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
+    finding: HangFinding | None = None
+    """The rank that the others wait for, while they spin; None: they do not, or it is unknown."""
 
 
 class ModelView(Struct, frozen=True):
@@ -484,6 +487,7 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         bandwidth=_bandwidth(holding) if job.service is not None else None,
         host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
+        finding=current_finding(job, holding),
     )
 
 

@@ -195,6 +195,8 @@ class GpuTimers:
     worked_at: int = 0
     """When the GPU last did effective work, or was allocated to its holders."""
     spin_since: int | None = None
+    proven: bool = False
+    """The job's own collectives prove that the current spin is a hang."""
     celsius: float | None = None
     """Temperature when the spin began."""
     pcie_least: float = 0.0
@@ -252,6 +254,7 @@ class GpuTimers:
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
+        self.proven = False
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
         self.startup_work = self.startup_seen = 0
@@ -279,7 +282,12 @@ class GpuTimers:
         """Reset the spin: the job has reported progress, or (at `at`) worked again."""
         if at is not None and self.spin_since is not None:
             self.longest_spin = max(self.longest_spin, at - self.spin_since)
-        self.spin, self.spin_since, self.hung = 0, None, False
+        self.spin, self.spin_since, self.hung, self.proven = 0, None, False, False
+
+    def confirm_spin(self) -> None:
+        """Let the current spin, if any, count as a hang from the next reading on in which it lasts."""
+        if self.spin_since is not None and not self.hung:
+            self.spin, self.proven = self.hang, True
 
     def set_unserved(self, criteria: Criteria, *, unserved: bool) -> None:
         """Apply what a serving engine reports: whether it has requests and produces no token."""
@@ -290,9 +298,9 @@ class GpuTimers:
     def set_hang(self, criteria: Criteria, *, hang: int, suspect: int) -> None:
         """Set how long the GPU may spin before it counts as hung, given what the job's other GPUs do.
 
-        A hang that is confirmed stays one.
+        A hang that is confirmed stays one, and so does the limit of one that other evidence has proven.
         """
-        if not self.hung:
+        if not self.hung and not self.proven:
             self.hang, self.suspect = hang, suspect
             self.hang_leave = max(0, hang - criteria.hang_margin)
 
@@ -545,7 +553,8 @@ def _time_to(level: int, goal: int, rate: int) -> int:
 
 def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: int) -> None:
     ceiling = timers.hang
-    if ev.suspect_only and not timers.hung:
+    unproven = ev.suspect_only and not timers.proven
+    if unproven and not timers.hung:
         ceiling = max(timers.spin, timers.suspect)
     if rate > 0 and timers.spin_since is None:
         timers.spin_since = now
@@ -553,7 +562,7 @@ def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: in
     worked_at = stop if ev.work else None
     if timers.hung and timers.spin <= timers.hang_leave:
         timers.clear_spin(worked_at)
-    elif not timers.hung and timers.spin >= timers.hang and not ev.suspect_only:
+    elif not timers.hung and timers.spin >= timers.hang and not unproven:
         timers.hung = True
         timers.hangs += 1
         timers.to_hang += stop - (now if timers.spin_since is None else timers.spin_since)

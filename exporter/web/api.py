@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from exporter.core.findings import describe_culprit
 from exporter.core.host import HostView, PortState
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
-from exporter.core.model import PPM, SECOND, Device, Health, State
+from exporter.core.model import PPM, SECOND, Device, HangFinding, Health, State
 from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
@@ -263,6 +264,28 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     health: HealthOut = HealthOut()
 
 
+class CulpritOut(Struct, frozen=True, kw_only=True):
+    """The rank that the other ranks of a job wait for, by NCCL's RAS or PyTorch's Flight Recorder."""
+
+    text: str
+    """All of the following, for display."""
+    stuck: bool
+    """The rank is missing or does nothing, which proves a hang; false: it may still be working."""
+    rank: str
+    """Empty, as the other texts: unknown."""
+    host: str
+    pid: int
+    """0: unknown."""
+    gpu: str
+    collective: str
+    """The collective in which the others wait."""
+    sequence: int | None
+    stack: str
+    """Top of the rank's stack."""
+    source: str
+    """nccl_ras or flight_recorder."""
+
+
 class JobOut(Struct, frozen=True, kw_only=True):
     """One job's usage of this node. An ended job stays listed for a while, without GPUs."""
 
@@ -293,6 +316,8 @@ class JobOut(Struct, frozen=True, kw_only=True):
     """Its training reports; null: none were received."""
     serving: ServingOut | None = None
     """What its serving engines report; null: none was found."""
+    hang_culprit: CulpritOut | None = None
+    """While its GPUs spin without progress: the rank that the others wait for; null: unknown, or they do not spin."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
@@ -503,6 +528,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         **_host_values(job.host),
         training=training_out(job),
         serving=serving_out(job),
+        hang_culprit=_culprit_out(job.finding),
         last_5_minutes=window_out([(book, book.short)]),
         last_hour=window_out([(book, book.hour)]),
     )
@@ -517,6 +543,10 @@ def _host_values(host: HostView | None) -> dict[str, Any]:
         "pressure": dict(host.shares),
         "stall_seconds": {cause: spent / SECOND for cause, spent in host.stalls},
     }
+
+
+def _culprit_out(finding: HangFinding | None) -> CulpritOut | None:
+    return None if finding is None else from_attributes(CulpritOut, finding, text=describe_culprit(finding))
 
 
 def window_out(books: Sequence[tuple[Counters, CounterSample]]) -> WindowOut:
