@@ -337,6 +337,13 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ServedModel] = {}
 
 
+class NcclSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[nccl]: communication of jobs, as NCCL's profiler plugins (Inspector, CoMMA) time it."""
+
+    enabled: bool = True
+    """Read the files that these plugins write in the processes of jobs, where the jobs or /etc/nccl.conf load them."""
+
+
 class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[history]: data kept on this node's disk, so that a restart of the daemon loses nothing."""
 
@@ -396,6 +403,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     reports: ReportsSettings = ReportsSettings()
     follow: tuple[FollowSettings, ...] = ()
     engines: EngineSettings = EngineSettings()
+    nccl: NcclSettings = NcclSettings()
     history: HistorySettings = HistorySettings()
     receipts: ReceiptSettings = ReceiptSettings()
     log: LogSettings = LogSettings()

@@ -1,13 +1,17 @@
-"""Reads /proc/PID/stat (proc(5)): a process's command name, its parent and its start.
+"""Reads /proc/PID/stat and /proc/PID/environ (proc(5)): a process's name, parent, start and environment.
 
 `folder` is /proc/PID, possibly below another root. A process may end at any moment; then the functions return an empty
 value instead of raising. The command name may contain spaces and brackets, so fields are counted from its last bracket.
 """
 
 import os
+import re
 from pathlib import Path
 
 _STAT_BYTES = 4096
+_ENVIRON_BYTES = 256 * 1024
+"""Bytes read of one environment; the kernel allows megabytes."""
+_VALUE_CHARS = 4096
 
 
 def command_name(folder: Path) -> str:
@@ -39,6 +43,23 @@ def _stat(folder: Path) -> tuple[str, list[bytes]]:
     except OSError:
         return "", []
     return name.decode(errors="replace"), fields.split()
+
+
+def read_environ(folder: Path, kept: re.Pattern[bytes]) -> dict[str, str]:
+    """Return the variables at the program's start whose whole name matches; empty when unreadable.
+
+    The first of duplicates counts, as in getenv(3); a truncated entry is dropped.
+    """
+    try:
+        whole = read_bytes(folder / "environ", _ENVIRON_BYTES)
+    except OSError:
+        return {}
+    entries = whole.split(b"\0")
+    found: dict[str, str] = {}
+    for name, equals, value in (entry.partition(b"=") for entry in entries[:-1]):
+        if equals and kept.fullmatch(name):
+            found.setdefault(name.decode(errors="replace"), value[:_VALUE_CHARS].decode(errors="replace"))
+    return found
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -335,6 +335,8 @@ def _final_view(record: JobRecord) -> JobView:
         excess=record.unneeded or None,
         progress=record.training,
         service=record.service,
+        communication=record.communication,
+        link=record.link,
     )
 
 

@@ -164,7 +164,7 @@ def open_collector(
 
 
 def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener]:
-    """Open the enabled listeners for training reports and serving engines."""
+    """Open the enabled listeners for training reports, serving engines and timed communication."""
     listeners: list[WorkloadListener] = []
     if config.reports.socket or config.reports.http or config.follow:
         from exporter.training.receiver import open_receiver  # noqa: PLC0415  imported only if enabled
@@ -174,6 +174,10 @@ def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener
         from exporter.engines.scraper import open_engines  # noqa: PLC0415  imported only if enabled
 
         listeners.append(open_engines(config, clock))
+    if config.nccl.enabled:
+        from exporter.nccl.listener import open_collectives  # noqa: PLC0415  imported only if enabled
+
+        listeners.append(open_collectives(config, clock))
     return listeners
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, structs
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
@@ -90,6 +91,7 @@ class _SavedJob(Struct, array_like=True):
     peak_demand: PeakDemand | None
     progress: TrainingProgress | None
     service: ServingTotals | None
+    communication: CollectiveStats | None = None
 
 
 class _SavedLedger(Struct, array_like=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
@@ -74,6 +75,9 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts of hung, zombie and xid events of its GPUs."""
     training: TrainingView | None = None
     service: ServingView | None = None
+    communication: CommunicationView | None = None
+    link: float | None = None
+    """Bandwidth of its GPUs' NVLinks, one direction, bytes per second; None: several nodes, or unknown."""
     samples: tuple[JobSample, ...] = ()
     simulated: bool = False
 
@@ -185,6 +189,8 @@ def build_job_record(
         happened={kind: times for kind, times in happened.items() if times},
         training=job.progress,
         service=job.service,
+        communication=job.communication,
+        link=job.link,
         samples=samples,
         simulated=simulated,
     )

@@ -13,6 +13,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.evidence import Evidence
 from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
@@ -321,6 +322,8 @@ class Job:
     """Progress from its training reports; None: no report."""
     service: ServingStats | None = None
     """Totals from its serving engines' reports; None: no report."""
+    communication: CollectiveStats | None = None
+    """Totals of what a profiler plugin timed; None: no report."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

@@ -12,6 +12,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
+from exporter.core.collectives import CollectiveStats, is_credible_communication
 from exporter.core.evidence import Evidence, evaluate
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
@@ -22,6 +23,7 @@ from exporter.core.model import (
     SECOND,
     UNKNOWN_JOB,
     Allocation,
+    CollectiveReport,
     Device,
     Observation,
     Owner,
@@ -104,6 +106,19 @@ def apply_serving(ledger: Ledger, serving: ServingReport, at: int) -> None:
             job.book.reportable += peak * (serving.end - serving.start) / SECOND
 
 
+def apply_collectives(ledger: Ledger, report: CollectiveReport, at: int) -> None:
+    """Apply what a profiler plugin timed of one process, or count it as refused if it is not credible."""
+    gpus_reported = _gpus_of_job(ledger, report.job_id, report.uuids, report.start)
+    job = _reporting_job(ledger, report.job_id, gpus_reported)
+    if job is None or not is_credible_communication(report, at):
+        ledger.refused["collectives"] += 1
+        return
+    job.communication = job.communication or CollectiveStats()
+    job.communication.add(report)
+    for gpu in gpus_reported:
+        gpu.credits.setdefault(report.job_id, WorkloadCredit()).add_collectives(report)
+
+
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
     """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
@@ -183,6 +198,8 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_report(ledger, report, observation.at)
     for serving in observation.serving:
         apply_serving(ledger, serving, observation.at)
+    for collectives in observation.collectives:
+        apply_collectives(ledger, collectives, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:
