@@ -189,7 +189,7 @@ class CommunicationLine(Struct, eq=False):
     until: int = NEVER
     """Up to when booked time has passed through."""
     rest: int = 0
-    """What was rounded off the last share, ppm of nanoseconds."""
+    """What was rounded off shares so far, ppm times nanoseconds."""
     asked: tuple[int, int] = (NEVER, NEVER)
     share: int | None = None
     """The last interval asked for, and its share."""
@@ -222,8 +222,9 @@ class CommunicationLine(Struct, eq=False):
             self._drop(start - self.until)
         self.until, self.asked = end, (start, end)
         busy, covered = self._draw(end - start)
-        exact = busy * PPM + (self.rest if covered else 0)
-        self.share, self.rest = divmod(exact, end - start) if covered else (None, 0)
+        exact = busy * PPM + self.rest
+        self.share = min(PPM, exact // (end - start)) if covered else None
+        self.rest = exact - (self.share or 0) * (end - start)
         return self.share
 
     def _append(self, duration: int, busy: int | None) -> None:
