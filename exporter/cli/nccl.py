@@ -18,8 +18,9 @@ from exporter.report.text import printable
 
 _INSPECTOR = """\
 NCCL Inspector comes with NCCL 2.28 and later (github.com/NVIDIA/nccl, plugins/profiler/inspector or, in 2.28,
-ext-profiler/inspector). It writes a line per collective; the daemon reads it and books the time in which
-communication is exposed. No job has to be changed. As root, on each node:
+ext-profiler/inspector). It writes a line per collective; the daemon reads them: how much of the time each rank
+communicates, in which collectives, how fast, and which rank the others wait for. No job has to be changed. As root, on
+each node:
 
 1. Build the plugin from the sources of the NCCL that the jobs use, and copy it to a path that containers can have too:
 
@@ -45,7 +46,8 @@ communication is exposed. No job has to be changed. As root, on each node:
 """
 _COMMA = """\
 CoMMA (github.com/google/CoMMA) is a profiler plugin for NCCL 2.23 and later. It writes a line per collective; the
-daemon reads it and books the time in which communication is exposed. No job has to be changed. As root, on each node:
+daemon reads them: how much of the time each rank communicates, in which collectives, and which rank the others wait
+for. No job has to be changed. As root, on each node:
 
 1. Build the plugin (cargo build --release), and copy it to a path that containers can have too:
 

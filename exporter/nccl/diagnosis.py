@@ -97,8 +97,8 @@ def _diagnose(
         age_seconds=age,
         problems=(
             *problems,
-            *_setting_problems(folder, settings, libraries, loaded),
-            *_file_problems(settings, file, age, unreadable=bool(problems)),
+            *(() if file is not None or problems else _setting_problems(folder, settings, libraries, loaded)),
+            *_file_problems(settings, file, age),
         ),
     )
 
@@ -179,7 +179,12 @@ def _setting_problems(
             "it may come with the first communicator; otherwise NCCL is older than 2.28 (CoMMA: 2.23), or the library"
             " was built for another one: look for PROFILER in the job's output with NCCL_DEBUG=INFO",
         )
-    yield from _inspector_problems(folder, settings) if not settings.latency_file else _comma_problems(settings)
+    if not settings.latency_file:
+        yield from _inspector_problems(folder, settings)
+    yield Problem(
+        "it has no file of the plugin open",
+        "it comes with the first collectives; otherwise look for PROFILER in the job's output with NCCL_DEBUG=INFO",
+    )
 
 
 def _exists(folder: Path, path: str) -> bool:
@@ -211,24 +216,13 @@ def _inspector_problems(folder: Path, settings: PluginSettings) -> Iterator[Prob
         )
 
 
-def _comma_problems(settings: PluginSettings) -> Iterator[Problem]:
-    if "%p" not in settings.latency_file:
+def _file_problems(settings: PluginSettings, file: PluginFile | None, age: float | None) -> Iterator[Problem]:
+    if settings.latency_file and "%p" not in settings.latency_file:
         yield Problem(
-            "NCCL_PROFILER_LATENCY_FILE has no %p: the processes of a job write the same file",
+            "NCCL_PROFILER_LATENCY_FILE has no %p: the processes of a job write the same file, which is not read",
             "add %p, which becomes the pid",
         )
-
-
-def _file_problems(
-    settings: PluginSettings, file: PluginFile | None, age: float | None, *, unreadable: bool
-) -> Iterator[Problem]:
-    expected = (settings.inspector and not settings.prometheus) or bool(settings.latency_file)
-    if file is None and expected and not unreadable:
-        yield Problem(
-            "it has no file of the plugin open",
-            "it comes with the first collectives; otherwise look for PROFILER in the job's output with NCCL_DEBUG=INFO",
-        )
-    elif file is not None and age is None:
+    if file is not None and age is None:
         yield Problem("the end of its file has no timed collective", "wait for the job's first steps, and check again")
     elif age is not None and age > OLD_SECONDS:
         yield Problem(f"its last collective ended {age:,.0f} s ago", "look whether the job still makes steps")
