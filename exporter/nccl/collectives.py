@@ -54,7 +54,7 @@ class IntervalUnion:
     def covered(self, start: int, end: int) -> int:
         """How much of [start, end) is covered."""
         left, right = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        if left >= right:
+        if start >= end or left >= right:
             return 0
         whole = sum(self._ends[left:right]) - sum(self._starts[left:right])
         return whole - max(0, start - self._starts[left]) - max(0, self._ends[right - 1] - end)
