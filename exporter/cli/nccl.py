@@ -85,8 +85,8 @@ _COMMON = """
    Start a job, and run `gpu-efficiency nccl --check` on its node.
 """
 GUIDES = {
-    "inspector": _INSPECTOR + _COMMON.format(folder="/var/tmp/nccl-inspector"),  # noqa: S108  as it is printed
-    "comma": _COMMA + _COMMON.format(folder="/var/tmp/nccl-comma"),  # noqa: S108  as it is printed
+    "inspector": _INSPECTOR + _COMMON.format(folder="/var/tmp/nccl-inspector"),  # noqa: S108  as it is printed  # nosec B108
+    "comma": _COMMA + _COMMON.format(folder="/var/tmp/nccl-comma"),  # noqa: S108  as it is printed  # nosec B108
 }
 
 

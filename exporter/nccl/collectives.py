@@ -44,6 +44,10 @@ class IntervalUnion:
         start = max(start, self._floor)
         if start >= end:
             return 0
+        if not self._ends or start > self._ends[-1]:  # as most do
+            self._starts.append(start)
+            self._ends.append(end)
+            return end - start
         left, right = bisect_left(self._ends, start), bisect_right(self._starts, end)
         covered = sum(self._ends[left:right]) - sum(self._starts[left:right])
         if left < right:
@@ -124,8 +128,12 @@ class CollectiveAccumulator:
     def add(self, events: Sequence[CollectiveEvent], *, offset: int) -> None:
         """Add events as they were written; `offset` converts Unix to monotonic nanoseconds."""
         for event, (start, end) in zip(events, place_events(events), strict=True):
-            self._sums.setdefault(event.name, _Sums()).add(event)
-            self._largest = max(self._largest, (event.ranks, str(event.rank)), key=lambda found: found[0])
+            sums = self._sums.get(event.name)
+            if sums is None:
+                sums = self._sums[event.name] = _Sums()
+            sums.add(event)
+            if event.ranks > self._largest[0]:
+                self._largest = event.ranks, str(event.rank)
             self._add_interval(start * MICROSECOND + offset, end * MICROSECOND + offset)
 
     def report(self, process: WorkloadProcess, source: str, *, final: bool = False) -> CollectiveReport | None:
@@ -144,10 +152,13 @@ class CollectiveAccumulator:
         return CollectiveReport(process.job_id, start, until, busy, uuids, rank, uses, source)
 
     def _add_interval(self, start: int, end: int) -> None:
-        reported = NEVER if self._reported_until is None else self._reported_until
-        self.late += self._union.add(start, min(end, reported))
-        self._union.add(max(start, reported), end)
-        self._first = start if self._first is None else min(self._first, start)
+        reported = self._reported_until
+        if reported is None:
+            self._first = start if self._first is None else min(self._first, start)
+        elif start < reported:
+            self.late += self._union.add(start, min(end, reported))
+            start = reported
+        self._union.add(start, end)
         self._last = max(self._last, end)
         if len(self._union) > MOST_INTERVALS:
             self._union.forget(NEVER)

@@ -83,7 +83,8 @@ def read_settings(folder: Path) -> PluginSettings:
     values = {name: value for name, value in environ.items() if _KEPT_IN_FILE.fullmatch(name)}
     origins = dict.fromkeys(values, "environment")
     for path in _configuration_files(environ):
-        for name, value in _lines_of(folder, path):
+        inside = f"{folder}/root{path}" if path.startswith("/") else f"{folder}/cwd/{path}"
+        for name, value in configuration_lines(inside):
             if name not in values:
                 values[name], origins[name] = value, path
     return PluginSettings(values, origins)
@@ -106,11 +107,10 @@ def _configuration_files(environ: Mapping[str, str]) -> Iterator[str]:
     yield SYSTEM_FILE
 
 
-def _lines_of(folder: Path, path: str) -> Iterator[tuple[str, str]]:
-    """Variables of a configuration file in the process's root, or below its working directory; none if unreadable."""
-    inside = f"{folder}/root{path}" if path.startswith("/") else f"{folder}/cwd/{path}"
+def configuration_lines(path: str) -> Iterator[tuple[str, str]]:
+    """Variables of profiler plugins in a configuration file of NCCL; none if it cannot be read."""
     try:
-        handle = open_job_file(inside, None)
+        handle = open_job_file(path, None)
     except (OSError, ValueError, FileRefusedError):
         return
     try:
