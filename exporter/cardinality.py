@@ -61,6 +61,8 @@ class FleetSize(Struct, frozen=True, kw_only=True):
     """Jobs whose serving engine is found."""
     measured: int = 0
     """Jobs whose CPU use and pressure are measured."""
+    communicating: int = 0
+    """Jobs whose communication an NCCL profiler plugin times."""
     trouble: int = 0
     """Jobs that have a spinning GPU, a GPU without a process, an exemption, or limits of their own."""
     spinning: int = 0
@@ -287,6 +289,8 @@ def population(scope: str, fleet: FleetSize) -> float:
         REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,
         "rank": fleet.reporting * fleet.nodes_per_job * _gpus_per_job(fleet),
         "serving job": fleet.serving * fleet.nodes_per_job,
+        "communicating job": fleet.communicating * fleet.nodes_per_job,
+        "communicating rank": fleet.communicating * fleet.nodes_per_job * _gpus_per_job(fleet),
     }[scope]
 
 
@@ -380,6 +384,7 @@ def _jobs(rule: RecordingRule, fleet: FleetSize) -> float:
     jobs_by_scope = {
         "reporting job": fleet.reporting, "rank": fleet.reporting, "serving job": fleet.serving,
         REPORTING_OR_SERVING: fleet.reporting + fleet.serving, "job in trouble": fleet.trouble,
+        "communicating job": fleet.communicating, "communicating rank": fleet.communicating,
     }  # fmt: skip
     running = jobs_by_scope.get(rule.scope, fleet.jobs)
     ended = fleet.churn / 86_400 * (rule.window + Policy().job_linger_seconds)
@@ -457,6 +462,8 @@ def max_samples(fleet: FleetSize, profile: str = "full") -> float:
         fleet, nodes=1, jobs=jobs + ended, nodes_per_job=1.0, churn=0.0, trouble=jobs, spinning=fleet.devices, free=0,
         measured=jobs if fleet.measured else 0, reporting=jobs if fleet.reporting else 0,
         serving=jobs if fleet.serving else 0,
+        reporting=jobs if fleet.reporting else 0, serving=jobs if fleet.serving else 0,
+        communicating=jobs if fleet.communicating else 0,
         shared=fleet.devices if fleet.shared else 0, reasons=len(UNOBSERVED_REASONS) + 1,
         node_accounts=Policy().max_accounts + 1,
     )  # fmt: skip

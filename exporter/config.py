@@ -360,6 +360,13 @@ class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
     question then overwrites the dump files of the job."""
 
 
+class NcclSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[nccl]: communication of jobs, as NCCL's profiler plugins (Inspector, CoMMA) time it."""
+
+    enabled: bool = True
+    """Read the files that these plugins write in the processes of jobs, where the jobs or /etc/nccl.conf load them."""
+
+
 class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[history]: data kept on this node's disk, so that a restart of the daemon loses nothing."""
 
@@ -420,6 +427,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     follow: tuple[FollowSettings, ...] = ()
     engines: EngineSettings = EngineSettings()
     hangs: HangSettings = HangSettings()
+    nccl: NcclSettings = NcclSettings()
     history: HistorySettings = HistorySettings()
     receipts: ReceiptSettings = ReceiptSettings()
     log: LogSettings = LogSettings()

@@ -12,6 +12,8 @@ from pathlib import Path
 _STAT_BYTES = 4096
 _STATUS_BYTES = 8192
 _ENVIRONMENT_BYTES = 1 << 20
+"""Bytes read of one environment; the kernel allows megabytes."""
+_VALUE_CHARS = 4096
 _NSPID = re.compile(rb"^NSpid:((?:\s+\d+)+)", re.MULTILINE)
 _UID = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
 
@@ -82,6 +84,23 @@ def _stat(folder: Path) -> tuple[str, list[bytes]]:
     except OSError:
         return "", []
     return name.decode(errors="replace"), fields.split()
+
+
+def read_environ(folder: Path, kept: re.Pattern[bytes]) -> dict[str, str]:
+    """Return the variables at the program's start whose whole name matches; empty when unreadable.
+
+    The first of duplicates counts, as in getenv(3); a truncated entry is dropped.
+    """
+    try:
+        whole = read_bytes(folder / "environ", _ENVIRONMENT_BYTES)
+    except OSError:
+        return {}
+    entries = whole.split(b"\0")
+    found: dict[str, str] = {}
+    for name, equals, value in (entry.partition(b"=") for entry in entries[:-1]):
+        if equals and kept.fullmatch(name):
+            found.setdefault(name.decode(errors="replace"), value[:_VALUE_CHARS].decode(errors="replace"))
+    return found
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -236,7 +236,8 @@ FINAL_METRICS = frozenset(
         "job_restarts_total", "job_recovery_seconds_total", "job_loss_events_total", "job_preemptions_total",
         "job_engine_tokens_total", "job_world_size", "job_step", "job_epoch", "job_goodput_ratio",
         "job_progress_ratio", "job_loss", "job_quality", "job_quality_start", "job_quality_target", "job_run_info",
-        "job_engine_info", "job_target_reached_timestamp_seconds",
+        "job_engine_info", "job_target_reached_timestamp_seconds", "job_collectives_total",
+        "job_collective_seconds_total", "job_collective_bytes_total",
     )
 )  # fmt: skip
 """Metrics of a job that a store has only at its end; counters were 0 at its start."""
@@ -337,6 +338,8 @@ def _final_view(record: JobRecord) -> JobView:
         progress=record.training,
         service=record.service,
         host=HostView(record.cpu_seconds, None, (), tuple(record.stalls.items())) if record.stalls else None,
+        communication=record.communication,
+        link=record.link,
     )
 
 

@@ -43,6 +43,7 @@ _GROUPS: Mapping[str, str] = {
     "GPU coding video": "single GPUs", "GPU with a chip-to-chip link": "single GPUs",
     "job": "jobs", "measured job": "jobs", "job in trouble": "jobs", "job on one GPU": "jobs",
     "reporting job": "jobs that report", "rank": "jobs that report", "serving job": "servers",
+    "communicating job": "timed communication", "communicating rank": "timed communication",
 }  # fmt: skip
 _NODES = "nodes"
 
@@ -179,7 +180,7 @@ def _contradictions(fleet: FleetSize) -> Iterator[tuple[bool, str]]:
     yield fleet.mig_boards > fleet.gpus, f"--mig-boards {fleet.mig_boards} of {fleet.gpus} GPUs a node"
     yield bool(fleet.mig_boards) != bool(fleet.mig_instances), "--mig-boards and --mig-instances go together"
     yield fleet.nodes_per_job > fleet.nodes, f"--nodes-per-job {fleet.nodes_per_job:g} of {fleet.nodes} nodes"
-    for flag in ("reporting", "serving", "trouble"):
+    for flag in ("reporting", "serving", "communicating", "trouble"):
         yield getattr(fleet, flag) > fleet.jobs, f"--{flag} {getattr(fleet, flag)} of {fleet.jobs} jobs"
     every = fleet.nodes * fleet.devices
     limited = {"spinning": fleet.spinning, "coding": fleet.coding, "chip-links": fleet.chip_links}
@@ -220,6 +221,7 @@ _NUMBERS = (
     ("mig-instances", 0, 0, "instances on these together, a node"),
     ("reporting", 0, 0, "jobs that report (docs/training-jobs.md)"),
     ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
+    ("communicating", 0, 0, "jobs whose communication NCCL Inspector or CoMMA times (docs/training-jobs.md)"),
     ("trouble", 0, 0, "jobs that hang, have no process, an exemption or limits of their own"),
     ("spinning", 0, 0, "GPUs that spin at the same time"),
     ("coding", 0, 0, "GPUs that encode or decode video at the same time"),

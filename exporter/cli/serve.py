@@ -168,7 +168,7 @@ def open_collector(
 
 
 def _open_listeners(config: Config, clock: SystemClock, latest: LatestSnapshot) -> list[WorkloadListener]:
-    """Open the enabled listeners for training reports, serving engines, the host's counters and jobs that may hang."""
+    """Open the enabled listeners: reports, serving engines, the host, timed communication, jobs that may hang."""
     listeners: list[WorkloadListener] = []
     if config.reports.socket or config.reports.http or config.follow:
         from exporter.training.receiver import open_receiver  # noqa: PLC0415  imported only if enabled
@@ -182,6 +182,10 @@ def _open_listeners(config: Config, clock: SystemClock, latest: LatestSnapshot) 
         from exporter.host.listener import open_host  # noqa: PLC0415  imported only if enabled
 
         listeners.append(open_host(config, clock))
+    if config.nccl.enabled:
+        from exporter.nccl.listener import open_collectives  # noqa: PLC0415  imported only if enabled
+
+        listeners.append(open_collectives(config, clock))
     if config.hangs.enabled:
         listeners.append(open_investigator(config, clock, latest))
     return listeners

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
 from exporter.core.host import JobHost
 from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
@@ -96,6 +97,7 @@ class _SavedJob(Struct, array_like=True):
     level_tracker: LevelTracker = field(default_factory=LevelTracker)
     host: JobHost | None = None
     finding: HangFinding | None = None
+    communication: CollectiveStats | None = None
 
 
 class _SavedLedger(Struct, array_like=True):

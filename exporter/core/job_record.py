@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
@@ -78,6 +79,9 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """GPU-nanoseconds of data_stall and unattributed_stall by what explained them best (see `core.host`)."""
     training: TrainingView | None = None
     service: ServingView | None = None
+    communication: CommunicationView | None = None
+    link: float | None = None
+    """Bandwidth of its GPUs' NVLinks, one direction, bytes per second; None: several nodes, or unknown."""
     samples: tuple[JobSample, ...] = ()
     simulated: bool = False
 
@@ -191,6 +195,8 @@ def build_job_record(
         stalls={} if job.host is None else dict(job.host.stalls),
         training=job.progress,
         service=job.service,
+        communication=job.communication,
+        link=job.link,
         samples=samples,
         simulated=simulated,
     )

@@ -13,6 +13,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
 from exporter.core.evidence import Evidence
 from exporter.core.host import JobHost, PortState
@@ -342,6 +343,8 @@ class Job:
     """Its CPU use and pressure on this node; None: not measured."""
     finding: HangFinding | None = None
     """The latest finding about a hang; None: it was never asked."""
+    communication: CollectiveStats | None = None
+    """Totals of what a profiler plugin timed; None: no report."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

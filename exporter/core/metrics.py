@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from exporter.core.collectives import COLLECTIVE_NAMES, CollectiveView, CommunicationView
 from exporter.core.evidence import HANG_SIGNS
 from exporter.core.host import CAUSES, RESOURCES, PortState
 from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
@@ -125,6 +126,11 @@ _measured = _Rows(
     "measured job", ("job_id",), lambda s: (((job.owner.job_id,), job.host) for job in s.jobs if job.host)
 )
 _port = _Rows("RDMA port", ("port",), lambda s: (((state.port.name,), state) for state in s.ports))
+_communication = _Rows(
+    "communicating job",
+    ("job_id",),
+    lambda s: (((job.owner.job_id,), job.communication) for job in s.jobs if job.communication),
+)
 _model = _Rows("model", ("model",), lambda s: (((model.model,), model) for model in s.models))
 _account = _Rows("account", ("team", "account", "workload_namespace"), lambda s: s.account_totals)
 _node = _Rows("node", (), lambda s: (((), s),))
@@ -228,6 +234,21 @@ def _latencies(view: ServingView) -> Iterator[MetricSample]:
     for latency in view.latencies:
         for percentile, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99)):
             yield (latency.kind, percentile), value
+
+
+def _collectives(value: Callable[[CollectiveView], Value]) -> Callable[[CommunicationView], Iterator[MetricSample]]:
+    def samples(view: CommunicationView) -> Iterator[MetricSample]:
+        for use in view.uses:
+            found = value(use)
+            if found is not None:
+                yield (use.name,), found
+
+    return samples
+
+
+def _slowest_rank(view: CommunicationView) -> Iterator[MetricSample]:
+    if view.slowest is not None:
+        yield (view.slowest[0],), view.slowest[1]
 
 
 def _mbu(job: JobView) -> float | None:
@@ -393,7 +414,7 @@ def _limited(gpu: GpuView) -> Iterator[MetricSample]:
 
 
 _OVERSIZED = LEAK_NAMES.index("oversized_allocation")
-_KNOWN_REFUSALS = ("clock_step", "host", "report", "serving", "unknown_gpu")
+_KNOWN_REFUSALS = ("clock_step", "collectives", "host", "report", "serving", "unknown_gpu")
 _SPREAD = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
 """Leaks that can take unallocated time."""
@@ -624,6 +645,25 @@ METRICS: tuple[Metric, ...] = (
     _job.by("job_advice_seconds_total", ("advice",), _advice,
         "GPU-seconds that a change could save; they stay counted in their leak: speculative_decoding (half of the "
         "memory-bound time of a server without draft tokens).", scope="serving job"),
+    _communication.by("job_collectives_total", ("collective",), _collectives(lambda use: use.calls),
+        "Collectives and point-to-point transfers of a job's processes on this node, as an NCCL profiler plugin "
+        "counted them.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_seconds_total", ("collective",),
+        _collectives(lambda use: seconds(use.nanoseconds)),
+        "Execution time of those, summed over processes; they may overlap with each other and with computation.",
+        max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_bytes_total", ("collective",), _collectives(lambda use: use.bytes),
+        "Message bytes of those.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_bus_bytes_per_second", ("collective",),
+        _collectives(lambda use: use.bus_bytes_per_second),
+        "Bus bandwidth by NCCL's convention, mean of about the last two minutes, weighted by time; absent if the "
+        "plugin does not report it.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_communication_ratio", ("rank",), lambda c: _pairs(c.ranks),
+        "Share of each rank's time in which at least one collective executed, mean of about the last two minutes: the "
+        "rank with the smallest value is the one that the others wait for.", scope="communicating rank"),
+    _communication.by("job_slowest_rank", ("rank",), _slowest_rank,
+        "The rank of a job on this node that the others wait for: by how much less of the time it communicates than "
+        "their median; absent if none stands out."),
     _job("job_start_timestamp_seconds", lambda j: j.start / SECOND,
         "Unix time at which the job was allocated its first GPU on this node."),
     _job("job_time_limit_seconds", lambda j: j.owner.time_limit_seconds,

@@ -12,6 +12,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
+from exporter.core.collectives import CollectiveStats, is_credible_communication
 from exporter.core.communication import UNKNOWN_LEVELS
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
 from exporter.core.findings import apply_finding
@@ -25,6 +26,7 @@ from exporter.core.model import (
     SECOND,
     UNKNOWN_JOB,
     Allocation,
+    CollectiveReport,
     Device,
     HostUsage,
     Observation,
@@ -158,6 +160,19 @@ def _apply_host_usage(ledger: Ledger, usage: HostUsage) -> None:
         gpu.timers.cpu_until = max(gpu.timers.cpu_until, usage.end - usage.end % MS + _CPU_HOLDS)
 
 
+def apply_collectives(ledger: Ledger, report: CollectiveReport, at: int) -> None:
+    """Apply what a profiler plugin timed of one process, or count it as refused if it is not credible."""
+    gpus_reported = _gpus_of_job(ledger, report.job_id, report.uuids, report.start)
+    job = _reporting_job(ledger, report.job_id, gpus_reported)
+    if job is None or not is_credible_communication(report, at):
+        ledger.refused["collectives"] += 1
+        return
+    job.communication = job.communication or CollectiveStats()
+    job.communication.add(report)
+    for gpu in gpus_reported:
+        gpu.credits.setdefault(report.job_id, WorkloadCredit()).add_collectives(report)
+
+
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
     """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
@@ -247,6 +262,8 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
     apply_hosts(ledger, observation)
     for finding in observation.findings:
         apply_finding(ledger, finding)
+    for collectives in observation.collectives:
+        apply_collectives(ledger, collectives, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from exporter.core.collectives import CommunicationView, communication_view
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
 from exporter.core.findings import current_finding
 from exporter.core.host import HostView, PortState, current_ports, host_view
@@ -205,6 +206,11 @@ class JobView(Struct, frozen=True):
     """Progress from its training reports."""
     service: ServingView | None = None
     """Totals and gauges of its serving engines."""
+    communication: CommunicationView | None = None
+    """What a profiler plugin timed of its communication."""
+    link: float | None = None
+    """Bandwidth of the NVLinks of one of its GPUs, one direction, bytes per second, if it communicates over no other
+    link: it runs on one node. None otherwise, and if unknown."""
     bandwidth: float | None = None
     """Peak memory bandwidth of one of its GPUs, bytes per second."""
     host: HostView | None = None
@@ -484,6 +490,8 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         excess=None if job.peak_demand is None or not job.peak_demand.unneeded else job.peak_demand.unneeded,
         progress=None if job.progress is None else training_view(job.progress, at=at, wall=ledger.wall),
         service=None if job.service is None else serving_view(job.service, at),
+        communication=None if job.communication is None else communication_view(job.communication, at),
+        link=_link(job, holding) if job.communication is not None else None,
         bandwidth=_bandwidth(holding) if job.service is not None else None,
         host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
@@ -494,6 +502,12 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
 def _bandwidth(holding: list[Gpu]) -> float | None:
     specs = [gpu.device.spec for gpu in holding if gpu.device.spec is not None]
     return next((spec.memory_bandwidth_bytes_per_second for spec in specs), None)
+
+
+def _link(job: Job, holding: list[Gpu]) -> float | None:
+    if job.owner.nodes != 1:
+        return None
+    return next((gpu.device.spec.nvlink_bytes_per_second for gpu in holding if gpu.device.spec is not None), None)
 
 
 def _tensor_parallel_lost(job: Job, holding: list[Gpu]) -> float | None:

@@ -1,1 +1,1 @@
-"""Evidence that NCCL and PyTorch keep about a job's collectives: who is in which, and who is missing."""
+"""Reads what NCCL, its profiler plugins and PyTorch know of a job's communication, without any change to the job."""

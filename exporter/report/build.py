@@ -17,6 +17,7 @@ from exporter.core.model import SECOND
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
+    CommunicationSummary,
     CourseInterval,
     FailureCost,
     JobIdentity,
@@ -500,6 +501,7 @@ class RunData(Struct, frozen=True, kw_only=True):
     course: tuple[CourseInterval, ...] = ()
     stalls: Mapping[str, float] = {}
     """GPU-hours of waiting by cause."""
+    communication: CommunicationSummary | None = None
     simulated: bool = False
 
 
@@ -541,6 +543,7 @@ def build_report(run: RunData) -> JobReport:
         unneeded_gpu_hours=run.excess_gpu_hours,
         course=run.course,
         stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
+        communication=run.communication,
     )
 
 

@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.model import (
+    CollectiveSummary,
+    CommunicationSummary,
     FailureCost,
     JobReport,
     LayerRatios,
@@ -37,6 +39,7 @@ class ReportTable(Struct, frozen=True, kw_only=True):
 MAX_LEAKS = 3
 """Maximum number of leaks for which advice is given."""
 ADVICE_TITLE = "What to do first"
+_PLUGINS = {"inspector": "NCCL Inspector", "comma": "CoMMA"}
 _FAILURE_LABELS = {
     "hung": "hung", "zombie": "zombie (time at rest)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
     "restart": "restarts, and what recovery took", "rework": "steps made again",
@@ -126,6 +129,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
         rows = _rows_with_values(_serving_rows(report.served, report.cost_unit))
         yield ReportTable(title="Reported by its engines", rows=rows)
         yield from _latency_tables(report.served)
+    yield from _communication_tables(report.communication)
     yield from _node_and_rank_tables(report)
     yield ReportTable(title="How it is known", prose=tuple(_evidence_lines(report)))
 
@@ -341,6 +345,41 @@ def _node_and_rank_tables(report: JobReport) -> Iterator[ReportTable]:
             for rank in report.ranks[:MAX_RANKS]
         ]
         yield ReportTable(head=("Slowest rank", "node", "busy a step", "of median"), rows=tuple(slowest))
+
+
+def _communication_tables(found: CommunicationSummary | None) -> Iterator[ReportTable]:
+    """Yield the table of a job's communication; none if no plugin timed it."""
+    if found is None:
+        return
+    head = ("Communication", "calls", "bytes each", "GPU-seconds", "bus bandwidth", "of the link")
+    rows = tuple(_collective_row(use, found.link_bytes_per_second) for use in found.collectives)
+    yield ReportTable(head=head, rows=rows, prose=tuple(_communication_notes(found)))
+
+
+def _collective_row(use: CollectiveSummary, link: float | None) -> TableRow:
+    rate = use.bus_bytes_per_second
+    return (
+        use.name,
+        format_amount(use.calls),
+        format_amount(use.bytes / use.calls) if use.calls else NO_VALUE,
+        format_amount(use.seconds),
+        NO_VALUE if rate is None else f"{format_amount(rate)}B/s",
+        format_percent(rate / link if rate is not None and link else None),
+    )
+
+
+def _communication_notes(found: CommunicationSummary) -> Iterator[str]:
+    plugins = " and ".join(_PLUGINS.get(source, source) for source in found.sources)
+    yield (
+        f"timed by {plugins}: a collective executed in {format_percent(found.share)} of the time of its processes,"
+        " overlap with computation included"
+    )
+    slow = found.waited_for
+    if slow is not None:
+        yield (
+            f"the others wait for rank {slow.rank} on {slow.node}: it communicates {format_percent(slow.behind)} of the"
+            " time less than their median"
+        )
 
 
 def _evidence_lines(report: JobReport) -> Iterator[str]:

@@ -143,6 +143,51 @@ def serving_out(job: JobView) -> ServingOut | None:
     )
 
 
+class CollectiveOut(Struct, frozen=True, kw_only=True):
+    """One kind of collective or point-to-point transfer of a job, over its processes on this node."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    """Execution time on the GPUs, which may overlap with each other and with computation."""
+    bytes: float = 0.0
+    """Message bytes."""
+    bus_bytes_per_second: float | None = None
+    """Bus bandwidth by NCCL's convention, mean of about the last two minutes."""
+
+
+class CommunicationOut(Struct, frozen=True, kw_only=True):
+    """What an NCCL profiler plugin timed of a job's communication."""
+
+    source: str = ""
+    """inspector or comma."""
+    share: float | None = None
+    """Share of its processes' time in which a collective executed, 0-1; overlap with computation is included."""
+    collectives: dict[str, CollectiveOut] = {}
+    link_bytes_per_second: float | None = None
+    """Bandwidth of a GPU's NVLinks in one direction, for a job on one node."""
+    rank_shares: dict[str, float] = {}
+    """The same share by rank, over about the last two minutes."""
+    slowest_rank: str = ""
+    """The rank of this node that the others wait for; empty: none stands out."""
+
+
+def communication_out(job: JobView) -> CommunicationOut | None:
+    """Convert what a plugin timed; None if there is none."""
+    found = job.communication
+    if found is None:
+        return None
+    return CommunicationOut(
+        source=found.source,
+        share=found.busy / found.covered if found.covered else None,
+        collectives={
+            use.name: from_attributes(CollectiveOut, use, seconds=use.nanoseconds / SECOND) for use in found.uses
+        },
+        link_bytes_per_second=job.link,
+        rank_shares=dict(found.ranks),
+        slowest_rank="" if found.slowest is None else found.slowest[0],
+    )
+
+
 class WindowOut(Struct, frozen=True, kw_only=True):
     """A time window that ends now: the three layers (0-1), their product, and its GPU-seconds by leak."""
 
@@ -318,6 +363,8 @@ class JobOut(Struct, frozen=True, kw_only=True):
     """What its serving engines report; null: none was found."""
     hang_culprit: CulpritOut | None = None
     """While its GPUs spin without progress: the rank that the others wait for; null: unknown, or they do not spin."""
+    communication: CommunicationOut | None = None
+    """What an NCCL profiler plugin timed; null: none does."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
@@ -529,6 +576,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         training=training_out(job),
         serving=serving_out(job),
         hang_culprit=_culprit_out(job.finding),
+        communication=communication_out(job),
         last_5_minutes=window_out([(book, book.short)]),
         last_hour=window_out([(book, book.hour)]),
     )

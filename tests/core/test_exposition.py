@@ -215,6 +215,9 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
         'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="host"} 0',
         'rejected_total{uuid="",gpu="",reason="report"} 0', 'rejected_total{uuid="",gpu="",reason="serving"} 0',
         'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 0',
+        'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="collectives"} 0',
+        'rejected_total{uuid="",gpu="",reason="report"} 0',
+        'rejected_total{uuid="",gpu="",reason="serving"} 0', 'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 0',
     ]  # fmt: skip
     wild = WORKING | {"dram_active": 1.04, "fp32_active": float("nan"), "tensor_active": 0.99}
     advance(ledger, seen(5, reading(1, 4, wild, "GPU-1"), reading(2, 3, uuid="GPU-1"), reading(0, 5, uuid="GPU-7")))
@@ -227,6 +230,7 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
     assert lines(after, "rejected_total") == [
         'rejected_total{uuid="",gpu="",reason="clock_step"} 1',
         'rejected_total{uuid="",gpu="",reason="host"} 0',
+        'rejected_total{uuid="",gpu="",reason="collectives"} 0',
         'rejected_total{uuid="",gpu="",reason="report"} 0',
         'rejected_total{uuid="",gpu="",reason="serving"} 0',
         'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 1',
