@@ -701,6 +701,9 @@ def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInte
     """Attach the owner's credit to its span, if its reports are still valid."""
     weight = span.ev.device.weight
     seen = span.state is not State.UNOBSERVED
+    if credit is not None:
+        timed = credit.collective_share(interval.start, interval.end)
+        span.timed = None if timed is None else timed / PPM
     if credit is None or not credit.advance(interval.start, interval.end, weight, seen=seen):
         return
     span.credit, span.ms, span.signs = credit, (interval.end - interval.start) // MS, span.signs | {REPORTING}
