@@ -15,6 +15,7 @@ from exporter.core.model import MS, SECOND, CollectiveReport, Process
 from exporter.core.snapshot import Snapshot
 from exporter.history.job_tracker import JobTracker
 from exporter.nccl import listener as module
+from exporter.nccl.investigator import LatestSnapshot
 from exporter.nccl.listener import CollectiveListener
 from exporter.report.records import join_records
 from exporter.report.text import render_text, report_tables
@@ -195,9 +196,9 @@ def test_the_daemon_opens_it_unless_it_is_switched_off(tmp_path: Path) -> None:
     off = tmp_path / "off.toml"
     others = '[reports]\nsocket = ""\n[engines]\nenabled = false\n[host]\ncounters = false\n[hangs]\nenabled = false\n'
     off.write_text(f"[nccl]\nenabled = false\n{others}")
-    assert _open_listeners(load(off, environ={}), SystemClock(), lambda: None) == []
+    assert _open_listeners(load(off, environ={}), SystemClock(), LatestSnapshot()) == []
     off.write_text(others)
-    (opened,) = _open_listeners(load(off, environ={}), SystemClock(), lambda: None)
+    (opened,) = _open_listeners(load(off, environ={}), SystemClock(), LatestSnapshot())
     assert isinstance(opened, CollectiveListener)
     opened.close()
     assert Config().nccl.enabled
