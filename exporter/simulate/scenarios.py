@@ -13,6 +13,7 @@ from exporter.simulate.plan import (
     Setting,
     SimulatedJob,
     batch_owner,
+    impatient,
     notebook_owner,
     one_each,
     server_owner,
@@ -26,15 +27,6 @@ _HOUR = 3600
 def all_gpus(name: str, make: Callable[[BoardModel, int], Program]) -> Callable[[Setting], Plan]:
     """Plan one batch job on all GPUs of the node; `make` is called with their number."""
     return lambda setting: Plan(jobs=(whole_node(setting, name, make(setting.board, setting.gpus)),))
-
-
-_PATIENCE_SECONDS = 300.0
-"""The operator's limit for jobs of which it is known that none of their ranks works alone for longer."""
-
-
-def impatient(job: SimulatedJob) -> SimulatedJob:
-    """Return the job with an operator's limit: it is hung after five minutes of spinning, whatever else it does."""
-    return replace(job, owner=replace(job.owner, hang_seconds=_PATIENCE_SECONDS))
 
 
 def each_gpu(name: str, make: Callable[[BoardModel], Program]) -> Callable[[Setting], Plan]:
