@@ -185,7 +185,8 @@ def test_the_chat_server_is_busy_and_not_in_trouble() -> None:
     assert job.service is not None
     assert lost(job, "idle_allocation") == lost(job, "kv_cache_wait") == lost(job, "batching") == 0
     assert 0 < lost(job, "prefill_decode_interference") < 0.05
-    assert lost(job, "memory_bound") > 0.7
+    # d 0.76 of 0.92 x 0.96, times s 0.72: 0.61 while it decodes.
+    assert 0.58 < lost(job, "memory_bound") < 0.64
 
 
 def test_a_stage_for_whose_mechanism_a_step_has_no_phase_is_refused() -> None:

@@ -109,12 +109,16 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
 def _apply_progress(
     ledger: Ledger, report: TrainingReport, job_gpus: Sequence[Gpu], gpus_reported: Sequence[Gpu], at: int
 ) -> None:
-    """End spins by completed steps; a phase without kernels explains the spins of all the job's GPUs for a while."""
-    if report.steps:
-        for gpu in gpus_reported:
-            gpu.timers.clear_spin(at)
+    """End spins by completed steps; a phase without kernels explains the spins of all the job's GPUs for a while.
+
+    Steps that began after a phase was announced end it: a report of earlier ones may arrive after the announcement.
+    """
     excused = report.phase in PHASES_WITHOUT_KERNELS
     patience = round(ledger.policy.phase_patience_seconds * 1000) * MS
+    for gpu in gpus_reported if report.steps else ():
+        gpu.timers.clear_spin(at)
+        if report.start >= gpu.timers.excused_until - patience:
+            gpu.timers.excused_until = min(at, gpu.timers.excused_until)
     for gpu in job_gpus if excused else gpus_reported if report.phase else ():
         gpu.timers.excused_until = at + patience if excused else at
 

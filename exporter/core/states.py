@@ -80,8 +80,6 @@ TENSOR_JOB = 60_000 * PPM
 a busy engine without any other activity is no other kind of work, whatever its power."""
 _NEVER = 1 << 62
 _FLAT_RATIO = 2.5
-_UNSTARTED = 100
-"""E: until this part of a start-up's work is done, what arrives from the host are weights, no input."""
 _COUNTER_ERROR = 0.1
 """E: the counters of a link's two directions disagree by up to this share about traffic that goes both ways."""
 
@@ -364,8 +362,7 @@ class GpuTimers:
             self.used_sum += ms * engine
         if ev.sm:
             self.sm_sum += ms * int(ev.sm * PPM)
-        loading = BEGINNING in self.flags and self.startup_work * _UNSTARTED < self.startup_goal
-        if ev.pcie_rx and not loading:
+        if ev.pcie_rx and BEGINNING not in self.flags:  # before that, weights arrive
             self.input_sum += ms * _input_rate(ev.pcie_rx, ev.pcie_tx or 0.0)
 
     def end_minute(self, criteria: Criteria) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from exporter.core.model import Latency
 from exporter.simulate.boards import BoardModel
 from exporter.simulate.kernels import SPIN
-from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, server_owner
+from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, impatient, server_owner
 from exporter.simulate.programs import at_reference
 from exporter.simulate.stages import (
     SMALL_JOB,
@@ -82,7 +82,7 @@ def _day_of_steps(board: BoardModel) -> tuple[PhaseSegment, ...]:
     return (
         idle_part(57.0, "data"),
         polling_part(71.0),
-        products(board, 754.0, tensor=0.663, sm=0.685, dram=0.859),
+        products(board, 754.0, tensor=0.663, sm=0.97, dram=0.496),
         exchange(board, 118.0, wire=0.5),
     )
 
@@ -144,7 +144,7 @@ def _training(setting: Setting) -> Plan:
     small = _short_kernels(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
     large = _short_kernels(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)
     lost = {8: 8 * HOUR_MS + 400}
-    return Plan(jobs=(pretrain, small, large), lost_ms=lost, slices_known=True, noise=0.0)
+    return Plan(jobs=(impatient(pretrain), small, large), lost_ms=lost, slices_known=True, noise=0.0)
 
 
 # Inference: two replicas of two GPUs, four of one; the ninth GPU has a small batch job, the tenth falls off the bus.
@@ -204,7 +204,7 @@ def _reported_latencies(itl: float, *, queue: float = 0.02) -> tuple[Latency, ..
 
 
 _TWO_GPU_MODE = _ReplicaMode(
-    "decoding on two GPUs", 8 * HOUR_MS, engine=1.0, sm=0.344, tensor=0.1505, dram=0.86, peers=0.14,
+    "decoding on two GPUs", 8 * HOUR_MS, engine=1.0, sm=0.79, tensor=0.1505, dram=0.86, peers=0.14,
     counts=ServingCounts(running=200, generated_tokens=16_700, passes=84, kv_use=0.7,
                          latencies=_reported_latencies(0.012)),
 )  # fmt: skip
@@ -215,25 +215,25 @@ _ONE_GPU_MODES = (
                      latencies=_reported_latencies(0.0153, queue=4.0)),
     ),
     _ReplicaMode(
-        "the KV cache is full", HOUR_MS * 3 // 2, engine=2 / 3, sm=0.58 * 2 / 3, tensor=0.55 * 2 / 3,
+        "the KV cache is full", HOUR_MS * 3 // 2, engine=2 / 3, sm=0.85 * 2 / 3, tensor=0.55 * 2 / 3,
         dram=0.7 * 2 / 3, swaps=True,
         counts=ServingCounts(running=220, waiting=50, kv_use=0.98, preemptions=9, prompt_tokens=19_350,
                              recomputed_tokens=9970, generated_tokens=1000, passes=5,
                              latencies=_reported_latencies(0.22, queue=6.0)),
     ),
     _ReplicaMode(
-        "prompts between answers", 2 * HOUR_MS, engine=1.0, sm=0.48, tensor=0.4, dram=0.8,
+        "prompts between answers", 2 * HOUR_MS, engine=1.0, sm=0.9, tensor=0.4, dram=0.8,
         counts=ServingCounts(running=50, prompt_tokens=21_700, generated_tokens=500, passes=25, kv_use=0.5,
                      inter_token_seconds=0.1, calm_inter_token_seconds=0.017,
                      latencies=_reported_latencies(0.1)),
     ),
     _ReplicaMode(
-        "long drafts", HOUR_MS * 5 // 8, engine=1.0, sm=0.68, tensor=0.62, dram=0.6,
+        "long drafts", HOUR_MS * 5 // 8, engine=1.0, sm=0.92, tensor=0.62, dram=0.6,
         counts=ServingCounts(running=80, drafted_tokens=30_000, accepted_tokens=5920, generated_tokens=10_320,
                              passes=55, kv_use=0.5, latencies=_reported_latencies(0.00775)),
     ),
     _ReplicaMode(
-        "few requests, slow host", HOUR_MS * 13 // 8, engine=0.35, sm=0.1, tensor=0.07, dram=0.175,
+        "few requests, slow host", HOUR_MS * 13 // 8, engine=0.35, sm=0.3, tensor=0.07, dram=0.15,
         counts=ServingCounts(running=8, generated_tokens=3880, passes=485, kv_use=0.1,
                              latencies=_reported_latencies(0.00206)),
     ),
