@@ -432,6 +432,16 @@ def test_a_moving_step_acquits_of_a_hang() -> None:
     assert ledger.gpus["GPU-0"].state.value == "active"
 
 
+@pytest.mark.parametrize(("since", "hung"), [(0.0, False), (1.0, False), (2.0, True)])
+def test_steps_that_began_after_a_phase_was_announced_end_its_excuse(since: float, hung: bool) -> None:
+    """Announced at 2 s, it would explain half an hour of spinning; a late report of earlier steps changes nothing."""
+    ledger = opened()
+    second(ledger, 2, RESTING, said(1, 2, phase="evaluation"))
+    advance(ledger, replace(seen(40, reading(2, 40)), reports=(said(since, 39, step=7, steps=2),)))
+    advance(ledger, seen(740, reading(40, 740, SPINNING)))
+    assert ledger.gpus["GPU-0"].timers.hung is hung
+
+
 @pytest.mark.parametrize(
     "lie",
     [
