@@ -23,7 +23,7 @@ from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.sources.base import TelemetrySource
 from exporter.trace import TraceHeader, TraceWriter
 
-POLICY = Policy(hang_suspect_seconds=HANG_SECONDS / 2, hang_seconds=HANG_SECONDS)
+POLICY = Policy(hang_suspect_seconds=HANG_SECONDS / 2, hang_seconds=HANG_SECONDS, hang_peer_seconds=HANG_SECONDS)
 """The daemon's own, but for the time until a spin is called hung."""
 USER = "accuracy"
 

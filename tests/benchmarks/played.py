@@ -51,10 +51,10 @@ def product(
     dtype: str, *, tensor: float = 60.0, mhz: int = 1525, duty: float = 1.0, off: float = 0.0
 ) -> dict[str, Any]:
     """Play a product: `tensor` per cent of the pipes are busy while it runs, and its OFU reads `off` points wrong."""
-    clock = min(1.0, mhz / REFERENCE_MHZ)
+    clock = mhz / REFERENCE_MHZ
     flops = tensor / 100 * clock * duty * PEAK * RATIO[dtype]
     shown = tensor * duty + off / clock
-    text = f"gr {100 * duty}; sm {96 * duty}; tensor {shown}; dram {20 * duty}; sm_mhz {mhz}; power_mw 600000"
+    text = f"gr {100 * duty}; sm {96 * duty}; tensor {shown}; dram {20 * duty}; sm_mhz {mhz}; power_mw 600000; util 100"
     return load(text, flops=flops, launches=100, busy=duty)
 
 
@@ -67,9 +67,13 @@ def exact() -> dict[str, Any]:
         "spin": load(spin, settle=7.0, busy=1.0),
         "spin_one_block": load(f"gr 100; sm {100 / 132}; power_mw 112000", settle=7.0, busy=1.0),
         "small_kernels": load("gr 50; sm 0.4; power_mw 130000", settle=91.0, busy=0.5, launches=1e4),
-        "copy": load("gr 100; sm 90; dram 93; power_mw 400000", bytes=0.93 * BANDWIDTH, busy=1.0),
+        "copy": load("gr 100; sm 100; dram 93; power_mw 400000", bytes=0.93 * BANDWIDTH, busy=1.0),
         "copy_kernel": load("gr 100; sm 100; dram 92.5; power_mw 420000", bytes=0.925 * BANDWIDTH, busy=1.0),
-        "mma": load("gr 100; sm 100; tensor 62; sm_mhz 1980", flops=0.62 * PEAK, busy=1.0),
+        "mma": load(
+            "gr 100; sm 100; tensor 62; sm_mhz 1980; power_mw 500000; util 100",
+            flops=0.62 * 1980 / REFERENCE_MHZ * PEAK,
+            busy=1.0,
+        ),
         **{name: product(dtype) for name, dtype in PRODUCTS},
         "bf16_4096_gaps": product("bf16", duty=0.5),
         "bf16_8192_gaps": product("bf16", duty=0.5, mhz=1980),
